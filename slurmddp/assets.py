@@ -1,0 +1,23 @@
+"""Finds the data that ships with the program: templates, image recipes, site profiles.
+
+They stand at the top of the repository and inside the package in a wheel; this is the only place that knows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def asset_folder(name: str) -> Path:
+    """The folder of `templates`, `containers` or `site_configs`. Raises FileNotFoundError in a broken installation."""
+    for folder in (_PACKAGE / "_assets" / name, _PACKAGE.parent / name):
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(f"the installation lacks its folder {name!r}: install slurmddp again")
+
+
+def package_folder() -> Path:
+    """The folder of the package itself, from which a run's code snapshot is taken."""
+    return _PACKAGE

@@ -1,0 +1,51 @@
+"""The `slurmddp` command: groups its commands and turns errors into one message and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from slurmddp.cli import follow, images, jobs, sites
+from slurmddp.errors import SlurmddpError
+
+app = typer.Typer(
+    name="slurmddp",
+    help="From a PyTorch training script to a finished multi-node run on Slurm with Apptainer or Singularity.",
+    add_completion=False,
+    no_args_is_help=True,
+    # Plain help: the pretty kind imports a library that costs more time than all the rest.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for group in (jobs, follow, images, sites):
+    group.register(app)
+
+
+@app.callback(invoke_without_command=True)
+def main_options(version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False) -> None:
+    if version:
+        from slurmddp import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 done, 1 something outside failed, 2 a mistake of the user's."""
+    # A name that is not UTF-8 must not end in a traceback when it is printed.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app()
+    except SlurmddpError as error:
+        print(f"slurmddp: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader of our output (head, less) has gone: nothing is left to say, and nowhere to say it.
+        sys.stdout = None  # type: ignore[assignment]
+        sys.exit(141)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,63 @@
+"""runs, status, logs, cancel: what has become of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated, Optional
+
+import typer
+
+from slurmddp.cli import options as opt
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a prefix of it, job id, run folder, or `last`.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Put the group's commands on the app."""
+    for command in (runs, status, logs, cancel):
+        app.command()(command)
+
+
+def runs(
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many, the newest.")] = 20, as_json: Json = False
+) -> None:
+    """List runs, the newest last."""
+    from slurmddp.launch.find import known_roots
+    from slurmddp.report.status import list_runs, runs_table
+
+    found = list_runs(limit, lambda: known_roots(os.environ), opt.say)
+    typer.echo(json.dumps([item.as_dict() for item in found]) if as_json else runs_table(found))
+
+
+def status(run: Run, as_json: Json = False) -> None:
+    """Say how a run is. Exit code: 0 done, 1 ended otherwise, 3 not ended yet."""
+    from slurmddp.launch.find import find_run
+    from slurmddp.report.status import run_status, status_text
+
+    found = run_status(find_run(run, os.environ))
+    typer.echo(json.dumps(found.as_dict()) if as_json else status_text(found))
+    raise typer.Exit(found.state.exit_code)
+
+
+def logs(
+    run: Run,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False,
+    node: Annotated[Optional[str], typer.Option(help="Only this node.")] = None,
+    attempt: Annotated[Optional[int], typer.Option(min=0, help="Only this attempt.")] = None,
+) -> None:
+    """Show the logs of a run: the batch log, then each node's."""
+    from slurmddp.launch.find import find_run
+    from slurmddp.report.status import follow_logs
+
+    for line in follow_logs(find_run(run, os.environ), follow=follow, node=node, attempt=attempt):
+        typer.echo(line)
+
+
+def cancel(run: Run) -> None:
+    """End a run."""
+    from slurmddp.launch.find import find_run
+    from slurmddp.report.status import cancel_run
+
+    typer.echo(cancel_run(find_run(run, os.environ)))

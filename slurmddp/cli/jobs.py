@@ -1,0 +1,205 @@
+"""submit, run, render, plan, init: from a job to its scripts and its run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from slurmddp.cli import options as opt
+
+if TYPE_CHECKING:
+    from slurmddp.launch.prepare import Prepared
+
+
+def register(app: typer.Typer) -> None:
+    """Put the group's commands on the app."""
+    for command in (submit, run, plan, render, init):
+        app.command()(command)
+
+
+def _prepare(
+    job: str | None,
+    args: list[str] | None,
+    options: list[tuple[str, Any, str]],
+    *,
+    resume: str | None = None,
+    strict: bool,
+    inside: bool = False,
+) -> Prepared:
+    from slurmddp.launch.prepare import Request, prepare
+
+    return prepare(Request(job, tuple(args or ()), options, resume, strict, inside))
+
+
+def submit(
+    job: opt.JobArgument = None,
+    args: opt.ArgsArgument = None,
+    site: opt.Site = None,
+    name: opt.Name = None,
+    nodes: opt.Nodes = None,
+    gpus: opt.Gpus = None,
+    time: opt.Time = None,
+    partition: opt.Partition = None,
+    account: opt.Account = None,
+    image: opt.Image = None,
+    set_: opt.Set = None,
+    resume: opt.Resume = None,
+    debug: opt.Debug = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the sbatch script on stdout; touch nothing, need no Slurm.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+    explain: opt.Explain = None,
+) -> None:
+    """Render, check, make the run folder, and call sbatch."""
+    chosen = opt.collect(
+        set_, debug, site=site, name=name, nodes=nodes, gpus=gpus, time=time, partition=partition, account=account,
+        image=image,
+    )  # fmt: skip
+    prepared = _prepare(job, args, chosen, resume=resume, strict=not (dry_run or explain))
+    if explain:
+        opt.show_explanation(prepared, explain)
+        return
+    opt.show_notes(prepared)
+    if dry_run:
+        _dry_run(prepared, as_json)
+        return
+    from slurmddp.launch.submit import submit as submit_now
+
+    handed = submit_now(prepared)
+    for warning in handed.warnings:
+        opt.say(f"warning: {warning}")
+    if as_json:
+        typer.echo(json.dumps(handed.as_dict()))
+        return
+    typer.echo(f"run     {handed.run_id}")
+    typer.echo(f"job     {handed.job_id}")
+    typer.echo(f"log     {handed.log}")
+    opt.say(f"follow it with: slurmddp logs {handed.run_id} -f")
+
+
+def _dry_run(prepared: Prepared, as_json: bool) -> None:
+    import shlex
+
+    from slurmddp.launch.checks import problems
+    from slurmddp.launch.submit import preview
+    from slurmddp.render.scripts import job_script
+    from slurmddp.report.cost import cost_line
+
+    for problem in problems(prepared.plan):
+        opt.say(f"warning: on this machine {problem.what}")
+    script = job_script(prepared.plan)
+    command = preview(prepared.plan)
+    if as_json:
+        plan = prepared.plan
+        typer.echo(json.dumps({"script": script, "command": list(command), "gpu_hours": plan.gpu_hours}))
+        return
+    opt.say(f"would run: {shlex.join(command)}")
+    opt.say(cost_line(prepared.plan))
+    typer.echo(script, nl=False)
+
+
+def run(
+    job: opt.JobArgument = None,
+    args: opt.ArgsArgument = None,
+    site: opt.Site = None,
+    name: opt.Name = None,
+    nodes: opt.Nodes = None,
+    gpus: opt.Gpus = None,
+    image: opt.Image = None,
+    set_: opt.Set = None,
+    resume: opt.Resume = None,
+    debug: opt.Debug = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not show the ranks' output.")] = False,
+) -> None:
+    """Run here and now: inside an allocation (salloc, or another batch job), or on the local site."""
+    chosen = opt.collect(set_, debug, site=site, name=name, nodes=nodes, gpus=gpus, image=image)
+    prepared = _prepare(job, args, chosen, resume=resume, strict=True, inside=True)
+    opt.show_notes(prepared)
+    from slurmddp.launch.submit import run_here
+
+    raise typer.Exit(run_here(prepared, show=None if quiet else typer.echo, say=opt.say))
+
+
+def plan(
+    job: opt.JobArgument = None,
+    args: opt.ArgsArgument = None,
+    site: opt.Site = None,
+    name: opt.Name = None,
+    nodes: opt.Nodes = None,
+    gpus: opt.Gpus = None,
+    time: opt.Time = None,
+    partition: opt.Partition = None,
+    account: opt.Account = None,
+    image: opt.Image = None,
+    set_: opt.Set = None,
+    debug: opt.Debug = False,
+    per_node: Annotated[
+        bool, typer.Option("--per-node", help="Print the torchrun line of each node, for clusters without Slurm.")
+    ] = False,
+    head: Annotated[str, typer.Option(metavar="HOST", help="With --per-node: the first node's address.")] = "HEAD",
+    port: Annotated[int, typer.Option(help="With --per-node: the rendezvous port.", min=1024, max=65535)] = 29400,
+    explain: opt.Explain = None,
+) -> None:
+    """Show the arithmetic: ranks, global batch, ways to reach it, and what the job may cost."""
+    chosen = opt.collect(
+        set_, debug, site=site, name=name, nodes=nodes, gpus=gpus, time=time, partition=partition, account=account,
+        image=image,
+    )  # fmt: skip
+    prepared = _prepare(job, args, chosen, strict=False)
+    if explain:
+        opt.show_explanation(prepared, explain)
+        return
+    if per_node:
+        from slurmddp.render.per_node import node_commands
+
+        typer.echo("\n".join(node_commands(prepared.plan, head, port)))
+        return
+    from slurmddp.report.plan import plan_report
+
+    typer.echo(plan_report(prepared.plan, prepared.resolved))
+
+
+def render(
+    job: opt.JobArgument = None,
+    args: opt.ArgsArgument = None,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write into.")] = Path("rendered"),
+    site: opt.Site = None,
+    name: opt.Name = None,
+    nodes: opt.Nodes = None,
+    gpus: opt.Gpus = None,
+    time: opt.Time = None,
+    partition: opt.Partition = None,
+    account: opt.Account = None,
+    image: opt.Image = None,
+    set_: opt.Set = None,
+    debug: opt.Debug = False,
+) -> None:
+    """Write all files of the job: job.sh, node.sh, image definition, resolved job."""
+    chosen = opt.collect(
+        set_, debug, site=site, name=name, nodes=nodes, gpus=gpus, time=time, partition=partition, account=account,
+        image=image,
+    )  # fmt: skip
+    prepared = _prepare(job, args, chosen, strict=False)
+    opt.show_notes(prepared)
+    from slurmddp.launch.write import write_rendered
+
+    for path in write_rendered(prepared, output, opt.say):
+        typer.echo(path)
+
+
+def init(
+    path: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The file to write; it must not exist yet.")],
+    site: opt.Site = None,
+    task: Annotated[Optional[str], typer.Option(help="A bundled task: lm or images.")] = None,
+    script: Annotated[Optional[str], typer.Option(help="A training script of your own.")] = None,
+) -> None:
+    """Write a commented job file that submits as it stands on `local` and `testcluster`."""
+    from slurmddp.launch.init import write_job_file
+
+    site_name = write_job_file(path, site, task, script)
+    typer.echo(path)
+    opt.say(f"a job for site {site_name}; look at it, then: slurmddp submit {path} --dry-run")

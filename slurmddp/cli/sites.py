@@ -1,0 +1,24 @@
+"""sites: which profiles there are, and what one says."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Optional
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Put the group's commands on the app."""
+    app.command()(sites)
+
+
+def sites(
+    name: Annotated[Optional[str], typer.Argument(metavar="[SITE]", help="Show this profile whole.")] = None,
+) -> None:
+    """List the site profiles, or show one with the sources of its values."""
+    from slurmddp.report.sites import site_list, site_page
+    from slurmddp.sites.catalogue import Catalogue
+
+    catalogue = Catalogue(os.environ)
+    typer.echo(site_page(catalogue, name) if name else site_list(catalogue))

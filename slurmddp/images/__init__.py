@@ -1,0 +1,1 @@
+"""Container images: NGC releases, definition files, and the Apptainer or Singularity that builds them."""

@@ -1,0 +1,161 @@
+"""What an image starts from: an NGC release, an image in a registry, an archive, a .sif, a folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from slurmddp.errors import UserError
+from slurmddp.images import releases
+from slurmddp.images.releases import Release
+from slurmddp.images.sif import is_sif
+
+Bootstrap = Literal["docker", "localimage", "docker-archive"]
+
+FORMS = "an NGC release (25.04), docker://REFERENCE, docker-archive:FILE, a .sif file or a root folder"
+
+_REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
+# `docker:` and `docker-archive:` are ours to read; every other word before :// is a kind that Apptainer knows
+# and we do not
+_SCHEME = re.compile(r"(docker|docker-archive|[A-Za-z][A-Za-z0-9-]*(?=://)):(.*)")
+_LOOKS_LIKE_REGISTRY = re.compile(r"[a-z0-9][\w.-]*(:\d+)?(/[a-z0-9][\w.-]*)*(:[\w.-]+)?(@sha256:[0-9a-f]+)?")
+
+
+@dataclass(frozen=True)
+class Base:
+    """The two header lines of a definition file: `Bootstrap: <bootstrap>`, `From: <source>`.
+
+    source:  a registry name without docker://, or an absolute path.
+    release: the NGC release that it is, where known.
+
+    Raises UserError for a source that a header line would not carry unchanged.
+    """
+
+    bootstrap: Bootstrap
+    source: str
+    release: Release | None = None
+
+    def __post_init__(self) -> None:
+        _check_source(self.source)
+
+    @property
+    def reference(self) -> str:
+        """The base as `parse_base` takes it."""
+        prefix = {"docker": "docker://", "docker-archive": "docker-archive:", "localimage": ""}
+        return prefix[self.bootstrap] + self.source
+
+
+def check_text(text: str, what: str) -> None:
+    """Raise UserError for a text that a definition file would not carry unchanged.
+
+    Apptainer takes {{ name }} for a build argument wherever it stands in the file.
+    """
+    problem = ""
+    if not text.isprintable():  # also bytes of a file name that are no UTF-8
+        problem = "a line break, a control character or a character that UTF-8 cannot write"
+    elif "{{" in text or "}}" in text:
+        problem = "'{{' or '}}', which Apptainer takes for a build argument"
+    elif text.endswith("\\") or text != text.strip():
+        problem = "a backslash at its end, or a space at an end"
+    if problem:
+        raise UserError(f"{what} {text!r} holds {problem}", todo="rename it, or link to it by another name")
+
+
+def _check_source(text: str) -> None:
+    """A header line ends at '#' and goes on after a backslash (apptainer, parser/deffile.go, doHeader)."""
+    check_text(text, "the base")
+    if "#" in text:
+        raise UserError(
+            f"the base {text!r} holds '#', at which a definition file's line ends",
+            todo="rename it, or link to it by another name",
+        )
+
+
+def parse_base(text: str, cwd: Path, where: str | None = "--base") -> Base:
+    """The base that `text` names; relative paths begin at `cwd`.
+
+    Raises UserError; `where` stands in its message.
+    """
+    try:
+        return _parse(text, cwd)
+    except UserError as error:
+        raise UserError(error.what, where=error.where or where, todo=error.todo) from None
+
+
+def _parse(text: str, cwd: Path) -> Base:
+    if not text.strip():
+        raise UserError("the base is empty", todo=f"write {FORMS}")
+    _check_source(text)
+    if releases.TAG.fullmatch(text):
+        known = releases.release(text)
+        return Base("docker", known.reference, known)
+    scheme = _SCHEME.fullmatch(text)
+    if scheme and not _exists(cwd / text):
+        return _with_scheme(scheme.group(1), scheme.group(2), cwd)
+    return _local(text, cwd)
+
+
+def _with_scheme(scheme: str, rest: str, cwd: Path) -> Base:
+    if scheme == "docker":
+        name = rest.removeprefix("//")
+        if not rest.startswith("//") or not _REFERENCE.fullmatch(name):
+            raise UserError(
+                f"'docker:{rest}' is not an image in a registry", todo="write docker://HOST/NAME:TAG"
+            )
+        return Base("docker", name, releases.of_reference(name))
+    if scheme == "docker-archive":
+        path = _absolute(rest.removeprefix("//"), cwd)
+        if not os.path.isfile(path):
+            raise UserError(
+                f"the archive {path} does not exist", todo="`docker save IMAGE -o FILE` writes one"
+            )
+        return Base("docker-archive", str(path))
+    raise UserError(f"bases of the kind {scheme!r} are not known", todo=f"write {FORMS}")
+
+
+def _local(text: str, cwd: Path) -> Base:
+    path = _absolute(text, cwd)
+    if not _exists(path):
+        looks = _LOOKS_LIKE_REGISTRY.fullmatch(text) and not text.endswith((".sif", ".img", ".tar"))
+        todo = f"write docker://{text} if it is in a registry" if looks else f"write {FORMS}"
+        raise UserError(f"the base {path} does not exist", todo=todo)
+    if path.is_dir():
+        _check_root(path)
+        return Base("localimage", str(path))
+    try:
+        found = is_sif(path)
+    except OSError as error:
+        raise UserError(f"the base {path} cannot be read: {error.strerror}") from None
+    if not found:
+        todo = (
+            f"docker-archive:{text} if `docker save` wrote it" if path.suffix == ".tar" else f"write {FORMS}"
+        )
+        raise UserError(f"the base {path} is not a SIF image", todo=todo)
+    return Base("localimage", str(path))
+
+
+def _check_root(path: Path) -> None:
+    """A root filesystem has a shell and its /etc; links in it may be absolute, so they are not followed."""
+    shell = any(os.path.lexists(path / name) for name in ("bin/sh", "usr/bin/sh"))
+    if path == Path("/"):
+        raise UserError("the base is this machine's own root folder", todo=f"write {FORMS}")
+    if not shell or not os.path.lexists(path / "etc"):
+        missing = "etc" if shell else "bin/sh"
+        raise UserError(
+            f"the base folder {path} is not a root filesystem: it has no {missing}",
+            todo="name the folder that holds bin, etc and usr, or a .sif",
+        )
+
+
+def _absolute(text: str, cwd: Path) -> Path:
+    return Path(os.path.abspath(cwd / text))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long, a folder that may not be entered
+        return False

@@ -1,0 +1,233 @@
+"""Builds an image with the machine's Apptainer or Singularity: all of it, or nothing at all."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Literal
+
+from slurmddp.errors import ExternalError, UserError
+from slurmddp.images import spython_adapter
+from slurmddp.images.base import Base
+from slurmddp.images.lock import lock_path, lock_text, sha256
+from slurmddp.images.process import StopSignals
+from slurmddp.images.sif import is_sif
+
+Flavour = Literal["apptainer", "singularityce", "singularity"]
+Report = Callable[[str], None]
+
+NAMES = ("apptainer", "singularity")
+_SHOWN_LINES = 20
+# Python's own variables reach %test (apptainer, internal/pkg/build/stage.go, runTestScript, runs it without
+# --cleanenv), and inherited binds change what a build sees.
+_SCRUBBED = re.compile(
+    r"PYTHON.*|VIRTUAL_ENV|(APPTAINER|SINGULARITY)_(BIND|BINDPATH|MOUNT|NV|ROCM|CONTAINLIBS|WRITABLE_TMPFS)"
+)
+
+
+@dataclass(frozen=True)
+class Builder:
+    """The program that builds: its name on PATH, its version, and which of the family it is."""
+
+    name: str
+    version: str
+    flavour: Flavour
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished image: bytes and SHA-256 of the file, and torch's version by its package's metadata."""
+
+    image: Path
+    bytes: int
+    sha256: str
+    torch: str | None
+    definition: Path
+    log: Path
+    lock: Path
+
+
+def find_builder(prefer: str | None = None) -> Builder:
+    """Apptainer, else Singularity, from PATH; the one called `prefer` first.
+
+    Raises UserError where there is neither, ExternalError where the one found does not run.
+    """
+    for name in sorted(NAMES, key=lambda name: name != prefer):
+        if shutil.which(name):
+            return parse_version(name, spython_adapter.version_text(name))
+    raise UserError(
+        "neither apptainer nor singularity is on PATH",
+        todo="build on a login node; many sites need `module load apptainer` (or singularity) first",
+    )
+
+
+def parse_version(name: str, text: str) -> Builder:
+    """Of "apptainer version 1.4.5-1", "singularity-ce version 4.1.0" or "singularity version 3.8.7"."""
+    version = re.search(r"\d+\.\d+[\w.+~-]*", text)
+    flavour: Flavour = "singularity"
+    if text.lower().startswith("apptainer"):
+        flavour = "apptainer"
+    elif re.match(r"singularity-?(ce|pro)\b", text.lower()):
+        flavour = "singularityce"
+    return Builder(name, version.group(0) if version else "unknown", flavour)
+
+
+def build_command(builder: Builder, definition: Path, image: Path, root: bool) -> list[str]:
+    """The command line that builds `image`.
+
+    Apptainer falls back to fakeroot by itself; Singularity wants it said, unless root runs it. --force lets
+    our labels and help replace those of a base that has its own (apptainer, internal/pkg/build/metadata.go);
+    no file is at `image`.
+    """
+    fakeroot = [] if root or builder.flavour == "apptainer" else ["--fakeroot"]
+    return [builder.name, "build", "--force", *fakeroot, str(image), str(definition)]
+
+
+def check_target(target: Path, force: bool) -> None:
+    """Raise UserError for a path at which no image can or may be written."""
+    if ":" in target.name or "," in target.name or not target.name.isprintable():
+        raise UserError(
+            f"the image's name {target.name!r} holds ':', ',' or a control character",
+            todo="leave them out: ':' and ',' break bind specifications",
+        )
+    if target.is_dir():
+        raise UserError(f"{target} is a folder", todo=f"name a file in it: {target / 'image.sif'}")
+    if os.path.lexists(target) and not force:
+        raise UserError(f"{target} exists already", todo="--force replaces it once the new image is built")
+
+
+def build(
+    definition: str,
+    target: Path,
+    builder: Builder,
+    *,
+    base: Base,
+    pip: tuple[str, ...],
+    force: bool,
+    report: Report,
+) -> Built:
+    """Build the definition into `target`, an absolute path, with a .def, .build.log and .lock.json beside it.
+
+    Every line that the builder says goes to `report` and into the log. An image that is there already stays
+    untouched until the new one is complete and inspected.
+    Raises UserError (target, permissions), ExternalError (the build failed), Stopped (a signal); then only
+    the log is new.
+    """
+    check_target(target, force)
+    log = target.with_name(target.name + ".build.log")
+    with StopSignals() as stop, _draft(target) as (draft, draft_definition, draft_lock):
+        with _writing(target):
+            draft_definition.write_text(definition, encoding="utf-8")
+        command = build_command(builder, draft_definition, draft, os.geteuid() == 0)
+        _run_build(command, definition, log, stop, report)
+        torch = _inspect(builder, draft, log, stop)
+        stop.check()
+        state = draft.stat()
+        digest = sha256(draft, stop.check)
+        facts = {
+            "image": target.name,
+            "bytes": state.st_size,
+            "mtime": state.st_mtime,
+            "sha256": digest,
+            "torch": torch,
+            "builder": asdict(builder),
+            "definition_sha256": hashlib.sha256(definition.encode()).hexdigest(),
+            "base": base.reference,
+            "pip": list(pip),
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
+        final_definition = target.with_name(target.name + ".def")
+        with _writing(target):
+            draft_lock.write_text(lock_text(facts), encoding="utf-8")
+            stop.check()
+            # From here on it takes no time. A lock that belongs to another file is recognised by its bytes
+            # and mtime.
+            os.replace(draft, target)
+            os.replace(draft_definition, final_definition)
+            os.replace(draft_lock, lock_path(target))
+    return Built(target, state.st_size, digest, torch, final_definition, log, lock_path(target))
+
+
+def _run_build(command: list[str], definition: str, log: Path, stop: StopSignals, report: Report) -> None:
+    """Run the builder, its output shown and kept.
+
+    Raises ExternalError with the output's end, Stopped, UserError.
+    """
+    environment = {key: value for key, value in os.environ.items() if not _SCRUBBED.fullmatch(key)}
+    last: collections.deque[str] = collections.deque(maxlen=_SHOWN_LINES)
+    with _writing(log):
+        file = open(log, "w", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by the next `with`
+    with file:
+        file.write("".join(f"# {line}\n" for line in [" ".join(command), "", *definition.splitlines(), ""]))
+
+        def keep(line: str) -> None:
+            file.write(line + "\n")
+            file.flush()
+            last.append(line)
+            report(line)
+
+        started = time.monotonic()
+        try:
+            code = stop.run(command, environment, keep)
+        except OSError as error:
+            raise ExternalError(f"`{command[0]}` cannot be started: {error.strerror}") from None
+        seconds = time.monotonic() - started
+        file.write(f"# exit code {code} after {seconds:.0f} s\n")
+    if code != 0:
+        raise ExternalError(_failure(f"`{command[0]} build` failed with exit code {code}", last, log))
+
+
+def _inspect(builder: Builder, image: Path, log: Path, stop: StopSignals) -> str | None:
+    """The torch version that the build recorded. Raises ExternalError where what was built is no image."""
+    if not image.is_file() or not is_sif(image):
+        raise ExternalError(
+            f"`{builder.name} build` said that it was done but wrote no SIF image; its log: {log}"
+        )
+    try:
+        found = spython_adapter.labels(builder.name, image).get("slurmddp.torch")
+    except ExternalError:
+        stop.check()  # ctrl-C in a terminal ends this small command too
+        raise
+    return None if found == "none" else found
+
+
+def _failure(head: str, last: collections.deque[str], log: Path) -> str:
+    shown = "".join(f"  | {line}\n" for line in last) or "  | (it said nothing)\n"
+    return f"{head}; the end of its log:\n{shown}the whole log: {log}"
+
+
+@contextlib.contextmanager
+def _draft(target: Path) -> Iterator[tuple[Path, Path, Path]]:
+    """Names beside the target for the image, definition and lock in the making; gone afterwards."""
+    with _writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    stem = f".{target.name}.{secrets.token_hex(4)}"
+    names = tuple(target.with_name(f"{stem}.{kind}") for kind in ("part", "def", "lock"))
+    try:
+        yield names[0], names[1], names[2]
+    finally:
+        for path in names:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """What the file system refuses is the user's message."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or path} cannot be written: {error.strerror}",
+            todo="name another place for the image",
+        ) from None

@@ -1,0 +1,48 @@
+"""The lock file beside an image: what it was made from, and its hash, which nobody computes twice.
+
+`<image file name>.lock.json` holds at least `bytes`, `mtime` (seconds, a float) and `sha256`; a reader trusts
+the hash while the file's size and time are those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+_CHUNK = 1 << 22
+
+
+def lock_path(image: Path) -> Path:
+    """Where the image's lock file is."""
+    return image.with_name(image.name + ".lock.json")
+
+
+def read_lock(image: Path) -> dict[str, Any] | None:
+    """The lock of this very file; None where there is none or the image was changed after it."""
+    try:
+        state = image.stat()
+        lock = json.loads(lock_path(image).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    same = (
+        isinstance(lock, dict) and lock.get("bytes") == state.st_size and lock.get("mtime") == state.st_mtime
+    )
+    return lock if same else None
+
+
+def lock_text(facts: Mapping[str, Any]) -> str:
+    """The lock file's text."""
+    return json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+
+
+def sha256(path: Path, between: Callable[[], None] = lambda: None) -> str:
+    """The file's SHA-256 in hexadecimal; `between` is called every few MB and may raise to end it."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            between()
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,99 @@
+"""The one place that drives spython; each of its failures becomes one of our errors.
+
+What is guarded against was tried with spython 0.3.14: its version helper returns '' where the binary is
+missing and a dict where it fails, and obeys a variable that names a version; inspect returns a dict on
+failure too, and may raise SystemExit or whatever its JSON parsing raises. It drives only a binary called
+`singularity`, so Apptainer under its own name is asked directly. Builds do not go through it at all (see
+builder.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+from slurmddp.errors import ExternalError
+
+SPYTHON_BINARY = "singularity"
+# spython takes its value for the version and does not look at the binary
+_VERSION_VARIABLE = "SPYTHON_SINGULARITY_VERSION"
+
+Result = TypeVar("Result")
+
+
+def version_text(name: str) -> str:
+    """What `<name> --version` says, such as "apptainer version 1.4.5". Raises ExternalError."""
+    if name != SPYTHON_BINARY:
+        return _run([name, "--version"]).strip()
+    said = _guarded(f"{name} --version", _spython_version)
+    if isinstance(said, str) and said.strip():
+        return said.strip()
+    message = " ".join(said["message"]).strip() if isinstance(said, dict) else "no such program"
+    raise ExternalError(f"`{name} --version` failed: {message}")
+
+
+def labels(name: str, image: Path) -> dict[str, str]:
+    """The image's labels, read by `<name> inspect`.
+
+    Raises ExternalError where it is no image for that program.
+    """
+    command = f"{name} inspect {image}"
+    if name == SPYTHON_BINARY:
+        found = _guarded(command, lambda: _spython_client().inspect(image=str(image), quiet=True))
+    else:
+        text = _run([name, "inspect", "--json", "--labels", str(image)])
+        found = _guarded(command, lambda: json.loads(text)["data"])
+    if not isinstance(found, dict) or "attributes" not in found:
+        message = (
+            " ".join(found["message"]).strip()
+            if isinstance(found, dict) and "message" in found
+            else str(found)
+        )
+        raise ExternalError(f"`{command}` failed: {message}")
+    attributes = found["attributes"] or {}
+    return {str(key): str(value) for key, value in (attributes.get("labels") or {}).items()}
+
+
+def _spython_version() -> Any:
+    kept = os.environ.pop(_VERSION_VARIABLE, None)
+    try:
+        return import_module("spython.utils").get_singularity_version()
+    finally:
+        if kept is not None:
+            os.environ[_VERSION_VARIABLE] = kept
+
+
+def _spython_client() -> Any:
+    return import_module("spython.main").Client
+
+
+def _guarded(command: str, call: Callable[[], Result]) -> Result:
+    """The call's result; whatever it raises, also SystemExit, becomes an ExternalError."""
+    try:
+        return call()
+    except ImportError:
+        raise ExternalError("spython is missing from this installation: install slurmddp again") from None
+    except FileNotFoundError as error:
+        raise ExternalError(
+            f"`{command}` failed: there is no program {error.filename or command.split()[0]}"
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise ExternalError(f"`{command}` failed: {type(error).__name__}: {error}") from error
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+        )
+    except OSError as error:
+        raise ExternalError(f"`{' '.join(command)}` failed: {error.strerror}") from None
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip()
+        raise ExternalError(f"`{' '.join(command)}` failed with exit code {done.returncode}: {said}")
+    return done.stdout

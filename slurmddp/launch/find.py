@@ -1,0 +1,40 @@
+"""Finds a run by what a user calls it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurmddp.errors import UserError
+from slurmddp.runs import index
+from slurmddp.runs.layout import RunFolder
+
+
+def find_run(text: str, environment: Mapping[str, str]) -> RunFolder:
+    """RUN: id, prefix, job id, folder or `last`. Raises UserError that names the nearest ones."""
+    try:
+        return index.find(text)
+    except UserError:
+        # Perhaps the index was lost: look where runs are by default, which costs a look at every profile.
+        return index.find(text, known_roots(environment))
+
+
+def known_roots(environment: Mapping[str, str]) -> list[Path]:
+    """Folders that hold runs, as far as one can know without a job: for an index that was lost."""
+    from slurmddp.sites.catalogue import Catalogue, config_files
+    from slurmddp.spec.document import read_file
+    from slurmddp.spec.expand import Expander
+
+    catalogue = Catalogue(environment)
+    written = ["runs"]
+    for path in config_files(environment):
+        written.append(read_file(path, "configuration").tree.get("paths", {}).get("runs"))
+    for name in catalogue.names():
+        try:
+            written.append(catalogue.layered(name).tree.get("job", {}).get("paths", {}).get("runs"))
+        except UserError:
+            continue  # a broken profile of the user's must not hide the runs of the others
+    expander = Expander(environment)
+    roots = [expander.text(text, ()) for text in written if isinstance(text, str)]
+    return [Path(os.path.abspath(root)) for root in dict.fromkeys(roots) if "$" not in root]

@@ -1,0 +1,121 @@
+"""A request of the command line, resolved and planned."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurmddp.errors import UserError
+from slurmddp.plan.build import make_plan
+from slurmddp.plan.model import Context, Plan
+from slurmddp.sites.catalogue import Catalogue, config_files
+from slurmddp.spec.resolve import Resolved, Sources, resolve
+
+JOB_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command was asked.
+
+    job:     a job file, or a Python script, or None where `resume` names a run whose job is taken.
+    args:    what stood behind `--`: the script's arguments.
+    options: (key path, value, how the user wrote it).
+    resume:  the run to continue: id, prefix, job id, folder or `last`.
+    """
+
+    job: str | None
+    args: Sequence[str] = ()
+    options: Sequence[tuple[str, Any, str]] = ()
+    resume: str | None = None
+    strict: bool = True
+    inside: bool = False
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    resolved: Resolved
+    plan: Plan
+    resumed_from: tuple[Path, ...]
+
+
+def prepare(request: Request) -> Prepared:
+    """Raises UserError for every mistake in the job, the site or the command line."""
+    job_file, options = _job_and_options(request)
+    resumed = _resumed_runs(request)
+    if job_file is None and request.job is None:
+        if not resumed:
+            raise UserError("no job is named", todo="slurmddp submit JOB.yaml, or a script: slurmddp submit train.py")
+        from slurmddp.runs.layout import RunFolder
+
+        job_file = RunFolder(resumed[0]).job_yaml
+    catalogue = Catalogue(request.environment)
+    sources = Sources(job_file, options, request.environment, config_files(request.environment))
+    resolved = resolve(sources, catalogue.load, lambda: _detected(catalogue, request), strict=request.strict)
+    cwd = _cwd(request.environment)
+    folders = tuple(str(path / "checkpoints") for path in resumed)
+    return Prepared(resolved, make_plan(resolved, Context(cwd, sys.executable, folders, request.inside)), resumed)
+
+
+def _job_and_options(request: Request) -> tuple[Path | None, list[tuple[str, Any, str]]]:
+    options = list(request.options)
+    if request.job is None or request.job.endswith(JOB_SUFFIXES):
+        if request.args:
+            options.append(("train.args", [str(item) for item in request.args], "behind --"))
+        return (Path(request.job) if request.job else None), options
+    script = Path(request.job)
+    if script.suffix != ".py":
+        if script.is_dir():
+            raise UserError("is a directory, not a job file", where=request.job, todo="name the YAML file in it")
+        raise UserError(
+            "is neither a job file (.yaml) nor a Python script (.py)",
+            where=request.job,
+            todo="name one of the two; `slurmddp init JOB.yaml` writes a job file",
+        )
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", script.stem).strip("-._+")[:100] or "script"
+    front: list[tuple[str, Any, str]] = [("name", name, request.job)]
+    # `$` has a meaning in paths of a job file; the command line's own words have none left.
+    front.append(("train.script", request.job.replace("$", "$$"), request.job))
+    front.append(("train.args", [str(item) for item in request.args], "behind --"))
+    return None, front + options
+
+
+def _resumed_runs(request: Request) -> tuple[Path, ...]:
+    """The run to continue and those that it continued itself, newest first."""
+    if request.resume is None:
+        return ()
+    import json
+
+    from slurmddp.launch.find import find_run
+
+    folder = find_run(request.resume, request.environment)
+    runs = [folder.path]
+    if folder.job_json.is_file():
+        earlier = json.loads(folder.job_json.read_text(encoding="utf-8")).get("resume_from", [])
+        runs += [Path(path).parent for path in earlier]
+    return tuple(runs)
+
+
+def _detected(catalogue: Catalogue, request: Request) -> tuple[str, str] | None:
+    import platform
+
+    from slurmddp.sites.detect import detect
+
+    return detect(catalogue, platform.node(), request.environment)
+
+
+def _cwd(environment: Mapping[str, str]) -> str:
+    """The shell's own name of the current folder where it is one: /home/x, not /nfs/17/x behind a link."""
+    shown = environment.get("PWD", "")
+    try:
+        if os.path.isabs(shown) and os.path.samefile(shown, "."):
+            return os.path.normpath(shown)
+        return os.getcwd()
+    except OSError as error:
+        raise UserError(f"the current folder cannot be read: {error.strerror}", todo="cd to another one") from None

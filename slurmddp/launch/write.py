@@ -1,0 +1,54 @@
+"""The files of a run: what is written into a run folder, or by `slurmddp render` anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from slurmddp.errors import UserError
+from slurmddp.launch.prepare import Prepared
+from slurmddp.render.documents import job_json, job_yaml, site_yaml
+from slurmddp.render.scripts import job_script, node_script
+
+
+def run_files(prepared: Prepared, run_id: str) -> dict[str, str]:
+    """Name -> text of every file that is rendered for a run."""
+    plan, resolved = prepared.plan, prepared.resolved
+    files = {
+        "job.sh": job_script(plan),
+        "node.sh": node_script(plan),
+        "job.yaml": job_yaml(resolved, plan),
+        "site.yaml": site_yaml(resolved),
+    }
+    for_ranks = job_json(plan, run_id)
+    if for_ranks is not None:
+        files["job.json"] = for_ranks
+    return files
+
+
+def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None]) -> list[Path]:
+    """Write the files of `slurmddp render`; a file that is there and differs is not overwritten.
+
+    Raises UserError where the folder cannot be written or holds other files of these names.
+    """
+    files = run_files(prepared, "RUN_ID")
+    container = prepared.resolved.job.container
+    if container.base is not None:
+        from slurmddp.images.base import parse_base
+        from slurmddp.images.definition import render_definition
+
+        base = parse_base(container.base, Path.cwd())
+        files["image.def"] = render_definition(base, container.pip, prepared.plan.version)
+    elif prepared.plan.container.runtime != "none":
+        say("note: no image.def: container.base does not say what the image is made from")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            path = folder / name
+            if path.exists() and path.read_text(encoding="utf-8") != text:
+                raise UserError(f"{path} exists and differs", todo="choose another folder with -o, or remove it")
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write into {folder}: {error.strerror}", todo="choose another folder: -o DIR") from None
+    return [folder / name for name in files]

@@ -1,0 +1,61 @@
+"""From the resolved job to its plan."""
+
+from __future__ import annotations
+
+from slurmddp import __version__
+from slurmddp.plan.batch import plan_batch
+from slurmddp.plan.environment import plan_environment
+from slurmddp.plan.layout import plan_layout
+from slurmddp.plan.model import Context, Note, Plan
+from slurmddp.plan.program import absolute, data_paths, plan_container, plan_program, runtime_job
+from slurmddp.plan.sbatch import plan_sbatch
+from slurmddp.spec.resolve import Resolved
+
+
+def make_plan(resolved: Resolved, context: Context) -> Plan:
+    """Raises UserError for whatever cannot become a job at this site."""
+    job, site = resolved.job, resolved.site
+    layout, notes = plan_layout(resolved)
+    notes = [Note("warning", text) for text in resolved.warnings] + notes
+    batch = None
+    if job.train.task or job.train.batch.global_ or job.train.batch.micro:
+        batch, more = plan_batch(job.train.batch, layout, resolved.place("train", "batch"))
+        notes += more
+    program = plan_program(job, context)
+    container = plan_container(resolved, layout, program, context)
+    stop_lead = _stop_lead(job.resources.time, job.timeouts.stop)
+    return Plan(
+        name=job.name,
+        site=site.name,
+        site_title=site.title,
+        version=__version__,
+        scheduler=site.scheduler,
+        inside=context.inside,
+        experimental=site.experimental,
+        workdir=context.cwd if program.script or program.project else "",
+        layout=layout,
+        batch=batch,
+        time=job.resources.time,
+        stop_lead=stop_lead,
+        sbatch=plan_sbatch(resolved, layout, stop_lead) if site.scheduler == "slurm" else (),
+        container=container,
+        environment=plan_environment(job, layout, container.runtime),
+        setup=job.setup,
+        rendezvous=job.launch.rendezvous,
+        rendezvous_timeout=job.timeouts.rendezvous,
+        max_restarts=job.launch.max_restarts,
+        interface=job.network.interface,
+        program=program,
+        runs_root=absolute(job.paths.runs, context.cwd),
+        snapshot=job.snapshot,
+        snapshot_limit=job.snapshot_limit * 1024 * 1024,
+        resume_from=context.resume_from,
+        runtime_job=runtime_job(job, batch, context) if job.train.task and batch else None,
+        data_paths=data_paths(job, context),
+        notes=tuple(notes),
+    )
+
+
+def _stop_lead(time: int | None, wanted: int) -> int | None:
+    """Seconds before the time limit at which the run is told to save and end; none in a job too short for it."""
+    return wanted if time is not None and time >= 3 * wanted else None

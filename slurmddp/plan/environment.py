@@ -1,0 +1,78 @@
+"""The variables that every rank gets, in groups, each for a reason. Facts: NCCL's and PyTorch's documentation."""
+
+from __future__ import annotations
+
+from slurmddp.plan.model import Layout, Variable, VariableGroup
+from slurmddp.spec.job import Job
+
+#: Collectives that the flight recorder remembers on each rank: a few hundred kB.
+FLIGHT_RECORDER_ENTRIES = "2000"
+
+
+def plan_environment(job: Job, layout: Layout, runtime: str) -> tuple[VariableGroup, ...]:
+    """Groups in the order in which they are exported; a later group wins, the user's own comes last."""
+    groups = [
+        _group("python: unbuffered logs", PYTHONUNBUFFERED="1"),
+        # Without a container, ~/.local may be just where the user's packages are.
+        _group("the image's own packages, not those of ~/.local", PYTHONNOUSERSITE="1") if runtime != "none" else None,
+        _group(
+            "torchrun: cores for each rank; a restarted worker must not meet the addresses of the dead ones",
+            OMP_NUM_THREADS=str(layout.threads_per_rank),
+            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+        ),
+        VariableGroup(
+            "flight recorder: what each rank was doing when a collective hung (both the old and the new names)",
+            (
+                Variable("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES),
+                Variable("TORCH_NCCL_TRACE_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES),
+                Variable("TORCH_FR_DUMP_TEMP_FILE", "flight_recorder/rank_", "logs"),
+                Variable("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "flight_recorder/rank_", "logs"),
+                Variable("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
+                # torchrun would set 1, which ends a rank before it has written its dump.
+                Variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),
+            ),
+        ),
+        _caches(job),
+        _network(job),
+        _debug() if job.network.debug else None,
+        VariableGroup("the job's own", tuple(Variable(name, value) for name, value in job.environment.items())),
+    ]
+    return tuple(group for group in groups if group and group.variables)
+
+
+def _group(title: str, **variables: str) -> VariableGroup:
+    return VariableGroup(title, tuple(Variable(name, value) for name, value in variables.items()))
+
+
+def _network(job: Job) -> VariableGroup:
+    variables = dict(job.network.variables)
+    if job.network.interface:
+        variables.setdefault("NCCL_SOCKET_IFNAME", job.network.interface)
+    return _group("network", **variables)
+
+
+def _caches(job: Job) -> VariableGroup | None:
+    root = job.paths.cache
+    if root is None:
+        return None
+    return _group(
+        "caches, off the home folder",
+        TRITON_CACHE_DIR=f"{root}/triton",
+        TORCHINDUCTOR_CACHE_DIR=f"{root}/inductor",
+        HF_HOME=f"{root}/huggingface",
+        MIOPEN_USER_DB_PATH=f"{root}/miopen",
+        MIOPEN_CUSTOM_CACHE_DIR=f"{root}/miopen",
+    )
+
+
+def _debug() -> VariableGroup:
+    return VariableGroup(
+        "network.debug: what practitioners ask for first; slow, not for production",
+        (
+            Variable("NCCL_DEBUG", "INFO"),
+            Variable("NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING"),
+            Variable("NCCL_DEBUG_FILE", "nccl.%h.%p.log", "logs"),
+            Variable("TORCH_DISTRIBUTED_DEBUG", "DETAIL"),
+            Variable("TORCH_CPP_LOG_LEVEL", "INFO"),
+        ),
+    )

@@ -1,0 +1,103 @@
+"""Nodes, GPUs, ranks and cores: what the job asks for, what the partition has, and whether the two fit."""
+
+from __future__ import annotations
+
+from slurmddp.errors import UserError
+from slurmddp.plan.model import Layout, Note
+from slurmddp.spec.resolve import Resolved
+from slurmddp.spec.site import Partition
+from slurmddp.spec.types import slurm_time
+
+
+def partition_of(resolved: Resolved) -> Partition:
+    """The profile's entry for the job's partition; an empty one where the profile knows nothing of it."""
+    return resolved.site.partitions.get(resolved.job.resources.partition or "", Partition())
+
+
+def plan_layout(resolved: Resolved) -> tuple[Layout, list[Note]]:
+    """Raises UserError for what the partition cannot give."""
+    wanted, partition, notes = resolved.job.resources, partition_of(resolved), []
+    if resolved.site.scheduler == "local" and wanted.nodes > 1:
+        raise UserError(
+            f"site {resolved.site.name} is this one machine, not {wanted.nodes} nodes",
+            where=resolved.place("resources", "nodes"),
+            todo="more ranks on it: --set resources.ranks_per_node=N",
+        )
+    gpus = _gpus(resolved, partition)
+    ranks = wanted.ranks_per_node or gpus or 1
+    if gpus and ranks > gpus:
+        raise UserError(
+            f"{ranks} ranks share {gpus} GPUs",
+            where=resolved.place("resources", "ranks_per_node"),
+            todo="one rank a GPU: leave ranks_per_node out",
+        )
+    if gpus and ranks < gpus:
+        notes.append(Note("warning", f"{gpus - ranks} of {gpus} GPUs a node get no rank"))
+    most = partition.gpus_per_node
+    part_of_node = gpus / most if gpus and most else 1.0
+    cpus = wanted.cpus_per_node or (max(1, int(partition.cpus_per_node * part_of_node)) if partition.cpus_per_node else None)
+    if wanted.cpus_per_node and partition.cpus_per_node and wanted.cpus_per_node > partition.cpus_per_node:
+        raise UserError(
+            f"{wanted.cpus_per_node} cores a node are more than the {partition.cpus_per_node} of {_named(resolved)}",
+            where=resolved.place("resources", "cpus_per_node"),
+            todo=f"at most {partition.cpus_per_node}",
+        )
+    mem = wanted.mem_per_node or (int(partition.mem_per_node * part_of_node) if partition.mem_per_node else None)
+    _check_limits(resolved, partition)
+    if most and gpus and gpus < most and wanted.nodes > 1:
+        notes.append(_fewer_nodes(wanted.nodes * gpus, most, gpus))
+    threads = max(1, (cpus or ranks) // ranks)
+    return Layout(wanted.nodes, gpus, ranks, cpus, mem, threads), notes
+
+
+def _gpus(resolved: Resolved, partition: Partition) -> int:
+    wanted = resolved.job.resources.gpus_per_node
+    place = resolved.place("resources", "gpus_per_node")
+    if resolved.site.gpu_vendor == "none":
+        if wanted:
+            raise UserError(f"site {resolved.site.name} has no GPUs", where=place, todo="gpus_per_node: 0")
+        return 0
+    if wanted is None:
+        if partition.gpus_per_node is None:
+            raise UserError(
+                f"the profile of site {resolved.site.name} does not know how many GPUs a node of this partition has",
+                where=place,
+                todo="set resources.gpus_per_node (0 for a run on CPUs)",
+            )
+        return partition.gpus_per_node
+    if partition.gpus_per_node is not None and wanted > partition.gpus_per_node:
+        raise UserError(
+            f"{wanted} GPUs a node are more than the {partition.gpus_per_node} of {_named(resolved)}",
+            where=place,
+            todo=f"at most {partition.gpus_per_node}, and more nodes",
+        )
+    return wanted
+
+
+def _check_limits(resolved: Resolved, partition: Partition) -> None:
+    wanted = resolved.job.resources
+    if wanted.time and partition.max_time and wanted.time > partition.max_time:
+        raise UserError(
+            f"{slurm_time(wanted.time)} is above the limit {slurm_time(partition.max_time)} of {_named(resolved)}",
+            where=resolved.place("resources", "time"),
+            todo="ask for less time; the run can be continued with --resume",
+        )
+    if partition.max_nodes and wanted.nodes > partition.max_nodes:
+        raise UserError(
+            f"{wanted.nodes} nodes are more than the {partition.max_nodes} that {_named(resolved)} allows a job",
+            where=resolved.place("resources", "nodes"),
+            todo=f"at most {partition.max_nodes}",
+        )
+
+
+def _fewer_nodes(gpus: int, most: int, now: int) -> Note:
+    nodes = -(-gpus // most)
+    return Note(
+        "note",
+        f"{gpus} GPUs fit on {nodes} node{'s' if nodes > 1 else ''} of {most}: fewer nodes are faster"
+        f" than {now} a node, gradients then cross the network less",
+    )
+
+
+def _named(resolved: Resolved) -> str:
+    return f"partition {resolved.job.resources.partition} of site {resolved.site.name}"

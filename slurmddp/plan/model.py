@@ -1,0 +1,156 @@
+"""The plan: frozen, complete; what the templates and the run folder are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a plan needs to know of the moment of submission; everything else comes from the job and the site.
+
+    cwd:         absolute; relative paths are meant from here, and the job runs here.
+    python:      the interpreter that runs slurmddp, which the `local` site uses for the ranks as well.
+    resume_from: checkpoints folders of earlier runs, the newest first.
+    inside:      True for `slurmddp run`: the job becomes a step of an allocation that exists.
+    """
+
+    cwd: str
+    python: str
+    resume_from: tuple[str, ...] = ()
+    inside: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Nodes and what each one gives. cpus_per_node None: whatever Slurm allots. mem_per_node in MiB."""
+
+    nodes: int
+    gpus_per_node: int
+    ranks_per_node: int
+    cpus_per_node: int | None
+    mem_per_node: int | None
+    threads_per_rank: int
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Samples: `total` an optimizer step, at most `micro` a rank and micro step, `accumulation` micro steps."""
+
+    total: int
+    micro: int
+    accumulation: int
+    even: bool
+
+
+@dataclass(frozen=True)
+class BindPlan:
+    source: str
+    destination: str
+    mode: Literal["ro", "rw"]
+
+    @property
+    def spec(self) -> str:
+        """As --bind takes it."""
+        return f"{self.source}:{self.destination}:{self.mode}"
+
+
+@dataclass(frozen=True)
+class ContainerPlan:
+    """executable: what runs the ranks' command on a node; empty for runtime `none`."""
+
+    runtime: Literal["apptainer", "singularity", "none"]
+    executable: str
+    environment_prefix: str
+    image: str | None
+    options: tuple[str, ...]
+    binds: tuple[BindPlan, ...]
+    python: str
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable of the ranks. base: empty, or the script's variable that the value is a path below of."""
+
+    name: str
+    value: str
+    base: Literal["", "run", "logs"] = ""
+
+
+@dataclass(frozen=True)
+class VariableGroup:
+    title: str
+    variables: tuple[Variable, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What torchrun starts on each rank. script: below code/ of the run folder, or an absolute path; empty for the
+    bundled entrypoint, which gets the run folder as its argument."""
+
+    script: str
+    in_snapshot: bool
+    args: tuple[str, ...]
+    project: str | None
+    python_path: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that the user should know before submitting. level: note or warning."""
+
+    level: Literal["note", "warning"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """workdir: where the ranks' command runs; empty for the run folder. time, stop_lead, rendezvous_timeout in
+    seconds, snapshot_limit in bytes. interface: as NCCL_SOCKET_IFNAME takes it."""
+
+    name: str
+    site: str
+    site_title: str
+    version: str
+    scheduler: Literal["slurm", "local"]
+    inside: bool
+    experimental: bool
+    workdir: str
+    layout: Layout
+    batch: BatchPlan | None
+    time: int | None
+    stop_lead: int | None
+    sbatch: tuple[str, ...]
+    container: ContainerPlan
+    environment: tuple[VariableGroup, ...]
+    setup: tuple[str, ...]
+    rendezvous: Literal["c10d", "static"]
+    rendezvous_timeout: int
+    max_restarts: int
+    interface: str | None
+    program: Program
+    runs_root: str
+    snapshot: bool
+    snapshot_limit: int
+    resume_from: tuple[str, ...]
+    runtime_job: dict[str, Any] | None
+    data_paths: tuple[str, ...]
+    notes: tuple[Note, ...]
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """GPU-hours that the job may use, at most; None where no time limit is known."""
+        return None if self.time is None else self.layout.gpus * self.time / 3600
+
+    @property
+    def node_hours(self) -> float | None:
+        return None if self.time is None else self.layout.nodes * self.time / 3600

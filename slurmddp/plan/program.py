@@ -1,0 +1,139 @@
+"""What torchrun starts, what it runs in, and the job as the runtime reads it."""
+
+from __future__ import annotations
+
+import os.path
+from typing import Any
+
+from slurmddp.errors import UserError
+from slurmddp.plan.model import BatchPlan, BindPlan, ContainerPlan, Context, Layout, Program
+from slurmddp.spec.job import Job
+from slurmddp.spec.resolve import Resolved
+
+_ENVIRONMENT_PREFIX = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_", "none": ""}
+
+
+def absolute(path: str, cwd: str) -> str:
+    """A path as seen from the folder of submission; one that begins with an unset variable stays as written."""
+    return path if path.startswith("$") else os.path.normpath(os.path.join(cwd, path))
+
+
+def plan_program(job: Job, context: Context) -> Program:
+    """A script runs from the run folder's snapshot, or from where it lies where `snapshot` is false."""
+    train = job.train
+    project = absolute(train.project, context.cwd) if train.project else None
+    if train.script is None:
+        if project is None:
+            return Program("", True, (), None, ())
+        path = ("code/project",) if job.snapshot else (project,)
+        return Program("", True, (), project, path)
+    script = absolute(train.script, context.cwd)
+    folder = os.path.dirname(script)
+    project = project or folder
+    if not job.snapshot:
+        return Program(script, False, train.args, None, (project,))
+    inside = os.path.relpath(script, project)
+    if inside.startswith(".."):
+        raise UserError(f"the script {script} lies outside of train.project {project}", todo="name the folder above it")
+    return Program(f"code/project/{inside}", True, train.args, project, ("code/project",))
+
+
+def plan_container(resolved: Resolved, layout: Layout, program: Program, context: Context) -> ContainerPlan:
+    """Raises UserError where an image is needed and none is named."""
+    wanted = resolved.job.container
+    runtime = wanted.runtime or "apptainer"
+    if runtime == "none":
+        python = wanted.python or (context.python if resolved.site.scheduler == "local" else "python3")
+        return ContainerPlan("none", "", "", None, (), (), python)
+    if wanted.image is None:
+        raise UserError(
+            "container.image is not set",
+            where=resolved.place("container", "image"),
+            todo="name a .sif (slurmddp build-image makes one), or container.runtime: none for modules or conda",
+        )
+    device = {"nvidia": ("--nv",), "amd": ("--rocm",), "none": ()}[resolved.site.gpu_vendor]
+    return ContainerPlan(
+        runtime=runtime,
+        executable=runtime,
+        environment_prefix=_ENVIRONMENT_PREFIX[runtime],
+        image=absolute(wanted.image, context.cwd),
+        options=(*(device if layout.gpus_per_node else ()), *wanted.options),
+        binds=_binds(resolved.job, program, context),
+        python=wanted.python or "python3",
+    )
+
+
+def data_paths(job: Job, context: Context) -> tuple[str, ...]:
+    """The dataset's paths as the ranks see them, absolute."""
+    path = job.train.data.get("path") if job.train.task else None
+    listed = path if isinstance(path, list) else [path]
+    return tuple(absolute(item, context.cwd) for item in listed if isinstance(item, str) and item)
+
+
+def host_path(path: str, binds: tuple[BindPlan, ...]) -> str:
+    """Where a path of the container lies on the host: through the bind with the longest destination above it."""
+    best = None
+    for bind in binds:
+        if path == bind.destination or path.startswith(bind.destination.rstrip("/") + "/"):
+            if best is None or len(bind.destination) > len(best.destination):
+                best = bind
+    return path if best is None else best.source + path[len(best.destination.rstrip("/")) :]
+
+
+def _binds(job: Job, program: Program, context: Context) -> tuple[BindPlan, ...]:
+    binds = []
+    for bind in job.container.binds:
+        source = absolute(bind.source, context.cwd)
+        binds.append(BindPlan(source, bind.destination or source, bind.mode))
+    implied = [*((path, "ro") for path in data_paths(job, context)), *((path, "ro") for path in context.resume_from)]
+    if job.train.script or job.train.project:
+        implied.append((context.cwd, "rw"))
+        implied += [(path, "ro") for path in program.python_path if os.path.isabs(path)]
+    for path, mode in implied:
+        covered = host_path(path, tuple(binds)) != path or any(
+            path == bind.destination or path.startswith(bind.destination.rstrip("/") + "/") for bind in binds
+        )
+        if not covered and not path.startswith("$"):
+            binds.append(BindPlan(path, path, "ro" if mode == "ro" else "rw"))
+    for bind in binds:
+        if any(char in bind.spec.replace(":", "", 2) for char in ':,"\\'):
+            raise UserError(
+                f"the path {bind.source!r} holds a character that --bind cannot carry", todo="rename it, or link to it"
+            )
+    return tuple(dict.fromkeys(binds))
+
+
+def runtime_job(job: Job, batch: BatchPlan, context: Context) -> dict[str, Any]:
+    """job.json, all but the run's id: what `slurmddp.runtime.train` reads on the ranks."""
+    train = job.train
+    data = dict(train.data)
+    paths = data_paths(job, context)
+    if paths:
+        data["path"] = list(paths) if isinstance(data["path"], list) else paths[0]
+    return {
+        "schema": 1,
+        "train": {
+            "task": train.task,
+            "data": data,
+            "model": dict(train.model),
+            "steps": train.steps,
+            "seed": train.seed,
+            "precision": train.precision,
+            "deterministic": train.deterministic,
+            "optimizer": train.optimizer.model_dump(mode="json"),
+            "schedule": train.schedule.model_dump(mode="json"),
+            "evaluate": train.evaluate.model_dump(mode="json"),
+            "log_every": train.log_every,
+            "workers": train.workers,
+            "trace_samples": train.trace_samples,
+        },
+        "batch": {"global": batch.total, "micro": batch.micro},
+        "checkpoint": {
+            "every_seconds": job.checkpoint.every,
+            "every_steps": job.checkpoint.every_steps,
+            "keep": job.checkpoint.keep,
+            "at_end": job.checkpoint.at_end,
+        },
+        "resume_from": list(context.resume_from),
+        "timeouts": {"collective": job.timeouts.collective},
+    }

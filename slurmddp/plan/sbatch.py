@@ -1,0 +1,77 @@
+"""The #SBATCH options, in the form that this site takes."""
+
+from __future__ import annotations
+
+from slurmddp.errors import UserError
+from slurmddp.plan.layout import partition_of
+from slurmddp.plan.model import Layout
+from slurmddp.spec.resolve import Resolved
+from slurmddp.spec.types import slurm_time
+
+#: The signal that comes ahead of the time limit. NCCL has taken USR1 (nccl#704).
+STOP_SIGNAL = "USR2"
+
+
+def plan_sbatch(resolved: Resolved, layout: Layout, stop_lead: int | None) -> tuple[str, ...]:
+    """Raises UserError for a flag that the site rejects, or a value that it requires and the job lacks."""
+    _require(resolved)
+    wanted, site = resolved.job.resources, resolved.site
+    unsupported = set(site.unsupported_flags)
+    partition = partition_of(resolved)
+    ask = dict(partition.ask) if partition.ask is not None else {"partition": wanted.partition}
+    if wanted.mem_per_node and "--mem" in unsupported:
+        raise _rejected(resolved, "--mem", "resources", "mem_per_node")
+    options = [
+        ("--job-name", resolved.job.name),
+        ("--nodes", str(layout.nodes)),
+        ("--ntasks-per-node", "1"),
+        ("--cpus-per-task", layout.cpus_per_node),
+        *_gpu_request(resolved, layout),
+        ("--mem", None if "--mem" in unsupported or not layout.mem_per_node else f"{layout.mem_per_node}M"),
+        ("--time", slurm_time(wanted.time) if wanted.time else None),
+        ("--partition", ask.get("partition")),
+        ("--account", wanted.account),
+        ("--qos", wanted.qos or ask.get("qos")),
+        ("--constraint", "&".join(filter(None, (ask.get("constraint"), wanted.constraint))) or None),
+    ]
+    lines = [f"{flag}={value}" for flag, value in options if value is not None]
+    lines += ["--exclusive"] if wanted.exclusive else []
+    lines += ["--requeue", "--open-mode=append"]
+    lines += [f"--signal=B:{STOP_SIGNAL}@{stop_lead}"] if stop_lead else []
+    for index, extra in enumerate(wanted.sbatch_extra):
+        flag = extra.split("=")[0]
+        if flag in unsupported:
+            raise _rejected(resolved, flag, "resources", "sbatch_extra", str(index))
+        lines.append(extra)
+    return tuple(line for line in lines if line.split("=")[0] not in unsupported)
+
+
+def _gpu_request(resolved: Resolved, layout: Layout) -> list[tuple[str, str | None]]:
+    """One task a node sees all its GPUs: --gpus-per-task would isolate them and break NCCL's P2P (nccl#1066)."""
+    site, wanted = resolved.site, resolved.job.resources
+    if not layout.gpus_per_node or site.gpu_request == "none":
+        return []
+    kind = wanted.gpu_type or (partition_of(resolved).gpu_type if site.gpu_request_type else None)
+    count = f"{kind}:{layout.gpus_per_node}" if kind else str(layout.gpus_per_node)
+    if site.gpu_request == "gres":
+        return [("--gres", f"gpu:{count}")]
+    return [("--gpus-per-node", count)]
+
+
+def _require(resolved: Resolved) -> None:
+    for dotted in resolved.site.required:
+        value: object = resolved.job
+        for part in dotted.split("."):
+            value = getattr(value, part, None)
+        if value is None:
+            option = f"--{dotted.removeprefix('resources.')}"
+            raise UserError(
+                f"{dotted} is not set, and site {resolved.site.name} requires it",
+                todo=f"set {dotted} in the job file or your configuration, or pass {option} VALUE",
+            )
+
+
+def _rejected(resolved: Resolved, flag: str, *key: str) -> UserError:
+    return UserError(
+        f"site {resolved.site.name} rejects jobs with {flag}", where=resolved.place(*key), todo="leave it out"
+    )

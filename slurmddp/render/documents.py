@@ -1,0 +1,71 @@
+"""The job as text for people (job.yaml) and for the runtime (job.json), and the site's snapshot."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel
+
+from slurmddp.plan.model import Plan
+from slurmddp.spec.document import Plain, is_null, typed
+from slurmddp.spec.resolve import Resolved
+from slurmddp.spec.types import unit_of
+
+
+def job_yaml(resolved: Resolved, plan: Plan) -> str:
+    """The job with every layer resolved; it reads back as a job file, with the same global batch on any nodes."""
+    job = resolved.job
+    if plan.batch is not None:
+        batch = job.train.batch.model_copy(
+            update={"global_": plan.batch.total, "micro": plan.batch.micro, "accumulation": None}
+        )
+        job = job.model_copy(update={"train": job.train.model_copy(update={"batch": batch})})
+    title = f"# The job as it was resolved for site {resolved.site.name}; it can be submitted as it stands."
+    return _yaml(title, job)
+
+
+def site_yaml(resolved: Resolved) -> str:
+    """The site's profile, bases merged, as it was at submission."""
+    return _yaml("# The site's profile at submission, its bases merged.", resolved.site)
+
+
+def job_json(plan: Plan, run_id: str) -> str | None:
+    """What the ranks read; None for an own script, which reads its own options."""
+    if plan.runtime_job is None:
+        return None
+    run = {"id": run_id, "name": plan.name, "site": plan.site}
+    return json.dumps({"run": run, **plan.runtime_job}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _yaml(title: str, model: BaseModel) -> str:
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Quotes each text that our reader would take for a number, a bool or nothing."""
+
+    def text(dumper: Dumper, value: str) -> Any:
+        plain = not is_null(value) and typed(Plain(value)) == value and "\n" not in value
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
+
+    Dumper.add_representer(str, text)
+    data = _with_units(model, model.model_dump(mode="json", by_alias=True))
+    return f"{title}\n" + yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _with_units(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
+    """Seconds and MiB are written with their unit: a bare number would not be read back."""
+    for name, field in type(model).model_fields.items():
+        key, value = field.alias or name, getattr(model, name)
+        unit = unit_of(field)
+        if value is None:
+            continue
+        if unit:
+            data[key] = f"{value}{unit}"
+        elif isinstance(value, BaseModel):
+            _with_units(value, data[key])
+        elif isinstance(value, dict):
+            for entry, item in value.items():
+                if isinstance(item, BaseModel):
+                    _with_units(item, data[key][entry])
+    return data

@@ -1,0 +1,61 @@
+"""The Jinja environment: undefined names are errors, and one filter quotes every value that reaches a shell."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+from slurmddp.assets import asset_folder
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+# A leading "=" is left out: bash and its checkers read `NAME==value` as a slip.
+_SAFE = re.compile(r"[A-Za-z0-9_@%+:,./-][A-Za-z0-9_@%+=:,./-]*")
+
+
+def quote(value: object) -> str:
+    """One word for bash, whatever it holds: as it is where that is safe, else in single quotes.
+
+    Raises ValueError for a NUL, which no bash word can hold.
+    """
+    text = str(value)
+    if "\0" in text:
+        raise ValueError("a NUL character cannot reach a shell")
+    if _SAFE.fullmatch(text):
+        return text
+    return "'" + text.replace("'", "'\"'\"'") + "'"
+
+
+def yaml_text(value: str) -> str:
+    """A text as a YAML scalar in double quotes: JSON's form is YAML's too."""
+    import json
+
+    return json.dumps(value, ensure_ascii=False)
+
+
+@cache
+def environment() -> Environment:
+    """Templates come from templates/ and are plain text: no autoescape."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader(asset_folder("templates")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        # Jinja's own "{#" begins a comment in the middle of bash's ${#array[@]}.
+        comment_start_string="{##",
+        comment_end_string="##}",
+        autoescape=False,  # noqa: S701 - shell text, quoted by the filter
+    )
+    made.filters["quote"] = quote
+    made.filters["yaml"] = yaml_text
+    return made
+
+
+def render(template: str, **values: object) -> str:
+    """The text of one template below templates/."""
+    return environment().get_template(template).render(**values)

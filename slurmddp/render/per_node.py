@@ -1,0 +1,55 @@
+"""The torchrun line of each node, for clusters without Slurm."""
+
+from __future__ import annotations
+
+import shlex
+
+from slurmddp.plan.model import Plan
+
+
+def node_commands(plan: Plan, head: str, port: int) -> list[str]:
+    """One shell line a node. `head`: host name or address of node 0, reachable from all the others."""
+    lines = [
+        f"# {plan.name}: start line N on node N, all within {plan.rendezvous_timeout} s; head node: {head}, port {port}",
+    ]
+    program = plan.program
+    start = [program.script, *program.args] if program.script else ["-m", "slurmddp.runtime.train", "RUN_FOLDER"]
+    if program.script and program.in_snapshot and program.project:
+        start[0] = f"{program.project}/{program.script.removeprefix('code/project/')}"
+    for node in range(plan.layout.nodes):
+        words = [
+            *_container(plan),
+            plan.container.python,
+            *("-m", "torch.distributed.run"),
+            f"--nnodes={plan.layout.nodes}",
+            f"--nproc-per-node={plan.layout.ranks_per_node}",
+            f"--max-restarts={plan.max_restarts}",
+            *_rendezvous(plan, head, port, node),
+            *start,
+        ]
+        variables = [f"{variable.name}={variable.value}" for variable in _variables(plan)]
+        lines.append(shlex.join(["env", *variables, *words]))
+    return lines
+
+
+def _variables(plan: Plan):  # type: ignore[no-untyped-def]
+    return [item for group in plan.environment for item in group.variables if not item.base]
+
+
+def _container(plan: Plan) -> list[str]:
+    container = plan.container
+    if container.image is None:
+        return []
+    binds = [word for bind in container.binds for word in ("--bind", bind.spec)]
+    return [container.executable, "exec", *container.options, *binds, container.image]
+
+
+def _rendezvous(plan: Plan, head: str, port: int, node: int) -> list[str]:
+    if plan.rendezvous == "static":
+        return ["--rdzv-backend=static", f"--master-addr={head}", f"--master-port={port}", f"--node-rank={node}"]
+    return [
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={head}:{port}",
+        f"--rdzv-id={plan.name}",
+        f"--rdzv-conf=is_host={int(node == 0)},join_timeout={plan.rendezvous_timeout}",
+    ]

@@ -1,0 +1,20 @@
+"""What a job may use of a budget."""
+
+from __future__ import annotations
+
+from slurmddp.plan.model import Plan
+from slurmddp.spec.types import slurm_time
+
+
+def cost_line(plan: Plan) -> str:
+    """GPU-hours at most, or node-hours where there are no GPUs; or why nothing can be said."""
+    layout = plan.layout
+    if plan.scheduler == "local":
+        return "may use: this machine, until it is done"
+    shape = f"{layout.nodes} node{'s' if layout.nodes > 1 else ''} x {layout.gpus_per_node} GPUs"
+    if plan.gpu_hours is None or plan.node_hours is None:
+        return f"may use: {shape}, for as long as the partition's default time (resources.time is not set)"
+    clock = slurm_time(plan.time or 0)
+    if not layout.gpus:
+        return f"may use: {plan.node_hours:g} node-hours ({layout.nodes} x {clock}), no GPUs"
+    return f"may use: {plan.gpu_hours:g} GPU-hours ({shape} x {clock})"

@@ -1,0 +1,68 @@
+"""Which layer set a value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from slurmddp.errors import UserError
+from slurmddp.spec.document import Key
+from slurmddp.spec.job import Job
+from slurmddp.spec.resolve import Resolved
+from slurmddp.spec.validate import nearest_key
+
+
+def explain(resolved: Resolved, dotted: str) -> str:
+    """Value, layer and place of a key, of everything below it, and what was overridden.
+
+    Raises UserError for a key that the job does not have.
+    """
+    key = tuple(dotted.split("."))
+    value = _lookup(resolved, key, dotted)
+    layered = resolved.layered
+    below = sorted(path for path in layered.origins if path[: len(key)] == key)
+    leaves = [path for path in below if not any(other != path and other[: len(path)] == path for other in below)]
+    if not leaves:
+        return f"{dotted} = {_shown(value)}\n  built-in"
+    lines = []
+    for path in leaves:
+        origin = layered.origins[path]
+        lines.append(f"{'.'.join(path)} = {_shown(_raw(layered.tree, path))}")
+        lines.append(f"  {origin.layer}: {origin.where}")
+        lines += [f"  over {old.layer}: {old.where}" for old in reversed(layered.overridden.get(path, ()))]
+    return "\n".join(lines)
+
+
+def _lookup(resolved: Resolved, key: Key, dotted: str) -> Any:
+    value: Any = resolved.job
+    for part in key:
+        if isinstance(value, BaseModel):
+            names = {field.alias or name: name for name, field in type(value).model_fields.items()}
+            value = getattr(value, names[part]) if part in names else _Missing
+        elif isinstance(value, dict):
+            value = value.get(part, _Missing)
+        elif isinstance(value, tuple | list):
+            value = value[int(part)] if part.isdigit() and int(part) < len(value) else _Missing
+        else:
+            value = _Missing
+        if value is _Missing:
+            near = nearest_key(Job, key)
+            raise UserError(f"{dotted} is no key of a job", todo=f"did you mean {near}?" if near else None)
+    return value
+
+
+class _Missing:
+    """Stands for a key that is not there; None is a value."""
+
+
+def _raw(tree: Any, path: Key) -> Any:
+    for part in path:
+        tree = tree[int(part)] if isinstance(tree, list) else tree[part]
+    return tree
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json", by_alias=True)
+    return "null" if value is None else str(value)

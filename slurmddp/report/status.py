@@ -1,0 +1,192 @@
+"""How runs are: the run folder's evidence and the scheduler's word, put together for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmddp.errors import ExternalError, UserError
+from slurmddp.report.follow import Follower
+from slurmddp.runs import index, state
+from slurmddp.runs.events import read_lines
+from slurmddp.runs.layout import RunFolder
+from slurmddp.slurm.base import JobId, JobView, Scheduler
+
+#: Seconds between two questions to the scheduler while a log is followed, and between two looks at the files.
+ASK_EVERY = 15.0
+LOOK_EVERY = 0.5
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run: its verdict, the scheduler's job, and the newest line of its metrics."""
+
+    folder: RunFolder
+    state: state.RunState
+    job_id: str
+    attempt: int | None
+    metrics: dict[str, Any] | None
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json. The keys are stable."""
+        return {
+            "run_id": self.folder.id,
+            "run_folder": str(self.folder.path),
+            "job_id": self.job_id,
+            "state": self.state.state,
+            "detail": self.state.detail,
+            "attempt": self.attempt,
+            "step": (self.metrics or {}).get("step"),
+            "metrics": self.metrics,
+            "log": str(self.folder.job_log),
+            "notes": list(self.notes),
+        }
+
+
+def scheduler_for(job_id: JobId) -> Scheduler:
+    """Who knows of this job: Slurm, or this machine."""
+    if job_id.is_local:
+        from slurmddp.slurm.local import Local
+
+        return Local()
+    from slurmddp.slurm.client import Slurm
+
+    return Slurm()
+
+
+def run_status(folder: RunFolder) -> RunStatus:
+    """Ask the scheduler and read the folder. A scheduler that does not answer is a note, not an error."""
+    facts = state.evidence(folder)
+    notes = list(facts.notes)
+    view, answered = None, True
+    if facts.job_id is not None:
+        try:
+            view = scheduler_for(facts.job_id).job(facts.job_id)
+        except ExternalError as error:
+            notes.append(str(error))
+            answered = False
+    return _status(folder, facts, view, answered, notes)
+
+
+def _status(
+    folder: RunFolder, facts: state.Evidence, view: JobView | None, answered: bool, notes: list[str]
+) -> RunStatus:
+    rows = read_lines(folder.metrics).records
+    return RunStatus(
+        folder=folder,
+        state=state.judge(view, facts, answered=answered),
+        job_id=str(facts.job_id or ""),
+        attempt=facts.attempt,
+        metrics=rows[-1] if rows else None,
+        notes=tuple(notes),
+    )
+
+
+def list_runs(limit: int, roots: Callable[[], Iterable[Path]], say: Callable[[str], None]) -> list[RunStatus]:
+    """The newest `limit` runs, oldest of them first, with one question to each scheduler.
+
+    roots: where to look when the index is empty.
+    """
+    entries = index.entries() or index.rebuild(roots())
+    found = []
+    for entry in reversed(entries[:limit]):
+        try:
+            found.append((entry.folder, state.evidence(entry.folder)))
+        except (UserError, OSError) as error:
+            say(f"warning: {entry.path}: {error}")
+    views: dict[JobId, JobView] = {}
+    silent: set[bool] = set()  # is_local of the schedulers that did not answer
+    by_scheduler: dict[bool, list[JobId]] = {}
+    for _, facts in found:
+        if facts.job_id is not None:
+            by_scheduler.setdefault(facts.job_id.is_local, []).append(facts.job_id)
+    for is_local, job_ids in by_scheduler.items():
+        try:
+            views |= scheduler_for(job_ids[0]).jobs(job_ids)
+        except (ExternalError, UserError) as error:
+            say(f"warning: {error}")
+            silent.add(is_local)
+    return [
+        _status(
+            folder,
+            facts,
+            views.get(facts.job_id) if facts.job_id else None,
+            facts.job_id is None or facts.job_id.is_local not in silent,
+            list(facts.notes),
+        )
+        for folder, facts in found
+    ]
+
+
+def runs_table(found: list[RunStatus]) -> str:
+    """One line a run: id, state, job, step, folder."""
+    if not found:
+        return "no runs yet"
+    rows = [("RUN", "STATE", "JOB", "STEP", "FOLDER")]
+    for item in found:
+        step = str((item.metrics or {}).get("step", ""))
+        rows.append((item.folder.id, item.state.state, item.job_id, step, str(item.folder.path)))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows
+    )
+
+
+def status_text(found: RunStatus) -> str:
+    """A few lines for people."""
+    lines = [f"run      {found.folder.id}", f"state    {found.state.state}"]
+    if found.state.detail:
+        lines[-1] += f" ({found.state.detail})"
+    lines.append(f"job      {found.job_id or 'none'}")
+    if found.attempt is not None:
+        lines.append(f"attempt  {found.attempt}")
+    if found.metrics and "step" in found.metrics:
+        loss = found.metrics.get("loss")
+        lines.append(f"step     {found.metrics['step']}" + (f", loss {loss:.4g}" if isinstance(loss, float) else ""))
+    lines += [f"folder   {found.folder.path}", f"log      {found.folder.job_log}"]
+    return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
+
+
+def follow_logs(folder: RunFolder, *, follow: bool, node: str | None, attempt: int | None) -> Iterator[str]:
+    """The lines of the logs; with `follow`, until the run has ended. Raises UserError for a node without a log."""
+    follower = Follower(folder, node=node, attempt=attempt)
+    if node is not None and not follow and not follower.node_logs():
+        known = sorted({path.stem for path in Follower(folder).node_logs()})
+        raise UserError(f"no log of node {node}", todo=f"nodes with a log: {', '.join(known) or 'none yet'}")
+    if not follow:
+        yield from follower.new_lines(to_the_end=True)
+        return
+    asked = -ASK_EVERY
+    while True:
+        ended = bool(_ended(folder))
+        if ended or time.monotonic() - asked >= ASK_EVERY:
+            asked = time.monotonic()
+            ended = run_status(folder).state.exit_code != state.EXIT_CODES["running"]
+        yield from follower.new_lines(to_the_end=ended)
+        if ended:
+            return
+        time.sleep(LOOK_EVERY)
+
+
+def _ended(folder: RunFolder) -> bool:
+    """Whether the script has written down its end: then it is worth asking the scheduler at once."""
+    records = read_lines(folder.events).records
+    return bool(records) and records[-1].get("event") == "job_ended"
+
+
+def cancel_run(folder: RunFolder) -> str:
+    """End a run's job. Raises UserError where there is no job that could be ended."""
+    facts = state.evidence(folder)
+    if facts.job_id is None:
+        raise UserError(f"run {folder.id} has no job", todo="it was never submitted")
+    if facts.submission is not None and facts.submission.scheduler == "allocation":
+        raise UserError(
+            f"run {folder.id} is a step of job {facts.job_id}, which is not its own",
+            todo=f"press Ctrl-C where it runs, or touch {folder.stop} to let it save and end",
+        )
+    ended = scheduler_for(facts.job_id).cancel(facts.job_id)
+    return f"cancelled job {facts.job_id}" if ended else f"job {facts.job_id} had ended already"

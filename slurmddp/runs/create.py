@@ -1,0 +1,193 @@
+"""Makes run folders: built beside their place and renamed into it, so that a failure leaves nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+import string
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+
+from slurmddp.errors import UserError
+from slurmddp.runs.layout import RunFolder
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+_TRIES = 100
+_TODO = "choose another folder for the runs: --set paths.runs=FOLDER"
+_WHY = {
+    errno.EACCES: "you may not write there",
+    errno.EPERM: "you may not write there",
+    errno.EROFS: "the file system is read-only here",
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "your quota there is used up",
+    errno.ENOTDIR: "a part of this path is a file, not a folder",
+    errno.EEXIST: "there is a file in its place",
+    errno.ENAMETOOLONG: "the name is too long for the file system",
+}
+
+
+def new_id(name: str, now: datetime | None = None) -> str:
+    """`<name>-<YYYYMMDD-HHMMSS>-<4 of a-z0-9>`, local time.
+
+    Raises UserError for a name that makes no folder name.
+    """
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"{name!r} cannot be the name of a run",
+            todo="use letters, digits and . _ - (the first a letter or digit), 100 at most",
+        )
+    moment = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
+    # SystemRandom: runs of one second are told apart even where a program has seeded `random`.
+    suffix = "".join(random.SystemRandom().choices(string.ascii_lowercase + string.digits, k=4))
+    return f"{name}-{moment}-{suffix}"
+
+
+class Draft:
+    """A run folder in the making; a context manager that leaves nothing behind unless `commit` was called.
+
+    final:  where it will be (for texts that name the run folder).
+    folder: where it is now, a sibling of that: write there.
+
+    Folders and files are made with plain modes, so the umask, the setgid bit and default ACLs of the parent
+    decide who may read them.
+    """
+
+    def __init__(self, root: Path, name: str, *, now: datetime | None = None) -> None:
+        root = Path(os.path.abspath(root))  # noqa: PTH100 (takes out "..", leaves links)
+        self._made: list[Path] = []
+        self._done = False
+        new_id(name, now)  # a bad name is refused before anything is made
+        try:
+            self._make_root(root)
+            self.final, self.folder = _reserve(root, name, now)
+        except OSError as error:
+            self._remove_roots()
+            raise folder_error(error, root) from error
+
+    def write(self, files: Mapping[str, str]) -> None:
+        """Write texts by path relative to the folder; *.sh are executable.
+
+        Raises UserError (no space, ...).
+        """
+        for relative, text in files.items():
+            target = self.folder.path / relative
+            if Path(relative).is_absolute() or ".." in Path(relative).parts:
+                raise ValueError(f"{relative!r} is not inside the run folder")
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                write_file(target, text.encode("utf-8"), executable=target.suffix == ".sh")
+            except OSError as error:
+                raise folder_error(error, self.final.path) from error
+
+    def commit(self) -> RunFolder:
+        """Put the folder in its place. Raises UserError."""
+        try:
+            # Nobody else makes this folder: whoever does must own the temporary one first.
+            self.folder.path.rename(self.final.path)
+        except OSError as error:
+            raise folder_error(error, self.final.path) from error
+        self._done = True
+        return self.final
+
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._done:
+            return
+        import shutil  # here: only a failure needs it
+
+        shutil.rmtree(
+            self.folder.path, ignore_errors=True
+        )  # what cannot be removed must not hide the first error
+        self._remove_roots()
+
+    def _make_root(self, root: Path) -> None:
+        missing = []
+        place = root
+        while not os.path.lexists(place):
+            missing.append(place)
+            place = place.parent
+        for folder in reversed(missing):
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue  # another submission was faster
+            self._made.append(folder)
+        if not root.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(root))
+
+    def _remove_roots(self) -> None:
+        for folder in reversed(self._made):
+            try:
+                folder.rmdir()
+            except OSError:
+                return  # another run is in it by now: it stays, and so do its parents
+
+
+def create(
+    root: Path,
+    name: str,
+    files: Mapping[str, str],
+    *,
+    fill: Callable[[Draft], None] | None = None,
+    now: datetime | None = None,
+) -> RunFolder:
+    """Make a run folder below `root` with these files (path relative to the folder -> text).
+
+    `fill` gets the draft and adds what depends on the run id or is no text (the snapshot, the manifest). Also
+    made are the folders that the job writes into, logs and markers: sbatch does not make the log's folder.
+    Raises UserError, and whatever `fill` raises; then nothing is left.
+    """
+    with Draft(root, name, now=now) as draft:
+        draft.write(files)
+        for folder in (draft.folder.logs, draft.folder.markers):
+            try:
+                folder.mkdir(exist_ok=True)
+            except OSError as error:
+                raise folder_error(error, draft.final.path) from error
+        if fill:
+            fill(draft)
+        return draft.commit()
+
+
+def write_file(path: Path, data: bytes, *, executable: bool = False) -> None:
+    """Write a new file with the modes that umask and the parent's ACL give.
+
+    Raises OSError, also where it exists.
+    """
+    descriptor = os.open(
+        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o777 if executable else 0o666
+    )
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def folder_error(error: OSError, path: Path) -> UserError:
+    """The user's message for an error of the file system at a run folder."""
+    why = _WHY.get(error.errno or 0, error.strerror or str(error))
+    where = os.fsdecode(error.filename) if error.filename else str(path)
+    return UserError(f"the run folder cannot be written: {where}: {why}", todo=_TODO)
+
+
+def _reserve(root: Path, name: str, now: datetime | None) -> tuple[RunFolder, RunFolder]:
+    """Find a free id and make its temporary folder. mkdir is the lock: it fails for whoever comes second."""
+    for _ in range(_TRIES):
+        run_id = new_id(name, now)
+        final = root / run_id
+        part = root / f".{run_id}.part"
+        try:
+            part.mkdir()
+        except FileExistsError:
+            continue
+        if os.path.lexists(final):
+            part.rmdir()
+            continue
+        return RunFolder(final), RunFolder(part)
+    raise UserError(f"no free run id for {name!r} in {root} after {_TRIES} tries", todo=_TODO)

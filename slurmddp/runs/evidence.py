@@ -1,0 +1,126 @@
+"""What a run folder itself says about how its run went: submission, markers, events, the stop file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurmddp.errors import UserError
+from slurmddp.runs import events as event_files
+from slurmddp.runs import submission as submissions
+from slurmddp.runs.layout import RunFolder, attempt_of
+from slurmddp.runs.submission import Submission
+from slurmddp.slurm.base import JobId
+
+
+@dataclass(frozen=True)
+class Marker:
+    """How an attempt ended, as the runtime wrote it.
+
+    state: done or stopped; held_out: the held-out loss, or None.
+    """
+
+    attempt: int
+    state: str
+    step: int | None = None
+    steps: int | None = None
+    reason: str = ""
+    held_out: Any = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the run folder itself says: all that `judge` needs besides Slurm's word."""
+
+    submission: Submission | None = None
+    markers: Mapping[int, Marker] | None = None
+    events: Sequence[Mapping[str, Any]] = ()
+    stop_requested: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def job_id(self) -> JobId | None:
+        """The job to ask Slurm about: the submission's, else that of the newest job_started.
+
+        Raises UserError for a submission that names no job.
+        """
+        if self.submission:
+            return JobId.parse(self.submission.job_id)
+        try:
+            return JobId.parse(str((self.started or {}).get("job_id")))
+        except UserError:
+            return None  # a script that somebody started by hand: there is no job to ask about
+
+    @property
+    def started(self) -> Mapping[str, Any] | None:
+        """The newest job_started."""
+        for event in self.events[::-1]:
+            if event.get("event") == "job_started":
+                return event
+        return None
+
+    @property
+    def ended(self) -> Mapping[str, Any] | None:
+        """The job_ended after the newest job_started; None while the script runs, or if it was killed."""
+        for event in self.events[::-1]:
+            if event.get("event") == "job_ended":
+                return event
+            if event.get("event") == "job_started":
+                return None
+        return None
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Whether `slurmddp cancel` was called after the newest job_started."""
+        for event in self.events[::-1]:
+            if event.get("event") == "cancel_requested":
+                return True
+            if event.get("event") == "job_started":
+                return False
+        return False
+
+    @property
+    def attempt(self) -> int | None:
+        """The newest attempt that anything tells of."""
+        attempts = [event["attempt"] for event in self.events if isinstance(event.get("attempt"), int)]
+        return max([*attempts, *(self.markers or {})], default=None)
+
+    @property
+    def marker(self) -> Marker | None:
+        """The newest attempt's marker; one of an older attempt says nothing about how the run stands now."""
+        return (self.markers or {}).get(self.attempt) if self.attempt is not None else None
+
+
+def evidence(folder: RunFolder) -> Evidence:
+    """Read what a run folder says.
+
+    Raises UserError for a damaged submission.json, OSError; notes tell the rest.
+    """
+    lines = event_files.read_lines(folder.events)
+    notes = [f"{folder.events}: {lines.damaged} damaged lines left out"] if lines.damaged else []
+    markers: dict[int, Marker] = {}
+    for path in sorted(folder.markers.glob("attempt-*.json")):
+        attempt = attempt_of(path)
+        if attempt is None:
+            continue
+        try:
+            found = json.loads(path.read_bytes())
+            markers[attempt] = Marker(
+                attempt,
+                state=str(found["state"]),
+                step=whole(found.get("step")),
+                steps=whole(found.get("steps")),
+                reason=str(found.get("reason") or ""),
+                held_out=found.get("held_out"),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            notes.append(f"{path}: damaged ({type(error).__name__}: {error})")
+    sent = submissions.read(folder)
+    return Evidence(sent, markers, lines.records, folder.stop.exists(), tuple(notes))
+
+
+def whole(value: Any) -> int | None:
+    """A whole number of a JSON file, or None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,237 @@
+"""Finds runs on any file system, through a small index in the user's state folder that may be lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from slurmddp.errors import UserError
+from slurmddp.runs import events, manifest, submission
+from slurmddp.runs.layout import RunFolder
+
+LAST = "last"
+_SHOWN = 10  # candidates and near misses in a message
+_DEPTH = 3  # folders below a root where runs are looked for
+_LOOKED_AT = 20_000  # folder entries: a root such as / must not be searched for minutes
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run as the index knows it. created: ISO 8601 with zone; site and job_id may be unknown ("")."""
+
+    id: str
+    path: str
+    created: str
+    name: str
+    site: str = ""
+    job_id: str = ""
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run's folder."""
+        return RunFolder(Path(self.path))
+
+    @property
+    def when(self) -> datetime:
+        """`created` as a time that compares across zones."""
+        try:
+            found = datetime.fromisoformat(self.created)
+        except ValueError:
+            return datetime.min.replace(tzinfo=timezone.utc)  # written by no version of ours: it sorts last
+        return found if found.tzinfo else found.astimezone()
+
+
+def state_folder() -> Path:
+    """`${XDG_STATE_HOME:-~/.local/state}/slurmddp` (XDG Base Directory Specification)."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "slurmddp"
+
+
+def index_file() -> Path:
+    """Where the index is: JSON lines, append only."""
+    return state_folder() / "runs.jsonl"
+
+
+def record(entry: Entry) -> str | None:
+    """Add a run, or newer facts about one; the newest line of an id counts.
+
+    Returns None, or a warning for the user: a home that is full or read-only must not fail a submission.
+    """
+    try:
+        index_file().parent.mkdir(parents=True, exist_ok=True)
+        events.append_line(index_file(), asdict(entry))
+    except (OSError, RuntimeError) as error:  # RuntimeError: Path.home() of a user without one
+        return f"the run is not in the index ({error}); name it by its folder: {entry.path}"
+    return None
+
+
+def entries() -> list[Entry]:
+    """All runs in the index whose folder is still there, newest first. Damaged lines are left out."""
+    return [entry for entry in _read() if entry.folder.exists]
+
+
+def rebuild(roots: Iterable[Path]) -> list[Entry]:
+    """Look for run folders at and below `roots` and add to the index those that it lacks, or has elsewhere.
+
+    Returns all that was found, newest first. Lines are only ever added, so a submission at the same moment
+    loses none.
+    """
+    known = {entry.id: entry for entry in _read()}
+    found: dict[str, Entry] = {}
+    for root in roots:
+        for folder in _run_folders(root):
+            if entry := entry_of(folder):
+                found[entry.id] = entry
+                old = known.get(entry.id)
+                if old is None or (old.path != entry.path and not old.folder.exists):
+                    record(entry)  # without an index the runs are still found, each time anew
+    return _newest_first(found.values())
+
+
+def entry_of(folder: RunFolder) -> Entry | None:
+    """What the index should say of a run folder, from its own files; None where it is none of ours."""
+    try:
+        facts = manifest.read(folder)
+    except UserError:
+        return None  # somebody else's folder with a manifest.json
+    try:
+        sent = submission.read(folder)
+    except (UserError, OSError):
+        sent = None  # the run is found all the same; `status` shows the error
+    return Entry(
+        id=str(facts.get("run") or folder.id),
+        path=str(folder.path),
+        created=str(facts.get("created", "")),
+        name=str(facts.get("name", "")),
+        site=str(facts.get("site") or ""),
+        job_id=sent.job_id if sent else "",
+    )
+
+
+def find(text: str, roots: Sequence[Path] = ()) -> RunFolder:
+    """The run that `text` names: `last`, a folder, a run id, a job id, or the beginning of one run id only.
+
+    Looked for in the index, then below `roots`. Raises UserError: several runs (they are listed), or none
+    (the nearest ids are).
+    """
+    if folder := _as_folder(text):
+        return folder
+    known = _read()
+    found = _matches(text, known)
+    if not found:
+        known = _newest_first({entry.id: entry for entry in (*known, *rebuild(roots))}.values())
+        found = _matches(text, known)
+    if len(found) == 1:
+        return found[0].folder
+    if found:
+        raise UserError(
+            f"{text!r} names {len(found)} runs:\n" + "\n".join(_line(entry) for entry in found[:_SHOWN]),
+            todo="give more of the id, or the folder",
+        )
+    raise UserError(*_none(text, [entry for entry in known if entry.folder.exists], roots))
+
+
+def _matches(text: str, known: Sequence[Entry]) -> list[Entry]:
+    """Existing runs that `text` names, by the first rule that finds any.
+
+    Only candidates are looked up on disk.
+    """
+    if text == LAST:
+        return next(([entry] for entry in known if entry.folder.exists), [])
+    if not text:
+        return []
+    rules: tuple[Callable[[Entry], bool], ...] = (
+        lambda entry: entry.id == text,
+        lambda entry: entry.job_id == text or entry.job_id.split(";")[0] == text,
+        lambda entry: entry.id.startswith(text),
+    )
+    for rule in rules:
+        if found := [entry for entry in known if rule(entry) and entry.folder.exists]:
+            return found
+    return []
+
+
+def _as_folder(text: str) -> RunFolder | None:
+    """The run folder that `text` is the path of. Raises UserError for a path to something else."""
+    expanded = os.path.expanduser(text)  # noqa: PTH111 (Path.expanduser raises for an unknown ~user)
+    path = Path(os.path.abspath(expanded))  # noqa: PTH100 (takes out "..", leaves links)
+    folder = RunFolder(path)
+    if text and folder.exists:
+        return folder
+    if "/" in text:
+        what = "has no manifest.json, so it is no run folder" if path.exists() else "does not exist"
+        raise UserError(f"{path} {what}", todo="`slurmddp runs` lists the runs")
+    return None
+
+
+def _none(text: str, known: Sequence[Entry], roots: Sequence[Path]) -> tuple[str]:
+    import difflib  # here: only this message needs it
+
+    if not known:
+        places = ", ".join(str(root) for root in roots) or "no folder was searched"
+        return (f"no run {text!r}: no runs are known (index {index_file()}; {places})",)
+    ids = [entry.id for entry in known]
+    near = set(difflib.get_close_matches(text, ids, n=_SHOWN, cutoff=0.4))
+    near |= {entry.id for entry in known if difflib.SequenceMatcher(None, text, entry.name).ratio() > 0.6}
+    listed = [entry for entry in known if entry.id in near] or list(known[:3])
+    head = "The nearest:" if near else "The newest:"
+    return ("\n".join([f"no run {text!r}. {head}", *(_line(entry) for entry in listed[:_SHOWN])]),)
+
+
+def _line(entry: Entry) -> str:
+    job = f"  job {entry.job_id}" if entry.job_id else ""
+    return f"    {entry.id}{job}  {entry.path}"
+
+
+def _read() -> list[Entry]:
+    """The index, newest first, one entry an id (its newest line), whether the folder exists or not."""
+    try:
+        lines = events.read_lines(index_file())
+    except (OSError, RuntimeError):
+        return []  # as good as lost: what is searched for is found below the roots
+    by_id: dict[str, Entry] = {}
+    for line in lines.records:
+        if entry := _entry(line):
+            by_id[entry.id] = entry
+    return _newest_first(by_id.values())
+
+
+def _entry(line: dict[str, Any]) -> Entry | None:
+    names = ("id", "path", "created", "name", "site", "job_id")
+    values = {name: line.get(name, "") for name in names}
+    if not all(isinstance(value, str) for value in values.values()) or not (values["id"] and values["path"]):
+        return None
+    return Entry(**values)
+
+
+def _newest_first(found: Iterable[Entry]) -> list[Entry]:
+    return sorted(found, key=lambda entry: (entry.when, entry.id), reverse=True)
+
+
+def _run_folders(root: Path) -> Iterator[RunFolder]:
+    """Run folders at or below a root, to a small depth; a folder that cannot be read holds none for us."""
+    level = [root]
+    looked_at = 0
+    for depth in range(_DEPTH + 1):
+        below: list[Path] = []
+        for place in level:
+            if RunFolder(place).exists:
+                yield RunFolder(Path(os.path.abspath(place)))  # noqa: PTH100 (takes out "..", leaves links)
+                continue
+            if depth == _DEPTH:
+                continue
+            try:
+                with os.scandir(place) as found:
+                    for item in found:
+                        looked_at += 1
+                        if looked_at > _LOOKED_AT:
+                            return
+                        if not item.name.startswith(".") and item.is_dir(follow_symlinks=False):
+                            below.append(Path(item.path))
+            except OSError:
+                continue
+        level = sorted(below)

@@ -1,0 +1,138 @@
+"""Where everything of a run lies in its folder.
+
+The one place of the login side that spells these names. The runtime has its own copy of those that it needs
+(slurmddp/runtime/folder.py): it runs from the snapshot and imports nothing of the login side.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_MARKER = re.compile(r"attempt-(\d{3,})\.json")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside one run's folder. Makes nothing by itself."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        """The run id: the folder's name."""
+        return self.path.name
+
+    @property
+    def exists(self) -> bool:
+        """Whether a finished run folder is there: the manifest tells."""
+        return self.manifest.is_file()
+
+    @property
+    def job_yaml(self) -> Path:
+        """The resolved job, for people."""
+        return self.path / "job.yaml"
+
+    @property
+    def job_json(self) -> Path:
+        """The resolved job, for the runtime."""
+        return self.path / "job.json"
+
+    @property
+    def site_yaml(self) -> Path:
+        """The site's profile as it was at submission."""
+        return self.path / "site.yaml"
+
+    @property
+    def job_sh(self) -> Path:
+        """The batch script."""
+        return self.path / "job.sh"
+
+    @property
+    def node_sh(self) -> Path:
+        """What each node runs."""
+        return self.path / "node.sh"
+
+    @property
+    def manifest(self) -> Path:
+        """What the run was made from: versions, commit, hashes, command line."""
+        return self.path / "manifest.json"
+
+    @property
+    def submission(self) -> Path:
+        """What the scheduler answered: job id, command, time. Absent until then."""
+        return self.path / "submission.json"
+
+    @property
+    def code(self) -> Path:
+        """The code as it was at submission; mounted into the container and put on PYTHONPATH."""
+        return self.path / "code"
+
+    @property
+    def code_runtime(self) -> Path:
+        """The snapshot of the package: slurmddp/__init__.py and slurmddp/runtime."""
+        return self.code / "slurmddp"
+
+    @property
+    def project(self) -> Path:
+        """The snapshot of the user's project folder or script."""
+        return self.code / "project"
+
+    @property
+    def logs(self) -> Path:
+        """All logs."""
+        return self.path / "logs"
+
+    @property
+    def job_log(self) -> Path:
+        """Standard output and error of the batch script, all attempts."""
+        return self.logs / "job.log"
+
+    def attempt_logs(self, attempt: int) -> Path:
+        """Folder of one attempt's logs, one file a node."""
+        return self.logs / f"attempt-{attempt:03d}"
+
+    def node_log(self, attempt: int, node: str) -> Path:
+        """One node's log of one attempt."""
+        return self.attempt_logs(attempt) / f"{node}.log"
+
+    @property
+    def events(self) -> Path:
+        """What happened: JSON lines, append only."""
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """Loss and speed by step: JSON lines, append only."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints, one folder each."""
+        return self.path / "checkpoints"
+
+    @property
+    def markers(self) -> Path:
+        """Folder of markers: how each attempt ended, if it ended cleanly."""
+        return self.path / "markers"
+
+    def marker(self, attempt: int) -> Path:
+        """How one attempt ended: the file that job.sh and `state.judge` decide from."""
+        return self.markers / f"attempt-{attempt:03d}.json"
+
+    @property
+    def trace(self) -> Path:
+        """What ranks traced: sample ids, flight recorder dumps."""
+        return self.path / "trace"
+
+    @property
+    def stop(self) -> Path:
+        """The stop file: where it is, the ranks save and end."""
+        return self.path / "stop"
+
+
+def attempt_of(marker: Path) -> int | None:
+    """The attempt whose marker this is; None for any other file."""
+    found = _MARKER.fullmatch(marker.name)
+    return int(found[1]) if found else None

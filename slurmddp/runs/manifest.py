@@ -1,0 +1,177 @@
+"""manifest.json: what a run was made from, so that it can be understood, compared and made again."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from slurmddp import __version__
+from slurmddp.errors import UserError
+from slurmddp.runs import git
+from slurmddp.runs.create import write_file
+from slurmddp.runs.layout import RunFolder
+
+SCHEMA = 1
+_HASH_BELOW = 2**30  # bytes: below a GiB a hash takes a second or two, a large image would take a minute
+_CHUNK = 2**22
+# Apptainer's header (github.com/apptainer/sif, pkg/sif/sif.go, type header): launch string 32 bytes, magic
+# 10, version 3, architecture 3, then the image's id, a UUID of 16 bytes.
+_SIF_MAGIC = slice(32, 42)
+_SIF_ID = slice(48, 64)
+
+
+def build(
+    folder: RunFolder,
+    *,
+    name: str,
+    command: Sequence[str],
+    project: Path | None,
+    code_hash: str | None,
+    image: Path | None,
+    resumed_from: Sequence[str] = (),
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What goes into manifest.json.
+
+    folder is the run's final place, command the words of slurmddp's own command line, project the user's
+    folder or script (for git; None where there is none), image a file or a sandbox folder on this machine,
+    resumed_from the ids or paths of the runs whose checkpoints this one starts from, more whatever else a
+    caller records. Never fails for what it cannot find out: it stands in a `note` beside a null.
+    """
+    facts: dict[str, Any] = {
+        "schema": SCHEMA,
+        "run": folder.id,
+        "name": name,
+        "created": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "slurmddp": __version__,
+        "python": platform.python_version(),
+        "host": platform.node(),
+        "user": _user(),
+        "command": list(command),
+        "directory": _directory(),
+        "git": git_facts(project) if project else None,
+        "code_hash": code_hash,
+        "image": image_facts(image) if image else None,
+        "resumed_from": list(resumed_from),
+    }
+    return {**facts, **(more or {})}
+
+
+def write(folder: RunFolder, facts: Mapping[str, Any]) -> None:
+    """Write manifest.json into a folder (a draft's) that has none. Raises OSError."""
+    text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+    # surrogateescape: paths that are not UTF-8 are written as the bytes that they are.
+    write_file(folder.manifest, text.encode("utf-8", errors="surrogateescape"))
+
+
+def read(folder: RunFolder) -> dict[str, Any]:
+    """manifest.json as it was written.
+
+    Raises UserError where it is absent, damaged or of a newer slurmddp.
+    """
+    try:
+        facts = json.loads(folder.manifest.read_text(encoding="utf-8", errors="surrogateescape"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the manifest cannot be read: {error}", where=str(folder.manifest), todo="is this a run folder?"
+        ) from error
+    if not isinstance(facts, dict) or not isinstance(facts.get("schema"), int):
+        raise UserError("this is not a manifest of slurmddp", where=str(folder.manifest))
+    if facts["schema"] > SCHEMA:
+        raise UserError(
+            f"this run was made by a newer slurmddp ({facts.get('slurmddp')})",
+            where=str(folder.manifest),
+            todo="update slurmddp",
+        )
+    return facts
+
+
+def git_facts(project: Path) -> dict[str, Any] | None:
+    """{commit, dirty, root} of the project's repository, None where there is none; a note if git fails."""
+    place = project if project.is_dir() else project.parent
+    try:
+        state = git.state(place)
+    except git.GitError as error:
+        return {"commit": None, "dirty": None, "root": None, "note": str(error)}
+    return asdict(state) if state else None
+
+
+def image_facts(image: Path) -> dict[str, Any]:
+    """{path, kind, bytes, mtime, sif_id, sha256} of an image; what is not known is null, `note` says why.
+
+    kind is sif, folder (a sandbox) or file; mtime is in seconds since 1970; sha256 comes from IMAGE.lock.json
+    beside it where that was written for just this file, else it is computed for files below 1 GiB.
+    """
+    facts: dict[str, Any] = {"path": str(image), "kind": None, "bytes": None, "mtime": None}
+    facts |= {"sif_id": None, "sha256": None}
+    try:
+        if image.is_dir():
+            return facts | {"kind": "folder", "note": "a sandbox folder has no hash"}
+        found = image.stat()
+        facts |= {"kind": "file", "bytes": found.st_size, "mtime": found.st_mtime}
+        facts["sif_id"] = sif_id(image)
+        if facts["sif_id"]:
+            facts["kind"] = "sif"
+        facts["sha256"] = _locked_hash(image, found)
+        if facts["sha256"] is None and found.st_size < _HASH_BELOW:
+            facts["sha256"] = sha256(image)
+    except OSError as error:
+        return facts | {"note": f"the image cannot be read: {error.strerror}"}
+    if facts["sha256"] is None:
+        facts["note"] = "not hashed: 1 GiB or more, and no lock file written for it stands beside it"
+    return facts
+
+
+def sif_id(image: Path) -> str | None:
+    """The id in a SIF file's header, as a UUID; None for another kind of file. Raises OSError."""
+    import uuid  # here: 5 ms that only submissions need
+
+    with image.open("rb") as file:
+        header = file.read(_SIF_ID.stop)
+    if len(header) < _SIF_ID.stop or header[_SIF_MAGIC] != b"SIF_MAGIC\0":
+        return None
+    return str(uuid.UUID(bytes=header[_SIF_ID]))
+
+
+def sha256(path: Path) -> str:
+    """sha256 (hex) of a file. Raises OSError."""
+    import hashlib  # here: only submissions need it
+
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _locked_hash(image: Path, found: os.stat_result) -> str | None:
+    """The hash in IMAGE.lock.json ({bytes, mtime, sha256}) if it is of a file of this size and time."""
+    try:
+        lock = json.loads(image.with_name(image.name + ".lock.json").read_bytes())
+        same = lock["bytes"] == found.st_size and abs(float(lock["mtime"]) - found.st_mtime) < 1e-3
+        return str(lock["sha256"]) if same else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # no lock, not ours, or damaged: the hash is then computed, or null with its note
+
+
+def _user() -> str:
+    """The login name; the number where the system has no name for it (containers, LDAP that is away)."""
+    import pwd  # here: not on every platform that renders
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _directory() -> str | None:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return None  # removed beneath us: the run needs it for nothing

@@ -1,0 +1,76 @@
+"""Copies code into a run folder: all nodes run the same, and a later edit does not change a queued job."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from slurmddp.errors import UserError
+from slurmddp.runs.create import write_file
+from slurmddp.runs.survey import Survey, shown
+
+
+def copy_project(found: Survey, destination: Path) -> None:
+    """Copy what `survey` found below a new folder: bytes, paths and the x bit; other modes from the umask.
+
+    Files that change meanwhile are copied as they are at that moment. Raises UserError for a file that cannot
+    be read, OSError where the destination cannot be written (the caller knows how to put that).
+    """
+    destination.mkdir(parents=True, exist_ok=True)
+    made = {destination}
+    for item in found.items:
+        target = destination / item.relative
+        if target.parent not in made:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            made.add(target.parent)
+        if item.link is not None:
+            target.symlink_to(item.link)
+            continue
+        try:
+            data = item.source.read_bytes()
+        except FileNotFoundError:
+            continue  # removed since the survey
+        except OSError as error:
+            raise UserError(
+                f"{shown(str(item.source))} cannot be read: {error.strerror}",
+                todo="make it readable, or leave it out of train.project (.gitignore)",
+            ) from error
+        write_file(target, data, executable=item.executable)
+
+
+def copy_runtime(destination: Path, package: Path | None = None) -> None:
+    """Copy slurmddp/__init__.py and slurmddp/runtime/**/*.py, as installed, to `destination` (code/slurmddp).
+
+    package: another package folder than the one that runs. Raises OSError.
+    """
+    package = package or Path(__file__).resolve().parent.parent
+    for source in (package / "__init__.py", *sorted((package / "runtime").rglob("*.py"))):
+        target = destination / source.relative_to(package)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_file(target, source.read_bytes())
+
+
+def code_hash(code: Path) -> str:
+    """sha256 (hex) over a folder: the sorted relative paths, each with its content's hash (a link: its text).
+
+    Python's caches are left out: the nodes may write them later, and the hash must still be the same then.
+    """
+    import hashlib  # here: only submissions need it
+
+    entries: list[tuple[bytes, bytes]] = []
+    for folder, folders, files in os.walk(code):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in (*files, *folders):
+            path = Path(folder, name)
+            relative = os.fsencode(path.relative_to(code))
+            if path.is_symlink():
+                content = b"link:" + os.fsencode(path.readlink())
+            elif path.is_file():
+                content = path.read_bytes()
+            else:
+                continue
+            entries.append((relative, hashlib.sha256(content).hexdigest().encode()))
+    total = hashlib.sha256()
+    for relative, digest in sorted(entries):
+        total.update(relative + b"\0" + digest + b"\n")
+    return total.hexdigest()

@@ -1,0 +1,192 @@
+"""The one verdict about a run, from what Slurm says and what the run left in its folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurmddp.runs.evidence import Evidence, Marker, whole
+from slurmddp.slurm.base import JobView
+
+# Exit codes of `status` by state: 0 done, 1 ended otherwise (or never began), 3 still going.
+EXIT_CODES = {
+    "done": 0,
+    "stopped": 1, "failed": 1, "timed out": 1, "node failure": 1, "cancelled": 1, "out of memory": 1,
+    "lost": 1, "not submitted": 1,
+    "pending": 3, "running": 3, "requeued": 3, "stopping": 3,
+}  # fmt: skip
+
+# Slurm's state words (squeue(1), "JOB STATE CODES") for jobs that go on or have ended badly. COMPLETED,
+# FAILED, PREEMPTED and PENDING need a closer look.
+_PLAIN = {
+    "RUNNING": "running", "SUSPENDED": "running", "RESIZING": "running", "SIGNALING": "running",
+    "STOPPED": "running",
+    "CONFIGURING": "pending",
+    "COMPLETING": "stopping", "STAGE_OUT": "stopping",
+    "REQUEUED": "requeued", "REQUEUE_FED": "requeued", "REQUEUE_HOLD": "requeued", "SPECIAL_EXIT": "requeued",
+    "RESV_DEL_HOLD": "requeued",
+    "TIMEOUT": "timed out", "DEADLINE": "timed out",
+    "NODE_FAIL": "node failure", "BOOT_FAIL": "node failure",
+    "CANCELLED": "cancelled", "REVOKED": "cancelled",
+    "OUT_OF_MEMORY": "out of memory",
+    "FAILED": "failed", "LAUNCH_FAILED": "failed", "RECONFIG_FAIL": "failed",
+}  # fmt: skip
+_HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The verdict.
+
+    state: a key of EXIT_CODES; detail: one line for people, "" where there is nothing to add.
+    """
+
+    state: str
+    detail: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """0 done; 1 ended otherwise, lost, or never submitted; 3 still going."""
+        return EXIT_CODES[self.state]
+
+    @property
+    def going(self) -> bool:
+        """Whether the run may still change by itself."""
+        return self.exit_code == 3
+
+
+def judge(job: JobView | None, facts: Evidence, *, answered: bool = True) -> RunState:
+    """How a run stands. Pure.
+
+    job:      what the scheduler says of it now; None if it has forgotten the job, or was never given one.
+    answered: False where the scheduler could not be asked: nothing is then concluded from its silence.
+
+    Slurm's word wins while it knows the job. Three things are beyond it: a script that ended with 0, or with
+    an error, after a clean stop (the marker tells), and a job that we only ran inside (`slurmddp run` in an
+    allocation), which goes on when our script has ended. Once Slurm has forgotten the job, the newest
+    attempt's marker and its job_ended decide; a script that began and left no end is lost. A user's own
+    script writes no marker: exit code 0 is done.
+    """
+    if facts.submission is None and facts.started is None:
+        return RunState("not submitted", "the run folder was made, but no job was submitted from it")
+    inside = facts.submission is None or facts.submission.scheduler == "allocation"
+    if job and not (inside and facts.ended):
+        return _by_slurm(job, facts)
+    if not answered and not facts.ended:
+        return _unanswered(facts)
+    return _by_folder(facts)
+
+
+def _by_slurm(job: JobView, facts: Evidence) -> RunState:
+    marker = facts.marker
+    ended = _exit_text(job.exit_code, job.signal)
+    if job.state == "PENDING":
+        return _pending(job, facts)
+    if job.state == "COMPLETED":
+        return (
+            _stopped(marker) if marker and marker.state == "stopped" else RunState("done", _progress(marker))
+        )
+    if job.state in ("FAILED", "PREEMPTED") and marker and marker.state == "stopped":
+        return _stopped(marker, "preempted" if job.state == "PREEMPTED" else "")
+    if job.state == "PREEMPTED":
+        return RunState("cancelled", _join("preempted", _progress(marker)))
+    state = _PLAIN.get(job.state)
+    if state is None:
+        return RunState(
+            "lost", f"Slurm calls its state {job.state}, which slurmddp does not know: see squeue(1)"
+        )
+    if state == "running":
+        where = f"on {job.nodes}" if job.nodes else ""
+        odd = job.state.lower() if job.state != "RUNNING" else ""
+        return RunState("stopping" if facts.stop_requested else state, _join(where, odd))
+    if state == "requeued":
+        todo = f"held: `scontrol release {facts.job_id.id}`" if job.state in _HELD and facts.job_id else ""
+        return RunState(state, _join(job.reason, todo))
+    if state == "stopping":
+        return RunState(state, "its processes are ending")
+    if state == "pending":
+        return RunState(state, "its nodes are being made ready")
+    reason = "" if job.reason in ("NonZeroExitCode", "TimeLimit", "NodeDown") else job.reason
+    began = "" if facts.started else "before it began"
+    return RunState(state, _join(ended if state == "failed" else "", reason, began, _progress(marker)))
+
+
+def _pending(job: JobView, facts: Evidence) -> RunState:
+    again = bool(job.restarts) or facts.started is not None
+    since = f"from {job.start}" if job.reason == "BeginTime" and job.start else ""
+    expected = f"expected to start {job.start}" if job.start and not since else ""
+    return RunState("requeued" if again else "pending", _join(_join(job.reason, since, by=" "), expected))
+
+
+def _unanswered(facts: Evidence) -> RunState:
+    if facts.started is None:
+        return RunState("pending", "Slurm did not answer; the job had not begun when last heard of")
+    attempt = "" if facts.attempt is None else f"attempt {facts.attempt} "
+    return RunState("running", f"Slurm did not answer; {attempt}began and has not reported its end")
+
+
+def _by_folder(facts: Evidence) -> RunState:
+    marker, ended = facts.marker, facts.ended
+    stopped = marker is not None and marker.state == "stopped"
+    finished = marker is not None and marker.state == "done"
+    if ended is None:
+        if finished:
+            return RunState("done", _join(_progress(marker), "the job script's own end is not recorded"))
+        return _stopped(marker) if stopped else _lost(facts)
+    word = str(ended.get("slurm_state") or "").split(" ")[0]
+    code, signal = whole(ended.get("exit_code")), str(ended.get("signal") or "")
+    state = _PLAIN.get(word)
+    if state == "requeued" or word == "PENDING":
+        return RunState("lost", f"it was put back into the queue, and then {_forgot(facts)}")
+    if state in ("timed out", "node failure", "cancelled", "out of memory"):
+        return RunState(state, _progress(marker))
+    if facts.cancel_requested and code != 0:
+        return RunState("cancelled", _progress(marker))
+    if stopped:
+        return _stopped(marker, "preempted" if word == "PREEMPTED" else "")
+    if code == 0:
+        return RunState("done", _progress(marker))
+    if word == "PREEMPTED" or signal.removeprefix("SIG") in ("TERM", "INT", "HUP"):
+        why = "preempted" if word == "PREEMPTED" else f"ended by SIG{signal.removeprefix('SIG')}"
+        return RunState("cancelled", _join(why, _progress(marker)))
+    return RunState(
+        "failed", _join(f"exit code {code}" if code is not None else "", signal, _progress(marker))
+    )
+
+
+def _lost(facts: Evidence) -> RunState:
+    if facts.started is None:
+        return RunState("lost", f"{_forgot(facts)} and it never began: cancelled while it waited?")
+    node = facts.started.get("node")
+    where = f" on {node}" if node else ""
+    return RunState(
+        "lost",
+        f"it began{where}, {_forgot(facts)} and its script reported no end: the node died or the script was "
+        "killed; see logs/job.log, then submit again to resume from its checkpoints",
+    )
+
+
+def _forgot(facts: Evidence) -> str:
+    sent = facts.submission
+    if sent and sent.scheduler == "local":
+        return f"process {sent.job_id} is not on this machine (it was started on {sent.host or 'another'})"
+    return f"Slurm has forgotten job {sent.job_id}" if sent and sent.job_id else "Slurm has forgotten the job"
+
+
+def _stopped(marker: Marker | None, why: str = "") -> RunState:
+    return RunState("stopped", _join(why, (marker.reason if marker else ""), _progress(marker)))
+
+
+def _progress(marker: Marker | None) -> str:
+    """`step 500 of 1000`, as far as the marker tells."""
+    if marker is None or marker.step is None:
+        return ""
+    of = f" of {marker.steps}" if marker.steps is not None else ""
+    return f"step {marker.step}{of}"
+
+
+def _exit_text(code: int | None, signal: int | None) -> str:
+    return f"signal {signal}" if signal else f"exit code {code}" if code is not None else ""
+
+
+def _join(*parts: str, by: str = ", ") -> str:
+    return by.join(part for part in parts if part)

@@ -1,0 +1,72 @@
+"""submission.json: what the scheduler answered when the run was submitted."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from slurmddp.errors import UserError
+from slurmddp.runs.layout import RunFolder
+
+SCHEDULERS = ("slurm", "local", "allocation")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """How a run was handed over.
+
+    job_id     `123`, `123;cluster` or `local-PID-STARTTIME`; of the surrounding job for an allocation
+    scheduler  slurm (sbatch), local (a process of this machine), allocation (`slurmddp run` inside a job)
+    command    the command line that was run
+    time       when, ISO 8601 with zone
+    host       on which machine (a local process is found only there)
+    """
+
+    job_id: str
+    scheduler: str
+    command: tuple[str, ...]
+    time: str
+    host: str
+
+    @classmethod
+    def now(cls, job_id: str, scheduler: str, command: Sequence[str]) -> Submission:
+        """One of this moment and machine."""
+        if scheduler not in SCHEDULERS:
+            raise ValueError(f"scheduler {scheduler!r} is none of {', '.join(SCHEDULERS)}")
+        time = datetime.now().astimezone().isoformat(timespec="seconds")
+        return cls(job_id, scheduler, tuple(command), time, platform.node())
+
+
+def write(folder: RunFolder, submission: Submission) -> None:
+    """Write submission.json, whole or not at all. Raises OSError."""
+    text = json.dumps({"schema": 1, **asdict(submission)}, indent=2) + "\n"
+    part = folder.submission.with_name(folder.submission.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(folder.submission)
+
+
+def read(folder: RunFolder) -> Submission | None:
+    """What submission.json says; None if there is none. Raises UserError if it is damaged, OSError."""
+    try:
+        text = folder.submission.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        found: dict[str, Any] = json.loads(text)
+        return Submission(
+            job_id=str(found["job_id"]),
+            scheduler=str(found["scheduler"]),
+            command=tuple(str(word) for word in found["command"]),
+            time=str(found["time"]),
+            host=str(found.get("host", "")),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"this file is damaged ({type(error).__name__}: {error})",
+            where=str(folder.submission),
+            todo="look for the job in squeue or sacct by its name, the run id",
+        ) from error

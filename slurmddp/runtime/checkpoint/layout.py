@@ -1,0 +1,188 @@
+"""Names, hashes and durability of checkpoint files. Standard library only."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+DATA = "data.json"
+COMPLETE = "COMPLETE"
+RNG = "rng"
+SCHEMA = 1
+
+_STEP = re.compile(r"step-(\d{8,})")
+_TEMPORARY = re.compile(r"\.(?:saving|old)-step-\d+-attempt-(\d+)-[0-9a-f]+")
+_CHUNK = 1 << 20
+
+
+class Rejected(Exception):
+    """A checkpoint that must not be loaded: which file, and why."""
+
+    def __init__(self, folder: Path, file: str, why: str) -> None:
+        super().__init__(f"{folder / file}: {why}")
+        self.folder = folder
+        self.file = file
+        self.why = why
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What a manifest says of one file."""
+
+    bytes: int
+    sha256: str
+
+
+def folder_name(step: int) -> str:
+    """step-00001000."""
+    return f"step-{step:08d}"
+
+
+def temporary_name(kind: str, step: int, attempt: int, nonce: str) -> str:
+    """A hidden name for a folder that is being written (`saving`) or thrown away (`old`)."""
+    return f".{kind}-step-{step:08d}-attempt-{attempt:03d}-{nonce}"
+
+
+def step_of(folder: Path) -> int | None:
+    """The step in a checkpoint folder's name; None where the name is not one."""
+    match = _STEP.fullmatch(folder.name)
+    return int(match.group(1)) if match else None
+
+
+def found(root: Path) -> list[tuple[int, Path]]:
+    """All checkpoint folders in `root`, complete or not, newest first; none where `root` is not there."""
+    if not root.is_dir():
+        return []
+    steps = [(step, folder) for folder in root.iterdir() if (step := step_of(folder)) is not None]
+    return sorted(steps, reverse=True)
+
+
+def facts(path: Path, *, sync: bool = False) -> FileFacts:
+    """Bytes and sha256 of a file, read in chunks; with `sync`, its content is on stable storage on return."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+        if sync:
+            os.fsync(file.fileno())
+    return FileFacts(size, digest.hexdigest())
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on stable storage. A reader sees nothing or all of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """write_durably for JSON, indented for people."""
+    write_durably(path, (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until a folder's entries are on stable storage."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def mark_complete(folder: Path) -> None:
+    """Write COMPLETE, which vouches for the manifest, which vouches for the rest."""
+    write_durably(folder / COMPLETE, (facts(folder / MANIFEST).sha256 + "\n").encode())
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether COMPLETE is there. Says nothing of the content: `verify` does."""
+    return (folder / COMPLETE).is_file()
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """Check every file of a checkpoint against its manifest, and return the manifest.
+
+    Raises Rejected that names the first file that is missing, of another size, or of another content.
+    """
+    try:
+        vouched = (folder / COMPLETE).read_text(encoding="ascii", errors="replace").strip()
+    except FileNotFoundError:
+        raise Rejected(folder, COMPLETE, "is missing: the checkpoint was never finished") from None
+    except OSError as error:
+        raise Rejected(folder, COMPLETE, f"cannot be read: {error.strerror}") from error
+    if _checked(folder, MANIFEST).sha256 != vouched:
+        raise Rejected(folder, MANIFEST, f"is not the one that {COMPLETE} vouches for")
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        schema, files = manifest["schema"], dict(manifest["files"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise Rejected(folder, MANIFEST, f"is not a manifest: {error!r}") from error
+    if schema != SCHEMA:
+        raise Rejected(folder, MANIFEST, f"has schema {schema}, and this version reads {SCHEMA}")
+    for name, wanted in files.items():
+        actual = _checked(folder, name)
+        if actual.bytes != wanted["bytes"]:
+            raise Rejected(folder, name, f"has {actual.bytes} bytes, not {wanted['bytes']}")
+        if actual.sha256 != wanted["sha256"]:
+            raise Rejected(folder, name, "has other content than was written (sha256 differs)")
+    return manifest
+
+
+def prune(
+    root: Path, *, keep: int, committed: int, rejected: Iterable[Path], attempt: int, nonce: str
+) -> list[Path]:
+    """Remove old checkpoints after `committed` (a step) was completed; returns what was removed.
+
+    The `keep` newest complete ones up to that step stay. Unfinished ones, and those that loading rejected,
+    do not count, and go now that a good one is newer. Ones beyond the step are left alone: a run that comes
+    to their step replaces them.
+    """
+    bad = set(rejected)
+    up_to = [folder for step, folder in found(root) if step <= committed]
+    good = [folder for folder in up_to if folder not in bad and is_complete(folder)]
+    stale = good[keep:] + [folder for folder in up_to if folder not in good]
+    for folder in stale:
+        discard(folder, attempt=attempt, nonce=nonce)
+    return stale
+
+
+def discard(folder: Path, *, attempt: int, nonce: str) -> None:
+    """Remove a checkpoint. It loses its name first: one half deleted is never taken for a checkpoint."""
+    step = step_of(folder) or 0
+    hidden = folder.with_name(temporary_name("old", step, attempt, nonce))
+    folder.rename(hidden)
+    shutil.rmtree(hidden)
+
+
+def remove_leftovers(root: Path, attempt: int) -> list[Path]:
+    """Remove temporary folders of this and earlier attempts, whose writers are dead; returns them."""
+    if not root.is_dir():
+        return []
+    dead = [
+        folder
+        for folder in sorted(root.iterdir())
+        if (match := _TEMPORARY.fullmatch(folder.name)) and int(match.group(1)) <= attempt
+    ]
+    for folder in dead:
+        shutil.rmtree(folder)
+    return dead
+
+
+def _checked(folder: Path, name: str) -> FileFacts:
+    try:
+        return facts(folder / name)
+    except FileNotFoundError:
+        raise Rejected(folder, name, "is missing") from None
+    except OSError as error:
+        raise Rejected(folder, name, f"cannot be read: {error.strerror}") from error

@@ -1,0 +1,106 @@
+"""Loading: rank 0 chooses the newest checkpoint that verifies, and every rank loads that one."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+
+from slurmddp.runtime import randomness
+from slurmddp.runtime.checkpoint import layout, state
+from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.world import World
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A verified checkpoint. `data` is the content of its data.json."""
+
+    path: Path
+    step: int
+    world: int
+    data: dict[str, Any]
+
+
+def choose(roots: Sequence[Path], on_rejected: Callable[[layout.Rejected], None]) -> Choice | None:
+    """The newest checkpoint that verifies, of the first root that has one; None where there is none.
+
+    Each one refused on the way is reported to `on_rejected`. Only reads.
+    """
+    for root in roots:
+        for _, folder in layout.found(root):
+            try:
+                manifest = layout.verify(folder)
+            except layout.Rejected as rejected:
+                on_rejected(rejected)
+                continue
+            data = json.loads((folder / layout.DATA).read_text(encoding="utf-8"))
+            return Choice(folder, manifest["step"], manifest["world"], data)
+    return None
+
+
+def check_data(choice: Choice, now: Mapping[str, Any]) -> list[str]:
+    """Compare data.json with the present run's; returns remarks on what differs and does no harm.
+
+    Raises UserError, on all ranks alike, where the stream of samples could not go on: other data, another
+    seed or another optimizer.
+    """
+    then = choice.data
+    fatal = {
+        "fingerprint": "the dataset has changed (its fingerprint is another one)",
+        "length": "the dataset has changed: it had {then} samples and now has {now}",
+        "seed": "train.seed was {then} and is now {now}",
+        "optimizer": "train.optimizer.name was {then} and is now {now}",
+    }
+    for key in ("length", "fingerprint", "seed", "optimizer"):
+        if then[key] != now[key]:
+            what = fatal[key].format(then=then[key], now=now[key])
+            raise UserError(
+                f"cannot resume from {choice.path}: {what}. Put it back as it was, or start a new run "
+                "without this one",
+                shared=True,
+            )
+    if then["global_batch"] != now["global_batch"]:
+        return [
+            f"the global batch was {then['global_batch']} and is now {now['global_batch']}: "
+            "the samples go on where they were, in other steps"
+        ]
+    return []
+
+
+def load(choice: Choice, trained: state.Trained, world: World) -> None:
+    """Load weights and optimizer of `choice` in place, on any number of ranks; every rank has to call it.
+
+    Raises UserError where the model is another one.
+    """
+    storage = FileSystemReader(choice.path)
+    stored = world.together(storage.read_metadata).state_dict_metadata
+    try:
+        state.check(trained, stored)
+    except UserError as error:
+        raise UserError(
+            f"cannot resume from {choice.path}: {error}. Put train.model back as it was, or start a new "
+            "run without this one",
+            shared=True,
+        ) from error
+    tensors = state.prepare(trained, stored)
+    world.together(lambda: load_shards(tensors, storage_reader=storage, process_group=world.coordination))
+    state.adopt(trained, tensors)
+
+
+def restore_randomness(choice: Choice, world: World, seed: int) -> bool:
+    """Put the random states of `choice` back where the number of ranks is the same: True.
+
+    Else derive new ones from (seed, step, rank): False. Every rank has to call it.
+    """
+    if choice.world != world.size:
+        randomness.seed_all(randomness.derive(seed, choice.step, world.rank))
+        return False
+    path = choice.path / layout.RNG / f"rank-{world.rank:05d}.pt"
+    found = world.together(lambda: torch.load(path, map_location="cpu", weights_only=True))
+    randomness.restore(found, world.device)
+    return True

@@ -1,0 +1,53 @@
+"""What torchrun and our own scripts tell a rank through environment variables. Standard library only."""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmddp.runtime.errors import UserError
+
+
+@dataclass(frozen=True)
+class Environment:
+    """This process's place in the job.
+
+    `attempt` is the number of the job's start, from SLURMDDP_ATTEMPT: TORCHELASTIC_RESTART_COUNT is not the
+    same on all nodes after a restart.
+    """
+
+    rank: int
+    local_rank: int
+    world: int
+    local_world: int
+    attempt: int
+    node: str
+    stop_file: Path | None
+
+
+def read(environ: Mapping[str, str] = os.environ) -> Environment:
+    """Read the environment. Raises UserError where a variable is missing or not a number."""
+    stop_file = environ.get("SLURMDDP_STOP_FILE")
+    return Environment(
+        rank=_number(environ, "RANK"),
+        local_rank=_number(environ, "LOCAL_RANK"),
+        world=_number(environ, "WORLD_SIZE"),
+        local_world=_number(environ, "LOCAL_WORLD_SIZE"),
+        attempt=_number(environ, "SLURMDDP_ATTEMPT", default="0"),
+        node=environ.get("SLURMDDP_NODE") or socket.gethostname(),
+        stop_file=Path(stop_file) if stop_file else None,
+    )
+
+
+def _number(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
+    text = environ.get(name, default)
+    if text is None:
+        raise UserError(
+            f"{name} is not set: this program is started by torchrun "
+            "(python -m torch.distributed.run ... -m slurmddp.runtime.train RUN_DIR)"
+        )
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"{name} must be a whole number, not {text!r}") from None

@@ -1,0 +1,31 @@
+"""The errors that the runtime raises on purpose."""
+
+
+class RuntimeFailure(Exception):
+    """A failure of the run itself that we can name: a message, no traceback, exit code 1.
+
+    `shared` says that every rank raises it at the same time, so that rank 0 alone needs to print it.
+    """
+
+    def __init__(self, message: str, *, shared: bool = False) -> None:
+        super().__init__(message)
+        self.shared = shared
+
+
+class UserError(Exception):
+    """Something that the user can put right: one message, no traceback, exit code 1.
+
+    `shared` says that every rank raises it at the same time, so that rank 0 alone needs to print it.
+    """
+
+    def __init__(self, message: str, *, shared: bool = False) -> None:
+        super().__init__(message)
+        self.shared = shared
+
+
+class PeerError(RuntimeFailure):
+    """Another rank failed; this one ends because it cannot go on alone. The other one prints the reason."""
+
+
+class NotFiniteError(RuntimeFailure):
+    """A loss or gradient that is not a finite number. Raised on every rank before the weights are touched."""

@@ -1,0 +1,67 @@
+"""Append-only JSON lines that many ranks and attempts may write to at once."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+class JsonLines:
+    """A file of JSON objects, one a line.
+
+    Each line is one os.write on a descriptor opened with O_APPEND: lines of several processes never mix
+    (POSIX promises it on one host; on a network file system short lines of one writer at a time are what we
+    rely on, which is why events come mostly from rank 0).
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one object. Numbers that JSON lacks (nan, inf) are written as null. Raises OSError."""
+        line = (json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
+        written = os.write(self._descriptor, line)
+        if written != len(line):
+            raise OSError(
+                f"{self.path}: only {written} of {len(line)} bytes were written (is the disk full?)"
+            )
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> "JsonLines":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Events:
+    """events.jsonl as one rank of one attempt writes it."""
+
+    def __init__(self, path: Path, *, attempt: int, node: str, rank: int) -> None:
+        self._lines = JsonLines(path)
+        self._who = {"attempt": attempt, "node": node, "rank": rank}
+
+    def write(self, event: str, **facts: Any) -> None:
+        """Append one event with time (unix seconds), attempt, node and rank. Raises OSError."""
+        self._lines.write({"time": round(time.time(), 3), "event": event, **self._who, **facts})
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,93 @@
+"""Where a run goes on: the newest good checkpoint, or the beginning."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmddp.runtime.checkpoint import layout, reader
+from slurmddp.runtime.session import Session
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where an attempt starts: steps done before it, and samples used by them over all ranks.
+
+    `samples` is not step * global batch where the global batch has been changed on the way. `rejected`:
+    checkpoints that were refused.
+    """
+
+    step: int
+    samples: int
+    rejected: tuple[Path, ...]
+
+    def samples_at(self, step: int, global_batch: int) -> int:
+        """Samples used after `step`, counted from the run's beginning through all epochs."""
+        return self.samples + (step - self.step) * global_batch
+
+    def data_state(self, session: Session, step: int) -> dict[str, Any]:
+        """data.json: where in the data the run is after `step`. Nothing in it belongs to one rank."""
+        samples = self.samples_at(step, session.job.batch.total)
+        return {
+            "step": step,
+            "epoch": samples // session.data.length,
+            "samples": samples,
+            "seed": session.job.train.seed,
+            "length": session.data.length,
+            "fingerprint": session.data.fingerprint,
+            "global_batch": session.job.batch.total,
+            "world": session.world.size,
+            "optimizer": session.job.train.optimizer.name,
+        }
+
+
+def resume(session: Session) -> Position:
+    """Load the newest checkpoint that verifies, of this run's or else of the folders in resume_from.
+
+    Every rank has to call it. Raises UserError where the checkpoint does not fit the job.
+    """
+    here = session.world
+    own = session.folder.checkpoints
+    here.on_main(lambda: layout.remove_leftovers(own, here.attempt))
+    roots = [own, *map(Path, session.job.resume_from)]
+    choice, rejected = here.on_main(lambda: _choose(session, roots))
+    if choice is None:
+        if rejected:
+            session.console.warn("no good checkpoint is left: starting from the beginning")
+        return Position(0, 0, rejected)
+    _check(session, choice, Position(0, 0, ()).data_state(session, 0))
+    reader.load(choice, session.trained, here)
+    restored = reader.restore_randomness(choice, here, session.job.train.seed)
+    session.console.say(f"resumed    step {choice.step} from {choice.path}, saved by {choice.world} ranks")
+    if not restored:
+        session.console.say(
+            f"           the ranks were {choice.world} and are {here.size}: their random states are new, "
+            "derived "
+            "from (seed, step, rank)"
+        )
+    session.record(
+        "resumed",
+        step=choice.step,
+        path=str(choice.path),
+        from_world=choice.world,
+        samples=choice.data["samples"],
+        random_states_restored=restored,
+    )
+    return Position(choice.step, choice.data["samples"], rejected)
+
+
+def _choose(session: Session, roots: list[Path]) -> tuple[reader.Choice | None, tuple[Path, ...]]:
+    """On rank 0."""
+    rejected: list[Path] = []
+
+    def note(one: layout.Rejected) -> None:
+        rejected.append(one.folder)
+        session.console.warn(f"checkpoint refused: {one}; looking for the one before")
+        session.record("checkpoint_rejected", path=str(one.folder), file=one.file, why=one.why)
+
+    return reader.choose(roots, note), tuple(rejected)
+
+
+def _check(session: Session, choice: reader.Choice, now: Mapping[str, Any]) -> None:
+    for remark in reader.check_data(choice, now):
+        session.console.warn(remark)

@@ -1,0 +1,21 @@
+"""The learning rate as a pure function of the step: nothing to save, nothing to restore."""
+
+import math
+
+from slurmddp.runtime.job import Schedule
+
+
+def ratio(schedule: Schedule, step: int, steps: int) -> float:
+    """The factor on the base learning rate for the update number `step` (the first is 0) of `steps`.
+
+    Rises linearly over `warmup` updates (the first already has 1/warmup), then falls from 1 to `min_ratio`
+    along a cosine or a line over the schedule's length, and stays there; `constant` stays at 1.
+    """
+    length = schedule.steps if schedule.steps is not None else steps
+    if step < schedule.warmup:
+        return (step + 1) / schedule.warmup
+    if schedule.kind == "constant":
+        return 1.0
+    progress = min(1.0, (step - schedule.warmup) / max(1, length - schedule.warmup))
+    shape = 0.5 * (1.0 + math.cos(math.pi * progress)) if schedule.kind == "cosine" else 1.0 - progress
+    return schedule.min_ratio + (1.0 - schedule.min_ratio) * shape

@@ -1,0 +1,232 @@
+"""Task `images`: classification of an .npz file's arrays, or of a folder that holds one folder a class.
+
+The only module of the runtime that needs numpy, and PIL for folders; both are imported when they are used.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.order import keys, permute
+from slurmddp.runtime.tasks.protocol import Loss, Samples, options
+
+DATA: dict[str, Any] = {"path": "", "held_out": 0.2, "size": 32}
+MODEL: dict[str, Any] = {"kind": "mlp", "hidden": 128, "layers": 2, "dropout": 0.0}
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
+
+
+class Arrays:
+    """Images of an .npz file: `images` or `x` [n, height, width(, channels)] or [n, features], `labels` or
+    `y` [n].
+
+    Standardised by the mean and standard deviation of all values, whatever range they come in.
+    """
+
+    def __init__(self, path: Path) -> None:
+        numpy = _needed("numpy")
+        try:
+            with numpy.load(path, allow_pickle=False) as content:
+                values, labels = (
+                    _array(content, path, names) for names in (("images", "x"), ("labels", "y"))
+                )
+        except (OSError, ValueError) as error:
+            raise UserError(f"train.data.path: cannot read {path}: {error}") from error
+        if len(values) != len(labels) or labels.ndim != 1:
+            raise UserError(f"{path}: {len(values)} images, but labels of shape {labels.shape}")
+        self.content = hashlib.sha256(values.tobytes() + labels.tobytes()).hexdigest()
+        images = torch.from_numpy(values.astype("float32"))
+        self.images = _channels_first((images - images.mean()) / images.std().clamp_min(1e-6))
+        self.classes, numbers = numpy.unique(labels, return_inverse=True)
+        self.labels = numbers.tolist()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one image: channels, height, width."""
+        return tuple(self.images.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.images[index], self.labels[index]
+
+
+class Folder:
+    """Image files in one folder a class, read when they are asked for, scaled to size x size, RGB from -1
+    to 1.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        _needed("PIL")
+        self._size = size
+        self.classes = sorted(item.name for item in path.iterdir() if item.is_dir())
+        self._files = [
+            (file, number)
+            for number, name in enumerate(self.classes)
+            for file in sorted((path / name).rglob("*"))
+            if file.suffix.lower() in SUFFIXES
+        ]
+        listing = "\n".join(f"{file.relative_to(path)} {file.stat().st_size}" for file, _ in self._files)
+        self.content = hashlib.sha256(f"{listing}\n{size}".encode("utf-8", "surrogateescape")).hexdigest()
+        self.labels = [number for _, number in self._files]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one image: channels, height, width."""
+        return (3, self._size, self._size)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        from PIL import Image
+
+        file, label = self._files[index]
+        with Image.open(file) as image:
+            scaled = image.convert("RGB").resize((self._size, self._size), Image.Resampling.BILINEAR)
+        pixels = torch.frombuffer(bytearray(scaled.tobytes()), dtype=torch.uint8)
+        return pixels.view(self._size, self._size, 3).permute(2, 0, 1).float() / 127.5 - 1.0, label
+
+
+class Part:
+    """Some of the samples of a set, by number."""
+
+    def __init__(self, whole: Samples, numbers: list[int]) -> None:
+        self._whole = whole
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._whole[self._numbers[index]]
+
+
+class Images:
+    """See the module."""
+
+    targets_per_sample = 1
+    unit = "samples"
+    metrics: Sequence[str] = ("accuracy",)
+
+    def __init__(self, data: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+        data = options(data, DATA, "train.data")
+        self._model = options(model, MODEL, "train.model")
+        if self._model["kind"] not in ("mlp", "cnn"):
+            raise UserError(f"train.model.kind must be mlp or cnn, not {self._model['kind']!r}")
+        if not 0 <= data["held_out"] < 1:
+            raise UserError(f"train.data.held_out must be between 0 and 1, not {data['held_out']}")
+        path = Path(data["path"])
+        if not data["path"] or not path.exists():
+            raise UserError(f"train.data.path: there is no {data['path'] or 'path given'}")
+        self._whole = Folder(path, data["size"]) if path.is_dir() else Arrays(path)
+        total = len(self._whole)
+        held_out = int(total * data["held_out"])
+        if len(self._whole.classes) < 2 or held_out >= total:
+            raise UserError(
+                f"train.data.path: {path} holds {total} images of {len(self._whole.classes)} classes"
+            )
+        # A fixed permutation, not a stride: labels often come in a regular order.
+        mixed = permute(torch.arange(total), total, keys(0, -1)).tolist()
+        self._train, self._held_out = Part(self._whole, mixed[held_out:]), Part(self._whole, mixed[:held_out])
+
+    def build_model(self) -> nn.Module:
+        """A perceptron over all values, or a small convolutional network."""
+        build = _perceptron if self._model["kind"] == "mlp" else _convolutions
+        hidden, layers, dropout = self._model["hidden"], self._model["layers"], self._model["dropout"]
+        return build(self._whole.shape, len(self._whole.classes), hidden, layers, dropout)
+
+    def train_samples(self) -> Samples:
+        """Images to train on."""
+        return self._train
+
+    def held_out_samples(self) -> Samples:
+        """Images to evaluate on."""
+        return self._held_out
+
+    def fingerprint(self) -> str:
+        """Of all images' content (.npz) or names and sizes (folder), and of how many are held out."""
+        return f"{self._whole.content}/{len(self._held_out)}"
+
+    def collate(self, samples: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images [batch, channels, height, width] and labels int64 [batch]."""
+        return torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples])
+
+    def loss(self, model: Callable[..., Any], batch: tuple[torch.Tensor, torch.Tensor]) -> Loss:
+        """Cross entropy in nats, summed over images; how many were right."""
+        images, labels = batch
+        logits = model(images).float()
+        right = (logits.detach().argmax(1) == labels).sum()
+        return Loss(
+            F.cross_entropy(logits, labels, reduction="sum"), len(labels), {"accuracy": (right, len(labels))}
+        )
+
+    def report(self, means: Mapping[str, float]) -> dict[str, float]:
+        """The accuracy, between 0 and 1."""
+        return {"accuracy": means["accuracy"]}
+
+
+def create(data: Mapping[str, Any], model: Mapping[str, Any]) -> Images:
+    """The task from train.data and train.model. Raises UserError for what the user can put right."""
+    return Images(data, model)
+
+
+def _perceptron(shape: tuple[int, ...], classes: int, hidden: int, layers: int, dropout: float) -> nn.Module:
+    """`layers` linear layers with ReLU between them."""
+    widths = [torch.Size(shape).numel()] + [hidden] * (layers - 1)
+    modules: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
+        modules += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
+    return nn.Sequential(*modules, nn.Linear(widths[-1], classes))
+
+
+def _convolutions(
+    shape: tuple[int, ...], classes: int, hidden: int, layers: int, dropout: float
+) -> nn.Module:
+    """`layers` 3x3 convolutions of `hidden` channels, each but the first halving the image; then their
+    mean.
+    """
+    modules: list[nn.Module] = []
+    channels = shape[0]
+    for number in range(layers):
+        modules += [
+            nn.Conv2d(channels, hidden, 3, stride=1 if number == 0 else 2, padding=1, bias=False),
+            nn.BatchNorm2d(hidden),
+            nn.ReLU(),
+        ]
+        channels = hidden
+    return nn.Sequential(
+        *modules, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(channels, classes)
+    )
+
+
+def _channels_first(images: torch.Tensor) -> torch.Tensor:
+    """[n, channels, height, width] from [n, features], [n, height, width] or [n, height, width, channels]."""
+    if images.ndim == 4:
+        return images.permute(0, 3, 1, 2).contiguous()
+    return images.unsqueeze(1) if images.ndim == 3 else images[:, None, None, :]
+
+
+def _array(content: Any, path: Path, names: tuple[str, ...]) -> Any:
+    for name in names:
+        if name in content:
+            return content[name]
+    raise UserError(f"{path} has no array {' or '.join(names)}; it has: {', '.join(content.files)}")
+
+
+def _needed(name: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(
+            f"the task images needs {name}, which is not installed where this run trains"
+        ) from error

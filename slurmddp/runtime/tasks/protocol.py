@@ -1,0 +1,100 @@
+"""What a task brings: model, data, loss. A user's own task is any object with these methods."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from slurmddp.runtime.errors import UserError
+
+
+class Samples(Protocol):
+    """Samples by number: len(samples), samples[i] for i from 0. Has to pickle, and give the same on every
+    rank.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of one micro batch as a sum, so that batches of any size can be added up exactly.
+
+    `total`: scalar tensor, sum of the losses of all targets, with its gradient. `count`: how many targets
+    that is (an int, or a scalar tensor). `metrics`: further sums over the same targets or samples, by name,
+    each with its own count.
+    """
+
+    total: torch.Tensor
+    count: torch.Tensor | int
+    metrics: Mapping[str, tuple[torch.Tensor, torch.Tensor | int]] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    """One kind of training.
+
+    `targets_per_sample`: how many targets a sample has, or has about (a scale for the gradients before the
+    true count of a step is known; it never changes the result by more than rounding). `unit`: what a target
+    is called in messages, in the plural ("tokens", "samples"). `metrics`: the names of the metrics that
+    `loss` gives, always all of them, in this order.
+    """
+
+    targets_per_sample: int
+    unit: str
+    metrics: Sequence[str]
+
+    def build_model(self) -> nn.Module:
+        """A new model on the CPU. The generators are seeded, so that it is the same on every rank."""
+        ...
+
+    def train_samples(self) -> Samples:
+        """The samples to train on."""
+        ...
+
+    def held_out_samples(self) -> Samples:
+        """The samples to evaluate on, none of them among the others; may be empty."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A text that changes when the data does, and not with where it lies. Checked on resume."""
+        ...
+
+    def collate(self, samples: list[Any]) -> Any:
+        """Samples to a batch: tensors on the CPU, alone or nested in lists, tuples and mappings."""
+        ...
+
+    def loss(self, model: Callable[..., Any], batch: Any) -> Loss:
+        """Loss of a batch that is on the model's device. Calls `model` exactly once."""
+        ...
+
+    def report(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Figures for people from means over held-out data: "loss" and each metric by name."""
+        ...
+
+
+def options(given: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`defaults` overlaid with what was given. `where` is the mapping's key in the job (train.data).
+
+    Raises UserError for an unknown key, and for a value of another type than its default's (an int may stand
+    for a float; a default of None takes anything).
+    """
+    for key, value in given.items():
+        if key not in defaults:
+            raise UserError(f"unknown key {where}.{key}; known here: {', '.join(defaults)}")
+        default = defaults[key]
+        if default is None:
+            continue
+        if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+            continue
+        if type(value) is not type(default):
+            raise UserError(f"{where}.{key} must be {_kind(default)}, not {value!r}")
+    return {**defaults, **given}
+
+
+def _kind(default: object) -> str:
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list"}
+    return names.get(type(default), type(default).__name__)

@@ -1,0 +1,134 @@
+"""The process group, and how ranks talk to each other about anything but gradients."""
+
+import datetime
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from slurmddp.runtime.environment import Environment
+from slurmddp.runtime.errors import PeerError, UserError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """All ranks of the run, and this one's place among them.
+
+    `coordination` is a gloo group of its own: objects and checkpoint plans travel there and can neither
+    overtake nor hold up the gradients' group.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    node: str
+    attempt: int
+    device: torch.device
+    backend: str
+    coordination: dist.ProcessGroup
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def broadcast(self, value: T | None) -> T:
+        """Rank 0's value, on every rank. Any object that pickles."""
+        box: list[Any] = [value]
+        dist.broadcast_object_list(box, src=0, group=self.coordination)
+        result: T = box[0]
+        return result
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, by rank, on every rank. Any object that pickles."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.coordination)
+        return values
+
+    def together(self, action: Callable[[], T]) -> T:
+        """Run `action` on every rank; if it fails on one, every rank raises, and none is left waiting.
+
+        Raises a shared UserError where all failures are the user's to put right, else this rank's own
+        exception, or PeerError where only others failed.
+        """
+        failure: tuple[int, str, str, bool] | None = None
+        own: Exception | None = None
+        result: Any = None
+        try:
+            result = action()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks have to hear of it
+            own = error
+            failure = (self.rank, self.node, str(error) or repr(error), isinstance(error, UserError))
+        failures = [item for item in self.gather(failure) if item is not None]
+        if not failures:
+            return cast(T, result)
+        if all(by_user for *_, by_user in failures):
+            raise UserError(_summary(failures, self.size), shared=True) from own
+        if own is not None:
+            raise own
+        rank, node, message, _ = next(item for item in failures if not item[3])
+        raise PeerError(f"rank {rank} on {node} failed: {message}")
+
+    def on_main(self, action: Callable[[], T]) -> T:
+        """Run `action` on rank 0 alone and give its result to every rank; a failure is raised on all."""
+        return self.broadcast(self.together(lambda: action() if self.is_main else None))
+
+
+def _summary(failures: list[tuple[int, str, str, bool]], size: int) -> str:
+    """One message for all; ranks are named where not all of them failed, or not all for the same reason."""
+    rank, node, message, _ = failures[0]
+    if len(failures) == size or (rank == 0 and len(failures) == 1):
+        return message
+    return f"{message} (rank {rank} on {node}; {len(failures)} of {size} ranks failed)"
+
+
+def start(environment: Environment, *, timeout: float) -> World:
+    """Choose the device, and join the process group described by torchrun's environment.
+
+    `timeout` in seconds holds for every collective. nccl where there are GPUs, gloo where there are none.
+    Raises UserError where a node has fewer GPUs than ranks; errors of the rendezvous pass through.
+    """
+    limit = datetime.timedelta(seconds=timeout)
+    options: dict[str, Any] = {}
+    if torch.cuda.is_available():
+        if environment.local_rank >= torch.cuda.device_count():
+            raise UserError(
+                f"node {environment.node} shows {torch.cuda.device_count()} GPUs, but rank "
+                f"{environment.rank} "
+                f"needs its number {environment.local_rank + 1}: ask for as many GPUs per node as ranks"
+            )
+        device, backend = torch.device("cuda", environment.local_rank), "nccl"
+        torch.cuda.set_device(device)
+        options["device_id"] = device  # Binds the communicator to its GPU: no guessing at the first barrier.
+    else:
+        device, backend = torch.device("cpu"), "gloo"
+    dist.init_process_group(backend, timeout=limit, **options)
+    coordination = dist.new_group(backend="gloo", timeout=limit)
+    assert coordination is not None  # None is for ranks outside the group; all are in it.
+    return World(
+        rank=environment.rank,
+        size=environment.world,
+        local_rank=environment.local_rank,
+        node=environment.node,
+        attempt=environment.attempt,
+        device=device,
+        backend=backend,
+        coordination=coordination,
+    )
+
+
+def finish() -> None:
+    """Leave the process group after a clean end."""
+    dist.destroy_process_group()
+
+
+def be_deterministic() -> None:
+    """Ask torch for the same bits every time; an operation that cannot raises RuntimeError."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # Read when cuBLAS starts.
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False

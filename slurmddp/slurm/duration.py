@@ -1,0 +1,49 @@
+"""Slurm's times and seconds."""
+
+from __future__ import annotations
+
+import re
+
+_FORM = re.compile(
+    r"(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?"
+    r"|(?P<hours>\d+):(?P<hour_minutes>\d+):(?P<hour_seconds>\d+)"
+    r"|(?P<minutes>\d+)(?::(?P<minute_seconds>\d+))?",
+    re.ASCII,
+)
+_UNLIMITED = frozenset({"UNLIMITED", "INFINITE", "-1"})
+
+
+def seconds_of(text: str) -> int | None:
+    """Seconds of a Slurm time; None for UNLIMITED.
+
+    The forms are those of sbatch(1), --time: minutes, minutes:seconds, hours:minutes:seconds, days-hours,
+    days-hours:minutes and days-hours:minutes:seconds. A part may be larger than its unit (90:00), as in
+    Slurm. Raises ValueError for any other text. Note that sbatch reads a limit of 0 as no limit.
+    """
+    text = text.strip()
+    if text.upper() in _UNLIMITED:
+        return None
+    found = _FORM.fullmatch(text)
+    if not found:
+        raise ValueError(
+            f"{text!r} is not a Slurm time: minutes, minutes:seconds, hours:minutes:seconds, days-hours, "
+            "days-hours:minutes, days-hours:minutes:seconds or UNLIMITED"
+        )
+    part = {name: int(value) if value else 0 for name, value in found.groupdict().items()}
+    hours = part["days"] * 24 + part["day_hours"] + part["hours"]
+    minutes = part["day_minutes"] + part["hour_minutes"] + part["minutes"]
+    return hours * 3600 + minutes * 60 + part["day_seconds"] + part["hour_seconds"] + part["minute_seconds"]
+
+
+def time_of(seconds: int | None) -> str:
+    """A Slurm time of seconds: HH:MM:SS, D-HH:MM:SS from a day on, UNLIMITED for None.
+
+    Raises ValueError below 0.
+    """
+    if seconds is None:
+        return "UNLIMITED"
+    if seconds < 0:
+        raise ValueError(f"a time cannot be negative: {seconds} s")
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+    return f"{days}-{clock}" if days else clock

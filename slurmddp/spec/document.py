@@ -1,0 +1,180 @@
+"""A strict YAML reader: text in, a tree of plain values and the place of each value out.
+
+A plain (unquoted) scalar stays text, as `Plain`; the model's type decides what it means. So `24:00:00` is
+never 86400, `no` is False only where a bool is wanted, and `account: 0123` keeps its zero.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmddp.errors import UserError
+
+#: No honest job file or profile comes near; a data file given by mistake is refused before it is parsed.
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 32
+
+Key = tuple[str, ...]
+
+_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_INT = re.compile(r"[-+]?[0-9]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_CORE_TAGS = frozenset({"tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq", "!"})
+
+
+class Plain(str):
+    """A scalar written without quotes: its type is not decided yet."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value came from: the layer's name, and the file and line or option that holds it."""
+
+    layer: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """A tree of dict, list, str, Plain and None, and the origin of every node in it, by key path."""
+
+    tree: dict[str, Any]
+    origins: Mapping[Key, Origin]
+
+
+def typed(value: Any) -> Any:
+    """The value of a free field (a task's own options): plain scalars by YAML 1.2's core rules, 3e-4 a float."""
+    if isinstance(value, dict):
+        return {str(key): typed(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [typed(item) for item in value]
+    if not isinstance(value, Plain):
+        return value
+    text = str(value)
+    if text in ("true", "True", "TRUE"):
+        return True
+    if text in ("false", "False", "FALSE"):
+        return False
+    if _INT.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return text
+
+
+def is_null(text: str) -> bool:
+    """Whether a plain scalar stands for no value."""
+    return text in _NULLS
+
+
+def read_file(path: Path, layer: str, shown: str | None = None) -> Document:
+    """Read one YAML file. Raises UserError for all that is not a UTF-8 mapping of at most 1 MB."""
+    name = shown or str(path)
+    try:
+        with open(path, "rb") as handle:
+            data = handle.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise UserError("no such file", where=name, todo=f"slurmddp init {name} writes one") from None
+    except IsADirectoryError:
+        raise UserError("is a directory, not a job file", where=name, todo="name the YAML file in it") from None
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", where=name) from None
+    if len(data) > MAX_BYTES:
+        raise UserError(
+            f"is larger than {MAX_BYTES // 1000} kB, which no job file is", where=name, todo="is it a data file?"
+        )
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"is not UTF-8 (byte 0x{data[error.start]:02x})", where=f"{name}:{line}", todo="save it as UTF-8"
+        ) from None
+    return read_text(text, layer, name)
+
+
+def read_text(text: str, layer: str, name: str) -> Document:
+    """Parse YAML text; `name` stands for the file in messages and origins."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        node = yaml.compose(text, Loader=loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{name}:{mark.line + 1}" if mark is not None else name
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+        raise UserError(f"is not valid YAML: {problem}", where=place) from None
+    if node is None:
+        raise UserError("is empty", where=name, todo="`slurmddp init FILE` writes a commented job file")
+    reader = _Reader(layer, name)
+    tree = reader.value(node, ())
+    if not isinstance(tree, dict):
+        raise UserError("is not a mapping of keys to values", where=name, todo="`slurmddp init FILE` shows the form")
+    return Document(tree, reader.origins)
+
+
+def read_value(text: str, layer: str, where: str) -> Any:
+    """The value of `--set KEY=VALUE`: [..] and {..} are YAML, all else is taken as it stands."""
+    if text[:1] in ("[", "{"):
+        document = read_text("value: " + text, layer, where)
+        return document.tree["value"]
+    return None if is_null(text) else Plain(text)
+
+
+class _Reader:
+    """Turns composed nodes into values and keeps the origin of each."""
+
+    def __init__(self, layer: str, name: str) -> None:
+        self.layer = layer
+        self.name = name
+        self.origins: dict[Key, Origin] = {}
+        self.seen: set[int] = set()
+
+    def value(self, node: Any, key: Key) -> Any:
+        place = f"{self.name}:{node.start_mark.line + 1}"
+        if id(node) in self.seen:
+            raise UserError("holds a YAML alias (*name)", where=place, todo="write the value out")
+        self.seen.add(id(node))
+        if len(key) > MAX_DEPTH:
+            raise UserError(f"is nested deeper than {MAX_DEPTH} levels", where=place)
+        self.origins[key] = Origin(self.layer, place)
+        if node.id == "mapping":
+            return self.mapping(node, key)
+        if node.id == "sequence":
+            return [self.value(item, (*key, str(index))) for index, item in enumerate(node.value)]
+        return self.scalar(node, place)
+
+    def mapping(self, node: Any, key: Key) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for name_node, value_node in node.value:
+            place = f"{self.name}:{name_node.start_mark.line + 1}"
+            if name_node.id != "scalar":
+                raise UserError("has a key that is not a word", where=place)
+            name = name_node.value
+            if name == "<<":
+                raise UserError("holds a YAML merge key (<<)", where=place, todo="write the keys out")
+            if name in result:
+                first = self.origins[(*key, name)].where.rsplit(":", 1)[-1]
+                raise UserError(
+                    f"key {json.dumps(name)} stands twice (first in line {first})", where=place, todo="remove one"
+                )
+            result[name] = self.value(value_node, (*key, name))
+            self.origins[(*key, name)] = Origin(self.layer, place)
+        return result
+
+    def scalar(self, node: Any, place: str) -> str | None:
+        text: str = node.value
+        if node.style:  # quoted or a block; the C parser gives '' for a plain scalar, the Python one None
+            if node.tag not in _CORE_TAGS:
+                raise UserError(f"holds a YAML tag ({node.tag})", where=place, todo="write the plain value")
+            return text
+        # An implicit tag is what the resolver made of the text; an explicit one is foreign to the resolver.
+        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
+            raise UserError(f"holds a YAML tag ({node.tag})", where=place, todo="write the plain value")
+        return None if is_null(text) else Plain(text)

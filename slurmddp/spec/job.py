@@ -1,0 +1,238 @@
+"""The job: what a user writes in job.yaml. Every default is one that an expert would choose."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from slurmddp.spec.types import (
+    Adds,
+    Count,
+    EnvMap,
+    Free,
+    Interface,
+    Line,
+    Mebibytes,
+    Model,
+    Name,
+    PathStr,
+    RuntimeOption,
+    SbatchFlag,
+    SbatchValue,
+    Seconds,
+    Text,
+    Whole,
+)
+
+
+class Resources(Model):
+    """What Slurm is asked for. Left out: the site's own values for the partition."""
+
+    nodes: Annotated[int, Field(ge=1, le=65536)] = 1
+    gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
+    ranks_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
+    gpu_type: SbatchValue | None = None
+    cpus_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
+    mem_per_node: Mebibytes | None = None
+    time: Seconds | None = None
+    account: SbatchValue | None = None
+    partition: SbatchValue | None = None
+    qos: SbatchValue | None = None
+    constraint: SbatchValue | None = None
+    exclusive: bool | None = None
+    sbatch_extra: Annotated[tuple[SbatchFlag, ...], Adds()] = ()
+
+
+class Bind(Model):
+    """One folder or file that the container sees: `source[:destination[:ro|rw]]`."""
+
+    source: PathStr
+    destination: PathStr | None = None
+    mode: Literal["ro", "rw"] = "rw"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        parts = value.split(":")
+        if len(parts) > 3 or not all(parts):
+            raise ValueError("must be source, source:destination or source:destination:ro")
+        return dict(zip(("source", "destination", "mode"), parts, strict=False))
+
+    @field_validator("source", "destination")
+    @classmethod
+    def _plain(cls, value: str | None) -> str | None:
+        # The runtime's --bind splits its value at both, and has no way to quote them.
+        if value is not None and any(char in value for char in ':,"\\'):
+            raise ValueError("holds a ':', ',', '\"' or '\\', which --bind cannot carry")
+        return value
+
+
+class Container(Model):
+    """What the ranks run in. `base` and `pip` say what `slurmddp build-image` makes the image from."""
+
+    runtime: Literal["apptainer", "singularity", "none"] | None = None
+    image: PathStr | None = None
+    python: Line | None = None
+    binds: Annotated[tuple[Bind, ...], Adds()] = ()
+    options: Annotated[tuple[RuntimeOption, ...], Adds()] = ()
+    base: Line | None = None
+    pip: Annotated[tuple[Line, ...], Adds()] = ()
+
+
+class Network(Model):
+    """Interface and variables of NCCL and Gloo."""
+
+    interface: Interface | None = None
+    variables: EnvMap = {}
+    debug: bool = False
+
+
+class Launch(Model):
+    """How torchrun's agents find each other and what they restart."""
+
+    rendezvous: Literal["c10d", "static"] = "c10d"
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
+
+
+class Timeouts(Model):
+    """Seconds. rendezvous: all agents meet; collective: one collective operation; stop: from the stop file to
+    the time limit, room for the last checkpoint."""
+
+    rendezvous: Seconds = 600
+    collective: Seconds = 600
+    stop: Seconds = 120
+
+
+class Batch(Model):
+    """global = micro x accumulation x ranks; two of global, micro and accumulation give the third."""
+
+    global_: Annotated[Count | None, Field(alias="global")] = None
+    micro: Count | None = None
+    accumulation: Count | None = None
+    even: bool = False
+
+    @model_validator(mode="after")
+    def _two_of_three(self) -> Batch:
+        if self.global_ and self.micro and self.accumulation:
+            raise ValueError("has global, micro and accumulation: leave one out, it follows from the others")
+        return self
+
+
+class Optimizer(Model):
+    """`clip`: largest global norm of the gradient; null turns clipping off."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: Annotated[float, Field(gt=0)] = 3e-4
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    clip: Annotated[float, Field(gt=0)] | None = 1.0
+
+
+class Schedule(Model):
+    """Learning rate over steps: a linear warm-up, then down to `min_ratio` of the peak at `steps`."""
+
+    kind: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup: Whole = 0
+    min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    steps: Count | None = None
+
+
+class Evaluate(Model):
+    """Held-out evaluation. `batches` limits it; null takes every held-out sample once."""
+
+    every: Count | None = None
+    at_end: bool = True
+    batches: Count | None = None
+
+
+class Train(Model):
+    """What runs on the ranks: a bundled or own task (`package.module:factory`), or an own script."""
+
+    task: Line | None = None
+    script: PathStr | None = None
+    args: tuple[Text, ...] = ()
+    project: PathStr | None = None
+    data: dict[str, Free] = {}
+    model: dict[str, Free] = {}
+    batch: Batch = Batch()
+    steps: Count = 1000
+    seed: Whole = 0
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    deterministic: bool = False
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    evaluate: Evaluate = Evaluate()
+    log_every: Count = 10
+    workers: Annotated[int, Field(ge=0, le=256)] = 0
+    trace_samples: bool = False
+
+    @model_validator(mode="after")
+    def _task_or_script(self) -> Train:
+        if (self.task is None) == (self.script is None):
+            raise ValueError("needs either task (lm, images, package.module:factory) or script, and not both")
+        if self.task is not None:
+            if self.args:
+                raise ValueError("has args, which only a script takes; a task's options stand in data and model")
+            module, _, factory = self.task.partition(":")
+            if self.task not in ("lm", "images") and not (
+                factory.isidentifier() and all(part.isidentifier() for part in module.split("."))
+            ):
+                raise ValueError(f"has the unknown task {self.task!r}: lm, images, or package.module:factory")
+        return self
+
+
+class Checkpoint(Model):
+    """Whichever of the two intervals comes first; `keep` complete ones are kept."""
+
+    every: Seconds | None = 1800
+    every_steps: Count | None = None
+    keep: Annotated[int, Field(ge=1, le=10000)] = 3
+    at_end: bool = True
+
+
+class Paths(Model):
+    """Where run folders and caches live; off a home with a quota where the site has a better place."""
+
+    runs: PathStr = "runs"
+    cache: PathStr | None = None
+
+
+class Job(Model):
+    """job.yaml."""
+
+    name: Name = "job"
+    site: Line
+    resources: Resources = Resources()
+    container: Container = Container()
+    environment: EnvMap = {}
+    setup: Annotated[tuple[Line, ...], Adds()] = ()
+    network: Network = Network()
+    launch: Launch = Launch()
+    timeouts: Timeouts = Timeouts()
+    train: Train
+    checkpoint: Checkpoint = Checkpoint()
+    paths: Paths = Paths()
+    snapshot: bool = True
+    snapshot_limit: Mebibytes = 50
+
+    @field_validator("environment")
+    @classmethod
+    def _ours(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if name in RESERVED or name.startswith("SLURMDDP_"):
+                raise ValueError(f"sets {name}, which torchrun or slurmddp sets on every rank")
+        return value
+
+
+#: Set by torchrun on every rank: a value of the user's would be overwritten or, worse, not.
+RESERVED = frozenset(
+    {
+        "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    }
+)  # fmt: skip

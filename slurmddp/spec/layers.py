@@ -1,0 +1,115 @@
+"""Layers of values: how a later one goes over an earlier one, and which of them set a value.
+
+Maps merge. A list adds where its field is marked `Adds` in the model, else the later list replaces the earlier one.
+What an adding list holds already is not added again, so that a resolved job can be submitted as it stands.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+
+from slurmddp.spec.document import Document, Key, Origin
+from slurmddp.spec.types import Adds
+
+
+@dataclass(frozen=True)
+class Layered:
+    """The merged tree; `origins` has the layer that set each value, `overridden` those that had set it before."""
+
+    tree: dict[str, Any]
+    origins: Mapping[Key, Origin]
+    overridden: Mapping[Key, tuple[Origin, ...]]
+
+
+def merge(model: type[BaseModel], documents: Iterable[Document]) -> Layered:
+    """Lay the documents over one another, the first one lowest. `model` says which lists add."""
+    merger = _Merger(model)
+    for document in documents:
+        merger.lay(document)
+    return Layered(merger.tree, merger.origins, merger.overridden)
+
+
+class _Merger:
+    def __init__(self, model: type[BaseModel]) -> None:
+        self.adding = adding_lists(model)
+        self.tree: dict[str, Any] = {}
+        self.origins: dict[Key, Origin] = {}
+        self.overridden: dict[Key, tuple[Origin, ...]] = {}
+
+    def lay(self, document: Document) -> None:
+        self._map(self.tree, document.tree, (), document.origins)
+
+    def _map(self, below: dict[str, Any], above: dict[str, Any], key: Key, origins: Mapping[Key, Origin]) -> None:
+        for name, value in above.items():
+            path = (*key, name)
+            old = below.get(name)
+            if isinstance(value, dict) and isinstance(old, dict):
+                self._map(old, value, path, origins)
+            elif isinstance(value, list) and isinstance(old, list) and path in self.adding:
+                self._add(old, value, path, origins)
+            else:
+                if path in self.origins:
+                    self.overridden[path] = (*self.overridden.get(path, ()), self.origins[path])
+                self._forget(path)
+                below[name] = _copied(value)
+                self._take_origins(path, origins)
+
+    def _add(self, old: list[Any], new: list[Any], path: Key, origins: Mapping[Key, Origin]) -> None:
+        known = list(old)
+        depth = len(path)
+        for index, item in enumerate(new):
+            if item in known:
+                continue
+            place = (*path, str(len(old)))
+            old.append(_copied(item))
+            for key, origin in origins.items():
+                if key[: depth + 1] == (*path, str(index)):
+                    self.origins[(*place, *key[depth + 1 :])] = origin
+
+    def _forget(self, path: Key) -> None:
+        for key in [key for key in self.origins if key[: len(path)] == path]:
+            del self.origins[key]
+
+    def _take_origins(self, path: Key, origins: Mapping[Key, Origin]) -> None:
+        for key, origin in origins.items():
+            if key[: len(path)] == path:
+                self.origins[key] = origin
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _copied(item) for name, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
+def submodel(annotation: Any) -> type[BaseModel] | None:
+    """The model inside an annotation such as `Model`, `Model | None` or `dict[str, Model]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, dict, tuple):
+        for part in typing.get_args(annotation):
+            found = submodel(part)
+            if found is not None:
+                return found
+    return None
+
+
+@cache
+def adding_lists(model: type[BaseModel]) -> frozenset[Key]:
+    """The key paths of the lists to which a later layer adds."""
+    found: set[Key] = set()
+    for name, field in model.model_fields.items():
+        key = field.alias or name
+        if any(isinstance(mark, Adds) for mark in field.metadata):
+            found.add((key,))
+        inner = submodel(field.annotation)
+        if inner is not None:
+            found.update((key, *rest) for rest in adding_lists(inner))
+    return frozenset(found)

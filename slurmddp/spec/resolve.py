@@ -1,0 +1,143 @@
+"""All layers of one job laid over one another: built-in, site, /etc, user, job file, environment, command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmddp.errors import UserError
+from slurmddp.spec.document import Document, Key, Origin, read_file, read_value
+from slurmddp.spec.expand import Expander, expand_data
+from slurmddp.spec.job import Job
+from slurmddp.spec.layers import Layered, merge
+from slurmddp.spec.site import Site
+from slurmddp.spec.validate import origin_of, validate
+
+#: The site's profile and the part of it that is a layer of the job.
+SiteLookup = Callable[[str], tuple[Site, Document]]
+
+#: The site that this host belongs to, and how that was found out.
+Detect = Callable[[], "tuple[str, str] | None"]
+
+#: Prefix of the environment layer: SLURMDDP_RESOURCES__ACCOUNT=my_project sets resources.account.
+ENVIRONMENT_PREFIX = "SLURMDDP_"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a command was given. `options` are (key path, value, how the user wrote it), in order."""
+
+    job_file: Path | None
+    options: Sequence[tuple[str, Any, str]]
+    environment: Mapping[str, str]
+    config_files: Sequence[Path]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The job as it will run, its site, and where each value came from."""
+
+    job: Job
+    site: Site
+    layered: Layered
+    warnings: tuple[str, ...]
+
+    def place(self, *key: str) -> str:
+        """`FILE:LINE: key` for a message about the value of `key`."""
+        origin = origin_of(self.layered, key)
+        shown = ".".join(key)
+        return f"{origin.where}: {shown}" if origin and origin.where != shown else shown
+
+
+def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: bool) -> Resolved:
+    """Read, merge, validate and expand. `strict`: an unset variable is an error (submit), else a warning (dry run).
+
+    `detect` is asked only where no layer names a site.
+    """
+    above = [read_file(path, "configuration") for path in sources.config_files]
+    if sources.job_file is not None:
+        above.append(read_file(sources.job_file, "job file"))
+    above.append(environment_layer(sources.environment))
+    above.append(layer_of("command line", sources.options))
+    name, named_at = _site_name(above) or detect() or _no_site()
+    try:
+        site, site_layer = find_site(name)
+    except UserError as error:
+        raise UserError(error.what, where=error.where or named_at, todo=error.todo) from None
+    layered = merge(Job, [site_layer, *above])
+    # A profile that was named by its path keeps it, so that the resolved job finds it again.
+    layered.tree["site"] = os.path.abspath(name) if "/" in name else site.name
+    job = validate(Job, layered)
+    expander = Expander(sources.environment)
+    job = expander.model(job)
+    train = job.train.model_copy(update={"data": expand_data(expander, job.train.data)})
+    job = job.model_copy(update={"train": train})
+    warnings = []
+    for key, variable in dict.fromkeys(expander.unset):
+        origin = origin_of(layered, key)
+        where = f"{origin.where}: {'.'.join(key)}" if origin else ".".join(key)
+        if strict:
+            raise UserError(
+                f"the variable ${variable} is not set", where=where, todo=f"export {variable}=..., or write the path"
+            )
+        warnings.append(f"{where}: the variable ${variable} is not set here: it stays as written")
+    return Resolved(job, site, layered, tuple(warnings))
+
+
+def environment_layer(environment: Mapping[str, str]) -> Document:
+    """SLURMDDP_SITE, and SLURMDDP_<KEY>__<KEY>: a double underscore stands for the dot. The names of variables
+    below `environment` and `network.variables` keep their case."""
+    pairs = []
+    for variable in sorted(environment):
+        rest = variable.removeprefix(ENVIRONMENT_PREFIX)
+        if rest == variable or ("__" not in rest and rest != "SITE"):
+            continue
+        parts = rest.split("__")
+        lowered = [part.lower() for part in parts]
+        if lowered[0] == "environment":
+            parts = ["environment", "__".join(parts[1:])]
+        elif lowered[:2] == ["network", "variables"]:
+            parts = ["network", "variables", "__".join(parts[2:])]
+        else:
+            parts = lowered
+        pairs.append((".".join(parts), environment[variable], f"${variable}"))
+    return layer_of("environment", pairs)
+
+
+def layer_of(layer: str, pairs: Sequence[tuple[str, Any, str]]) -> Document:
+    """A layer from (key path, value, where it was written); a text is read as `--set` reads it, all else is kept."""
+    tree: dict[str, Any] = {}
+    origins: dict[Key, Origin] = {}
+    for key, text, where in pairs:
+        path = tuple(key.split("."))
+        if not all(path):
+            raise UserError(f"{key!r} is not a key", where=where, todo="write --set key.path=value")
+        node = tree
+        for end, part in enumerate(path[:-1], start=1):
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise UserError(f"{'.'.join(path[:end])} is set to a value already", where=where)
+            origins.setdefault(path[:end], Origin(layer, where))
+        node[path[-1]] = read_value(text, layer, where) if isinstance(text, str) else text
+        origins[path] = Origin(layer, where)
+    return Document(tree, origins)
+
+
+def _site_name(layers: Sequence[Document]) -> tuple[str, str] | None:
+    for document in reversed(layers):
+        if "site" in document.tree:
+            name, where = document.tree["site"], document.origins[("site",)].where
+            if not isinstance(name, str):
+                raise UserError("site must be the name of a site", where=where)
+            return str(name), where
+    return None
+
+
+def _no_site() -> tuple[str, str]:
+    raise UserError(
+        "no site is named, and this host is none that the program knows",
+        todo="name one: --site NAME, `site: NAME` in the job file, or SLURMDDP_SITE (`slurmddp sites` lists them)",
+    )

@@ -1,0 +1,59 @@
+"""A site's profile: what its cluster has and how it wants to be asked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from slurmddp.spec.types import Adds, Line, Mebibytes, Model, Name, SbatchValue, Seconds
+
+
+class Partition(Model):
+    """One kind of node. `ask` overrides how it is asked for: some sites want a constraint, not a partition."""
+
+    gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
+    gpu_type: SbatchValue | None = None
+    cpus_per_node: Annotated[int, Field(ge=1)] | None = None
+    mem_per_node: Mebibytes | None = None
+    max_time: Seconds | None = None
+    max_nodes: Annotated[int, Field(ge=1)] | None = None
+    ask: dict[Literal["partition", "constraint", "qos"], SbatchValue] | None = None
+
+
+class Detect(Model):
+    """How the program finds out that it runs here: any pattern of the host's name, or any variable with its value
+    (`*` stands for any value)."""
+
+    hostnames: Annotated[tuple[Line, ...], Adds()] = ()
+    environment: dict[str, Line] = {}
+
+
+class Fact(Model):
+    """Where a value of the profile comes from; `verified` means read in text of the site or its vendor."""
+
+    source: Line
+    verified: bool
+    note: Line | None = None
+
+
+class Site(Model):
+    """site_configs/NAME.yaml. `job` is a layer of the job: whatever the site knows, the job does not say."""
+
+    name: Name
+    title: Line
+    documentation: Line | None = None
+    experimental: bool = False
+    bases: tuple[Name, ...] = ()
+    scheduler: Literal["slurm", "local"] = "slurm"
+    detect: Detect = Detect()
+    partitions: dict[Name, Partition] = {}
+    gpu_vendor: Literal["nvidia", "amd", "none"] = "nvidia"
+    gpu_request: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
+    gpu_request_type: bool = False
+    unsupported_flags: tuple[Line, ...] = ()
+    required: Annotated[tuple[Line, ...], Adds()] = ()
+    internet_on_nodes: bool | None = None
+    notes: Annotated[tuple[Line, ...], Adds()] = ()
+    facts: dict[str, Fact] = {}
+    job: dict[str, Any] = {}

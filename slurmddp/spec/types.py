@@ -1,0 +1,185 @@
+"""The field types that the models share. Each refuses what could not arrive in the job unchanged."""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from slurmddp.spec.document import typed
+
+
+class Model(BaseModel):
+    """Base of all models: unknown keys are errors, instances do not change."""
+
+    # Field names are the field's own words ("global", "schema"), hence aliases beside Python names.
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+
+
+class Adds:
+    """Marks a list to which a later layer adds; a list without it is replaced by a later layer."""
+
+
+class PathText:
+    """Marks a text in which $NAME and ${NAME} are expanded, once, at submission."""
+
+
+class Unit:
+    """Marks a number that is written with its unit."""
+
+    def __init__(self, suffix: str) -> None:
+        self.suffix = suffix
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+_SBATCH = re.compile(r"[A-Za-z0-9_.,:;=@/+*|&!()\[\]%~^-]+")
+_INTERFACE = re.compile(r"[\^=]{0,2}[A-Za-z0-9_.,:@-]+")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d{1,2}):(\d{1,2})|(\d+(?:\.\d+)?)\s*(s|m|h|d|sec|min|hours?|days?)")
+_UNIT = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "hour": 3600, "hours": 3600, "d": 86400, "day": 86400}
+_MEMORY = re.compile(r"(\d+)\s*([KMGT])(?:i?B)?")
+_MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError("must be 1 to 100 letters, digits, '.', '_', '+' or '-', and begin with a letter or digit")
+    return text
+
+
+def _any_text(text: str) -> str:
+    """Whatever a process can be given: no NUL, and text that UTF-8 can write."""
+    if "\0" in text:
+        raise ValueError("holds a NUL character, which no program can be given")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("holds a character that UTF-8 cannot write") from None
+    return text
+
+
+def _line(text: str) -> str:
+    _any_text(text)
+    if not text.strip():
+        raise ValueError("is empty")
+    if any(ord(char) < 32 or ord(char) == 127 or char in "\u0085\u2028\u2029" for char in text):
+        raise ValueError("holds a line break or control character")
+    return text
+
+
+def _sbatch_value(text: str) -> str:
+    if text.startswith("-"):
+        raise ValueError("begins with a dash, which sbatch would take for an option")
+    if not _SBATCH.fullmatch(text):
+        raise ValueError("holds a character that an #SBATCH line does not carry (space, quote, $, backslash, ...)")
+    return text
+
+
+def _sbatch_flag(text: str) -> str:
+    if not re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*(=.+)?", text, re.DOTALL):
+        raise ValueError("must be one sbatch option such as --reservation=NAME")
+    if not _SBATCH.fullmatch(text):
+        raise ValueError("holds a character that an #SBATCH line does not carry (space, quote, $, backslash, ...)")
+    return text
+
+
+def _path(text: str) -> str:
+    _line(text)
+    if text.startswith("-"):
+        raise ValueError("begins with a dash; write ./-name for a file of that name")
+    return text
+
+
+def _interface(text: str) -> str:
+    if not _INTERFACE.fullmatch(text):
+        raise ValueError("must be an interface as NCCL_SOCKET_IFNAME takes it: ib0, ib, =ib0, or ^lo,docker")
+    return text
+
+
+def _env_name(text: str) -> str:
+    if not _ENV_NAME.fullmatch(text):
+        raise ValueError("must be letters, digits and '_', not beginning with a digit")
+    return text
+
+
+def _seconds(value: Any) -> Any:
+    """Durations: 30m, 90s, 1.5h, 2d, 24:00:00, 1-12:00:00 -> seconds. A bare number is refused: minutes or seconds?"""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value  # built in Python, in seconds; text never arrives as an int
+    match = _DURATION.fullmatch(str(value).strip()) if isinstance(value, str) else None
+    if not match:
+        raise ValueError("must be a duration such as 30m, 12h, 24:00:00 or 1-12:00:00 (a bare number is ambiguous)")
+    days, hours, minutes, seconds, number, unit = match.groups()
+    if number is not None:
+        return round(float(number) * _UNIT[unit])
+    if int(minutes) > 59 or int(seconds) > 59:
+        raise ValueError("has minutes or seconds above 59")
+    return int(days or 0) * 86400 + int(hours) * 3600 + int(minutes) * 60 + int(seconds)
+
+
+def _mebibytes(value: Any) -> Any:
+    """Memory: 480G, 64GB, 500000M -> MiB, as Slurm counts them."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = _MEMORY.fullmatch(str(value).strip().upper().replace("IB", "B")) if isinstance(value, str) else None
+    if not match:
+        raise ValueError("must be an amount of memory with its unit, such as 480G or 500000M")
+    return max(1, int(int(match.group(1)) * _MIB[match.group(2)]))
+
+
+def _count(value: Any) -> Any:
+    """Whole numbers may be written 100000, 100_000 or 1e5."""
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", value):
+        number = float(value)
+        if number == int(number):
+            return int(number)
+    return value
+
+
+def _runtime_option(text: str) -> str:
+    _any_text(text)
+    if not text.startswith("-"):
+        raise ValueError("must be one option that begins with a dash, its value behind '=': --flag=value")
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name)]
+Text = Annotated[str, AfterValidator(_any_text)]
+Line = Annotated[str, AfterValidator(_line)]
+SbatchValue = Annotated[str, AfterValidator(_sbatch_value)]
+SbatchFlag = Annotated[str, AfterValidator(_sbatch_flag)]
+RuntimeOption = Annotated[str, AfterValidator(_runtime_option)]
+PathStr = Annotated[str, AfterValidator(_path), PathText()]
+Interface = Annotated[str, AfterValidator(_interface)]
+EnvName = Annotated[str, AfterValidator(_env_name)]
+Seconds = Annotated[int, BeforeValidator(_seconds), Field(gt=0), Unit("s")]
+Mebibytes = Annotated[int, BeforeValidator(_mebibytes), Field(gt=0), Unit("M")]
+Count = Annotated[int, BeforeValidator(_count), Field(ge=1, le=10**12)]
+Whole = Annotated[int, BeforeValidator(_count), Field(ge=0, le=10**12)]
+Free = Annotated[Any, BeforeValidator(typed)]
+EnvMap = dict[EnvName, Text]
+
+
+def find_marks(field: Any) -> Iterator[Any]:
+    """The marks (Adds, PathText, Unit, ...) of a model field, inside `X | None` and the like too."""
+    yield from field.metadata
+    pending = [field.annotation]
+    while pending:
+        annotation = pending.pop()
+        yield from getattr(annotation, "__metadata__", ())
+        pending.extend(typing.get_args(annotation))
+
+
+def unit_of(field: Any) -> str:
+    """The suffix with which the field's number is written, or an empty text."""
+    return next((mark.suffix for mark in find_marks(field) if isinstance(mark, Unit)), "")
+
+
+def slurm_time(seconds: int) -> str:
+    """Seconds as Slurm writes them: 1-02:03:04 or 02:03:04."""
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock

@@ -1,0 +1,105 @@
+"""From a merged tree to a model, with errors that name file, line, key, value and the nearest known key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from slurmddp.errors import UserError
+from slurmddp.spec.document import Key, Origin
+from slurmddp.spec.layers import Layered, submodel
+
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
+
+_WANTED = {
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_type": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "model_type": "must be a mapping of keys to values",
+    "dict_type": "must be a mapping of keys to values",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+}
+
+
+def validate(model: type[AnyModel], layered: Layered) -> AnyModel:
+    """Raises one UserError that lists every mistake, each with its place."""
+    try:
+        return model.model_validate(layered.tree)
+    except ValidationError as error:
+        messages = [_message(model, layered, detail) for detail in error.errors(include_url=False)]
+    raise UserError("\n".join(dict.fromkeys(messages)))
+
+
+def origin_of(layered: Layered, key: Key) -> Origin | None:
+    """The origin of a value, or of the nearest map or list that holds it."""
+    for end in range(len(key), 0, -1):
+        found = layered.origins.get(key[:end])
+        if found is not None:
+            return found
+    return None
+
+
+def known_keys(model: type[BaseModel], prefix: Key = ()) -> Iterator[Key]:
+    """Every key path that the model knows, free maps not entered."""
+    for name, field in model.model_fields.items():
+        key = (*prefix, field.alias or name)
+        yield key
+        inner = submodel(field.annotation)
+        if inner is not None:
+            yield from known_keys(inner, key)
+
+
+def nearest_key(model: type[BaseModel], key: Key) -> str | None:
+    """The known key that an unknown one most likely means: the same word elsewhere, or a similar spelling."""
+    import difflib
+
+    known = [".".join(path) for path in known_keys(model)]
+    same_word = [name for name in known if name.rsplit(".", 1)[-1] == key[-1]]
+    siblings = [name for name in known if name.split(".")[:-1] == list(key[:-1])]
+    last = {name.rsplit(".", 1)[-1]: name for name in siblings}
+    close = difflib.get_close_matches(key[-1], last, 1, 0.7)
+    if close:
+        return last[close[0]]
+    if same_word:
+        return same_word[0]
+    anywhere = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}
+    close = difflib.get_close_matches(key[-1], anywhere, 1, 0.7)
+    return anywhere[close[0]] if close else None
+
+
+def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
+    key = tuple(str(part) for part in detail["loc"] if part != "[key]")
+    origin = origin_of(layered, key)
+    place = f"{origin.where}: " if origin else ""
+    shown = ".".join(key)
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        near = nearest_key(model, key)
+        hint = f"did you mean {near}?" if near else "`slurmddp init FILE` writes a job file with the known ones"
+        return f"{place}{shown}: unknown key\n  -> {hint}"
+    if kind == "missing":
+        return f"{place}{shown}: is missing"
+    value = detail.get("input")
+    written = f", not {_short(value)}" if isinstance(value, str | int | float | list | dict) else ", not empty"
+    if kind == "value_error":
+        reason = str(detail["ctx"]["error"])
+        return f"{place}{shown}: {_short(value)} {reason}" if isinstance(value, str) else f"{place}{shown} {reason}"
+    if kind == "literal_error":
+        return f"{place}{shown}: must be one of {detail['ctx']['expected']}{written}"
+    if kind in _WANTED:
+        return f"{place}{shown}: {_WANTED[kind]}{written}"
+    return f"{place}{shown}: {detail['msg'].replace('Input should', 'should')}{written}"
+
+
+def _short(value: Any) -> str:
+    text = repr(str(value)) if isinstance(value, str) else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
