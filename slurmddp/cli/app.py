@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -24,7 +25,9 @@ for group in (jobs, follow, images, sites):
 
 
 @app.callback(invoke_without_command=True)
-def main_options(version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False) -> None:
+def main_options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
+) -> None:
     if version:
         from slurmddp import __version__
 
@@ -45,7 +48,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of our output (head, less) has gone: nothing is left to say, and nowhere to say it.
-        sys.stdout = None  # type: ignore[assignment]
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -21,7 +21,8 @@ def register(app: typer.Typer) -> None:
 
 
 def runs(
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many, the newest.")] = 20, as_json: Json = False
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many, the newest.")] = 20,
+    as_json: Json = False,
 ) -> None:
     """List runs, the newest last."""
     from slurmddp.launch.find import known_roots
@@ -44,8 +45,8 @@ def status(run: Run, as_json: Json = False) -> None:
 def logs(
     run: Run,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False,
-    node: Annotated[Optional[str], typer.Option(help="Only this node.")] = None,
-    attempt: Annotated[Optional[int], typer.Option(min=0, help="Only this attempt.")] = None,
+    node: Annotated[str | None, typer.Option(help="Only this node.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=0, help="Only this attempt.")] = None,
 ) -> None:
     """Show the logs of a run: the batch log, then each node's."""
     from slurmddp.launch.find import find_run

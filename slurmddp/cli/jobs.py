@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -49,7 +49,8 @@ def submit(
     resume: opt.Resume = None,
     debug: opt.Debug = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the sbatch script on stdout; touch nothing, need no Slurm.")
+        bool,
+        typer.Option("--dry-run", help="Print the sbatch script on stdout; touch nothing, need no Slurm."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
     explain: opt.Explain = None,
@@ -84,13 +85,15 @@ def submit(
 def _dry_run(prepared: Prepared, as_json: bool) -> None:
     import shlex
 
-    from slurmddp.launch.checks import problems
+    from slurmddp.launch.checks import doubts, problems
     from slurmddp.launch.submit import preview
     from slurmddp.render.scripts import job_script
     from slurmddp.report.cost import cost_line
 
     for problem in problems(prepared.plan):
         opt.say(f"warning: on this machine {problem.what}")
+    for doubt in doubts(prepared.plan):
+        opt.say(f"warning: {doubt}")
     script = job_script(prepared.plan)
     command = preview(prepared.plan)
     if as_json:
@@ -138,7 +141,8 @@ def plan(
     set_: opt.Set = None,
     debug: opt.Debug = False,
     per_node: Annotated[
-        bool, typer.Option("--per-node", help="Print the torchrun line of each node, for clusters without Slurm.")
+        bool,
+        typer.Option("--per-node", help="Print the torchrun line of each node, for clusters without Slurm."),
     ] = False,
     head: Annotated[str, typer.Option(metavar="HOST", help="With --per-node: the first node's address.")] = "HEAD",
     port: Annotated[int, typer.Option(help="With --per-node: the rendezvous port.", min=1024, max=65535)] = 29400,
@@ -166,7 +170,9 @@ def plan(
 def render(
     job: opt.JobArgument = None,
     args: opt.ArgsArgument = None,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write into.")] = Path("rendered"),
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write into.")] = Path(
+        "rendered"
+    ),
     site: opt.Site = None,
     name: opt.Name = None,
     nodes: opt.Nodes = None,
@@ -194,8 +200,8 @@ def render(
 def init(
     path: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The file to write; it must not exist yet.")],
     site: opt.Site = None,
-    task: Annotated[Optional[str], typer.Option(help="A bundled task: lm or images.")] = None,
-    script: Annotated[Optional[str], typer.Option(help="A training script of your own.")] = None,
+    task: Annotated[str | None, typer.Option(help="A bundled task: lm or images.")] = None,
+    script: Annotated[str | None, typer.Option(help="A training script of your own.")] = None,
 ) -> None:
     """Write a commented job file that submits as it stands on `local` and `testcluster`."""
     from slurmddp.launch.init import write_job_file

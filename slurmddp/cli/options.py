@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,24 +10,25 @@ if TYPE_CHECKING:
     from slurmddp.launch.prepare import Prepared
 
 JobArgument = Annotated[
-    Optional[str], typer.Argument(metavar="[JOB.yaml|SCRIPT.py]", help="Job file, or a script of your own.")
+    str | None, typer.Argument(metavar="[JOB.yaml|SCRIPT.py]", help="Job file, or a script of your own.")
 ]
 ArgsArgument = Annotated[
-    Optional[list[str]], typer.Argument(metavar="[-- ARGS...]", help="Arguments of the script, behind --.")
+    list[str] | None, typer.Argument(metavar="[-- ARGS...]", help="Arguments of the script, behind --.")
 ]
-Site = Annotated[Optional[str], typer.Option(help="Site profile: a name, or the path of a YAML file.")]
-Name = Annotated[Optional[str], typer.Option(help="Name of the job.")]
-Nodes = Annotated[Optional[str], typer.Option(metavar="N", help="resources.nodes")]
-Gpus = Annotated[Optional[str], typer.Option(metavar="N", help="resources.gpus_per_node")]
-Time = Annotated[Optional[str], typer.Option(help="resources.time: 30m, 12h, 24:00:00, 1-12:00:00")]
-Partition = Annotated[Optional[str], typer.Option(help="resources.partition")]
-Account = Annotated[Optional[str], typer.Option(help="resources.account")]
-Image = Annotated[Optional[str], typer.Option(help="container.image")]
-Set = Annotated[Optional[list[str]], typer.Option("--set", metavar="KEY=VALUE", help="Set any key; may be repeated.")]
+Site = Annotated[str | None, typer.Option(help="Site profile: a name, or the path of a YAML file.")]
+Name = Annotated[str | None, typer.Option(help="Name of the job.")]
+Nodes = Annotated[str | None, typer.Option(metavar="N", help="resources.nodes")]
+Gpus = Annotated[str | None, typer.Option(metavar="N", help="resources.gpus_per_node")]
+Time = Annotated[str | None, typer.Option(help="resources.time: 30m, 12h, 24:00:00, 1-12:00:00")]
+Partition = Annotated[str | None, typer.Option(help="resources.partition")]
+Account = Annotated[str | None, typer.Option(help="resources.account")]
+Image = Annotated[str | None, typer.Option(help="container.image")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key; may be repeated.")]
 Debug = Annotated[bool, typer.Option("--debug", help="network.debug: verbose NCCL and PyTorch logs; slow.")]
-Explain = Annotated[Optional[str], typer.Option(metavar="KEY", help="Say which layer set this key, and end.")]
+Explain = Annotated[str | None, typer.Option(metavar="KEY", help="Say which layer set this key, and end.")]
 Resume = Annotated[
-    Optional[str], typer.Option(metavar="RUN", help="Continue from this run's newest checkpoint, in a new run folder.")
+    str | None,
+    typer.Option(metavar="RUN", help="Continue from this run's newest checkpoint, in a new run folder."),
 ]
 
 _KEYS = {
@@ -70,7 +71,9 @@ def show_notes(prepared: Prepared) -> None:
         say(f"{note.level}: {note.text}")
     if prepared.plan.experimental:
         name = prepared.plan.site
-        say(f"note: the profile of site {name} is experimental: `slurmddp sites {name}` shows which values are unverified")
+        say(
+            f"note: the profile of site {name} is experimental: `slurmddp sites {name}` shows which values are unverified"
+        )
 
 
 def show_explanation(prepared: Prepared, key: str) -> None:

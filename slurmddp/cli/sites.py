@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -14,7 +14,7 @@ def register(app: typer.Typer) -> None:
 
 
 def sites(
-    name: Annotated[Optional[str], typer.Argument(metavar="[SITE]", help="Show this profile whole.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[SITE]", help="Show this profile whole.")] = None,
 ) -> None:
     """List the site profiles, or show one with the sources of its values."""
     from slurmddp.report.sites import site_list, site_page

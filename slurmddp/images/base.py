@@ -102,16 +102,12 @@ def _with_scheme(scheme: str, rest: str, cwd: Path) -> Base:
     if scheme == "docker":
         name = rest.removeprefix("//")
         if not rest.startswith("//") or not _REFERENCE.fullmatch(name):
-            raise UserError(
-                f"'docker:{rest}' is not an image in a registry", todo="write docker://HOST/NAME:TAG"
-            )
+            raise UserError(f"'docker:{rest}' is not an image in a registry", todo="write docker://HOST/NAME:TAG")
         return Base("docker", name, releases.of_reference(name))
     if scheme == "docker-archive":
         path = _absolute(rest.removeprefix("//"), cwd)
-        if not os.path.isfile(path):
-            raise UserError(
-                f"the archive {path} does not exist", todo="`docker save IMAGE -o FILE` writes one"
-            )
+        if not path.is_file():
+            raise UserError(f"the archive {path} does not exist", todo="`docker save IMAGE -o FILE` writes one")
         return Base("docker-archive", str(path))
     raise UserError(f"bases of the kind {scheme!r} are not known", todo=f"write {FORMS}")
 
@@ -130,9 +126,7 @@ def _local(text: str, cwd: Path) -> Base:
     except OSError as error:
         raise UserError(f"the base {path} cannot be read: {error.strerror}") from None
     if not found:
-        todo = (
-            f"docker-archive:{text} if `docker save` wrote it" if path.suffix == ".tar" else f"write {FORMS}"
-        )
+        todo = f"docker-archive:{text} if `docker save` wrote it" if path.suffix == ".tar" else f"write {FORMS}"
         raise UserError(f"the base {path} is not a SIF image", todo=todo)
     return Base("localimage", str(path))
 
@@ -151,7 +145,7 @@ def _check_root(path: Path) -> None:
 
 
 def _absolute(text: str, cwd: Path) -> Path:
-    return Path(os.path.abspath(cwd / text))
+    return Path(os.path.abspath(cwd / text))  # noqa: PTH100 (takes out "..", leaves links)
 
 
 def _exists(path: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -152,9 +153,9 @@ def build(
             stop.check()
             # From here on it takes no time. A lock that belongs to another file is recognised by its bytes
             # and mtime.
-            os.replace(draft, target)
-            os.replace(draft_definition, final_definition)
-            os.replace(draft_lock, lock_path(target))
+            draft.replace(target)
+            draft_definition.replace(final_definition)
+            draft_lock.replace(lock_path(target))
     return Built(target, state.st_size, digest, torch, final_definition, log, lock_path(target))
 
 
@@ -166,7 +167,7 @@ def _run_build(command: list[str], definition: str, log: Path, stop: StopSignals
     environment = {key: value for key, value in os.environ.items() if not _SCRUBBED.fullmatch(key)}
     last: collections.deque[str] = collections.deque(maxlen=_SHOWN_LINES)
     with _writing(log):
-        file = open(log, "w", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by the next `with`
+        file = log.open("w", encoding="utf-8", errors="replace")
     with file:
         file.write("".join(f"# {line}\n" for line in [" ".join(command), "", *definition.splitlines(), ""]))
 
@@ -190,9 +191,7 @@ def _run_build(command: list[str], definition: str, log: Path, stop: StopSignals
 def _inspect(builder: Builder, image: Path, log: Path, stop: StopSignals) -> str | None:
     """The torch version that the build recorded. Raises ExternalError where what was built is no image."""
     if not image.is_file() or not is_sif(image):
-        raise ExternalError(
-            f"`{builder.name} build` said that it was done but wrote no SIF image; its log: {log}"
-        )
+        raise ExternalError(f"`{builder.name} build` said that it was done but wrote no SIF image; its log: {log}")
     try:
         found = spython_adapter.labels(builder.name, image).get("slurmddp.torch")
     except ExternalError:
@@ -227,7 +226,8 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        why = "there is a file in its place" if error.errno == errno.EEXIST else error.strerror
         raise UserError(
-            f"{error.filename or path} cannot be written: {error.strerror}",
+            f"{error.filename or path} cannot be written: {why}",
             todo="name another place for the image",
         ) from None

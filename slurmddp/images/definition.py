@@ -11,7 +11,7 @@ from slurmddp.render.engine import render
 # What begins otherwise is an option or a path, and a line that begins with '%' opens a section wherever it
 # stands (apptainer, pkg/build/types/parser/deffile.go, scanDefinitionFile).
 _REQUIREMENT = re.compile(r"[A-Za-z0-9].*")
-_PASSWORD = re.compile(r"(https?://[^/\s]*@|://[^/\s]*:[^/\s]*@)")
+_PASSWORD = re.compile(r"(https?://[^/\s]*@|://[^/\s@]*:[^/\s]*@)")
 
 
 def check_requirement(text: str, where: str = "--pip") -> str:
@@ -23,9 +23,7 @@ def check_requirement(text: str, where: str = "--pip") -> str:
     try:
         check_text(text, "the requirement")
     except UserError as error:
-        raise UserError(
-            error.what, where=where, todo="write one requirement, such as 'datasets>=3'"
-        ) from None
+        raise UserError(error.what, where=where, todo="write one requirement, such as 'datasets>=3'") from None
     if not _REQUIREMENT.fullmatch(text):
         raise UserError(
             f"{text!r} is not a requirement but an option or a path",

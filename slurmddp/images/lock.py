@@ -27,9 +27,7 @@ def read_lock(image: Path) -> dict[str, Any] | None:
         lock = json.loads(lock_path(image).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    same = (
-        isinstance(lock, dict) and lock.get("bytes") == state.st_size and lock.get("mtime") == state.st_mtime
-    )
+    same = isinstance(lock, dict) and lock.get("bytes") == state.st_size and lock.get("mtime") == state.st_mtime
     return lock if same else None
 
 
@@ -41,7 +39,7 @@ def lock_text(facts: Mapping[str, Any]) -> str:
 def sha256(path: Path, between: Callable[[], None] = lambda: None) -> str:
     """The file's SHA-256 in hexadecimal; `between` is called every few MB and may raise to end it."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             between()
             digest.update(chunk)

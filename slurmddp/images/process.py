@@ -78,10 +78,8 @@ class StopSignals:
             self._child = None
             if self._timer is not None:
                 self._timer.cancel()
-            if self.received is not None:
-                _signal_group(
-                    child, signal.SIGKILL
-                )  # children that outlived it; its pid is still ours, not reaped
+            if self.received is not None:  # children that outlived it; its pid is not reaped yet, so still ours
+                _signal_group(child, signal.SIGKILL)
             child.wait()
             assert child.stdout is not None
             child.stdout.close()
@@ -105,6 +103,8 @@ class StopSignals:
         if self.received is None:
             self.received = signum
             self._end_child()
+        elif self._child is not None:  # asked twice: at once
+            _signal_group(self._child, signal.SIGKILL)
 
     def _end_child(self) -> None:
         child = self._child
@@ -119,7 +119,7 @@ class StopSignals:
 def _lines(child: subprocess.Popen[bytes]) -> Iterator[str]:
     """Lines as they come (a carriage return ends one too) until the streams close.
 
-    Or until the command has ended and nothing more comes: what it left running may hold them open for ever.
+    Or until it has ended and nothing more comes: what it left running may hold them open for ever.
     """
     assert child.stdout is not None
     descriptor = child.stdout.fileno()

@@ -84,7 +84,7 @@ def releases() -> Mapping[str, Release]:
 
 
 def _release(tag: str, row: Mapping[str, Any]) -> Release:
-    marks = {key: tuple(str(name) for name in row.get(key) or ()) for key in ("triton", "weak")}
+    marks: dict[str, Any] = {key: tuple(str(name) for name in row.get(key) or ()) for key in ("triton", "weak")}
     known = {key: row[key] for key in ("cuda", "torch", "driver", "nccl", "python")}
     return Release(tag=tag, **known, **marks)
 

@@ -12,5 +12,5 @@ _MAGIC = b"SIF_MAGIC\0"
 
 def is_sif(path: Path) -> bool:
     """Whether the file begins as a SIF does. Raises OSError where it cannot be read."""
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         return file.read(_MAGIC_OFFSET + len(_MAGIC))[_MAGIC_OFFSET:] == _MAGIC

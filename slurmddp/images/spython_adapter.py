@@ -49,11 +49,7 @@ def labels(name: str, image: Path) -> dict[str, str]:
         text = _run([name, "inspect", "--json", "--labels", str(image)])
         found = _guarded(command, lambda: json.loads(text)["data"])
     if not isinstance(found, dict) or "attributes" not in found:
-        message = (
-            " ".join(found["message"]).strip()
-            if isinstance(found, dict) and "message" in found
-            else str(found)
-        )
+        message = " ".join(found["message"]).strip() if isinstance(found, dict) and "message" in found else str(found)
         raise ExternalError(f"`{command}` failed: {message}")
     attributes = found["attributes"] or {}
     return {str(key): str(value) for key, value in (attributes.get("labels") or {}).items()}
@@ -79,18 +75,14 @@ def _guarded(command: str, call: Callable[[], Result]) -> Result:
     except ImportError:
         raise ExternalError("spython is missing from this installation: install slurmddp again") from None
     except FileNotFoundError as error:
-        raise ExternalError(
-            f"`{command}` failed: there is no program {error.filename or command.split()[0]}"
-        ) from None
+        raise ExternalError(f"`{command}` failed: there is no program {error.filename or command.split()[0]}") from None
     except (Exception, SystemExit) as error:
         raise ExternalError(f"`{command}` failed: {type(error).__name__}: {error}") from error
 
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     except OSError as error:
         raise ExternalError(f"`{' '.join(command)}` failed: {error.strerror}") from None
     if done.returncode != 0:

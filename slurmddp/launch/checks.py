@@ -15,7 +15,7 @@ def problems(plan: Plan) -> Iterator[UserError]:
     """Everything that is missing here, the most likely slip first."""
     yield from _image(plan)
     for bind in plan.container.binds:
-        if not os.path.exists(bind.source):
+        if not bind.by_site and not os.path.exists(bind.source):
             yield UserError(f"the bind source {bind.source} does not exist", todo="correct it, or make the folder")
     for path in plan.data_paths:
         host = host_path(path, plan.container.binds)
@@ -27,13 +27,21 @@ def problems(plan: Plan) -> Iterator[UserError]:
         command, todo = ("srun", "run it inside an allocation") if plan.inside else ("sbatch", "go to a login node")
         if shutil.which(command) is None:
             yield UserError(
-                f"{command} is not on this machine", todo=f"{todo} (or module load slurm); --dry-run works anywhere"
+                f"{command} is not on this machine",
+                todo=f"{todo} (or module load slurm); --dry-run works anywhere",
             )
     if any(char in plan.runs_root for char in ':,"\\'):
         yield UserError(
             f"the folder of the runs, {plan.runs_root}, holds a character that --bind cannot carry",
             todo="--set paths.runs=FOLDER",
         )
+
+
+def doubts(plan: Plan) -> Iterator[str]:
+    """What may be right all the same: a bind of the site's that only its compute nodes have."""
+    for bind in plan.container.binds:
+        if bind.by_site and not os.path.exists(bind.source):
+            yield f"the site's bind source {bind.source} does not exist on this machine; do the compute nodes have it?"
 
 
 def _image(plan: Plan) -> Iterator[UserError]:

@@ -29,6 +29,7 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
         site = found[0] if found else "local"
     profile, layer = catalogue.load(site)
     known = layer.tree.get("resources") or {}
+    container = layer.tree.get("container") or {}
     asks = [key.removeprefix("resources.") for key in profile.required if key.startswith("resources.")]
     text = render(
         "job.yaml.j2",
@@ -40,7 +41,8 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
         standard_library=sysconfig.get_path("stdlib"),
         asks=[key for key in asks if key not in known],
         has_gpus=profile.gpu_vendor != "none",
-        in_container=(layer.tree.get("container") or {}).get("runtime", "apptainer") != "none",
+        in_container=container.get("runtime", "apptainer") != "none",
+        site_image=container.get("image"),
         slurm=profile.scheduler == "slurm",
     )
     try:

@@ -96,9 +96,16 @@ def _resumed_runs(request: Request) -> tuple[Path, ...]:
 
     folder = find_run(request.resume, request.environment)
     runs = [folder.path]
-    if folder.job_json.is_file():
-        earlier = json.loads(folder.job_json.read_text(encoding="utf-8")).get("resume_from", [])
-        runs += [Path(path).parent for path in earlier]
+    if not folder.job_json.is_file():
+        return ()  # a script of the user's own: where it resumes from is its own business
+    earlier = json.loads(folder.job_json.read_text(encoding="utf-8")).get("resume_from", [])
+    runs += [path for path in (Path(text).parent for text in earlier) if path.is_dir()]
+    if not any(True for run in runs for _ in run.glob("checkpoints/step-*/COMPLETE")):
+        raise UserError(
+            f"run {folder.id} has no complete checkpoint yet",
+            where="--resume",
+            todo="submit its job without --resume",
+        )
     return tuple(runs)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import UserError
-from slurmddp.launch.checks import problems
+from slurmddp.launch.checks import doubts, problems
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.write import run_files
 from slurmddp.plan.model import Plan
@@ -71,7 +71,7 @@ def submit(prepared: Prepared) -> Handed:
     """Make the run folder and start the job. Raises UserError with nothing left behind."""
     plan = prepared.plan
     _refuse_problems(plan)
-    warnings: list[str] = []
+    warnings = list(doubts(plan))
     folder = make_run_folder(prepared, warnings)
     scheduler = scheduler_of(plan.scheduler)
     command = scheduler.command((), str(folder.job_sh), (str(folder.path),), log=str(folder.job_log))
@@ -112,12 +112,17 @@ def run_here(prepared: Prepared, show: Callable[[str], None] | None, say: Callab
             todo=f"salloc --nodes={plan.layout.nodes} first, or `slurmddp submit`, or --site local",
         )
     _refuse_problems(plan)
-    warnings: list[str] = []
+    warnings = list(doubts(plan))
     folder = make_run_folder(prepared, warnings)
     command = ("bash", str(folder.job_sh), str(folder.path))
     with folder.job_log.open("ab") as log:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=plan.runs_root, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=plan.runs_root,
+            start_new_session=True,
         )
     kind = "local" if plan.scheduler == "local" else "allocation"
     from slurmddp.slurm.local import job_id_of
@@ -128,6 +133,7 @@ def run_here(prepared: Prepared, show: Callable[[str], None] | None, say: Callab
         say(f"warning: {warning}")
     say(f"run     {folder.id}\nfolder  {folder.path}")
     follower = Follower(folder)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # inside a batch job: end the run, as Ctrl-C does
     interrupted = False
     while True:
         try:
@@ -136,9 +142,10 @@ def run_here(prepared: Prepared, show: Callable[[str], None] | None, say: Callab
         except subprocess.TimeoutExpired:
             _show(follower, show)
         except KeyboardInterrupt:
-            if not interrupted:
-                say("interrupted: stopping the run")
-            child.send_signal(signal.SIGKILL if interrupted else signal.SIGTERM)
+            say("stopping the run now" if interrupted else "stopping the run (once more: at once)")
+            if interrupted:
+                os.killpg(child.pid, signal.SIGKILL)
+            child.terminate()
             interrupted = True
     _show(follower, show)
     return code if code >= 0 else 128 - code
@@ -181,7 +188,12 @@ def _fill(draft: Draft, prepared: Prepared, warnings: list[str]) -> None:
 
 
 def record(
-    folder: RunFolder, job_id: str, scheduler: str, command: Sequence[str], prepared: Prepared, warnings: list[str]
+    folder: RunFolder,
+    job_id: str,
+    scheduler: str,
+    command: Sequence[str],
+    prepared: Prepared,
+    warnings: list[str],
 ) -> None:
     """submission.json and the index; a home that cannot be written costs a warning, not the run."""
     from slurmddp.runs import index, submission

@@ -8,13 +8,15 @@ from slurmddp.plan.environment import plan_environment
 from slurmddp.plan.layout import plan_layout
 from slurmddp.plan.model import Context, Note, Plan
 from slurmddp.plan.program import absolute, data_paths, plan_container, plan_program, runtime_job
-from slurmddp.plan.sbatch import plan_sbatch
+from slurmddp.plan.sbatch import check_required, plan_sbatch
 from slurmddp.spec.resolve import Resolved
 
 
 def make_plan(resolved: Resolved, context: Context) -> Plan:
     """Raises UserError for whatever cannot become a job at this site."""
     job, site = resolved.job, resolved.site
+    if not context.inside:  # an allocation that exists was given all that its site requires
+        check_required(resolved)
     layout, notes = plan_layout(resolved)
     notes = [Note("warning", text) for text in resolved.warnings] + notes
     batch = None

@@ -60,8 +60,6 @@ def _caches(job: Job) -> VariableGroup | None:
         TRITON_CACHE_DIR=f"{root}/triton",
         TORCHINDUCTOR_CACHE_DIR=f"{root}/inductor",
         HF_HOME=f"{root}/huggingface",
-        MIOPEN_USER_DB_PATH=f"{root}/miopen",
-        MIOPEN_CUSTOM_CACHE_DIR=f"{root}/miopen",
     )
 
 

@@ -35,7 +35,9 @@ def plan_layout(resolved: Resolved) -> tuple[Layout, list[Note]]:
         notes.append(Note("warning", f"{gpus - ranks} of {gpus} GPUs a node get no rank"))
     most = partition.gpus_per_node
     part_of_node = gpus / most if gpus and most else 1.0
-    cpus = wanted.cpus_per_node or (max(1, int(partition.cpus_per_node * part_of_node)) if partition.cpus_per_node else None)
+    cpus = wanted.cpus_per_node or (
+        max(1, int(partition.cpus_per_node * part_of_node)) if partition.cpus_per_node else None
+    )
     if wanted.cpus_per_node and partition.cpus_per_node and wanted.cpus_per_node > partition.cpus_per_node:
         raise UserError(
             f"{wanted.cpus_per_node} cores a node are more than the {partition.cpus_per_node} of {_named(resolved)}",

@@ -54,9 +54,12 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class BindPlan:
+    """by_site: the site's own; its nodes may have what this machine lacks."""
+
     source: str
     destination: str
     mode: Literal["ro", "rw"]
+    by_site: bool = False
 
     @property
     def spec(self) -> str:
@@ -66,7 +69,7 @@ class BindPlan:
 
 @dataclass(frozen=True)
 class ContainerPlan:
-    """executable: what runs the ranks' command on a node; empty for runtime `none`."""
+    """executable: what runs the ranks' command on a node; empty for runtime `none`. cache: the runtime's own."""
 
     runtime: Literal["apptainer", "singularity", "none"]
     executable: str
@@ -75,6 +78,7 @@ class ContainerPlan:
     options: tuple[str, ...]
     binds: tuple[BindPlan, ...]
     python: str
+    cache: str | None = None
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,9 @@ def plan_container(resolved: Resolved, layout: Layout, program: Program, context
         environment_prefix=_ENVIRONMENT_PREFIX[runtime],
         image=absolute(wanted.image, context.cwd),
         options=(*(device if layout.gpus_per_node else ()), *wanted.options),
-        binds=_binds(resolved.job, program, context),
+        binds=_binds(resolved, program, context),
         python=wanted.python or "python3",
+        cache=f"{resolved.job.paths.cache}/{runtime}" if resolved.job.paths.cache else None,
     )
 
 
@@ -74,33 +75,40 @@ def host_path(path: str, binds: tuple[BindPlan, ...]) -> str:
     """Where a path of the container lies on the host: through the bind with the longest destination above it."""
     best = None
     for bind in binds:
-        if path == bind.destination or path.startswith(bind.destination.rstrip("/") + "/"):
+        if _is_below(path, bind.destination):
             if best is None or len(bind.destination) > len(best.destination):
                 best = bind
     return path if best is None else best.source + path[len(best.destination.rstrip("/")) :]
 
 
-def _binds(job: Job, program: Program, context: Context) -> tuple[BindPlan, ...]:
-    binds = []
-    for bind in job.container.binds:
+def _binds(resolved: Resolved, program: Program, context: Context) -> tuple[BindPlan, ...]:
+    """The binds that were asked for, and those that follow: dataset, older checkpoints, a script's own folders."""
+    job = resolved.job
+    binds: list[BindPlan] = []
+    for index, bind in enumerate(job.container.binds):
         source = absolute(bind.source, context.cwd)
-        binds.append(BindPlan(source, bind.destination or source, bind.mode))
-    implied = [*((path, "ro") for path in data_paths(job, context)), *((path, "ro") for path in context.resume_from)]
+        origin = resolved.layered.origins.get(("container", "binds", str(index)))
+        by_site = origin is not None and origin.layer.startswith("site ")
+        binds.append(BindPlan(source, bind.destination or source, bind.mode, by_site))
+    read_only = [*data_paths(job, context), *context.resume_from]
+    read_only += [path for path in program.python_path if os.path.isabs(path)]
+    implied = [BindPlan(path, path, "ro") for path in read_only if not path.startswith("$")]
     if job.train.script or job.train.project:
-        implied.append((context.cwd, "rw"))
-        implied += [(path, "ro") for path in program.python_path if os.path.isabs(path)]
-    for path, mode in implied:
-        covered = host_path(path, tuple(binds)) != path or any(
-            path == bind.destination or path.startswith(bind.destination.rstrip("/") + "/") for bind in binds
-        )
-        if not covered and not path.startswith("$"):
-            binds.append(BindPlan(path, path, "ro" if mode == "ro" else "rw"))
-    for bind in binds:
-        if any(char in bind.spec.replace(":", "", 2) for char in ':,"\\'):
+        implied.append(BindPlan(context.cwd, context.cwd, "rw"))
+    for new in implied:
+        if not any(_is_below(new.destination, bind.destination) for bind in binds):
+            binds.append(new)
+    for made in binds:
+        if any(char in made.source + made.destination for char in ':,"\\'):
             raise UserError(
-                f"the path {bind.source!r} holds a character that --bind cannot carry", todo="rename it, or link to it"
+                f"the path {made.source!r} holds a character that --bind cannot carry",
+                todo="rename it, or link to it",
             )
     return tuple(dict.fromkeys(binds))
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def runtime_job(job: Job, batch: BatchPlan, context: Context) -> dict[str, Any]:

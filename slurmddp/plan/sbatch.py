@@ -13,8 +13,7 @@ STOP_SIGNAL = "USR2"
 
 
 def plan_sbatch(resolved: Resolved, layout: Layout, stop_lead: int | None) -> tuple[str, ...]:
-    """Raises UserError for a flag that the site rejects, or a value that it requires and the job lacks."""
-    _require(resolved)
+    """Raises UserError for a flag that the site rejects."""
     wanted, site = resolved.job.resources, resolved.site
     unsupported = set(site.unsupported_flags)
     partition = partition_of(resolved)
@@ -58,7 +57,8 @@ def _gpu_request(resolved: Resolved, layout: Layout) -> list[tuple[str, str | No
     return [("--gpus-per-node", count)]
 
 
-def _require(resolved: Resolved) -> None:
+def check_required(resolved: Resolved) -> None:
+    """Raises UserError for a value that the site requires of a job and this one lacks."""
     for dotted in resolved.site.required:
         value: object = resolved.job
         for part in dotted.split("."):

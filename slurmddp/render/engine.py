@@ -49,7 +49,7 @@ def environment() -> Environment:
         # Jinja's own "{#" begins a comment in the middle of bash's ${#array[@]}.
         comment_start_string="{##",
         comment_end_string="##}",
-        autoescape=False,  # noqa: S701 - shell text, quoted by the filter
+        autoescape=False,
     )
     made.filters["quote"] = quote
     made.filters["yaml"] = yaml_text

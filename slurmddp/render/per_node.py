@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 
-from slurmddp.plan.model import Plan
+from slurmddp.plan.model import Plan, Variable
 
 
 def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     """One shell line a node. `head`: host name or address of node 0, reachable from all the others."""
     lines = [
-        f"# {plan.name}: start line N on node N, all within {plan.rendezvous_timeout} s; head node: {head}, port {port}",
+        f"# {plan.name}: line N on node N, all within {plan.rendezvous_timeout} s; head node {head}, port {port}",
     ]
     program = plan.program
     start = [program.script, *program.args] if program.script else ["-m", "slurmddp.runtime.train", "RUN_FOLDER"]
@@ -32,7 +32,7 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     return lines
 
 
-def _variables(plan: Plan):  # type: ignore[no-untyped-def]
+def _variables(plan: Plan) -> list[Variable]:
     return [item for group in plan.environment for item in group.variables if not item.base]
 
 
@@ -46,7 +46,12 @@ def _container(plan: Plan) -> list[str]:
 
 def _rendezvous(plan: Plan, head: str, port: int, node: int) -> list[str]:
     if plan.rendezvous == "static":
-        return ["--rdzv-backend=static", f"--master-addr={head}", f"--master-port={port}", f"--node-rank={node}"]
+        return [
+            "--rdzv-backend=static",
+            f"--master-addr={head}",
+            f"--master-port={port}",
+            f"--node-rank={node}",
+        ]
     return [
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={head}:{port}",

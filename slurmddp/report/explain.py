@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
@@ -30,8 +31,14 @@ def explain(resolved: Resolved, dotted: str) -> str:
         origin = layered.origins[path]
         lines.append(f"{'.'.join(path)} = {_shown(_raw(layered.tree, path))}")
         lines.append(f"  {origin.layer}: {origin.where}")
-        lines += [f"  over {old.layer}: {old.where}" for old in reversed(layered.overridden.get(path, ()))]
+        replaced = next((layered.overridden[up] for up in _upwards(path) if up in layered.overridden), ())
+        lines += [f"  over {old.layer}: {old.where}" for old in reversed(replaced)]
     return "\n".join(lines)
+
+
+def _upwards(path: Key) -> Iterator[Key]:
+    """The path and what holds it: a list is replaced as a whole."""
+    return (path[:end] for end in range(len(path), 0, -1))
 
 
 def _lookup(resolved: Resolved, key: Key, dotted: str) -> Any:

@@ -11,7 +11,14 @@ from slurmddp.spec.resolve import Resolved
 
 def plan_report(plan: Plan, resolved: Resolved) -> str:
     """Several lines of text."""
-    lines = [f"{plan.name} on {plan.site_title}", "", *_layout(plan), *_batch(plan, resolved), "", cost_line(plan)]
+    lines = [
+        f"{plan.name} on {plan.site_title}",
+        "",
+        *_layout(plan),
+        *_batch(plan, resolved),
+        "",
+        cost_line(plan),
+    ]
     lines += [f"{note.level}: {note.text}" for note in plan.notes]
     return "\n".join(lines)
 
@@ -41,13 +48,15 @@ def _batch(plan: Plan, resolved: Resolved) -> list[str]:
     lines = ["", f"global batch        {batch.total} = {product}"]
     if not batch.even:
         largest = batch.micro * batch.accumulation * layout.world
-        lines = ["", f"global batch        {batch.total} of at most {largest} = {product}; uneven, correctly weighted"]
+        lines = [
+            "",
+            f"global batch        {batch.total} of at most {largest} = {product}; uneven, correctly weighted",
+        ]
     found = ways(batch, layout, 1 if plan.scheduler == "local" else partition_of(resolved).max_nodes)
     if found:
         lines.append("the same global batch, by")
         for way in found:
             ranks = way.nodes * way.ranks_per_node
-            lines.append(
-                f"  {way.change:<20}{way.nodes} nodes x {way.ranks_per_node} = {ranks} ranks, accumulation {way.accumulation}"
-            )
+            product = f"{way.nodes} nodes x {way.ranks_per_node} = {ranks} ranks"
+            lines.append(f"  {way.change:<20}{product}, accumulation {way.accumulation}")
     return lines

@@ -12,6 +12,7 @@ from slurmddp.errors import ExternalError, UserError
 from slurmddp.report.follow import Follower
 from slurmddp.runs import index, state
 from slurmddp.runs.events import read_lines
+from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import JobId, JobView, Scheduler
 
@@ -60,7 +61,7 @@ def scheduler_for(job_id: JobId) -> Scheduler:
 
 def run_status(folder: RunFolder) -> RunStatus:
     """Ask the scheduler and read the folder. A scheduler that does not answer is a note, not an error."""
-    facts = state.evidence(folder)
+    facts = evidence(folder)
     notes = list(facts.notes)
     view, answered = None, True
     if facts.job_id is not None:
@@ -72,9 +73,7 @@ def run_status(folder: RunFolder) -> RunStatus:
     return _status(folder, facts, view, answered, notes)
 
 
-def _status(
-    folder: RunFolder, facts: state.Evidence, view: JobView | None, answered: bool, notes: list[str]
-) -> RunStatus:
+def _status(folder: RunFolder, facts: Evidence, view: JobView | None, answered: bool, notes: list[str]) -> RunStatus:
     rows = read_lines(folder.metrics).records
     return RunStatus(
         folder=folder,
@@ -95,7 +94,7 @@ def list_runs(limit: int, roots: Callable[[], Iterable[Path]], say: Callable[[st
     found = []
     for entry in reversed(entries[:limit]):
         try:
-            found.append((entry.folder, state.evidence(entry.folder)))
+            found.append((entry.folder, evidence(entry.folder)))
         except (UserError, OSError) as error:
             say(f"warning: {entry.path}: {error}")
     views: dict[JobId, JobView] = {}
@@ -180,7 +179,7 @@ def _ended(folder: RunFolder) -> bool:
 
 def cancel_run(folder: RunFolder) -> str:
     """End a run's job. Raises UserError where there is no job that could be ended."""
-    facts = state.evidence(folder)
+    facts = evidence(folder)
     if facts.job_id is None:
         raise UserError(f"run {folder.id} has no job", todo="it was never submitted")
     if facts.submission is not None and facts.submission.scheduler == "allocation":

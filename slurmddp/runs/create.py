@@ -103,9 +103,7 @@ class Draft:
             return
         import shutil  # here: only a failure needs it
 
-        shutil.rmtree(
-            self.folder.path, ignore_errors=True
-        )  # what cannot be removed must not hide the first error
+        shutil.rmtree(self.folder.path, ignore_errors=True)  # what cannot be removed must not hide the first error
         self._remove_roots()
 
     def _make_root(self, root: Path) -> None:
@@ -142,12 +140,12 @@ def create(
     """Make a run folder below `root` with these files (path relative to the folder -> text).
 
     `fill` gets the draft and adds what depends on the run id or is no text (the snapshot, the manifest). Also
-    made are the folders that the job writes into, logs and markers: sbatch does not make the log's folder.
+    made are the folders that the job writes into, logs, markers and checkpoints: sbatch does not make the log's folder.
     Raises UserError, and whatever `fill` raises; then nothing is left.
     """
     with Draft(root, name, now=now) as draft:
         draft.write(files)
-        for folder in (draft.folder.logs, draft.folder.markers):
+        for folder in (draft.folder.logs, draft.folder.markers, draft.folder.checkpoints):
             try:
                 folder.mkdir(exist_ok=True)
             except OSError as error:
@@ -162,9 +160,7 @@ def write_file(path: Path, data: bytes, *, executable: bool = False) -> None:
 
     Raises OSError, also where it exists.
     """
-    descriptor = os.open(
-        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o777 if executable else 0o666
-    )
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o777 if executable else 0o666)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
 

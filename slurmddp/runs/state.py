@@ -82,18 +82,14 @@ def _by_slurm(job: JobView, facts: Evidence) -> RunState:
     if job.state == "PENDING":
         return _pending(job, facts)
     if job.state == "COMPLETED":
-        return (
-            _stopped(marker) if marker and marker.state == "stopped" else RunState("done", _progress(marker))
-        )
+        return _stopped(marker) if marker and marker.state == "stopped" else RunState("done", _progress(marker))
     if job.state in ("FAILED", "PREEMPTED") and marker and marker.state == "stopped":
         return _stopped(marker, "preempted" if job.state == "PREEMPTED" else "")
     if job.state == "PREEMPTED":
         return RunState("cancelled", _join("preempted", _progress(marker)))
     state = _PLAIN.get(job.state)
     if state is None:
-        return RunState(
-            "lost", f"Slurm calls its state {job.state}, which slurmddp does not know: see squeue(1)"
-        )
+        return RunState("lost", f"Slurm calls its state {job.state}, which slurmddp does not know: see squeue(1)")
     if state == "running":
         where = f"on {job.nodes}" if job.nodes else ""
         odd = job.state.lower() if job.state != "RUNNING" else ""
@@ -148,9 +144,7 @@ def _by_folder(facts: Evidence) -> RunState:
     if word == "PREEMPTED" or signal.removeprefix("SIG") in ("TERM", "INT", "HUP"):
         why = "preempted" if word == "PREEMPTED" else f"ended by SIG{signal.removeprefix('SIG')}"
         return RunState("cancelled", _join(why, _progress(marker)))
-    return RunState(
-        "failed", _join(f"exit code {code}" if code is not None else "", signal, _progress(marker))
-    )
+    return RunState("failed", _join(f"exit code {code}" if code is not None else "", signal, _progress(marker)))
 
 
 def _lost(facts: Evidence) -> RunState:

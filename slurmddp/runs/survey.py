@@ -116,6 +116,17 @@ class _Walk:
         for name in entries:
             self.entry(posixpath.join(relative, name), is_repository=False)
 
+    def repository(self, relative: str) -> None:
+        """Add a submodule or nested repository. Without a .git of its own git would list its parent again."""
+        place = self.found.root / relative
+        if os.path.lexists(place / ".git"):
+            self.folder(relative)
+            return
+        before = self.seen
+        self.plain(relative)
+        if self.seen == before:
+            self.found.warnings.append(f"{shown(relative)}: empty, this git submodule is not checked out")
+
     def entry(self, relative: str, *, is_repository: bool) -> None:
         """Add one path: a file, a link, or a folder with what is in it."""
         self.seen += 1
@@ -131,10 +142,8 @@ class _Walk:
         if stat.S_ISLNK(mode):
             _add_link(self.found, relative, source)
         elif stat.S_ISDIR(mode):
-            if (
-                is_repository
-            ):  # git lists files; a folder in its list is a submodule or a repository of its own
-                self.folder(relative)
+            if is_repository:  # git lists files; a folder in its list is a submodule or a repository of its own
+                self.repository(relative)
             elif source.name not in _SKIPPED_FOLDERS:
                 self.plain(relative)
         elif not stat.S_ISREG(mode):
@@ -225,9 +234,7 @@ def _resolve_folder_links(found: Survey) -> None:
         if item.link is not None:
             target = posixpath.normpath(posixpath.join(posixpath.dirname(item.relative), item.link))
             if target not in folders:
-                found.warnings.append(
-                    f"{shown(item.relative)}: left out, nothing of the folder it links to is copied"
-                )
+                found.warnings.append(f"{shown(item.relative)}: left out, nothing of the folder it links to is copied")
                 continue
         kept.append(item)
     found.items = kept

@@ -53,7 +53,8 @@ def evaluate(
     training = model.training
     model.eval()
     with torch.no_grad(), autocast(world.device, precision):
-        for batch in loading.load(task, samples, lists, world=world, workers=workers):
+        pinned = world.device.type == "cuda"
+        for batch in loading.load(task, samples, lists, rank=world.rank, workers=workers, pin_memory=pinned):
             sums.add_loss(task.loss(model, loading.to_device(batch.data, world.device)))
             sums.add_extra(0, len(batch.ids))
     model.train(training)

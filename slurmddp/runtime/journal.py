@@ -28,9 +28,7 @@ class JsonLines:
         line = (json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
         written = os.write(self._descriptor, line)
         if written != len(line):
-            raise OSError(
-                f"{self.path}: only {written} of {len(line)} bytes were written (is the disk full?)"
-            )
+            raise OSError(f"{self.path}: only {written} of {len(line)} bytes were written (is the disk full?)")
 
     def close(self) -> None:
         """Close the descriptor."""

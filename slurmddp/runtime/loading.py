@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, Dataset
 from slurmddp.runtime import batch, randomness
 from slurmddp.runtime.order import SampleOrder
 from slurmddp.runtime.tasks.protocol import Samples, Task
-from slurmddp.runtime.world import World
 
 _IDS_AT_ONCE = 4096
 
@@ -103,13 +102,13 @@ def evaluation_lists(count: int, *, micro: int, world: int, rank: int) -> Iterat
 
 
 def load(
-    task: Task, samples: Samples, lists: Iterator[list[int]], *, world: World, workers: int
+    task: Task, samples: Samples, lists: Iterator[list[int]], *, rank: int, workers: int, pin_memory: bool
 ) -> Iterator[Micro]:
     """Iterate over micro batches. Errors of the task's dataset pass through, with the worker's traceback."""
     generator = torch.Generator()
     # The loader draws its workers' seeds when iteration starts. From a generator of its own, it leaves the
     # model's random stream alone, which has to be the same with and without a resume.
-    generator.manual_seed(randomness.derive("loader", world.rank))
+    generator.manual_seed(randomness.derive("loader", rank))
     loader: DataLoader[Any] = DataLoader(
         _Numbered(samples),
         batch_sampler=_Batches(lists),
@@ -117,7 +116,7 @@ def load(
         collate_fn=_Collate(task),
         worker_init_fn=ignore_signals,
         generator=generator,
-        pin_memory=world.device.type == "cuda",
+        pin_memory=pin_memory,
     )
     return iter(loader)
 

@@ -24,9 +24,7 @@ def run(folder: RunFolder, job: Job, joined: World, place: Environment, events: 
     began = time.monotonic()
     if joined.on_main(folder.marker(joined.attempt).exists):
         # torchrun starts all ranks anew when one of them fails, even if that was after the clean end.
-        console.Console(joined.is_main).say(
-            f"attempt {joined.attempt} has already ended cleanly: nothing to do"
-        )
+        console.Console(joined.is_main).say(f"attempt {joined.attempt} has already ended cleanly: nothing to do")
         return
     session = prepare(folder, job, joined, events)
     announce(session)
@@ -79,9 +77,7 @@ class Trainer:
         """Train to the last step or until asked to stop: whether it was that."""
         session, start, train = self._session, self._start, self._session.job.train
         if start.step >= self._steps:
-            session.console.say(
-                f"nothing to train: {start.step} steps are done, and {self._steps} are asked for"
-            )
+            session.console.say(f"nothing to train: {start.step} steps are done, and {self._steps} are asked for")
             return False
         # One rank a node looks at the shared file system.
         stop = StopFile(self._place.stop_file if self._place.local_rank == 0 else None)
@@ -97,9 +93,7 @@ class Trainer:
         self._speed = console.Speed()
         for step in range(start.step + 1, self._steps + 1):
             rate = train.optimizer.lr * schedule.ratio(train.schedule, step - 1, self._steps)
-            outcome = session.stepper.run(
-                micros, step=step, rate=rate, stop=stop.seen(), save=self._save_is_due()
-            )
+            outcome = session.stepper.run(micros, step=step, rate=rate, stop=stop.seen(), save=self._save_is_due())
             self._step = step
             if trace is not None:
                 trace.write({"step": step, "ids": outcome.ids})
@@ -149,9 +143,7 @@ class Trainer:
     def _save_is_due(self) -> bool:
         """Whether the clock asks for a checkpoint. Rank 0's clock decides for all."""
         every = self._session.job.checkpoint.every_seconds
-        return (
-            self._session.world.is_main and every is not None and time.monotonic() - self._saved_at >= every
-        )
+        return self._session.world.is_main and every is not None and time.monotonic() - self._saved_at >= every
 
     def _saves_after(self, outcome: Outcome) -> bool:
         wanted = self._session.job.checkpoint
@@ -165,13 +157,9 @@ class Trainer:
         saved = self._writer.save(session.trained, step=self._step, data=data)
         self._saved_at = time.monotonic()
         self._speed.pause(saved.seconds)
-        session.console.say(
-            f"checkpoint {saved.path.name}, {console.short(saved.bytes)}B in {saved.seconds:.2f} s"
-        )
+        session.console.say(f"checkpoint {saved.path.name}, {console.short(saved.bytes)}B in {saved.seconds:.2f} s")
         seconds = round(saved.seconds, 3)
-        session.record(
-            "checkpoint_saved", step=self._step, seconds=seconds, bytes=saved.bytes, path=str(saved.path)
-        )
+        session.record("checkpoint_saved", step=self._step, seconds=seconds, bytes=saved.bytes, path=str(saved.path))
 
     def _evaluates_after(self, step: int) -> bool:
         every = self._session.job.train.evaluate.every
@@ -204,8 +192,7 @@ class Trainer:
         if result.count != result.samples:
             counted += f" in {result.samples} samples"
         session.console.say(
-            f"held out   step {self._step}: loss {result.loss:.4f}{console.figures(result.figures)}, "
-            f"{counted}"
+            f"held out   step {self._step}: loss {result.loss:.4f}{console.figures(result.figures)}, {counted}"
         )
         session.record("evaluated", step=self._step, seconds=round(result.seconds, 3), **result.record())
         return result

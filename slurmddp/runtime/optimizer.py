@@ -25,9 +25,7 @@ def build(model: nn.Module, wanted: Optimizer) -> torch.optim.Optimizer:
     groups = [group for group in groups if group["params"]]
     if wanted.name == "sgd":
         return torch.optim.SGD(groups, lr=wanted.lr, momentum=wanted.momentum)
-    fused = all(
-        parameter.device.type in ("cuda", "cpu") and parameter.is_floating_point() for parameter in parameters
-    )
+    fused = all(parameter.device.type in ("cuda", "cpu") and parameter.is_floating_point() for parameter in parameters)
     betas = (wanted.betas[0], wanted.betas[1])
     return torch.optim.AdamW(groups, lr=wanted.lr, betas=betas, eps=wanted.eps, fused=fused)
 

@@ -34,10 +34,8 @@ class SampleOrder:
         """
         ids: list[int] = []
         epochs = positions // self.length
-        for epoch, count in zip(
-            *map(torch.Tensor.tolist, epochs.unique_consecutive(return_counts=True)), strict=True
-        ):
-            offsets = positions[len(ids) : len(ids) + count] - epoch * self.length
+        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1) if len(positions) else ():
+            offsets = positions[epochs == epoch] - epoch * self.length
             ids += permute(offsets, self.length, keys(self.seed, epoch)).tolist()
         return ids
 

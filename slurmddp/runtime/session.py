@@ -65,7 +65,14 @@ class Session:
             world=here.size,
             rank=here.rank,
         )
-        return loading.load(self.data.task, self.data.train, lists, world=here, workers=job.train.workers)
+        return loading.load(
+            self.data.task,
+            self.data.train,
+            lists,
+            rank=here.rank,
+            workers=job.train.workers,
+            pin_memory=here.device.type == "cuda",
+        )
 
 
 def prepare(folder: RunFolder, job: Job, joined: world.World, events: Events) -> Session:
@@ -89,14 +96,8 @@ def announce(session: Session) -> None:
     if not batch.is_even(job.batch.total, job.batch.micro, here.size):
         arithmetic = f"dealt unevenly (at most {arithmetic}); every sample weighs the same"
     say(f"run        {job.run.id}, attempt {here.attempt}")
-    say(
-        f"task       {job.train.task}: {session.data.length} training samples, "
-        f"{len(session.data.held_out)} held out"
-    )
-    say(
-        f"model      {console.short(parameters)} parameters, {job.train.precision}, "
-        f"{job.train.optimizer.name}"
-    )
+    say(f"task       {job.train.task}: {session.data.length} training samples, {len(session.data.held_out)} held out")
+    say(f"model      {console.short(parameters)} parameters, {job.train.precision}, {job.train.optimizer.name}")
     say(
         f"world      {here.size} rank{'s' * (here.size > 1)} on {nodes} node{'s' * (nodes > 1)}, {device}, "
         f"{here.backend}, torch {torch.__version__}"
@@ -114,9 +115,7 @@ def announce(session: Session) -> None:
 def _data(job: Job, joined: world.World) -> Data:
     train = job.train
     task = joined.together(lambda: tasks.create(train.task, train.data, train.model))
-    data = joined.together(
-        lambda: Data(task, task.train_samples(), task.held_out_samples(), task.fingerprint())
-    )
+    data = joined.together(lambda: Data(task, task.train_samples(), task.held_out_samples(), task.fingerprint()))
     seen = joined.gather((joined.node, data.length, data.fingerprint))
     for node, length, fingerprint in seen:
         if (length, fingerprint) != seen[0][1:]:

@@ -104,9 +104,7 @@ class Stepper:
         if totals.not_finite:
             self._refuse(step, used)
         if totals.count == 0:
-            raise RuntimeFailure(
-                f"step {step}: the global batch has no {self._task.unit} to learn from", shared=True
-            )
+            raise RuntimeFailure(f"step {step}: the global batch has no {self._task.unit} to learn from", shared=True)
         norm = self._finish_gradients(totals.count)
         skipped = not math.isfinite(norm)
         self._check_skipped(step, skipped)
@@ -178,8 +176,7 @@ class Stepper:
             )
         if self._skipped_in_a_row >= _MOST_SKIPPED:
             raise NotFiniteError(
-                f"step {step}: fp16 gradients have overflowed in {_MOST_SKIPPED} steps running; use bf16 "
-                "or fp32",
+                f"step {step}: fp16 gradients have overflowed in {_MOST_SKIPPED} steps running; use bf16 or fp32",
                 shared=True,
             )
 
@@ -191,8 +188,7 @@ class Stepper:
             for ids, value in bad
         ]
         raise NotFiniteError(
-            f"step {step}: the loss is not finite; the weights are those of step {step - 1}\n  "
-            + "\n  ".join(lines),
+            f"step {step}: the loss is not finite; the weights are those of step {step - 1}\n  " + "\n  ".join(lines),
             shared=True,
         )
 

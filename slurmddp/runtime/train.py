@@ -66,9 +66,7 @@ def _report(error: BaseException, place: environment.Environment | None) -> None
     if isinstance(error, UserError | RuntimeFailure):
         text = f"{where}: error: {error}\n"
     else:
-        text = "".join(
-            f"{where}: {line}\n" for line in "".join(traceback.format_exception(error)).splitlines()
-        )
+        text = "".join(f"{where}: {line}\n" for line in "".join(traceback.format_exception(error)).splitlines())
     sys.stderr.write(text)  # In one piece: lines of several ranks do not mix.
     sys.stderr.flush()
 

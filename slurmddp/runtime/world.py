@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -39,16 +40,22 @@ class World:
 
     def broadcast(self, value: T | None) -> T:
         """Rank 0's value, on every rank. Any object that pickles."""
-        box: list[Any] = [value]
-        dist.broadcast_object_list(box, src=0, group=self.coordination)
-        result: T = box[0]
-        return result
+        content = pickle.dumps(value) if self.is_main else b""
+        size = torch.tensor([len(content)])
+        dist.broadcast(size, src=0, group=self.coordination)
+        buffer, tensor = _buffer(content, int(size))
+        dist.broadcast(tensor, src=0, group=self.coordination)
+        return cast(T, pickle.loads(buffer))
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, by rank, on every rank. Any object that pickles."""
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.coordination)
-        return values
+        content = pickle.dumps(value)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(content)]), group=self.coordination)
+        largest = max(map(int, sizes))
+        parts = [_buffer(b"", largest) for _ in range(self.size)]
+        dist.all_gather([tensor for _, tensor in parts], _buffer(content, largest)[1], group=self.coordination)
+        return [cast(T, pickle.loads(buffer)) for buffer, _ in parts]
 
     def together(self, action: Callable[[], T]) -> T:
         """Run `action` on every rank; if it fails on one, every rank raises, and none is left waiting.
@@ -77,6 +84,15 @@ class World:
     def on_main(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0 alone and give its result to every rank; a failure is raised on all."""
         return self.broadcast(self.together(lambda: action() if self.is_main else None))
+
+
+def _buffer(content: bytes, size: int) -> tuple[bytearray, torch.Tensor]:
+    """`content` padded to `size` bytes, and a tensor over the same memory.
+
+    torch's own object collectives turn tensors to bytes through numpy, which need not be installed.
+    """
+    buffer = bytearray(content.ljust(size, b"\0"))
+    return buffer, torch.frombuffer(buffer, dtype=torch.uint8)
 
 
 def _summary(failures: list[tuple[int, str, str, bool]], size: int) -> str:

@@ -10,11 +10,13 @@ from typing import Any
 from slurmddp.assets import asset_folder
 from slurmddp.errors import UserError
 from slurmddp.spec.document import Document, read_file
+from slurmddp.spec.job import Job
 from slurmddp.spec.layers import Layered, merge
 from slurmddp.spec.site import Site
 from slurmddp.spec.validate import validate
 
 MAX_BASES = 16
+MAX_NAME = 100
 
 
 def config_files(environment: Mapping[str, str]) -> list[Path]:
@@ -40,7 +42,7 @@ class Catalogue:
             return Path(name)
         for folder in self.folders:
             candidate = folder / f"{name}.yaml"
-            if name and not name.startswith(".") and candidate.is_file():
+            if name and not name.startswith(".") and len(name) <= MAX_NAME and candidate.is_file():
                 return candidate
         import difflib
 
@@ -50,7 +52,7 @@ class Catalogue:
 
     def layered(self, name: str) -> Layered:
         """The profile laid over its bases, not validated yet."""
-        return merge(Site, self._documents(self.path(name), set()))
+        return merge(Site, self._documents(self.path(name), (), set()), job=Job)
 
     def load(self, name: str) -> tuple[Site, Document]:
         """The validated profile, and its `job` part as a layer of the job."""
@@ -60,17 +62,20 @@ class Catalogue:
         origins = {key[1:]: origin for key, origin in layered.origins.items() if key[:1] == ("job",) and len(key) > 1}
         return site, Document(part, origins)
 
-    def _documents(self, path: Path, seen: set[Path]) -> list[Document]:
-        if path in seen or len(seen) >= MAX_BASES:
-            raise UserError("its bases form a circle", where=str(path))
-        seen.add(path)
+    def _documents(self, path: Path, above: tuple[Path, ...], read: set[Path]) -> list[Document]:
+        """The profile and its bases, lowest first. above: those whose base it is; read: a shared base is laid once."""
+        if path in above or len(above) >= MAX_BASES:
+            raise UserError("its bases form a circle", where=_shown(path))
+        if path in read:
+            return []
+        read.add(path)
         document = read_file(path, f"site {path.stem}", _shown(path))
         bases = document.tree.get("bases") or []
         if not isinstance(bases, list):
             raise UserError("bases must be a list of names", where=str(path))
         below: list[Document] = []
         for base in bases:
-            below.extend(self._documents(self._base(str(base), path), seen))
+            below.extend(self._documents(self._base(str(base), path), (*above, path), read))
         return [*below, document]
 
     def _base(self, name: str, user: Path) -> Path:

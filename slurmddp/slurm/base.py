@@ -54,9 +54,7 @@ class JobId:
         """Read `123`, `123;cluster` or `local-PID-STARTTIME`. Raises UserError for anything else."""
         found = _JOB_ID.fullmatch(text.strip())
         if not found:
-            raise UserError(
-                f"{text!r} is not a job id", todo="job ids look like 123, 123;cluster or local-123-456"
-            )
+            raise UserError(f"{text!r} is not a job id", todo="job ids look like 123, 123;cluster or local-123-456")
         return cls(found["id"], found["cluster"])
 
 
@@ -88,9 +86,7 @@ class JobView:
 class Scheduler(Protocol):
     """What starts a run, says how it is, and ends it: Slurm, or the machine itself."""
 
-    def command(
-        self, options: Sequence[str], script: str, args: Sequence[str], *, log: str
-    ) -> tuple[str, ...]:
+    def command(self, options: Sequence[str], script: str, args: Sequence[str], *, log: str) -> tuple[str, ...]:
         """The command line that `submit` takes; pure. `log` is the path that gets the script's output."""
         ...
 
@@ -120,9 +116,7 @@ class Scheduler(Protocol):
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without what an outer job left in it; how to reach the cluster stays (SLURM_CONF)."""
-    return {
-        name: value for name, value in environment.items() if name in _KEPT or not name.startswith(_LEAKING)
-    }
+    return {name: value for name, value in environment.items() if name in _KEPT or not name.startswith(_LEAKING)}
 
 
 def log_option(log: str) -> str:

@@ -12,9 +12,7 @@ from slurmddp.errors import ExternalError, UserError
 from slurmddp.slurm import parse
 from slurmddp.slurm.base import JobId, JobView, clean_environment, log_option
 
-_SUBMIT_TIMEOUT = (
-    120.0  # seconds: busy controllers take a minute, and giving up early risks a second submission
-)
+_SUBMIT_TIMEOUT = 120.0  # seconds: busy controllers take a minute, and giving up early risks a second submission
 _ASK_TIMEOUT = 60.0
 _LOG_IN = "log in to a login node of the cluster, or `module load slurm` where the site has such a module"
 # A request that ends after the job did. scancel says it with an error on some versions, silently on others.
@@ -35,10 +33,7 @@ class _Answer:
     @property
     def text(self) -> str:
         """Everything that it printed, standard error first, as it goes into a message."""
-        return (
-            "\n".join(part for part in (self.err.rstrip(), self.out.rstrip()) if part)
-            or "(it printed nothing)"
-        )
+        return "\n".join(part for part in (self.err.rstrip(), self.out.rstrip()) if part) or "(it printed nothing)"
 
 
 class Slurm:
@@ -49,9 +44,7 @@ class Slurm:
         """The whole sbatch command line; pure, so that a dry run shows just what a real one runs."""
         return ("sbatch", "--parsable", *options, script, *args)
 
-    def command(
-        self, options: Sequence[str], script: str, args: Sequence[str], *, log: str
-    ) -> tuple[str, ...]:
+    def command(self, options: Sequence[str], script: str, args: Sequence[str], *, log: str) -> tuple[str, ...]:
         """`sbatch_command` with the log's path as an option.
 
         Raises UserError for a path that sbatch cannot take.
@@ -92,7 +85,7 @@ class Slurm:
         normal: None. Raises ExternalError where a daemon does not answer, which is not the same as a
         forgotten job.
         """
-        answer = _run(("scontrol", *_cluster(job_id), "show", "job", "--oneliner", job_id.id))
+        answer = _run(("scontrol", *_cluster(job_id), "--oneliner", "show", "job", job_id.id))
         if answer.code == 0 and (view := parse.scontrol_job(answer.out)):
             return view
         if answer.code != 0 and not parse.is_forgotten(answer.text):
@@ -137,9 +130,7 @@ class Slurm:
         answer = _run(("scontrol", *_cluster(job_id), "requeue", job_id.id), doing=f"requeuing job {job_id}")
         _require("scontrol", answer)
         if answer.code != 0:
-            raise ExternalError(
-                f"scontrol could not requeue job {job_id} (exit code {answer.code}):\n{answer.text}"
-            )
+            raise ExternalError(f"scontrol could not requeue job {job_id} (exit code {answer.code}):\n{answer.text}")
 
     def _squeue(self, job_ids: Sequence[JobId]) -> dict[JobId, JobView]:
         """Jobs that squeue knows, ended ones within MinJobAge included. Jobs of one cluster only."""
@@ -199,9 +190,7 @@ def _refuse_unreachable(name: str, answer: _Answer) -> None:
         raise ExternalError(f"Slurm did not answer {name}; the job's state is not known:\n{answer.text}")
 
 
-def _run(
-    command: Sequence[str], *, timeout: float = _ASK_TIMEOUT, cwd: Path | None = None, doing: str = ""
-) -> _Answer:
+def _run(command: Sequence[str], *, timeout: float = _ASK_TIMEOUT, cwd: Path | None = None, doing: str = "") -> _Answer:
     """Run one command: no shell, no input, a clean environment.
 
     A missing program is an answer, a time-out an error.

@@ -29,9 +29,7 @@ class Local:
         """`bash SCRIPT ARGS...`; pure."""
         return ("bash", script, *args)
 
-    def command(
-        self, options: Sequence[str], script: str, args: Sequence[str], *, log: str
-    ) -> tuple[str, ...]:
+    def command(self, options: Sequence[str], script: str, args: Sequence[str], *, log: str) -> tuple[str, ...]:
         """`local_command`: options and log are Slurm's matter; `submit` gets the log."""
         return self.local_command(script, args)
 
@@ -72,9 +70,7 @@ class Local:
         started = _started(child.pid, ended_too=True)
         if started is None:
             child.terminate()
-            raise UserError(
-                f"/proc/{child.pid}/stat cannot be read", todo="the local site needs Linux with /proc"
-            )
+            raise UserError(f"/proc/{child.pid}/stat cannot be read", todo="the local site needs Linux with /proc")
         return JobId(f"local-{child.pid}-{started}")
 
     def job(self, job_id: JobId) -> JobView | None:
@@ -107,9 +103,7 @@ class Local:
 
     def requeue(self, job_id: JobId) -> None:
         """Always a UserError: there is no queue here."""
-        raise UserError(
-            "the local site has no queue to put a job back into", todo="submit it again: it resumes"
-        )
+        raise UserError("the local site has no queue to put a job back into", todo="submit it again: it resumes")
 
     def _reap(self) -> None:
         self._children = [child for child in self._children if child.poll() is None]

@@ -7,8 +7,9 @@ never 86400, `no` is False only where a bool is wanted, and `account: 0123` keep
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,19 @@ from slurmddp.errors import UserError
 #: No honest job file or profile comes near; a data file given by mistake is refused before it is parsed.
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
+#: Longer ones are no numbers that anybody counts with (and beyond 4300 digits Python refuses to read them).
+MAX_DIGITS = 100
 
 Key = tuple[str, ...]
 
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_CORE_TAGS = frozenset({"tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq", "!"})
+_CORE_TAGS = {
+    "Scalar": frozenset({"tag:yaml.org,2002:str", "!"}),
+    "MappingStart": frozenset({"tag:yaml.org,2002:map", "!"}),
+    "SequenceStart": frozenset({"tag:yaml.org,2002:seq", "!"}),
+}
 
 
 class Plain(str):
@@ -60,9 +67,9 @@ def typed(value: Any) -> Any:
         return True
     if text in ("false", "False", "FALSE"):
         return False
-    if _INT.fullmatch(text):
+    if _INT.fullmatch(text) and len(text) <= MAX_DIGITS:
         return int(text)
-    if _FLOAT.fullmatch(text):
+    if _FLOAT.fullmatch(text) and math.isfinite(float(text)):
         return float(text)
     return text
 
@@ -82,11 +89,13 @@ def read_file(path: Path, layer: str, shown: str | None = None) -> Document:
         raise UserError("no such file", where=name, todo=f"slurmddp init {name} writes one") from None
     except IsADirectoryError:
         raise UserError("is a directory, not a job file", where=name, todo="name the YAML file in it") from None
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", where=name) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot be read: {getattr(error, 'strerror', error)}", where=repr(name)[1:-1]) from None
     if len(data) > MAX_BYTES:
         raise UserError(
-            f"is larger than {MAX_BYTES // 1000} kB, which no job file is", where=name, todo="is it a data file?"
+            f"is larger than {MAX_BYTES // 1000} kB, which no job file is",
+            where=name,
+            todo="is it a data file?",
         )
     try:
         text = data.decode("utf-8")
@@ -103,17 +112,17 @@ def read_text(text: str, layer: str, name: str) -> Document:
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    # Events and not `compose`, whose recursion in C ends the process on a file that is nested deeply enough.
+    reader = _Reader(layer, name, yaml.parse(text, Loader=loader))
     try:
-        node = yaml.compose(text, Loader=loader)
+        tree = reader.document()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark is not None else name
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
         raise UserError(f"is not valid YAML: {problem}", where=place) from None
-    if node is None:
+    if tree is None:
         raise UserError("is empty", where=name, todo="`slurmddp init FILE` writes a commented job file")
-    reader = _Reader(layer, name)
-    tree = reader.value(node, ())
     if not isinstance(tree, dict):
         raise UserError("is not a mapping of keys to values", where=name, todo="`slurmddp init FILE` shows the form")
     return Document(tree, reader.origins)
@@ -122,59 +131,93 @@ def read_text(text: str, layer: str, name: str) -> Document:
 def read_value(text: str, layer: str, where: str) -> Any:
     """The value of `--set KEY=VALUE`: [..] and {..} are YAML, all else is taken as it stands."""
     if text[:1] in ("[", "{"):
-        document = read_text("value: " + text, layer, where)
-        return document.tree["value"]
+        tree = read_text("value: " + text, layer, where).tree
+        if len(tree) > 1:
+            raise UserError(f"{text!r} is more than one value", where=where)
+        return tree["value"]
     return None if is_null(text) else Plain(text)
 
 
 class _Reader:
-    """Turns composed nodes into values and keeps the origin of each."""
+    """Turns the parser's events into values and keeps the origin of each."""
 
-    def __init__(self, layer: str, name: str) -> None:
+    def __init__(self, layer: str, name: str, events: Iterator[Any]) -> None:
         self.layer = layer
         self.name = name
+        self.events = events
         self.origins: dict[Key, Origin] = {}
-        self.seen: set[int] = set()
 
-    def value(self, node: Any, key: Key) -> Any:
-        place = f"{self.name}:{node.start_mark.line + 1}"
-        if id(node) in self.seen:
+    def document(self) -> Any:
+        """The value of the only document; None if there is none, or nothing in it."""
+        value, documents = None, 0
+        for event in self.events:
+            kind = _kind(event)
+            if kind == "DocumentStart":
+                documents += 1
+                if documents > 1:
+                    raise UserError("holds a second document (---)", where=self.place(event), todo="remove one")
+            elif kind not in ("StreamStart", "StreamEnd", "DocumentEnd"):
+                value = self.value(event, ())
+        return value
+
+    def place(self, event: Any) -> str:
+        return f"{self.name}:{event.start_mark.line + 1}"
+
+    def check(self, event: Any) -> tuple[str, str]:
+        """Kind and place of a key or value that has neither alias nor foreign tag."""
+        kind, place = _kind(event), self.place(event)
+        if kind == "Alias":
             raise UserError("holds a YAML alias (*name)", where=place, todo="write the value out")
-        self.seen.add(id(node))
+        if event.tag is not None and event.tag not in _CORE_TAGS[kind]:
+            raise UserError(f"holds a YAML tag ({event.tag})", where=place, todo="write the plain value")
+        return kind, place
+
+    def value(self, event: Any, key: Key) -> Any:
+        kind, place = self.check(event)
         if len(key) > MAX_DEPTH:
             raise UserError(f"is nested deeper than {MAX_DEPTH} levels", where=place)
         self.origins[key] = Origin(self.layer, place)
-        if node.id == "mapping":
-            return self.mapping(node, key)
-        if node.id == "sequence":
-            return [self.value(item, (*key, str(index))) for index, item in enumerate(node.value)]
-        return self.scalar(node, place)
+        if kind == "MappingStart":
+            return self.mapping(key)
+        if kind == "SequenceStart":
+            return self.sequence(key)
+        text: str = event.value
+        # Quoted or a block has a style (the C parser gives '' for a plain scalar, the Python one None).
+        if event.style or event.tag is not None:
+            return text
+        return None if is_null(text) else Plain(text)
 
-    def mapping(self, node: Any, key: Key) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for name_node, value_node in node.value:
-            place = f"{self.name}:{name_node.start_mark.line + 1}"
-            if name_node.id != "scalar":
-                raise UserError("has a key that is not a word", where=place)
-            name = name_node.value
-            if name == "<<":
-                raise UserError("holds a YAML merge key (<<)", where=place, todo="write the keys out")
-            if name in result:
-                first = self.origins[(*key, name)].where.rsplit(":", 1)[-1]
-                raise UserError(
-                    f"key {json.dumps(name)} stands twice (first in line {first})", where=place, todo="remove one"
-                )
-            result[name] = self.value(value_node, (*key, name))
-            self.origins[(*key, name)] = Origin(self.layer, place)
+    def sequence(self, key: Key) -> list[Any]:
+        result: list[Any] = []
+        for event in self.events:
+            if _kind(event) == "SequenceEnd":
+                break
+            result.append(self.value(event, (*key, str(len(result)))))
         return result
 
-    def scalar(self, node: Any, place: str) -> str | None:
-        text: str = node.value
-        if node.style:  # quoted or a block; the C parser gives '' for a plain scalar, the Python one None
-            if node.tag not in _CORE_TAGS:
-                raise UserError(f"holds a YAML tag ({node.tag})", where=place, todo="write the plain value")
-            return text
-        # An implicit tag is what the resolver made of the text; an explicit one is foreign to the resolver.
-        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
-            raise UserError(f"holds a YAML tag ({node.tag})", where=place, todo="write the plain value")
-        return None if is_null(text) else Plain(text)
+    def mapping(self, key: Key) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for event in self.events:
+            if _kind(event) == "MappingEnd":
+                break
+            kind, place = self.check(event)
+            if kind != "Scalar":
+                raise UserError("has a key that is not a word", where=place)
+            name: str = event.value
+            if name == "<<":
+                raise UserError("holds a YAML merge key (<<)", where=place, todo="write the keys out")
+            path = (*key, name)
+            if name in result:
+                first = self.origins[path].where.rsplit(":", 1)[-1]
+                raise UserError(
+                    f"key {json.dumps(name)} stands twice (first in line {first})",
+                    where=place,
+                    todo="remove one",
+                )
+            result[name] = self.value(next(self.events), path)
+            self.origins[path] = Origin(self.layer, place)
+        return result
+
+
+def _kind(event: Any) -> str:
+    return type(event).__name__.removesuffix("Event")

@@ -26,6 +26,23 @@ from slurmddp.spec.types import (
 )
 
 
+#: Set by torchrun on every rank: a value of the user's would be overwritten or, worse, not.
+RESERVED = frozenset(
+    {
+        "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    }
+)  # fmt: skip
+
+
+def without_reserved(variables: dict[str, str]) -> dict[str, str]:
+    """Raises ValueError for a variable that is not the user's to set."""
+    for name in variables:
+        if name in RESERVED or name.startswith("SLURMDDP_"):
+            raise ValueError(f"sets {name}, which torchrun or slurmddp sets on every rank")
+    return variables
+
+
 class Resources(Model):
     """What Slurm is asked for. Left out: the site's own values for the partition."""
 
@@ -69,6 +86,13 @@ class Bind(Model):
             raise ValueError("holds a ':', ',', '\"' or '\\', which --bind cannot carry")
         return value
 
+    @field_validator("destination")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("/", "$", "~/")):
+            raise ValueError("must be an absolute path in the container")
+        return value
+
 
 class Container(Model):
     """What the ranks run in. `base` and `pip` say what `slurmddp build-image` makes the image from."""
@@ -88,6 +112,11 @@ class Network(Model):
     interface: Interface | None = None
     variables: EnvMap = {}
     debug: bool = False
+
+    @field_validator("variables")
+    @classmethod
+    def _ours(cls, value: dict[str, str]) -> dict[str, str]:
+        return without_reserved(value)
 
 
 class Launch(Model):
@@ -223,16 +252,4 @@ class Job(Model):
     @field_validator("environment")
     @classmethod
     def _ours(cls, value: dict[str, str]) -> dict[str, str]:
-        for name in value:
-            if name in RESERVED or name.startswith("SLURMDDP_"):
-                raise ValueError(f"sets {name}, which torchrun or slurmddp sets on every rank")
-        return value
-
-
-#: Set by torchrun on every rank: a value of the user's would be overwritten or, worse, not.
-RESERVED = frozenset(
-    {
-        "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-        "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
-    }
-)  # fmt: skip
+        return without_reserved(value)

@@ -28,17 +28,21 @@ class Layered:
     overridden: Mapping[Key, tuple[Origin, ...]]
 
 
-def merge(model: type[BaseModel], documents: Iterable[Document]) -> Layered:
-    """Lay the documents over one another, the first one lowest. `model` says which lists add."""
-    merger = _Merger(model)
+def merge(model: type[BaseModel], documents: Iterable[Document], **parts: type[BaseModel]) -> Layered:
+    """Lay the documents over one another, the first one lowest. `model` says which lists add.
+
+    parts: models of top-level keys that `model` itself holds as free maps.
+    """
+    adding = adding_lists(model) | {(name, *key) for name, part in parts.items() for key in adding_lists(part)}
+    merger = _Merger(adding)
     for document in documents:
         merger.lay(document)
     return Layered(merger.tree, merger.origins, merger.overridden)
 
 
 class _Merger:
-    def __init__(self, model: type[BaseModel]) -> None:
-        self.adding = adding_lists(model)
+    def __init__(self, adding: frozenset[Key]) -> None:
+        self.adding = adding
         self.tree: dict[str, Any] = {}
         self.origins: dict[Key, Origin] = {}
         self.overridden: dict[Key, tuple[Origin, ...]] = {}
@@ -69,9 +73,12 @@ class _Merger:
                 continue
             place = (*path, str(len(old)))
             old.append(_copied(item))
+            if path in origins:  # of the list itself: `--set` knows no other
+                self.origins[place] = origins[path]
             for key, origin in origins.items():
                 if key[: depth + 1] == (*path, str(index)):
-                    self.origins[(*place, *key[depth + 1 :])] = origin
+                    moved = (*place, *key[depth + 1 :])
+                    self.origins[moved] = origin
 
     def _forget(self, path: Key) -> None:
         for key in [key for key in self.origins if key[: len(path)] == path]:

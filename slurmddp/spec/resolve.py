@@ -68,8 +68,8 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
     except UserError as error:
         raise UserError(error.what, where=error.where or named_at, todo=error.todo) from None
     layered = merge(Job, [site_layer, *above])
-    # A profile that was named by its path keeps it, so that the resolved job finds it again.
-    layered.tree["site"] = os.path.abspath(name) if "/" in name else site.name
+    # What it was named by, so that the resolved job finds it again from any folder.
+    layered.tree["site"] = os.path.abspath(name) if "/" in name or name.endswith((".yaml", ".yml")) else name
     job = validate(Job, layered)
     expander = Expander(sources.environment)
     job = expander.model(job)
@@ -81,7 +81,9 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
         where = f"{origin.where}: {'.'.join(key)}" if origin else ".".join(key)
         if strict:
             raise UserError(
-                f"the variable ${variable} is not set", where=where, todo=f"export {variable}=..., or write the path"
+                f"the variable ${variable} is not set",
+                where=where,
+                todo=f"export {variable}=..., or write the path",
             )
         warnings.append(f"{where}: the variable ${variable} is not set here: it stays as written")
     return Resolved(job, site, layered, tuple(warnings))
@@ -128,7 +130,7 @@ def layer_of(layer: str, pairs: Sequence[tuple[str, Any, str]]) -> Document:
 
 def _site_name(layers: Sequence[Document]) -> tuple[str, str] | None:
     for document in reversed(layers):
-        if "site" in document.tree:
+        if document.tree.get("site") is not None:
             name, where = document.tree["site"], document.origins[("site",)].where
             if not isinstance(name, str):
                 raise UserError("site must be the name of a site", where=where)

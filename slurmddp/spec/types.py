@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import typing
 from collections.abc import Iterator
@@ -39,7 +40,18 @@ _SBATCH = re.compile(r"[A-Za-z0-9_.,:;=@/+*|&!()\[\]%~^-]+")
 _INTERFACE = re.compile(r"[\^=]{0,2}[A-Za-z0-9_.,:@-]+")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d{1,2}):(\d{1,2})|(\d+(?:\.\d+)?)\s*(s|m|h|d|sec|min|hours?|days?)")
-_UNIT = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "hour": 3600, "hours": 3600, "d": 86400, "day": 86400}
+_UNIT = {
+    "s": 1,
+    "sec": 1,
+    "m": 60,
+    "min": 60,
+    "h": 3600,
+    "hour": 3600,
+    "hours": 3600,
+    "d": 86400,
+    "day": 86400,
+    "days": 86400,
+}
 _MEMORY = re.compile(r"(\d+)\s*([KMGT])(?:i?B)?")
 _MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
@@ -127,7 +139,7 @@ def _mebibytes(value: Any) -> Any:
     match = _MEMORY.fullmatch(str(value).strip().upper().replace("IB", "B")) if isinstance(value, str) else None
     if not match:
         raise ValueError("must be an amount of memory with its unit, such as 480G or 500000M")
-    return max(1, int(int(match.group(1)) * _MIB[match.group(2)]))
+    return math.ceil(int(match.group(1)) * _MIB[match.group(2)])
 
 
 def _count(value: Any) -> Any:

@@ -139,9 +139,7 @@ def verify(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def prune(
-    root: Path, *, keep: int, committed: int, rejected: Iterable[Path], attempt: int, nonce: str
-) -> list[Path]:
+def prune(root: Path, *, keep: int, committed: int, rejected: Iterable[Path], attempt: int, nonce: str) -> list[Path]:
     """Remove old checkpoints after `committed` (a step) was completed; returns what was removed.
 
     The `keep` newest complete ones up to that step stay. Unfinished ones, and those that loading rejected,

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from slurmddp.runtime import randomness
-from slurmddp.runtime.checkpoint import layout, state
+from slurmddp.runtime.checkpoint import layout, shards, state
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.world import World
 
@@ -60,8 +58,7 @@ def check_data(choice: Choice, now: Mapping[str, Any]) -> list[str]:
         if then[key] != now[key]:
             what = fatal[key].format(then=then[key], now=now[key])
             raise UserError(
-                f"cannot resume from {choice.path}: {what}. Put it back as it was, or start a new run "
-                "without this one",
+                f"cannot resume from {choice.path}: {what}. Put it back as it was, or start a new run without this one",
                 shared=True,
             )
     if then["global_batch"] != now["global_batch"]:
@@ -77,8 +74,7 @@ def load(choice: Choice, trained: state.Trained, world: World) -> None:
 
     Raises UserError where the model is another one.
     """
-    storage = FileSystemReader(choice.path)
-    stored = world.together(storage.read_metadata).state_dict_metadata
+    stored = world.together(lambda: shards.stored(choice.path))
     try:
         state.check(trained, stored)
     except UserError as error:
@@ -88,7 +84,7 @@ def load(choice: Choice, trained: state.Trained, world: World) -> None:
             shared=True,
         ) from error
     tensors = state.prepare(trained, stored)
-    world.together(lambda: load_shards(tensors, storage_reader=storage, process_group=world.coordination))
+    world.together(lambda: shards.read(choice.path, tensors))
     state.adopt(trained, tensors)
 
 

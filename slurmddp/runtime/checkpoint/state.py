@@ -30,9 +30,7 @@ def collect(trained: Trained) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for name, value in trained.model.state_dict().items():
         if not isinstance(value, torch.Tensor):
-            raise UserError(
-                f"the model's state holds {name}, a {type(value).__name__}; checkpoints hold tensors only"
-            )
+            raise UserError(f"the model's state holds {name}, a {type(value).__name__}; checkpoints hold tensors only")
         tensors[f"model.{name}"] = value
     for name, parameter in trained.model.named_parameters():
         for key, value in trained.optimizer.state.get(parameter, {}).items():
@@ -49,8 +47,7 @@ def check(trained: Trained, stored: Mapping[str, Any]) -> None:
     ours = {f"model.{name}": tuple(value.shape) for name, value in trained.model.state_dict().items()}
     theirs = {name: tuple(item.size) for name, item in stored.items() if name.startswith("model.")}
     differences = [
-        f"{name.removeprefix('model.')}: {_shape(theirs.get(name))} in the checkpoint, "
-        f"{_shape(ours.get(name))} now"
+        f"{name.removeprefix('model.')}: {_shape(theirs.get(name))} in the checkpoint, {_shape(ours.get(name))} now"
         for name in [*ours, *(name for name in theirs if name not in ours)]
         if ours.get(name) != theirs.get(name)
     ]
@@ -73,9 +70,7 @@ def prepare(trained: Trained, stored: Mapping[str, Any]) -> dict[str, torch.Tens
             same = size == tuple(parameter.shape)
             # A step counter sits on the parameter's device only for fused optimizers, which need it there.
             device = parameter.device if trained.optimizer.defaults.get("fused") else torch.device("cpu")
-            state[key] = (
-                torch.zeros_like(parameter) if same and key != "step" else torch.zeros(size, device=device)
-            )
+            state[key] = torch.zeros_like(parameter) if same and key != "step" else torch.zeros(size, device=device)
     return {name: tensor for name, tensor in collect(trained).items() if name in stored}
 
 

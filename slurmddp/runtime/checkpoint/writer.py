@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save
 
 import slurmddp
 from slurmddp.runtime import randomness
-from slurmddp.runtime.checkpoint import layout, state
+from slurmddp.runtime.checkpoint import layout, shards, state
 from slurmddp.runtime.world import World
 
 
@@ -52,17 +50,12 @@ class Writer:
         nonce = world.broadcast(secrets.token_hex(4) if world.is_main else None)
         folder = self._root / layout.temporary_name("saving", step, world.attempt, nonce)
         world.on_main(lambda: (folder / layout.RNG).mkdir(parents=True))
-        world.together(lambda: self._write_shards(folder, trained))
+        shards.write(folder, world.together(lambda: state.collect(trained)), world)
         files: dict[str, layout.FileFacts] = {}
         for part in world.gather(world.together(lambda: self._own_files(folder))):
             files.update(part)
         path = world.on_main(lambda: self._commit(folder, files, step=step, data=data, nonce=nonce))
         return Saved(path, time.monotonic() - began, sum(item.bytes for item in files.values()))
-
-    def _write_shards(self, folder: Path, trained: state.Trained) -> None:
-        # One thread, one file a rank; the sync is done below, together with hashing.
-        writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=False, thread_count=1)
-        save(state.collect(trained), storage_writer=writer, process_group=self._world.coordination)
 
     def _own_files(self, folder: Path) -> dict[str, layout.FileFacts]:
         """Write this rank's random states; sync and hash all files that this rank has written."""
@@ -114,9 +107,7 @@ class Writer:
         layout.mark_complete(final)
         if final in self._rejected:
             self._rejected.remove(final)
-        layout.prune(
-            self._root, keep=self._keep, committed=step, rejected=self._rejected, attempt=attempt, nonce=nonce
-        )
+        layout.prune(self._root, keep=self._keep, committed=step, rejected=self._rejected, attempt=attempt, nonce=nonce)
         return final
 
 

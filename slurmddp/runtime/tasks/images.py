@@ -33,9 +33,7 @@ class Arrays:
         numpy = _needed("numpy")
         try:
             with numpy.load(path, allow_pickle=False) as content:
-                values, labels = (
-                    _array(content, path, names) for names in (("images", "x"), ("labels", "y"))
-                )
+                values, labels = (_array(content, path, names) for names in (("images", "x"), ("labels", "y")))
         except (OSError, ValueError) as error:
             raise UserError(f"train.data.path: cannot read {path}: {error}") from error
         if len(values) != len(labels) or labels.ndim != 1:
@@ -130,9 +128,7 @@ class Images:
         total = len(self._whole)
         held_out = int(total * data["held_out"])
         if len(self._whole.classes) < 2 or held_out >= total:
-            raise UserError(
-                f"train.data.path: {path} holds {total} images of {len(self._whole.classes)} classes"
-            )
+            raise UserError(f"train.data.path: {path} holds {total} images of {len(self._whole.classes)} classes")
         # A fixed permutation, not a stride: labels often come in a regular order.
         mixed = permute(torch.arange(total), total, keys(0, -1)).tolist()
         self._train, self._held_out = Part(self._whole, mixed[held_out:]), Part(self._whole, mixed[:held_out])
@@ -164,9 +160,7 @@ class Images:
         images, labels = batch
         logits = model(images).float()
         right = (logits.detach().argmax(1) == labels).sum()
-        return Loss(
-            F.cross_entropy(logits, labels, reduction="sum"), len(labels), {"accuracy": (right, len(labels))}
-        )
+        return Loss(F.cross_entropy(logits, labels, reduction="sum"), len(labels), {"accuracy": (right, len(labels))})
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
         """The accuracy, between 0 and 1."""
@@ -187,9 +181,7 @@ def _perceptron(shape: tuple[int, ...], classes: int, hidden: int, layers: int, 
     return nn.Sequential(*modules, nn.Linear(widths[-1], classes))
 
 
-def _convolutions(
-    shape: tuple[int, ...], classes: int, hidden: int, layers: int, dropout: float
-) -> nn.Module:
+def _convolutions(shape: tuple[int, ...], classes: int, hidden: int, layers: int, dropout: float) -> nn.Module:
     """`layers` 3x3 convolutions of `hidden` channels, each but the first halving the image; then their
     mean.
     """
@@ -227,6 +219,4 @@ def _needed(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(
-            f"the task images needs {name}, which is not installed where this run trains"
-        ) from error
+        raise UserError(f"the task images needs {name}, which is not installed where this run trains") from error

@@ -1,0 +1,93 @@
+# `make demo` and `make test` set up all that they need. Others: lint, unit, cluster-test, cluster-up, cluster-down,
+# cluster-shell, benchmark, clean.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The version that demo and tests run with; the package itself takes a wide range.
+TORCH := torch==2.13.0
+PIP_ARGS ?=
+RESUME ?=
+STEPS ?=
+DEMO := demo.yaml
+
+.PHONY: demo test lint unit runtime-test cluster-test cluster-up cluster-down cluster-shell benchmark clean system
+
+# --- set-up: one virtual environment, made anew when what it is made of changes
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "slurmddp needs Python 3.10 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) --no-print-directory python-venv
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+.PHONY: python-venv
+python-venv:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends python3-venv; \
+	else echo "python3-venv is missing: ask for the Debian package, or use another PYTHON"; exit 1; fi
+
+$(VENV)/.train: $(VENV)/.made pyproject.toml
+	$(BIN)/pip install -q $(PIP_ARGS) '$(TORCH)' -e '.[train]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.train
+	$(BIN)/pip install -q $(PIP_ARGS) '$(TORCH)' -e '.[train,test,lint]'
+	touch $@
+
+# Debian packages that tests use: only as root, only where they are missing.
+system:
+	@missing=(); for pair in shellcheck:shellcheck git:git; do \
+		command -v "$${pair%%:*}" >/dev/null || missing+=("$${pair##*:}"); done; \
+	if [ "$${#missing[@]}" -gt 0 ]; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$${missing[@]}"; \
+		else echo "not installed, and we are not root: $${missing[*]} (their tests are skipped)"; fi; fi
+
+# --- the demo: two ranks train a byte-level GPT on the Python standard library's own sources
+
+demo: $(VENV)/.train
+	@test -e $(DEMO) || $(BIN)/slurmddp init $(DEMO) --site local --task lm
+	@if [ -n "$(RESUME)" ]; then \
+		$(BIN)/slurmddp run --resume $(if $(filter 1 yes true,$(RESUME)),last,$(RESUME)) $(if $(STEPS),--set train.steps=$(STEPS)); \
+	else \
+		$(BIN)/slurmddp run $(DEMO) $(if $(STEPS),--set train.steps=$(STEPS)); \
+	fi
+	@$(BIN)/slurmddp status last
+	@echo "again: make demo    go on from its checkpoint: make demo RESUME=1 STEPS=300"
+
+# --- tests
+
+test: system lint unit runtime-test cluster-test
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.test
+	$(BIN)/python -m pytest -q tests/unit tests/golden
+
+runtime-test: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/runtime
+
+cluster-test: $(VENV)/.test
+	$(BIN)/python -m pytest -q tests/cluster
+
+# --- the test cluster, for people (root only; see tests/cluster/README.md)
+
+cluster-up cluster-down: $(VENV)/.made
+	$(BIN)/python -m tests.cluster $(subst cluster-,,$@)
+
+HOST ?= login
+cluster-shell: $(VENV)/.made
+	$(BIN)/python -m tests.cluster shell $(HOST)
+
+benchmark: $(VENV)/.test
+	$(BIN)/python -m benchmarks.cli
+	$(BIN)/python -m benchmarks.launch
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
