@@ -1,0 +1,127 @@
+"""What tests on the cluster do with `slurmddp`, as alice on the login host."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .cluster import Cluster
+
+#: A job small enough that starting its processes is what takes the time.
+JOB: dict[str, Any] = {
+    "site": "testcluster",
+    "resources": {"nodes": 2, "ranks_per_node": 2, "cpus_per_node": 2, "mem_per_node": "2500M", "time": "10m"},
+    "train": {
+        "task": "lm",
+        "data": {"path": "/home/alice/text", "glob": "**/*.py", "context": 32},
+        "model": {"layers": 1, "heads": 2, "width": 32},
+        "batch": {"global": 12, "micro": 3},
+        "steps": 40,
+        "optimizer": {"lr": 3e-3},
+        "evaluate": {"batches": 4},
+        "trace_samples": True,
+        "log_every": 10,
+    },
+    "checkpoint": {"every_steps": 10},
+}
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` laid over it, maps merged."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
+
+
+@dataclass
+class Run:
+    """One submitted run, seen from outside through the shared home."""
+
+    cluster: Cluster
+    answer: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.answer["run_id"])
+
+    @property
+    def job_id(self) -> str:
+        return str(self.answer["job_id"])
+
+    @property
+    def folder(self) -> Path:
+        return self.cluster.machine_path(self.answer["run_folder"])
+
+    def status(self) -> tuple[int, dict[str, Any]]:
+        """Exit code and JSON of `slurmddp status`."""
+        done = self.cluster.run("login", ["slurmddp", "status", self.id, "--json"], check=False)
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    def wait(self, *states: str, timeout: float = 120) -> dict[str, Any]:
+        """Wait until the run's state is one of these; the failure shows all its logs."""
+        deadline = time.monotonic() + timeout
+        while True:
+            _, status = self.status()
+            if status["state"] in states:
+                return status
+            over = status["state"] not in ("pending", "running", "requeued", "stopping")
+            assert time.monotonic() < deadline and not over, f"{status}\n{self.logs()}"
+            time.sleep(0.5)
+
+    def wait_for_step(self, step: int, timeout: float = 120) -> None:
+        """Wait until the metrics show this step."""
+        deadline = time.monotonic() + timeout
+        while not any(row["step"] >= step for row in self.metrics()):
+            code, status = self.status()
+            assert time.monotonic() < deadline and code in (0, 3), f"{status}\n{self.logs()}"
+            time.sleep(0.2)
+
+    def logs(self) -> str:
+        return self.cluster.run("login", ["slurmddp", "logs", self.id], check=False).stdout
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """The whole JSON lines of a file in the run folder."""
+        path = self.folder / name
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return self.lines("metrics.jsonl")
+
+    def samples(self) -> dict[int, list[int]]:
+        """Sample ids that all ranks together fed to the model, by step, in the order of the ranks."""
+        steps: dict[int, list[int]] = {}
+        for path in sorted((self.folder / "trace").glob("attempt-*/rank-*.jsonl")):
+            for row in self.lines(str(path.relative_to(self.folder))):
+                steps.setdefault(row["step"], []).extend(row["ids"])
+        return steps
+
+
+class Alice:
+    """The user's commands on the login host."""
+
+    def __init__(self, cluster: Cluster, image: str) -> None:
+        self.cluster = cluster
+        self.image = image
+
+    def command(self, *words: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        return self.cluster.run("login", ["slurmddp", *words], check=check, timeout=timeout)
+
+    def job_file(self, name: str, **changes: Any) -> str:
+        """Write a job file and return its path on the hosts."""
+        job = merged({"name": name, **JOB, "container": {"image": self.image}}, changes)
+        path = f"/home/alice/jobs/{name}.yaml"
+        self.cluster.write(path, yaml.safe_dump(job))
+        return path
+
+    def submit(self, *words: str) -> Run:
+        return Run(self.cluster, json.loads(self.command("submit", "--json", *words).stdout))

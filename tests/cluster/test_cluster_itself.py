@@ -1,0 +1,137 @@
+"""The test cluster is what the other tests take it for."""
+
+import subprocess
+
+import pytest
+
+from .cluster import Cluster
+from .errors import ClusterUnavailable
+from .images import definition
+
+pytestmark = pytest.mark.cluster
+
+
+def test_three_nodes_are_idle(fresh_cluster: Cluster) -> None:
+    assert fresh_cluster.node_states() == {"node1": "idle", "node2": "idle", "node3": "idle"}
+
+
+def test_srun_reaches_every_node_as_the_user(cluster: Cluster) -> None:
+    done = cluster.run("login", ["srun", "-N3", "sh", "-c", "echo $(hostname) $(id -un)"])
+    assert sorted(done.stdout.splitlines()) == ["node1 alice", "node2 alice", "node3 alice"]
+
+
+def test_hosts_talk_over_their_own_interface_only(cluster: Cluster) -> None:
+    assert "received" in cluster.run("node1", ["ping", "-c1", "-W2", "node3"]).stdout
+    assert "default" not in cluster.run("node1", ["ip", "route"]).stdout
+    interfaces = cluster.run("node2", ["ls", "/sys/class/net"]).stdout.split()
+    assert "ib0" in interfaces and "eth0" not in interfaces
+
+
+def test_a_batch_job_writes_into_the_shared_home(cluster: Cluster) -> None:
+    cluster.write("/home/alice/batch/job.sh", "#!/bin/bash\n#SBATCH -N2 --gres=gpu:2\nsrun -l hostname\n")
+    job = cluster.run("login", ["sbatch", "--parsable", "job.sh"], cwd="/home/alice/batch").stdout.strip()
+    assert cluster.wait_job(job) == "COMPLETED"
+    output = cluster.machine_path(f"/home/alice/batch/slurm-{job}.out").read_text()
+    assert sorted(output.splitlines()) == ["0: node1", "1: node2"]
+
+
+@pytest.mark.parametrize("request_gpus", ["--gres=gpu:2", "--gpus-per-node=2"])
+def test_fake_gpus_are_handed_out(cluster: Cluster, request_gpus: str) -> None:
+    done = cluster.run("login", ["srun", "-N1", request_gpus, "printenv", "CUDA_VISIBLE_DEVICES"])
+    assert done.stdout.strip() == "0,1"
+
+
+def test_more_gpus_than_a_node_has_are_refused(cluster: Cluster) -> None:
+    done = cluster.run("login", ["srun", "-N1", "--gres=gpu:3", "true"], check=False)
+    assert done.returncode != 0
+    assert "Requested node configuration is not available" in done.stderr
+
+
+def test_the_debug_partition_has_its_own_limit(cluster: Cluster) -> None:
+    done = cluster.run("login", ["sbatch", "-p", "debug", "-t", "10", "--wrap", "true"], check=False)
+    assert "time limit" in done.stderr.lower() and done.returncode != 0
+
+
+def test_the_user_builds_an_image_and_runs_it_on_a_node(cluster: Cluster, plain_image_root: str) -> None:
+    text = definition(plain_image_root, "%post\n    echo made by %post > /made", "%environment\n    export TASTE=salt")
+    cluster.write("/home/alice/build/plain.def", text)
+    cluster.run("login", ["apptainer", "build", "plain.sif", "plain.def"], cwd="/home/alice/build", timeout=120)
+    inside = ["apptainer", "exec", "plain.sif", "sh", "-c", "cat /made; echo $TASTE; id -un"]
+    done = cluster.run("login", ["srun", "-w", "node1", *inside], cwd="/home/alice/build")
+    assert done.stdout.splitlines() == ["made by %post", "salt", "alice"]
+
+
+def test_torch_runs_in_its_image_on_all_nodes(cluster: Cluster, torch_image: str) -> None:
+    program = "import torch, sys; print(torch.__version__.split('+')[0], sys.version_info[:2])"
+    done = cluster.run("login", ["srun", "-N3", "apptainer", "exec", torch_image, "python3", "-c", program])
+    assert done.stdout.splitlines() == ["2.13.0 (3, 11)"] * 3
+
+
+def test_the_login_side_has_its_python(cluster: Cluster) -> None:
+    program = "import sys, typer, jinja2, pydantic, yaml, rich, spython, slurmddp; "
+    program += "print(slurmddp.__file__, sys.prefix)"
+    done = cluster.run("login", ["/opt/slurmddp-venv/bin/python", "-c", program])
+    assert done.stdout.strip() == "/opt/slurmddp/slurmddp/__init__.py /opt/slurmddp-venv"
+
+
+def test_processes_are_seen_until_they_are_gone(cluster: Cluster) -> None:
+    job = cluster.run("login", ["sbatch", "--parsable", "-w", "node2", "--wrap", "sleep 321"]).stdout.strip()
+
+    def sleeps() -> bool:
+        return any(argv == ["sleep", "321"] for _, argv in cluster.processes("node2"))
+
+    cluster.wait_for(sleeps, "the job's sleep is seen", timeout=10)
+    cluster.run("login", ["scancel", job])
+    assert cluster.wait_job(job) == "CANCELLED"
+    cluster.wait_for(lambda: cluster.processes("node2") == [], "nothing of the user's is left", timeout=10)
+
+
+def test_a_command_that_takes_too_long_leaves_nothing(cluster: Cluster) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        cluster.sh("login", "sleep 322 & sleep 322", timeout=1)
+    cluster.wait_for(lambda: cluster.processes("login") == [], "nothing of the user's is left", timeout=5)
+
+
+def test_a_cut_cable_is_silence_and_can_be_mended(fresh_cluster: Cluster) -> None:
+    fresh_cluster.cut_network("node3")
+    ping = ["ping", "-c1", "-W1", "node3"]
+    assert fresh_cluster.run("login", ping, check=False).returncode != 0
+    assert fresh_cluster.host_is_up("node3")
+    fresh_cluster.mend_network("node3")
+    fresh_cluster.wait_for(lambda: fresh_cluster.run("login", ping, check=False).returncode == 0, "mended", timeout=10)
+
+
+def test_a_slow_link_is_slow(fresh_cluster: Cluster) -> None:
+    try:
+        fresh_cluster.slow_link("node1", "200ms")
+    except ClusterUnavailable as error:
+        pytest.skip(str(error))
+    reply = fresh_cluster.run("login", ["ping", "-c1", "-W5", "node1"]).stdout
+    fresh_cluster.slow_link("node1", None)
+    assert float(reply.split("time=")[1].split()[0]) >= 200
+
+
+def test_a_throttled_link_is_slow(fresh_cluster: Cluster) -> None:
+    fresh_cluster.slow_link("node1", None, rate="256kbit")
+    reply = fresh_cluster.run("login", ["ping", "-c4", "-i0.2", "-W5", "-s6000", "node1"]).stdout
+    fresh_cluster.slow_link("node1", None)
+    assert max(float(line.split("time=")[1].split()[0]) for line in reply.splitlines() if "time=" in line) > 50
+
+
+def test_a_killed_host_goes_down_and_comes_back(fresh_cluster: Cluster) -> None:
+    fresh_cluster.kill_host("node3")
+    assert not fresh_cluster.host_is_up("node3")
+    assert fresh_cluster.processes("node3", user=None) == []
+    fresh_cluster.wait_nodes({"node1": "idle", "node2": "idle", "node3": "down"}, timeout=45)
+    fresh_cluster.restart_host("node3")
+    fresh_cluster.wait_nodes(timeout=30)
+    assert fresh_cluster.run("login", ["srun", "-w", "node3", "hostname"]).stdout.strip() == "node3"
+
+
+def test_a_second_cluster_runs_beside_the_first(cluster: Cluster) -> None:
+    with Cluster.started(f"{cluster.name}-second") as second:
+        assert second.run("login", ["srun", "-N3", "true"]).returncode == 0
+        folder = second.layout.folder
+        assert folder.is_dir()
+    assert not folder.exists()
+    assert cluster.is_up()

@@ -1,0 +1,238 @@
+"""From `slurmddp submit` to a finished run, on a real Slurm with real Apptainer, as an ordinary user."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster
+from .runs import Alice, Run
+
+pytestmark = pytest.mark.cluster
+
+NODES = ("node1", "node2", "node3")
+
+
+@pytest.fixture(scope="module")
+def alice(cluster: Cluster, base_image_root: str) -> Alice:
+    """Alice, with some real text, and an image that `slurmddp build-image` built from a local base."""
+    text = cluster.machine_path("/home/alice/text")
+    text.mkdir(exist_ok=True)
+    for source in sorted(Path(sysconfig.get_path("stdlib")).glob("a*.py")):
+        shutil.copyfile(source, text / source.name)
+    image = "/home/alice/images/built.sif"
+    cluster.sh("login", "mkdir -p ~/images")
+    cluster.run("login", ["slurmddp", "build-image", image, "--base", base_image_root, "--force"], timeout=600)
+    return Alice(cluster, image)
+
+
+@pytest.fixture(scope="module")
+def timed_out(alice: Alice) -> Iterator[Run]:
+    """A run that sleeps into its time limit: a minute is Slurm's shortest, so it sleeps while others train."""
+    alice.cluster.write("/home/alice/scripts/sleep.py", "import time\nprint('asleep', flush=True)\ntime.sleep(600)\n")
+    yield alice.submit(
+        "scripts/sleep.py", "--site", "testcluster", "--image", alice.image, "--time", "1m",
+        "--set", "resources.cpus_per_node=1", "--set", "resources.mem_per_node=500M",
+    )  # fmt: skip
+
+
+def leftovers(run: Run) -> list[str]:
+    """Processes on any node that have the job's id in their environment, whatever they are called now."""
+    script = (
+        f"for p in $(grep -lzsx 'SLURM_JOB_ID={run.job_id}' /proc/[0-9]*/environ); do"
+        " d=${p%/environ}; [ $d = /proc/$$ ] || echo $(hostname): $(tr '\\0' ' ' <$d/cmdline); done; true"
+    )
+    found = [run.cluster.sh(node, script, user="root").stdout.splitlines() for node in NODES]
+    return [line for lines in found for line in lines]
+
+
+@pytest.fixture(scope="module")
+def first(alice: Alice, timed_out: Run) -> Run:
+    """A two-node run, cancelled by scancel in mid-run once it has a checkpoint of step 20."""
+    run = alice.submit(alice.job_file("first", train={"steps": 100000}))
+    run.wait_for_step(20)
+    while not (run.folder / "checkpoints/step-00000020/COMPLETE").exists():
+        time.sleep(0.1)
+    assert len(leftovers(run)) > 8, "the processes of a running job are seen"
+    alice.cluster.run("login", ["scancel", run.job_id])
+    return run
+
+
+def test_the_image_is_what_build_image_says(alice: Alice) -> None:
+    lock = json.loads(alice.cluster.machine_path(alice.image + ".lock.json").read_text())
+    assert lock["torch"].startswith("2.13.0")
+    again = alice.command("build-image", alice.image, "--base", "/opt/images/bookworm-torch", check=False)
+    assert again.returncode == 2 and "--force" in again.stderr
+
+
+def test_scancel_in_mid_run_leaves_no_process(alice: Alice, first: Run) -> None:
+    status = first.wait("cancelled")
+    assert first.status()[0] == 1
+    alice.cluster.wait_for(lambda: not leftovers(first), f"no process is left: {leftovers(first)}", 20)
+    ended = [row for row in first.lines("events.jsonl") if row["event"] == "job_ended"]
+    assert [row["slurm_state"] for row in ended] == ["CANCELLED"], status
+
+
+def test_two_nodes_train_in_the_image_and_the_loss_falls(first: Run) -> None:
+    first.wait("cancelled")
+    started = next(row for row in first.lines("events.jsonl") if row["event"] == "started")
+    assert (started["world"], started["nodes"]) == (4, 2)
+    losses = {row["step"]: row["loss"] for row in first.metrics()}
+    assert losses[20] < 0.9 * losses[1]
+    logs = {path.stem for path in (first.folder / "logs/attempt-000").glob("node*.log")}
+    assert len(logs) == 2, logs
+    assert (first.folder / "manifest.json").exists() and (first.folder / "code/slurmddp/runtime/train.py").exists()
+
+
+def test_a_second_submit_goes_on_with_the_same_samples_on_three_nodes(alice: Alice, first: Run) -> None:
+    first.wait("cancelled")
+    second = alice.submit("--resume", first.id, "--nodes", "3", "--set", "train.steps=60")
+    whole = alice.job_file("whole", resources={"nodes": 1}, train={"steps": 60})
+    second.wait("done")
+    reference = alice.submit(whole)
+    reference.wait("done")
+    resumed = next(row for row in second.lines("events.jsonl") if row["event"] == "resumed")
+    assert resumed["step"] >= 20
+    assert first.folder.name in resumed["path"]
+
+    samples, ours = reference.samples(), second.samples()
+    assert sorted(ours) == list(range(resumed["step"] + 1, 61))
+    assert all(sorted(ours[step]) == sorted(samples[step]) for step in ours)
+    theirs = first.samples()
+    assert all(sorted(theirs[step]) == sorted(samples[step]) for step in range(1, resumed["step"] + 1))
+    # The dealing is contiguous, so even the order over the ranks is the same on any number of them.
+    assert all(ours[step] == samples[step] for step in ours)
+
+    ended = json.loads((second.folder / "markers/attempt-000.json").read_text())
+    expected = json.loads((reference.folder / "markers/attempt-000.json").read_text())
+    assert ended["held_out"]["count"] == expected["held_out"]["count"]
+    assert ended["held_out"]["loss"] == pytest.approx(expected["held_out"]["loss"], rel=1e-4)
+
+
+def test_init_submits_as_it_stands(alice: Alice, torch_image: str) -> None:
+    alice.cluster.sh("login", "rm -f ~/jobs/init.yaml; mkdir -p ~/jobs")
+    alice.command("init", "jobs/init.yaml", "--site", "testcluster")
+    run = alice.submit("jobs/init.yaml", "--set", "train.steps=3", "--set", "train.evaluate.batches=1")
+    assert run.wait("done")["step"] == 3
+
+
+def test_a_script_of_the_users_own_gets_every_byte(alice: Alice) -> None:
+    """Arguments and variables arrive as they were written, through sbatch, srun, bash and the container."""
+    nasty = ["--lr", "3e-4", "a b", "$(touch /home/alice/pwned)", "`id`", "'\"\\", ";", "ä\n*", "", "--", "-x=1,2"]
+    alice.cluster.write(
+        "/home/alice/scripts/show.py",
+        "import json, os, sys\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    print(json.dumps({'argv': sys.argv[1:], 'env': dict(os.environ), 'cwd': os.getcwd()}))\n",
+    )
+    variables = {"A": "1,2=3", "B": " $HOME 'x' \"y\" ", "NCCL_IB_HCA": "==mlx5_0,mlx5_1", "C": "back\\slash;#"}
+    settings = [word for name, value in variables.items() for word in ("--set", f"environment.{name}={value}")]
+    options = ["--site", "testcluster", "--image", alice.image, "--nodes", "2", "--time", "5m"]
+    run = alice.submit("scripts/show.py", *options, *settings, "--", *nasty)
+    run.wait("done")
+    shown = json.loads(next(line for line in run.logs().splitlines() if '"argv"' in line).split(": ", 1)[1])
+    assert shown["argv"] == nasty
+    assert {name: shown["env"].get(name) for name in variables} == variables
+    assert shown["cwd"] == "/home/alice"
+    assert shown["env"]["GLOO_SOCKET_IFNAME"] == "ib0"
+    assert not {"NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL"} & shown["env"].keys()
+    assert not alice.cluster.machine_path("/home/alice/pwned").exists()
+    snapshot = run.folder / "code/project/show.py"
+    assert snapshot.read_text() == alice.cluster.machine_path("/home/alice/scripts/show.py").read_text()
+
+
+def test_runs_side_by_side_in_one_allocation(alice: Alice) -> None:
+    steps = {"train": {"steps": 10}, "resources": {"nodes": 1, "mem_per_node": "2000M"}}
+    jobs = [alice.job_file(name, **steps) for name in ("left", "right")]
+    script = " & ".join(f"slurmddp run {job} > {job}.out 2>&1" for job in jobs) + " & wait"
+    salloc = ["salloc", "--nodes=2", "--cpus-per-task=2", "--ntasks-per-node=1", "--mem=4000M", "--time=5"]
+    alice.cluster.run("login", [*salloc, "bash", "-c", script], timeout=180)
+    outputs = [alice.cluster.machine_path(f"{job}.out").read_text() for job in jobs]
+    assert all("done" in output for output in outputs), outputs
+    heads = [output.split(", head ", 1)[1].split()[0] for output in outputs]
+    assert heads[0].rsplit(":")[1] != heads[1].rsplit(":")[1], heads
+    listed = json.loads(alice.command("runs", "--json").stdout)
+    ours = [item for item in listed if item["run_id"].startswith(("left-", "right-"))]
+    assert [item["state"] for item in ours] == ["done", "done"]
+
+
+def test_pending_then_cancelled_before_it_began(alice: Alice) -> None:
+    run = alice.submit(alice.job_file("held"), "--set", "resources.sbatch_extra=[--hold]")
+    code, status = run.status()
+    assert (code, status["state"]) == (3, "pending"), status
+    assert "cancelled" in alice.command("cancel", run.job_id).stdout
+    run.wait("cancelled")
+    assert run.status()[0] == 1
+
+
+def test_requeued_goes_on_in_a_new_attempt(alice: Alice) -> None:
+    run = alice.submit(alice.job_file("again", resources={"nodes": 1}, train={"steps": 100000}))
+    run.wait_for_step(10)
+    while not (run.folder / "checkpoints/step-00000010/COMPLETE").exists():
+        time.sleep(0.1)
+    alice.cluster.run("login", ["scontrol", "requeue", run.job_id])
+    status = run.wait("requeued")
+    assert run.status()[0] == 3, status
+    # The owner may end the two minutes that Slurm holds a requeued job back.
+    alice.cluster.wait_for(
+        lambda: "BeginTime" in run.status()[1]["detail"] or run.status()[1]["state"] != "requeued", "BeginTime", 30
+    )
+    alice.cluster.run("login", ["scontrol", "update", f"JobId={run.job_id}", "StartTime=now"])
+    alice.cluster.wait_for(lambda: (run.folder / "logs/attempt-001").exists(), "a second attempt", 60)
+    alice.cluster.wait_for(
+        lambda: any(row["event"] == "resumed" and row["attempt"] == 1 for row in run.lines("events.jsonl")),
+        "the second attempt resumes",
+        90,
+    )
+    assert list((run.folder / "logs/attempt-000").glob("node*.log"))
+    alice.command("cancel", run.id)
+    run.wait("cancelled")
+
+
+def test_timed_out(timed_out: Run) -> None:
+    timed_out.wait("timed out", timeout=200)
+    assert timed_out.status()[0] == 1
+
+
+def test_a_job_that_slurm_has_forgotten(first: Run) -> None:
+    """Another id in the record is what a forgotten job looks like: Slurm does not know it."""
+    first.wait("cancelled")
+    record = first.folder / "submission.json"
+    told = json.loads(record.read_text())
+    record.write_text(json.dumps({**told, "job_id": "999999"}))
+    try:
+        code, status = first.status()
+        assert (code, status["state"]) == (1, "cancelled"), status
+    finally:
+        record.write_text(json.dumps(told))
+
+
+def test_node_failure(alice: Alice, fresh_cluster: Cluster) -> None:
+    run = alice.submit(
+        alice.job_file("lost", resources={"nodes": 3}, train={"steps": 100000}),
+        "--set", "resources.sbatch_extra=[--no-requeue]",
+    )  # fmt: skip
+    run.wait_for_step(1)
+    fresh_cluster.kill_host("node3")
+    try:
+        run.wait("node failure", timeout=120)
+        assert run.status()[0] == 1
+    finally:
+        fresh_cluster.restart_host("node3")
+        fresh_cluster.wait_nodes()
+
+
+def test_what_sbatch_refuses_leaves_nothing(alice: Alice) -> None:
+    before = sorted(path.name for path in alice.cluster.machine_path("/home/alice/runs").iterdir())
+    refused = alice.command(
+        "submit", alice.job_file("refused"), "--set", "resources.sbatch_extra=[--reservation=none]", check=False
+    )
+    assert refused.returncode == 2
+    assert "eservation" in refused.stderr, refused.stderr
+    assert sorted(path.name for path in alice.cluster.machine_path("/home/alice/runs").iterdir()) == before

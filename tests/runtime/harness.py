@@ -1,0 +1,234 @@
+"""Real ranks for tests: a pool of processes that join a new gloo group for each task, and torchrun itself."""
+
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+POOL = 3
+
+os.environ["OMP_NUM_THREADS"] = "1"  # Before torch is imported, here and in every child.
+
+
+def make_job(**changes: Any) -> dict[str, Any]:
+    """A job of the toy task; changes by path: train__steps=4, batch__global=5."""
+    job: dict[str, Any] = {
+        "schema": 1,
+        "run": {"id": "test-1", "name": "test", "site": "local"},
+        "train": {
+            "task": "runtime.toy:create",
+            "data": {},
+            "model": {},
+            "steps": 6,
+            "seed": 3,
+            "precision": "fp32",
+            "deterministic": False,
+            "optimizer": {
+                "name": "adamw",
+                "lr": 0.01,
+                "weight_decay": 0.1,
+                "betas": [0.9, 0.95],
+                "eps": 1e-8,
+                "momentum": 0.9,
+                "clip": 1.0,
+            },
+            "schedule": {"kind": "cosine", "warmup": 2, "min_ratio": 0.1, "steps": None},
+            "evaluate": {"every": None, "at_end": True, "batches": None},
+            "log_every": 1,
+            "workers": 0,
+            "trace_samples": True,
+        },
+        "batch": {"global": 5, "micro": 2},
+        "checkpoint": {"every_seconds": None, "every_steps": 2, "keep": 2, "at_end": True},
+        "resume_from": [],
+        "timeouts": {"collective": 30},
+    }
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place = job
+        for parent in parents:
+            place = place[parent]
+        place[last] = value
+    return job
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder of a test, and what lies in it."""
+
+    root: Path
+
+    @classmethod
+    def create(cls, root: Path, **changes: Any) -> "Run":
+        root.mkdir(exist_ok=True)
+        (root / "job.json").write_text(json.dumps(make_job(**changes)))
+        return cls(root)
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.root / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines("events.jsonl") if line["event"] == kind]
+
+    def losses(self, attempt: int) -> dict[int, float]:
+        return {line["step"]: line["loss"] for line in self.lines("metrics.jsonl") if line["attempt"] == attempt}
+
+    def marker(self, attempt: int = 0) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.root / "markers" / f"attempt-{attempt:03d}.json").read_text())
+        return content
+
+    def stream(self, attempt: int) -> dict[int, list[int]]:
+        """Sample ids by step, those of rank 0 first."""
+        steps: dict[int, list[int]] = {}
+        for path in sorted((self.root / "trace" / f"attempt-{attempt:03d}").glob("rank-*.jsonl")):
+            for line in map(json.loads, path.read_text().splitlines()):
+                steps.setdefault(line["step"], []).extend(line["ids"])
+        return steps
+
+    def checkpoint(self, step: int) -> Path:
+        return self.root / "checkpoints" / f"step-{step:08d}"
+
+    def saved(self) -> list[str]:
+        return sorted(path.name for path in (self.root / "checkpoints").iterdir())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Failed(Exception):
+    """A task failed on some rank; `failures`: rank to (name of the exception, message)."""
+
+    def __init__(self, failures: dict[int, tuple[str, str]], traces: str) -> None:
+        super().__init__(traces)
+        self.failures = failures
+
+
+class Ranks:
+    """Processes that have imported torch and wait for functions to run together."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._workers: list[tuple[Any, Connection]] = []
+        for _ in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,))
+            process.start()
+            theirs.close()
+            self._workers.append((process, ours))
+
+    def __call__(self, size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 60) -> list[Any]:
+        """Results of `function(world, *arguments)` on ranks 0..size-1; it lives at a module's top level.
+
+        Raises Failed with what each failed rank raised.
+        """
+        port = free_port()
+        for rank, (_, pipe) in enumerate(self._workers[:size]):
+            pipe.send((rank, size, port, function, arguments))
+        results, failures, traces = [], {}, ""
+        for rank, (_, pipe) in enumerate(self._workers[:size]):
+            assert pipe.poll(timeout), f"rank {rank} gave no answer in {timeout} s"
+            good, value = pipe.recv()
+            if good:
+                results.append(value)
+            else:
+                failures[rank] = value[:2]
+                traces += f"rank {rank}:\n{value[2]}\n"
+        if failures:
+            raise Failed(failures, traces)
+        return results
+
+    def train(self, size: int, run: Run, attempt: int = 0, stop_file: Path | None = None) -> str:
+        """One attempt of a run, as train.main would make it. Returns what rank 0 printed, stdout and "
+        "stderr."""
+        output: str = self(size, _train, run.root, attempt, stop_file)[0]
+        return output
+
+    def close(self) -> None:
+        for process, pipe in self._workers:
+            pipe.close()
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+
+
+def _serve(pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from slurmddp.runtime import world
+    from slurmddp.runtime.environment import Environment
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            rank, size, port, function, arguments = pipe.recv()
+        except EOFError:
+            return
+        os.environ |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+        }
+        place = Environment(rank, rank, size, size, 0, f"node{rank}", None)
+        try:
+            joined = world.start(place, timeout=30)
+            pipe.send((True, function(joined, *arguments)))
+        except Exception as error:  # noqa: BLE001 - the test process has to get it, whatever it is
+            pipe.send((False, (type(error).__name__, str(error), traceback.format_exc())))
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _train(joined: Any, root: Path, attempt: int, stop_file: Path | None) -> str:
+    import dataclasses
+
+    from slurmddp.runtime import job, loop
+    from slurmddp.runtime.environment import Environment
+    from slurmddp.runtime.folder import RunFolder
+    from slurmddp.runtime.journal import Events
+
+    joined = dataclasses.replace(joined, attempt=attempt)
+    rank, size = joined.rank, joined.size
+    place = Environment(rank, rank, size, size, attempt, joined.node, stop_file)
+    folder = RunFolder(root)
+    events = Events(folder.events, attempt=attempt, node=joined.node, rank=joined.rank)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        loop.run(folder, job.load(folder.job), joined, place, events)
+    return output.getvalue()
+
+
+def torchrun(run: Run, size: int, timeout: float = 120, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """A run under the real launcher."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    command += ["-m", "slurmddp.runtime.train", str(run.root)]
+    path = os.pathsep.join([str(ROOT), str(HERE.parent)])
+    variables = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "SLURMDDP_NODE": "here",
+        "SLURMDDP_ATTEMPT": "0",
+        **environment,
+    }
+    return subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=timeout, check=False, cwd=run.root
+    )

@@ -1,0 +1,182 @@
+"""The small parts: schedule, journal, stop file, console, tasks by name, text windows, data workers."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slurmddp.runtime import console, environment, loading, schedule, tasks
+from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.job import Schedule
+from slurmddp.runtime.journal import Events, JsonLines
+from slurmddp.runtime.order import SampleOrder
+from slurmddp.runtime.stop import StopFile
+from slurmddp.runtime.tasks.lm import Windows
+from slurmddp.runtime.tasks.text import ByteStream, find_files
+
+
+@pytest.mark.parametrize(("kind", "middle", "end"), [("cosine", 0.55, 0.1), ("linear", 0.55, 0.1), ("constant", 1, 1)])
+def test_schedule(kind: Any, middle: float, end: float) -> None:
+    wanted = Schedule(kind, warmup=10, min_ratio=0.1, steps=None)
+    assert [schedule.ratio(wanted, step, 110) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
+    assert schedule.ratio(wanted, 10, 110) == 1.0
+    assert schedule.ratio(wanted, 60, 110) == pytest.approx(middle)
+    assert schedule.ratio(wanted, 110, 110) == schedule.ratio(wanted, 1000, 110) == pytest.approx(end)
+    assert schedule.ratio(Schedule(kind, 0, 0.1, 20), 0, 5) == 1.0
+
+
+def test_events_are_lines_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "events.jsonl"
+    for rank in range(2):
+        Events(path, attempt=1, node="n", rank=rank).write("saved", step=3, loss=float("nan"), text="a\nb ü")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["rank"] for line in lines] == [0, 1]
+    facts = {"event": "saved", "attempt": 1, "node": "n", "step": 3, "loss": None, "text": "a\nb ü"}
+    assert facts.items() <= lines[0].items()
+    assert abs(lines[0]["time"] - time.time()) < 10
+
+
+def test_a_full_disk_is_an_error() -> None:
+    with pytest.raises(OSError, match="No space"):
+        JsonLines(Path("/dev/full")).write({"a": 1})
+
+
+def test_stop_file_is_looked_for_once_an_interval(tmp_path: Path) -> None:
+    path = tmp_path / "stop"
+    stop = StopFile(path, interval=0.2)
+    assert not stop.seen()
+    path.write_text("time limit\nmore")
+    assert not stop.seen()
+    time.sleep(0.21)
+    assert stop.seen() and stop.reason() == "time limit"
+    path.unlink()
+    assert stop.seen() and stop.reason() == "stop file"
+    assert not StopFile(None).seen()
+
+
+def test_environment_of_torchrun() -> None:
+    given = {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "SLURMDDP_NODE": "n1",
+    }
+    place = environment.read(given)
+    assert (place.rank, place.local_rank, place.world, place.attempt, place.node) == (3, 1, 4, 0, "n1")
+    with pytest.raises(UserError, match="RANK is not set: this program is started by torchrun"):
+        environment.read({})
+    with pytest.raises(UserError, match="SLURMDDP_ATTEMPT must be a whole number, not 'x'"):
+        environment.read({**given, "SLURMDDP_ATTEMPT": "x"})
+
+
+def test_progress_line() -> None:
+    line = console.progress(step=120, steps=2000, loss=2.345, rate=3e-4, speed=12345, unit="tokens", eta=83)
+    assert line == "step  120/2000  loss 2.3450  lr 3.0e-04  12.3k tok/s  eta 1:23"
+    assert console.clock(3723) == "1:02:03"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpt", "train.task must be lm, images or package.module:factory, not 'gpt'"),
+        ("nothing.here:create", "there is no module 'nothing' on the path"),
+        ("runtime.deeper:create", "no module 'runtime.deeper'"),
+        ("runtime.toy:make", "has no function 'make'"),
+        ("runtime.toy:incomplete", "lacks targets_per_sample, unit, metrics, build_model"),
+    ],
+)
+def test_a_task_that_is_none(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        tasks.create(name, {}, {})
+
+
+def test_an_error_inside_a_users_module_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "users_task.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
+        tasks.create("users_task:create", {}, {})
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "message"),
+    [
+        (
+            {"path": "/not/here/at/all"},
+            {},
+            r"there is no /not/here/at/all \(the nearest folder that exists is /\)",
+        ),
+        ({}, {}, "train.data.path must be a path or a list of paths, not None"),
+        ({"path": "TEXT", "contxt": 3}, {}, "unknown key train.data.contxt; known here: path, context"),
+        ({"path": "TEXT", "context": "3"}, {}, "train.data.context must be a whole number"),
+        ({"path": "TEXT", "context": 50}, {}, "too few"),
+        ({"path": "TEXT", "glob": "*.none"}, {}, "no file with content matches"),
+        ({"path": "TEXT", "context": 1}, {"width": 5}, "must be a multiple"),
+    ],
+)
+def test_mistakes_in_lm(tmp_path: Path, data: dict[str, Any], model: dict[str, Any], message: str) -> None:
+    (tmp_path / "a.txt").write_text("some text, short")
+    if data.get("path") == "TEXT":
+        data = {**data, "path": str(tmp_path)}
+    with pytest.raises(UserError, match=message):
+        tasks.create("lm", data, model)
+
+
+def test_text_is_one_stream_in_sorted_order(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name, text in (
+        ("b.txt", "BBB"),
+        ("a.txt", "AA"),
+        ("sub/c.txt", "CCCC"),
+        ("empty.txt", ""),
+        ("x.py", "no"),
+    ):
+        (tmp_path / name).write_text(text)
+    stream = ByteStream(find_files([str(tmp_path)], "**/*.txt", []))
+    assert len(stream) == 9
+    whole = b"AABBBCCCC"
+    for start in range(9):
+        for count in range(10 - start):
+            assert stream.read(start, count) == whole[start : start + count]
+    assert [name for name, *_ in find_files([str(tmp_path)], "**/*.txt", ["sub/*"])] == ["a.txt", "b.txt"]
+    before = stream.fingerprint()
+    assert ByteStream(find_files([str(tmp_path)], "**/*.txt", [])).fingerprint() == before
+    (tmp_path / "b.txt").write_text("BBX")
+    assert ByteStream(find_files([str(tmp_path)], "**/*.txt", [])).fingerprint() != before
+    (tmp_path / "a.txt").write_text("A")
+    with pytest.raises(OSError, match=r"a\.txt had 2 bytes at the start, and now ends before"):
+        stream.read(0, 2)
+
+
+@pytest.mark.parametrize("length", [40, 41, 47, 200, 1003])
+@pytest.mark.parametrize("held_out", [0, 1, 3, 4])
+def test_windows_cover_the_text_without_overlap(tmp_path: Path, length: int, held_out: int) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(bytes(number % 251 for number in range(length)))
+    stream = ByteStream([("text", path, length)])
+    parts = [Windows(stream, 4, held_out, training=training) for training in (True, False)]
+    assert len(parts[1]) == held_out
+    assert sorted(part.window(i) for part in parts for i in range(len(part))) == list(range(length // 5))
+    for part in parts:
+        for index in range(len(part)):
+            start = part.window(index) * 5
+            assert part[index].tolist() == [number % 251 for number in range(start, start + 5)]
+
+
+def test_data_workers_survive_the_jobs_signals() -> None:
+    task = tasks.create("runtime.toy:create", {}, {})
+    lists = loading.training_lists(SampleOrder(23, 1), start=0, steps=40, total=4, micro=4, world=1, rank=0)
+    micros = loading.load(task, task.train_samples(), lists, rank=0, workers=2, pin_memory=False)
+    loaded = next(micros).ids
+    children = [worker.pid for worker in micros._workers]  # type: ignore[attr-defined]
+    for pid in children:
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(pid, number)
+    for micro in micros:
+        loaded += micro.ids
+    assert loaded == SampleOrder(23, 1).ids(torch.arange(160))

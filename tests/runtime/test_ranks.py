@@ -1,0 +1,238 @@
+"""Several real ranks: gradients, evaluation, the stream of samples, agreement on failures."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from slurmddp.runtime import job, loading, optimizer
+from slurmddp.runtime.checkpoint.state import Trained
+from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.evaluation import evaluate
+from slurmddp.runtime.order import SampleOrder
+from slurmddp.runtime.step import Stepper
+from slurmddp.runtime.world import World
+
+from . import toy
+from .harness import Failed, Ranks, Run, make_job
+
+NORMAL = {"train__optimizer__clip": None, "train__evaluate__at_end": False}
+
+
+def model_of(task: toy.Toy) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return task.build_model()
+
+
+def gradients_of_step(joined: World, total: int, micro: int, precision: str) -> tuple[list[torch.Tensor], float, int]:
+    """One step over the first global batch on all ranks: gradients, loss, targets."""
+    wanted = job.parse(make_job(batch__global=total, batch__micro=micro, train__precision=precision, **NORMAL))
+    task = toy.Toy({}, {})
+    bare = model_of(task)
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16", init_scale=256.0)
+    trained = Trained(bare, optimizer.build(bare, wanted.train.optimizer), scaler)
+    stepper = Stepper(joined, task, DistributedDataParallel(bare, gradient_as_bucket_view=True), trained, wanted)
+    lists = loading.training_lists(
+        SampleOrder(23, 1), start=0, steps=1, total=total, micro=micro, world=joined.size, rank=joined.rank
+    )
+    micros = loading.load(task, task.train_samples(), lists, rank=joined.rank, workers=0, pin_memory=False)
+    outcome = stepper.run(micros, step=1, rate=0.0, stop=joined.rank == 1, save=False)
+    assert outcome.stop == (joined.size > 1) and not outcome.save
+    gradients = [parameter.grad.clone() for parameter in bare.parameters() if parameter.grad is not None]
+    return gradients, outcome.means["loss"], outcome.targets
+
+
+def reference(total: int) -> tuple[list[torch.Tensor], float, int]:
+    """The same in one process with the whole batch at once, in float64."""
+    task = toy.Toy({}, {})
+    model = model_of(task).double()
+    rows = task.train_samples()
+    data = torch.cat([rows[index] for index in SampleOrder(23, 1).ids(torch.arange(total))]).double()
+    loss = (model(data)[:, 0] - data.sum(1)).square().mean()
+    loss.backward()
+    return (
+        [parameter.grad for parameter in model.parameters() if parameter.grad is not None],
+        loss.item(),
+        len(data),
+    )
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize(
+    ("world", "total", "micro"), [(3, 7, 2), (3, 2, 1), (2, 8, 3), (2, 5, 1), (1, 6, 4), (3, 30, 3)]
+)
+def test_gradient_is_that_of_one_process(ranks: Ranks, world: int, total: int, micro: int) -> None:
+    wanted, wanted_loss, wanted_count = reference(total)
+    for gradients, loss, count in ranks(world, gradients_of_step, total, micro, "fp32"):
+        assert count == wanted_count
+        assert loss == pytest.approx(wanted_loss, rel=1e-6)
+        ours, theirs = (torch.cat([part.flatten().double() for part in parts]) for parts in (gradients, wanted))
+        assert (ours - theirs).norm() / theirs.norm() < 1e-6
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_reduced_precision_is_near(ranks: Ranks, precision: str) -> None:
+    wanted, wanted_loss, _ = reference(7)
+    gradients, loss, _ = ranks(2, gradients_of_step, 7, 2, precision)[0]
+    assert loss == pytest.approx(wanted_loss, rel=0.02)
+    for ours, theirs in zip(gradients, wanted, strict=True):
+        assert (ours.double() - theirs).norm() / theirs.norm() < 0.03
+
+
+def evaluations(joined: World) -> list[dict[str, float | int]]:
+    task = toy.Toy({"held_out": 11}, {})
+    model = model_of(task)
+    return [
+        evaluate(
+            joined,
+            task,
+            model,
+            task.held_out_samples(),
+            count=count,
+            micro=2,
+            workers=0,
+            precision=torch.float32,
+        ).record()
+        for count in range(1, 12)
+    ]
+
+
+@pytest.mark.ranks(3)
+def test_evaluation_counts_each_sample_once(ranks: Ranks) -> None:
+    task = toy.Toy({"held_out": 11}, {})
+    model, rows = model_of(task).eval(), task.held_out_samples()
+    for world in (1, 3):
+        for records in ranks(world, evaluations):
+            for count, record in enumerate(records, 1):
+                with torch.no_grad():
+                    data = torch.cat([rows[index] for index in range(count)])
+                    loss = task.loss(model, {"rows": data})
+                assert (record["samples"], record["count"]) == (count, len(data))
+                assert record["loss"] == pytest.approx(loss.total.item() / len(data), rel=1e-6)
+                assert record["positive"] == loss.metrics["positive"][0].item() / len(data)
+
+
+def expected_stream(first: int, last: int, length: int = 23, total: int = 5, seed: int = 3) -> dict[int, list[int]]:
+    order = SampleOrder(length, seed)
+    return {step: order.ids(torch.arange((step - 1) * total, step * total)) for step in range(first, last + 1)}
+
+
+@pytest.mark.ranks(3)
+def test_the_same_stream_on_any_ranks_and_across_a_resume(ranks: Ranks, tmp_path: Path) -> None:
+    """23 samples in batches of 5: steps 5 and 10 span two epochs, and the resume falls into the middle "
+    "of one."""
+    runs = {
+        size: Run.create(tmp_path / str(size), train__steps=12, train__workers=int(size == 3)) for size in (1, 2, 3)
+    }
+    for size, run in runs.items():
+        ranks.train(size, run)
+        assert run.stream(0) == expected_stream(1, 12)
+    resumed = Run.create(tmp_path / "resumed", train__steps=7, train__schedule__steps=12)
+    ranks.train(2, resumed)
+    Run.create(resumed.root, train__steps=12)
+    ranks.train(3, resumed, attempt=1)
+    assert resumed.stream(0) | resumed.stream(1) == expected_stream(1, 12)
+    assert resumed.stream(1) == expected_stream(8, 12)
+    event = resumed.events("resumed")[0]
+    assert (event["step"], event["from_world"], event["random_states_restored"]) == (7, 2, False)
+    assert [line["samples"] for line in resumed.lines("metrics.jsonl")][-1] == 60
+    whole, parts = runs[1].losses(0), resumed.losses(0) | resumed.losses(1)
+    assert parts == pytest.approx(whole, rel=1e-5)
+    assert runs[2].losses(0) == pytest.approx(whole, rel=1e-5)
+    assert resumed.marker(1)["held_out"]["loss"] == pytest.approx(runs[1].marker()["held_out"]["loss"], rel=1e-5)
+
+
+@pytest.mark.ranks(3)
+def test_more_ranks_than_samples_in_a_batch(ranks: Ranks, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", batch__global=2, train__steps=4)
+    ranks.train(3, run)
+    assert run.stream(0) == expected_stream(1, 4, total=2)
+
+
+@pytest.mark.ranks(2)
+def test_a_loss_that_is_not_finite_ends_the_run(ranks: Ranks, tmp_path: Path) -> None:
+    poison = expected_stream(4, 4)[4][4]  # The last of step 4: rank 1's.
+    run = Run.create(tmp_path / "run", train__data={"poison": poison})
+    with pytest.raises(Failed) as caught:
+        ranks.train(2, run)
+    for name, message in caught.value.failures.values():
+        assert name == "NotFiniteError"
+        assert "step 4: the loss is not finite" in message
+        assert "rank 1 on node1: loss nan" in message and str(poison) in message
+    assert run.saved() == ["step-00000002"]
+    assert not (run.root / "markers").exists()
+
+
+def act(joined: World, kind: str) -> object:
+    def action() -> int:
+        if joined.rank == 1 and kind == "user":
+            raise UserError("no such thing")
+        if joined.rank == 1 and kind == "bug":
+            raise KeyError("bug")
+        return joined.rank
+
+    return joined.together(action)
+
+
+@pytest.mark.ranks(3)
+def test_a_failure_on_one_rank_is_raised_on_all(ranks: Ranks) -> None:
+    assert ranks(3, act, "none") == [0, 1, 2]
+    with pytest.raises(Failed) as caught:
+        ranks(3, act, "user")
+    message = "no such thing (rank 1 on node1; 1 of 3 ranks failed)"
+    assert caught.value.failures == dict.fromkeys(range(3), ("UserError", message))
+    with pytest.raises(Failed) as caught:
+        ranks(3, act, "bug")
+    assert caught.value.failures[1][0] == "KeyError"
+    assert caught.value.failures[0] == ("PeerError", "rank 1 on node1 failed: 'bug'")
+
+
+@pytest.mark.ranks(2)
+def test_images_on_scikit_learns_digits(ranks: Ranks, tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    datasets = pytest.importorskip("sklearn.datasets")
+    digits = datasets.load_digits()
+    numpy.savez(tmp_path / "digits.npz", images=digits.images, labels=digits.target)
+    run = Run.create(
+        tmp_path / "run",
+        train__task="images",
+        train__data={"path": str(tmp_path / "digits.npz")},
+        train__model={"hidden": 64},
+        train__steps=120,
+        batch__global=64,
+        batch__micro=32,
+        train__log_every=20,
+        train__evaluate__every=60,
+        checkpoint__every_steps=None,
+    )
+    ranks.train(2, run)
+    held_out = run.marker()["held_out"]
+    assert held_out["accuracy"] > 0.9
+    assert held_out["count"] == held_out["samples"] == math.floor(1797 * 0.2)
+    assert [event["step"] for event in run.events("evaluated")] == [60, 120]
+    assert 0 <= run.lines("metrics.jsonl")[-1]["accuracy"] <= 1
+
+
+@pytest.mark.ranks(2)
+def test_images_from_a_folder_of_classes(ranks: Ranks, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for number, name in enumerate(("dark", "light")):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for index in range(12):
+            level = number * 200 + index
+            image.new("L", (9, 7), level).save(tmp_path / "data" / name / f"{index}.png")
+    run = Run.create(
+        tmp_path / "run",
+        train__task="images",
+        train__data={"path": str(tmp_path / "data"), "size": 8, "held_out": 0.25},
+        train__model={"kind": "cnn", "hidden": 8},
+        train__steps=30,
+        batch__global=8,
+        batch__micro=4,
+    )
+    ranks.train(2, run)
+    assert run.marker()["held_out"]["accuracy"] == 1.0
+    assert run.marker()["held_out"]["count"] == 6

@@ -1,0 +1,108 @@
+"""Whole jobs under the real launcher."""
+
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+
+from .harness import HERE, ROOT, Run, free_port, torchrun
+
+STDLIB = sysconfig.get_paths()["stdlib"]
+SMALL = {"layers": 2, "heads": 2, "width": 64}
+TEXT = {"path": STDLIB, "glob": "[a-d]*.py", "context": 64}
+
+
+@pytest.mark.ranks(2)
+def test_lm_learns_the_standard_library(tmp_path: Path) -> None:
+    run = Run.create(
+        tmp_path / "run",
+        train__task="lm",
+        train__data=TEXT,
+        train__model=SMALL,
+        train__steps=120,
+        train__optimizer__lr=0.003,
+        train__log_every=20,
+        train__workers=1,
+        batch__global=32,
+        batch__micro=8,
+        checkpoint__every_steps=None,
+    )
+    result = torchrun(run, 2)
+    assert result.returncode == 0, result.stderr
+    losses = run.losses(0)
+    assert losses[1] > 5 and losses[120] < 3
+    held_out = run.marker()["held_out"]
+    assert held_out["loss"] < 3 and held_out["bits_per_byte"] == pytest.approx(held_out["loss"] / 0.693147, rel=1e-5)
+    assert held_out["count"] == held_out["samples"] * 64
+    assert "batch      32 samples = micro 8 x accumulation 2 x ranks 2" in result.stdout
+    assert re.search(r"^step  20/120  loss \d\.\d{4}  lr \S+  \S+ tok/s  eta \d+:\d\d$", result.stdout, re.M)
+    assert f"bits per byte {held_out['bits_per_byte']:.4f}, over {held_out['count']} tokens" in result.stdout
+    assert all(line["tokens_per_second"] > 0 for line in run.lines("metrics.jsonl"))
+    kinds = [event["event"] for event in run.lines("events.jsonl")]
+    assert kinds == ["started", "first_step", "checkpoint_saved", "evaluated", "finished"]
+    assert run.lines("events.jsonl")[0]["node"] == "here"
+
+
+@pytest.mark.ranks(2)
+def test_missing_data_is_one_message_and_a_quick_end(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", train__task="lm", train__data={"path": str(tmp_path / "none" / "data")})
+    began = time.monotonic()
+    result = torchrun(run, 2)
+    assert result.returncode == 1
+    assert time.monotonic() - began < 30
+    messages = [line for line in result.stderr.splitlines() if "error: train.data.path" in line]
+    nearest = f"(the nearest folder that exists is {tmp_path}); is it bound into the container?"
+    assert messages == [f"rank 0 on here: error: train.data.path: there is no {tmp_path}/none/data {nearest}"]
+    assert "rank 0 on here: Traceback" not in result.stderr and "rank 1 on" not in result.stderr
+    assert [event["kind"] for event in run.events("error")] == ["UserError"]
+
+
+def test_lm_needs_neither_numpy_nor_pil(tmp_path: Path) -> None:
+    """One rank without torchrun: its variables are enough. The two cannot be found."""
+    run = Run.create(
+        tmp_path / "run",
+        train__task="lm",
+        train__data=TEXT,
+        train__model=SMALL,
+        train__steps=2,
+        train__workers=1,
+        train__deterministic=True,
+    )
+    code = """
+import sys
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        hidden = name.partition(".")[0] in ("numpy", "PIL")
+        return None if hidden else self.finder.find_spec(name, path, target)
+sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
+from slurmddp.runtime import train
+train.main(sys.argv[1:])
+assert not {"numpy", "PIL"} & set(sys.modules)
+print("clean end")
+"""
+    variables = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": f"{ROOT}:{HERE.parent}"}
+    command = [sys.executable, "-c", code, str(run.root)]
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("clean end\n")
+    assert run.marker()["state"] == "done"
+
+
+def test_without_torchrun_it_says_so() -> None:
+    command = [sys.executable, "-m", "slurmddp.runtime.train", "/nowhere"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("slurmddp: error: RANK is not set: this program is started by torchrun")

@@ -1,0 +1,56 @@
+"""spython's traps, each with the library itself and a stand-in for the program that it runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmddp.errors import ExternalError
+from slurmddp.images import spython_adapter
+
+from .conftest import Apptainer
+
+
+@pytest.mark.parametrize("name", ["singularity", "apptainer"])
+def test_a_missing_program_is_a_typed_error(name: str, no_apptainer: Apptainer) -> None:
+    with pytest.raises(ExternalError, match=f"`{name} --version` failed"):
+        spython_adapter.version_text(name)
+    with pytest.raises(ExternalError, match=f"`{name} inspect .*x.sif` failed"):
+        spython_adapter.labels(name, Path("/x.sif"))
+
+
+@pytest.mark.parametrize("name", ["singularity", "apptainer"])
+def test_a_program_that_fails_is_a_typed_error(
+    name: str, no_apptainer: Apptainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_apptainer.install(name, "no such module", code=1)
+    with pytest.raises(ExternalError, match=f"`{name} --version` failed"):
+        spython_adapter.version_text(name)
+    monkeypatch.setenv("FAKE_INSPECT_FAILS", "1")
+    with pytest.raises(ExternalError, match="FATAL: no image"):
+        spython_adapter.labels(name, Path("/x.sif"))
+
+
+@pytest.mark.parametrize("name", ["singularity", "apptainer"])
+def test_version_and_labels(
+    name: str, no_apptainer: Apptainer, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_apptainer.install(name, "singularity-ce version 4.1.0")
+    monkeypatch.setenv("SPYTHON_SINGULARITY_VERSION", "9.9.9")  # spython would take this for the truth
+    assert spython_adapter.version_text(name) == "singularity-ce version 4.1.0"
+    assert spython_adapter.labels(name, Path("/x.sif")) == {"slurmddp.torch": "2.7.0"}
+    assert capfd.readouterr() == ("", "")  # stdout is the command's own
+
+
+def test_what_is_no_json_is_a_typed_error(no_apptainer: Apptainer) -> None:
+    for name in ("singularity", "apptainer"):
+        (no_apptainer.bin / name).write_text("#!/bin/sh\necho '<html>'\n")
+        (no_apptainer.bin / name).chmod(0o755)
+        with pytest.raises(ExternalError, match="inspect"):
+            spython_adapter.labels(name, Path("/x.sif"))
+
+
+def test_spython_is_imported_only_when_singularity_is_asked() -> None:
+    code = "import sys, slurmddp.images.make; sys.exit('spython' in sys.modules or 'yaml' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

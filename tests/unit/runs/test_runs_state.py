@@ -1,0 +1,214 @@
+"""The verdict about a run, from every kind of evidence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmddp.errors import UserError
+from slurmddp.runs import state as module
+from slurmddp.runs import submission
+from slurmddp.runs.events import append_event
+from slurmddp.runs.evidence import Evidence, Marker, evidence
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.state import EXIT_CODES, RunState, judge
+from slurmddp.runs.submission import Submission
+from slurmddp.slurm.base import JobId, JobView
+
+SENT = Submission("123", "slurm", ("sbatch",), "2025-11-20T10:00:00+00:00", "login")
+DONE = Marker(0, "done", 1000, 1000, "all steps are done", {"loss": 1.0})
+STOPPED = Marker(0, "stopped", 500, 1000, "time limit")
+
+
+def started(attempt: int = 0) -> dict[str, Any]:
+    return {
+        "event": "job_started",
+        "attempt": attempt,
+        "job_id": "123",
+        "node": "node1",
+        "nodes": "node[1-2]",
+    }
+
+
+def ended(code: int = 0, signal: str = "", slurm_state: str = "", attempt: int = 0) -> dict[str, Any]:
+    return {
+        "event": "job_ended",
+        "attempt": attempt,
+        "exit_code": code,
+        "signal": signal,
+        "slurm_state": slurm_state,
+    }
+
+
+def facts(*events: dict[str, Any], marker: "Marker | None" = None, **more: Any) -> Evidence:
+    markers = {marker.attempt: marker} if marker else {}
+    return Evidence(**{"submission": SENT, "events": events, "markers": markers, **more})
+
+
+@pytest.mark.parametrize(
+    ("view", "state", "detail"),
+    [
+        (JobView("PENDING", "Priority", 0), "pending", "Priority"),
+        (JobView("PENDING", "Resources", 0, start="T"), "pending", "Resources, expected to start T"),
+        (JobView("PENDING", "BeginTime", 1, start="T"), "requeued", "BeginTime from T"),
+        (JobView("REQUEUED", "", 1), "requeued", ""),
+        (JobView("REQUEUE_HOLD", "x", 1), "requeued", "x, held: `scontrol release 123`"),
+        (JobView("CONFIGURING"), "pending", "its nodes are being made ready"),
+        (JobView("RUNNING", nodes="node[1-2]"), "running", "on node[1-2]"),
+        (JobView("SUSPENDED", nodes="node1"), "running", "on node1, suspended"),
+        (JobView("COMPLETING"), "stopping", "its processes are ending"),
+        (JobView("COMPLETED", exit_code=0), "done", ""),
+        (JobView("FAILED", "NonZeroExitCode", 0, 3), "failed", "exit code 3, before it began"),
+        (JobView("FAILED", "", 0, 0, 9), "failed", "signal 9, before it began"),
+        (JobView("TIMEOUT", "TimeLimit", 0, 0, 15), "timed out", "before it began"),
+        (JobView("DEADLINE", "DeadLine"), "timed out", "before it began"),
+        (JobView("NODE_FAIL", "NodeDown"), "node failure", "before it began"),
+        (JobView("BOOT_FAIL"), "node failure", "before it began"),
+        (JobView("CANCELLED"), "cancelled", "before it began"),
+        (JobView("CANCELLED", "BeginTime"), "cancelled", "before it began"),
+        (JobView("FAILED", "RaisedSignal:53(Real-time_signal_19)"), "failed", "RaisedSignal:53"),
+        (JobView("OUT_OF_MEMORY"), "out of memory", "before it began"),
+        (JobView("PREEMPTED"), "cancelled", "preempted"),
+        (JobView("NEW_IN_SLURM_30"), "lost", "Slurm calls its state NEW_IN_SLURM_30"),
+    ],
+)
+def test_slurm_knows_the_job(view: JobView, state: str, detail: str) -> None:
+    verdict = judge(view, facts())
+    assert verdict.state == state
+    assert verdict.detail.startswith(detail)
+
+
+def test_pending_again_where_slurm_does_not_count_restarts() -> None:
+    assert judge(JobView("PENDING", "BeginTime"), facts(started())).state == "requeued"
+
+
+def test_stop_file() -> None:
+    assert judge(JobView("RUNNING"), facts(started(), stop_requested=True)).state == "stopping"
+    assert judge(JobView("PENDING"), facts(stop_requested=True)).state == "pending"
+
+
+@pytest.mark.parametrize(
+    ("view", "marker", "state", "detail"),
+    [
+        (JobView("COMPLETED", exit_code=0), DONE, "done", "step 1000 of 1000"),
+        (JobView("COMPLETED", exit_code=0), STOPPED, "stopped", "time limit, step 500 of 1000"),
+        (JobView("FAILED", exit_code=1), STOPPED, "stopped", "time limit, step 500 of 1000"),
+        (JobView("PREEMPTED"), STOPPED, "stopped", "preempted, time limit, step 500 of 1000"),
+        (JobView("FAILED", exit_code=1), DONE, "failed", "exit code 1, step 1000 of 1000"),
+        (JobView("CANCELLED", signal=15), STOPPED, "cancelled", "step 500 of 1000"),
+        (JobView("TIMEOUT"), STOPPED, "timed out", "step 500 of 1000"),
+        (JobView("RUNNING"), STOPPED, "running", ""),
+    ],
+)
+def test_slurms_word_and_the_marker(view: JobView, marker: Marker, state: str, detail: str) -> None:
+    assert judge(view, facts(started(), marker=marker)) == RunState(state, detail)
+
+
+def test_a_marker_of_an_older_attempt_says_nothing() -> None:
+    again = facts(started(0), ended(0), started(1), marker=STOPPED)
+    assert judge(JobView("COMPLETED", exit_code=0), again).state == "done"
+    assert judge(None, again).state == "lost"
+
+
+@pytest.mark.parametrize(
+    ("events", "marker", "state"),
+    [
+        ([started(), ended(0)], None, "done"),  # a user's own script
+        ([started(), ended(0, slurm_state="RUNNING")], DONE, "done"),
+        ([started(), ended(0)], STOPPED, "stopped"),
+        ([started(), ended(1)], STOPPED, "stopped"),
+        ([started(), ended(1)], None, "failed"),
+        ([started(), ended(1, "TERM", "TIMEOUT")], STOPPED, "timed out"),
+        ([started(), ended(143, "TERM", "CANCELLED")], None, "cancelled"),
+        ([started(), ended(143, "TERM", "CANCELLED by 1001")], None, "cancelled"),
+        ([started(), ended(143, "TERM", "COMPLETING")], None, "cancelled"),
+        ([started(), ended(143, "SIGINT")], None, "cancelled"),
+        ([started(), ended(143, "TERM", "COMPLETING")], STOPPED, "stopped"),
+        ([started(), {**ended(1, "TERM", "COMPLETING"), "slurm_reason": "TimeLimit"}], STOPPED, "timed out"),
+        ([started(), {**ended(1, "TERM", "COMPLETING"), "slurm_reason": "None"}], STOPPED, "cancelled"),
+        ([started(), {"event": "cancel_requested"}, ended(1, "TERM")], STOPPED, "cancelled"),
+        ([{"event": "cancel_requested"}, started(), ended(1, "TERM")], STOPPED, "stopped"),
+        ([started(), ended(1, "TERM", "PREEMPTED")], None, "cancelled"),
+        ([started(), ended(1, slurm_state="NODE_FAIL")], None, "node failure"),
+        ([started(), ended(137, slurm_state="OUT_OF_MEMORY")], None, "out of memory"),
+        ([started(), ended(1, "TERM", "REQUEUED")], STOPPED, "lost"),
+        ([started(), ended(1), started(1), ended(0, attempt=1)], None, "done"),
+        ([started(), ended(0), started(1)], None, "lost"),
+        ([started()], None, "lost"),
+        ([started()], DONE, "done"),
+        ([started()], STOPPED, "stopped"),
+        ([], None, "lost"),
+    ],
+)
+def test_slurm_has_forgotten_it(events: list[dict[str, Any]], marker: "Marker | None", state: str) -> None:
+    assert judge(None, facts(*events, marker=marker)).state == state
+
+
+def test_lost_says_what_to_do() -> None:
+    verdict = judge(None, facts(started()))
+    for part in ("node1", "forgotten job 123", "logs/job.log", "resume"):
+        assert part in verdict.detail
+    local = Submission("local-7-8", "local", (), "", "laptop")
+    assert "started on laptop" in judge(None, facts(started(), submission=local)).detail
+    assert "never began" in judge(None, facts()).detail
+
+
+def test_slurm_did_not_answer() -> None:
+    assert judge(None, facts(), answered=False).state == "pending"
+    assert judge(None, facts(started()), answered=False).state == "running"
+    assert "did not answer" in judge(None, facts(started()), answered=False).detail
+    assert judge(None, facts(started(), ended(0)), answered=False).state == "done"
+
+
+def test_inside_an_allocation_that_goes_on() -> None:
+    inside = Submission("123", "allocation", (), "", "node1")
+    for sent in (inside, None):
+        assert judge(JobView("RUNNING"), facts(started(), submission=sent)).state == "running"
+        assert judge(JobView("RUNNING"), facts(started(), ended(0), submission=sent)).state == "done"
+        assert judge(JobView("RUNNING"), facts(started(), ended(3), submission=sent)).state == "failed"
+    assert judge(JobView("TIMEOUT"), facts(started(), submission=inside)).state == "timed out"
+
+
+def test_never_submitted() -> None:
+    verdict = judge(None, Evidence())
+    assert (verdict.state, verdict.exit_code, verdict.going) == ("not submitted", 1, False)
+
+
+def test_exit_codes() -> None:
+    assert {state for state, code in EXIT_CODES.items() if code == 0} == {"done"}
+    going = {state for state, code in EXIT_CODES.items() if code == 3}
+    assert going == {"pending", "running", "requeued", "stopping"}
+    assert set(module._PLAIN.values()) <= set(EXIT_CODES)
+    assert all(RunState(state).going == (state in going) for state in EXIT_CODES)
+
+
+def test_evidence_of_a_folder(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    assert evidence(run) == Evidence(markers={})
+    assert evidence(run).job_id is None
+    run.markers.mkdir()
+    append_event(run.events, **started())
+    assert evidence(run).job_id == JobId("123"), "`slurmddp run`: known from its own event"
+    run.marker(0).write_text(json.dumps({"state": "stopped", "step": 5, "steps": 9, "reason": "SIGTERM"}))
+    run.marker(1).write_text('{"state": "do')
+    (run.markers / "attempt-002.json.part").write_text("{")
+    with run.events.open("a") as file:
+        file.write("garbage\n")
+    submission.write(run, Submission("124;alpha", "slurm", (), "t", "h"))
+    run.stop.write_text("user\n")
+    found = evidence(run)
+    assert found.markers == {0: Marker(0, "stopped", 5, 9, "SIGTERM")}
+    assert found.job_id == JobId("124", "alpha")
+    assert found.stop_requested
+    assert len(found.notes) == 2 and "1 damaged" in found.notes[0] and "attempt-001" in found.notes[1]
+    run.submission.write_text("{")
+    with pytest.raises(UserError):
+        evidence(run)
+
+
+def test_a_script_started_by_hand_has_no_job(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    append_event(run.events, "job_started", attempt=0, job_id="local-123")
+    assert evidence(run).job_id is None
+    assert judge(None, evidence(run)).state == "lost"
