@@ -1,7 +1,6 @@
 """The `slurmddp` command: groups its commands and turns errors into one message and an exit code."""
 
-from __future__ import annotations
-
+import gc
 import os
 import sys
 from typing import Annotated
@@ -52,3 +51,6 @@ def main() -> None:
         sys.exit(141)
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        # The process ends: the interpreter need not look through everything for garbage once more.
+        gc.freeze()

@@ -1,8 +1,5 @@
 """runs, status, logs, cancel: what has become of a run."""
 
-from __future__ import annotations
-
-import json
 import os
 from typing import Annotated
 
@@ -29,7 +26,7 @@ def runs(
     from slurmddp.report.status import list_runs, runs_table
 
     found = list_runs(limit, lambda: known_roots(os.environ), opt.say)
-    typer.echo(json.dumps([item.as_dict() for item in found]) if as_json else runs_table(found))
+    typer.echo(opt.json_text([item.as_dict() for item in found]) if as_json else runs_table(found))
 
 
 def status(run: Run, as_json: Json = False) -> None:
@@ -38,7 +35,7 @@ def status(run: Run, as_json: Json = False) -> None:
     from slurmddp.report.status import run_status, status_text
 
     found = run_status(find_run(run, os.environ))
-    typer.echo(json.dumps(found.as_dict()) if as_json else status_text(found))
+    typer.echo(opt.json_text(found.as_dict()) if as_json else status_text(found))
     raise typer.Exit(found.state.exit_code)
 
 
@@ -52,7 +49,7 @@ def logs(
     from slurmddp.launch.find import find_run
     from slurmddp.report.status import follow_logs
 
-    for line in follow_logs(find_run(run, os.environ), follow=follow, node=node, attempt=attempt):
+    for line in follow_logs(find_run(run, os.environ), follow=follow, node=node, attempt=attempt, say=opt.say):
         typer.echo(line)
 
 

@@ -1,7 +1,5 @@
 """build-image: a .sif from an NGC tag or a local base."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -18,9 +16,7 @@ def register(app: typer.Typer) -> None:
 def build_image(
     target: Annotated[Path, typer.Argument(metavar="IMAGE.sif", help="The image to make.")],
     base: Annotated[str, typer.Option(help="NGC release (25.04), docker://REF, a .sif, or a root folder.")],
-    pip: Annotated[
-        list[str] | None, typer.Option(metavar="PACKAGE", help="Install with pip; may be repeated.")
-    ] = None,
+    pip: Annotated[list[str] | None, typer.Option(metavar="PACKAGE", help="Install with pip; may be repeated.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an image that exists.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the definition file; build nothing.")] = False,
 ) -> None:

@@ -1,8 +1,5 @@
 """submit, run, render, plan, init: from a job to its scripts and its run."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +25,7 @@ def _prepare(
     resume: str | None = None,
     strict: bool,
     inside: bool = False,
-) -> Prepared:
+) -> "Prepared":
     from slurmddp.launch.prepare import Request, prepare
 
     return prepare(Request(job, tuple(args or ()), options, resume, strict, inside))
@@ -74,7 +71,7 @@ def submit(
     for warning in handed.warnings:
         opt.say(f"warning: {warning}")
     if as_json:
-        typer.echo(json.dumps(handed.as_dict()))
+        typer.echo(opt.json_text(handed.as_dict()))
         return
     typer.echo(f"run     {handed.run_id}")
     typer.echo(f"job     {handed.job_id}")
@@ -82,11 +79,11 @@ def submit(
     opt.say(f"follow it with: slurmddp logs {handed.run_id} -f")
 
 
-def _dry_run(prepared: Prepared, as_json: bool) -> None:
+def _dry_run(prepared: "Prepared", as_json: bool) -> None:
     import shlex
 
     from slurmddp.launch.checks import doubts, problems
-    from slurmddp.launch.submit import preview
+    from slurmddp.launch.scheduler import preview
     from slurmddp.render.scripts import job_script
     from slurmddp.report.cost import cost_line
 
@@ -98,7 +95,7 @@ def _dry_run(prepared: Prepared, as_json: bool) -> None:
     command = preview(prepared.plan)
     if as_json:
         plan = prepared.plan
-        typer.echo(json.dumps({"script": script, "command": list(command), "gpu_hours": plan.gpu_hours}))
+        typer.echo(opt.json_text({"script": script, "command": list(command), "gpu_hours": plan.gpu_hours}))
         return
     opt.say(f"would run: {shlex.join(command)}")
     opt.say(cost_line(prepared.plan))

@@ -1,7 +1,5 @@
 """The options that all commands on a job share, and what becomes of them."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -65,7 +63,14 @@ def say(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def show_notes(prepared: Prepared) -> None:
+def json_text(value: Any) -> str:
+    """A result for programs."""
+    import json
+
+    return json.dumps(value)
+
+
+def show_notes(prepared: "Prepared") -> None:
     """Warnings and notes of the plan."""
     for note in prepared.plan.notes:
         say(f"{note.level}: {note.text}")
@@ -76,7 +81,7 @@ def show_notes(prepared: Prepared) -> None:
         )
 
 
-def show_explanation(prepared: Prepared, key: str) -> None:
+def show_explanation(prepared: "Prepared", key: str) -> None:
     """`--explain KEY` on stdout."""
     from slurmddp.report.explain import explain
 

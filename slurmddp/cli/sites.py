@@ -1,7 +1,5 @@
 """sites: which profiles there are, and what one says."""
 
-from __future__ import annotations
-
 import os
 from typing import Annotated
 

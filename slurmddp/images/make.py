@@ -45,7 +45,7 @@ def build_image(
     Raises UserError, ExternalError (the build failed), and Stopped (ctrl-C, SIGTERM, SIGHUP): the target is
     then as it was.
     """
-    target = Path(os.path.abspath(cwd / target))  # noqa: PTH100 (takes out "..", leaves links)
+    target = Path(os.path.abspath(cwd / target))
     parsed = parse_base(base, cwd)
     definition = render_definition(parsed, pip, __version__)
     if dry_run:

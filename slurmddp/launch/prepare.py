@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.plan.build import make_plan
@@ -38,8 +38,7 @@ class Request:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     resolved: Resolved
     plan: Plan
     resumed_from: tuple[Path, ...]

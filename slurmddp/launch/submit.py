@@ -13,11 +13,11 @@ from typing import Any
 from slurmddp.errors import UserError
 from slurmddp.launch.checks import doubts, problems
 from slurmddp.launch.prepare import Prepared
+from slurmddp.launch.scheduler import scheduler_of
 from slurmddp.launch.write import run_files
 from slurmddp.plan.model import Plan
 from slurmddp.runs.create import Draft, create
 from slurmddp.runs.layout import RunFolder
-from slurmddp.slurm.base import Scheduler
 
 
 @dataclass(frozen=True)
@@ -47,24 +47,6 @@ class Handed:
             "gpu_hours": self.gpu_hours,
             "warnings": list(self.warnings),
         }
-
-
-def scheduler_of(name: str) -> Scheduler:
-    """`slurm` or `local`."""
-    if name == "local":
-        from slurmddp.slurm.local import Local
-
-        return Local()
-    from slurmddp.slurm.client import Slurm
-
-    return Slurm()
-
-
-def preview(plan: Plan) -> tuple[str, ...]:
-    """The command line of a submission whose run folder does not exist yet."""
-    folder = RunFolder(Path(plan.runs_root) / "RUN_FOLDER")
-    scheduler = scheduler_of(plan.scheduler)
-    return scheduler.command((), "job.sh", (str(folder.path),), log=str(folder.job_log))
 
 
 def submit(prepared: Prepared) -> Handed:

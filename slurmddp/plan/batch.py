@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.plan.model import BatchPlan, Layout, Note
@@ -12,8 +12,7 @@ from slurmddp.spec.job import Batch
 DEFAULT_MICRO = 8
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """One way to reach the same global batch."""
 
     nodes: int
@@ -42,7 +41,11 @@ def plan_batch(wanted: Batch, layout: Layout, place: str) -> tuple[BatchPlan, li
             f" uneven, and correctly weighted; even ones nearby: {near}"
         )
         if wanted.even:
-            raise UserError(text.split(":")[0], where=place, todo=f"batch.global {near}, or batch.even: false")
+            raise UserError(
+                text.split(":")[0],
+                where=place,
+                todo=f"batch.global {near.replace(' and ', ' or ')}, or batch.even: false",
+            )
         notes.append(Note("note", text))
     if accumulation == 1 and layout.nodes > 1:
         notes.append(Note("note", "accumulation is already 1: more nodes no longer make a step of this batch faster"))
@@ -59,10 +62,10 @@ def nearest_even(total: int, micro: int, world: int) -> tuple[int, ...]:
     return tuple(value for value in (below, below + unit) if value > 0 and value != total)
 
 
-def ways(plan: BatchPlan, layout: Layout, largest_nodes: int | None) -> list[Way]:
+def ways(plan: BatchPlan, layout: Layout, largest_nodes: int | None, largest_gpus: int | None) -> list[Way]:
     """Other (nodes, ranks per node, accumulation) of the same micro and global batch, the same or fewer samples a rank.
 
-    largest_nodes: the partition's limit, where it is known.
+    largest_nodes, largest_gpus: nodes of a job and GPUs of a node that the partition has, where that is known.
     """
     if plan.total % plan.micro:
         return []
@@ -72,7 +75,7 @@ def ways(plan: BatchPlan, layout: Layout, largest_nodes: int | None) -> list[Way
         if layout.nodes % factor_down == 0:
             found.append((layout.nodes // factor_down, layout.ranks_per_node, "more accumulation"))
     for ranks in (layout.ranks_per_node * 2, layout.ranks_per_node * 4):
-        if layout.gpus_per_node == 0 or ranks <= 8:
+        if layout.gpus_per_node == 0 or largest_gpus is None or ranks <= largest_gpus:
             found.append((layout.nodes, ranks, "more GPUs a node" if layout.gpus_per_node else "more ranks a node"))
     for nodes in (layout.nodes * 2, layout.nodes * 4):
         if largest_nodes is None or nodes <= largest_nodes:

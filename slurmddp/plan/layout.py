@@ -6,12 +6,12 @@ from slurmddp.errors import UserError
 from slurmddp.plan.model import Layout, Note
 from slurmddp.spec.resolve import Resolved
 from slurmddp.spec.site import Partition
-from slurmddp.spec.types import slurm_time
+from slurmddp.spec.types import memory, slurm_time
 
 
 def partition_of(resolved: Resolved) -> Partition:
     """The profile's entry for the job's partition; an empty one where the profile knows nothing of it."""
-    return resolved.site.partitions.get(resolved.job.resources.partition or "", Partition())
+    return resolved.site.partitions.get(resolved.job.resources.partition or "", Partition.model_construct())
 
 
 def plan_layout(resolved: Resolved) -> tuple[Layout, list[Note]]:
@@ -45,9 +45,18 @@ def plan_layout(resolved: Resolved) -> tuple[Layout, list[Note]]:
             todo=f"at most {partition.cpus_per_node}",
         )
     mem = wanted.mem_per_node or (int(partition.mem_per_node * part_of_node) if partition.mem_per_node else None)
+    if mem and partition.mem_per_node and mem > partition.mem_per_node:
+        raise UserError(
+            f"{memory(mem)} of memory a node are more than the {memory(partition.mem_per_node)} of {_named(resolved)}",
+            where=resolved.place("resources", "mem_per_node"),
+            todo=f"at most {memory(partition.mem_per_node)}",
+        )
     _check_limits(resolved, partition)
     if most and gpus and gpus < most and wanted.nodes > 1:
-        notes.append(_fewer_nodes(wanted.nodes * gpus, most, gpus))
+        notes += _fewer_nodes(wanted.nodes, gpus, most)
+    if cpus is None and resolved.site.scheduler == "slurm" and not wanted.exclusive:
+        text = "the profile does not know how many cores a node has: Slurm may give one; set resources.cpus_per_node"
+        notes.append(Note("warning", text))
     threads = max(1, (cpus or ranks) // ranks)
     return Layout(wanted.nodes, gpus, ranks, cpus, mem, threads), notes
 
@@ -92,13 +101,19 @@ def _check_limits(resolved: Resolved, partition: Partition) -> None:
         )
 
 
-def _fewer_nodes(gpus: int, most: int, now: int) -> Note:
-    nodes = -(-gpus // most)
-    return Note(
-        "note",
-        f"{gpus} GPUs fit on {nodes} node{'s' if nodes > 1 else ''} of {most}: fewer nodes are faster"
-        f" than {now} a node, gradients then cross the network less",
-    )
+def _fewer_nodes(nodes: int, gpus: int, most: int) -> list[Note]:
+    """Whether the same GPUs, `gpus` on each of `nodes`, fit on fewer nodes that have `most` each."""
+    total = nodes * gpus
+    enough = -(-total // most)
+    if enough == nodes:
+        return []
+    return [
+        Note(
+            "note",
+            f"{total} GPUs fit on {enough} node{'s' if enough > 1 else ''} of {most}: fewer nodes are faster"
+            f" than {gpus} a node, gradients then cross the network less",
+        )
+    ]
 
 
 def _named(resolved: Resolved) -> str:

@@ -1,13 +1,15 @@
-"""The plan: frozen, complete; what the templates and the run folder are made from."""
+"""The plan: frozen, complete; what the templates and the run folder are made from.
+
+Named tuples, here and in spec: a frozen dataclass takes five times as long to define, and every command defines
+them all.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):
     """What a plan needs to know of the moment of submission; everything else comes from the job and the site.
 
     cwd:         absolute; relative paths are meant from here, and the job runs here.
@@ -22,8 +24,7 @@ class Context:
     inside: bool = False
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Nodes and what each one gives. cpus_per_node None: whatever Slurm allots. mem_per_node in MiB."""
 
     nodes: int
@@ -42,8 +43,7 @@ class Layout:
         return self.nodes * self.gpus_per_node
 
 
-@dataclass(frozen=True)
-class BatchPlan:
+class BatchPlan(NamedTuple):
     """Samples: `total` an optimizer step, at most `micro` a rank and micro step, `accumulation` micro steps."""
 
     total: int
@@ -52,8 +52,7 @@ class BatchPlan:
     even: bool
 
 
-@dataclass(frozen=True)
-class BindPlan:
+class BindPlan(NamedTuple):
     """by_site: the site's own; its nodes may have what this machine lacks."""
 
     source: str
@@ -67,8 +66,7 @@ class BindPlan:
         return f"{self.source}:{self.destination}:{self.mode}"
 
 
-@dataclass(frozen=True)
-class ContainerPlan:
+class ContainerPlan(NamedTuple):
     """executable: what runs the ranks' command on a node; empty for runtime `none`. cache: the runtime's own."""
 
     runtime: Literal["apptainer", "singularity", "none"]
@@ -81,8 +79,7 @@ class ContainerPlan:
     cache: str | None = None
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
     """One variable of the ranks. base: empty, or the script's variable that the value is a path below of."""
 
     name: str
@@ -90,14 +87,12 @@ class Variable:
     base: Literal["", "run", "logs"] = ""
 
 
-@dataclass(frozen=True)
-class VariableGroup:
+class VariableGroup(NamedTuple):
     title: str
     variables: tuple[Variable, ...]
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """What torchrun starts on each rank. script: below code/ of the run folder, or an absolute path; empty for the
     bundled entrypoint, which gets the run folder as its argument."""
 
@@ -108,16 +103,14 @@ class Program:
     python_path: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """Something that the user should know before submitting. level: note or warning."""
 
     level: Literal["note", "warning"]
     text: str
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """workdir: where the ranks' command runs; empty for the run folder. time, stop_lead, rendezvous_timeout in
     seconds, snapshot_limit in bytes. interface: as NCCL_SOCKET_IFNAME takes it."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from slurmddp.errors import UserError
 from slurmddp.plan.model import BatchPlan, BindPlan, ContainerPlan, Context, Layout, Program
+from slurmddp.spec.expand import begins_open
 from slurmddp.spec.job import Job
 from slurmddp.spec.resolve import Resolved
 
@@ -15,7 +16,7 @@ _ENVIRONMENT_PREFIX = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITY
 
 def absolute(path: str, cwd: str) -> str:
     """A path as seen from the folder of submission; one that begins with an unset variable stays as written."""
-    return path if path.startswith("$") else os.path.normpath(os.path.join(cwd, path))
+    return path if begins_open(path) else os.path.normpath(os.path.join(cwd, path))
 
 
 def plan_program(job: Job, context: Context) -> Program:
@@ -92,7 +93,7 @@ def _binds(resolved: Resolved, program: Program, context: Context) -> tuple[Bind
         binds.append(BindPlan(source, bind.destination or source, bind.mode, by_site))
     read_only = [*data_paths(job, context), *context.resume_from]
     read_only += [path for path in program.python_path if os.path.isabs(path)]
-    implied = [BindPlan(path, path, "ro") for path in read_only if not path.startswith("$")]
+    implied = [BindPlan(path, path, "ro") for path in read_only if not begins_open(path)]
     if job.train.script or job.train.project:
         implied.append(BindPlan(context.cwd, context.cwd, "rw"))
     for new in implied:
@@ -104,7 +105,11 @@ def _binds(resolved: Resolved, program: Program, context: Context) -> tuple[Bind
                 f"the path {made.source!r} holds a character that --bind cannot carry",
                 todo="rename it, or link to it",
             )
-    return tuple(dict.fromkeys(binds))
+    # A resolved job holds the site's binds as well: the same one twice is one.
+    unique: dict[str, BindPlan] = {}
+    for made in binds:
+        unique.setdefault(made.spec, made)
+    return tuple(unique.values())
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -11,6 +11,28 @@ from slurmddp.spec.types import slurm_time
 #: The signal that comes ahead of the time limit. NCCL has taken USR1 (nccl#704).
 STOP_SIGNAL = "USR2"
 
+#: Which key of `resources` asks for which flag: what a user wants and a site rejects is not dropped in silence.
+_ASKED_BY = {
+    "--mem": "mem_per_node",
+    "--cpus-per-task": "cpus_per_node",
+    "--time": "time",
+    "--partition": "partition",
+    "--account": "account",
+    "--qos": "qos",
+    "--constraint": "constraint",
+    "--exclusive": "exclusive",
+}
+
+#: One batch script on `nodes` nodes with one task each, its output in the run folder: the job breaks without.
+_OURS = frozenset(
+    f"--{name}"
+    for name in (
+        *("nodes", "ntasks", "ntasks-per-node", "array", "wrap", "parsable", "test-only", "wait"),
+        *("output", "error", "open-mode", "export", "chdir", "signal"),
+    )
+)
+_GPU_FLAGS = ("--gres", "--gpus-per-node")
+
 
 def plan_sbatch(resolved: Resolved, layout: Layout, stop_lead: int | None) -> tuple[str, ...]:
     """Raises UserError for a flag that the site rejects."""
@@ -18,8 +40,9 @@ def plan_sbatch(resolved: Resolved, layout: Layout, stop_lead: int | None) -> tu
     unsupported = set(site.unsupported_flags)
     partition = partition_of(resolved)
     ask = dict(partition.ask) if partition.ask is not None else {"partition": wanted.partition}
-    if wanted.mem_per_node and "--mem" in unsupported:
-        raise _rejected(resolved, "--mem", "resources", "mem_per_node")
+    for flag, key in _ASKED_BY.items():
+        if flag in unsupported and getattr(wanted, key):
+            raise _rejected(resolved, flag, "resources", key)
     options = [
         ("--job-name", resolved.job.name),
         ("--nodes", str(layout.nodes)),
@@ -41,6 +64,12 @@ def plan_sbatch(resolved: Resolved, layout: Layout, stop_lead: int | None) -> tu
         flag = extra.split("=")[0]
         if flag in unsupported:
             raise _rejected(resolved, flag, "resources", "sbatch_extra", str(index))
+        if flag in _OURS or (flag in _GPU_FLAGS and any(line.startswith(f"{flag}=") for line in lines)):
+            raise UserError(
+                f"{flag} is what slurmddp sets itself, and the job relies on it",
+                where=resolved.place("resources", "sbatch_extra", str(index)),
+                todo="leave it out; resources.* and timeouts.stop say what it should be",
+            )
         lines.append(extra)
     return tuple(line for line in lines if line.split("=")[0] not in unsupported)
 

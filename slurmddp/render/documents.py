@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from slurmddp.plan.model import Plan
 from slurmddp.spec.document import Plain, is_null, typed
+from slurmddp.spec.expand import expand_data, path_fields, unexpand
 from slurmddp.spec.resolve import Resolved
 from slurmddp.spec.types import unit_of
 
@@ -22,7 +23,8 @@ def job_yaml(resolved: Resolved, plan: Plan) -> str:
         )
         job = job.model_copy(update={"train": job.train.model_copy(update={"batch": batch})})
     title = f"# The job as it was resolved for site {resolved.site.name}; it can be submitted as it stands."
-    return _yaml(title, job)
+    data = expand_data(unexpand, job.train.data)
+    return _yaml(title, job.model_copy(update={"train": job.train.model_copy(update={"data": data})}))
 
 
 def site_yaml(resolved: Resolved) -> str:
@@ -45,16 +47,17 @@ def _yaml(title: str, model: BaseModel) -> str:
         """Quotes each text that our reader would take for a number, a bool or nothing."""
 
     def text(dumper: Dumper, value: str) -> Any:
-        plain = not is_null(value) and typed(Plain(value)) == value and "\n" not in value
+        plain = not is_null(value) and typed(Plain(value)) == value and value.isprintable()
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
 
     Dumper.add_representer(str, text)
-    data = _with_units(model, model.model_dump(mode="json", by_alias=True))
+    data = _as_written(model, model.model_dump(mode="json", by_alias=True))
     return f"{title}\n" + yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
-def _with_units(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
-    """Seconds and MiB are written with their unit: a bare number would not be read back."""
+def _as_written(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
+    """What does not read back as it is: seconds and MiB get their unit, a dollar sign in a path is doubled."""
+    paths = path_fields(type(model))
     for name, field in type(model).model_fields.items():
         key, value = field.alias or name, getattr(model, name)
         unit = unit_of(field)
@@ -62,10 +65,16 @@ def _with_units(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
             continue
         if unit:
             data[key] = f"{value}{unit}"
+        elif name in paths:
+            data[key] = unexpand(value)
         elif isinstance(value, BaseModel):
-            _with_units(value, data[key])
+            _as_written(value, data[key])
+        elif isinstance(value, tuple):
+            for index, item in enumerate(value):
+                if isinstance(item, BaseModel):
+                    _as_written(item, data[key][index])
         elif isinstance(value, dict):
             for entry, item in value.items():
                 if isinstance(item, BaseModel):
-                    _with_units(item, data[key][entry])
+                    _as_written(item, data[key][entry])
     return data

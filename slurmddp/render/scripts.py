@@ -30,15 +30,13 @@ def node_script(plan: Plan) -> str:
 
 
 def _value(variables: list[Variable], name: str) -> str:
-    return next((variable.value for variable in variables if variable.name == name), "")
+    return next((variable.value for variable in reversed(variables) if variable.name == name), "")
 
 
 def _without(plan: Plan, name: str) -> Plan:
     """PYTHONPATH is put together in one place, behind the run's own code."""
-    from dataclasses import replace
-
     groups = tuple(
-        replace(group, variables=tuple(variable for variable in group.variables if variable.name != name))
+        group._replace(variables=tuple(variable for variable in group.variables if variable.name != name))
         for group in plan.environment
     )
-    return replace(plan, environment=tuple(group for group in groups if group.variables))
+    return plan._replace(environment=tuple(group for group in groups if group.variables))

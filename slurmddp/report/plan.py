@@ -52,7 +52,8 @@ def _batch(plan: Plan, resolved: Resolved) -> list[str]:
             "",
             f"global batch        {batch.total} of at most {largest} = {product}; uneven, correctly weighted",
         ]
-    found = ways(batch, layout, 1 if plan.scheduler == "local" else partition_of(resolved).max_nodes)
+    partition = partition_of(resolved)
+    found = ways(batch, layout, 1 if plan.scheduler == "local" else partition.max_nodes, partition.gpus_per_node)
     if found:
         lines.append("the same global batch, by")
         for way in found:

@@ -11,13 +11,15 @@ from typing import Any
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.report.follow import Follower
 from slurmddp.runs import index, state
-from slurmddp.runs.events import read_lines
+from slurmddp.runs.events import append_event, read_lines
 from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import JobId, JobView, Scheduler
 
-#: Seconds between two questions to the scheduler while a log is followed, and between two looks at the files.
+#: Seconds between two questions to the scheduler while a log is followed (the second where the script has written
+#: down its end, which a requeue may follow), and between two looks at the files.
 ASK_EVERY = 15.0
+ASK_WHEN_ENDED = 2.0
 LOOK_EVERY = 0.5
 
 
@@ -150,21 +152,30 @@ def status_text(found: RunStatus) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
 
 
-def follow_logs(folder: RunFolder, *, follow: bool, node: str | None, attempt: int | None) -> Iterator[str]:
-    """The lines of the logs; with `follow`, until the run has ended. Raises UserError for a node without a log."""
+def follow_logs(
+    folder: RunFolder, *, follow: bool, node: str | None, attempt: int | None, say: Callable[[str], None]
+) -> Iterator[str]:
+    """The lines of the logs; with `follow`, until the run has ended, `say` telling of states without a log.
+
+    Raises UserError for a node without a log.
+    """
     follower = Follower(folder, node=node, attempt=attempt)
-    if node is not None and not follow and not follower.node_logs():
-        known = sorted({path.stem for path in Follower(folder).node_logs()})
-        raise UserError(f"no log of node {node}", todo=f"nodes with a log: {', '.join(known) or 'none yet'}")
     if not follow:
+        if node is not None and not follower.node_logs():
+            known = sorted({path.stem for path in Follower(folder).node_logs()})
+            raise UserError(f"no log of node {node}", todo=f"nodes with a log: {', '.join(known) or 'none yet'}")
         yield from follower.new_lines(to_the_end=True)
         return
-    asked = -ASK_EVERY
+    asked, told = -ASK_EVERY, ""
     while True:
-        ended = bool(_ended(folder))
-        if ended or time.monotonic() - asked >= ASK_EVERY:
+        ended = False
+        if time.monotonic() - asked >= (ASK_WHEN_ENDED if _ended(folder) else ASK_EVERY):
             asked = time.monotonic()
-            ended = run_status(folder).state.exit_code != state.EXIT_CODES["running"]
+            now = run_status(folder).state
+            ended = now.exit_code != state.EXIT_CODES["running"]
+            if now.state != told and now.state != "running":
+                say(f"{now.state} ({now.detail})" if now.detail else now.state)
+            told = now.state
         yield from follower.new_lines(to_the_end=ended)
         if ended:
             return
@@ -172,7 +183,7 @@ def follow_logs(folder: RunFolder, *, follow: bool, node: str | None, attempt: i
 
 
 def _ended(folder: RunFolder) -> bool:
-    """Whether the script has written down its end: then it is worth asking the scheduler at once."""
+    """Whether the script has written down its end."""
     records = read_lines(folder.events).records
     return bool(records) and records[-1].get("event") == "job_ended"
 
@@ -187,5 +198,6 @@ def cancel_run(folder: RunFolder) -> str:
             f"run {folder.id} is a step of job {facts.job_id}, which is not its own",
             todo=f"press Ctrl-C where it runs, or touch {folder.stop} to let it save and end",
         )
+    append_event(folder.events, "cancel_requested", job_id=str(facts.job_id))
     ended = scheduler_for(facts.job_id).cancel(facts.job_id)
     return f"cancelled job {facts.job_id}" if ended else f"job {facts.job_id} had ended already"

@@ -57,7 +57,7 @@ class Draft:
     """
 
     def __init__(self, root: Path, name: str, *, now: datetime | None = None) -> None:
-        root = Path(os.path.abspath(root))  # noqa: PTH100 (takes out "..", leaves links)
+        root = Path(os.path.abspath(root))
         self._made: list[Path] = []
         self._done = False
         new_id(name, now)  # a bad name is refused before anything is made
@@ -140,8 +140,8 @@ def create(
     """Make a run folder below `root` with these files (path relative to the folder -> text).
 
     `fill` gets the draft and adds what depends on the run id or is no text (the snapshot, the manifest). Also
-    made are the folders that the job writes into, logs, markers and checkpoints: sbatch does not make the log's folder.
-    Raises UserError, and whatever `fill` raises; then nothing is left.
+    made are the folders that the job writes into, logs, markers and checkpoints: sbatch does not make the
+    log's folder. Raises UserError, and whatever `fill` raises; then nothing is left.
     """
     with Draft(root, name, now=now) as draft:
         draft.write(files)

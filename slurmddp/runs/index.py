@@ -157,8 +157,8 @@ def _matches(text: str, known: Sequence[Entry]) -> list[Entry]:
 
 def _as_folder(text: str) -> RunFolder | None:
     """The run folder that `text` is the path of. Raises UserError for a path to something else."""
-    expanded = os.path.expanduser(text)  # noqa: PTH111 (Path.expanduser raises for an unknown ~user)
-    path = Path(os.path.abspath(expanded))  # noqa: PTH100 (takes out "..", leaves links)
+    expanded = os.path.expanduser(text)
+    path = Path(os.path.abspath(expanded))
     folder = RunFolder(path)
     if text and folder.exists:
         return folder
@@ -220,7 +220,7 @@ def _run_folders(root: Path) -> Iterator[RunFolder]:
         below: list[Path] = []
         for place in level:
             if RunFolder(place).exists:
-                yield RunFolder(Path(os.path.abspath(place)))  # noqa: PTH100 (takes out "..", leaves links)
+                yield RunFolder(Path(os.path.abspath(place)))
                 continue
             if depth == _DEPTH:
                 continue

@@ -30,6 +30,7 @@ _PLAIN = {
     "OUT_OF_MEMORY": "out of memory",
     "FAILED": "failed", "LAUNCH_FAILED": "failed", "RECONFIG_FAIL": "failed",
 }  # fmt: skip
+_PLAIN_REASONS = ("NonZeroExitCode", "NodeDown")
 _HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 
 
@@ -101,7 +102,9 @@ def _by_slurm(job: JobView, facts: Evidence) -> RunState:
         return RunState(state, "its processes are ending")
     if state == "pending":
         return RunState(state, "its nodes are being made ready")
-    reason = "" if job.reason in ("NonZeroExitCode", "TimeLimit", "NodeDown") else job.reason
+    # Other reasons repeat the state, or are left over from waiting (one cancelled in the queue keeps
+    # BeginTime).
+    reason = job.reason if state in ("failed", "node failure") and job.reason not in _PLAIN_REASONS else ""
     began = "" if facts.started else "before it began"
     return RunState(state, _join(ended if state == "failed" else "", reason, began, _progress(marker)))
 
@@ -131,6 +134,10 @@ def _by_folder(facts: Evidence) -> RunState:
     word = str(ended.get("slurm_state") or "").split(" ")[0]
     code, signal = whole(ended.get("exit_code")), str(ended.get("signal") or "")
     state = _PLAIN.get(word)
+    if word == "COMPLETING" and "slurm_reason" in ended and signal:
+        # What a trap sees of its own job at scancel (tried on 24.11.5) and at the time limit: only the reason
+        # tells which of them it was.
+        state = "timed out" if ended["slurm_reason"] == "TimeLimit" else "cancelled"
     if state == "requeued" or word == "PENDING":
         return RunState("lost", f"it was put back into the queue, and then {_forgot(facts)}")
     if state in ("timed out", "node failure", "cancelled", "out of memory"):

@@ -52,7 +52,7 @@ def survey(source: Path, *, limit: int = DEFAULT_LIMIT, max_files: int = DEFAULT
     own run folders. limit: bytes, max_files: entries looked at; a folder above either is refused by a
     UserError that names what is large. Other UserErrors: the source is absent or unreadable.
     """
-    source = Path(os.path.abspath(source))  # noqa: PTH100 (takes out "..", leaves links)
+    source = Path(os.path.abspath(source))
     if source.is_file():
         found = Survey(source.parent)
         _add_file(found, source.name, source)

@@ -4,10 +4,11 @@ import multiprocessing
 import os
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import NoReturn
 
-from slurmddp.runtime import environment, job, loop, world
+from slurmddp.runtime import environment, job
 from slurmddp.runtime.errors import RuntimeFailure, UserError
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
@@ -18,6 +19,10 @@ def main(arguments: list[str]) -> None:
     place: environment.Environment | None = None
     events: Events | None = None
     try:
+        # torch says so at import, on every rank, where numpy is not installed; nothing here needs it.
+        warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+        from slurmddp.runtime import loop, world
+
         place = environment.read()
         if len(arguments) != 1:
             raise UserError("usage: python -m slurmddp.runtime.train RUN_DIR (under torchrun)")

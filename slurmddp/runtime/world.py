@@ -106,7 +106,7 @@ def _summary(failures: list[tuple[int, str, str, bool]], size: int) -> str:
 def start(environment: Environment, *, timeout: float) -> World:
     """Choose the device, and join the process group described by torchrun's environment.
 
-    `timeout` in seconds holds for every collective. nccl where there are GPUs, gloo where there are none.
+    `timeout` in seconds holds for the collectives of training. nccl where there are GPUs, gloo where there are none.
     Raises UserError where a node has fewer GPUs than ranks; errors of the rendezvous pass through.
     """
     limit = datetime.timedelta(seconds=timeout)
@@ -124,7 +124,9 @@ def start(environment: Environment, *, timeout: float) -> World:
     else:
         device, backend = torch.device("cpu"), "gloo"
     dist.init_process_group(backend, timeout=limit, **options)
-    coordination = dist.new_group(backend="gloo", timeout=limit)
+    # A wait here is mostly for somebody's disk, and gloo notices a peer that is gone without any limit.
+    patient = max(limit, datetime.timedelta(minutes=30))
+    coordination = dist.new_group(backend="gloo", timeout=patient)
     assert coordination is not None  # None is for ranks outside the group; all are in it.
     return World(
         rank=environment.rank,

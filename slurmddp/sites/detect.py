@@ -14,12 +14,12 @@ def detect(catalogue: Catalogue, hostname: str, environment: Mapping[str, str]) 
     """(site, why), or None. Profiles are asked in alphabetical order; variables are believed before host names."""
     by_name: tuple[str, str] | None = None
     for name in catalogue.names():
-        rules = catalogue.layered(name).tree.get("detect") or {}
-        for variable, wanted in (rules.get("environment") or {}).items():
+        rules = catalogue.load(name)[0].detect
+        for variable, wanted in rules.environment.items():
             value = environment.get(variable)
-            if value is not None and (wanted == "*" or fnmatchcase(value, str(wanted))):
+            if value is not None and (wanted == "*" or fnmatchcase(value, wanted)):
                 return name, f"detected: ${variable} is {value}"
-        for pattern in rules.get("hostnames") or ():
-            if by_name is None and fnmatchcase(hostname, str(pattern)):
+        for pattern in rules.hostnames:
+            if by_name is None and fnmatchcase(hostname, pattern):
                 by_name = name, f"detected: this host is {hostname}"
     return by_name

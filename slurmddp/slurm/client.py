@@ -15,7 +15,8 @@ from slurmddp.slurm.base import JobId, JobView, clean_environment, log_option
 _SUBMIT_TIMEOUT = 120.0  # seconds: busy controllers take a minute, and giving up early risks a second submission
 _ASK_TIMEOUT = 60.0
 _LOG_IN = "log in to a login node of the cluster, or `module load slurm` where the site has such a module"
-# A request that ends after the job did. scancel says it with an error on some versions, silently on others.
+# scancel of a job that has ended, or that nobody knows, is silent and ends with 0; only --verbose tells
+# (tried on 24.11.5).
 _ALREADY_OVER = ("already completing or completed", "job/step already complet")
 # How many job numbers go on one command line: far below any limit, and one call for what `runs` lists.
 _BATCH = 200
@@ -113,9 +114,9 @@ class Slurm:
 
     def cancel(self, job_id: JobId) -> bool:
         """scancel the job; False if Slurm had nothing left to end. Raises UserError, ExternalError."""
-        answer = _run(("scancel", *_cluster(job_id), job_id.id), doing=f"cancelling job {job_id}")
+        answer = _run(("scancel", "--verbose", *_cluster(job_id), job_id.id), doing=f"cancelling job {job_id}")
         _require("scancel", answer)
-        # Some versions say this with exit code 0 (--verbose only), so the text decides.
+        # Whatever the exit code: versions differ in it.
         if parse.is_forgotten(answer.text) or any(part in answer.text.lower() for part in _ALREADY_OVER):
             return False
         if answer.code != 0:

@@ -10,9 +10,8 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurmddp.errors import UserError
 
@@ -38,16 +37,14 @@ class Plain(str):
     """A scalar written without quotes: its type is not decided yet."""
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """Where a value came from: the layer's name, and the file and line or option that holds it."""
 
     layer: str
     where: str
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """A tree of dict, list, str, Plain and None, and the origin of every node in it, by key path."""
 
     tree: dict[str, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -14,6 +14,15 @@ from slurmddp.spec.types import PathText, find_marks
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 _VARIABLE = re.compile(r"\$(?:\$|([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
+
+
+class Unexpanded(str):
+    """A path that holds a variable which is not set here (a dry run's): whoever submits it will expand it."""
+
+
+def begins_open(path: str) -> bool:
+    """Whether a path begins with a variable that is not set here, so that nobody knows if it is absolute."""
+    return isinstance(path, Unexpanded) and path.startswith("$")
 
 
 class Expander:
@@ -39,12 +48,16 @@ class Expander:
 
         if text == "~" or text.startswith("~/"):
             text = "${HOME}" + text[1:]
-        return _VARIABLE.sub(value, text) if "$" in text else text
+        if "$" not in text:
+            return text
+        before = len(self.unset)
+        expanded = _VARIABLE.sub(value, text)
+        return Unexpanded(expanded) if len(self.unset) > before else expanded
 
     def model(self, model: AnyModel, key: tuple[str, ...] = ()) -> AnyModel:
         """A copy of the model with all its path fields expanded, nested models and lists of them included."""
         changed: dict[str, Any] = {}
-        paths = _path_fields(type(model))
+        paths = path_fields(type(model))
         for name in type(model).model_fields:
             old = getattr(model, name)
             new = self._value(old, (*key, name), name in paths)
@@ -63,19 +76,26 @@ class Expander:
         return value
 
 
-def expand_data(expander: Expander, data: Mapping[str, Any]) -> dict[str, Any]:
-    """A task's `data` mapping with the paths under its key `path` expanded."""
+def expand_data(expand: Callable[[str], str], data: Mapping[str, Any]) -> dict[str, Any]:
+    """A task's `data` mapping with `expand` applied to the paths under its key `path`."""
     result = dict(data)
     path = result.get("path")
-    key = ("train", "data", "path")
     if isinstance(path, str):
-        result["path"] = expander.text(path, key)
+        result["path"] = expand(path)
     elif isinstance(path, list):
-        result["path"] = [expander.text(item, key) if isinstance(item, str) else item for item in path]
+        result["path"] = [expand(item) if isinstance(item, str) else item for item in path]
     return result
 
 
+def unexpand(path: str) -> str:
+    """The text that `Expander` turns into this path again."""
+    if isinstance(path, Unexpanded):
+        return str(path)
+    text = path.replace("$", "$$")
+    return f"./{text}" if text == "~" or text.startswith("~/") else text
+
+
 @cache
-def _path_fields(model: type[BaseModel]) -> frozenset[str]:
+def path_fields(model: type[BaseModel]) -> frozenset[str]:
     fields = model.model_fields.items()
     return frozenset(name for name, field in fields if any(isinstance(mark, PathText) for mark in find_marks(field)))

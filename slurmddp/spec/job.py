@@ -1,7 +1,5 @@
 """The job: what a user writes in job.yaml. Every default is one that an expert would choose."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -25,12 +23,14 @@ from slurmddp.spec.types import (
     Whole,
 )
 
-
 #: Set by torchrun on every rank: a value of the user's would be overwritten or, worse, not.
 RESERVED = frozenset(
     {
         "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
         "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+        # Read-only in bash, or the node script's own words: with no container, its variables are the ranks'.
+        "UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO",
+        "run", "logs", "interface", "container", "torchrun", "program",
     }
 )  # fmt: skip
 
@@ -39,7 +39,7 @@ def without_reserved(variables: dict[str, str]) -> dict[str, str]:
     """Raises ValueError for a variable that is not the user's to set."""
     for name in variables:
         if name in RESERVED or name.startswith("SLURMDDP_"):
-            raise ValueError(f"sets {name}, which torchrun or slurmddp sets on every rank")
+            raise ValueError(f"sets {name}, which torchrun, bash or slurmddp sets on every rank")
     return variables
 
 
@@ -144,7 +144,7 @@ class Batch(Model):
     even: bool = False
 
     @model_validator(mode="after")
-    def _two_of_three(self) -> Batch:
+    def _two_of_three(self) -> "Batch":
         if self.global_ and self.micro and self.accumulation:
             raise ValueError("has global, micro and accumulation: leave one out, it follows from the others")
         return self
@@ -188,20 +188,20 @@ class Train(Model):
     project: PathStr | None = None
     data: dict[str, Free] = {}
     model: dict[str, Free] = {}
-    batch: Batch = Batch()
+    batch: Batch = Batch.model_construct()
     steps: Count = 1000
     seed: Whole = 0
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     deterministic: bool = False
-    optimizer: Optimizer = Optimizer()
-    schedule: Schedule = Schedule()
-    evaluate: Evaluate = Evaluate()
+    optimizer: Optimizer = Optimizer.model_construct()
+    schedule: Schedule = Schedule.model_construct()
+    evaluate: Evaluate = Evaluate.model_construct()
     log_every: Count = 10
     workers: Annotated[int, Field(ge=0, le=256)] = 0
     trace_samples: bool = False
 
     @model_validator(mode="after")
-    def _task_or_script(self) -> Train:
+    def _task_or_script(self) -> "Train":
         if (self.task is None) == (self.script is None):
             raise ValueError("needs either task (lm, images, package.module:factory) or script, and not both")
         if self.task is not None:
@@ -236,16 +236,16 @@ class Job(Model):
 
     name: Name = "job"
     site: Line
-    resources: Resources = Resources()
-    container: Container = Container()
+    resources: Resources = Resources.model_construct()
+    container: Container = Container.model_construct()
     environment: EnvMap = {}
     setup: Annotated[tuple[Line, ...], Adds()] = ()
-    network: Network = Network()
-    launch: Launch = Launch()
-    timeouts: Timeouts = Timeouts()
+    network: Network = Network.model_construct()
+    launch: Launch = Launch.model_construct()
+    timeouts: Timeouts = Timeouts.model_construct()
     train: Train
-    checkpoint: Checkpoint = Checkpoint()
-    paths: Paths = Paths()
+    checkpoint: Checkpoint = Checkpoint.model_construct()
+    paths: Paths = Paths.model_construct()
     snapshot: bool = True
     snapshot_limit: Mebibytes = 50
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
@@ -19,8 +18,7 @@ from slurmddp.spec.document import Document, Key, Origin
 from slurmddp.spec.types import Adds
 
 
-@dataclass(frozen=True)
-class Layered:
+class Layered(NamedTuple):
     """The merged tree; `origins` has the layer that set each value, `overridden` those that had set it before."""
 
     tree: dict[str, Any]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.spec.document import Document, Key, Origin, read_file, read_value
@@ -26,8 +25,7 @@ Detect = Callable[[], "tuple[str, str] | None"]
 ENVIRONMENT_PREFIX = "SLURMDDP_"
 
 
-@dataclass(frozen=True)
-class Sources:
+class Sources(NamedTuple):
     """What a command was given. `options` are (key path, value, how the user wrote it), in order."""
 
     job_file: Path | None
@@ -36,8 +34,7 @@ class Sources:
     config_files: Sequence[Path]
 
 
-@dataclass(frozen=True)
-class Resolved:
+class Resolved(NamedTuple):
     """The job as it will run, its site, and where each value came from."""
 
     job: Job
@@ -73,7 +70,8 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
     job = validate(Job, layered)
     expander = Expander(sources.environment)
     job = expander.model(job)
-    train = job.train.model_copy(update={"data": expand_data(expander, job.train.data)})
+    data = expand_data(lambda text: expander.text(text, ("train", "data", "path")), job.train.data)
+    train = job.train.model_copy(update={"data": data})
     job = job.model_copy(update={"train": train})
     warnings = []
     for key, variable in dict.fromkeys(expander.unset):

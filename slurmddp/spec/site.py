@@ -1,7 +1,5 @@
 """A site's profile: what its cluster has and how it wants to be asked."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -46,7 +44,7 @@ class Site(Model):
     experimental: bool = False
     bases: tuple[Name, ...] = ()
     scheduler: Literal["slurm", "local"] = "slurm"
-    detect: Detect = Detect()
+    detect: Detect = Detect.model_construct()
     partitions: dict[Name, Partition] = {}
     gpu_vendor: Literal["nvidia", "amd", "none"] = "nvidia"
     gpu_request: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"

@@ -17,7 +17,9 @@ class Model(BaseModel):
     """Base of all models: unknown keys are errors, instances do not change."""
 
     # Field names are the field's own words ("global", "schema"), hence aliases beside Python names.
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+    # A validator is built at its first use: a command uses those of Job and Site, which hold all others. This is also
+    # why a default that is a model is made by `model_construct`, which needs none.
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False, defer_build=True)
 
 
 class Adds:
@@ -35,11 +37,12 @@ class Unit:
         self.suffix = suffix
 
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
-_SBATCH = re.compile(r"[A-Za-z0-9_.,:;=@/+*|&!()\[\]%~^-]+")
-_INTERFACE = re.compile(r"[\^=]{0,2}[A-Za-z0-9_.,:@-]+")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d{1,2}):(\d{1,2})|(\d+(?:\.\d+)?)\s*(s|m|h|d|sec|min|hours?|days?)")
+#: Patterns are texts, which `re` compiles and keeps at their first use: most commands need few of them.
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}"
+_SBATCH = r"[A-Za-z0-9_.,:;=@/+*|&!()\[\]%~^-]+"
+_INTERFACE = r"[\^=]{0,2}[A-Za-z0-9_.,:@-]+"
+_ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_DURATION = r"(?:(\d+)-)?(\d+):(\d{1,2}):(\d{1,2})|(\d+(?:\.\d+)?)\s*(s|m|h|d|sec|min|hours?|days?)"
 _UNIT = {
     "s": 1,
     "sec": 1,
@@ -52,12 +55,12 @@ _UNIT = {
     "day": 86400,
     "days": 86400,
 }
-_MEMORY = re.compile(r"(\d+)\s*([KMGT])(?:i?B)?")
+_MEMORY = r"(\d+)\s*([KMGT])(?:i?B)?"
 _MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
 
 def _name(text: str) -> str:
-    if not _NAME.fullmatch(text):
+    if not re.fullmatch(_NAME, text):
         raise ValueError("must be 1 to 100 letters, digits, '.', '_', '+' or '-', and begin with a letter or digit")
     return text
 
@@ -85,7 +88,7 @@ def _line(text: str) -> str:
 def _sbatch_value(text: str) -> str:
     if text.startswith("-"):
         raise ValueError("begins with a dash, which sbatch would take for an option")
-    if not _SBATCH.fullmatch(text):
+    if not re.fullmatch(_SBATCH, text):
         raise ValueError("holds a character that an #SBATCH line does not carry (space, quote, $, backslash, ...)")
     return text
 
@@ -93,7 +96,7 @@ def _sbatch_value(text: str) -> str:
 def _sbatch_flag(text: str) -> str:
     if not re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*(=.+)?", text, re.DOTALL):
         raise ValueError("must be one sbatch option such as --reservation=NAME")
-    if not _SBATCH.fullmatch(text):
+    if not re.fullmatch(_SBATCH, text):
         raise ValueError("holds a character that an #SBATCH line does not carry (space, quote, $, backslash, ...)")
     return text
 
@@ -106,13 +109,13 @@ def _path(text: str) -> str:
 
 
 def _interface(text: str) -> str:
-    if not _INTERFACE.fullmatch(text):
+    if not re.fullmatch(_INTERFACE, text):
         raise ValueError("must be an interface as NCCL_SOCKET_IFNAME takes it: ib0, ib, =ib0, or ^lo,docker")
     return text
 
 
 def _env_name(text: str) -> str:
-    if not _ENV_NAME.fullmatch(text):
+    if not re.fullmatch(_ENV_NAME, text):
         raise ValueError("must be letters, digits and '_', not beginning with a digit")
     return text
 
@@ -121,7 +124,7 @@ def _seconds(value: Any) -> Any:
     """Durations: 30m, 90s, 1.5h, 2d, 24:00:00, 1-12:00:00 -> seconds. A bare number is refused: minutes or seconds?"""
     if isinstance(value, int) and not isinstance(value, bool):
         return value  # built in Python, in seconds; text never arrives as an int
-    match = _DURATION.fullmatch(str(value).strip()) if isinstance(value, str) else None
+    match = re.fullmatch(_DURATION, str(value).strip()) if isinstance(value, str) else None
     if not match:
         raise ValueError("must be a duration such as 30m, 12h, 24:00:00 or 1-12:00:00 (a bare number is ambiguous)")
     days, hours, minutes, seconds, number, unit = match.groups()
@@ -136,7 +139,7 @@ def _mebibytes(value: Any) -> Any:
     """Memory: 480G, 64GB, 500000M -> MiB, as Slurm counts them."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    match = _MEMORY.fullmatch(str(value).strip().upper().replace("IB", "B")) if isinstance(value, str) else None
+    match = re.fullmatch(_MEMORY, str(value).strip().upper().replace("IB", "B")) if isinstance(value, str) else None
     if not match:
         raise ValueError("must be an amount of memory with its unit, such as 480G or 500000M")
     return math.ceil(int(match.group(1)) * _MIB[match.group(2)])
@@ -188,6 +191,11 @@ def find_marks(field: Any) -> Iterator[Any]:
 def unit_of(field: Any) -> str:
     """The suffix with which the field's number is written, or an empty text."""
     return next((mark.suffix for mark in find_marks(field) if isinstance(mark, Unit)), "")
+
+
+def memory(mebibytes: int) -> str:
+    """MiB in the largest unit that divides it: 480G, 500M."""
+    return f"{mebibytes // 1024}G" if mebibytes % 1024 == 0 else f"{mebibytes}M"
 
 
 def slurm_time(seconds: int) -> str:

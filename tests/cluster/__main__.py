@@ -9,6 +9,7 @@ from .build import build, is_built, prune, wanted
 from .cluster import Cluster, instances
 from .errors import ClusterError
 from .host import ADDRESSES
+from .images import make_torch_image
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -66,6 +67,7 @@ def main() -> int:
             print(f"the cluster {cluster.name} is up already")
         else:
             cluster.up(report=print)
+            print(f"an image with torch, the default of site testcluster: {make_torch_image(cluster)}")
             prefix = shlex.join([sys.executable, "-m", "tests.cluster"])
             print(f"the cluster {cluster.name} is up: {prefix} shell [{'|'.join(cluster.hosts)}]")
     elif arguments.command == "down":

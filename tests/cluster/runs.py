@@ -24,6 +24,8 @@ JOB: dict[str, Any] = {
         "batch": {"global": 12, "micro": 3},
         "steps": 40,
         "optimizer": {"lr": 3e-3},
+        # The default schedule is as long as the run; these runs differ in length and are to be compared.
+        "schedule": {"kind": "constant"},
         "evaluate": {"batches": 4},
         "trace_samples": True,
         "log_every": 10,

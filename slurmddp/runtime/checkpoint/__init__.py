@@ -1,7 +1,7 @@
 """Checkpoints: written so that a kill at any moment loses nothing, and verified before they are loaded.
 
     step-00001000/
-      manifest.json        step, world, global batch, code and config hash; each file with bytes and sha256
+      manifest.json        step, world, mesh, global batch, code and config hash; each file with bytes and sha256
       *.distcp .metadata   torch.distributed.checkpoint shards, loadable on any number of ranks
       data.json            position in the data, counted over all ranks
       rng/rank-00000.pt    random states of each rank

@@ -86,6 +86,7 @@ class Writer:
                 "schema": layout.SCHEMA,
                 "step": step,
                 "world": self._world.size,
+                "mesh": {"replicate": self._world.size},
                 "global_batch": data["global_batch"],
                 "attempt": attempt,
                 "code": code_hash(),

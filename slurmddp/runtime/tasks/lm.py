@@ -14,7 +14,7 @@ from slurmddp.runtime.tasks.protocol import Loss, Samples, options
 from slurmddp.runtime.tasks.text import ByteStream, find_files
 
 DATA: dict[str, Any] = {"path": None, "context": 128, "glob": "**/*", "exclude": [], "held_out": 0.02}
-MODEL: dict[str, Any] = {"layers": 4, "heads": 4, "width": 128, "dropout": 0.0, "tied": True}
+MODEL: dict[str, Any] = {"layers": 2, "heads": 4, "width": 128, "dropout": 0.0, "tied": True}
 
 
 class Windows:
