@@ -55,7 +55,7 @@ demo: $(VENV)/.train
 		$(BIN)/slurmddp run $(DEMO) $(if $(STEPS),--set train.steps=$(STEPS)); \
 	fi
 	@$(BIN)/slurmddp status last
-	@echo "again: make demo    go on from its checkpoint: make demo RESUME=1 STEPS=300"
+	@echo "again: make demo    go on from its checkpoint: make demo RESUME=1 STEPS=400"
 
 # --- tests
 

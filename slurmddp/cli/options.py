@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from slurmddp.launch.prepare import Prepared
 
 JobArgument = Annotated[
-    str | None, typer.Argument(metavar="[JOB.yaml|SCRIPT.py]", help="Job file, or a script of your own.")
+    str | None, typer.Argument(metavar="JOB.yaml|SCRIPT.py", help="Job file, or a script of your own.")
 ]
 ArgsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[-- ARGS...]", help="Arguments of the script, behind --.")
+    list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script, behind --.")
 ]
 Site = Annotated[str | None, typer.Option(help="Site profile: a name, or the path of a YAML file.")]
 Name = Annotated[str | None, typer.Option(help="Name of the job.")]

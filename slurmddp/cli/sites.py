@@ -12,7 +12,7 @@ def register(app: typer.Typer) -> None:
 
 
 def sites(
-    name: Annotated[str | None, typer.Argument(metavar="[SITE]", help="Show this profile whole.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="SITE", help="Show this profile whole.")] = None,
 ) -> None:
     """List the site profiles, or show one with the sources of its values."""
     from slurmddp.report.sites import site_list, site_page

@@ -14,6 +14,7 @@ from slurmddp.runtime.order import SampleOrder
 from slurmddp.runtime.tasks.protocol import Samples, Task
 
 _IDS_AT_ONCE = 4096
+_IGNORED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 T = TypeVar("T")
 
@@ -67,8 +68,9 @@ def ignore_signals(worker: int) -> None:
 
     They end when their rank does: torch's workers watch their parent.
     """
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
 
 
 def training_lists(
@@ -118,7 +120,13 @@ def load(
         generator=generator,
         pin_memory=pin_memory,
     )
-    return iter(loader)
+    # Workers are forked with these signals held back, until they ignore them: no moment is left to die in.
+    # The rank itself gets what came meanwhile right after.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+    try:
+        return iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def to_device(data: T, device: torch.device) -> T:

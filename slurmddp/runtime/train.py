@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> None:
         joined = world.start(place, timeout=wanted.timeouts.collective)
         loop.run(folder, wanted, joined, place, events)
         world.finish()
+        _end_workers()
     except BaseException as error:  # noqa: BLE001 - whatever it is: say so, and be gone at once
         fail(error, place, events)
 
@@ -48,11 +49,20 @@ def fail(error: BaseException, place: environment.Environment | None, events: Ev
             if events is not None:
                 events.write("error", kind=type(error).__name__, message=str(error) or repr(error))
     finally:
-        for child in multiprocessing.active_children():
-            child.kill()  # Data workers ignore SIGTERM.
+        _end_workers()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
+
+
+def _end_workers() -> None:
+    """Kill data workers that are still there.
+
+    They ignore SIGTERM, which is all that Python sends before it waits for them at exit: for ever, where one
+    hangs in a read.
+    """
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 def _speaks(error: BaseException, place: environment.Environment | None) -> bool:
