@@ -1,0 +1,1 @@
+"""Measurements that a person runs and reads; no test asserts a time. See docs/benchmarks.md."""
