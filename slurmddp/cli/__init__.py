@@ -5,5 +5,5 @@ each would be compiled four times, so these modules do without."""
 import gc
 
 # Nearly all objects that a command makes live to its end, and there are many: looking through them for garbage, again
-# and again, would take a tenth of its time.
+# and again, would find next to nothing.
 gc.set_threshold(100_000)

@@ -83,7 +83,7 @@ def _dry_run(prepared: "Prepared", as_json: bool) -> None:
     import shlex
 
     from slurmddp.launch.checks import doubts, problems
-    from slurmddp.launch.scheduler import preview
+    from slurmddp.launch.preview import preview
     from slurmddp.render.scripts import job_script
     from slurmddp.report.cost import cost_line
 

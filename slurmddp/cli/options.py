@@ -76,9 +76,7 @@ def show_notes(prepared: "Prepared") -> None:
         say(f"{note.level}: {note.text}")
     if prepared.plan.experimental:
         name = prepared.plan.site
-        say(
-            f"note: the profile of site {name} is experimental: `slurmddp sites {name}` shows which values are unverified"
-        )
+        say(f"note: the profile of site {name} is experimental; its unverified values: slurmddp sites {name}")
 
 
 def show_explanation(prepared: "Prepared", key: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from slurmddp.errors import UserError
 from slurmddp.runs import index
@@ -27,14 +28,20 @@ def known_roots(environment: Mapping[str, str]) -> list[Path]:
     from slurmddp.spec.expand import Expander
 
     catalogue = Catalogue(environment)
-    written = ["runs"]
+    written: list[Any] = ["runs"]
     for path in config_files(environment):
-        written.append(read_file(path, "configuration").tree.get("paths", {}).get("runs"))
+        written.append(_runs_of(read_file(path, "configuration").tree))
     for name in catalogue.names():
         try:
-            written.append(catalogue.layered(name).tree.get("job", {}).get("paths", {}).get("runs"))
+            written.append(_runs_of(catalogue.layered(name).tree.get("job")))
         except UserError:
             continue  # a broken profile of the user's must not hide the runs of the others
     expander = Expander(environment)
     roots = [expander.text(text, ()) for text in written if isinstance(text, str)]
     return [Path(os.path.abspath(root)) for root in dict.fromkeys(roots) if "$" not in root]
+
+
+def _runs_of(job: Any) -> Any:
+    """`paths.runs` of a layer that nobody has validated yet."""
+    paths = job.get("paths") if isinstance(job, dict) else None
+    return paths.get("runs") if isinstance(paths, dict) else None

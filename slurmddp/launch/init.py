@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import sysconfig
 from pathlib import Path
 
 from slurmddp.errors import UserError
+from slurmddp.launch.prepare import job_name
 from slurmddp.render.engine import render
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.sites.detect import detect
+from slurmddp.spec.expand import unexpand
 
 TASKS = ("lm", "images")
 
@@ -19,6 +22,8 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
     """Write the file and return the site's name. Raises UserError; an existing file is never touched."""
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path} does not end in .yaml", todo=f"slurmddp init {path.with_suffix('.yaml')}")
+    if not str(path).isprintable():
+        raise UserError(f"{str(path)!r} is no name for a job file", todo="leave out what cannot be printed")
     if task is not None and script is not None:
         raise UserError("--task and --script exclude each other", todo="leave one out")
     if task is not None and task not in TASKS:
@@ -33,12 +38,13 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
     asks = [key.removeprefix("resources.") for key in profile.required if key.startswith("resources.")]
     text = render(
         "job.yaml.j2",
-        name=path.stem,
+        name=job_name(path),
+        file=shlex.quote(str(path)),
         site=site,
         title=profile.title,
-        script=script,
+        script=None if script is None else unexpand(script),
         task=None if script else (task or "lm"),
-        standard_library=sysconfig.get_path("stdlib"),
+        standard_library=unexpand(sysconfig.get_path("stdlib")),
         asks=[key for key in asks if key not in known],
         has_gpus=profile.gpu_vendor != "none",
         in_container=container.get("runtime", "apptainer") != "none",

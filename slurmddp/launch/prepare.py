@@ -14,6 +14,7 @@ from slurmddp.errors import UserError
 from slurmddp.plan.build import make_plan
 from slurmddp.plan.model import Context, Plan
 from slurmddp.sites.catalogue import Catalogue, config_files
+from slurmddp.spec.document import is_null
 from slurmddp.spec.resolve import Resolved, Sources, resolve
 
 JOB_SUFFIXES = (".yaml", ".yml")
@@ -77,12 +78,17 @@ def _job_and_options(request: Request) -> tuple[Path | None, list[tuple[str, Any
             where=request.job,
             todo="name one of the two; `slurmddp init JOB.yaml` writes a job file",
         )
-    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", script.stem).strip("-._+")[:100] or "script"
-    front: list[tuple[str, Any, str]] = [("name", name, request.job)]
+    front: list[tuple[str, Any, str]] = [("name", job_name(script), request.job)]
     # `$` has a meaning in paths of a job file; the command line's own words have none left.
     front.append(("train.script", request.job.replace("$", "$$"), request.job))
     front.append(("train.args", [str(item) for item in request.args], "behind --"))
     return None, front + options
+
+
+def job_name(path: Path) -> str:
+    """The name of a job that is called after a file."""
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.stem).strip("-._+")[:100]
+    return "job" if is_null(name) else name
 
 
 def _resumed_runs(request: Request) -> tuple[Path, ...]:
@@ -96,8 +102,15 @@ def _resumed_runs(request: Request) -> tuple[Path, ...]:
     folder = find_run(request.resume, request.environment)
     runs = [folder.path]
     if not folder.job_json.is_file():
-        return ()  # a script of the user's own: where it resumes from is its own business
-    earlier = json.loads(folder.job_json.read_text(encoding="utf-8")).get("resume_from", [])
+        raise UserError(
+            f"run {folder.id} ran a script of its own, whose checkpoints slurmddp does not know",
+            where="--resume",
+            todo="submit the script again, with its own option to resume",
+        )
+    try:
+        earlier = json.loads(folder.job_json.read_text(encoding="utf-8")).get("resume_from", [])
+    except (ValueError, AttributeError):
+        raise UserError("is damaged", where=str(folder.job_json), todo="resume another run") from None
     runs += [path for path in (Path(text).parent for text in earlier) if path.is_dir()]
     if not any(True for run in runs for _ in run.glob("checkpoints/step-*/COMPLETE")):
         raise UserError(

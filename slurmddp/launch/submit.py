@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -13,11 +14,11 @@ from typing import Any
 from slurmddp.errors import UserError
 from slurmddp.launch.checks import doubts, problems
 from slurmddp.launch.prepare import Prepared
-from slurmddp.launch.scheduler import scheduler_of
 from slurmddp.launch.write import run_files
 from slurmddp.plan.model import Plan
 from slurmddp.runs.create import Draft, create
 from slurmddp.runs.layout import RunFolder
+from slurmddp.slurm.choose import scheduler_named
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,19 @@ def submit(prepared: Prepared) -> Handed:
     plan = prepared.plan
     _refuse_problems(plan)
     warnings = list(doubts(plan))
+    root = Path(plan.runs_root)
+    absent = [path for path in (root, *root.parents) if not os.path.lexists(path)]
     folder = make_run_folder(prepared, warnings)
-    scheduler = scheduler_of(plan.scheduler)
-    command = scheduler.command((), str(folder.job_sh), (str(folder.path),), log=str(folder.job_log))
+    scheduler = scheduler_named(plan.scheduler)
     try:
-        job_id = scheduler.submit(command, Path(plan.runs_root), log=folder.job_log)
+        command = scheduler.command((), str(folder.job_sh), (str(folder.path),), log=str(folder.job_log))
+        job_id = scheduler.submit(command, root, log=folder.job_log)
     except UserError:
         # Refused: no job has this folder. (An answer that nobody understands is another error, and keeps it.)
         shutil.rmtree(folder.path)
+        for made in absent:
+            with contextlib.suppress(OSError):  # another run is in it by now
+                made.rmdir()
         raise
     record(folder, str(job_id), plan.scheduler, command, prepared, warnings)
     return Handed(

@@ -45,7 +45,7 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             path = folder / name
-            if path.exists() and path.read_text(encoding="utf-8") != text:
+            if path.exists() and path.read_bytes() != text.encode("utf-8"):
                 raise UserError(f"{path} exists and differs", todo="choose another folder with -o, or remove it")
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")

@@ -34,6 +34,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         scheduler=site.scheduler,
         inside=context.inside,
         experimental=site.experimental,
+        cwd=context.cwd,
         workdir=context.cwd if program.script or program.project else "",
         layout=layout,
         batch=batch,

@@ -111,8 +111,10 @@ class Note(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """workdir: where the ranks' command runs; empty for the run folder. time, stop_lead, rendezvous_timeout in
-    seconds, snapshot_limit in bytes. interface: as NCCL_SOCKET_IFNAME takes it."""
+    """cwd: the folder of submission. workdir: where the ranks' command runs; empty for the run folder.
+
+    time, stop_lead and rendezvous_timeout in seconds, snapshot_limit in bytes. interface: as NCCL_SOCKET_IFNAME takes it.
+    """
 
     name: str
     site: str
@@ -121,6 +123,7 @@ class Plan(NamedTuple):
     scheduler: Literal["slurm", "local"]
     inside: bool
     experimental: bool
+    cwd: str
     workdir: str
     layout: Layout
     batch: BatchPlan | None

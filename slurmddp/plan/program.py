@@ -34,7 +34,7 @@ def plan_program(job: Job, context: Context) -> Program:
     if not job.snapshot:
         return Program(script, False, train.args, None, (project,))
     inside = os.path.relpath(script, project)
-    if inside.startswith(".."):
+    if inside.split("/")[0] == "..":
         raise UserError(f"the script {script} lies outside of train.project {project}", todo="name the folder above it")
     return Program(f"code/project/{inside}", True, train.args, project, ("code/project",))
 

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from slurmddp.plan.model import Plan
+from slurmddp.plan.program import absolute
 from slurmddp.spec.document import Plain, is_null, typed
 from slurmddp.spec.expand import expand_data, path_fields, unexpand
 from slurmddp.spec.resolve import Resolved
@@ -23,13 +24,13 @@ def job_yaml(resolved: Resolved, plan: Plan) -> str:
         )
         job = job.model_copy(update={"train": job.train.model_copy(update={"batch": batch})})
     title = f"# The job as it was resolved for site {resolved.site.name}; it can be submitted as it stands."
-    data = expand_data(unexpand, job.train.data)
-    return _yaml(title, job.model_copy(update={"train": job.train.model_copy(update={"data": data})}))
+    data = expand_data(lambda path: unexpand(absolute(path, plan.cwd)), job.train.data)
+    return _yaml(title, job.model_copy(update={"train": job.train.model_copy(update={"data": data})}), plan.cwd)
 
 
 def site_yaml(resolved: Resolved) -> str:
     """The site's profile, bases merged, as it was at submission."""
-    return _yaml("# The site's profile at submission, its bases merged.", resolved.site)
+    return _yaml("# The site's profile at submission, its bases merged.", resolved.site, "/")
 
 
 def job_json(plan: Plan, run_id: str) -> str | None:
@@ -40,7 +41,7 @@ def job_json(plan: Plan, run_id: str) -> str | None:
     return json.dumps({"run": run, **plan.runtime_job}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _yaml(title: str, model: BaseModel) -> str:
+def _yaml(title: str, model: BaseModel, cwd: str) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -51,12 +52,13 @@ def _yaml(title: str, model: BaseModel) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
 
     Dumper.add_representer(str, text)
-    data = _as_written(model, model.model_dump(mode="json", by_alias=True))
+    data = _as_written(model, model.model_dump(mode="json", by_alias=True), cwd)
     return f"{title}\n" + yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
-def _as_written(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
-    """What does not read back as it is: seconds and MiB get their unit, a dollar sign in a path is doubled."""
+def _as_written(model: BaseModel, data: dict[str, Any], cwd: str) -> dict[str, Any]:
+    """What does not read back as it is: seconds and MiB get their unit, a path becomes absolute (the job may be
+    submitted again from another folder) and a dollar sign in it is doubled."""
     paths = path_fields(type(model))
     for name, field in type(model).model_fields.items():
         key, value = field.alias or name, getattr(model, name)
@@ -66,15 +68,15 @@ def _as_written(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
         if unit:
             data[key] = f"{value}{unit}"
         elif name in paths:
-            data[key] = unexpand(value)
+            data[key] = unexpand(absolute(value, cwd))
         elif isinstance(value, BaseModel):
-            _as_written(value, data[key])
+            _as_written(value, data[key], cwd)
         elif isinstance(value, tuple):
             for index, item in enumerate(value):
                 if isinstance(item, BaseModel):
-                    _as_written(item, data[key][index])
+                    _as_written(item, data[key][index], cwd)
         elif isinstance(value, dict):
             for entry, item in value.items():
                 if isinstance(item, BaseModel):
-                    _as_written(item, data[key][entry])
+                    _as_written(item, data[key][entry], cwd)
     return data

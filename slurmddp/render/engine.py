@@ -16,7 +16,10 @@ _SAFE = re.compile(r"[A-Za-z0-9_@%+:,./-][A-Za-z0-9_@%+=:,./-]*")
 
 
 def quote(value: object) -> str:
-    """One word for bash, whatever it holds: as it is where that is safe, else in single quotes.
+    """One word for bash, whatever it holds: as it is where that is safe, else in quotes.
+
+    Where single quotes would look like a slip (shellcheck's SC2016: a `$` that does not expand), double ones are
+    taken, with a backslash before the four characters that mean something in them.
 
     Raises ValueError for a NUL, which no bash word can hold.
     """
@@ -25,6 +28,8 @@ def quote(value: object) -> str:
         raise ValueError("a NUL character cannot reach a shell")
     if _SAFE.fullmatch(text):
         return text
+    if any(char in text for char in "$`\\"):
+        return '"' + re.sub(r'([\\"$`])', r"\\\1", text) + '"'
     return "'" + text.replace("'", "'\"'\"'") + "'"
 
 

@@ -12,6 +12,7 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     lines = [
         f"# {plan.name}: line N on node N, all within {plan.rendezvous_timeout} s; head node {head}, port {port}",
     ]
+    lines += [f"# on each node first: {line}" for line in plan.setup]
     program = plan.program
     start = [program.script, *program.args] if program.script else ["-m", "slurmddp.runtime.train", "RUN_FOLDER"]
     if program.script and program.in_snapshot and program.project:

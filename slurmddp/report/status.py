@@ -14,7 +14,8 @@ from slurmddp.runs import index, state
 from slurmddp.runs.events import append_event, read_lines
 from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
-from slurmddp.slurm.base import JobId, JobView, Scheduler
+from slurmddp.slurm.base import JobId, JobView
+from slurmddp.slurm.choose import scheduler_for
 
 #: Seconds between two questions to the scheduler while a log is followed (the second where the script has written
 #: down its end, which a requeue may follow), and between two looks at the files.
@@ -48,17 +49,6 @@ class RunStatus:
             "log": str(self.folder.job_log),
             "notes": list(self.notes),
         }
-
-
-def scheduler_for(job_id: JobId) -> Scheduler:
-    """Who knows of this job: Slurm, or this machine."""
-    if job_id.is_local:
-        from slurmddp.slurm.local import Local
-
-        return Local()
-    from slurmddp.slurm.client import Slurm
-
-    return Slurm()
 
 
 def run_status(folder: RunFolder) -> RunStatus:

@@ -33,17 +33,3 @@ def seconds_of(text: str) -> int | None:
     hours = part["days"] * 24 + part["day_hours"] + part["hours"]
     minutes = part["day_minutes"] + part["hour_minutes"] + part["minutes"]
     return hours * 3600 + minutes * 60 + part["day_seconds"] + part["hour_seconds"] + part["minute_seconds"]
-
-
-def time_of(seconds: int | None) -> str:
-    """A Slurm time of seconds: HH:MM:SS, D-HH:MM:SS from a day on, UNLIMITED for None.
-
-    Raises ValueError below 0.
-    """
-    if seconds is None:
-        return "UNLIMITED"
-    if seconds < 0:
-        raise ValueError(f"a time cannot be negative: {seconds} s")
-    days, rest = divmod(seconds, 86400)
-    clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
-    return f"{days}-{clock}" if days else clock

@@ -21,6 +21,7 @@ from slurmddp.spec.types import (
     Seconds,
     Text,
     Whole,
+    path_text,
 )
 
 #: Set by torchrun on every rank: a value of the user's would be overwritten or, worse, not.
@@ -199,6 +200,19 @@ class Train(Model):
     log_every: Count = 10
     workers: Annotated[int, Field(ge=0, le=256)] = 0
     trace_samples: bool = False
+
+    @field_validator("data")
+    @classmethod
+    def _data_path(cls, value: dict[str, Any]) -> dict[str, Any]:
+        # A bundled task's dataset: it becomes a bind, so it must be a path that a command can be given.
+        paths = value.get("path")
+        for path in paths if isinstance(paths, list) else [paths]:
+            if isinstance(path, str):
+                try:
+                    path_text(path)
+                except ValueError as error:
+                    raise ValueError(f"has a path that {error}: {path!r}") from None
+        return value
 
     @model_validator(mode="after")
     def _task_or_script(self) -> "Train":

@@ -101,7 +101,7 @@ def _sbatch_flag(text: str) -> str:
     return text
 
 
-def _path(text: str) -> str:
+def path_text(text: str) -> str:
     _line(text)
     if text.startswith("-"):
         raise ValueError("begins with a dash; write ./-name for a file of that name")
@@ -167,7 +167,7 @@ Line = Annotated[str, AfterValidator(_line)]
 SbatchValue = Annotated[str, AfterValidator(_sbatch_value)]
 SbatchFlag = Annotated[str, AfterValidator(_sbatch_flag)]
 RuntimeOption = Annotated[str, AfterValidator(_runtime_option)]
-PathStr = Annotated[str, AfterValidator(_path), PathText()]
+PathStr = Annotated[str, AfterValidator(path_text), PathText()]
 Interface = Annotated[str, AfterValidator(_interface)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 Seconds = Annotated[int, BeforeValidator(_seconds), Field(gt=0), Unit("s")]

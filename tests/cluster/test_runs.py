@@ -147,6 +147,20 @@ def test_a_script_of_the_users_own_gets_every_byte(alice: Alice) -> None:
     assert snapshot.read_text() == alice.cluster.machine_path("/home/alice/scripts/show.py").read_text()
 
 
+def test_the_lines_of_plan_per_node_run_without_slurm(alice: Alice) -> None:
+    lines = ("import torch.distributed as d", "d.init_process_group('gloo')", "print('WORLD', d.get_world_size())")
+    alice.cluster.write("/home/alice/scripts/world.py", "\n".join([*lines, "d.barrier()", ""]))
+    options = ["--site", "testcluster", "--image", alice.image, "--nodes", "2", "--set", "resources.ranks_per_node=2"]
+    planned = alice.command("plan", "scripts/world.py", *options, "--per-node", "--head", "node1").stdout
+    lines = [line for line in planned.splitlines() if not line.startswith("#")]
+    assert len(lines) == 2
+    started = [alice.cluster.popen(node, ["bash", "-c", line]) for node, line in zip(NODES, lines, strict=False)]
+    for process in started:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert out.count("WORLD 4") == 2
+
+
 def test_runs_side_by_side_in_one_allocation(alice: Alice) -> None:
     steps = {"train": {"steps": 10}, "resources": {"nodes": 1, "mem_per_node": "2000M"}}
     jobs = [alice.job_file(name, **steps) for name in ("left", "right")]

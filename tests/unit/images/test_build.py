@@ -38,9 +38,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_an_image_its_definition_its_log_and_its_lock(
-    apptainer: Apptainer, base: Path, tmp_path: Path
-) -> None:
+def test_an_image_its_definition_its_log_and_its_lock(apptainer: Apptainer, base: Path, tmp_path: Path) -> None:
     result, said = make(tmp_path, pip=("einops",))
     out = tmp_path / "out"
     assert names(out) == ["image.sif", "image.sif.build.log", "image.sif.def", "image.sif.lock.json"]
@@ -188,9 +186,7 @@ def test_an_existing_image_needs_force(apptainer: Apptainer, base: Path, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["pytorch:25.04.sif", "a,b.sif", "a\nb.sif"])
-def test_names_that_break_bind_specifications(
-    name: str, apptainer: Apptainer, base: Path, tmp_path: Path
-) -> None:
+def test_names_that_break_bind_specifications(name: str, apptainer: Apptainer, base: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"break|control character"):
         make(tmp_path, name)
     assert apptainer.calls == []

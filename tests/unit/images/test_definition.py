@@ -57,9 +57,7 @@ def test_the_scripts_are_shell(name: str) -> None:
         script = section(text, part)
         subprocess.run(["sh", "-n"], input=script, text=True, check=True)
         if shutil.which("shellcheck"):
-            done = subprocess.run(
-                ["shellcheck", "-s", "sh", "-"], input=script, text=True, capture_output=True
-            )
+            done = subprocess.run(["shellcheck", "-s", "sh", "-"], input=script, text=True, capture_output=True)
             assert done.returncode == 0, done.stdout
 
 
@@ -74,9 +72,7 @@ esac
 """
 
 
-def run_post(
-    folder: Path, pip: tuple[str, ...], torch: str, **variables: str
-) -> "subprocess.CompletedProcess[str]":
+def run_post(folder: Path, pip: tuple[str, ...], torch: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     """%post, as Apptainer runs it, where python3 is a stand-in and torch is said to be of that version."""
     (folder / "torch").write_text(torch)
     (folder / "python3").write_text(PYTHON)
@@ -92,9 +88,7 @@ def run_post(
 
 
 def test_packages_reach_pip_as_they_were_written_and_torch_is_pinned(tmp_path: Path) -> None:
-    done = run_post(
-        tmp_path, ("a>=1", "b; python_version<'3.13'", 'c @ https://x/$(id)`id`"#e'), "2.7.0a0+79a.nv25.4"
-    )
+    done = run_post(tmp_path, ("a>=1", "b; python_version<'3.13'", 'c @ https://x/$(id)`id`"#e'), "2.7.0a0+79a.nv25.4")
     assert done.returncode == 0, done.stderr
     said = (tmp_path / "pip").read_text()
     assert said.endswith("<a>=1><b; python_version<'3.13'><c @ https://x/$(id)`id`\"#e>")

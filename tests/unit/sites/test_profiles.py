@@ -139,10 +139,7 @@ def test_no_two_sites_are_found_by_the_same_sign() -> None:
 def test_every_value_has_a_source_and_every_source_a_value(name: str) -> None:
     facts = site(name).facts
     keys = [
-        key
-        for top, value in layered(name).tree.items()
-        if top not in NEEDS_NO_FACT
-        for key in leaves({top: value})
+        key for top, value in layered(name).tree.items() if top not in NEEDS_NO_FACT for key in leaves({top: value})
     ]
     assert [key for key in keys if not any(covers(fact, key) for fact in facts)] == []
     assert [fact for fact in facts if not any(covers(fact, key) for key in keys)] == []

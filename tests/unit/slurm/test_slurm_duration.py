@@ -1,10 +1,8 @@
 """Slurm's times."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from slurmddp.slurm.duration import seconds_of, time_of
+from slurmddp.slurm.duration import seconds_of
 
 
 @pytest.mark.parametrize(
@@ -34,19 +32,3 @@ def test_every_form_of_slurm(text: str, seconds: "int | None") -> None:
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a Slurm time"):
         seconds_of(text)
-
-
-@given(st.integers(min_value=0, max_value=10**9))
-def test_round_trip(seconds: int) -> None:
-    assert seconds_of(time_of(seconds)) == seconds
-
-
-def test_written_forms() -> None:
-    assert [time_of(value) for value in (59, 7384, 86400, None)] == [
-        "00:00:59",
-        "02:03:04",
-        "1-00:00:00",
-        "UNLIMITED",
-    ]
-    with pytest.raises(ValueError, match="negative"):
-        time_of(-1)

@@ -1,0 +1,95 @@
+#!/bin/bash
+# gpt-books: what runs on each node, started by job.sh. It finds out who this node is, sets the ranks' variables
+# and becomes torchrun (`exec`: a signal to this process must reach torchrun, not a shell above it).
+set -euo pipefail
+
+run=$SLURMDDP_RUN
+logs=$SLURMDDP_LOGS
+host=$SLURMD_NODENAME # HOSTNAME comes from wherever srun was called
+
+fail() {
+  printf 'slurmddp: node %s: %s\n' "$host" "$*" >&2
+  exit 1
+}
+
+# An inherited bind path would change the job silently; one that a setup line makes is meant.
+unset APPTAINER_BINDPATH APPTAINER_BIND SINGULARITY_BINDPATH SINGULARITY_BIND
+
+# --- who this node is. The head is the first node of this step; all addresses are the hosts' own, never localhost.
+node_rank=$SLURM_NODEID
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
+head=${nodes[0]}
+getent ahostsv4 "$head" >/dev/null || fail "cannot resolve the name of the head node, $head"
+# The address that the others see: of the interface that leads to the head (on the head itself: to the second node)
+peer=$head
+((node_rank > 0)) || peer=${nodes[1]}
+towards=$(getent ahostsv4 "$peer" | awk 'NR == 1 {print $1}') || fail "cannot resolve $peer"
+read -r interface address < <(
+  ip -o -4 route get "$towards" | awk '{for (i = 1; i < NF; i++) {if ($i == "dev") dev = $(i + 1); if ($i == "src") src = $(i + 1)}; print dev, src}'
+) || fail "has no route to $peer ($towards)"
+is_host=$((node_rank == 0))
+
+# --- torchrun, one agent a node
+torchrun=(
+  python3 -m torch.distributed.run
+  --nnodes=2 --nproc-per-node=4 --max-restarts=0
+  --rdzv-backend=c10d --rdzv-endpoint="$head:$SLURMDDP_PORT" --rdzv-id="$SLURMDDP_RENDEZVOUS_ID"
+  --rdzv-conf="is_host=$is_host,join_timeout=600,read_timeout=600"
+  --local-addr="$address"
+)
+program=(
+  -m slurmddp.runtime.train "$run"
+)
+
+workdir=$run
+cd "$workdir" || fail "cannot enter the working folder $workdir"
+printf 'slurmddp: node %s is %d of 2, address %s, head %s:%s\n' "$host" "$node_rank" "$address" "$head" "$SLURMDDP_PORT"
+
+# --- the container
+export APPTAINER_NO_EVAL=1 # or a shell in the container evaluates the variables' values
+command -v apptainer >/dev/null || fail 'there is no apptainer on this node (does a module have to be loaded in setup?)'
+container=(
+  apptainer exec --nv
+  --pwd "$workdir"
+  --bind "$run:$run:rw"
+  --bind /data/books:/data/books:ro
+  /images/torch.sif
+)
+
+# --- variables of every rank (apptainer passes on what begins with APPTAINERENV_)
+# They come last: a name of the user's may be one of this script's own.
+
+# slurmddp: which run and attempt this is; the file whose appearance asks the ranks to save and end
+export APPTAINERENV_SLURMDDP_RUN="$run"
+export APPTAINERENV_SLURMDDP_ATTEMPT="$SLURMDDP_ATTEMPT"
+export APPTAINERENV_SLURMDDP_NODE="$host"
+export APPTAINERENV_SLURMDDP_STOP_FILE="$run/stop"
+export APPTAINERENV_PYTHONPATH="$run/code"
+# the interface that the nodes see each other by
+export APPTAINERENV_GLOO_SOCKET_IFNAME="$interface"
+# python: unbuffered logs
+export APPTAINERENV_PYTHONUNBUFFERED=1
+
+# the image's own packages, not those of ~/.local
+export APPTAINERENV_PYTHONNOUSERSITE=1
+
+# torchrun: cores for each rank; a restarted worker must not meet the addresses of the dead ones
+export APPTAINERENV_OMP_NUM_THREADS=8
+export APPTAINERENV_TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+
+# flight recorder: what each rank was doing when a collective hung (both the old and the new names)
+export APPTAINERENV_TORCH_FR_BUFFER_SIZE=2000
+export APPTAINERENV_TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+export APPTAINERENV_TORCH_FR_DUMP_TEMP_FILE="$logs"/flight_recorder/rank_
+export APPTAINERENV_TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$logs"/flight_recorder/rank_
+export APPTAINERENV_TORCH_NCCL_DUMP_ON_TIMEOUT=1
+export APPTAINERENV_TORCH_NCCL_ASYNC_ERROR_HANDLING=3
+
+# network.debug: what practitioners ask for first; slow, not for production
+export APPTAINERENV_NCCL_DEBUG=INFO
+export APPTAINERENV_NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING
+export APPTAINERENV_NCCL_DEBUG_FILE="$logs"/nccl.%h.%p.log
+export APPTAINERENV_TORCH_DISTRIBUTED_DEBUG=DETAIL
+export APPTAINERENV_TORCH_CPP_LOG_LEVEL=INFO
+
+exec "${container[@]}" "${torchrun[@]}" "${program[@]}"

@@ -1,0 +1,414 @@
+"""The commands as a user meets them: what they print, what they write, and what they leave alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurmddp.sites.catalogue import Catalogue
+from tests.helpers import Desk, Result
+
+Cli = Callable[..., Result]
+
+SBATCH = """#!/bin/bash
+printf '%s\\0' "$@" > "$HOME/sbatch.argv"
+env > "$HOME/sbatch.env"
+{answer}
+"""
+
+JOB = """\
+name: gpt
+site: gpus
+container: {image: image.sif}
+resources: {nodes: 2, time: 2h}
+train:
+  task: lm
+  data: {path: books}
+  batch: {global: 512, micro: 16}
+"""
+
+
+@pytest.fixture
+def ready(desk: Desk) -> Desk:
+    desk.write("job.yaml", JOB)
+    desk.write("image.sif", "an image")
+    desk.write("books/a.txt", "text")
+    desk.write("train.py", "print('hello')\n")
+    desk.program("sbatch", SBATCH.format(answer="echo 4711"))
+    return desk
+
+
+def only_run(desk: Desk) -> Path:
+    runs = list((desk.project / "runs").iterdir())
+    assert len(runs) == 1
+    return runs[0]
+
+
+# --- submit
+
+
+def test_a_submission(ready: Desk, cli: Cli) -> None:
+    done = cli("submit", "job.yaml")
+    assert done.code == 0, done.err
+    run = only_run(ready)
+    assert done.out.splitlines() == [f"run     {run.name}", "job     4711", f"log     {run}/logs/job.log"]
+    assert {path.name for path in run.iterdir()} >= {
+        "job.json", "job.yaml", "site.yaml", "job.sh", "node.sh", "manifest.json", "submission.json", "code", "logs",
+    }  # fmt: skip
+    assert (run / "code" / "slurmddp" / "runtime" / "train.py").is_file()
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert (manifest["run"], manifest["command"]) == (run.name, ["slurmddp", "submit", "job.yaml"])
+    argv = (ready.home / "sbatch.argv").read_bytes().decode().split("\0")[:-1]
+    assert argv == ["--parsable", f"--output={run}/logs/job.log", f"{run}/job.sh", str(run)]
+
+
+def test_the_dry_run_is_exactly_the_script_that_is_submitted(ready: Desk, cli: Cli) -> None:
+    dry = cli("submit", "job.yaml", "--dry-run")
+    assert dry.code == 0
+    assert cli("submit", "job.yaml").code == 0
+    assert (only_run(ready) / "job.sh").read_text() == dry.out
+    assert "would run: sbatch --parsable" in dry.err
+    assert "16 GPU-hours" in dry.err
+
+
+def test_a_dry_run_touches_nothing_and_needs_no_slurm(ready: Desk) -> None:
+    (ready.bin / "sbatch").unlink()
+    (ready.project / "image.sif").unlink()
+    job = ready.write("job.yaml", JOB + "environment: {A: b}\n")
+    text = job.read_text().replace("image: image.sif", "image: image.sif, binds: [$WORK/x:/x, /nothing:/y]")
+    job.write_text(text.replace("path: books", "path: /no/books"))
+    before = ready.tree()
+    done = ready.command("submit", "job.yaml", "--dry-run", XDG_STATE_HOME=str(ready.root / "state"))
+    assert done.code == 0, done.err
+    assert ready.tree() == before
+    for warning in (
+        "image.sif does not exist",
+        "/no/books does not exist",
+        "/nothing does not exist",
+        "sbatch is not",
+        "$WORK",
+    ):
+        assert any(warning in line for line in done.err.splitlines() if line.startswith("warning: ")), warning
+    assert done.out.startswith("#!/bin/bash\n")
+    assert done.out.endswith("wait_for_child\n")
+
+
+@pytest.mark.parametrize(
+    ("answer", "job", "cluster"),
+    [
+        ("echo 4711", "4711", None),
+        ("echo '4711;gpu'", "4711", "gpu"),
+        ("echo; echo '*** Welcome ***'; echo 'budget: 12'; echo '4711;gpu'", "4711", "gpu"),
+        ("echo 'Submitted batch job 4711 on cluster gpu'", "4711", "gpu"),
+        ("echo 'sbatch: lua: account set' >&2; echo 4711", "4711", None),
+    ],
+)
+def test_what_wrappers_of_sbatch_answer(ready: Desk, cli: Cli, answer: str, job: str, cluster: str | None) -> None:
+    ready.program("sbatch", SBATCH.format(answer=answer))
+    done = cli("submit", "job.yaml", "--json")
+    assert done.code == 0, done.err
+    shown = json.loads(done.out)
+    assert (shown["job_id"], shown["cluster"]) == (job, cluster)
+    assert set(shown) == {
+        "run_id", "job_id", "cluster", "run_folder", "log", "site", "scheduler", "gpu_hours", "warnings",
+    }  # fmt: skip
+    assert Path(shown["run_folder"]) == only_run(ready)
+    assert done.out.count("\n") == 1
+
+
+def test_a_dry_run_as_json(ready: Desk, cli: Cli) -> None:
+    shown = json.loads(cli("submit", "job.yaml", "--dry-run", "--json").out)
+    assert shown["gpu_hours"] == 16
+    assert shown["script"] == cli("submit", "job.yaml", "--dry-run").out
+    assert shown["command"][:2] == ["sbatch", "--parsable"]
+
+
+def test_sbatch_does_not_inherit_an_outer_job(ready: Desk, cli: Cli) -> None:
+    cli("submit", "job.yaml", SLURM_JOB_ID="1", SBATCH_ACCOUNT="x", PMIX_RANK="0", SLURM_CONF="/etc/s.conf")
+    names = {line.split("=")[0] for line in (ready.home / "sbatch.env").read_text().splitlines()}
+    assert not names & {"SLURM_JOB_ID", "SBATCH_ACCOUNT", "PMIX_RANK"}
+    assert "SLURM_CONF" in names
+
+
+def test_a_script_without_a_job_file(ready: Desk, cli: Cli) -> None:
+    arguments = (
+        "train.py",
+        "--site",
+        "gpus",
+        "--image",
+        "image.sif",
+        "--nodes",
+        "4",
+        "--",
+        "--lr",
+        "3e-4",
+        "it's $HOME",
+        "--help",
+    )
+    dry = cli("submit", "--dry-run", *arguments)
+    assert "#SBATCH --nodes=4\n" in dry.out
+    assert "#SBATCH --job-name=train\n" in dry.out
+    done = cli("submit", *arguments)
+    assert done.code == 0, done.err
+    run = only_run(ready)
+    assert (run / "code" / "project" / "train.py").read_text() == "print('hello')\n"
+    node = (run / "node.sh").read_text()
+    assert '  --lr\n  3e-4\n  "it\'s \\$HOME"\n  --help\n' in node
+    assert not (run / "job.json").exists()
+
+
+def test_a_run_is_not_changed_by_a_later_edit(ready: Desk, cli: Cli) -> None:
+    cli("submit", "train.py", "--site", "cores")
+    ready.write("train.py", "print('later')\n")
+    assert (only_run(ready) / "code" / "project" / "train.py").read_text() == "print('hello')\n"
+    assert str(ready.project / "train.py") not in (only_run(ready) / "node.sh").read_text()
+
+
+@pytest.mark.parametrize("name", ["a b.py", "$x.py", "ä'\".py", "-x.py", ".hidden.py", "..py"])
+def test_scripts_with_names_that_are_unusual(ready: Desk, cli: Cli, name: str) -> None:
+    ready.write(name, "x")
+    done = (
+        cli("submit", "--site", "cores", "--", name) if name.startswith("-") else cli("submit", name, "--site", "cores")
+    )
+    if done.code == 0:
+        assert (only_run(ready) / "code" / "project" / name).read_text() == "x"
+    else:
+        assert done.code == 2
+        assert not (ready.project / "runs").exists()
+
+
+def test_a_snapshot_that_is_too_large_names_what_is(ready: Desk, cli: Cli) -> None:
+    with (ready.project / "weights.bin").open("wb") as file:
+        file.truncate(80 * 2**20)
+    done = cli("submit", "train.py", "--site", "cores")
+    assert done.code == 2
+    assert "weights.bin" in done.err
+    assert not (ready.project / "runs").exists()
+    assert cli("submit", "train.py", "--site", "cores", "--set", "snapshot=false").code == 0
+
+
+def test_the_resolved_job_can_be_submitted_as_it_stands(ready: Desk, cli: Cli) -> None:
+    cli("submit", "job.yaml", "--set", "environment.A=it's", "--debug")
+    run = only_run(ready)
+    again = cli("submit", str(run / "job.yaml"), "--dry-run")
+    assert again.out == (run / "job.sh").read_text()
+
+
+# --- render, plan, explain, init, sites
+
+
+def test_render_writes_all_files(ready: Desk, cli: Cli) -> None:
+    done = cli("render", "job.yaml", "-o", "out", "--set", "container.base=25.04")
+    assert done.code == 0, done.err
+    names = {"job.sh", "node.sh", "job.yaml", "job.json", "site.yaml", "image.def"}
+    assert {path.name for path in (ready.project / "out").iterdir()} == names
+    assert {Path(line).name for line in done.out.splitlines()} == names
+    assert (ready.project / "out" / "job.sh").read_text() == cli("submit", "job.yaml", "--dry-run").out
+    assert cli("render", "job.yaml", "-o", "out", "--set", "container.base=25.04").code == 0
+    before = ready.tree(times=False)
+    again = cli("render", "job.yaml", "-o", "out", "--nodes", "4")
+    assert (again.code, ready.tree(times=False)) == (2, before)
+    assert "exists and differs" in again.err
+
+
+@pytest.mark.parametrize("place", ["train.py", "train.py/x", "/proc/x"])
+def test_render_into_what_is_no_folder(ready: Desk, cli: Cli, place: str) -> None:
+    done = cli("render", "job.yaml", "-o", place)
+    assert done.code == 2
+    assert "cannot write into" in done.err
+
+
+def test_render_over_a_file_that_is_no_text(ready: Desk, cli: Cli) -> None:
+    (ready.project / "out").mkdir()
+    (ready.project / "out" / "job.sh").write_bytes(b"\xff\xfe")
+    done = cli("render", "job.yaml", "-o", "out")
+    assert done.code == 2
+    assert "exists and differs" in done.err
+
+
+def test_plan_shows_the_arithmetic(ready: Desk, cli: Cli) -> None:
+    out = cli("plan", "job.yaml").out
+    assert "512 = 16 (micro batch) x 4 (accumulation) x 4 (GPUs a node) x 2 (nodes)" in out
+    assert "more accumulation" in out and "more nodes" in out
+    assert "more GPUs" not in out  # the partition has no more than four
+    assert "16 GPU-hours" in out
+
+
+def test_plan_of_an_uneven_batch(ready: Desk, cli: Cli) -> None:
+    done = cli("plan", "job.yaml", "--set", "train.batch.global=500")
+    assert "uneven, correctly weighted" in done.out + done.err
+    assert "even ones nearby: 384 and 512" in done.out + done.err
+    refused = cli("plan", "job.yaml", "--set", "train.batch.global=500", "--set", "train.batch.even=true")
+    assert refused.code == 2
+
+
+def test_plan_per_node(ready: Desk, cli: Cli) -> None:
+    done = cli("plan", "job.yaml", "--per-node", "--head", "h0", "--port", "29500")
+    lines = [line for line in done.out.splitlines() if not line.startswith("#")]
+    assert len(lines) == 2
+    assert all("--rdzv-endpoint=h0:29500" in line for line in lines)
+
+
+def test_explain(ready: Desk, cli: Cli) -> None:
+    for command in ("plan", "submit"):
+        out = cli(command, "job.yaml", "--nodes", "3", "--explain", "resources.nodes").out
+        assert out.splitlines()[:3] == [
+            "resources.nodes = 3",
+            "  command line: --nodes",
+            "  over job file: job.yaml:4",
+        ]
+    assert cli("plan", "job.yaml", "--explain", "resources.nods").code == 2
+    assert not (ready.project / "runs").exists()
+
+
+def test_debug(ready: Desk, cli: Cli) -> None:
+    cli("render", "job.yaml", "-o", "a")
+    cli("render", "job.yaml", "-o", "b", "--debug")
+    quiet, loud = ((ready.project / name / "node.sh").read_text() for name in "ab")
+    assert "_NCCL_DEBUG=" not in quiet
+    assert "export APPTAINERENV_NCCL_DEBUG=INFO\n" in loud
+
+
+@pytest.mark.parametrize(
+    "what", [(), ("--task", "lm"), ("--task", "images"), ("--script", "train.py"), ("--script", "it's $x.py")]
+)
+@pytest.mark.parametrize("site", ["local", "testcluster", "cores"])
+def test_init_writes_a_job_that_submits(ready: Desk, cli: Cli, site: str, what: tuple[str, ...]) -> None:
+    ready.write("it's $x.py", "x")
+    ready.write("images.npz", "x")
+    image = Catalogue(ready.environment).load(site)[1].tree["container"].get("image", "")
+    if image.startswith("$HOME/"):
+        ready.write(f"../home/{image.removeprefix('$HOME/')}", "x")
+    made = cli("init", "new.yaml", "--site", site, *what)
+    assert (made.code, made.out) == (0, "new.yaml\n"), made.err
+    done = cli("submit", "new.yaml", "--dry-run")
+    assert done.code == 0, done.err
+    trouble = [line for line in done.err.splitlines() if line.startswith("warning: ")]
+    assert not trouble, trouble
+
+
+def test_init_touches_no_file_that_exists(ready: Desk, cli: Cli) -> None:
+    before = ready.tree()
+    for arguments in (
+        ("job.yaml",),
+        ("new.txt",),
+        ("no/folder/x.yaml",),
+        ("x.yaml", "--task", "ml"),
+        ("x.yaml", "--site", "no"),
+    ):
+        done = cli("init", *arguments)
+        assert done.code == 2, done
+        assert done.err.count("\n") <= 2
+    assert cli("init", "x.yaml", "--task", "lm", "--script", "a.py").code == 2
+    assert ready.tree() == before
+
+
+@pytest.mark.parametrize(
+    "name", ["my job.yaml", "3.yaml", "no.yaml", "a: b.yaml", "-x.yaml", "ä.yaml", "null.yml", "$(id).yaml"]
+)
+def test_init_with_a_file_name_that_is_no_name_of_a_job(ready: Desk, cli: Cli, name: str) -> None:
+    assert cli("init", "--site", "local", "--", name).code == 0
+    done = cli("submit", "--dry-run", "--", name)
+    assert done.code == 0, done.err
+
+
+def test_init_asks_for_what_only_the_user_knows(ready: Desk, cli: Cli) -> None:
+    ready.site(
+        "name: strict\ntitle: t\nrequired: [resources.account]\npartitions: {p: {gpus_per_node: 1}}\n"
+        "job: {resources: {partition: p}}"
+    )
+    cli("init", "new.yaml", "--site", "strict")
+    done = cli("submit", "new.yaml", "--dry-run")
+    assert done.code == 2
+    assert "resources.account is not set, and site strict requires it" in done.err
+    assert cli("submit", "new.yaml", "--dry-run", "--account", "a").code == 0
+
+
+def test_sites(desk: Desk, cli: Cli) -> None:
+    desk.site("name: broken\ntitle: t\nnonsense: 1")
+    out = cli("sites").out
+    assert "gpus          a cluster with GPUs" in out
+    assert "broken        broken: " in out
+    assert "a cluster with GPUs" in cli("sites", "gpus").out
+    assert cli("sites", "nope").code == 2
+
+
+# --- the program itself
+
+
+def test_help_and_version(cli: Cli) -> None:
+    assert "submit" in cli("--help").out
+    assert cli("--version").out.strip().count(".") == 2
+    assert cli("nonsense").code == 2
+    assert cli("submit", "--nonsense").code == 2
+
+
+def test_messages_go_to_stderr_and_a_closed_pipe_is_no_traceback(ready: Desk) -> None:
+    line = f"{sys.executable} -m slurmddp submit job.yaml --dry-run 2>err | head -c 10; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=ready.project, env=ready.environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.startswith("#!/bin/bas")
+    assert "Traceback" not in (ready.project / "err").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (("--help",), ("torch", "rich", "spython", "pydantic", "jinja2", "yaml")),
+        (("submit", "--help"), ("torch", "rich", "spython")),
+        (("submit", "job.yaml", "--dry-run"), ("torch", "rich", "spython", "numpy")),
+        (("render", "job.yaml", "-o", "out"), ("torch", "rich", "spython", "numpy")),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(ready: Desk, arguments: tuple[str, ...], absent: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "slurmddp", *arguments],
+        cwd=ready.project, env=ready.environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    loaded = {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    assert "typer" in loaded
+    assert not loaded & set(absent)
+
+
+@pytest.mark.parametrize("text", ["paths:\n", "paths: x\n", "setup: [a]\n"])
+def test_a_configuration_with_empty_keys_breaks_no_search_for_runs(desk: Desk, cli: Cli, text: str) -> None:
+    (desk.config / "config.yaml").write_text(text)
+    desk.site("name: odd\ntitle: t\njob:\n")
+    for command in (("status", "nothing"), ("logs", "nothing"), ("cancel", "nothing")):
+        done = cli(*command)
+        assert done.code == 2, done
+        assert "nothing" in done.err
+    assert cli("runs").code == 0
+
+
+def test_resuming_a_run_whose_job_is_damaged(ready: Desk, cli: Cli) -> None:
+    cli("submit", "job.yaml")
+    (only_run(ready) / "job.json").write_text("{")
+    done = cli("submit", "--resume", "last")
+    assert done.code == 2
+    assert "job.json: is damaged" in done.err
+    assert len(list((ready.project / "runs").iterdir())) == 1
+
+
+def test_resuming_a_run_takes_its_job_and_its_checkpoints(ready: Desk, cli: Cli) -> None:
+    cli("submit", "job.yaml")
+    first = only_run(ready)
+    refused = cli("submit", "--resume", "last")
+    assert refused.code == 2
+    assert "has no complete checkpoint yet" in refused.err
+    (first / "checkpoints" / "step-00000010").mkdir(parents=True)
+    (first / "checkpoints" / "step-00000010" / "COMPLETE").touch()
+    done = cli("submit", "--resume", "last", "--nodes", "3", "--json")
+    assert done.code == 0, done.err
+    second = Path(json.loads(done.out)["run_folder"])
+    job = json.loads((second / "job.json").read_text())
+    assert job["resume_from"] == [str(first / "checkpoints")]
+    assert job["batch"]["global"] == 512
+    assert "--nnodes=3" in (second / "node.sh").read_text()
+    assert f"{first}/checkpoints:{first}/checkpoints:ro" in (second / "node.sh").read_text()

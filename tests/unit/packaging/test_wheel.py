@@ -1,0 +1,83 @@
+"""The built wheel in an environment of its own: nothing of the checkout is needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT
+
+JOB = "site: local\nresources: {ranks_per_node: 2}\ntrain: {script: train.py}\n"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a new environment with the wheel; dependencies come from this one, so nothing is fetched."""
+    pytest.importorskip("build", reason="the package `build` is not installed")
+    pytest.importorskip("hatchling", reason="hatchling is not installed")
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = folder.glob("slurmddp-*.whl")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "venv"), "platbase": str(folder / "venv")}))
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(site),
+        str(wheel),
+    ]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "venv" / "bin"
+
+
+def run(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "LANG": "C.UTF-8"}
+    command = [str(installed / "python"), "-m", "slurmddp", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_it_renders_from_another_folder(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    done = run(installed, tmp_path, "submit", "job.yaml", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("#!/bin/bash\n")
+    made = run(installed, tmp_path, "init", "new.yaml", "--site", "testcluster")
+    assert made.returncode == 0, made.stderr
+    folders = "('templates', 'containers', 'site_configs')"
+    where = f"import slurmddp.assets as a; print(a.package_folder(), *map(a.asset_folder, {folders}))"
+    shown = subprocess.run(
+        [str(installed / "python"), "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert all(path.startswith(str(installed.parent)) for path in shown.stdout.split())
+
+
+def test_it_has_the_sites_and_the_recipes(installed: Path, tmp_path: Path) -> None:
+    listed = run(installed, tmp_path, "sites").stdout
+    for path in (ROOT / "site_configs").glob("*.yaml"):
+        assert path.stem in listed
+    assert "broken" not in listed
+
+
+def test_it_runs_a_local_job_from_its_own_snapshot(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB + "container: {python: /bin/true}\n")
+    (tmp_path / "train.py").write_text("")
+    done = run(installed, tmp_path, "run", "job.yaml")
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "code" / "slurmddp" / "runtime" / "train.py").is_file()
+    assert not os.path.exists(folder / "code" / "slurmddp" / "_assets")

@@ -1,0 +1,105 @@
+"""How a mistake is told: file, line, key, value, and the nearest known key."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmddp.errors import UserError
+from slurmddp.sites.catalogue import Catalogue
+from slurmddp.sites.detect import detect
+from tests.helpers import LM_JOB, Desk, refusal
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("resources: {nods: 2}", ":6: resources.nods: unknown key\n  -> did you mean resources.nodes?"),
+        ("nodes: 2", ":6: nodes: unknown key\n  -> did you mean resources.nodes?"),
+        ("resource:\n  nodes: 2", ":6: resource: unknown key\n  -> did you mean resources?"),
+        ("checkpoint:\n  evry: 3m", ":7: checkpoint.evry: unknown key\n  -> did you mean checkpoint.every?"),
+        ("xyzzy: 1", ":6: xyzzy: unknown key\n  -> `slurmddp init FILE`"),
+        ("resources: {nodes: two}", ":6: resources.nodes: must be a whole number, not 'two'"),
+        ("resources: {nodes: 1.5}", ":6: resources.nodes: must be a whole number, not '1.5'"),
+        ("resources: {nodes: 0}", ":6: resources.nodes: should be greater than or equal to 1, not '0'"),
+        ("resources: {nodes: [1]}", ":6: resources.nodes: must be a whole number, not ['1']"),
+        ("resources: {nodes: }", ":6: resources.nodes: must be a whole number, not empty"),
+        ("resources: {time: 30}", ":6: resources.time: '30' must be a duration"),
+        ("resources: {exclusive: maybe}", ":6: resources.exclusive: must be true or false, not 'maybe'"),
+        ("resources: {account: [a]}", ":6: resources.account: must be text, not ['a']"),
+        ("resources: 3", ":6: resources: must be a mapping of keys to values, not '3'"),
+        ("resources:", ":6: resources: must be a mapping of keys to values, not empty"),
+        ("setup: module load x", ":6: setup: must be a list, not 'module load x'"),
+        ("setup:\n- a\n- [b]", ":8: setup.1: must be text, not ['b']"),
+        ("container:\n  binds:\n  - /a\n  - a:b:c:d", ":9: container.binds.1: 'a:b:c:d' must be source"),
+        ("container:\n  binds: [{source: /a, mod: ro}]", ":7: container.binds.0.mod: unknown key"),
+        ("environment: {A B: x}", ":6: environment.A B: 'A B' must be letters"),
+        ("environment: {RANK: x}", ":6: environment sets RANK"),
+        ("launch: {rendezvous: etcd}", ":6: launch.rendezvous: must be one of 'c10d' or 'static', not 'etcd'"),
+        ("name: 'a b'", ":6: name: 'a b' must be 1 to 100 letters"),
+        ("name: " + "x" * 300, "'" + "x" * 76 + "... must be 1 to 100 letters"),
+    ],
+)
+def test_a_mistake_in_the_job_file(desk: Desk, written: str, message: str) -> None:
+    job = "\n" + LM_JOB.removeprefix("name: gpt\n") + written + "\n"
+    with pytest.raises(UserError) as caught:
+        desk.resolve(job)
+    shown = refusal(caught.value)
+    assert message in shown
+    assert shown.startswith(f"{desk.project}/job.yaml:")
+
+
+def test_all_mistakes_are_told_at_once(desk: Desk) -> None:
+    with pytest.raises(UserError) as caught:
+        desk.resolve(LM_JOB + "nodes: 2\nresources: {time: soon}\n")
+    assert len([line for line in refusal(caught.value).splitlines() if "job.yaml:" in line]) == 2
+
+
+def test_a_job_without_anything_to_train(desk: Desk) -> None:
+    with pytest.raises(UserError, match="train: is missing"):
+        desk.resolve("site: gpus\n")
+    with pytest.raises(UserError, match="needs either task"):
+        desk.resolve("site: gpus\ntrain: {steps: 5}\n")
+
+
+def test_an_unknown_site_names_the_place_and_the_nearest(desk: Desk) -> None:
+    with pytest.raises(UserError) as caught:
+        desk.resolve(LM_JOB.replace("gpus", "gpu"))
+    assert refusal(caught.value) == f"{desk.project}/job.yaml:2: unknown site 'gpu'\n  -> did you mean gpus?"
+
+
+# --- detection
+
+
+def find(desk: Desk, host: str, **variables: str) -> tuple[str, str] | None:
+    return detect(Catalogue(desk.environment), host, variables)
+
+
+@pytest.fixture
+def known(desk: Desk) -> Desk:
+    desk.site("name: alpha\ntitle: a\ndetect: {hostnames: ['login*.alpha.org', '*.beta.org']}")
+    desk.site(
+        "name: beta\ntitle: b\ndetect:\n  hostnames: ['*.beta.org']\n  environment: {CLUSTER: beta, BETA_HOME: '*'}"
+    )
+    return desk
+
+
+def test_detection_by_host_name(known: Desk) -> None:
+    assert find(known, "login03.alpha.org") == ("alpha", "detected: this host is login03.alpha.org")
+    assert find(known, "nowhere.example.org") is None
+
+
+def test_variables_are_believed_before_host_names(known: Desk) -> None:
+    assert find(known, "login03.alpha.org", CLUSTER="beta") == ("beta", "detected: $CLUSTER is beta")
+    assert find(known, "x", BETA_HOME="/b") == ("beta", "detected: $BETA_HOME is /b")
+    assert find(known, "x", CLUSTER="gamma") is None
+
+
+def test_the_first_profile_in_the_alphabet_wins(known: Desk) -> None:
+    assert find(known, "n1.beta.org") == ("alpha", "detected: this host is n1.beta.org")
+
+
+@pytest.mark.parametrize("rules", ["[x]", "text", "{hostnames: text}", "{environment: [x]}", "{hostnames: {a: b}}"])
+def test_a_profile_with_broken_rules_is_an_error_that_names_it(known: Desk, rules: str) -> None:
+    known.site(f"name: broken\ntitle: x\ndetect: {rules}")
+    with pytest.raises(UserError, match=r"broken\.yaml"):
+        find(known, "x")
