@@ -113,7 +113,7 @@ class Note(NamedTuple):
 class Plan(NamedTuple):
     """cwd: the folder of submission. workdir: where the ranks' command runs; empty for the run folder.
 
-    time, stop_lead and rendezvous_timeout are seconds, snapshot_limit bytes; interface is as NCCL_SOCKET_IFNAME takes it.
+    time, stop_lead and rendezvous_timeout in seconds, snapshot_limit in bytes; interface as in NCCL_SOCKET_IFNAME.
     """
 
     name: str
