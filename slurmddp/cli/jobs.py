@@ -1,7 +1,7 @@
 """submit, run, render, plan, init: from a job to its scripts and its run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,34 +17,10 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def _prepare(
-    job: str | None,
-    args: list[str] | None,
-    options: list[tuple[str, Any, str]],
-    *,
-    resume: str | None = None,
-    strict: bool,
-    inside: bool = False,
-) -> "Prepared":
-    from slurmddp.launch.prepare import Request, prepare
-
-    return prepare(Request(job, tuple(args or ()), options, resume, strict, inside))
-
-
+@opt.job_command()
 def submit(
-    job: opt.JobArgument = None,
-    args: opt.ArgsArgument = None,
-    site: opt.Site = None,
-    name: opt.Name = None,
-    nodes: opt.Nodes = None,
-    gpus: opt.Gpus = None,
-    time: opt.Time = None,
-    partition: opt.Partition = None,
-    account: opt.Account = None,
-    image: opt.Image = None,
-    set_: opt.Set = None,
+    asked: opt.Asked,
     resume: opt.Resume = None,
-    debug: opt.Debug = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print the sbatch script on stdout; touch nothing, need no Slurm."),
@@ -53,11 +29,7 @@ def submit(
     explain: opt.Explain = None,
 ) -> None:
     """Render, check, make the run folder, and call sbatch."""
-    chosen = opt.collect(
-        set_, debug, site=site, name=name, nodes=nodes, gpus=gpus, time=time, partition=partition, account=account,
-        image=image,
-    )  # fmt: skip
-    prepared = _prepare(job, args, chosen, resume=resume, strict=not (dry_run or explain))
+    prepared = asked.prepare(strict=not (dry_run or explain), resume=resume)
     if explain:
         opt.show_explanation(prepared, explain)
         return
@@ -66,10 +38,12 @@ def submit(
         _dry_run(prepared, as_json)
         return
     from slurmddp.launch.submit import submit as submit_now
+    from slurmddp.report.cost import cost_line
 
     handed = submit_now(prepared)
     for warning in handed.warnings:
         opt.say(f"warning: {warning}")
+    opt.say(cost_line(prepared.plan))
     if as_json:
         typer.echo(opt.json_text(handed.as_dict()))
         return
@@ -102,41 +76,23 @@ def _dry_run(prepared: "Prepared", as_json: bool) -> None:
     typer.echo(script, nl=False)
 
 
+@opt.job_command(without=("time", "partition", "account"))
 def run(
-    job: opt.JobArgument = None,
-    args: opt.ArgsArgument = None,
-    site: opt.Site = None,
-    name: opt.Name = None,
-    nodes: opt.Nodes = None,
-    gpus: opt.Gpus = None,
-    image: opt.Image = None,
-    set_: opt.Set = None,
+    asked: opt.Asked,
     resume: opt.Resume = None,
-    debug: opt.Debug = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not show the ranks' output.")] = False,
 ) -> None:
     """Run here and now: inside an allocation (salloc, or another batch job), or on the local site."""
-    chosen = opt.collect(set_, debug, site=site, name=name, nodes=nodes, gpus=gpus, image=image)
-    prepared = _prepare(job, args, chosen, resume=resume, strict=True, inside=True)
+    prepared = asked.prepare(strict=True, resume=resume, inside=True)
     opt.show_notes(prepared)
     from slurmddp.launch.submit import run_here
 
     raise typer.Exit(run_here(prepared, show=None if quiet else typer.echo, say=opt.say))
 
 
+@opt.job_command()
 def plan(
-    job: opt.JobArgument = None,
-    args: opt.ArgsArgument = None,
-    site: opt.Site = None,
-    name: opt.Name = None,
-    nodes: opt.Nodes = None,
-    gpus: opt.Gpus = None,
-    time: opt.Time = None,
-    partition: opt.Partition = None,
-    account: opt.Account = None,
-    image: opt.Image = None,
-    set_: opt.Set = None,
-    debug: opt.Debug = False,
+    asked: opt.Asked,
     per_node: Annotated[
         bool,
         typer.Option("--per-node", help="Print the torchrun line of each node, for clusters without Slurm."),
@@ -146,11 +102,7 @@ def plan(
     explain: opt.Explain = None,
 ) -> None:
     """Show the arithmetic: ranks, global batch, ways to reach it, and what the job may cost."""
-    chosen = opt.collect(
-        set_, debug, site=site, name=name, nodes=nodes, gpus=gpus, time=time, partition=partition, account=account,
-        image=image,
-    )  # fmt: skip
-    prepared = _prepare(job, args, chosen, strict=False)
+    prepared = asked.prepare(strict=False)
     if explain:
         opt.show_explanation(prepared, explain)
         return
@@ -164,29 +116,15 @@ def plan(
     typer.echo(plan_report(prepared.plan, prepared.resolved))
 
 
+@opt.job_command()
 def render(
-    job: opt.JobArgument = None,
-    args: opt.ArgsArgument = None,
+    asked: opt.Asked,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write into.")] = Path(
         "rendered"
     ),
-    site: opt.Site = None,
-    name: opt.Name = None,
-    nodes: opt.Nodes = None,
-    gpus: opt.Gpus = None,
-    time: opt.Time = None,
-    partition: opt.Partition = None,
-    account: opt.Account = None,
-    image: opt.Image = None,
-    set_: opt.Set = None,
-    debug: opt.Debug = False,
 ) -> None:
     """Write all files of the job: job.sh, node.sh, image definition, resolved job."""
-    chosen = opt.collect(
-        set_, debug, site=site, name=name, nodes=nodes, gpus=gpus, time=time, partition=partition, account=account,
-        image=image,
-    )  # fmt: skip
-    prepared = _prepare(job, args, chosen, strict=False)
+    prepared = asked.prepare(strict=False)
     opt.show_notes(prepared)
     from slurmddp.launch.write import write_rendered
 

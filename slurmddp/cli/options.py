@@ -1,34 +1,40 @@
 """The options that all commands on a job share, and what becomes of them."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 if TYPE_CHECKING:
     from slurmddp.launch.prepare import Prepared
 
-JobArgument = Annotated[
-    str | None, typer.Argument(metavar="JOB.yaml|SCRIPT.py", help="Job file, or a script of your own.")
-]
-ArgsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script, behind --.")
-]
 Site = Annotated[str | None, typer.Option(help="Site profile: a name, or the path of a YAML file.")]
-Name = Annotated[str | None, typer.Option(help="Name of the job.")]
-Nodes = Annotated[str | None, typer.Option(metavar="N", help="resources.nodes")]
-Gpus = Annotated[str | None, typer.Option(metavar="N", help="resources.gpus_per_node")]
-Time = Annotated[str | None, typer.Option(help="resources.time: 30m, 12h, 24:00:00, 1-12:00:00")]
-Partition = Annotated[str | None, typer.Option(help="resources.partition")]
-Account = Annotated[str | None, typer.Option(help="resources.account")]
-Image = Annotated[str | None, typer.Option(help="container.image")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key; may be repeated.")]
-Debug = Annotated[bool, typer.Option("--debug", help="network.debug: verbose NCCL and PyTorch logs; slow.")]
 Explain = Annotated[str | None, typer.Option(metavar="KEY", help="Say which layer set this key, and end.")]
 Resume = Annotated[
     str | None,
     typer.Option(metavar="RUN", help="Continue from this run's newest checkpoint, in a new run folder."),
 ]
 
+#: What every command on a job takes: parameter -> how it stands on the command line.
+_SHARED: dict[str, Any] = {
+    "job": Annotated[
+        str | None, typer.Argument(metavar="JOB.yaml|SCRIPT.py", help="Job file, or a script of your own.")
+    ],
+    "args": Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script, behind --.")],
+    "site": Site,
+    "name": Annotated[str | None, typer.Option(help="Name of the job.")],
+    "nodes": Annotated[str | None, typer.Option(metavar="N", help="resources.nodes")],
+    "gpus": Annotated[str | None, typer.Option(metavar="N", help="resources.gpus_per_node")],
+    "time": Annotated[str | None, typer.Option(help="resources.time: 30m, 12h, 24:00:00, 1-12:00:00")],
+    "partition": Annotated[str | None, typer.Option(help="resources.partition")],
+    "account": Annotated[str | None, typer.Option(help="resources.account")],
+    "image": Annotated[str | None, typer.Option(help="container.image")],
+    "set_": Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key; repeatable.")],
+    "debug": Annotated[bool, typer.Option("--debug", help="network.debug: verbose NCCL and PyTorch logs; slow.")],
+}
+
+#: The key that each of the named options sets.
 _KEYS = {
     "site": "site",
     "name": "name",
@@ -41,21 +47,61 @@ _KEYS = {
 }
 
 
-def collect(set_: list[str] | None, debug: bool, **named: str | None) -> list[tuple[str, Any, str]]:
-    """The command line's layer: named options first, then --set in its order."""
+class Asked(NamedTuple):
+    """What a command on a job was asked: the job or script, its arguments, and the command line's layer."""
+
+    job: str | None
+    args: tuple[str, ...]
+    options: list[tuple[str, Any, str]]
+
+    def prepare(self, *, strict: bool, resume: str | None = None, inside: bool = False) -> "Prepared":
+        """The job, resolved and planned. Raises UserError."""
+        from slurmddp.launch.prepare import Request, prepare
+
+        return prepare(Request(self.job, self.args, self.options, resume, strict, inside))
+
+
+def job_command(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a command of a function whose first parameter is `Asked`: the shared options come before its own."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        shared = {name: kind for name, kind in _SHARED.items() if name not in without}
+        own = list(inspect.signature(function).parameters.values())[1:]
+
+        def command(**values: Any) -> None:
+            function(_asked({name: values.pop(name) for name in shared}), **values)
+
+        parameters = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=False if name == "debug" else None
+            )
+            for name, kind in shared.items()
+        ]
+        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        # Typer reads both: the signature for names and defaults, the annotations for the types.
+        command.__signature__ = inspect.Signature([*parameters, *own])  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in [*parameters, *own]}
+        return command
+
+    return decorate
+
+
+def _asked(values: dict[str, Any]) -> Asked:
+    """Named options first, then --set in its order."""
     from slurmddp.errors import UserError
 
     options: list[tuple[str, Any, str]] = [
-        (_KEYS[name], value, f"--{name}") for name, value in named.items() if value is not None
+        (key, values[name], f"--{name}") for name, key in _KEYS.items() if values.get(name) is not None
     ]
-    if debug:
+    if values["debug"]:
         options.append(("network.debug", "true", "--debug"))
-    for item in set_ or ():
+    for item in values["set_"] or ():
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise UserError(f"--set {item!r} is not KEY=VALUE", todo="for example --set train.steps=1000")
         options.append((key, value, f"--set {key}"))
-    return options
+    return Asked(values["job"], tuple(values["args"] or ()), options)
 
 
 def say(text: str) -> None:
