@@ -68,7 +68,7 @@ lint: $(VENV)/.test
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest -q tests/unit tests/golden
+	$(BIN)/python -m pytest -q -n auto tests/unit tests/golden
 
 runtime-test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/runtime

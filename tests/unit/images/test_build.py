@@ -134,6 +134,10 @@ def test_a_process_that_the_build_left_running_does_not_hold_us(
 
 
 CALLER = """
+import signal
+# Whoever runs the tests in the background or under nohup hands on ignored signals; a user's terminal does not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import sys
 from pathlib import Path
 from slurmddp.errors import SlurmddpError
