@@ -209,6 +209,20 @@ def test_requeued_goes_on_in_a_new_attempt(alice: Alice) -> None:
     run.wait("cancelled")
 
 
+def test_the_signal_ahead_of_the_time_limit_saves_and_ends(alice: Alice) -> None:
+    changes = {"resources": {"nodes": 2, "ranks_per_node": 1}, "train": {"steps": 100000}}
+    run = alice.submit(alice.job_file("ahead", **changes, checkpoint={"every_steps": 100000}))
+    assert "#SBATCH --signal=B:USR2@120" in (run.folder / "job.sh").read_text()
+    run.wait_for_step(10)
+    # What Slurm sends by itself 120 s before the end, to the batch script alone.
+    alice.cluster.run("login", ["scancel", "--batch", "--signal=USR2", run.job_id])
+    run.wait("stopped")
+    assert run.status()[0] == 1
+    marker = json.loads((run.folder / "markers/attempt-000.json").read_text())
+    assert marker["state"] == "stopped"
+    assert (run.folder / f"checkpoints/step-{marker['step']:08d}/COMPLETE").exists()
+
+
 def test_timed_out(timed_out: Run) -> None:
     timed_out.wait("timed out", timeout=200)
     assert timed_out.status()[0] == 1
