@@ -25,6 +25,9 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         notes += more
     program = plan_program(job, context)
     container = plan_container(resolved, layout, program, context)
+    cache = absolute(job.paths.cache, context.cwd) if job.paths.cache else None
+    groups = plan_environment(resolved, layout, container.runtime, cache)
+    needs_node_folder = any(variable.base == "scratch" for group in groups for variable in group.variables)
     stop_lead = _stop_lead(job.resources.time, job.timeouts.stop)
     return Plan(
         name=job.name,
@@ -42,14 +45,17 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         stop_lead=stop_lead,
         sbatch=plan_sbatch(resolved, layout, stop_lead) if site.scheduler == "slurm" else (),
         container=container,
-        environment=plan_environment(job, layout, container.runtime),
+        environment=groups,
         setup=job.setup,
         rendezvous=job.launch.rendezvous,
         rendezvous_timeout=job.timeouts.rendezvous,
+        join_timeout=job.timeouts.join,
         max_restarts=job.launch.max_restarts,
         interface=job.network.interface,
         program=program,
         runs_root=absolute(job.paths.runs, context.cwd),
+        cache=cache,
+        node_folder=absolute(job.paths.node, context.cwd) if needs_node_folder else None,
         snapshot=job.snapshot,
         snapshot_limit=job.snapshot_limit * 1024 * 1024,
         resume_from=context.resume_from,

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from slurmddp.plan.model import Layout, Variable, VariableGroup
 from slurmddp.spec.job import Job
+from slurmddp.spec.resolve import Resolved
 
 #: Collectives that the flight recorder remembers on each rank: a few hundred kB.
 FLIGHT_RECORDER_ENTRIES = "2000"
 
 
-def plan_environment(job: Job, layout: Layout, runtime: str) -> tuple[VariableGroup, ...]:
-    """Groups in the order in which they are exported; a later group wins, the user's own comes last."""
+def plan_environment(resolved: Resolved, layout: Layout, runtime: str, cache: str | None) -> tuple[VariableGroup, ...]:
+    """Groups in the order in which they are exported; a later group wins, the user's own comes last.
+
+    cache: the shared folder for caches, absolute.
+    """
+    job = resolved.job
     groups = [
         _group("python: unbuffered logs", PYTHONUNBUFFERED="1"),
         # Without a container, ~/.local may be just where the user's packages are.
@@ -32,7 +37,8 @@ def plan_environment(job: Job, layout: Layout, runtime: str) -> tuple[VariableGr
                 Variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),
             ),
         ),
-        _caches(job),
+        _caches(cache) if cache else None,
+        _node_caches() if resolved.site.gpu_vendor == "amd" else None,
         _network(job),
         _debug() if job.network.debug else None,
         VariableGroup("the job's own", tuple(Variable(name, value) for name, value in job.environment.items())),
@@ -51,15 +57,23 @@ def _network(job: Job) -> VariableGroup:
     return _group("network", **variables)
 
 
-def _caches(job: Job) -> VariableGroup | None:
-    root = job.paths.cache
-    if root is None:
-        return None
+def _caches(root: str) -> VariableGroup:
     return _group(
         "caches, off the home folder",
         TRITON_CACHE_DIR=f"{root}/triton",
         TORCHINDUCTOR_CACHE_DIR=f"{root}/inductor",
         HF_HOME=f"{root}/huggingface",
+    )
+
+
+def _node_caches() -> VariableGroup:
+    # Both hold SQLite databases, whose locks do not work well on Lustre: LUMI's AI guide keeps them in /tmp.
+    return VariableGroup(
+        "MIOpen's caches, on the node's own disk",
+        (
+            Variable("MIOPEN_USER_DB_PATH", "miopen", "scratch"),
+            Variable("MIOPEN_CUSTOM_CACHE_DIR", "miopen", "scratch"),
+        ),
     )
 
 

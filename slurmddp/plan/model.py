@@ -67,7 +67,7 @@ class BindPlan(NamedTuple):
 
 
 class ContainerPlan(NamedTuple):
-    """executable: what runs the ranks' command on a node; empty for runtime `none`. cache: the runtime's own."""
+    """executable: what runs the ranks' command on a node; empty for runtime `none`."""
 
     runtime: Literal["apptainer", "singularity", "none"]
     executable: str
@@ -76,7 +76,6 @@ class ContainerPlan(NamedTuple):
     options: tuple[str, ...]
     binds: tuple[BindPlan, ...]
     python: str
-    cache: str | None = None
 
 
 class Variable(NamedTuple):
@@ -84,7 +83,7 @@ class Variable(NamedTuple):
 
     name: str
     value: str
-    base: Literal["", "run", "logs"] = ""
+    base: Literal["", "run", "logs", "scratch"] = ""
 
 
 class VariableGroup(NamedTuple):
@@ -113,7 +112,8 @@ class Note(NamedTuple):
 class Plan(NamedTuple):
     """cwd: the folder of submission. workdir: where the ranks' command runs; empty for the run folder.
 
-    time, stop_lead and rendezvous_timeout in seconds, snapshot_limit in bytes; interface as in NCCL_SOCKET_IFNAME.
+    time, stop_lead and the time-outs in seconds, snapshot_limit in bytes; interface as in NCCL_SOCKET_IFNAME.
+    cache: a folder that all nodes share; node_folder: one of each node's own, None where nothing needs it.
     """
 
     name: str
@@ -135,10 +135,13 @@ class Plan(NamedTuple):
     setup: tuple[str, ...]
     rendezvous: Literal["c10d", "static"]
     rendezvous_timeout: int
+    join_timeout: int
     max_restarts: int
     interface: str | None
     program: Program
     runs_root: str
+    cache: str | None
+    node_folder: str | None
     snapshot: bool
     snapshot_limit: int
     resume_from: tuple[str, ...]

@@ -61,7 +61,6 @@ def plan_container(resolved: Resolved, layout: Layout, program: Program, context
         options=(*(device if layout.gpus_per_node else ()), *wanted.options),
         binds=_binds(resolved, program, context),
         python=wanted.python or "python3",
-        cache=f"{resolved.job.paths.cache}/{runtime}" if resolved.job.paths.cache else None,
     )
 
 
@@ -99,7 +98,8 @@ def _binds(resolved: Resolved, program: Program, context: Context) -> tuple[Bind
     for new in implied:
         if not any(_is_below(new.destination, bind.destination) for bind in binds):
             binds.append(new)
-    for made in binds:
+    places = [BindPlan(path, path, "rw") for path in (job.paths.cache, job.paths.node) if path]
+    for made in (*binds, *places):
         if any(char in made.source + made.destination for char in ':,"\\'):
             raise UserError(
                 f"the path {made.source!r} holds a character that --bind cannot carry",

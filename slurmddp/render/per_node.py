@@ -10,7 +10,7 @@ from slurmddp.plan.model import Plan, Variable
 def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     """One shell line a node. `head`: host name or address of node 0, reachable from all the others."""
     lines = [
-        f"# {plan.name}: line N on node N, all within {plan.rendezvous_timeout} s; head node {head}, port {port}",
+        f"# {plan.name}: line N on node N, all within {plan.join_timeout} s; head node {head}, port {port}",
     ]
     lines += [f"# on each node first: {line}" for line in plan.setup]
     program = plan.program
@@ -57,5 +57,5 @@ def _rendezvous(plan: Plan, head: str, port: int, node: int) -> list[str]:
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={head}:{port}",
         f"--rdzv-id={plan.name}",
-        f"--rdzv-conf=is_host={int(node == 0)},join_timeout={plan.rendezvous_timeout}",
+        f"--rdzv-conf=is_host={int(node == 0)},join_timeout={plan.join_timeout}",
     ]

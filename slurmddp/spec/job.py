@@ -128,10 +128,11 @@ class Launch(Model):
 
 
 class Timeouts(Model):
-    """Seconds. rendezvous: all agents meet; collective: one collective operation; stop: from the stop file to
-    the time limit, room for the last checkpoint."""
+    """Seconds. rendezvous: an agent reaches the head node; join: all agents have come; collective: one collective
+    operation; stop: from the stop file to the time limit, room for the last checkpoint."""
 
     rendezvous: Seconds = 600
+    join: Seconds = 600
     collective: Seconds = 600
     stop: Seconds = 120
 
@@ -239,10 +240,14 @@ class Checkpoint(Model):
 
 
 class Paths(Model):
-    """Where run folders and caches live; off a home with a quota where the site has a better place."""
+    """Where run folders and caches live; off a home with a quota where the site has a better place.
+
+    node: a folder of each node's own disk or memory, for what a shared file system is too slow or too strict for.
+    """
 
     runs: PathStr = "runs"
     cache: PathStr | None = None
+    node: PathStr = "/tmp"
 
 
 class Job(Model):

@@ -22,8 +22,6 @@ setup=(
   'module purge'
   'module use /appl/local/laifs/modules'
   'module load lumi-aif-singularity-bindings'
-  "export MIOPEN_USER_DB_PATH=/tmp/\$USER-miopen-\$SLURM_JOB_ID MIOPEN_CUSTOM_CACHE_DIR=/tmp/\$USER-miopen-\$SLURM_JOB_ID"
-  "mkdir -p \"\$MIOPEN_USER_DB_PATH\""
   "export TORCH_HOME=/scratch/\$SLURM_JOB_ACCOUNT/\$USER/torch_home"
   'module load tools'
 )
@@ -60,6 +58,8 @@ program=(
 )
 
 workdir=/home/alice/project
+scratch=/tmp/slurmddp-"$UID-$SLURMDDP_RENDEZVOUS_ID"
+mkdir -p "$scratch/miopen" || fail "cannot make the node's own folder, $scratch"
 cd "$workdir" || fail "cannot enter the working folder $workdir"
 printf 'slurmddp: node %s is %d of 2, address %s, head %s:%s\n' "$host" "$node_rank" "$address" "$head" "$SLURMDDP_PORT"
 
@@ -70,6 +70,7 @@ container=(
   singularity exec --rocm
   --pwd "$workdir"
   --bind "$run:$run:rw"
+  --bind "$scratch:$scratch:rw"
   --bind /home/alice/project:/home/alice/project:rw
   /images/torch.sif
 )
@@ -102,6 +103,10 @@ export SINGULARITYENV_TORCH_FR_DUMP_TEMP_FILE="$logs"/flight_recorder/rank_
 export SINGULARITYENV_TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$logs"/flight_recorder/rank_
 export SINGULARITYENV_TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export SINGULARITYENV_TORCH_NCCL_ASYNC_ERROR_HANDLING=3
+
+# MIOpen's caches, on the node's own disk
+export SINGULARITYENV_MIOPEN_USER_DB_PATH="$scratch"/miopen
+export SINGULARITYENV_MIOPEN_CUSTOM_CACHE_DIR="$scratch"/miopen
 
 # network
 export SINGULARITYENV_NCCL_NET_GDR_LEVEL=3

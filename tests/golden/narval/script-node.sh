@@ -58,17 +58,20 @@ program=(
 )
 
 workdir=/home/alice/project
+cache="\$SCRATCH/slurmddp/cache"
+mkdir -p "$cache" || fail "cannot make the folder for caches, $cache"
 cd "$workdir" || fail "cannot enter the working folder $workdir"
 printf 'slurmddp: node %s is %d of 2, address %s, head %s:%s\n' "$host" "$node_rank" "$address" "$head" "$SLURMDDP_PORT"
 
 # --- the container
-export APPTAINER_CACHEDIR="\$SCRATCH/slurmddp/cache/apptainer"
+export APPTAINER_CACHEDIR="$cache/apptainer"
 export APPTAINER_NO_EVAL=1 # or a shell in the container evaluates the variables' values
 command -v apptainer >/dev/null || fail 'there is no apptainer on this node (does a module have to be loaded in setup?)'
 container=(
   apptainer exec --nv
   --pwd "$workdir"
   --bind "$run:$run:rw"
+  --bind "$cache:$cache:rw"
   --bind /home/alice/project:/home/alice/project:rw
   /images/torch.sif
 )

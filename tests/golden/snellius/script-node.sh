@@ -57,17 +57,20 @@ program=(
 )
 
 workdir=/home/alice/project
+cache=/scratch-shared/alice/slurmddp/cache
+mkdir -p "$cache" || fail "cannot make the folder for caches, $cache"
 cd "$workdir" || fail "cannot enter the working folder $workdir"
 printf 'slurmddp: node %s is %d of 2, address %s, head %s:%s\n' "$host" "$node_rank" "$address" "$head" "$SLURMDDP_PORT"
 
 # --- the container
-export SINGULARITY_CACHEDIR=/scratch-shared/alice/slurmddp/cache/singularity
+export SINGULARITY_CACHEDIR="$cache/singularity"
 export SINGULARITY_NO_EVAL=1 # or a shell in the container evaluates the variables' values
 command -v singularity >/dev/null || fail 'there is no singularity on this node (does a module have to be loaded in setup?)'
 container=(
   singularity exec --nv
   --pwd "$workdir"
   --bind "$run:$run:rw"
+  --bind "$cache:$cache:rw"
   --bind /scratch-shared:/scratch-shared:rw
   --bind /scratch-local:/scratch-local:rw
   --bind /projects:/projects:rw

@@ -39,17 +39,20 @@ program=(
 )
 
 workdir=$run
+cache=/home/alice/.cache/slurmddp
+mkdir -p "$cache" || fail "cannot make the folder for caches, $cache"
 cd "$workdir" || fail "cannot enter the working folder $workdir"
 printf 'slurmddp: node %s is %d of 2, address %s, head %s:%s\n' "$host" "$node_rank" "$address" "$head" "$SLURMDDP_PORT"
 
 # --- the container
-export APPTAINER_CACHEDIR=/home/alice/.cache/slurmddp/apptainer
+export APPTAINER_CACHEDIR="$cache/apptainer"
 export APPTAINER_NO_EVAL=1 # or a shell in the container evaluates the variables' values
 command -v apptainer >/dev/null || fail 'there is no apptainer on this node (does a module have to be loaded in setup?)'
 container=(
   apptainer exec
   --pwd "$workdir"
   --bind "$run:$run:rw"
+  --bind "$cache:$cache:rw"
   --bind /data/books:/data/books:ro
   /home/alice/images/bookworm-torch.sif
 )
