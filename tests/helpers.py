@@ -62,6 +62,9 @@ train:
   data: {path: /data/books}
 """
 
+#: What a file needs to be taken for a SIF image: a launch line of 32 bytes, and the magic word.
+SIF = "#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0and the rest"
+
 
 @dataclass(frozen=True)
 class Result:

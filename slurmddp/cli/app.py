@@ -41,7 +41,8 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        app(prog_name="slurmddp")
+        sys.stdout.flush()  # here, where a full disk behind it is still an error that can be told
     except SlurmddpError as error:
         print(f"slurmddp: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -49,6 +50,10 @@ def main() -> None:
         # The reader of our output (head, less) has gone: nothing is left to say, and nowhere to say it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:
+        # Whatever a command did not foresee: a full disk, a folder that may not be read.
+        print(f"slurmddp: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:

@@ -47,6 +47,7 @@ def submit(
     if as_json:
         typer.echo(opt.json_text(handed.as_dict()))
         return
+    opt.say(f"site    {handed.site} ({prepared.resolved.site_from})")
     typer.echo(f"run     {handed.run_id}")
     typer.echo(f"job     {handed.job_id}")
     typer.echo(f"log     {handed.log}")
@@ -61,7 +62,7 @@ def _dry_run(prepared: "Prepared", as_json: bool) -> None:
     from slurmddp.render.scripts import job_script
     from slurmddp.report.cost import cost_line
 
-    for problem in problems(prepared.plan):
+    for problem in problems(prepared):
         opt.say(f"warning: on this machine {problem.what}")
     for doubt in doubts(prepared.plan):
         opt.say(f"warning: {doubt}")
@@ -143,4 +144,4 @@ def init(
 
     site_name = write_job_file(path, site, task, script)
     typer.echo(path)
-    opt.say(f"a job for site {site_name}; look at it, then: slurmddp submit {path} --dry-run")
+    opt.say(f"a job for site {site_name} (another: --site NAME); look at it, then: slurmddp submit {path} --dry-run")

@@ -5,24 +5,38 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 from slurmddp.errors import UserError
+from slurmddp.images.sif import is_sif
+from slurmddp.launch.prepare import Prepared
 from slurmddp.plan.model import Plan
 from slurmddp.plan.program import host_path
 
 
-def problems(plan: Plan) -> Iterator[UserError]:
+def problems(prepared: Prepared) -> Iterator[UserError]:
     """Everything that is missing here, the most likely slip first."""
-    yield from _image(plan)
-    for bind in plan.container.binds:
-        if not bind.by_site and not os.path.exists(bind.source):
-            yield UserError(f"the bind source {bind.source} does not exist", todo="correct it, or make the folder")
+    plan, resolved = prepared.plan, prepared.resolved
+    yield from _image(plan, resolved.place("container", "image"))
+    missing = set()
     for path in plan.data_paths:
         host = host_path(path, plan.container.binds)
-        if not os.path.exists(host) and not any(bind.source == host for bind in plan.container.binds):
+        if not os.path.exists(host):
+            missing.add(host)
             seen = f" ({host} on this machine)" if host != path else ""
-            yield UserError(f"the dataset {path}{seen} does not exist", todo="correct train.data.path, or add a bind")
-    yield from _program(plan)
+            yield UserError(
+                f"the dataset {path}{seen} does not exist",
+                where=resolved.place("train", "data", "path"),
+                todo="correct it (a relative path is meant from the folder you are in), or add a bind",
+            )
+    for bind in plan.container.binds:
+        if not bind.by_site and bind.source not in missing and not os.path.exists(bind.source):
+            yield UserError(
+                f"the bind source {bind.source} does not exist",
+                where=resolved.place("container", "binds"),
+                todo="correct it, or make the folder",
+            )
+    yield from _program(prepared)
     if plan.scheduler == "slurm":
         command, todo = ("srun", "run it inside an allocation") if plan.inside else ("sbatch", "go to a login node")
         if shutil.which(command) is None:
@@ -44,23 +58,42 @@ def doubts(plan: Plan) -> Iterator[str]:
             yield f"the site's bind source {bind.source} does not exist on this machine; do the compute nodes have it?"
 
 
-def _image(plan: Plan) -> Iterator[UserError]:
+def _image(plan: Plan, where: str) -> Iterator[UserError]:
     image = plan.container.image
     if image is None:
         return
     if not os.path.exists(image):
-        yield UserError(f"the image {image} does not exist", todo="slurmddp build-image makes one")
-    elif os.path.isfile(image) and os.path.getsize(image) == 0:
-        yield UserError(f"the image {image} is empty", todo="build or copy it again")
+        yield UserError(f"the image {image} does not exist", where=where, todo="slurmddp build-image makes one")
+    elif os.path.isfile(image) and not is_sif(Path(image)):
+        yield UserError(
+            f"{image} is no SIF image", where=where, todo="name a .sif file; build or copy it again if it is one"
+        )
+    elif os.path.isdir(image) and not os.path.isdir(os.path.join(image, "usr")):
+        yield UserError(f"{image} is a folder, and no root file system", where=where, todo="name a .sif file")
 
 
-def _program(plan: Plan) -> Iterator[UserError]:
-    program = plan.program
+def _program(prepared: Prepared) -> Iterator[UserError]:
+    plan, program = prepared.plan, prepared.plan.program
+    where = prepared.resolved.place("train", "script")
+    if plan.workdir and plan.container.runtime != "none" and _belongs_to_the_system(plan.workdir):
+        yield UserError(
+            f"the job would run in {plan.workdir}, which would hide the image's own",
+            todo="submit from a folder of yours",
+        )
     if program.project is not None and not os.path.isdir(program.project):
-        yield UserError(f"the project folder {program.project} does not exist", todo="correct train.project")
+        yield UserError(
+            f"the project folder {program.project} does not exist",
+            where=prepared.resolved.place("train", "project"),
+            todo="correct it",
+        )
     elif program.script:
         script = program.script
         if program.in_snapshot and program.project is not None:
             script = os.path.join(program.project, script.removeprefix("code/project/"))
         if not os.path.isfile(script):
-            yield UserError(f"the script {script} does not exist", todo="correct its path")
+            yield UserError(f"the script {script} does not exist", where=where, todo="correct its path")
+
+
+def _belongs_to_the_system(folder: str) -> bool:
+    first = folder.strip("/").split("/")[0]
+    return first in {"", "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr"}

@@ -31,7 +31,7 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
     catalogue = Catalogue(os.environ)
     if site is None:
         found = detect(catalogue, platform.node(), os.environ)
-        site = found[0] if found else "local"
+        site = os.environ.get("SLURMDDP_SITE") or (found[0] if found else "local")
     profile, layer = catalogue.load(site)
     known = layer.tree.get("resources") or {}
     container = layer.tree.get("container") or {}

@@ -60,7 +60,9 @@ def prepare(request: Request) -> Prepared:
     resolved = resolve(sources, catalogue.load, lambda: _detected(catalogue, request), strict=request.strict)
     cwd = _cwd(request.environment)
     folders = tuple(str(path / "checkpoints") for path in resumed)
-    return Prepared(resolved, make_plan(resolved, Context(cwd, sys.executable, folders, request.inside)), resumed)
+    allocation = _allocation(request.environment) if request.inside else None
+    context = Context(cwd, sys.executable, folders, request.inside, allocation)
+    return Prepared(resolved, make_plan(resolved, context), resumed)
 
 
 def _job_and_options(request: Request) -> tuple[Path | None, list[tuple[str, Any, str]]]:
@@ -119,6 +121,16 @@ def _resumed_runs(request: Request) -> tuple[Path, ...]:
             todo="submit its job without --resume",
         )
     return tuple(runs)
+
+
+def _allocation(environment: Mapping[str, str]) -> tuple[int, int | None] | None:
+    """Nodes of the Slurm job that we are in, and the fewest cores that it has on one; None outside of any.
+
+    SLURM_JOB_CPUS_PER_NODE is such as `4(x2),2` (sbatch(1), output environment variables).
+    """
+    nodes = environment.get("SLURM_JOB_NUM_NODES", "")
+    cpus = re.findall(r"(\d+)(?:\(x\d+\))?(?:,|$)", environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    return (int(nodes), min(map(int, cpus), default=None)) if nodes.isdigit() else None
 
 
 def _detected(catalogue: Catalogue, request: Request) -> tuple[str, str] | None:

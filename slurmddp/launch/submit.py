@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmddp.errors import UserError
+from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.checks import doubts, problems
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.write import run_files
-from slurmddp.plan.model import Plan
 from slurmddp.runs.create import Draft, create
 from slurmddp.runs.layout import RunFolder
-from slurmddp.slurm.choose import scheduler_named
+from slurmddp.slurm.choose import scheduler_for, scheduler_named
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,8 @@ class Handed:
 def submit(prepared: Prepared) -> Handed:
     """Make the run folder and start the job. Raises UserError with nothing left behind."""
     plan = prepared.plan
-    _refuse_problems(plan)
-    warnings = list(doubts(plan))
+    _refuse_problems(prepared)
+    warnings = [*doubts(plan), *_still_going(prepared)]
     root = Path(plan.runs_root)
     absent = [path for path in (root, *root.parents) if not os.path.lexists(path)]
     folder = make_run_folder(prepared, warnings)
@@ -99,8 +98,8 @@ def run_here(prepared: Prepared, show: Callable[[str], None] | None, say: Callab
             "this shell is in no Slurm allocation",
             todo=f"salloc --nodes={plan.layout.nodes} first, or `slurmddp submit`, or --site local",
         )
-    _refuse_problems(plan)
-    warnings = list(doubts(plan))
+    _refuse_problems(prepared)
+    warnings = [*doubts(plan), *_still_going(prepared)]
     folder = make_run_folder(prepared, warnings)
     command = ("bash", str(folder.job_sh), str(folder.path))
     with folder.job_log.open("ab") as log:
@@ -121,8 +120,9 @@ def run_here(prepared: Prepared, show: Callable[[str], None] | None, say: Callab
         say(f"warning: {warning}")
     say(f"run     {folder.id}\nfolder  {folder.path}")
     follower = Follower(folder)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # inside a batch job: end the run, as Ctrl-C does
-    interrupted = False
+    # Inside a batch job that is told to end: the run ends with it, in the seconds that are left.
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    asked = 0
     while True:
         try:
             code = child.wait(timeout=0.2)
@@ -130,11 +130,16 @@ def run_here(prepared: Prepared, show: Callable[[str], None] | None, say: Callab
         except subprocess.TimeoutExpired:
             _show(follower, show)
         except KeyboardInterrupt:
-            say("stopping the run now" if interrupted else "stopping the run (once more: at once)")
-            if interrupted:
+            asked += 1
+            say(
+                ("asking the ranks to save and end (once more: stop at once)", "stopping", "killing")[min(asked, 3) - 1]
+            )
+            if asked == 1:
+                folder.stop.write_text("interrupted\n", encoding="utf-8")
+            elif asked == 2:
+                child.terminate()
+            else:
                 os.killpg(child.pid, signal.SIGKILL)
-            child.terminate()
-            interrupted = True
     _show(follower, show)
     return code if code >= 0 else 128 - code
 
@@ -158,7 +163,8 @@ def _fill(draft: Draft, prepared: Prepared, warnings: list[str]) -> None:
     snapshot.copy_runtime(draft.folder.code_runtime)
     project = Path(plan.program.project) if plan.program.project else None
     if project is not None and plan.snapshot:
-        found = survey(project, limit=plan.snapshot_limit)
+        no_code = [Path(place) for place in (plan.runs_root, plan.cache) if place]
+        found = survey(project, limit=plan.snapshot_limit, exclude=no_code)
         warnings.extend(found.warnings)
         snapshot.copy_project(found, draft.folder.project)
     image = plan.container.image
@@ -193,8 +199,25 @@ def record(
         warnings.append(warning)
 
 
-def _refuse_problems(plan: Plan) -> None:
-    found = list(problems(plan))
+def _still_going(prepared: Prepared) -> list[str]:
+    """A warning where the run that this one continues has not ended."""
+    from slurmddp.runs.evidence import evidence
+    from slurmddp.runs.state import judge
+
+    for path in prepared.resumed_from[:1]:
+        facts = evidence(RunFolder(path))
+        try:
+            view = scheduler_for(facts.job_id).job(facts.job_id) if facts.job_id else None
+        except (ExternalError, UserError):
+            return []  # nobody knows; the submission itself will tell what is wrong with Slurm
+        state = judge(view, facts)
+        if state.going:
+            return [f"run {path.name} has not ended ({state.state}): both go on from its newest checkpoint"]
+    return []
+
+
+def _refuse_problems(prepared: Prepared) -> None:
+    found = list(problems(prepared))
     if len(found) == 1:
         raise found[0]
     if found:

@@ -9,6 +9,7 @@ from slurmddp.errors import UserError
 from slurmddp.launch.prepare import Prepared
 from slurmddp.render.documents import job_json, job_yaml, site_yaml
 from slurmddp.render.scripts import job_script, node_script
+from slurmddp.runs.snapshot import copy_runtime
 
 
 def run_files(prepared: Prepared, run_id: str) -> dict[str, str]:
@@ -49,6 +50,8 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
                 raise UserError(f"{path} exists and differs", todo="choose another folder with -o, or remove it")
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
+        if "job.json" in files and not (folder / "code").exists():
+            copy_runtime(folder / "code" / "slurmddp")
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror}", todo="choose another folder: -o DIR") from None
     return [folder / name for name in files]

@@ -11,13 +11,15 @@ from slurmddp.plan.program import absolute, data_paths, plan_container, plan_pro
 from slurmddp.plan.sbatch import check_required, plan_sbatch
 from slurmddp.spec.resolve import Resolved
 
+SHORTEST_WITH_STOP = 180
+
 
 def make_plan(resolved: Resolved, context: Context) -> Plan:
     """Raises UserError for whatever cannot become a job at this site."""
     job, site = resolved.job, resolved.site
     if not context.inside:  # an allocation that exists was given all that its site requires
         check_required(resolved)
-    layout, notes = plan_layout(resolved)
+    layout, notes = plan_layout(resolved, context.allocation)
     notes = [Note("warning", text) for text in resolved.warnings] + notes
     batch = None
     if job.train.task or job.train.batch.global_ or job.train.batch.micro:
@@ -29,6 +31,8 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
     groups = plan_environment(resolved, layout, container.runtime, cache)
     needs_node_folder = any(variable.base == "scratch" for group in groups for variable in group.variables)
     stop_lead = _stop_lead(job.resources.time, job.timeouts.stop)
+    if site.scheduler == "slurm" and job.resources.time and not stop_lead and not context.inside:
+        notes.append(Note("note", "a job this short is not told before its time limit: what is not saved then is lost"))
     return Plan(
         name=job.name,
         site=site.name,
@@ -66,5 +70,11 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
 
 
 def _stop_lead(time: int | None, wanted: int) -> int | None:
-    """Seconds before the time limit at which the run is told to save and end; none in a job too short for it."""
-    return wanted if time is not None and time >= 3 * wanted else None
+    """Seconds before the time limit at which the run is told to save and end.
+
+    A short job gets a third of its time. Slurm may send the signal up to 60 s early (sbatch(1), --signal), so a job
+    of less than three minutes gets none.
+    """
+    if time is None or time < SHORTEST_WITH_STOP:
+        return None
+    return min(wanted, time // 3)

@@ -25,18 +25,7 @@ def plan_environment(resolved: Resolved, layout: Layout, runtime: str, cache: st
             OMP_NUM_THREADS=str(layout.threads_per_rank),
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
         ),
-        VariableGroup(
-            "flight recorder: what each rank was doing when a collective hung (both the old and the new names)",
-            (
-                Variable("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES),
-                Variable("TORCH_NCCL_TRACE_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES),
-                Variable("TORCH_FR_DUMP_TEMP_FILE", "flight_recorder/rank_", "logs"),
-                Variable("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "flight_recorder/rank_", "logs"),
-                Variable("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
-                # torchrun would set 1, which ends a rank before it has written its dump.
-                Variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),
-            ),
-        ),
+        _flight_recorder(),
         _caches(cache) if cache else None,
         _node_caches() if resolved.site.gpu_vendor == "amd" else None,
         _network(job),
@@ -44,6 +33,21 @@ def plan_environment(resolved: Resolved, layout: Layout, runtime: str, cache: st
         VariableGroup("the job's own", tuple(Variable(name, value) for name, value in job.environment.items())),
     ]
     return tuple(group for group in groups if group and group.variables)
+
+
+def _flight_recorder() -> VariableGroup:
+    return VariableGroup(
+        "flight recorder: what each rank was doing when a collective hung (both the old and the new names)",
+        (
+            Variable("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES),
+            Variable("TORCH_NCCL_TRACE_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES),
+            Variable("TORCH_FR_DUMP_TEMP_FILE", "flight_recorder/rank_", "logs"),
+            Variable("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "flight_recorder/rank_", "logs"),
+            Variable("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
+            # torchrun would set 1, which ends a rank before it has written its dump.
+            Variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),
+        ),
+    )
 
 
 def _group(title: str, **variables: str) -> VariableGroup:

@@ -14,15 +14,10 @@ def partition_of(resolved: Resolved) -> Partition:
     return resolved.site.partitions.get(resolved.job.resources.partition or "", Partition.model_construct())
 
 
-def plan_layout(resolved: Resolved) -> tuple[Layout, list[Note]]:
-    """Raises UserError for what the partition cannot give."""
+def plan_layout(resolved: Resolved, allocation: tuple[int, int | None] | None = None) -> tuple[Layout, list[Note]]:
+    """Raises UserError for what the partition, or the allocation that we are in (nodes, cores on each), cannot give."""
     wanted, partition, notes = resolved.job.resources, partition_of(resolved), []
-    if resolved.site.scheduler == "local" and wanted.nodes > 1:
-        raise UserError(
-            f"site {resolved.site.name} is this one machine, not {wanted.nodes} nodes",
-            where=resolved.place("resources", "nodes"),
-            todo="more ranks on it: --set resources.ranks_per_node=N",
-        )
+    _check_nodes(resolved, allocation)
     gpus = _gpus(resolved, partition)
     ranks = wanted.ranks_per_node or gpus or 1
     if gpus and ranks > gpus:
@@ -35,30 +30,50 @@ def plan_layout(resolved: Resolved) -> tuple[Layout, list[Note]]:
         notes.append(Note("warning", f"{gpus - ranks} of {gpus} GPUs a node get no rank"))
     most = partition.gpus_per_node
     part_of_node = gpus / most if gpus and most else 1.0
-    cpus = wanted.cpus_per_node or (
-        max(1, int(partition.cpus_per_node * part_of_node)) if partition.cpus_per_node else None
-    )
-    if wanted.cpus_per_node and partition.cpus_per_node and wanted.cpus_per_node > partition.cpus_per_node:
-        raise UserError(
-            f"{wanted.cpus_per_node} cores a node are more than the {partition.cpus_per_node} of {_named(resolved)}",
-            where=resolved.place("resources", "cpus_per_node"),
-            todo=f"at most {partition.cpus_per_node}",
-        )
-    mem = wanted.mem_per_node or (int(partition.mem_per_node * part_of_node) if partition.mem_per_node else None)
-    if mem and partition.mem_per_node and mem > partition.mem_per_node:
-        raise UserError(
-            f"{memory(mem)} of memory a node are more than the {memory(partition.mem_per_node)} of {_named(resolved)}",
-            where=resolved.place("resources", "mem_per_node"),
-            todo=f"at most {memory(partition.mem_per_node)}",
-        )
+    cpus = _cpus(resolved, partition, part_of_node, allocation)
     _check_limits(resolved, partition)
     if most and gpus and gpus < most and wanted.nodes > 1:
         notes += _fewer_nodes(wanted.nodes, gpus, most)
     if cpus is None and resolved.site.scheduler == "slurm" and not wanted.exclusive:
         text = "the profile does not know how many cores a node has: Slurm may give one; set resources.cpus_per_node"
         notes.append(Note("warning", text))
+    # A step of an allocation gets the allocation's memory where the job itself says nothing.
+    mem = None if allocation else partition.mem_per_node and int(partition.mem_per_node * part_of_node)
     threads = max(1, (cpus or ranks) // ranks)
-    return Layout(wanted.nodes, gpus, ranks, cpus, mem, threads), notes
+    return Layout(wanted.nodes, gpus, ranks, cpus, wanted.mem_per_node or mem, threads), notes
+
+
+def _check_nodes(resolved: Resolved, allocation: tuple[int, int | None] | None) -> None:
+    nodes = resolved.job.resources.nodes
+    if resolved.site.scheduler == "local" and nodes > 1:
+        raise UserError(
+            f"site {resolved.site.name} is this one machine, not {nodes} nodes",
+            where=resolved.place("resources", "nodes"),
+            todo="more ranks on it: --set resources.ranks_per_node=N",
+        )
+    if allocation is not None and nodes > allocation[0]:
+        raise UserError(
+            f"the allocation that we are in has {allocation[0]} node(s), the job wants {nodes}",
+            where=resolved.place("resources", "nodes"),
+            todo=f"salloc --nodes={nodes} ..., or --nodes {allocation[0]}",
+        )
+
+
+def _cpus(
+    resolved: Resolved, partition: Partition, part_of_node: float, allocation: tuple[int, int | None] | None
+) -> int | None:
+    """Cores on each node: as wanted, else the GPUs' share of the node, and no more than the allocation has."""
+    wanted, most = resolved.job.resources.cpus_per_node, partition.cpus_per_node
+    given = allocation[1] if allocation else None
+    for limit, owner in ((most, _named(resolved)), (given, "the allocation that we are in")):
+        if wanted and limit and wanted > limit:
+            raise UserError(
+                f"{wanted} cores a node are more than the {limit} of {owner}",
+                where=resolved.place("resources", "cpus_per_node"),
+                todo=f"at most {limit}",
+            )
+    share = max(1, int(most * part_of_node)) if most else given
+    return wanted or (min(share, given) if share and given else share)
 
 
 def _gpus(resolved: Resolved, partition: Partition) -> int:
@@ -87,6 +102,13 @@ def _gpus(resolved: Resolved, partition: Partition) -> int:
 
 def _check_limits(resolved: Resolved, partition: Partition) -> None:
     wanted = resolved.job.resources
+    mem = wanted.mem_per_node
+    if mem and partition.mem_per_node and mem > partition.mem_per_node:
+        raise UserError(
+            f"{memory(mem)} of memory a node are more than the {memory(partition.mem_per_node)} of {_named(resolved)}",
+            where=resolved.place("resources", "mem_per_node"),
+            todo=f"at most {memory(partition.mem_per_node)}",
+        )
     if wanted.time and partition.max_time and wanted.time > partition.max_time:
         raise UserError(
             f"{slurm_time(wanted.time)} is above the limit {slurm_time(partition.max_time)} of {_named(resolved)}",

@@ -16,12 +16,14 @@ class Context(NamedTuple):
     python:      the interpreter that runs slurmddp, which the `local` site uses for the ranks as well.
     resume_from: checkpoints folders of earlier runs, the newest first.
     inside:      True for `slurmddp run`: the job becomes a step of an allocation that exists.
+    allocation:  that allocation's nodes, and the cores that it has on each, where they are known.
     """
 
     cwd: str
     python: str
     resume_from: tuple[str, ...] = ()
     inside: bool = False
+    allocation: tuple[int, int | None] | None = None
 
 
 class Layout(NamedTuple):

@@ -52,6 +52,12 @@ def plan_container(resolved: Resolved, layout: Layout, program: Program, context
             where=resolved.place("container", "image"),
             todo="name a .sif (slurmddp build-image makes one), or container.runtime: none for modules or conda",
         )
+    if "://" in wanted.image:
+        raise UserError(
+            f"container.image is {wanted.image}, which every node would have to fetch",
+            where=resolved.place("container", "image"),
+            todo=f"make a file of it first: slurmddp build-image image.sif --base {wanted.image}",
+        )
     device = {"nvidia": ("--nv",), "amd": ("--rocm",), "none": ()}[resolved.site.gpu_vendor]
     return ContainerPlan(
         runtime=runtime,

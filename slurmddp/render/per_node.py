@@ -9,11 +9,13 @@ from slurmddp.plan.model import Plan, Variable
 
 def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     """One shell line a node. `head`: host name or address of node 0, reachable from all the others."""
+    program = plan.program
     lines = [
         f"# {plan.name}: line N on node N, all within {plan.join_timeout} s; head node {head}, port {port}",
     ]
+    if not program.script:
+        lines.append("# RUN_FOLDER, at the same path on all nodes: slurmddp render JOB.yaml -o RUN_FOLDER")
     lines += [f"# on each node first: {line}" for line in plan.setup]
-    program = plan.program
     start = [program.script, *program.args] if program.script else ["-m", "slurmddp.runtime.train", "RUN_FOLDER"]
     if program.script and program.in_snapshot and program.project:
         start[0] = f"{program.project}/{program.script.removeprefix('code/project/')}"
@@ -34,7 +36,8 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
 
 
 def _variables(plan: Plan) -> list[Variable]:
-    return [item for group in plan.environment for item in group.variables if not item.base]
+    own = [item for group in plan.environment for item in group.variables if not item.base]
+    return own if plan.program.script else [*own, Variable("PYTHONPATH", "RUN_FOLDER/code")]
 
 
 def _container(plan: Plan) -> list[str]:
@@ -42,6 +45,8 @@ def _container(plan: Plan) -> list[str]:
     if container.image is None:
         return []
     binds = [word for bind in container.binds for word in ("--bind", bind.spec)]
+    if not plan.program.script:
+        binds += ["--bind", "RUN_FOLDER"]
     return [container.executable, "exec", *container.options, *binds, container.image]
 
 

@@ -16,5 +16,5 @@ def cost_line(plan: Plan) -> str:
         return f"may use: {shape}, for as long as the partition's default time (resources.time is not set)"
     clock = slurm_time(plan.time or 0)
     if not layout.gpus:
-        return f"may use: {plan.node_hours:g} node-hours ({layout.nodes} x {clock}), no GPUs"
-    return f"may use: {plan.gpu_hours:g} GPU-hours ({shape} x {clock})"
+        return f"may use: {plan.node_hours:.3g} node-hours ({layout.nodes} x {clock}), no GPUs"
+    return f"may use: {plan.gpu_hours:.4g} GPU-hours ({shape} x {clock})"

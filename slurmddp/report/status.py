@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import ExternalError, UserError
+from slurmddp.report.cause import find_cause
 from slurmddp.report.follow import Follower
 from slurmddp.runs import index, state
 from slurmddp.runs.events import append_event, read_lines
@@ -34,6 +35,7 @@ class RunStatus:
     attempt: int | None
     metrics: dict[str, Any] | None
     notes: tuple[str, ...]
+    cause: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For --json. The keys are stable."""
@@ -43,6 +45,7 @@ class RunStatus:
             "job_id": self.job_id,
             "state": self.state.state,
             "detail": self.state.detail,
+            "cause": self.cause,
             "attempt": self.attempt,
             "step": (self.metrics or {}).get("step"),
             "metrics": self.metrics,
@@ -67,9 +70,11 @@ def run_status(folder: RunFolder) -> RunStatus:
 
 def _status(folder: RunFolder, facts: Evidence, view: JobView | None, answered: bool, notes: list[str]) -> RunStatus:
     rows = read_lines(folder.metrics).records
+    verdict = state.judge(view, facts, answered=answered)
     return RunStatus(
         folder=folder,
-        state=state.judge(view, facts, answered=answered),
+        state=verdict,
+        cause=find_cause(folder, facts.attempt) if verdict.state == "failed" else None,
         job_id=str(facts.job_id or ""),
         attempt=facts.attempt,
         metrics=rows[-1] if rows else None,
@@ -132,6 +137,8 @@ def status_text(found: RunStatus) -> str:
     lines = [f"run      {found.folder.id}", f"state    {found.state.state}"]
     if found.state.detail:
         lines[-1] += f" ({found.state.detail})"
+    if found.cause:
+        lines.append(f"cause    {found.cause}")
     lines.append(f"job      {found.job_id or 'none'}")
     if found.attempt is not None:
         lines.append(f"attempt  {found.attempt}")
@@ -154,7 +161,13 @@ def follow_logs(
         if node is not None and not follower.node_logs():
             known = sorted({path.stem for path in Follower(folder).node_logs()})
             raise UserError(f"no log of node {node}", todo=f"nodes with a log: {', '.join(known) or 'none yet'}")
-        yield from follower.new_lines(to_the_end=True)
+        nothing = True
+        for line in follower.new_lines(to_the_end=True):
+            nothing = False
+            yield line
+        if nothing:
+            of = "" if attempt is None else f" of attempt {attempt}"
+            say(f"nothing is logged yet{of}: the run is {run_status(folder).state.state}")
         return
     asked, told = -ASK_EVERY, ""
     while True:

@@ -79,7 +79,7 @@ class Draft:
                 raise ValueError(f"{relative!r} is not inside the run folder")
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                write_file(target, text.encode("utf-8"), executable=target.suffix == ".sh")
+                write_file(target, text.encode("utf-8"), mode=0o777 if target.suffix == ".sh" else 0o666)
             except OSError as error:
                 raise folder_error(error, self.final.path) from error
 
@@ -144,23 +144,23 @@ def create(
     log's folder. Raises UserError, and whatever `fill` raises; then nothing is left.
     """
     with Draft(root, name, now=now) as draft:
-        draft.write(files)
-        for folder in (draft.folder.logs, draft.folder.markers, draft.folder.checkpoints):
-            try:
+        try:
+            draft.write(files)
+            for folder in (draft.folder.logs, draft.folder.markers, draft.folder.checkpoints):
                 folder.mkdir(exist_ok=True)
-            except OSError as error:
-                raise folder_error(error, draft.final.path) from error
-        if fill:
-            fill(draft)
+            if fill:
+                fill(draft)
+        except OSError as error:
+            raise folder_error(error, draft.final.path) from error
         return draft.commit()
 
 
-def write_file(path: Path, data: bytes, *, executable: bool = False) -> None:
-    """Write a new file with the modes that umask and the parent's ACL give.
+def write_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write a new file with what umask and the parent's ACL leave of `mode`.
 
     Raises OSError, also where it exists.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o777 if executable else 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
 

@@ -14,6 +14,7 @@ from slurmddp.runs import events, manifest, submission
 from slurmddp.runs.layout import RunFolder
 
 LAST = "last"
+_ASK = "ask its owner for access, or look on a machine that has this file system"
 _SHOWN = 10  # candidates and near misses in a message
 _DEPTH = 3  # folders below a root where runs are looked for
 _LOOKED_AT = 20_000  # folder entries: a root such as / must not be searched for minutes
@@ -115,12 +116,12 @@ def entry_of(folder: RunFolder) -> Entry | None:
 def find(text: str, roots: Sequence[Path] = ()) -> RunFolder:
     """The run that `text` names: `last`, a folder, a run id, a job id, or the beginning of one run id only.
 
-    Looked for in the index, then below `roots`. Raises UserError: several runs (they are listed), or none
-    (the nearest ids are).
+    Looked for in the index, then below `roots`. Raises UserError: several runs (they are listed), one whose
+    folder is gone or closed to us (its job is named), or none (the nearest ids are).
     """
-    if folder := _as_folder(text):
-        return folder
     known = _read()
+    if folder := _as_folder(text, known):
+        return folder
     found = _matches(text, known)
     if not found:
         known = _newest_first({entry.id: entry for entry in (*known, *rebuild(roots))}.values())
@@ -132,6 +133,8 @@ def find(text: str, roots: Sequence[Path] = ()) -> RunFolder:
             f"{text!r} names {len(found)} runs:\n" + "\n".join(_line(entry) for entry in found[:_SHOWN]),
             todo="give more of the id, or the folder",
         )
+    if lost := [entry for entry in known if _is_named(entry, text)]:
+        raise _lost(lost)
     raise UserError(*_none(text, [entry for entry in known if entry.folder.exists], roots))
 
 
@@ -146,16 +149,24 @@ def _matches(text: str, known: Sequence[Entry]) -> list[Entry]:
         return []
     rules: tuple[Callable[[Entry], bool], ...] = (
         lambda entry: entry.id == text,
-        lambda entry: entry.job_id == text or entry.job_id.split(";")[0] == text,
+        lambda entry: _is_named(entry, text),
         lambda entry: entry.id.startswith(text),
     )
     for rule in rules:
-        if found := [entry for entry in known if rule(entry) and entry.folder.exists]:
+        named = [entry for entry in known if rule(entry)]
+        if found := [entry for entry in named if entry.folder.exists]:
             return found
+        if any(_is_named(entry, text) for entry in named):
+            return []  # a whole id of a run whose folder is gone must not become another run's beginning
     return []
 
 
-def _as_folder(text: str) -> RunFolder | None:
+def _is_named(entry: Entry, text: str) -> bool:
+    """Whether this is the run's whole id, or its job's."""
+    return bool(text) and text in (entry.id, entry.job_id, entry.job_id.split(";")[0])
+
+
+def _as_folder(text: str, known: Sequence[Entry]) -> RunFolder | None:
     """The run folder that `text` is the path of. Raises UserError for a path to something else."""
     expanded = os.path.expanduser(text)
     path = Path(os.path.abspath(expanded))
@@ -163,9 +174,45 @@ def _as_folder(text: str) -> RunFolder | None:
     if text and folder.exists:
         return folder
     if "/" in text:
-        what = "has no manifest.json, so it is no run folder" if path.exists() else "does not exist"
+        if lost := [entry for entry in known if entry.path == str(path)]:
+            raise _lost(lost)
+        if closed := _closed(folder):
+            raise UserError(f"{path} cannot be read: {closed}", todo=_ASK)
+        what = "has no manifest.json, so it is no run folder" if os.path.exists(path) else "does not exist"
         raise UserError(f"{path} {what}", todo="`slurmddp runs` lists the runs")
     return None
+
+
+def _closed(folder: RunFolder) -> str | None:
+    """Why one cannot tell whether a run is there (no permission, a server that is away), None if one can."""
+    try:
+        folder.manifest.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _lost(lost: Sequence[Entry]) -> UserError:
+    """The message for runs that the index knows and whose folders are not to be had."""
+    closed = [_closed(entry.folder) for entry in lost]
+    lines = []
+    for entry, reason in zip(lost, closed, strict=True):
+        what = f"cannot be read: {reason}" if reason else "is gone"
+        lines.append(f"the folder {entry.path} of run {entry.id} {what}; {_job(entry)}")
+    return UserError("\n".join(lines), todo=_ASK if any(closed) else None)
+
+
+def _job(entry: Entry) -> str:
+    """What became of a run's job, as far as the index knows, and how to end it without a run folder."""
+    number, _, cluster = entry.job_id.partition(";")
+    if not number:
+        return "no job of it is known"
+    if number.startswith("local-"):
+        return f"its job was {number}: `kill {number.split('-')[1]}` there ends it if it still runs"
+    scancel = f"scancel --clusters={cluster} {number}" if cluster else f"scancel {number}"
+    return f"its job was {entry.job_id}: `{scancel}` ends it if it still runs"
 
 
 def _none(text: str, known: Sequence[Entry], roots: Sequence[Path]) -> tuple[str]:

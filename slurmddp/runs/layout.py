@@ -6,6 +6,7 @@ The one place of the login side that spells these names. The runtime has its own
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,8 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether a finished run folder is there: the manifest tells."""
-        return self.manifest.is_file()
+        """Whether a finished run folder is there: the manifest tells. False where we may not look."""
+        return os.path.isfile(self.manifest)  # Path.is_file raises there
 
     @property
     def job_yaml(self) -> Path:

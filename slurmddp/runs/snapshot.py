@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import posixpath
+import stat
 from pathlib import Path
 
 from slurmddp.errors import UserError
@@ -11,23 +13,25 @@ from slurmddp.runs.survey import Survey, shown
 
 
 def copy_project(found: Survey, destination: Path) -> None:
-    """Copy what `survey` found below a new folder: bytes, paths and the x bit; other modes from the umask.
+    """Copy what `survey` found below a new folder: bytes, paths and the permissions that the umask leaves.
 
-    Files that change meanwhile are copied as they are at that moment. Raises UserError for a file that cannot
-    be read, OSError where the destination cannot be written (the caller knows how to put that).
+    Nobody may read a copy who may not read its source. Files that change meanwhile are copied as they are at that
+    moment. Raises UserError for a file that cannot be read, OSError where the destination cannot be written (the
+    caller knows how to put that).
     """
-    destination.mkdir(parents=True, exist_ok=True)
-    made = {destination}
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    made: set[str] = set()
+    _make_folder(found.root, destination, "", made)
     for item in found.items:
         target = destination / item.relative
-        if target.parent not in made:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            made.add(target.parent)
+        _make_folder(found.root, destination, posixpath.dirname(item.relative), made)
         if item.link is not None:
             target.symlink_to(item.link)
             continue
         try:
-            data = item.source.read_bytes()
+            with item.source.open("rb") as file:
+                facts = os.fstat(file.fileno())
+                data = file.read()
         except FileNotFoundError:
             continue  # removed since the survey
         except OSError as error:
@@ -35,7 +39,34 @@ def copy_project(found: Survey, destination: Path) -> None:
                 f"{shown(str(item.source))} cannot be read: {error.strerror}",
                 todo="make it readable, or leave it out of train.project (.gitignore)",
             ) from error
-        write_file(target, data, executable=item.executable)
+        write_file(target, data, mode=_mode(facts, target.parent) | 0o600)
+
+
+def _make_folder(source: Path, destination: Path, relative: str, made: set[str]) -> None:
+    """Make the copy of a project's folder, and those above it first, unless they are in `made`."""
+    if relative in made:
+        return
+    if relative:
+        _make_folder(source, destination, posixpath.dirname(relative), made)
+    target = destination / relative
+    try:
+        mode = _mode((source / relative).stat(), target.parent)
+    except OSError:
+        mode = 0  # removed since the survey, or closed to us: then to all others too
+    target.mkdir(mode | 0o700, exist_ok=True)
+    made.add(relative)
+
+
+def _mode(source: os.stat_result, parent: Path) -> int:
+    """The permissions of a source that its copy below `parent` may have.
+
+    A setgid parent gives the copy its own group; where that is another group than the source's, it may do what
+    all others may.
+    """
+    facts = parent.stat()
+    mode = source.st_mode & 0o777
+    group = facts.st_gid if facts.st_mode & stat.S_ISGID else os.getegid()
+    return mode if group == source.st_gid else mode & (~0o070 | mode << 3)
 
 
 def copy_runtime(destination: Path, package: Path | None = None) -> None:

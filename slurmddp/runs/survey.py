@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurmddp.errors import UserError
 from slurmddp.runs import git
+from slurmddp.runs.unwanted import SKIPPED_FOLDERS, SKIPPED_SUFFIXES, below, credential, is_image, is_run_folder
 
 DEFAULT_LIMIT = 50 * 2**20  # bytes
 DEFAULT_FILES = 20_000
 _GIT_TIMEOUT = 30.0  # seconds; only a huge folder with few ignored files takes longer
-_SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "venv", "node_modules", ".cache"})
-_SKIPPED_SUFFIXES = (".pyc", ".pyo")
+_NAMED = 30  # paths in a warning
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,6 @@ class Item:
     relative: str
     source: Path
     size: int
-    executable: bool = False
     link: str | None = None
 
 
@@ -44,13 +42,21 @@ class Survey:
     size: int = 0
 
 
-def survey(source: Path, *, limit: int = DEFAULT_LIMIT, max_files: int = DEFAULT_FILES) -> Survey:
+def survey(
+    source: Path,
+    *,
+    limit: int = DEFAULT_LIMIT,
+    max_files: int = DEFAULT_FILES,
+    exclude: Sequence[Path] = (),
+) -> Survey:
     """List what belongs to a project folder, or a single script.
 
     In a git work tree these are the tracked files and the untracked ones that git does not ignore, below that
-    folder; else all of it. Never: .git, caches, virtual environments and (where git does not track them) our
-    own run folders. limit: bytes, max_files: entries looked at; a folder above either is refused by a
-    UserError that names what is large. Other UserErrors: the source is absent or unreadable.
+    folder; else all of it. Where git does not track them: no caches, virtual environments, images of containers
+    or credentials (a warning names those). Never: .git, run folders of ours, and the folders in `exclude` (where
+    runs and caches are) that lie below the source. limit: bytes, max_files: entries looked at; a folder above
+    either is refused by a UserError that names what is large. Other UserErrors: the source is absent or
+    unreadable.
     """
     source = Path(os.path.abspath(source))
     if source.is_file():
@@ -58,7 +64,9 @@ def survey(source: Path, *, limit: int = DEFAULT_LIMIT, max_files: int = DEFAULT
         _add_file(found, source.name, source)
     elif source.is_dir():
         found = Survey(source)
-        _Walk(found, limit, max_files).folder("")
+        walk = _Walk(found, limit, max_files, exclude)
+        walk.folder("")
+        walk.warn()
     else:
         raise UserError(
             f"{source} is neither a folder nor a file",
@@ -74,11 +82,18 @@ def survey(source: Path, *, limit: int = DEFAULT_LIMIT, max_files: int = DEFAULT
 class _Walk:
     """Walks one project, through git where it can, and counts what it sees."""
 
-    def __init__(self, found: Survey, limit: int, max_files: int) -> None:
+    def __init__(self, found: Survey, limit: int, max_files: int, exclude: Sequence[Path]) -> None:
         self.found = found
         self.limit = limit
         self.max_files = max_files
         self.seen = 0
+        self.excluded, self.excluded_really = below(found.root, exclude)
+        self.tracked: set[str] = set()
+        self.of_runs: dict[str, str] = {"": ""}  # folder -> the folder of runs that it is or lies in, or ""
+        # Ordered sets, for the warnings.
+        self.secrets: dict[str, None] = {}
+        self.tracked_secrets: dict[str, None] = {}
+        self.tracked_runs: dict[str, None] = {}
 
     def folder(self, relative: str) -> None:
         """Add what belongs to one folder that is the project itself, a submodule or a nested repository."""
@@ -99,11 +114,15 @@ class _Walk:
             # it.
             self.plain(relative)
             return
-        left_out = _unwanted_folders(place, paths)
+        left_out = _unwanted_folders(paths)
+        self.tracked |= {posixpath.join(relative, path) for path, tracked in paths if tracked}
         for path, tracked in paths:
-            if not tracked and _is_unwanted(path, left_out):
-                continue
-            self.entry(posixpath.join(relative, path), is_repository=True)
+            whole = posixpath.join(relative, path)
+            if runs := self.runs_around(posixpath.dirname(whole)):
+                if tracked:
+                    self.tracked_runs[f"{runs}/"] = None
+            elif tracked or not _is_unwanted(path, left_out):
+                self.entry(whole, is_repository=True)
 
     def plain(self, relative: str) -> None:
         """Add all below a folder, without git's help."""
@@ -111,7 +130,7 @@ class _Walk:
             entries = sorted(entry.name for entry in (self.found.root / relative).iterdir())
         except OSError as error:
             raise _unreadable(self.found.root / relative, error) from error
-        if relative and ("pyvenv.cfg" in entries or _is_run_folder(self.found.root / relative, entries)):
+        if relative and "pyvenv.cfg" in entries:
             return
         for name in entries:
             self.entry(posixpath.join(relative, name), is_repository=False)
@@ -139,57 +158,89 @@ class _Walk:
             return  # tracked by git and deleted, or removed while we looked
         except OSError as error:
             raise _unreadable(source, error) from error
+        is_folder = stat.S_ISDIR(mode)
+        if relative in self.excluded or (is_folder and self.runs_around(relative)):
+            return
+        secret = credential(relative, is_folder=is_folder)
+        if relative in self.tracked:
+            if secret:
+                self.tracked_secrets[secret] = None
+        elif secret:
+            if not (is_folder and os.path.lexists(source / "pyvenv.cfg")):  # .env is also a name for those
+                self.secrets[secret] = None
+            return
+        elif is_image(relative) and not is_folder:
+            return
         if stat.S_ISLNK(mode):
-            _add_link(self.found, relative, source)
-        elif stat.S_ISDIR(mode):
+            self.link(relative, source)
+        elif is_folder:
             if is_repository:  # git lists files; a folder in its list is a submodule or a repository of its own
                 self.repository(relative)
-            elif source.name not in _SKIPPED_FOLDERS:
+            elif source.name not in SKIPPED_FOLDERS:
                 self.plain(relative)
         elif not stat.S_ISREG(mode):
             self.found.warnings.append(f"{shown(relative)}: left out, it is no file (socket, pipe or device)")
-        elif is_repository or not source.name.endswith(_SKIPPED_SUFFIXES):
+        elif is_repository or not source.name.endswith(SKIPPED_SUFFIXES):
             _add_file(self.found, relative, source)
 
+    def link(self, relative: str, source: Path) -> None:
+        """Add a link, unless what it points to is left out: the copy would be that, under another name."""
+        target = Path(os.path.realpath(source))
+        if target in self.excluded_really:
+            return
+        root = Path(os.path.realpath(self.found.root))
+        if target.is_relative_to(root) and os.path.isfile(target):
+            inside = target.relative_to(root).as_posix()
+            if runs := self.runs_around(posixpath.dirname(inside)):
+                self.found.warnings.append(f"{shown(relative)}: left out, the link points into {shown(runs)}/ of runs")
+                return
+            if inside not in self.tracked:
+                if credential(inside, is_folder=False):
+                    self.secrets[relative] = None
+                    return
+                if is_image(inside):
+                    return
+        _add_link(self.found, relative, source)
 
-def _unwanted_folders(place: Path, paths: list[tuple[str, bool]]) -> tuple[str, ...]:
-    """Folders among git's untracked files that are virtual environments or run folders of ours."""
-    untracked = {path for path, tracked in paths if not tracked}
-    found = []
-    for path in untracked:
-        folder, name = posixpath.split(path)
-        if not folder:
-            continue
-        if name == "pyvenv.cfg" or (
-            name == "manifest.json" and _is_run_folder(place / folder, [name, *_beside(untracked, folder)])
+    def runs_around(self, folder: str) -> str:
+        """The outermost folder of runs (or excluded one) that this folder is or lies in; "" for none."""
+        if folder not in self.of_runs:
+            found = self.runs_around(posixpath.dirname(folder))
+            if not found and (folder in self.excluded or is_run_folder(self.found.root / folder)):
+                found = folder
+            self.of_runs[folder] = found
+        return self.of_runs[folder]
+
+    def warn(self) -> None:
+        """One warning of each kind of thing that was left out, or copied, against what one may expect."""
+        for places, text in (
+            (self.secrets, "left out, as they look like credentials (rename what is none)"),
+            (self.tracked_secrets, "copied, though they look like credentials: git tracks them"),
+            (self.tracked_runs, "left out, though git tracks files there: runs and caches are no code"),
         ):
-            found.append(folder + "/")
-    return tuple(found)
+            if places:
+                self.found.warnings.append(f"{text}: {_named(places)}")
 
 
-def _beside(paths: set[str], folder: str) -> Iterator[str]:
-    if f"{folder}/job.json" in paths:
-        yield "job.json"
+def _named(places: Iterable[str]) -> str:
+    names = [shown(place) for place in places]
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _unwanted_folders(paths: list[tuple[str, bool]]) -> tuple[str, ...]:
+    """Folders among git's untracked files that are virtual environments."""
+    found = (path.rpartition("/") for path, tracked in paths if not tracked)
+    return tuple(folder + "/" for folder, _, name in found if folder and name == "pyvenv.cfg")
 
 
 def _is_unwanted(path: str, left_out: tuple[str, ...]) -> bool:
     folders = path.split("/")[:-1]
     return (
-        path.endswith(_SKIPPED_SUFFIXES)
+        path.endswith(SKIPPED_SUFFIXES)
         or path.startswith(left_out)
-        or any(folder in _SKIPPED_FOLDERS for folder in folders)
+        or any(folder in SKIPPED_FOLDERS for folder in folders)
     )
-
-
-def _is_run_folder(place: Path, names: list[str]) -> bool:
-    """Whether this is a run folder of ours: its job.json, and a manifest that says so."""
-    if "manifest.json" not in names or "job.json" not in names:
-        return False
-    try:
-        manifest = json.loads((place / "manifest.json").read_bytes())
-    except (OSError, ValueError):
-        return False  # unreadable or somebody else's: then it is a folder like any other
-    return isinstance(manifest, dict) and "run" in manifest and "slurmddp" in manifest
 
 
 def _add_file(found: Survey, relative: str, source: Path) -> None:
@@ -197,7 +248,7 @@ def _add_file(found: Survey, relative: str, source: Path) -> None:
         facts = source.stat()
     except OSError as error:
         raise _unreadable(source, error) from error
-    found.items.append(Item(relative, source, facts.st_size, bool(facts.st_mode & 0o111)))
+    found.items.append(Item(relative, source, facts.st_size))
     found.size += facts.st_size
 
 
@@ -206,7 +257,7 @@ def _add_link(found: Survey, relative: str, source: Path) -> None:
     root = found.root.resolve()
     target = Path(os.path.realpath(source))  # Path.resolve raises for a link that points to itself
     points_to = shown(str(source.readlink()))
-    if not target.exists():
+    if not os.path.exists(target):  # Path.exists raises where we may not look
         found.warnings.append(f"{shown(relative)}: left out, the link points to nothing ({points_to})")
     elif not target.is_relative_to(root):
         found.warnings.append(
@@ -259,7 +310,7 @@ def _too_large(found: Survey, limit: int, what: str) -> UserError:
         "The largest:\n" + "\n".join(lines),
         where="train.project",
         todo="a smaller train.project; a .gitignore in its git repository; snapshot: false to run the code "
-        "where it lies; or a higher limit, in MiB: --set snapshot_limit=N",
+        "where it lies; or a higher limit, such as --set snapshot_limit=100M",
     )
 
 

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from slurmddp.spec.tasks import BUNDLED, check_options
 from slurmddp.spec.types import (
     Adds,
     Count,
@@ -188,7 +189,7 @@ class Train(Model):
     script: PathStr | None = None
     args: tuple[Text, ...] = ()
     project: PathStr | None = None
-    data: dict[str, Free] = {}
+    data: Annotated[dict[str, Free], Field(validate_default=True)] = {}
     model: dict[str, Free] = {}
     batch: Batch = Batch.model_construct()
     steps: Count = 1000
@@ -215,6 +216,14 @@ class Train(Model):
                     raise ValueError(f"has a path that {error}: {path!r}") from None
         return value
 
+    @field_validator("data", "model")
+    @classmethod
+    def _bundled_options(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        task = info.data.get("task")
+        if task in BUNDLED:
+            check_options(task, str(info.field_name), value)
+        return value
+
     @model_validator(mode="after")
     def _task_or_script(self) -> "Train":
         if (self.task is None) == (self.script is None):
@@ -223,7 +232,7 @@ class Train(Model):
             if self.args:
                 raise ValueError("has args, which only a script takes; a task's options stand in data and model")
             module, _, factory = self.task.partition(":")
-            if self.task not in ("lm", "images") and not (
+            if self.task not in BUNDLED and not (
                 factory.isidentifier() and all(part.isidentifier() for part in module.split("."))
             ):
                 raise ValueError(f"has the unknown task {self.task!r}: lm, images, or package.module:factory")

@@ -41,6 +41,7 @@ class Resolved(NamedTuple):
     site: Site
     layered: Layered
     warnings: tuple[str, ...]
+    site_from: str = ""
 
     def place(self, *key: str) -> str:
         """`FILE:LINE: key` for a message about the value of `key`."""
@@ -84,7 +85,7 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
                 todo=f"export {variable}=..., or write the path",
             )
         warnings.append(f"{where}: the variable ${variable} is not set here: it stays as written")
-    return Resolved(job, site, layered, tuple(warnings))
+    return Resolved(job, site, layered, tuple(warnings), named_at)
 
 
 def environment_layer(environment: Mapping[str, str]) -> Document:

@@ -87,7 +87,7 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
         hint = f"did you mean {near}?" if near else "`slurmddp init FILE` writes a job file with the known ones"
         return f"{place}{shown}: unknown key\n  -> {hint}"
     if kind == "missing":
-        return f"{place}{shown}: is missing"
+        return f"{place}{shown}: is missing\n  -> `slurmddp init FILE` writes a job file that has it"
     value = detail.get("input")
     written = f", not {_short(value)}" if isinstance(value, str | int | float | list | dict) else ", not empty"
     if kind == "value_error":

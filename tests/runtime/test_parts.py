@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from slurmddp.runtime.journal import Events, JsonLines
 from slurmddp.runtime.order import SampleOrder
 from slurmddp.runtime.stop import StopFile
 from slurmddp.runtime.tasks.lm import Windows
+from slurmddp.runtime.tasks.options import OPTIONS, checked
 from slurmddp.runtime.tasks.text import ByteStream, find_files
 
 
@@ -114,9 +117,17 @@ def test_an_error_inside_a_users_module_is_its_own(tmp_path: Path, monkeypatch: 
         ({}, {}, "train.data.path must be a path or a list of paths, not None"),
         ({"path": "TEXT", "contxt": 3}, {}, "unknown key train.data.contxt; known here: path, context"),
         ({"path": "TEXT", "context": "3"}, {}, "train.data.context must be a whole number"),
+        ({"path": "TEXT", "context": 0}, {}, "train.data.context must be a whole number from 1 up, not 0"),
+        ({"path": ["TEXT", 3]}, {}, "train.data.path must be a path or a list of paths, not"),
+        ({"path": "TEXT", "held_out": 0.6}, {}, "train.data.held_out must be a number from 0 to 0.5, not 0.6"),
+        ({"path": "TEXT"}, {"tied": 1}, "train.model.tied must be true or false, not 1"),
         ({"path": "TEXT", "context": 50}, {}, "too few"),
         ({"path": "TEXT", "glob": "*.none"}, {}, "no file with content matches"),
-        ({"path": "TEXT", "context": 1}, {"width": 5}, "must be a multiple"),
+        (
+            {"path": "TEXT", "context": 1},
+            {"width": 5},
+            r"train.model.width must be a multiple of train.model.heads \(4\), not 5",
+        ),
     ],
 )
 def test_mistakes_in_lm(tmp_path: Path, data: dict[str, Any], model: dict[str, Any], message: str) -> None:
@@ -125,6 +136,38 @@ def test_mistakes_in_lm(tmp_path: Path, data: dict[str, Any], model: dict[str, A
         data = {**data, "path": str(tmp_path)}
     with pytest.raises(UserError, match=message):
         tasks.create("lm", data, model)
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "message"),
+    [
+        ({}, {}, "train.data.path must be a path, not None"),
+        ({"path": "/not/here"}, {}, "there is no /not/here"),
+        ({"path": ["/a"]}, {}, "train.data.path must be a path, not"),
+        ({"path": "/a", "context": 3}, {}, "unknown key train.data.context; known here: path, held_out, size"),
+        ({"path": "/a", "held_out": 1}, {}, "train.data.held_out must be a number from 0 to below 1, not 1"),
+        ({"path": "/a"}, {"kind": "vit"}, "train.model.kind must be mlp or cnn, not 'vit'"),
+    ],
+)
+def test_mistakes_in_images(data: dict[str, Any], model: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        tasks.create("images", data, model)
+
+
+@pytest.mark.parametrize("task", tasks.BUNDLED)
+def test_every_bundled_task_has_its_options_and_defaults_that_fit(task: str) -> None:
+    found = {name for part in OPTIONS[task].values() for name, option in part.items() if option.required}
+    assert found == {"path"}
+    assert checked(task, "data", {"path": "/a"}) == {
+        **{name: option.default for name, option in OPTIONS[task]["data"].items()},
+        "path": "/a",
+    }
+    assert checked(task, "model", checked(task, "model", {})) == checked(task, "model", {})
+
+
+def test_the_options_are_read_without_torch() -> None:
+    code = "import slurmddp.runtime.tasks.options, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_text_is_one_stream_in_sorted_order(tmp_path: Path) -> None:

@@ -1,14 +1,18 @@
 """Tasks: what is trained. `lm` and `images` are bundled; any other is the user's own
-"package.module:factory".
+"package.module:factory". The login side imports `options`, and with it this module: no torch here.
 """
+
+from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.tasks.protocol import Task
+
+if TYPE_CHECKING:
+    from slurmddp.runtime.tasks.protocol import Task
 
 BUNDLED = {"lm": "slurmddp.runtime.tasks.lm:create", "images": "slurmddp.runtime.tasks.images:create"}
 

@@ -15,10 +15,9 @@ from torch import nn
 
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.order import keys, permute
-from slurmddp.runtime.tasks.protocol import Loss, Samples, options
+from slurmddp.runtime.tasks.options import checked
+from slurmddp.runtime.tasks.protocol import Loss, Samples
 
-DATA: dict[str, Any] = {"path": "", "held_out": 0.2, "size": 32}
-MODEL: dict[str, Any] = {"kind": "mlp", "hidden": 128, "layers": 2, "dropout": 0.0}
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 
 
@@ -115,15 +114,11 @@ class Images:
     metrics: Sequence[str] = ("accuracy",)
 
     def __init__(self, data: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-        data = options(data, DATA, "train.data")
-        self._model = options(model, MODEL, "train.model")
-        if self._model["kind"] not in ("mlp", "cnn"):
-            raise UserError(f"train.model.kind must be mlp or cnn, not {self._model['kind']!r}")
-        if not 0 <= data["held_out"] < 1:
-            raise UserError(f"train.data.held_out must be between 0 and 1, not {data['held_out']}")
+        data = checked("images", "data", data)
+        self._model = checked("images", "model", model)
         path = Path(data["path"])
-        if not data["path"] or not path.exists():
-            raise UserError(f"train.data.path: there is no {data['path'] or 'path given'}")
+        if not path.exists():
+            raise UserError(f"train.data.path: there is no {path}")
         self._whole = Folder(path, data["size"]) if path.is_dir() else Arrays(path)
         total = len(self._whole)
         held_out = int(total * data["held_out"])

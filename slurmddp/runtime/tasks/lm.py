@@ -10,11 +10,9 @@ from torch import nn
 
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.tasks.gpt import GPT
-from slurmddp.runtime.tasks.protocol import Loss, Samples, options
+from slurmddp.runtime.tasks.options import checked
+from slurmddp.runtime.tasks.protocol import Loss, Samples
 from slurmddp.runtime.tasks.text import ByteStream, find_files
-
-DATA: dict[str, Any] = {"path": None, "context": 128, "glob": "**/*", "exclude": [], "held_out": 0.02}
-MODEL: dict[str, Any] = {"layers": 2, "heads": 4, "width": 128, "dropout": 0.0, "tied": True}
 
 
 class Windows:
@@ -60,18 +58,10 @@ class LanguageModel:
     metrics: Sequence[str] = ()
 
     def __init__(self, data: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-        data = options(data, DATA, "train.data")
-        self._model = options(model, MODEL, "train.model")
+        data = checked("lm", "data", data)
+        self._model = checked("lm", "model", model)
         self._context = self.targets_per_sample = data["context"]
-        if self._context < 1:
-            raise UserError(f"train.data.context must be at least 1, not {self._context}")
-        if not 0 <= data["held_out"] <= 0.5:
-            raise UserError(f"train.data.held_out must be between 0 and 0.5, not {data['held_out']}")
-        if self._model["width"] % self._model["heads"]:
-            raise UserError("train.model.width must be a multiple of train.model.heads")
         paths = [data["path"]] if isinstance(data["path"], str) else data["path"]
-        if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
-            raise UserError(f"train.data.path must be a path or a list of paths, not {paths!r}")
         self._stream = ByteStream(find_files(paths, data["glob"], data["exclude"]))
         total = len(self._stream) // (self._context + 1)
         self._held_out = max(1, int(total * data["held_out"])) if data["held_out"] > 0 else 0

@@ -7,8 +7,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from slurmddp.runtime.errors import UserError
-
 
 class Samples(Protocol):
     """Samples by number: len(samples), samples[i] for i from 0. Has to pickle, and give the same on every
@@ -74,27 +72,3 @@ class Task(Protocol):
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
         """Figures for people from means over held-out data: "loss" and each metric by name."""
         ...
-
-
-def options(given: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """`defaults` overlaid with what was given. `where` is the mapping's key in the job (train.data).
-
-    Raises UserError for an unknown key, and for a value of another type than its default's (an int may stand
-    for a float; a default of None takes anything).
-    """
-    for key, value in given.items():
-        if key not in defaults:
-            raise UserError(f"unknown key {where}.{key}; known here: {', '.join(defaults)}")
-        default = defaults[key]
-        if default is None:
-            continue
-        if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-            continue
-        if type(value) is not type(default):
-            raise UserError(f"{where}.{key} must be {_kind(default)}, not {value!r}")
-    return {**defaults, **given}
-
-
-def _kind(default: object) -> str:
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list"}
-    return names.get(type(default), type(default).__name__)

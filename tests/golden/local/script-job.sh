@@ -36,11 +36,6 @@ signal=
 slurm_state=
 slurm_reason=
 
-stop_in_time() {
-  say "the time limit is near: asking the ranks to save and end (stop file)"
-  printf 'time limit\n' >"$run/stop"
-}
-
 terminated() {
   signal=$1
   slurm_state=CANCELLED
@@ -66,7 +61,6 @@ wait_for_child() {
   return "$code"
 }
 
-trap stop_in_time USR2
 trap 'terminated TERM' TERM
 trap 'terminated INT' INT
 trap ended EXIT

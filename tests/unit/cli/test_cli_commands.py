@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.sites.catalogue import Catalogue
-from tests.helpers import Desk, Result
+from tests.helpers import SIF, Desk, Result
 
 Cli = Callable[..., Result]
 
@@ -36,7 +36,7 @@ train:
 @pytest.fixture
 def ready(desk: Desk) -> Desk:
     desk.write("job.yaml", JOB)
-    desk.write("image.sif", "an image")
+    desk.write("image.sif", SIF)
     desk.write("books/a.txt", "text")
     desk.write("train.py", "print('hello')\n")
     desk.program("sbatch", SBATCH.format(answer="echo 4711"))
@@ -206,7 +206,9 @@ def test_render_writes_all_files(ready: Desk, cli: Cli) -> None:
     done = cli("render", "job.yaml", "-o", "out", "--set", "container.base=25.04")
     assert done.code == 0, done.err
     names = {"job.sh", "node.sh", "job.yaml", "job.json", "site.yaml", "image.def"}
-    assert {path.name for path in (ready.project / "out").iterdir()} == names
+    # The code beside them is for clusters without Slurm (`plan --per-node`).
+    assert {path.name for path in (ready.project / "out").iterdir()} == {*names, "code"}
+    assert (ready.project / "out/code/slurmddp/runtime/train.py").is_file()
     assert {Path(line).name for line in done.out.splitlines()} == names
     assert (ready.project / "out" / "job.sh").read_text() == cli("submit", "job.yaml", "--dry-run").out
     assert cli("render", "job.yaml", "-o", "out", "--set", "container.base=25.04").code == 0
@@ -283,7 +285,7 @@ def test_init_writes_a_job_that_submits(ready: Desk, cli: Cli, site: str, what: 
     ready.write("images.npz", "x")
     image = Catalogue(ready.environment).load(site)[1].tree["container"].get("image", "")
     if image.startswith("$HOME/"):
-        ready.write(f"../home/{image.removeprefix('$HOME/')}", "x")
+        ready.write(f"../home/{image.removeprefix('$HOME/')}", SIF)
     made = cli("init", "new.yaml", "--site", site, *what)
     assert (made.code, made.out) == (0, "new.yaml\n"), made.err
     done = cli("submit", "new.yaml", "--dry-run")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.helpers import Desk, Result
+from tests.helpers import SIF, Desk, Result
 
 Cli = Callable[..., Result]
 
@@ -32,7 +32,7 @@ train:
 def ready(desk: Desk) -> Desk:
     """All that JOB needs is there."""
     desk.write("job.yaml", JOB)
-    desk.write("image.sif", "an image")
+    desk.write("image.sif", SIF)
     desk.write("books/a.txt", "text")
     desk.program("sbatch", SBATCH)
     return desk
@@ -75,7 +75,10 @@ def test_a_missing_image(refused: Callable[..., str]) -> None:
 
 def test_an_empty_image(ready: Desk, refused: Callable[..., str]) -> None:
     ready.write("image.sif", "")
-    assert "image.sif is empty" in refused()
+    assert "image.sif is no SIF image" in refused()
+    ready.write("image.sif", "#!/usr/bin/env python3\nprint('a script given by mistake')\n")
+    assert "image.sif is no SIF image" in refused()
+    assert "is a folder, and no root file system" in refused("job.yaml", "--image", ".")
 
 
 def test_a_missing_dataset(refused: Callable[..., str]) -> None:

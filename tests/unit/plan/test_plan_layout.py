@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurmddp.errors import UserError
+from slurmddp.plan.layout import plan_layout
 from slurmddp.plan.model import Layout
 from tests.helpers import LM_JOB, Desk, refusal
 
@@ -97,3 +98,13 @@ def test_no_such_note_where_no_node_is_saved(desk: Desk, options: tuple[str, ...
 
 def test_gpus_without_a_rank_are_told(desk: Desk) -> None:
     assert "3 of 4 GPUs a node get no rank" in notes(desk, "resources.ranks_per_node=1")
+
+
+def test_an_allocation_bounds_nodes_and_cores(desk: Desk) -> None:
+    resolved = desk.resolve(LM_JOB, "resources.nodes=2")
+    layout, _ = plan_layout(resolved, (2, 8))
+    assert (layout.nodes, layout.cpus_per_node, layout.mem_per_node) == (2, 8, None)
+    with pytest.raises(UserError, match=r"has 1 node\(s\), the job wants 2"):
+        plan_layout(resolved, (1, 8))
+    with pytest.raises(UserError, match="16 cores a node are more than the 8 of the allocation"):
+        plan_layout(desk.resolve(LM_JOB, "resources.cpus_per_node=16"), (2, 8))

@@ -143,12 +143,10 @@ def test_an_extra_option_does_not_undo_ours(desk: Desk, flag: str) -> None:
     assert "resources.sbatch_extra" in refused(desk, LM_JOB, f"resources.sbatch_extra=[{flag}]")
 
 
-@pytest.mark.parametrize(
-    ("time", "lead"), [("10m", "--signal=B:USR2@120"), ("6m", "--signal=B:USR2@120"), ("5m", None)]
-)
-def test_a_short_job_has_no_early_signal(desk: Desk, time: str, lead: str | None) -> None:
+@pytest.mark.parametrize(("time", "lead"), [("10m", 120), ("6m", 120), ("5m", 100), ("3m", 60), ("2m", None)])
+def test_a_short_job_has_no_early_signal(desk: Desk, time: str, lead: int | None) -> None:
     found = [text for text in lines(desk, LM_JOB, f"resources.time={time}") if text.startswith("--signal")]
-    assert found == ([lead] if lead else [])
+    assert found == ([f"--signal=B:USR2@{lead}"] if lead else [])
 
 
 def test_a_local_job_has_no_sbatch_lines(desk: Desk) -> None:

@@ -184,6 +184,7 @@ def test_arguments_and_variables_without_a_container(stage: Stage, text: str) ->
 def test_everything_that_a_container_gets(stage: Stage, text: str) -> None:
     job = gpu_job(environment={"FREE": text}, network={"variables": {"NCCL_FREE": text}})
     job["container"] = {"options": [f"--env=A={text}"]}
+    job["train"]["task"] = "own.tasks:free"  # a bundled task knows its options, a task of the user's own is free
     job["train"]["data"]["word"] = text
     job["train"]["model"] = {"word": text, text: [text]}
     plan = stage.plan(job)

@@ -198,7 +198,7 @@ def test_the_resolved_job_reads_back_to_the_same_scripts(desk: Desk, kind: str) 
 )
 def test_free_values_read_back_from_the_resolved_job(tmp_path_factory: pytest.TempPathFactory, values: dict) -> None:
     desk = Desk(tmp_path_factory.getbasetemp() / "free values")
-    resolved = desk.resolve(LM_JOB)
+    resolved = desk.resolve(LM_JOB.replace("task: lm", "task: own.tasks:free"))
     train = resolved.job.train.model_copy(update={"model": values})
     resolved = type(resolved)(resolved.job.model_copy(update={"train": train}), resolved.site, resolved.layered, ())
     again = desk.resolve(job_yaml(resolved, plan_of(resolved, desk.project)))
@@ -223,7 +223,8 @@ def test_a_literal_dollar_in_a_path_reads_back(desk: Desk) -> None:
 
 def test_what_the_ranks_read_is_json_without_surprises(desk: Desk) -> None:
     assert job_json(desk.plan(SCRIPT_JOB), "id") is None
-    text = job_json(desk.plan(LM_JOB, "train.data.word=ä'\"\\", "train.data.rate=3e-4"), "id") or ""
+    own_task = LM_JOB.replace("task: lm", "task: own.tasks:free")
+    text = job_json(desk.plan(own_task, "train.data.word=ä'\"\\", "train.data.rate=3e-4"), "id") or ""
     assert '"rate": 0.0003' in text
     assert "ä'\\\"\\\\" in text
 

@@ -155,18 +155,26 @@ def test_no_write_permission() -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounting a small file system takes root")
-def test_disk_full(tmp_path: Path) -> None:
+@pytest.mark.parametrize("during", ["texts", "snapshot"])
+def test_disk_full(tmp_path: Path, during: str) -> None:
     if subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "x", str(tmp_path)], check=False).returncode:
         pytest.skip("mounting is not allowed here")
     program = (
         "import sys; from pathlib import Path\nfrom slurmddp.runs.create import create\n"
-        "from slurmddp.errors import UserError\nroot = Path(sys.argv[1])\n"
-        "try:\n    create(root / 'runs', 'gpt', {'big': 'x' * 2**20})\n"
+        "from slurmddp.errors import UserError\nfrom slurmddp.runs.snapshot import copy_project\n"
+        "from slurmddp.runs.survey import survey\nroot, project = map(Path, sys.argv[1:])\n"
+        "def fill(draft):\n    copy_project(survey(project), draft.folder.project)\n"
+        "texts = {} if project.name == 'snapshot' else {'big': 'x' * 2**20}\n"
+        "try:\n    create(root / 'runs', 'gpt', texts, fill=fill)\n"
         "except UserError as error:\n    print(error)\nprint(list(root.iterdir()))"
     )
-    script = 'mount -t tmpfs -o size=64k small "$1" && exec "$2" -c "$3" "$1"'
+    root, project = tmp_path / "disk", tmp_path / during
+    root.mkdir()
+    project.mkdir()
+    (project / "big.py").write_bytes(b"x" * 2**20)
+    script = 'mount -t tmpfs -o size=64k small "$1" && exec "$3" -c "$4" "$1" "$2"'
     done = subprocess.run(
-        ["unshare", "-m", "bash", "-c", script, "bash", str(tmp_path), sys.executable, program],
+        ["unshare", "-m", "bash", "-c", script, "bash", str(root), str(project), sys.executable, program],
         capture_output=True,
         text=True,
         check=True,
@@ -175,6 +183,17 @@ def test_disk_full(tmp_path: Path) -> None:
     assert "the disk is full" in done.stdout
     assert "--set paths.runs=" in done.stdout
     assert done.stdout.endswith("[]\n"), "nothing is left"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
+def test_every_error_of_the_file_system_is_the_users(tmp_path: Path, number: int) -> None:
+    def fill(draft: Draft) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(UserError, match="the run folder cannot be written") as error:
+        create(tmp_path / "runs", "gpt", FILES, fill=fill)
+    assert f"{tmp_path}/runs/gpt-" in str(error.value) and "--set paths.runs=" in str(error.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_quota_and_read_only() -> None:

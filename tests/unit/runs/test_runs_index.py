@@ -4,6 +4,8 @@ import json
 import multiprocessing
 import os
 import shutil
+import tempfile
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,71 @@ def test_gone_folders_are_dropped(tmp_path: Path) -> None:
     shutil.rmtree(b.path)
     assert [entry.id for entry in entries()] == ["gpt-1"]
     assert find("last") == find("gpt") == a
+
+
+def test_a_gone_folder_still_tells_its_job(tmp_path: Path) -> None:
+    created = "2025-11-20T10:00:00+00:00"
+    cases = [
+        ("gpt-1", "29", ("gpt-1", "29"), "its job was 29: `scancel 29` ends it if it still runs"),
+        ("gpt-2", "30;beta", ("gpt-2", "30", "30;beta"), "its job was 30;beta: `scancel --clusters=beta 30` ends it"),
+        ("gpt-3", "local-7-8", ("gpt-3", "local-7-8"), "its job was local-7-8: `kill 7` there ends it"),
+        ("gpt-4", "", ("gpt-4",), "no job of it is known"),
+    ]
+    gone = {run_id: known(make(tmp_path, run_id, created, job_id)) for run_id, job_id, _, _ in cases}
+    known(make(tmp_path, "29-other", created))
+    known(make(tmp_path, "gpt-11", created))
+    for run in gone.values():
+        shutil.rmtree(run.path)
+    for run_id, _, texts, said in cases:
+        path = gone[run_id].path
+        for text in (*texts, str(path)):
+            for roots in ([], [tmp_path]):
+                with pytest.raises(UserError) as error:
+                    find(text, roots)
+                assert str(error.value).startswith(f"the folder {path} of run {run_id} is gone; {said}"), text
+    assert find("29-").id == "29-other", "the beginning of another id is none of a gone run"
+    make(tmp_path / "moved", "gpt-1", created, "29")
+    assert find("29", [tmp_path / "moved"]).path == tmp_path / "moved" / "gpt-1"
+
+
+def _find_without_rights(texts: "list[str]", answer: Connection) -> None:
+    if os.getuid() == 0:  # root may look everywhere
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    for text in texts:
+        try:
+            answer.send(str(find(text)))
+        except UserError as error:
+            answer.send(str(error))
+        except OSError as error:
+            answer.send(repr(error))
+    answer.send(str([entry.id for entry in entries()]))
+
+
+def test_a_folder_that_one_may_not_look_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to other users
+        place = Path(name)
+        place.chmod(0o755)
+        monkeypatch.setenv("XDG_STATE_HOME", str(place / "state"))
+        created = "2025-11-20T10:00:00+00:00"
+        indexed = known(make(place / "runs", "gpt-1", created, "29"))
+        other = make(place / "runs", "gpt-2", created)
+        (place / "runs").chmod(0)
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        texts = ["29", "gpt-1", str(indexed.path), str(other.path), "last", "nothing"]
+        child = context.Process(target=_find_without_rights, args=(texts, theirs))
+        child.start()
+        said = [ours.recv() for _ in texts]
+        listed = ours.recv()
+        child.join()
+        (place / "runs").chmod(0o755)
+    for text in said[:3]:
+        assert f"the folder {indexed.path} of run gpt-1 cannot be read: Permission denied; its job was 29" in text
+    assert said[3].startswith(f"{other.path} cannot be read: Permission denied")
+    assert said[4].startswith("no run 'last'") and said[5].startswith("no run 'nothing'")
+    assert listed == "[]"
 
 
 def test_the_newest_line_counts(tmp_path: Path) -> None:

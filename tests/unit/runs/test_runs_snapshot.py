@@ -64,7 +64,97 @@ def test_run_folders_are_left_out(project: Path) -> None:
     make(project, "env/pyvenv.cfg")
     assert names(survey(project)) == expected[1:]
     run_git(project, "add", "runs/a/checkpoints/x")
-    assert "runs/a/checkpoints/x" in names(survey(project)), "what git tracks, the user wants"
+    found = survey(project)
+    assert names(found) == expected[1:], "committed by accident: each snapshot would hold those before it"
+    assert found.warnings == ["left out, though git tracks files there: runs and caches are no code: runs/a/"]
+
+
+def test_run_folders_of_own_scripts_and_half_made_ones(project: Path) -> None:
+    half = "old/.gpt-20251120-140509-ab12.part/code/x"
+    make(project, "old/a/job.sh", "old/a/logs/job.log", "old/b/submission.json", half, "old/.x.part/mine.py")
+    for run in ("a", "b"):
+        (project / "old" / run / "manifest.json").write_text('{"run": "a", "slurmddp": "0.1.0"}')
+    expected = ["env/bin/y.py", "lib/a.py", "old/.x.part/mine.py", "train.py"]
+    assert names(survey(project)) == expected
+    run_git(project, "init", "-q")
+    assert names(survey(project)) == expected
+    (project / ".gitignore").write_text("*.json\n")
+    assert names(survey(project)) == [".gitignore", *expected], "git lists no manifest, and yet it is a run"
+
+
+def test_the_runs_root_and_the_cache_are_left_out(project: Path, tmp_path: Path) -> None:
+    make(project, "runs/notes.txt", "work/cache/x", "work/keep.py")
+    make(tmp_path / "scratch", "big")
+    (project / "elsewhere").symlink_to(tmp_path / "scratch")
+    (project / "notes").symlink_to("runs/notes.txt")
+    exclude = [project / "runs", project / "work" / "cache", tmp_path / "scratch", project, tmp_path]
+    expected = ["env/bin/y.py", "lib/a.py", "train.py", "work/keep.py"]
+    found = survey(project, exclude=exclude)
+    assert names(found) == expected
+    assert found.warnings == ["notes: left out, the link points into runs/ of runs"]
+    (project / "notes").unlink()
+    (tmp_path / "alias").symlink_to(project)
+    assert names(survey(tmp_path / "alias", exclude=exclude)) == expected, "the same folder by another name"
+    (project / "runs").rename(tmp_path / "moved")
+    (project / "runs").symlink_to(tmp_path / "moved")
+    found = survey(project, exclude=exclude)
+    assert (names(found), found.warnings) == (expected, [])
+    (project / "runs").unlink()
+    (tmp_path / "moved").rename(project / "runs")
+    run_git(project, "init", "-q")
+    assert names(survey(project, exclude=exclude)) == expected
+    run_git(project, "add", "runs/notes.txt")
+    found = survey(project, exclude=exclude)
+    assert names(found) == expected and "runs/" in found.warnings[0]
+
+
+SECRETS = (
+    ".ssh/id_x", ".ssh/config", "deep/.gnupg/ring", ".aws/credentials", ".netrc", ".env", ".env.local", "a.PEM",
+    "deep/b.key", "id_rsa", "id_ed25519_work", "id_ecdsa.old", ".git-credentials", ".pypirc", ".docker/config.json",
+    "deep/.huggingface/token",
+)  # fmt: skip
+NO_SECRETS = (".env.example", "id_rsa.pub", "id_ed25519.pub", ".docker/Dockerfile", "config.json", "token", "key.py")
+
+
+def test_credentials_are_left_out(project: Path) -> None:
+    make(project, *SECRETS, *NO_SECRETS, ".env.d/x", "deep/.env/pyvenv.cfg")
+    (project / "settings").symlink_to(".env")
+    expected = sorted([*NO_SECRETS, "env/bin/y.py", "lib/a.py", "train.py"])
+    for step in range(2):
+        if step:
+            run_git(project, "init", "-q")
+        found = survey(project)
+        assert names(found) == expected
+        assert len(found.warnings) == 1 and "credentials" in found.warnings[0]
+        told = set(found.warnings[0].split(": ")[1].split(", "))
+        folders = {".ssh/", ".aws/", "deep/.gnupg/", ".env.d/"}
+        assert told == {name for name in SECRETS if not name.startswith(tuple(folders))} | folders | {"settings"}
+    run_git(project, "add", "--force", ".env", "deep/b.key", "settings")
+    found = survey(project)
+    assert names(found) == sorted([*expected, ".env", "deep/b.key", "settings"])
+    assert [warning.split(":")[-1] for warning in found.warnings if "git tracks" in warning] == [" .env, deep/b.key"]
+    assert len(found.warnings) == 2
+
+
+def test_how_credentials_are_named(project: Path) -> None:
+    make(project, ".env", "certs/a.pem")
+    text = "left out, as they look like credentials (rename what is none): .env, certs/a.pem"
+    assert survey(project).warnings == [text]
+    make(project, *(f"certs/{number}.pem" for number in range(60)))
+    assert survey(project).warnings[0].endswith(".pem and 32 more")
+
+
+def test_images_are_no_code(project: Path) -> None:
+    images = [f"images/torch.{end}" for end in ("sif", "sif.def", "sif.build.log", "sif.lock.json", "sqsh", "simg")]
+    make(project, *images, "images/torch.def")
+    (project / "image").symlink_to("images/torch.sif")
+    expected = ["env/bin/y.py", "images/torch.def", "lib/a.py", "train.py"]
+    found = survey(project)
+    assert (names(found), found.warnings) == (expected, [])
+    run_git(project, "init", "-q")
+    assert names(survey(project)) == expected
+    run_git(project, "add", "images/torch.sif.def")
+    assert names(survey(project)) == sorted([*expected, "images/torch.sif.def"])
 
 
 def test_with_git(repository: Path) -> None:
@@ -128,25 +218,57 @@ def test_bytes_names_and_modes(tmp_path: Path) -> None:
     (project / "sub dir").mkdir()
     for number, name in enumerate(odd):
         (project / os.fsdecode(name)).write_bytes(bytes(range(256)) * number)
-    (project / "a b").chmod(0o700)
-    (project / "-dash").chmod(0o600)
     for step in range(2):
         if step:
             run_git(project, "init", "-q")
         copy = tmp_path / f"copy{step}"
         found = survey(project)
         assert sorted(os.fsencode(item.relative) for item in found.items) == sorted(odd)
-        old = os.umask(0o027)
-        try:
-            copy_project(found, copy)
-        finally:
-            os.umask(old)
+        copy_project(found, copy)
         for name in odd:
             path = os.fsdecode(name)
             assert (copy / path).read_bytes() == (project / path).read_bytes()
-        assert (copy / "a b").stat().st_mode & 0o777 == 0o750, "the x bit is kept, the rest is the umask's"
-        assert (copy / "-dash").stat().st_mode & 0o777 == 0o640
     assert code_hash(tmp_path / "copy0") == code_hash(tmp_path / "copy1")
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077, 0o002])
+def test_a_copy_is_readable_by_no_more_than_its_source(tmp_path: Path, mask: int) -> None:
+    project = make(tmp_path / "project", "closed/inner/secret.txt", "group/x", "script", "read_only")
+    modes = {
+        "": 0o750, "closed": 0o700, "closed/inner": 0o755, "closed/inner/secret.txt": 0o600, "group": 0o2770,
+        "group/x": 0o660, "script": 0o4755, "read_only": 0o444,
+    }  # fmt: skip
+    for name, mode in modes.items():
+        (project / name).chmod(mode)
+    copy = tmp_path / "copy"
+    old = os.umask(mask)
+    try:
+        copy_project(survey(project), copy)
+    finally:
+        os.umask(old)
+    for name, mode in modes.items():
+        owner = 0o700 if (copy / name).is_dir() else 0o600
+        assert (copy / name).stat().st_mode & 0o7777 == (mode & 0o777 & ~mask) | owner, name
+    (copy / "read_only").write_text("the owner may write")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another group takes root")
+def test_another_group_may_do_what_all_others_may(tmp_path: Path) -> None:
+    project = make(tmp_path / "project", "for_group", "for_all")
+    for name, mode in (("", 0o755), ("for_group", 0o640), ("for_all", 0o644)):
+        (project / name).chmod(mode)
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    os.chown(runs, -1, 4711)
+    runs.chmod(0o2775)
+    old = os.umask(0o022)
+    try:
+        copy_project(survey(project), runs / "copy")
+    finally:
+        os.umask(old)
+    modes = [(runs / "copy" / name).stat().st_mode & 0o777 for name in ("", "for_group", "for_all")]
+    assert modes == [0o755, 0o600, 0o644]
+    assert (runs / "copy" / "for_group").stat().st_gid == 4711
 
 
 def test_links(project: Path, tmp_path: Path) -> None:
@@ -190,7 +312,7 @@ def test_the_size_limit_names_what_is_large(project: Path) -> None:
     assert lines[1] == ["1.9", "MiB", "notebooks/", "(4", "files)"]
     assert lines[2] == ["976.6", "KiB", "lib/big.npy"]
     assert len(lines) <= 5
-    for way_out in ("train.project", ".gitignore", "snapshot: false", "snapshot_limit", "1.0 MiB"):
+    for way_out in ("train.project", ".gitignore", "snapshot: false", "--set snapshot_limit=100M", "1.0 MiB"):
         assert way_out in text
     assert survey(project, limit=10**8).size > 6_000_000
 

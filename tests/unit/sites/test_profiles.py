@@ -98,7 +98,7 @@ def test_job_layer_has_only_keys_and_values_of_the_job(name: str) -> None:
                 walk(value, inner, (*path, key))
 
     walk(layer, Job, ())
-    job = Job.model_validate({**layer, "site": name, "train": {"task": "lm"}})
+    job = Job.model_validate({**layer, "site": name, "train": {"script": "train.py"}})
     assert job.resources.account is None, "an account is the user's"
 
 

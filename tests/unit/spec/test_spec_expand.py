@@ -63,14 +63,14 @@ JOB = LM_JOB.replace("/data/books", "$WORK/books") + (
 
 
 def test_paths_are_expanded_and_all_else_is_not(desk: Desk) -> None:
-    job = desk.resolve(JOB, "train.data.other=$WORK", WORK="/w").job
+    job = desk.resolve(JOB, "train.data.glob=$WORK", WORK="/w").job
     assert job.container.image == "/w/a.sif"
     assert [(bind.source, bind.destination) for bind in job.container.binds] == [
         ("/w/in", "/in"),
         (f"{desk.home}/out", "/out"),
     ]
     assert (job.paths.runs, job.paths.cache) == ("/w/runs", f"{desk.home}/.cache")
-    assert job.train.data == {"path": "/w/books", "other": "$WORK"}
+    assert job.train.data == {"path": "/w/books", "glob": "$WORK"}
     assert (job.container.options, job.environment) == (("--env=A=$WORK",), {"A": "$WORK"})
 
 

@@ -197,13 +197,13 @@ def test_set_reaches_every_key_and_the_last_one_wins(desk: Desk) -> None:
         "train.steps=2000",
         "train.optimizer.lr=3e-4",
         "train.data.context=64",
-        "train.data.word='no'",
+        "train.data.glob='no'",
         "container.binds=[/a, /b:/c:ro]",
         "environment.A=x = y",
         "checkpoint.every=null",
     ).job
     assert (found.train.steps, found.train.optimizer.lr) == (2000, 3e-4)
-    assert found.train.data == {"path": "/data/books", "context": 64, "word": "'no'"}
+    assert found.train.data == {"path": "/data/books", "context": 64, "glob": "'no'"}
     assert [bind.source for bind in found.container.binds] == ["/a", "/b"]
     assert (found.environment["A"], found.checkpoint.every) == ("x = y", None)
 
@@ -236,10 +236,10 @@ def test_an_item_that_set_adds_to_a_list_has_its_place(desk: Desk) -> None:
 def test_set_within_what_is_set_already(desk: Desk) -> None:
     with pytest.raises(UserError, match="is set to a value already"):
         desk.resolve(LM_JOB, "train.data.a=1", "train.data.a.b=2")
-    assert desk.resolve(LM_JOB, "train.data={a: 1}", "train.data.b=2").job.train.data == {
+    assert desk.resolve(LM_JOB, "train.data={context: 1}", "train.data.held_out=0").job.train.data == {
         "path": "/data/books",
-        "a": 1,
-        "b": 2,
+        "context": 1,
+        "held_out": 0,
     }
 
 

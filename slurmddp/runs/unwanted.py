@@ -1,0 +1,78 @@
+"""What lies in a project and is no code: credentials, images of containers, run folders, caches."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "venv", "node_modules", ".cache"})
+SKIPPED_SUFFIXES = (".pyc", ".pyo")
+_IMAGES = (".sif", ".sif.def", ".sif.build.log", ".sif.lock.json", ".sqsh", ".simg")
+_SECRET_FOLDERS = frozenset({".ssh", ".gnupg", ".aws"})
+_SECRET_NAMES = frozenset({".netrc", ".git-credentials", ".pypirc"})
+_SECRET_PATHS = frozenset({".docker/config.json", ".huggingface/token"})
+_SECRET_SUFFIXES = (".pem", ".key")
+_SECRET_KEYS = ("id_rsa*", "id_ed25519*", "id_ecdsa*")
+_PART = re.compile(r"\.[A-Za-z0-9][A-Za-z0-9._+-]*-\d{8}-\d{6}-[a-z0-9]{4}\.part")  # see create.Draft
+
+
+def credential(path: str, *, is_folder: bool) -> str | None:
+    """The file or folder (it ends in /) of this relative path that is known for credentials, or None."""
+    parts = path.split("/")
+    for number, name in enumerate(parts):
+        is_file = number == len(parts) - 1 and not is_folder
+        place = "/".join(parts[: number + 1])
+        name = name.lower()
+        if _is_env(name) or (name in _SECRET_FOLDERS and not is_file):
+            return place if is_file else place + "/"
+        if is_file and (_is_secret_file(name) or "/".join(parts[-2:]).lower() in _SECRET_PATHS):
+            return place
+    return None
+
+
+def is_image(name: str) -> bool:
+    """Whether a file of this name is a container's image, or what we write beside one."""
+    return name.lower().endswith(_IMAGES)
+
+
+def is_run_folder(place: Path) -> bool:
+    """Whether this is a run folder of ours, whole (a manifest that says so, and what a job has) or half made."""
+    if _PART.fullmatch(place.name):
+        return True
+    try:
+        manifest = json.loads((place / "manifest.json").read_bytes())
+    except (OSError, ValueError):
+        return False  # none, unreadable or somebody else's: then it is a folder like any other
+    ours = isinstance(manifest, dict) and "run" in manifest and "slurmddp" in manifest
+    return ours and any(os.path.lexists(place / name) for name in ("submission.json", "job.sh", "job.json"))
+
+
+def below(root: Path, places: Iterable[Path]) -> tuple[frozenset[str], frozenset[Path]]:
+    """These places as paths relative to the root, as far as they lie below it; and where each really is.
+
+    The root itself and what holds it are no place below it: without them nothing of the project would be left.
+    """
+    real_root = Path(os.path.realpath(root))
+    relative, real = set(), set()
+    for place in places:
+        target = Path(os.path.realpath(place))
+        if not real_root.is_relative_to(target):
+            real.add(target)
+        for path, base in ((Path(os.path.abspath(place)), root), (target, real_root)):
+            if path != base and path.is_relative_to(base):
+                relative.add(path.relative_to(base).as_posix())
+    return frozenset(relative), frozenset(real)
+
+
+def _is_env(name: str) -> bool:
+    return name == ".env" or (name.startswith(".env.") and name != ".env.example")
+
+
+def _is_secret_file(name: str) -> bool:
+    if name in _SECRET_NAMES or name.endswith(_SECRET_SUFFIXES):
+        return True
+    return not name.endswith(".pub") and any(fnmatchcase(name, key) for key in _SECRET_KEYS)

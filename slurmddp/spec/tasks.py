@@ -1,0 +1,45 @@
+"""The options of the bundled tasks, checked at submission against the table that the runtime goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from slurmddp.runtime.tasks.options import OPTIONS, Mistake, mistakes
+
+BUNDLED = frozenset(OPTIONS)
+
+
+def check_options(task: str, part: str, given: Mapping[str, Any]) -> None:
+    """`part`: data or model. Raises ValidationError with one error for each option that is wrong, at its own key."""
+    details = [_detail(task, part, mistake) for mistake in mistakes(task, part, given)]
+    if details:
+        raise ValidationError.from_exception_data(part, details)
+
+
+def _detail(task: str, part: str, mistake: Mistake) -> InitErrorDetails:
+    loc = (mistake.key,)
+    if mistake.kind == "missing":
+        return InitErrorDetails(type="missing", loc=loc, input=None)
+    if mistake.kind == "value":
+        wrong = PydanticCustomError("task_option", "must be {wanted}", {"wanted": mistake.wanted})
+        return InitErrorDetails(type=wrong, loc=loc, input=mistake.value)
+    error = f"is no option of the task {task}\n  -> {_hint(task, part, mistake.key)}"
+    return InitErrorDetails(type=PydanticCustomError("value_error", "{error}", {"error": error}), loc=loc, input=None)
+
+
+def _hint(task: str, part: str, key: str) -> str:
+    """The option that is most likely meant: in the same map or, by the same word, in the other one."""
+    import difflib
+
+    parts = OPTIONS[task]
+    near = difflib.get_close_matches(key, parts[part], 1, 0.6)
+    if near:
+        return f"did you mean train.{part}.{near[0]}?"
+    for other, options in parts.items():
+        if key in options:
+            return f"did you mean train.{other}.{key}?"
+    return f"train.{part} takes {', '.join(parts[part])}"

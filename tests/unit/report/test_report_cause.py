@@ -1,0 +1,69 @@
+"""What `slurmddp status` says of a run that failed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurmddp.report.cause import find_cause
+from slurmddp.runs.layout import RunFolder
+
+TORCHRUN = """\
+[rank3]: Traceback (most recent call last):
+[rank3]:   File "/run/code/project/train.py", line 3, in <module>
+[rank3]: ValueError: boom
+W1120 14:37:31 torch/distributed/elastic: Sending process 7 closing signal SIGTERM
+Traceback (most recent call last):
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    logs = tmp_path / "logs" / "attempt-000"
+    logs.mkdir(parents=True)
+    (logs / "node1.log").write_text("slurmddp: node node1 is 0 of 2, address 10.0.0.1, head node1:61000\nstep 1\n")
+    (logs / "node2.log").write_text("nothing yet\n")
+    return RunFolder(tmp_path)
+
+
+def test_the_first_exception_of_a_rank(folder: RunFolder) -> None:
+    folder.node_log(0, "node2").write_text(TORCHRUN)
+    assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {folder.node_log(0, 'node2')})"
+
+
+def test_a_lost_connection_is_what_the_others_see(folder: RunFolder) -> None:
+    lost = "[rank0]: RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:5\n"
+    folder.node_log(0, "node1").write_text(lost)
+    alone = find_cause(folder, 0)
+    assert alone is not None and alone.startswith("rank 0 on node1: RuntimeError")
+    folder.node_log(0, "node2").write_text(TORCHRUN)
+    assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {folder.node_log(0, 'node2')})"
+
+
+def test_a_script_that_never_joined(folder: RunFolder) -> None:
+    folder.node_log(0, "node1").write_text(
+        "Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'\n"
+    )
+    cause = find_cause(folder, 0)
+    assert cause is not None and cause.startswith("node1: ModuleNotFoundError: No module named 'x' (in ")
+
+
+def test_what_node_sh_found(folder: RunFolder) -> None:
+    folder.node_log(0, "node2").write_text("slurmddp: node node2: setup line failed with exit code 1: module load x\n")
+    cause = find_cause(folder, 0)
+    assert cause is not None and cause.startswith("node2: setup line failed with exit code 1: module load x")
+
+
+def test_the_event_of_the_bundled_entrypoint_comes_first(folder: RunFolder) -> None:
+    folder.node_log(0, "node2").write_text(TORCHRUN)
+    event = {"event": "error", "attempt": 0, "rank": 1, "node": "node1", "kind": "UserError", "message": "no data"}
+    folder.events.write_text(json.dumps(event) + "\n")
+    assert find_cause(folder, 0) == "rank 1 on node1: UserError: no data"
+    assert find_cause(folder, 1) is None
+
+
+def test_nobody_said_anything(folder: RunFolder) -> None:
+    assert find_cause(folder, 0) is None
