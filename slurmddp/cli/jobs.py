@@ -86,7 +86,7 @@ def run(
     """Run here and now: inside an allocation (salloc, or another batch job), or on the local site."""
     prepared = asked.prepare(strict=True, resume=resume, inside=True)
     opt.show_notes(prepared)
-    from slurmddp.launch.submit import run_here
+    from slurmddp.launch.here import run_here
 
     raise typer.Exit(run_here(prepared, show=None if quiet else typer.echo, say=opt.say))
 

@@ -1,4 +1,4 @@
-"""Hands a prepared job over: to Slurm, to this machine, or to the allocation that we are in."""
+"""Hands a prepared job over to Slurm or to this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,8 @@ class Handed:
 def submit(prepared: Prepared) -> Handed:
     """Make the run folder and start the job. Raises UserError with nothing left behind."""
     plan = prepared.plan
-    _refuse_problems(prepared)
-    warnings = [*doubts(plan), *_still_going(prepared)]
+    refuse_problems(prepared)
+    warnings = [*doubts(plan), *still_going(prepared)]
     root = Path(plan.runs_root)
     absent = [path for path in (root, *root.parents) if not os.path.lexists(path)]
     folder = make_run_folder(prepared, warnings)
@@ -79,69 +79,6 @@ def submit(prepared: Prepared) -> Handed:
         gpu_hours=plan.gpu_hours,
         warnings=tuple(warnings),
     )
-
-
-def run_here(prepared: Prepared, show: Callable[[str], None] | None, say: Callable[[str], None]) -> int:
-    """Run job.sh as a child and follow its logs to its end; the exit code is job.sh's.
-
-    Raises UserError where a Slurm site's job is asked for outside of any allocation.
-    """
-    import signal
-    import subprocess
-
-    from slurmddp.report.follow import Follower
-
-    plan = prepared.plan
-    job_id = os.environ.get("SLURM_JOB_ID")
-    if plan.scheduler == "slurm" and job_id is None:
-        raise UserError(
-            "this shell is in no Slurm allocation",
-            todo=f"salloc --nodes={plan.layout.nodes} first, or `slurmddp submit`, or --site local",
-        )
-    _refuse_problems(prepared)
-    warnings = [*doubts(plan), *_still_going(prepared)]
-    folder = make_run_folder(prepared, warnings)
-    command = ("bash", str(folder.job_sh), str(folder.path))
-    with folder.job_log.open("ab") as log:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=plan.runs_root,
-            start_new_session=True,
-        )
-    kind = "local" if plan.scheduler == "local" else "allocation"
-    from slurmddp.slurm.local import job_id_of
-
-    handed_to = job_id if kind == "allocation" and job_id else str(job_id_of(child.pid))
-    record(folder, handed_to, kind, command, prepared, warnings)
-    for warning in warnings:
-        say(f"warning: {warning}")
-    say(f"run     {folder.id}\nfolder  {folder.path}")
-    follower = Follower(folder)
-    # Inside a batch job that is told to end: the run ends with it, in the seconds that are left.
-    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    asked = 0
-    while True:
-        try:
-            code = child.wait(timeout=0.2)
-            break
-        except subprocess.TimeoutExpired:
-            _show(follower, show)
-        except KeyboardInterrupt:
-            asked += 1
-            say(
-                ("asking the ranks to save and end (once more: stop at once)", "stopping", "killing")[min(asked, 3) - 1]
-            )
-            if asked == 1:
-                folder.stop.write_text("interrupted\n", encoding="utf-8")
-            elif asked == 2:
-                child.terminate()
-            else:
-                os.killpg(child.pid, signal.SIGKILL)
-    _show(follower, show)
-    return code if code >= 0 else 128 - code
 
 
 def make_run_folder(prepared: Prepared, warnings: list[str]) -> RunFolder:
@@ -199,7 +136,7 @@ def record(
         warnings.append(warning)
 
 
-def _still_going(prepared: Prepared) -> list[str]:
+def still_going(prepared: Prepared) -> list[str]:
     """A warning where the run that this one continues has not ended."""
     from slurmddp.runs.evidence import evidence
     from slurmddp.runs.state import judge
@@ -216,15 +153,10 @@ def _still_going(prepared: Prepared) -> list[str]:
     return []
 
 
-def _refuse_problems(prepared: Prepared) -> None:
+def refuse_problems(prepared: Prepared) -> None:
+    """Raises one UserError that lists all that is missing on this machine."""
     found = list(problems(prepared))
     if len(found) == 1:
         raise found[0]
     if found:
         raise UserError("\n".join(str(problem) for problem in found))
-
-
-def _show(follower: Any, show: Callable[[str], None] | None) -> None:
-    for line in follower.new_lines():
-        if show is not None:
-            show(line)
