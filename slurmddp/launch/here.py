@@ -54,7 +54,7 @@ def run_here(prepared: Prepared, show: Callable[[str], None] | None, say: Callab
 def _follow(
     child: subprocess.Popen[bytes], folder: RunFolder, show: Callable[[str], None] | None, say: Callable[[str], None]
 ) -> int:
-    """Show the logs until the child has ended. Ctrl-C once makes the stop file, twice ends the child, thrice kills it."""
+    """Show the logs until the child has ended. First Ctrl-C: the stop file, second: SIGTERM, third: SIGKILL."""
     follower = Follower(folder)
     # Inside a batch job that is told to end: the run ends with it, in the seconds that are left.
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
