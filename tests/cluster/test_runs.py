@@ -170,7 +170,9 @@ def test_interrupting_a_run_in_an_allocation_saves_first(alice: Alice) -> None:
 
 
 def test_the_lines_of_plan_per_node_run_without_slurm(alice: Alice) -> None:
-    lines = ("import torch.distributed as d", "d.init_process_group('gloo')", "print('WORLD', d.get_world_size())")
+    # One write: with unbuffered output, the parts of two ranks' prints mix.
+    say = "os.write(1, b'WORLD %d\\n' % d.get_world_size())"
+    lines = ("import os, torch.distributed as d", "d.init_process_group('gloo')", say)
     alice.cluster.write("/home/alice/scripts/world.py", "\n".join([*lines, "d.barrier()", ""]))
     options = ["--site", "testcluster", "--image", alice.image, "--nodes", "2", "--set", "resources.ranks_per_node=2"]
     planned = alice.command("plan", "scripts/world.py", *options, "--per-node", "--head", "node1").stdout
