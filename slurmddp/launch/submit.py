@@ -15,8 +15,10 @@ from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.checks import doubts, problems
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.write import run_files
+from slurmddp.runs import index, manifest, snapshot, submission
 from slurmddp.runs.create import Draft, create
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.survey import survey
 from slurmddp.slurm.choose import scheduler_for, scheduler_named
 
 
@@ -92,9 +94,6 @@ def make_run_folder(prepared: Prepared, warnings: list[str]) -> RunFolder:
 
 
 def _fill(draft: Draft, prepared: Prepared, warnings: list[str]) -> None:
-    from slurmddp.runs import manifest, snapshot
-    from slurmddp.runs.survey import survey
-
     plan = prepared.plan
     draft.write(run_files(prepared, draft.final.id))
     snapshot.copy_runtime(draft.folder.code_runtime)
@@ -127,8 +126,6 @@ def record(
     warnings: list[str],
 ) -> None:
     """submission.json and the index; a home that cannot be written costs a warning, not the run."""
-    from slurmddp.runs import index, submission
-
     submission.write(folder, submission.Submission.now(job_id, scheduler, command))
     entry = index.entry_of(folder)
     warning = index.record(entry) if entry else None
