@@ -19,7 +19,8 @@ def quote(value: object) -> str:
     """One word for bash, whatever it holds: as it is where that is safe, else in quotes.
 
     Where single quotes would look like a slip (shellcheck's SC2016: a `$` that does not expand), double ones are
-    taken, with a backslash before the four characters that mean something in them.
+    taken, with a backslash before the four characters that mean something in them; but not around the characters
+    that bash uses for itself (1 and 127): in double quotes, inside an array's parentheses, it changes them.
 
     Raises ValueError for a NUL, which no bash word can hold.
     """
@@ -28,7 +29,7 @@ def quote(value: object) -> str:
         raise ValueError("a NUL character cannot reach a shell")
     if _SAFE.fullmatch(text):
         return text
-    if any(char in text for char in "$`\\"):
+    if any(char in text for char in "$`\\") and not any(char in text for char in "\x01\x7f"):
         return '"' + re.sub(r'([\\"$`])', r"\\\1", text) + '"'
     return "'" + text.replace("'", "'\"'\"'") + "'"
 

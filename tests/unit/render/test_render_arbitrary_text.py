@@ -40,6 +40,7 @@ echo "$HOSTNAME"
 
 #: Each would leave a file named CANARY in some shell, awk, printf or YAML.
 INJECTIONS = [
+    "\\\x7f$\x01",  # characters that bash uses for itself
     "$(touch CANARY)",
     "`touch CANARY`",
     "'; touch CANARY; '",
