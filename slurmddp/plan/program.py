@@ -7,6 +7,7 @@ from typing import Any
 
 from slurmddp.errors import UserError
 from slurmddp.plan.model import BatchPlan, BindPlan, ContainerPlan, Context, Layout, Program
+from slurmddp.runtime.job import SCHEMA
 from slurmddp.spec.expand import begins_open
 from slurmddp.spec.job import Job
 from slurmddp.spec.resolve import Resolved
@@ -97,6 +98,8 @@ def _binds(resolved: Resolved, program: Program, context: Context) -> tuple[Bind
         by_site = origin is not None and origin.layer.startswith("site ")
         binds.append(BindPlan(source, bind.destination or source, bind.mode, by_site))
     read_only = [*data_paths(job, context), *context.resume_from]
+    if job.train.task and job.train.init_from:
+        read_only.append(absolute(job.train.init_from, context.cwd))
     read_only += [path for path in program.python_path if os.path.isabs(path)]
     implied = [BindPlan(path, path, "ro") for path in read_only if not begins_open(path)]
     if job.train.script or job.train.project:
@@ -129,30 +132,20 @@ def runtime_job(job: Job, batch: BatchPlan, context: Context) -> dict[str, Any]:
     paths = data_paths(job, context)
     if paths:
         data["path"] = list(paths) if isinstance(data["path"], list) else paths[0]
+    given = train.model_dump(mode="json", exclude={"script", "args", "project", "batch"})
+    init_from = absolute(train.init_from, context.cwd) if train.init_from else None
+    checkpoint = job.checkpoint.model_dump(mode="json")
     return {
-        "schema": 1,
-        "train": {
-            "task": train.task,
-            "data": data,
-            "model": dict(train.model),
-            "steps": train.steps,
-            "seed": train.seed,
-            "precision": train.precision,
-            "deterministic": train.deterministic,
-            "optimizer": train.optimizer.model_dump(mode="json"),
-            "schedule": train.schedule.model_dump(mode="json"),
-            "evaluate": train.evaluate.model_dump(mode="json"),
-            "log_every": train.log_every,
-            "workers": train.workers,
-            "trace_samples": train.trace_samples,
+        "schema": SCHEMA,
+        "train": {**given, "data": data, "init_from": init_from},
+        "parallel": job.parallel.model_dump(mode="json"),
+        "batch": {
+            "global": batch.total,
+            "micro": batch.micro,
+            "weights": dict(train.batch.weights),
+            "by_length": train.batch.by_length,
         },
-        "batch": {"global": batch.total, "micro": batch.micro},
-        "checkpoint": {
-            "every_seconds": job.checkpoint.every,
-            "every_steps": job.checkpoint.every_steps,
-            "keep": job.checkpoint.keep,
-            "at_end": job.checkpoint.at_end,
-        },
+        "checkpoint": {"every_seconds": checkpoint.pop("every"), **checkpoint},
         "resume_from": list(context.resume_from),
-        "timeouts": {"collective": job.timeouts.collective},
+        "timeouts": {"collective": job.timeouts.collective, "hang": job.timeouts.hang},
     }

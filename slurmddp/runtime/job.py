@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from slurmddp.runtime.errors import UserError
 
-SCHEMA = 1
+SCHEMA = 2
 
 T = TypeVar("T")
 
@@ -30,7 +30,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The optimizer and gradient clipping (`clip`: largest global norm; null: none)."""
+    """The optimizer and gradient clipping (`clip`: largest global norm; null: none).
+
+    `lr_rule`: how lr follows the global batch from `lr_batch`, which it was tuned for.
+    """
 
     name: Literal["adamw", "sgd"]
     lr: float
@@ -39,6 +42,9 @@ class Optimizer:
     eps: float
     momentum: float
     clip: float | None
+    fused: bool
+    lr_rule: Literal["none", "linear", "sqrt"]
+    lr_batch: int | None
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,30 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Ddp:
+    """Options of DistributedDataParallel; `compression`: what gradients are rounded to on their way."""
+
+    static_graph: bool
+    bucket_mb: float
+    compression: Literal["none", "bf16"]
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Ranks that share the model: replicate x shard is the world size (replicate null: as follows from it)."""
+
+    replicate: int | None
+    shard: int
+
+
+@dataclass(frozen=True)
 class Train:
-    """What to train and how; `data` and `model` belong to the task."""
+    """What to train and how; `data` and `model` belong to the task.
+
+    `not_finite`: what to do about such a loss or gradient (null: halve the scale under fp16, else stop).
+    `agree_every`: steps between checks that the replicas are equal. `gc_every`: steps between garbage collections.
+    `prefetch`: micro batches that each data worker has ready.
+    """
 
     task: str
     data: dict[str, Any]
@@ -71,37 +99,56 @@ class Train:
     seed: int
     precision: Literal["fp32", "bf16", "fp16"]
     deterministic: bool
+    init_from: str | None
+    compile: bool
+    activation_checkpointing: bool
+    channels_last: bool
+    ddp: Ddp
     optimizer: Optimizer
     schedule: Schedule
     evaluate: Evaluate
+    not_finite: Literal["stop", "skip", "halve"] | None
+    agree_every: int | None
+    gc_every: int | None
     log_every: int
+    tensorboard: bool
     workers: int
+    prefetch: int
     trace_samples: bool
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples per optimizer step over all ranks, and at most per forward pass of one rank."""
+    """Samples per optimizer step over all ranks, and at most per forward pass of one rank.
+
+    `weights`: a rank's share, by pattern of its node's or device's name (default 1). `by_length`: so many global
+    batches are sorted by length together (null: none).
+    """
 
     total: int = field(metadata={"key": "global"})
     micro: int
+    weights: dict[str, Any]
+    by_length: int | None
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """When to save, and how many complete checkpoints to keep."""
+    """When to save, and how many complete checkpoints to keep (and each whose step is a multiple of `keep_every`)."""
 
     every_seconds: float | None
     every_steps: int | None
     keep: int
+    keep_every: int | None
+    asynchronous: bool
     at_end: bool
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds."""
+    """Seconds. `hang`: the shortest deadline for a sign of progress; null: nobody looks."""
 
     collective: float
+    hang: float | None
 
 
 @dataclass(frozen=True)
@@ -111,6 +158,7 @@ class Job:
     schema: int
     run: Run
     train: Train
+    parallel: Parallel
     batch: Batch
     checkpoint: Checkpoint
     resume_from: list[str]
@@ -168,6 +216,15 @@ def _check_ranges(job: Job) -> None:
         ("checkpoint.every_steps", checkpoint.every_steps, 1),
         ("checkpoint.every_seconds", checkpoint.every_seconds, 0),
         ("checkpoint.keep", checkpoint.keep, 1),
+        ("checkpoint.keep_every", checkpoint.keep_every, 1),
+        ("parallel.replicate", job.parallel.replicate, 1),
+        ("parallel.shard", job.parallel.shard, 1),
+        ("batch.by_length", batch.by_length, 1),
+        ("train.optimizer.lr_batch", train.optimizer.lr_batch, 1),
+        ("train.agree_every", train.agree_every, 1),
+        ("train.gc_every", train.gc_every, 1),
+        ("train.prefetch", train.prefetch, 1),
+        ("timeouts.hang", job.timeouts.hang, 0),
     ]
     for key, value, least in at_least:
         if value is not None and not value >= least:

@@ -130,21 +130,36 @@ class Launch(Model):
 
 class Timeouts(Model):
     """Seconds. rendezvous: an agent reaches the head node; join: all agents have come; collective: one collective
-    operation; stop: from the stop file to the time limit, room for the last checkpoint."""
+    operation; stop: from the stop file to the time limit, room for the last checkpoint; hang: the shortest deadline
+    for a sign of progress (longer ones are learned from the run), null turns hang detection off."""
 
     rendezvous: Seconds = 600
     join: Seconds = 600
     collective: Seconds = 600
     stop: Seconds = 120
+    hang: Seconds | None = 120
+
+
+class Parallel(Model):
+    """How ranks share the model: replicate x shard = ranks. shard 1 is DDP, all of them FSDP, between them HSDP."""
+
+    replicate: Count | None = None
+    shard: Count = 1
 
 
 class Batch(Model):
-    """global = micro x accumulation x ranks; two of global, micro and accumulation give the third."""
+    """global = micro x accumulation x ranks; two of global, micro and accumulation give the third.
+
+    weights: a rank's share of the global batch, by pattern of its node's or device's name; 1 for all others.
+    by_length: so many global batches are sorted by length together, where samples have lengths.
+    """
 
     global_: Annotated[Count | None, Field(alias="global")] = None
     micro: Count | None = None
     accumulation: Count | None = None
     even: bool = False
+    weights: dict[Line, Annotated[float, Field(gt=0)]] = {}
+    by_length: Count | None = None
 
     @model_validator(mode="after")
     def _two_of_three(self) -> "Batch":
@@ -154,7 +169,8 @@ class Batch(Model):
 
 
 class Optimizer(Model):
-    """`clip`: largest global norm of the gradient; null turns clipping off."""
+    """`clip`: largest global norm of the gradient; null turns clipping off. `lr_rule`: how lr follows the global batch
+    from `lr_batch`, the one that it was tuned for."""
 
     name: Literal["adamw", "sgd"] = "adamw"
     lr: Annotated[float, Field(gt=0)] = 3e-4
@@ -163,6 +179,15 @@ class Optimizer(Model):
     eps: Annotated[float, Field(gt=0)] = 1e-8
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     clip: Annotated[float, Field(gt=0)] | None = 1.0
+    fused: bool = True
+    lr_rule: Literal["none", "linear", "sqrt"] = "none"
+    lr_batch: Count | None = None
+
+    @model_validator(mode="after")
+    def _rule_has_its_batch(self) -> "Optimizer":
+        if self.lr_rule != "none" and self.lr_batch is None:
+            raise ValueError(f"has lr_rule {self.lr_rule} and no lr_batch: the global batch that lr was tuned for")
+        return self
 
 
 class Schedule(Model):
@@ -182,6 +207,14 @@ class Evaluate(Model):
     batches: Count | None = None
 
 
+class Ddp(Model):
+    """Options of DistributedDataParallel. compression: what gradients are rounded to on their way."""
+
+    static_graph: bool = False
+    bucket_mb: Annotated[float, Field(gt=0, le=10000)] = 25.0
+    compression: Literal["none", "bf16"] = "none"
+
+
 class Train(Model):
     """What runs on the ranks: a bundled or own task (`package.module:factory`), or an own script."""
 
@@ -196,12 +229,28 @@ class Train(Model):
     seed: Whole = 0
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     deterministic: bool = False
+    init_from: PathStr | None = None
+    compile: bool = False
+    activation_checkpointing: bool = False
+    channels_last: bool = False
+    ddp: Ddp = Ddp.model_construct()
     optimizer: Optimizer = Optimizer.model_construct()
     schedule: Schedule = Schedule.model_construct()
     evaluate: Evaluate = Evaluate.model_construct()
+    not_finite: Literal["stop", "skip", "halve"] | None = None
+    agree_every: Count | None = 100
+    gc_every: Count | None = 1000
     log_every: Count = 10
+    tensorboard: bool = True
     workers: Annotated[int, Field(ge=0, le=256)] = 0
+    prefetch: Annotated[int, Field(ge=1, le=1024)] = 2
     trace_samples: bool = False
+
+    @model_validator(mode="after")
+    def _halving_needs_a_scale(self) -> "Train":
+        if self.not_finite == "halve" and self.precision != "fp16":
+            raise ValueError(f"has not_finite: halve, which is for the loss scale of fp16, not {self.precision}")
+        return self
 
     @field_validator("data")
     @classmethod
@@ -240,11 +289,14 @@ class Train(Model):
 
 
 class Checkpoint(Model):
-    """Whichever of the two intervals comes first; `keep` complete ones are kept."""
+    """Whichever of the two intervals comes first; the `keep` newest complete ones are kept, and for good each one whose
+    step is a multiple of `keep_every`. asynchronous: written while training goes on."""
 
     every: Seconds | None = 1800
     every_steps: Count | None = None
     keep: Annotated[int, Field(ge=1, le=10000)] = 3
+    keep_every: Count | None = None
+    asynchronous: bool = True
     at_end: bool = True
 
 
@@ -272,6 +324,7 @@ class Job(Model):
     launch: Launch = Launch.model_construct()
     timeouts: Timeouts = Timeouts.model_construct()
     train: Train
+    parallel: Parallel = Parallel.model_construct()
     checkpoint: Checkpoint = Checkpoint.model_construct()
     paths: Paths = Paths.model_construct()
     snapshot: bool = True

@@ -25,7 +25,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # Before torch is imported, here and in eve
 def make_job(**changes: Any) -> dict[str, Any]:
     """A job of the toy task; changes by path: train__steps=4, batch__global=5."""
     job: dict[str, Any] = {
-        "schema": 1,
+        "schema": 2,
         "run": {"id": "test-1", "name": "test", "site": "local"},
         "train": {
             "task": "runtime.toy:create",
@@ -35,6 +35,11 @@ def make_job(**changes: Any) -> dict[str, Any]:
             "seed": 3,
             "precision": "fp32",
             "deterministic": False,
+            "init_from": None,
+            "compile": False,
+            "activation_checkpointing": False,
+            "channels_last": False,
+            "ddp": {"static_graph": False, "bucket_mb": 25.0, "compression": "none"},
             "optimizer": {
                 "name": "adamw",
                 "lr": 0.01,
@@ -43,17 +48,33 @@ def make_job(**changes: Any) -> dict[str, Any]:
                 "eps": 1e-8,
                 "momentum": 0.9,
                 "clip": 1.0,
+                "fused": True,
+                "lr_rule": "none",
+                "lr_batch": None,
             },
             "schedule": {"kind": "cosine", "warmup": 2, "min_ratio": 0.1, "steps": None},
             "evaluate": {"every": None, "at_end": True, "batches": None},
+            "not_finite": None,
+            "agree_every": 2,
+            "gc_every": 3,
             "log_every": 1,
+            "tensorboard": False,
             "workers": 0,
+            "prefetch": 2,
             "trace_samples": True,
         },
-        "batch": {"global": 5, "micro": 2},
-        "checkpoint": {"every_seconds": None, "every_steps": 2, "keep": 2, "at_end": True},
+        "parallel": {"replicate": None, "shard": 1},
+        "batch": {"global": 5, "micro": 2, "weights": {}, "by_length": None},
+        "checkpoint": {
+            "every_seconds": None,
+            "every_steps": 2,
+            "keep": 2,
+            "keep_every": None,
+            "asynchronous": True,
+            "at_end": True,
+        },
         "resume_from": [],
-        "timeouts": {"collective": 30},
+        "timeouts": {"collective": 30, "hang": None},
     }
     for path, value in changes.items():
         *parents, last = path.split("__")

@@ -209,7 +209,8 @@ def test_the_resolved_job_has_every_key(desk: Desk) -> None:
     resolved = desk.resolve(LM_JOB)
     read = yaml.safe_load(job_yaml(resolved, plan_of(resolved, desk.project)))
     assert list(read) == [field.alias or name for name, field in Job.model_fields.items()]
-    assert read["timeouts"] == {"rendezvous": "600s", "join": "600s", "collective": "600s", "stop": "120s"}
+    limits = {"rendezvous": "600s", "join": "600s", "collective": "600s", "stop": "120s", "hang": "120s"}
+    assert read["timeouts"] == limits
     assert read["resources"]["mem_per_node"] is None
     assert list(yaml.safe_load(site_yaml(resolved))) == list(Site.model_fields)
 
