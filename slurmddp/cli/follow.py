@@ -1,4 +1,4 @@
-"""runs, status, logs, cancel: what has become of a run."""
+"""runs, status, goodput, logs, cancel: what has become of a run."""
 
 import os
 from typing import Annotated
@@ -13,7 +13,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 def register(app: typer.Typer) -> None:
     """Put the group's commands on the app."""
-    for command in (runs, status, logs, cancel):
+    for command in (runs, status, goodput, logs, cancel):
         app.command()(command)
 
 
@@ -32,11 +32,34 @@ def runs(
 def status(run: Run, as_json: Json = False) -> None:
     """Say how a run is. Exit code: 0 done, 1 ended otherwise, 3 not ended yet."""
     from slurmddp.launch.find import find_run
+    from slurmddp.report.goodput import goodput_line, run_ledger
     from slurmddp.report.status import run_status, status_text
 
     found = run_status(find_run(run, os.environ))
-    typer.echo(opt.json_text(found.as_dict()) if as_json else status_text(found))
+    if as_json:
+        typer.echo(opt.json_text(found.as_dict()))
+    else:
+        typer.echo(status_text(found, goodput_line(run_ledger(found.folder, going=found.state.going))))
     raise typer.Exit(found.state.exit_code)
+
+
+def goodput(run: Run, as_json: Json = False) -> None:
+    """Say what a run's time went into, from submission to its end or to now."""
+    from slurmddp.launch.find import find_run
+    from slurmddp.report.goodput import goodput_dict, goodput_text, never_submitted, run_ledger
+    from slurmddp.report.status import run_status
+
+    found = run_status(find_run(run, os.environ))
+    going = found.state.going
+    ledger = run_ledger(found.folder, going=going)
+    if ledger is None:
+        raise never_submitted(found.folder)
+    if as_json:
+        typer.echo(opt.json_text({"run_id": found.folder.id, **goodput_dict(ledger, going=going)}))
+    else:
+        typer.echo(goodput_text(ledger, going=going))
+        for note in found.notes:
+            opt.say(f"note: {note}")
 
 
 def logs(

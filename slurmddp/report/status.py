@@ -132,8 +132,8 @@ def runs_table(found: list[RunStatus]) -> str:
     )
 
 
-def status_text(found: RunStatus) -> str:
-    """A few lines for people."""
+def status_text(found: RunStatus, goodput: str | None = None) -> str:
+    """A few lines for people. goodput: what `report.goodput.goodput_line` says."""
     lines = [f"run      {found.folder.id}", f"state    {found.state.state}"]
     if found.state.detail:
         lines[-1] += f" ({found.state.detail})"
@@ -145,6 +145,8 @@ def status_text(found: RunStatus) -> str:
     if found.metrics and "step" in found.metrics:
         loss = found.metrics.get("loss")
         lines.append(f"step     {found.metrics['step']}" + (f", loss {loss:.4g}" if isinstance(loss, float) else ""))
+    if goodput:
+        lines.append(f"goodput  {goodput}")
     lines += [f"folder   {found.folder.path}", f"log      {found.folder.job_log}"]
     return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
 

@@ -1,0 +1,153 @@
+"""When things happened in a run: its events and metrics lines in one order that no clock can turn back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import merge
+from typing import Any
+
+#: The name of a mark that is a metrics line.
+LINE = "line"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One moment that somebody wrote down. at: unix time in milliseconds; event: its name, or LINE."""
+
+    at: int
+    event: str
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the job's script: begin and end in milliseconds, and what rank 0 told in between.
+
+    ended: whether the script wrote down its end; code: the exit code that it gave there.
+    """
+
+    number: int
+    begin: int
+    end: int
+    ended: bool
+    code: int | None
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A run from its submission to its end, or to now. Attempts do not overlap; marks lie inside theirs, in order."""
+
+    begin: int
+    end: int
+    attempts: tuple[Attempt, ...]
+
+
+def timeline(
+    submitted: float | None,
+    events: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    now: float | None,
+) -> Timeline | None:
+    """Put a run's records in order. Pure; None where neither a submission nor an attempt is known.
+
+    submitted: unix seconds; rows: the lines of metrics.jsonl; now: unix seconds while the run goes on, None once it
+    is over.
+
+    The clocks of the nodes and of the login host differ, so no time is taken as it stands: the order is that of the
+    attempts and of the lines in their files; a time before its forerunner's counts as that one's, and the marks of
+    an attempt stay between its begin and its end (all are shifted alike where the clock of rank 0's node is not that
+    of the script's). Left out are the lines of ranks other than 0, and those without a sound time and attempt.
+    """
+    told = _by_attempt(events, rows)
+    raw = [_attempt(attempt, marks) for attempt, marks in sorted(told.items())]
+    known = (_milliseconds(submitted), raw[0].begin if raw else None)
+    begin = min((at for at in known if at is not None), default=None)
+    if begin is None:
+        return None
+    moment = None if now is None else _milliseconds(now)
+    cursor, attempts = begin, []
+    for place, each in enumerate(raw):
+        last = place + 1 == len(raw)
+        attempts.append(_bounded(each, cursor, until=moment if last else raw[place + 1].begin, open_end=last))
+        cursor = attempts[-1].end
+    if not raw and moment is None:  # over before it began: the newest event (it was cancelled) tells when
+        cursor = max([cursor, *(at for event in events if (at := _milliseconds(event.get("time"))) is not None)])
+    return Timeline(begin, max(cursor, moment or 0), tuple(attempts))
+
+
+def number(value: Any) -> float | None:
+    """A number of a JSON file that one can calculate with, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e12:  # nan fails, too
+        return None
+    return float(value)
+
+
+def _milliseconds(value: Any) -> int | None:
+    seconds = number(value)
+    return None if seconds is None else max(round(seconds * 1000), 0)
+
+
+def _by_attempt(
+    events: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
+) -> dict[int, tuple[list[Mark], list[Mark]]]:
+    """attempt -> (events, metrics lines), each in its file's order."""
+    told: dict[int, tuple[list[Mark], list[Mark]]] = {}
+    for which, records in enumerate((events, rows)):
+        for record in records:
+            at, attempt = _milliseconds(record.get("time")), record.get("attempt")
+            name = LINE if which else str(record.get("event"))
+            if at is None or not isinstance(attempt, int) or isinstance(attempt, bool):
+                continue
+            if record.get("rank", 0) == 0:
+                told.setdefault(attempt, ([], []))[which].append(Mark(at, name, record))
+    return told
+
+
+def _attempt(attempt: int, told: tuple[list[Mark], list[Mark]]) -> Attempt:
+    """An attempt with its times as they were written."""
+    events, lines = told
+    started = next((mark.at for mark in events if mark.event == "job_started"), None)
+    ended = next((mark for mark in reversed(events) if mark.event == "job_ended"), None)
+    inner = [mark for mark in events if mark.event not in ("job_started", "job_ended")]
+    # At one moment the line comes first: the end, and a save, are told after it.
+    marks = tuple(merge(_in_order(lines), _in_order(inner), key=lambda mark: mark.at))
+    known = (started, *(mark.at for mark in marks), ended.at if ended else None)
+    times = [at for at in known if at is not None]
+    code = number(ended.facts.get("exit_code")) if ended else None
+    return Attempt(
+        number=attempt,
+        begin=times[0],
+        end=ended.at if ended else max(times),
+        ended=ended is not None,
+        code=None if code is None else math.floor(code),
+        marks=marks,
+    )
+
+
+def _in_order(marks: Iterable[Mark]) -> list[Mark]:
+    """The same marks, none earlier than the one before it."""
+    ordered: list[Mark] = []
+    for mark in marks:
+        ordered.append(replace(mark, at=max(mark.at, ordered[-1].at)) if ordered else mark)
+    return ordered
+
+
+def _bounded(attempt: Attempt, earliest: int, *, until: int | None, open_end: bool) -> Attempt:
+    """An attempt after `earliest`, its marks inside it.
+
+    until: when the next attempt began, or, for the last one (open_end), what time it is now if the run goes on. Only
+    an attempt that wrote down no end needs it.
+    """
+    begin = max(attempt.begin, earliest)
+    end = max(attempt.end, begin)
+    if not attempt.ended and until is not None:
+        end = max(end, until) if open_end else max(min(end, until), begin)
+    shift = 0
+    if attempt.marks:
+        shift = max(min(0, end - attempt.marks[-1].at), begin - attempt.marks[0].at)
+    marks = tuple(replace(mark, at=min(max(mark.at + shift, begin), end)) for mark in attempt.marks)
+    return replace(attempt, begin=begin, end=end, marks=marks)

@@ -1,0 +1,435 @@
+"""What a run's time went into: from events and metrics lines to seconds that add up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from slurmddp.report.goodput import goodput_dict, goodput_line, goodput_text, run_ledger
+from slurmddp.runs import submission as submissions
+from slurmddp.runs.evidence import Evidence, Marker
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.ledger import KINDS, Ledger, ledger
+from slurmddp.runs.submission import Submission
+from tests.helpers import Result
+
+#: When the runs of these tests were submitted: their times are seconds after it.
+ZERO = 1_700_000_000
+SENT = Submission("7", "slurm", ("sbatch",), "2023-11-14T22:13:20+00:00", "login")
+
+Record = dict[str, Any]
+
+
+def event(time: float, name: str, attempt: int = 0, rank: int | None = 0, **facts: Any) -> Record:
+    who = {} if rank is None else {"rank": rank}
+    return {"time": ZERO + time, "event": name, "attempt": attempt, "node": "n1", **who, **facts}
+
+
+def line(time: float, step: int, attempt: int = 0, **seconds: float) -> Record:
+    parts = {"seconds": seconds} if seconds else {}
+    return {"time": ZERO + time, "attempt": attempt, "step": step, "loss": 1.0, **parts}
+
+
+def job(begin: float, end: float | None, *inside: Record, attempt: int = 0, code: int = 0) -> list[Record]:
+    """The events of an attempt: the script's own around those of rank 0."""
+    last = [] if end is None else [event(end, "job_ended", attempt, None, exit_code=code, signal="")]
+    return [event(begin, "job_started", attempt, None, job_id="7"), *inside, *last]
+
+
+def account(
+    events: list[Record],
+    rows: list[Record] | None = None,
+    *,
+    now: float | None = None,
+    script: bool = False,
+    sent: Submission | None = SENT,
+    markers: Mapping[int, Marker] | None = None,
+) -> Ledger:
+    moment = None if now is None else ZERO + now
+    found = ledger(Evidence(sent, markers, events), rows or [], script=script, now=moment)
+    assert found is not None
+    assert sum(found.spent.values()) == found.wall
+    assert min(found.spent.values()) >= 0
+    return found
+
+
+def spent(found: Ledger) -> dict[str, float]:
+    """Seconds by kind, without those that are zero."""
+    return {kind: time / 1000 for kind, time in found.spent.items() if time}
+
+
+# --- one attempt
+
+
+def test_a_run_whose_ranks_tell_everything() -> None:
+    events = job(
+        60, 300,
+        event(80, "rank_started", seconds=5), event(85, "started"), event(88, "resumed", step=100),
+        event(90, "ready", step=100),
+        event(101, "first_step", step=101, seconds=26),
+        event(200, "checkpoint_saved", step=150, seconds=30),
+        event(290, "timing", seconds={"data": 16, "forward": 147, "checkpoint": 10.5, "evaluation": 20, "other": 1}),
+        event(291, "finished", step=200),
+    )  # fmt: skip
+    rows = [
+        line(101, 101, data=2, forward=3, backward=3, network=1, optimizer=1, other=1),
+        line(210, 150, data=4, forward=50, backward=30, overlap=10, network=5, optimizer=4, checkpoint=1.5),
+        line(260, 200, data=10, forward=40),
+    ]
+    found = account(events, rows)
+    assert spent(found) == {
+        "queue": 60, "image": 15, "init": 15, "training": 8 + 99 + 40, "data": 16,
+        "checkpoint": 10.5, "evaluation": 20, "other": 1 + 4.5 + 1 + 1 + 9,
+    }  # fmt: skip
+    assert found.goodput == pytest.approx(147 / 300)
+    assert (found.attempts, found.launches, found.failures) == (1, 1, 0)
+
+
+def test_a_run_of_older_code_is_accounted_for_by_its_events() -> None:
+    events = job(
+        10, 100,
+        event(30, "started"),
+        event(35, "first_step", step=1, seconds=15),  # so the process began at 20
+        event(60, "checkpoint_saved", step=40, seconds=4), event(70, "evaluated", step=40, seconds=6),
+        event(90, "checkpoint_saved", step=50, seconds=3), event(95, "evaluated", step=50, seconds=5),
+        event(96, "finished", step=50),
+    )  # fmt: skip
+    found = account(events, [line(35, 1), line(80, 45), line(87, 50)])
+    assert spent(found) == {
+        "queue": 10, "image": 10, "init": 15, "training": 45 - 10 + 7, "checkpoint": 7, "evaluation": 11,
+        "other": 1 + 4,
+    }  # fmt: skip
+
+
+def test_a_background_save_costs_its_stall_only() -> None:
+    events = job(
+        0, 110, event(10, "rank_started"), event(20, "ready", step=0),
+        event(60, "checkpoint_saved", step=5, seconds=30, stall=0.25), event(105, "finished", step=9),
+    )  # fmt: skip
+    found = account(events, [line(100, 9)])
+    assert found.spent["checkpoint"] == 250
+    assert found.spent["training"] == 79_750
+
+
+def test_preflight_is_its_own_kind() -> None:
+    events = job(0, 50, event(5, "rank_started"), event(20, "preflight", seconds=8), event(30, "ready", step=0))
+    assert spent(account(events)) == {"image": 5, "init": 17, "preflight": 8, "other": 20}
+
+
+def test_where_nothing_tells_when_the_ranks_started_it_is_all_init() -> None:
+    events = job(0, 50, event(20, "started"), event(30, "ready", step=0), event(33, "first_step", step=1, seconds=12))
+    assert spent(account(events)) == {"init": 30, "other": 20}
+
+
+def test_parts_longer_than_their_time_are_shortened_alike() -> None:
+    events = job(0, 30, event(0, "rank_started"), event(10, "ready", step=0), event(20, "finished", step=5))
+    found = account(events, [line(20, 5, data=10, forward=30)])
+    assert spent(found) == {"init": 10, "data": 2.5, "training": 7.5, "other": 10}
+
+
+# --- going, waiting, never begun
+
+
+def test_a_run_that_waits() -> None:
+    found = account([], now=33)
+    assert spent(found) == {"queue": 33}
+    assert found.goodput == 0
+    assert goodput_line(found) is None
+
+
+@pytest.mark.parametrize(
+    ("inside", "kind"),
+    [
+        ([], "image"),
+        ([event(20, "rank_started")], "init"),
+        ([event(20, "rank_started"), event(20, "ready", step=0)], "training"),
+        ([event(20, "rank_started"), event(20, "error")], "restart"),
+        ([event(20, "rank_started"), event(20, "finished")], "other"),
+    ],
+)
+def test_the_time_up_to_now_is_what_the_run_is_at(inside: list[Record], kind: str) -> None:
+    assert spent(account(job(10, None, *inside), now=50))[kind] >= 30
+
+
+def test_cancelled_in_the_queue() -> None:
+    assert spent(account([{"time": ZERO + 12, "event": "cancel_requested", "job_id": "7"}])) == {"queue": 12}
+
+
+def test_a_run_that_was_never_submitted_has_no_ledger() -> None:
+    assert ledger(Evidence(), [], script=False, now=ZERO) is None
+
+
+def test_a_script_of_the_users_own() -> None:
+    found = account(job(30, 100) + job(250, 300, attempt=1), script=True)
+    assert spent(found) == {"queue": 30, "run": 120, "restart": 150}
+    assert found.goodput is None
+
+
+def test_an_attempt_that_never_reached_its_ranks() -> None:
+    assert spent(account(job(10, 25, code=1))) == {"queue": 10, "image": 15}
+
+
+# --- lost work and restarts
+
+
+def launch(at: float, resumed: int, attempt: int = 0) -> list[Record]:
+    """The events of ranks that start at `at` and are ready 10 seconds later."""
+    told = [event(at + 5, "started", attempt)]
+    if resumed:
+        told.append(event(at + 8, "resumed", attempt, step=resumed))
+    return [event(at, "rank_started", attempt), *told, event(at + 10, "ready", attempt, step=resumed)]
+
+
+def test_steps_after_the_checkpoint_that_was_resumed_from_are_lost() -> None:
+    events = [
+        *job(0, None, *launch(0, 0), event(50, "checkpoint_saved", step=40, seconds=0)),
+        *job(200, 300, *launch(200, 40, 1), event(290, "finished", 1, step=100), attempt=1),
+    ]
+    rows = [line(60, 50, data=10, forward=40), line(110, 100, data=10, forward=40), line(290, 100, 1, forward=80)]
+    found = account(events, rows)
+    # A fifth of the first stretch (steps 41 to 50) and all of the second.
+    assert spent(found) == {"init": 20, "training": 32 + 80, "data": 8, "lost": 60, "restart": 90, "other": 10}
+    assert (found.attempts, found.launches, found.failures) == (2, 2, 1)
+
+
+def test_ranks_restarted_in_place_share_the_attempt() -> None:
+    events = job(
+        0, 200,
+        *launch(0, 0), event(62, "error"), *launch(80, 20), event(190, "finished", step=60),
+    )  # fmt: skip
+    rows = [line(30, 20), line(60, 50), line(190, 60)]
+    found = account(events, rows)
+    # 30 s of 20 -> 50, and the 2 s up to the error; the second launch trains from 90 on.
+    assert spent(found) == {"init": 20, "training": 20 + 100, "lost": 30 + 2, "restart": 18, "other": 10}
+    assert (found.attempts, found.launches, found.failures) == (1, 2, 1)
+
+
+@pytest.mark.parametrize("name", ["error", "hang"])
+def test_a_hang_is_not_taken_for_lost_steps(name: str) -> None:
+    events = job(0, 900, *launch(0, 0), event(700, name), *launch(710, 20), event(890, "finished", step=60))
+    found = account(events, [line(20, 10), line(30, 20), line(890, 60)])
+    assert found.spent["lost"] == 10_000
+    assert found.spent["restart"] == 670_000
+
+
+def test_restarts_of_older_code_are_told_by_their_second_started() -> None:
+    events = job(
+        0, 100,
+        event(5, "started"), event(10, "first_step", step=1, seconds=10),
+        event(50, "started"), event(60, "first_step", step=1, seconds=15), event(90, "finished", step=9),
+    )  # fmt: skip
+    found = account(events, [line(10, 1), line(30, 7), line(60, 1), line(90, 9)])
+    assert spent(found) == {"init": 25, "lost": 20, "restart": 15, "training": 30, "other": 10}
+
+
+def test_a_checkpoint_that_was_refused_later_loses_what_came_after_the_older_one() -> None:
+    events = [
+        *job(0, 70, *launch(0, 0), event(60, "finished", step=50)),
+        *job(100, 170, *launch(100, 50, 1), attempt=1, code=1),
+        *job(200, 270, *launch(200, 25, 2), event(260, "finished", 2, step=50), attempt=2),
+    ]
+    rows = [line(60, 50), line(160, 100, 1), line(260, 50, 2)]
+    found = account(events, rows)
+    assert found.spent["lost"] == 25_000 + 50_000
+    assert found.spent["training"] == 25_000 + 50_000
+
+
+def test_ranks_that_failed_for_good_lose_what_no_checkpoint_has() -> None:
+    events = job(0, 80, *launch(0, 0), event(50, "checkpoint_saved", step=40, seconds=0), code=1)
+    found = account(events, [line(50, 40), line(60, 50)])
+    assert spent(found) == {"init": 10, "training": 40, "lost": 10, "other": 20}
+
+
+def test_a_clean_stop_loses_nothing_even_where_only_the_marker_tells() -> None:
+    events, rows = job(0, 80, *launch(0, 0)), [line(60, 50)]
+    assert account(events, rows).spent["lost"] == 50_000
+    found = account(events, rows, markers={0: Marker(0, "stopped", 50)})
+    assert found.spent["lost"] == 0
+    assert found.failures == 0
+
+
+def test_waiting_for_a_requeue_is_restart() -> None:
+    events = job(0, 80, *launch(0, 0), event(70, "finished", step=9), code=1)
+    assert account(events, [line(60, 9)], now=200).spent["restart"] == 120_000
+
+
+# --- clocks and damage
+
+
+@pytest.mark.parametrize("skew", [-3600, -20, 20, 3600])
+def test_another_clock_on_rank_0s_node_shifts_its_times_together(skew: float) -> None:
+    inside = [*launch(15, 0), event(190, "finished", step=60)]
+    moved = [{**told, "time": told["time"] + skew} for told in inside]
+    found = account(job(10, 200, *moved), [line(180 + skew, 60)])
+    assert found.spent["training"] == 155_000
+    assert found.spent["init"] == 10_000
+
+
+@pytest.mark.parametrize("skew", [-1000, 1000])
+def test_another_clock_on_the_login_host_costs_no_training(skew: float) -> None:
+    events = job(
+        10 + skew, None, *(event(12 + skew + at, name, step=0) for at, name in ((0, "rank_started"), (5, "ready")))
+    )
+    found = account(events, [line(100 + skew, 60)], now=110)
+    assert found.spent["training"] >= 83_000
+
+
+def test_other_ranks_and_records_without_sound_times_are_left_out() -> None:
+    events = job(
+        0, 100, *launch(0, 0), event(3000, "error", rank=5), {"time": None, "event": "ready", "attempt": 0},
+        {"event": "finished"}, {"time": float("nan"), "event": "finished", "attempt": 0, "rank": 0},
+        {"time": ZERO + 1, "event": "rank_started", "attempt": "x"}, event(90, "finished", step=9),
+    )  # fmt: skip
+    rows = [line(50, 9), {"time": True, "attempt": 0, "step": 7}, {"step": 3}]
+    assert spent(account(events, rows)) == {"init": 10, "training": 40, "other": 50}
+
+
+_TIMES = st.one_of(st.floats(-5000, 5000), st.sampled_from([0.0, 1e-4, 1e11, -1e11, float("nan"), float("inf")]))
+_STEPS = st.one_of(st.none(), st.integers(-5, 400), st.just("9"))
+_SECONDS = st.one_of(
+    st.none(),
+    st.floats(allow_nan=True),
+    st.dictionaries(st.sampled_from(["data", "forward", "checkpoint", "other", "new"]), st.floats(), max_size=4),
+)
+_NAMES = st.sampled_from([
+    "job_started", "job_ended", "rank_started", "started", "resumed", "ready", "first_step", "preflight", "stopping",
+    "checkpoint_saved", "evaluated", "timing", "finished", "error", "hang", "cancel_requested", "unheard_of",
+])  # fmt: skip
+_RECORDS = st.fixed_dictionaries(
+    {
+        "time": _TIMES.map(lambda time: ZERO + time),
+        "event": _NAMES,
+        "attempt": st.one_of(st.integers(0, 2), st.none()),
+    },
+    optional={
+        "step": _STEPS,
+        "seconds": _SECONDS,
+        "stall": _SECONDS,
+        "rank": st.integers(0, 1),
+        "exit_code": st.integers(-1, 2),
+    },
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    events=st.lists(_RECORDS, max_size=25),
+    rows=st.lists(_RECORDS, max_size=10),
+    now=st.one_of(st.none(), st.floats(-3000, 3000)),
+    script=st.booleans(),
+    marked=st.booleans(),
+)
+@example(events=[], rows=[], now=None, script=False, marked=False)
+def test_whatever_was_written_every_millisecond_is_in_one_kind(
+    events: list[Record], rows: list[Record], now: float | None, script: bool, marked: bool
+) -> None:
+    found = account(events, rows, now=now, script=script, markers={1: Marker(1, "done")} if marked else None)
+    assert set(found.spent) == set(KINDS)
+    assert found.failures <= found.launches
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    waits=st.lists(st.tuples(st.floats(0, 500), _NAMES.filter(lambda name: name != "job_ended"), _STEPS, _SECONDS)),
+    rows=st.lists(st.tuples(st.floats(0, 5000), st.integers(0, 400), _SECONDS), max_size=10),
+    over=st.booleans(),
+)
+def test_a_sequence_in_its_order_spans_from_submission_to_its_end(
+    waits: list[tuple[float, str, Any, Any]], rows: list[tuple[float, int, Any]], over: bool
+) -> None:
+    time, attempt, events = 0.0, -1, []
+    for wait, name, step, seconds in [(1.0, "job_started", None, None), *waits]:
+        time += wait
+        attempt += name == "job_started"
+        events.append(event(time, name, attempt, step=step, seconds=seconds))
+    lines = [{**line(at, step), "seconds": seconds} for at, step, seconds in sorted(rows, key=lambda row: row[0])]
+    now = None if over else time + 1
+    found = account(events, now=now)
+    assert found.wall == pytest.approx(1000 * (time if now is None else now), abs=2)
+    with_lines = account(events, lines, now=now)
+    assert with_lines.begin == found.begin == 1000 * ZERO
+    assert with_lines.end >= found.end
+
+
+# --- what people and programs see
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """A run of the bundled entrypoint, restarted once; the last line of each file is torn."""
+    path = RunFolder(tmp_path)
+    path.job_json.write_text("{}")
+    submissions.write(path, SENT)
+    events = [
+        *job(720, None, *launch(720, 0), event(1000, "checkpoint_saved", step=40, seconds=2)),
+        *job(1500, 11524, *launch(1500, 40, 1), event(11500, "finished", 1, step=1000), attempt=1),
+    ]
+    rows = [line(1000, 40), line(1400, 80), line(11500, 1000, 1)]
+    path.events.write_text("".join(json.dumps(told) + "\n" for told in events) + '{"time": 17')
+    path.metrics.write_text("".join(json.dumps(told) + "\n" for told in rows) + '{"time": 17000')
+    return path
+
+
+def test_the_line_of_status(folder: RunFolder) -> None:
+    found = run_ledger(folder, going=False)
+    shown = goodput_line(found)
+    assert shown == "89 % of 3:12:04 (training 2:51:00, queue 0:12:00, lost 0:06:38, restart 0:01:40, ...)"
+
+
+def test_the_table_adds_up(folder: RunFolder) -> None:
+    found = run_ledger(folder, going=False)
+    assert found is not None
+    head, _, titles, *rows, total = goodput_text(found, going=False).splitlines()
+    assert (
+        head == "goodput  89 % of 3:12:04: 2 starts of the job, 2 starts of the ranks, 1 of them failed or were killed"
+    )
+    assert titles.split()[:3] == ["KIND", "SECONDS", "SHARE"]
+    assert round(sum(float(row.split()[1]) for row in rows), 3) == float(total.split()[1]) == 11524
+    assert [row.split()[0] for row in rows] == [kind for kind in KINDS if found.spent[kind]]
+
+
+def test_json_has_every_kind(folder: RunFolder) -> None:
+    found = run_ledger(folder, going=True)
+    assert found is not None
+    told = json.loads(json.dumps(goodput_dict(found, going=True)))
+    assert set(told["seconds"]) == set(KINDS)
+    assert sum(round(1000 * each) for each in told["seconds"].values()) == round(1000 * told["wall_seconds"])
+    assert told["going"] is True
+
+
+def test_without_job_json_it_is_a_script_of_the_users_own(folder: RunFolder) -> None:
+    folder.job_json.unlink()
+    found = run_ledger(folder, going=False)
+    assert found is not None
+    assert found.goodput is None
+    assert str(goodput_line(found)).startswith("an unknown share of 3:12:04 (run ")
+
+
+def test_the_commands(folder: RunFolder, cli: Callable[..., Result]) -> None:
+    folder.manifest.write_text("{}")
+    submissions.write(folder, replace(SENT, job_id="local-999999999-1", scheduler="local"))
+    asked = cli("goodput", str(folder.path), "--json")
+    assert asked.code == 0, asked.err
+    told = json.loads(asked.out)
+    assert told["run_id"] == folder.id
+    assert told["going"] is False
+    assert told["wall_seconds"] == 11524
+    assert "goodput  89 % of 3:12:04" in cli("goodput", str(folder.path)).out
+    assert "goodput  89 % of 3:12:04" in cli("status", str(folder.path)).out
+
+
+def test_a_run_that_was_not_submitted_is_refused(folder: RunFolder, cli: Callable[..., Result]) -> None:
+    folder.manifest.write_text("{}")
+    for path in (folder.submission, folder.events, folder.metrics):
+        path.unlink()
+    asked = cli("goodput", str(folder.path))
+    assert asked.code == 2
+    assert "was never submitted" in asked.err
+    assert "goodput" not in cli("status", str(folder.path)).out
