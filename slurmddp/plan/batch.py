@@ -24,12 +24,21 @@ class Way(NamedTuple):
 def plan_batch(wanted: Batch, layout: Layout, place: str) -> tuple[BatchPlan, list[Note]]:
     """Raises UserError where `batch.even` is true and the numbers do not divide. `place` names the key and file."""
     world = layout.world
+    if wanted.even and (world is None or wanted.weights):
+        why = "batch.weights make shares uneven" if wanted.weights else "the ranks are known on the nodes only"
+        raise UserError(
+            f"batch.even is true, but {why}", where=place, todo="leave it out: every sample weighs the same"
+        )
+    if world is None:
+        return _on_the_nodes(wanted, place)
     total, micro, steps = wanted.global_, wanted.micro, wanted.accumulation
     if total is None:
         micro = micro or DEFAULT_MICRO
         total = micro * (steps or 1) * world
     elif micro is None:
         micro = -(-total // (world * (steps or 1)))
+    if wanted.weights:  # by names that are known on the nodes only, and with them the largest share
+        return BatchPlan(total, micro, None, None), _idle(total, world)
     accumulation = dealing.accumulation(total, micro, world)
     even = dealing.is_even(total, micro, world)
     plan = BatchPlan(total, micro, accumulation, even)
@@ -49,10 +58,29 @@ def plan_batch(wanted: Batch, layout: Layout, place: str) -> tuple[BatchPlan, li
         notes.append(Note("note", text))
     if accumulation == 1 and layout.nodes > 1:
         notes.append(Note("note", "accumulation is already 1: more nodes no longer make a step of this batch faster"))
-    if total < world:
-        idle = world - total
-        notes.append(Note("warning", f"a global batch of {total} leaves {idle} of {world} ranks without a sample"))
-    return plan, notes
+    return plan, notes + _idle(total, world)
+
+
+def _on_the_nodes(wanted: Batch, place: str) -> tuple[BatchPlan, list[Note]]:
+    """For a world size that only the nodes will know: they compute accumulation from the global and micro batch."""
+    if wanted.global_ is None or wanted.accumulation is not None:
+        what = "accumulation cannot be chosen" if wanted.accumulation else "batch.global is not set"
+        raise UserError(
+            f"{what}, and with ranks_per_node: auto the ranks from which it would follow are known on the nodes only",
+            where=place,
+            todo="set batch.global and batch.micro: accumulation follows from the ranks found",
+        )
+    micro = wanted.micro or min(DEFAULT_MICRO, wanted.global_)
+    told = (
+        [] if wanted.micro else [Note("note", f"batch.micro is not set: at most {micro} samples a rank and micro step")]
+    )
+    return BatchPlan(wanted.global_, micro, None, None), told
+
+
+def _idle(total: int, world: int) -> list[Note]:
+    if total >= world:
+        return []
+    return [Note("warning", f"a global batch of {total} leaves {world - total} of {world} ranks without a sample")]
 
 
 def nearest_even(total: int, micro: int, world: int) -> tuple[int, ...]:
@@ -67,7 +95,7 @@ def ways(plan: BatchPlan, layout: Layout, largest_nodes: int | None, largest_gpu
 
     largest_nodes, largest_gpus: nodes of a job and GPUs of a node that the partition has, where that is known.
     """
-    if plan.total % plan.micro:
+    if plan.accumulation is None or layout.ranks_per_node is None or plan.total % plan.micro:
         return []
     slots = plan.total // plan.micro  # micro batches in one optimizer step, over all ranks
     found = []

@@ -7,6 +7,7 @@ from slurmddp.plan.batch import plan_batch
 from slurmddp.plan.environment import plan_environment
 from slurmddp.plan.layout import plan_layout
 from slurmddp.plan.model import Context, Note, Plan
+from slurmddp.plan.parallel import check_parallel
 from slurmddp.plan.program import absolute, data_paths, plan_container, plan_program, runtime_job
 from slurmddp.plan.sbatch import check_required, plan_sbatch
 from slurmddp.spec.resolve import Resolved
@@ -22,9 +23,11 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
     layout, notes = plan_layout(resolved, context.allocation)
     notes = [Note("warning", text) for text in resolved.warnings] + notes
     batch = None
-    if job.train.task or job.train.batch.global_ or job.train.batch.micro:
-        batch, more = plan_batch(job.train.batch, layout, resolved.place("train", "batch"))
+    wanted = job.train.batch
+    if job.train.task or wanted.global_ or (wanted.micro and layout.world):
+        batch, more = plan_batch(wanted, layout, resolved.place("train", "batch"))
         notes += more
+    notes += check_parallel(resolved, layout)
     program = plan_program(job, context)
     container = plan_container(resolved, layout, program, context)
     cache = absolute(job.paths.cache, context.cwd) if job.paths.cache else None

@@ -22,7 +22,8 @@ def plan_environment(resolved: Resolved, layout: Layout, runtime: str, cache: st
         _group("the image's own packages, not those of ~/.local", PYTHONNOUSERSITE="1") if runtime != "none" else None,
         _group(
             "torchrun: cores for each rank; a restarted worker must not meet the addresses of the dead ones",
-            OMP_NUM_THREADS=str(layout.threads_per_rank),
+            # Where only a node knows how many ranks it starts, node.sh sets their threads.
+            **({"OMP_NUM_THREADS": str(layout.threads_per_rank)} if layout.world else {}),
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
         ),
         _flight_recorder(),

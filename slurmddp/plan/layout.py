@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurmddp.errors import UserError
 from slurmddp.plan.model import Layout, Note
+from slurmddp.plan.ranks import is_auto, plan_ranks, takes_whole_nodes, threads_wanted
 from slurmddp.spec.resolve import Resolved
 from slurmddp.spec.site import Partition
 from slurmddp.spec.types import memory, slurm_time
@@ -19,19 +20,14 @@ def plan_layout(resolved: Resolved, allocation: tuple[int, int | None] | None = 
     wanted, partition, notes = resolved.job.resources, partition_of(resolved), []
     _check_nodes(resolved, allocation)
     gpus = _gpus(resolved, partition)
-    ranks = wanted.ranks_per_node or gpus or 1
-    if gpus and ranks > gpus:
-        raise UserError(
-            f"{ranks} ranks share {gpus} GPUs",
-            where=resolved.place("resources", "ranks_per_node"),
-            todo="one rank a GPU: leave ranks_per_node out",
-        )
-    if gpus and ranks < gpus:
-        notes.append(Note("warning", f"{gpus - ranks} of {gpus} GPUs a node get no rank"))
+    ranks, told = plan_ranks(resolved, gpus)
+    notes += told
+    _check_limits(resolved, partition)
+    if ranks is None:
+        return _uneven(resolved, partition, gpus, allocation), notes
     most = partition.gpus_per_node
     part_of_node = gpus / most if gpus and most else 1.0
     cpus = _cpus(resolved, partition, part_of_node, allocation)
-    _check_limits(resolved, partition)
     if most and gpus and gpus < most and wanted.nodes > 1:
         notes += _fewer_nodes(wanted.nodes, gpus, most)
     if cpus is None and resolved.site.scheduler == "slurm" and not wanted.exclusive:
@@ -41,6 +37,22 @@ def plan_layout(resolved: Resolved, allocation: tuple[int, int | None] | None = 
     mem = None if allocation else partition.mem_per_node and int(partition.mem_per_node * part_of_node)
     threads = max(1, (cpus or ranks) // ranks)
     return Layout(wanted.nodes, gpus, ranks, cpus, wanted.mem_per_node or mem, threads), notes
+
+
+def _uneven(resolved: Resolved, partition: Partition, gpus: int, allocation: tuple[int, int | None] | None) -> Layout:
+    """Nodes that may differ: of what the job does not say, each gives all it has, or what Slurm gives by default."""
+    wanted = resolved.job.resources
+    _cpus(resolved, partition, 1.0, allocation)  # for its refusals
+    if gpus and allocation is not None and wanted.nodes < allocation[0]:
+        raise UserError(
+            f"ranks_per_node: auto takes all GPUs of the allocation that we are in, which has {allocation[0]} nodes",
+            where=resolved.place("resources", "ranks_per_node"),
+            todo=f"--nodes {allocation[0]}, or the number of ranks a node",
+        )
+    whole = takes_whole_nodes(resolved, gpus) and allocation is None
+    mem = wanted.mem_per_node or (0 if whole else None)
+    threads = 1 if gpus else threads_wanted(resolved.job)
+    return Layout(wanted.nodes, gpus, None, wanted.cpus_per_node, mem, threads)
 
 
 def _check_nodes(resolved: Resolved, allocation: tuple[int, int | None] | None) -> None:
@@ -83,6 +95,8 @@ def _gpus(resolved: Resolved, partition: Partition) -> int:
         if wanted:
             raise UserError(f"site {resolved.site.name} has no GPUs", where=place, todo="gpus_per_node: 0")
         return 0
+    if wanted is None and is_auto(resolved):
+        return 0 if partition.gpus_per_node == 0 else 1
     if wanted is None:
         if partition.gpus_per_node is None:
             raise UserError(

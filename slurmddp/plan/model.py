@@ -27,18 +27,23 @@ class Context(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Nodes and what each one gives. cpus_per_node None: whatever Slurm allots. mem_per_node in MiB."""
+    """Nodes and what each one gives. cpus_per_node None: whatever Slurm allots. mem_per_node in MiB, 0 for all.
+
+    ranks_per_node None: only the nodes will know (`auto`), which may differ. Then gpus_per_node is 0 for ranks on
+    cores, else the GPUs that a node has at least, and threads_per_rank what a rank gets at least.
+    """
 
     nodes: int
     gpus_per_node: int
-    ranks_per_node: int
+    ranks_per_node: int | None
     cpus_per_node: int | None
     mem_per_node: int | None
     threads_per_rank: int
 
     @property
-    def world(self) -> int:
-        return self.nodes * self.ranks_per_node
+    def world(self) -> int | None:
+        """Ranks in all; None where only the nodes will know."""
+        return None if self.ranks_per_node is None else self.nodes * self.ranks_per_node
 
     @property
     def gpus(self) -> int:
@@ -46,12 +51,15 @@ class Layout(NamedTuple):
 
 
 class BatchPlan(NamedTuple):
-    """Samples: `total` an optimizer step, at most `micro` a rank and micro step, `accumulation` micro steps."""
+    """Samples: `total` an optimizer step, at most `micro` a rank and micro step, `accumulation` micro steps.
+
+    accumulation, even: None where they follow on the nodes, from the ranks or the weights found there.
+    """
 
     total: int
     micro: int
-    accumulation: int
-    even: bool
+    accumulation: int | None
+    even: bool | None
 
 
 class BindPlan(NamedTuple):
@@ -153,8 +161,8 @@ class Plan(NamedTuple):
 
     @property
     def gpu_hours(self) -> float | None:
-        """GPU-hours that the job may use, at most; None where no time limit is known."""
-        return None if self.time is None else self.layout.gpus * self.time / 3600
+        """GPU-hours that the job may use, at most; None where no time limit is known, or not how many GPUs."""
+        return None if self.time is None or self.layout.world is None else self.layout.gpus * self.time / 3600
 
     @property
     def node_hours(self) -> float | None:

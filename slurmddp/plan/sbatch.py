@@ -5,6 +5,7 @@ from __future__ import annotations
 from slurmddp.errors import UserError
 from slurmddp.plan.layout import partition_of
 from slurmddp.plan.model import Layout
+from slurmddp.plan.ranks import asks_itself, takes_whole_nodes
 from slurmddp.spec.resolve import Resolved
 from slurmddp.spec.types import slurm_time
 
@@ -49,7 +50,7 @@ def plan_sbatch(resolved: Resolved, layout: Layout, stop_lead: int | None) -> tu
         ("--ntasks-per-node", "1"),
         ("--cpus-per-task", layout.cpus_per_node),
         *_gpu_request(resolved, layout),
-        ("--mem", None if "--mem" in unsupported or not layout.mem_per_node else f"{layout.mem_per_node}M"),
+        ("--mem", None if "--mem" in unsupported else _memory(layout.mem_per_node)),
         ("--time", slurm_time(wanted.time) if wanted.time else None),
         ("--partition", ask.get("partition")),
         ("--account", wanted.account),
@@ -57,7 +58,8 @@ def plan_sbatch(resolved: Resolved, layout: Layout, stop_lead: int | None) -> tu
         ("--constraint", "&".join(filter(None, (ask.get("constraint"), wanted.constraint))) or None),
     ]
     lines = [f"{flag}={value}" for flag, value in options if value is not None]
-    lines += ["--exclusive"] if wanted.exclusive else []
+    whole = takes_whole_nodes(resolved, layout.gpus_per_node)
+    lines += ["--exclusive"] if wanted.exclusive or whole else []
     lines += ["--requeue", "--open-mode=append"]
     lines += [f"--signal=B:{STOP_SIGNAL}@{stop_lead}"] if stop_lead else []
     for index, extra in enumerate(wanted.sbatch_extra):
@@ -74,10 +76,15 @@ def plan_sbatch(resolved: Resolved, layout: Layout, stop_lead: int | None) -> tu
     return tuple(line for line in lines if line.split("=")[0] not in unsupported)
 
 
+def _memory(mebibytes: int | None) -> str | None:
+    """0 is Slurm's own word for all that a node has."""
+    return None if mebibytes is None else f"{mebibytes}M" if mebibytes else "0"
+
+
 def _gpu_request(resolved: Resolved, layout: Layout) -> list[tuple[str, str | None]]:
     """One task a node sees all its GPUs: --gpus-per-task would isolate them and break NCCL's P2P (nccl#1066)."""
     site, wanted = resolved.site, resolved.job.resources
-    if not layout.gpus_per_node or site.gpu_request == "none":
+    if not layout.gpus_per_node or site.gpu_request == "none" or (layout.world is None and asks_itself(resolved)):
         return []
     kind = wanted.gpu_type or (partition_of(resolved).gpu_type if site.gpu_request_type else None)
     count = f"{kind}:{layout.gpus_per_node}" if kind else str(layout.gpus_per_node)

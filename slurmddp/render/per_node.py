@@ -9,23 +9,28 @@ from slurmddp.plan.model import Plan, Variable
 
 def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     """One shell line a node. `head`: host name or address of node 0, reachable from all the others."""
-    program = plan.program
+    program, layout = plan.program, plan.layout
+    # torchrun itself counts GPUs; of cores, it would start a rank on each.
+    ranks = str(layout.ranks_per_node or ("gpu" if layout.gpus_per_node else "RANKS"))
     lines = [
         f"# {plan.name}: line N on node N, all within {plan.join_timeout} s; head node {head}, port {port}",
     ]
     if not program.script:
         lines.append("# RUN_FOLDER, at the same path on all nodes: slurmddp render JOB.yaml -o RUN_FOLDER")
     lines += [f"# on each node first: {line}" for line in plan.setup]
+    if layout.world is None:
+        cores = "" if layout.gpus_per_node else f"; RANKS: one for each {layout.threads_per_rank} cores"
+        lines.append(f"# on each node first: export OMP_NUM_THREADS=N, its cores divided by its ranks{cores}")
     start = [program.script, *program.args] if program.script else ["-m", "slurmddp.runtime.train", "RUN_FOLDER"]
     if program.script and program.in_snapshot and program.project:
         start[0] = f"{program.project}/{program.script.removeprefix('code/project/')}"
-    for node in range(plan.layout.nodes):
+    for node in range(layout.nodes):
         words = [
             *_container(plan),
             plan.container.python,
             *("-m", "torch.distributed.run"),
-            f"--nnodes={plan.layout.nodes}",
-            f"--nproc-per-node={plan.layout.ranks_per_node}",
+            f"--nnodes={layout.nodes}",
+            f"--nproc-per-node={ranks}",
             f"--max-restarts={plan.max_restarts}",
             *_rendezvous(plan, head, port, node),
             *start,

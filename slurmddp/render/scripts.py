@@ -8,9 +8,13 @@ from slurmddp.render.engine import render
 
 def job_script(plan: Plan) -> str:
     """job.sh: exactly what sbatch gets. It takes the run folder as its one argument."""
+    # Nodes that may differ in their GPUs: the script counts those of the job, and the step takes all.
+    counts_gpus = plan.scheduler == "slurm" and plan.layout.world is None and plan.layout.gpus_per_node > 0
     # A step of an existing allocation takes only what it needs, so that others fit beside it.
-    step = [line for line in plan.sbatch if line.startswith(("--gpus-per-node", "--gres", "--mem="))]
-    return render("sbatch/job.sh.j2", plan=plan, step_options=step)
+    known = ("--gpus-per-node", "--gres", "--mem=") if plan.layout.world else ("--mem=",)
+    exact = ["--exact"] if plan.layout.world or plan.layout.cpus_per_node else []
+    step = [*exact, *(line for line in plan.sbatch if line.startswith(known))] if plan.inside else []
+    return render("sbatch/job.sh.j2", plan=plan, step_options=step, counts_gpus=counts_gpus)
 
 
 def node_script(plan: Plan) -> str:

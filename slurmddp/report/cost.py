@@ -11,10 +11,15 @@ def cost_line(plan: Plan) -> str:
     layout = plan.layout
     if plan.scheduler == "local":
         return "may use: this machine, until it is done"
-    shape = f"{layout.nodes} node{'s' if layout.nodes > 1 else ''} x {layout.gpus_per_node} GPUs"
-    if plan.gpu_hours is None or plan.node_hours is None:
+    nodes = f"{layout.nodes} node{'s' if layout.nodes > 1 else ''}"
+    shape = (
+        f"{nodes}, all that Slurm gives of them" if layout.world is None else f"{nodes} x {layout.gpus_per_node} GPUs"
+    )
+    if plan.node_hours is None:
         return f"may use: {shape}, for as long as the partition's default time (resources.time is not set)"
     clock = slurm_time(plan.time or 0)
+    if plan.gpu_hours is None:
+        return f"may use: {plan.node_hours:.3g} node-hours ({shape}, x {clock})"
     if not layout.gpus:
         return f"may use: {plan.node_hours:.3g} node-hours ({layout.nodes} x {clock}), no GPUs"
     return f"may use: {plan.gpu_hours:.4g} GPU-hours ({shape} x {clock})"

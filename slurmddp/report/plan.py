@@ -6,6 +6,9 @@ from slurmddp.plan.batch import ways
 from slurmddp.plan.layout import partition_of
 from slurmddp.plan.model import Plan
 from slurmddp.report.cost import cost_line
+from slurmddp.report.groups import parallel_lines
+from slurmddp.report.interval import interval_lines
+from slurmddp.spec.job import Batch
 from slurmddp.spec.resolve import Resolved
 
 
@@ -15,7 +18,9 @@ def plan_report(plan: Plan, resolved: Resolved) -> str:
         f"{plan.name} on {plan.site_title}",
         "",
         *_layout(plan),
+        *parallel_lines(plan, resolved.job.parallel),
         *_batch(plan, resolved),
+        *interval_lines(plan, resolved.job.checkpoint),
         "",
         cost_line(plan),
     ]
@@ -26,12 +31,21 @@ def plan_report(plan: Plan, resolved: Resolved) -> str:
 def _layout(plan: Plan) -> list[str]:
     layout = plan.layout
     cores = "as Slurm allots" if layout.cpus_per_node is None else str(layout.cpus_per_node)
-    what = "GPUs" if layout.gpus_per_node else "ranks (CPU)"
+    if layout.world is None:
+        each = "GPU that Slurm gives it" if layout.gpus_per_node else f"{layout.threads_per_rank} of its cores"
+        shape = [f"{'ranks':<20}auto: a node starts one for each {each}"]
+        threads = "shared by its ranks"
+    else:
+        what = "GPUs" if layout.gpus_per_node else "ranks (CPU)"
+        shape = [
+            f"{what + ' a node':<20}{layout.gpus_per_node or layout.ranks_per_node}",
+            f"ranks               {layout.world} = {layout.ranks_per_node} a node x {layout.nodes}",
+        ]
+        threads = f"{layout.threads_per_rank} thread(s) a rank"
     return [
         f"nodes               {layout.nodes}",
-        f"{what + ' a node':<20}{layout.gpus_per_node or layout.ranks_per_node}",
-        f"ranks               {layout.world} = {layout.ranks_per_node} a node x {layout.nodes}",
-        f"cores a node        {cores}, {layout.threads_per_rank} thread(s) a rank",
+        *shape,
+        f"cores a node        {cores}, {threads}",
         f"runs in             {plan.container.runtime}" + (f" {plan.container.image}" if plan.container.image else ""),
     ]
 
@@ -40,6 +54,11 @@ def _batch(plan: Plan, resolved: Resolved) -> list[str]:
     batch, layout = plan.batch, plan.layout
     if batch is None:
         return ["", "global batch        the script's own (set train.batch to see its arithmetic)"]
+    if batch.accumulation is None or layout.world is None:
+        known = "the ranks found" if layout.world is None else "the largest share"
+        follows = f"accumulation follows on the nodes from {known}"
+        line = f"global batch        {batch.total}, micro batch at most {batch.micro}; {follows}"
+        return ["", line, *_weights(resolved.job.train.batch)]
     per_node = "GPUs" if layout.gpus_per_node else "ranks"
     product = (
         f"{batch.micro} (micro batch) x {batch.accumulation} (accumulation)"
@@ -61,3 +80,11 @@ def _batch(plan: Plan, resolved: Resolved) -> list[str]:
             product = f"{way.nodes} nodes x {way.ranks_per_node} = {ranks} ranks"
             lines.append(f"  {way.change:<20}{product}, accumulation {way.accumulation}")
     return lines
+
+
+def _weights(batch: Batch) -> list[str]:
+    """Names are matched on the nodes, where those of the devices are known."""
+    if not batch.weights:
+        return []
+    shown = ", ".join(f"{pattern} {weight:g}" for pattern, weight in batch.weights.items())
+    return [f"{'share of a rank':<20}{shown}, all others 1 (by the name of its node or device)"]

@@ -1,8 +1,9 @@
 """The job: what a user writes in job.yaml. Every default is one that an expert would choose."""
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from slurmddp.spec.tasks import BUNDLED, check_options
 from slurmddp.spec.types import (
@@ -45,12 +46,24 @@ def without_reserved(variables: dict[str, str]) -> dict[str, str]:
     return variables
 
 
+def _ranks(value: Any) -> Any:
+    """A number of ranks or the word auto; one message for both."""
+    if value is None or value == "auto":
+        return value
+    if isinstance(value, bool) or not re.fullmatch(r"0*[0-9]{1,4}", str(value)) or not 1 <= int(value) <= 1024:
+        raise ValueError("must be a whole number from 1 to 1024, or auto")
+    return int(value)
+
+
 class Resources(Model):
-    """What Slurm is asked for. Left out: the site's own values for the partition."""
+    """What Slurm is asked for. Left out: the site's own values for the partition.
+
+    ranks_per_node: auto lets each node start as many ranks as it was given GPUs, or as its cores allow.
+    """
 
     nodes: Annotated[int, Field(ge=1, le=65536)] = 1
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
-    ranks_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
+    ranks_per_node: Annotated[int | Literal["auto"] | None, BeforeValidator(_ranks)] = None
     gpu_type: SbatchValue | None = None
     cpus_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
     mem_per_node: Mebibytes | None = None

@@ -39,6 +39,8 @@ KINDS = {
     "script": (SCRIPT_JOB, ("resources.nodes=2",)),
     "no snapshot": (SCRIPT_JOB, ("snapshot=false", "environment.PYTHONPATH=/x:/y z")),
     "cores": (SCRIPT_JOB.replace("gpus", "cores"), ("resources.nodes=2", "resources.ranks_per_node=2")),
+    "auto": (LM_JOB, ("resources.nodes=2", "resources.ranks_per_node=auto", "train.batch.global=64")),
+    "auto cores": (SCRIPT_JOB.replace("gpus", "cores"), ("resources.nodes=2", "resources.ranks_per_node=auto")),
     "here": (LM_JOB.replace("gpus", "here"), ("resources.ranks_per_node=2",)),
     "own task": (LM_JOB.replace("task: lm", "task: my.tasks:speech\n  project: ."), ()),
 }
@@ -102,6 +104,10 @@ COMPUTED = {
     "$((61000 + seed % 4500))": "port",
     "$((61000 + (port - 60999) % 4500))": "port",
     "$((node_rank == 0))": "is this node the head",
+    '$(scontrol show job -d "$SLURM_JOB_ID" -o)': "GPUs of nodes that may differ",
+    "$((gpus + BASH_REMATCH[2]))": "the same, over their kinds",
+    "$((cores > 8 ? cores / 8 : 1))": "ranks of a node, from the cores that it was given",
+    "$((cores > ranks ? cores / ranks : 1))": "threads of its ranks",
     "$(getent ahostsv4 \"$peer\" | awk 'NR == 1 {print $1}')": "address",
     "$(ip -o -4 addr show up | awk '{printf \"%s \", $2}')": "which interfaces there are, for a message",
 }

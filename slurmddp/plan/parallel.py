@@ -1,0 +1,53 @@
+"""How ranks share the model: whether `parallel` fits the ranks, and whether its shards stay inside a node."""
+
+from __future__ import annotations
+
+from slurmddp.errors import UserError
+from slurmddp.plan.model import Layout, Note
+from slurmddp.runtime import mesh
+from slurmddp.spec.resolve import Resolved
+
+#: So many divisors of the ranks are named in full: more is more than anybody wants to read.
+MANY = 8
+
+
+def check_parallel(resolved: Resolved, layout: Layout) -> list[Note]:
+    """Raises UserError where replicate x shard is not the ranks, or an own script is to be sharded."""
+    wanted = resolved.job.parallel
+    if resolved.job.train.script and wanted.shard > 1:
+        raise UserError(
+            f"parallel.shard is {wanted.shard}, but a script of your own wraps its model itself",
+            where=resolved.place("parallel", "shard"),
+            todo="leave parallel out; it is for tasks (train.task)",
+        )
+    if layout.world is None or layout.ranks_per_node is None:
+        text = "parallel: that replicate x shard are the ranks is checked on the nodes, where their number is known"
+        return [Note("note", text)] if wanted.shard > 1 or wanted.replicate else []
+    try:
+        mesh.sizes(layout.world, wanted.replicate, wanted.shard)
+    except ValueError as error:
+        # The place names the key already.
+        message, _, todo = str(error).partition(": ")[2].partition("; ")
+        where = resolved.place("parallel", "shard" if wanted.replicate is None else "replicate")
+        raise UserError(message, where=where, todo=f"{todo} (shard {_fitting(layout.world)})") from None
+    return _crossing(wanted.shard, layout.ranks_per_node)
+
+
+def _crossing(shard: int, ranks_per_node: int) -> list[Note]:
+    """Groups of `shard` consecutive ranks stay inside their nodes where they divide a node's ranks."""
+    if ranks_per_node % shard == 0:
+        return []
+    largest = max(size for size in range(1, ranks_per_node + 1) if ranks_per_node % size == 0 and shard % size == 0)
+    better = f"; parallel.shard {largest} would stay inside a node" if largest > 1 else ""
+    text = (
+        f"shard groups of {shard} ranks cross nodes of {ranks_per_node}: parameters then travel over the network in"
+        f" every forward and backward pass, which is slow{better}"
+    )
+    return [Note("note", text)]
+
+
+def _fitting(world: int) -> str:
+    """The numbers that divide `world`, the smallest first, in words."""
+    found = [str(size) for size in range(1, world + 1) if world % size == 0]
+    *first, last = found if len(found) <= MANY else [*found[: MANY - 1], "...", found[-1]]
+    return f"{', '.join(first)} or {last}" if first else last

@@ -1,0 +1,81 @@
+"""How many ranks a node starts: a number known here, or, with `auto`, what each node finds that it was given."""
+
+from __future__ import annotations
+
+import re
+
+from slurmddp.errors import UserError
+from slurmddp.plan.model import Note
+from slurmddp.spec.job import Job
+from slurmddp.spec.resolve import Resolved
+
+#: With `auto` on cores: threads of a rank where OMP_NUM_THREADS does not say. Gradients of more ranks cost more to
+#: exchange, and eight threads still share one rank's matrix products well.
+THREADS_PER_RANK = 8
+
+#: Flags by which a user says which GPUs or whole nodes the job gets: ours would only be in their way.
+_OWN_WORDS = ("--gpus", "-G", "--gres", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket", "--exclusive")
+
+
+def is_auto(resolved: Resolved) -> bool:
+    """Whether `auto` is asked for where nodes may differ; this one machine is known."""
+    return resolved.job.resources.ranks_per_node == "auto" and resolved.site.scheduler == "slurm"
+
+
+def asks_itself(resolved: Resolved) -> bool:
+    """Whether sbatch_extra says by itself which GPUs or whole nodes are wanted."""
+    return any(extra.split("=")[0] in _OWN_WORDS for extra in resolved.job.resources.sbatch_extra)
+
+
+def takes_whole_nodes(resolved: Resolved, gpus: int) -> bool:
+    """Whether slurmddp asks for whole nodes, so that each one gives all that it has. `gpus`: of a node, at least.
+
+    Raises UserError where the site rejects --exclusive: then only the user knows how its nodes are asked for.
+    """
+    wanted = resolved.job.resources
+    if not is_auto(resolved) or wanted.exclusive is False or asks_itself(resolved):
+        return False
+    if not gpus and wanted.cpus_per_node:
+        return False
+    if "--exclusive" in resolved.site.unsupported_flags:
+        raise UserError(
+            f"site {resolved.site.name} rejects --exclusive, by which ranks_per_node: auto asks for whole nodes",
+            where=resolved.place("resources", "ranks_per_node"),
+            todo="say what to ask for (sbatch_extra: [--gpus=TOTAL]), or how many ranks a node starts",
+        )
+    return True
+
+
+def threads_wanted(job: Job) -> int:
+    """Threads of a rank for `auto` on cores: the job's own OMP_NUM_THREADS, or THREADS_PER_RANK."""
+    own = job.environment.get("OMP_NUM_THREADS", "")
+    return int(own) if re.fullmatch("0*[1-9][0-9]{0,3}", own) else THREADS_PER_RANK
+
+
+def plan_ranks(resolved: Resolved, gpus: int) -> tuple[int | None, list[Note]]:
+    """Ranks on each node, None where only the nodes will know. `gpus`: of a node, with `auto` at least.
+
+    Raises UserError for more ranks than GPUs, and for `auto` where nothing could tell a node its number.
+    """
+    wanted, place = resolved.job.resources, resolved.place("resources", "ranks_per_node")
+    if not is_auto(resolved):
+        ranks = wanted.ranks_per_node if isinstance(wanted.ranks_per_node, int) else gpus or 1
+        if gpus and ranks > gpus:
+            todo = "one rank a GPU: leave ranks_per_node out"
+            raise UserError(f"{ranks} ranks share {gpus} GPUs", where=place, todo=todo)
+        return ranks, [Note("warning", f"{gpus - ranks} of {gpus} GPUs a node get no rank")] if ranks < gpus else []
+    if gpus and resolved.site.gpu_request == "none":
+        raise UserError(
+            f"Slurm at site {resolved.site.name} does not count GPUs: no node could tell how many ranks to start",
+            where=place,
+            todo="leave ranks_per_node out, or write the number",
+        )
+    threads = threads_wanted(resolved.job)
+    if not gpus and wanted.cpus_per_node:
+        return max(1, wanted.cpus_per_node // threads), []
+    each = "GPU that Slurm gives it" if gpus else f"{threads} of its cores"
+    given = (
+        "whole nodes are asked for" if takes_whole_nodes(resolved, gpus) else "as the job's own options ask for them"
+    )
+    text = f"ranks_per_node is auto: a node starts one rank for each {each} ({given}); all that follows is known there"
+    return None, [Note("note", text)]

@@ -1,0 +1,73 @@
+"""`parallel: {replicate, shard}` against the ranks, and shards against nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmddp.errors import UserError
+from tests.helpers import LM_JOB, Desk, refusal
+
+SCRIPT = "site: gpus\ntrain: {script: a.py}\n"
+
+
+def refused(desk: Desk, job: str, *options: str) -> str:
+    with pytest.raises(UserError) as caught:
+        desk.plan(job, *options)
+    return refusal(caught.value)
+
+
+def crossing(desk: Desk, *options: str) -> list[str]:
+    return [note.text for note in desk.plan(LM_JOB, *options).notes if "cross nodes" in note.text]
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "message", "fits"),
+    [
+        (("nodes=3", "shard=5"), "shard", "12 ranks cannot be divided into groups of 5", "1, 2, 3, 4, 6 or 12"),
+        (("nodes=2", "shard=16"), "shard", "8 ranks cannot be divided into groups of 16", "1, 2, 4 or 8"),
+        (("nodes=3", "shard=4", "replicate=2"), "replicate", "replicate 2 x shard 4 is 8", "leave replicate out"),
+        (("nodes=1", "replicate=3"), "replicate", "replicate 3 x shard 1 is 3", "1, 2 or 4"),
+        (("nodes=60", "shard=7"), "shard", "240 ranks", "1, 2, 3, 4, 5, 6, 8, ... or 240"),
+    ],
+)
+def test_what_does_not_make_up_the_ranks(
+    desk: Desk, options: tuple[str, ...], key: str, message: str, fits: str
+) -> None:
+    nodes, *rest = options
+    shown = refused(desk, LM_JOB, f"resources.{nodes}", *(f"parallel.{option}" for option in rest))
+    assert message in shown and fits in shown
+    assert shown.startswith(f"--set parallel.{key}: parallel.{key}: {message.split(' ')[0]}")
+
+
+@pytest.mark.parametrize(
+    "options", [("shard=4",), ("shard=8", "replicate=1"), ("replicate=8",), ("shard=2", "replicate=4")]
+)
+def test_what_does(desk: Desk, options: tuple[str, ...]) -> None:
+    assert desk.plan(LM_JOB, "resources.nodes=2", *(f"parallel.{option}" for option in options))
+
+
+def test_a_script_of_one_s_own_is_not_sharded(desk: Desk) -> None:
+    assert "a script of your own wraps its model itself" in refused(desk, SCRIPT, "parallel.shard=2")
+    assert desk.plan(SCRIPT, "parallel.shard=1")
+
+
+def test_ranks_that_only_the_nodes_know(desk: Desk) -> None:
+    auto = ("resources.ranks_per_node=auto", "train.batch.global=8")
+    told = [note.text for note in desk.plan(LM_JOB, *auto, "parallel.shard=5").notes]
+    assert any("is checked on the nodes" in text for text in told)
+    assert not any("parallel" in note.text for note in desk.plan(LM_JOB, *auto).notes)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shard", "better"),
+    [(2, 8, "parallel.shard 4 would"), (3, 6, "parallel.shard 2 would"), (3, 3, None)],
+)
+def test_shards_that_cross_nodes_are_told(desk: Desk, nodes: int, shard: int, better: str | None) -> None:
+    (text,) = crossing(desk, f"resources.nodes={nodes}", f"parallel.shard={shard}")
+    assert f"shard groups of {shard} ranks cross nodes of 4" in text
+    assert (better in text) if better else "would stay" not in text
+
+
+@pytest.mark.parametrize(("nodes", "shard"), [(1, 4), (2, 4), (2, 2), (64, 1)])
+def test_shards_inside_nodes_need_no_word(desk: Desk, nodes: int, shard: int) -> None:
+    assert not crossing(desk, f"resources.nodes={nodes}", f"parallel.shard={shard}")

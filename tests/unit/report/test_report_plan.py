@@ -1,0 +1,79 @@
+"""What `slurmddp plan` shows of ranks that share something, and of what is not known yet."""
+
+from __future__ import annotations
+
+from slurmddp.report.plan import plan_report
+from slurmddp.runtime import mesh
+from tests.helpers import LM_JOB, Desk, plan_of
+
+
+def report(desk: Desk, job: str, *options: str) -> list[str]:
+    resolved = desk.resolve(job, *options)
+    return plan_report(plan_of(resolved, desk.project), resolved).splitlines()
+
+
+def line(lines: list[str], start: str) -> str:
+    (found,) = [text for text in lines if text.startswith(start)]
+    return found.removeprefix(start).strip()
+
+
+def test_groups_of_replicas_and_shards(desk: Desk) -> None:
+    lines = report(desk, LM_JOB, "resources.nodes=2", "parallel.shard=4")
+    assert line(lines, "parallel").startswith("HSDP: replicate 2 x shard 4")
+    assert line(lines, "shard groups") == "0-3 | 4-7 (each inside a node)"
+    assert line(lines, "replicate groups") == "0,4 | 1,5 | 2,6 | 3,7 (each across nodes)"
+
+
+def test_they_are_those_of_the_runtime(desk: Desk) -> None:
+    lines = report(desk, LM_JOB, "resources.nodes=1", "parallel.shard=2")
+    groups = mesh.groups({"replicate": 2, "shard": 2})
+    for name in ("shard", "replicate"):
+        shown = line(lines, f"{name} groups").split(" (")[0].split(" | ")
+        assert tuple(tuple(map(int, group.split(","))) for group in shown) == groups[name]
+
+
+def test_one_group_of_shards(desk: Desk) -> None:
+    lines = report(desk, LM_JOB, "resources.nodes=2", "parallel.shard=8")
+    assert line(lines, "parallel").startswith("FSDP: replicate 1 x shard 8")
+    assert line(lines, "shard groups") == "0-7 (across nodes)"
+    assert not [text for text in lines if text.startswith("replicate groups")]
+    assert any(text.startswith("note: shard groups of 8 ranks cross nodes of 4") for text in lines)
+
+
+def test_shards_of_which_some_stay_inside(desk: Desk) -> None:
+    lines = report(desk, LM_JOB, "resources.nodes=3", "parallel.shard=6", "resources.ranks_per_node=4")
+    assert line(lines, "shard groups") == "0-5 | 6-11 (each across nodes)"
+    lines = report(desk, LM_JOB, "resources.nodes=3", "parallel.shard=3")
+    assert line(lines, "shard groups") == "0-2 | 3-5 | 6-8 | 9-11 (2 of 4 inside a node, the others across nodes)"
+
+
+def test_a_large_world_is_short(desk: Desk) -> None:
+    lines = report(desk, LM_JOB, "resources.nodes=64", "parallel.shard=4")
+    assert line(lines, "shard groups") == "0-3 | 4-7 | 8-11 | 12-15 | ... 64 in all (each inside a node)"
+    assert line(lines, "replicate groups").startswith("0,4,...,252 | 1,5,...,253 | ")
+    assert max(map(len, lines)) < 200
+
+
+def test_replicas_alone_are_one_line(desk: Desk) -> None:
+    lines = report(desk, LM_JOB, "resources.nodes=2")
+    assert line(lines, "parallel") == "DDP: every rank holds the whole model"
+    assert not [text for text in lines if "groups" in text]
+    script = LM_JOB.replace("task: lm", "script: a.py").replace("  data: {path: /data/books}\n", "")
+    assert not [text for text in report(desk, script) if text.startswith("parallel")]
+
+
+def test_ranks_that_only_the_nodes_know(desk: Desk) -> None:
+    options = ("resources.ranks_per_node=auto", "resources.nodes=2", "train.batch.global=64", "train.batch.micro=4")
+    lines = report(desk, LM_JOB, *options, "resources.time=1h")
+    assert line(lines, "ranks") == "auto: a node starts one for each GPU that Slurm gives it"
+    assert line(lines, "global batch") == (
+        "64, micro batch at most 4; accumulation follows on the nodes from the ranks found"
+    )
+    assert line(lines, "may use:") == "2 node-hours (2 nodes, all that Slurm gives of them, x 01:00:00)"
+    assert not [text for text in lines if "None" in text]
+
+
+def test_weights_are_one_line(desk: Desk) -> None:
+    lines = report(desk, LM_JOB + "  batch: {micro: 4, weights: {node1*: 2, '*A100*': 1.5}}\n")
+    assert line(lines, "share of a rank") == "node1* 2, *A100* 1.5, all others 1 (by the name of its node or device)"
+    assert line(lines, "global batch").endswith("accumulation follows on the nodes from the largest share")
