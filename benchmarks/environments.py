@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -30,6 +31,12 @@ def ours() -> Path:
 def torchx() -> Path:
     """bin/ of an environment with torchx."""
     return _made(TORCHX.replace("==", "-"), [TORCHX], again=False)
+
+
+def peers() -> Path:
+    """bin/ of an environment with the training libraries that we compare with, and the torch of this one."""
+    torch = importlib.metadata.version("torch").split("+")[0]
+    return _made("peers", [f"torch=={torch}", "numpy", "lightning-fabric", "accelerate"], again=False)
 
 
 def versions(python: Path, *names: str) -> str:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.plan.build import make_plan
@@ -16,6 +16,9 @@ from slurmddp.plan.model import Context, Plan
 from slurmddp.sites.catalogue import Catalogue, config_files
 from slurmddp.spec.document import is_null
 from slurmddp.spec.resolve import Resolved, Sources, resolve
+
+if TYPE_CHECKING:
+    from slurmddp.runs.layout import RunFolder
 
 JOB_SUFFIXES = (".yaml", ".yml")
 
@@ -97,23 +100,10 @@ def _resumed_runs(request: Request) -> tuple[Path, ...]:
     """The run to continue and those that it continued itself, newest first."""
     if request.resume is None:
         return ()
-    import json
-
     from slurmddp.launch.find import find_run
 
     folder = find_run(request.resume, request.environment)
-    runs = [folder.path]
-    if not folder.job_json.is_file():
-        raise UserError(
-            f"run {folder.id} ran a script of its own, whose checkpoints slurmddp does not know",
-            where="--resume",
-            todo="submit the script again, with its own option to resume",
-        )
-    try:
-        earlier = json.loads(folder.job_json.read_text(encoding="utf-8")).get("resume_from", [])
-    except (ValueError, AttributeError):
-        raise UserError("is damaged", where=str(folder.job_json), todo="resume another run") from None
-    runs += [path for path in (Path(text).parent for text in earlier) if path.is_dir()]
+    runs = [folder.path, *(path for path in _continued(folder) if path.is_dir())]
     if not any(True for run in runs for _ in run.glob("checkpoints/step-*/COMPLETE")):
         raise UserError(
             f"run {folder.id} has no complete checkpoint yet",
@@ -121,6 +111,29 @@ def _resumed_runs(request: Request) -> tuple[Path, ...]:
             todo="submit its job without --resume",
         )
     return tuple(runs)
+
+
+def _continued(folder: RunFolder) -> list[Path]:
+    """The runs that a run continued, newest first. Raises UserError where it keeps no checkpoints that we know."""
+    import json
+
+    if not folder.job_json.is_file():
+        from slurmddp.runs import manifest
+
+        runs = [Path(text) for text in manifest.read(folder)["resumed_from"]]
+        # Its script may take the runtime's Checkpointer, which writes where a bundled task's lie.
+        if not runs and not any(folder.checkpoints.glob("step-*")):
+            raise UserError(
+                f"run {folder.id} ran a script of its own, whose checkpoints slurmddp does not know",
+                where="--resume",
+                todo="submit the script again, with its own option to resume",
+            )
+        return runs
+    try:
+        earlier = json.loads(folder.job_json.read_text(encoding="utf-8")).get("resume_from", [])
+    except (ValueError, AttributeError):
+        raise UserError("is damaged", where=str(folder.job_json), todo="resume another run") from None
+    return [Path(text).parent for text in earlier]
 
 
 def _allocation(environment: Mapping[str, str]) -> tuple[int, int | None] | None:

@@ -11,7 +11,6 @@ from them: a sample weighs the same in the gradient wherever it is computed.
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from fractions import Fraction
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, pairwise
@@ -52,6 +51,8 @@ def apportion(total: int, weights: tuple[float, ...]) -> tuple[int, ...]:
     """
     if total < 0:
         raise ValueError(f"total must not be negative, not {total}")
+    from fractions import Fraction  # Slow to import, and most jobs have no weights.
+
     if not weights:
         raise ValueError("there must be at least one weight")
     for weight in weights:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,16 @@ def read(environ: Mapping[str, str] = os.environ) -> Environment:
         node=environ.get("SLURMDDP_NODE") or socket.gethostname(),
         stop_file=Path(stop_file) if stop_file else None,
     )
+
+
+def seconds_since_start() -> float:
+    """Seconds since this process was started, all imports included (proc(5), stat); 0 where that is not to be read."""
+    try:
+        after_name = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        started = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _number(environ: Mapping[str, str], name: str, default: str | None = None) -> int:

@@ -29,3 +29,7 @@ class PeerError(RuntimeFailure):
 
 class NotFiniteError(RuntimeFailure):
     """A loss or gradient that is not a finite number. Raised on every rank before the weights are touched."""
+
+
+class ReplicasDifferError(RuntimeFailure):
+    """Ranks that should hold the same parameters do not. Raised on every rank before anything is saved."""

@@ -1,17 +1,20 @@
 """Evaluation over exactly so many held-out samples, on any number of ranks."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from slurmddp.runtime import loading
+from slurmddp.runtime import batch, loading
 from slurmddp.runtime.errors import RuntimeFailure
 from slurmddp.runtime.step import autocast
 from slurmddp.runtime.sums import Sums
 from slurmddp.runtime.tasks.protocol import Samples, Task
+from slurmddp.runtime.watch import Watch
 from slurmddp.runtime.world import World
 
 
@@ -40,24 +43,31 @@ def evaluate(
     micro: int,
     workers: int,
     precision: torch.dtype,
-) -> Evaluation:
+    lockstep: bool = False,
+    watch: Watch | None = None,
+) -> Evaluation | None:
     """Mean loss over the first `count` held-out samples, each used once; nothing is padded.
 
-    `model` is the bare module: a rank with fewer batches runs fewer, and there is one reduction at the end.
+    `model` is the bare module: a rank with fewer batches runs fewer. With `lockstep` every forward needs all
+    ranks, so those run a stand-in that is not counted. `watch`: told of progress, and asked whether to stop;
+    None on every rank where any of them wants to.
     Raises RuntimeFailure where the number of samples that came out of the data is not `count`.
     """
     began = time.monotonic()
     share_buffers(model)
-    lists = loading.evaluation_lists(count, micro=micro, world=world.size, rank=world.rank)
     sums = Sums(task, world.device, extra=1)
     training = model.training
     model.eval()
-    with torch.no_grad(), autocast(world.device, precision):
-        pinned = world.device.type == "cuda"
-        for batch in loading.load(task, samples, lists, rank=world.rank, workers=workers, pin_memory=pinned):
-            sums.add_loss(task.loss(model, loading.to_device(batch.data, world.device)))
-            sums.add_extra(0, len(batch.ids))
-    model.train(training)
+    try:
+        with torch.no_grad(), autocast(world.device, precision):
+            pinned = world.device.type == "cuda"
+            lists = _lists(world, count, micro, lockstep=lockstep)
+            batches = loading.load(task, samples, lists, rank=world.rank, workers=workers, pin_memory=pinned)
+            rounds = -(-len(batch.share(count, world.size, 0)) // micro)  # Of rank 0, whose share is largest.
+            if not _run(world, task, model, watch.follow(batches) if watch else batches, sums, rounds, watch):
+                return None
+    finally:
+        model.train(training)
     totals = sums.reduce().wait()
     if totals.extra(0) != count:
         raise RuntimeFailure(f"evaluation used {totals.extra(0):.0f} samples instead of {count}", shared=True)
@@ -70,6 +80,53 @@ def evaluate(
         )
     means = totals.means()
     return Evaluation(means["loss"], totals.count, count, time.monotonic() - began, task.report(means))
+
+
+def _lists(world: World, count: int, micro: int, *, lockstep: bool) -> Iterator[loading.Wanted]:
+    own = list(loading.evaluation_lists(count, micro=micro, world=world.size, rank=world.rank))
+    most = -(-len(batch.share(count, world.size, 0)) // micro)
+    missing = most - len(own) if lockstep else 0
+    return chain(own, repeat(loading.Wanted([0], real=False), missing))
+
+
+def _run(
+    world: World,
+    task: Task,
+    model: nn.Module,
+    batches: Iterator[loading.Micro],
+    sums: Sums,
+    rounds: int,
+    watch: Watch | None,
+) -> bool:
+    """Add up this rank's batches, one a round. False where any rank wants to stop: on all ranks alike.
+
+    The wish of one round is known in the next: its exchange travels while the model computes.
+    """
+    exchange: tuple[torch.Tensor, dist.Work] | None = None
+    for _ in range(rounds):
+        if watch is not None:
+            watch.enter("evaluation")
+        wish = torch.tensor([int(watch is not None and watch.stop.wanted())])
+        work = dist.all_reduce(wish, group=world.coordination, async_op=True)
+        assert work is not None
+        made = next(batches, None)
+        if made is not None:
+            loss = task.loss(model, loading.to_device(made.data, world.device))
+            if made.real:
+                sums.add_loss(loss)
+                sums.add_extra(0, len(made.ids))
+        if exchange is not None and _asked(*exchange):
+            work.wait()
+            return False
+        exchange = wish, work
+    if exchange is not None:
+        _asked(*exchange)  # Everything has been evaluated: the wish is the loop's to see.
+    return True
+
+
+def _asked(wish: torch.Tensor, work: dist.Work) -> bool:
+    work.wait()
+    return bool(wish.item())
 
 
 def share_buffers(model: nn.Module) -> None:

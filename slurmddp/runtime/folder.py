@@ -26,6 +26,11 @@ class RunFolder:
         return self.root / "metrics.jsonl"
 
     @property
+    def tensorboard(self) -> Path:
+        """Curves for TensorBoard, where it is installed."""
+        return self.root / "tensorboard"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of checkpoints, one folder each."""
         return self.root / "checkpoints"

@@ -1,175 +1,205 @@
 """The run of one attempt: resume, train, save, evaluate, end."""
 
-import hashlib
 import time
+from collections.abc import Iterator
 from itertools import chain
 
-from slurmddp.runtime import console, schedule
-from slurmddp.runtime.checkpoint import layout
-from slurmddp.runtime.checkpoint.writer import Writer
+from slurmddp.runtime import console, marker, peak, schedule
+from slurmddp.runtime.checkpointing import Checkpointing
 from slurmddp.runtime.environment import Environment
-from slurmddp.runtime.evaluation import Evaluation, evaluate, share_buffers
+from slurmddp.runtime.errors import RuntimeFailure
+from slurmddp.runtime.evaluation import Evaluation, evaluate
 from slurmddp.runtime.folder import RunFolder
+from slurmddp.runtime.housekeeping import Collector
 from slurmddp.runtime.job import Job
 from slurmddp.runtime.journal import Events, JsonLines
+from slurmddp.runtime.loading import Micro
+from slurmddp.runtime.mesh import REPLICATE
+from slurmddp.runtime.replicas import Agreement
+from slurmddp.runtime.reporting import Reporter
 from slurmddp.runtime.resume import resume
 from slurmddp.runtime.session import Session, announce, prepare
-from slurmddp.runtime.step import PRECISIONS, Outcome
-from slurmddp.runtime.stop import StopFile
+from slurmddp.runtime.step import PRECISIONS, Outcome, Wishes
+from slurmddp.runtime.stop import Stop
+from slurmddp.runtime.timing import CHECKPOINT
+from slurmddp.runtime.watch import Watch
 from slurmddp.runtime.world import World
 
 
-def run(folder: RunFolder, job: Job, joined: World, place: Environment, events: Events) -> None:
-    """Train until done or stopped, and leave the marker that says which. Errors pass through."""
-    began = time.monotonic()
-    if joined.on_main(folder.marker(joined.attempt).exists):
+def run(
+    folder: RunFolder, job: Job, joined: World, place: Environment, events: Events, watch: Watch | None = None
+) -> None:
+    """Train until done or stopped, and leave the marker that says which. Errors pass through.
+
+    `watch`: told of progress, and asked whether to stop; without it, only the stop file is.
+    """
+    if joined.on_main(lambda: marker.ended(folder.marker(joined.attempt))):
         # torchrun starts all ranks anew when one of them fails, even if that was after the clean end.
         console.Console(joined.is_main).say(f"attempt {joined.attempt} has already ended cleanly: nothing to do")
         return
-    session = prepare(folder, job, joined, events)
+    trainer(folder, job, joined, place, events, watch).run()
+
+
+def trainer(
+    folder: RunFolder, job: Job, joined: World, place: Environment, events: Events, watch: Watch | None = None
+) -> "Trainer":
+    """Everything made, and resumed where there is something to resume from. As for `run`."""
+    watch = watch or Watch(place, Stop(place.stop_file if place.local_rank == 0 else None))
+    session = prepare(folder, job, joined, events, watch)
     announce(session)
-    Trainer(session, place, began).run()
+    return Trainer(session)
 
 
 class Trainer:
     """The loop and what it keeps from step to step. Make one, call `run` once."""
 
-    def __init__(self, session: Session, place: Environment, began: float) -> None:
-        """Resumes. `began`: time.monotonic() of the process's start."""
-        self._session = session
-        self._began = began
-        self._place = place
+    def __init__(self, session: Session) -> None:
+        """Resumes."""
+        self.session = session
+        self._began = time.monotonic()
         self._steps = session.job.train.steps
         self._start = resume(session)
         self._step = self._start.step
-        self._writer = Writer(
-            session.folder.checkpoints,
-            session.world,
-            keep=session.job.checkpoint.keep,
-            config=hashlib.sha256(session.folder.job.read_bytes()).hexdigest(),
-            rejected=list(self._start.rejected),
-        )
-        self._saved_at = time.monotonic()
-        self._speed = console.Speed()
+        self._stopped = False
+        replicas = session.parallel.groups()[REPLICATE]
+        self._agreement = Agreement(session.world, session.parallel.module, replicas)
+        self._checkpointing = Checkpointing(session, self._start, self._agreement)
+        self._reporter = Reporter(session, self._start, self._began)
 
     def run(self) -> None:
         """Train, evaluate, and write the marker once everything else is on disk."""
-        session = self._session
-        stopped = self._train()
+        session, watch = self.session, self.session.watch
+        for _ in self.steps():
+            pass
         held_out: Evaluation | None = None
-        if stopped:
-            reason = session.world.on_main(StopFile(self._place.stop_file).reason)
+        if not self._stopped and (session.job.train.evaluate.at_end or self._evaluates_after(self._step)):
+            held_out = self._evaluate()
+            if self._stopped:
+                self._save()
+        reason = "all steps are done"
+        if self._stopped:
+            reason = watch.stop.agreed_reason(session.world)
             session.console.say(f"stopping   at step {self._step} of {self._steps}: {reason}")
             session.record("stopping", step=self._step, reason=reason)
-        else:
-            reason = "all steps are done"
-            if session.job.train.evaluate.at_end or self._evaluates_after(self._step):
-                held_out = self._evaluate()
-        state = "stopped" if stopped else "done"
+        watch.enter("checkpoint")
+        self._checkpointing.finish()
+        watch.enter("end")
+        state = "stopped" if self._stopped else "done"
         facts = {"state": state, "step": self._step, "steps": self._steps, "reason": reason}
         record = {**facts, "held_out": held_out.record() if held_out else None}
-        session.world.on_main(lambda: self._write_marker(record))
+        self._reporter.close()
+        attempt = session.world.attempt
+        session.world.on_main(lambda: marker.write(session.folder.marker(attempt), attempt, record))
         session.record("finished", **record)
         seconds = console.clock(time.monotonic() - self._began)
         session.console.say(f"{state:<10} step {self._step} of {self._steps}, {seconds} in all")
 
-    def _train(self) -> bool:
-        """Train to the last step or until asked to stop: whether it was that."""
-        session, start, train = self._session, self._start, self._session.job.train
+    def steps(self) -> Iterator[Outcome]:
+        """Train to the last step or until asked to stop, one step a `next()`."""
+        try:
+            yield from self._train()
+        except RuntimeFailure as error:
+            if error.shared:  # All ranks are here: what is being written may be finished before the run ends.
+                self._checkpointing.settle()
+            raise
+
+    def _train(self) -> Iterator[Outcome]:
+        session, start, train = self.session, self._start, self.session.job.train
+        watch = session.watch
         if start.step >= self._steps:
             session.console.say(f"nothing to train: {start.step} steps are done, and {self._steps} are asked for")
-            return False
-        # One rank a node looks at the shared file system.
-        stop = StopFile(self._place.stop_file if self._place.local_rank == 0 else None)
+            return
+        self._stopped = watch.stop.agreed(session.world)
+        if self._stopped:
+            return
         trace = None
         if train.trace_samples:
             trace = JsonLines(session.folder.trace(session.world.attempt, session.world.rank))
-        metrics = JsonLines(session.folder.metrics) if session.world.is_main else None
-        micros = session.micro_batches(first_step=start.step, position=start.samples)
+        micros = watch.follow(
+            session.micro_batches(session.order(start.origin), first_step=start.step, position=start.samples)
+        )
         first = next(micros)
-        session.stepper.warm_up(first)
+        watch.enter("warm-up", start.step)
+        self._reporter.begin(self._warm_up(first))
         micros = chain([first], micros)
-        self._saved_at = time.monotonic()
-        self._speed = console.Speed()
-        for step in range(start.step + 1, self._steps + 1):
-            rate = train.optimizer.lr * schedule.ratio(train.schedule, step - 1, self._steps)
-            outcome = session.stepper.run(micros, step=step, rate=rate, stop=stop.seen(), save=self._save_is_due())
-            self._step = step
-            if trace is not None:
-                trace.write({"step": step, "ids": outcome.ids})
-            self._speed.add(session.job.batch.total, outcome.targets)
-            if metrics is not None:
-                self._log(metrics, rate, outcome)
-            if self._saves_after(outcome):
-                self._save()
-            if outcome.stop and step < self._steps:
-                return True
-            if step < self._steps and self._evaluates_after(step):
-                self._evaluate()
-        return False
+        with Collector(train.gc_every) as collector:
+            for step in range(start.step + 1, self._steps + 1):
+                watch.enter("step", step)
+                rate = session.rate * schedule.ratio(train.schedule, step - 1, self._steps)
+                outcome = session.stepper.run(
+                    micros, step=step, rate=rate, wishes=self._wishes(), before_update=self._checkpointing.before_update
+                )
+                self._step = step
+                if trace is not None:
+                    trace.write({"step": step, "ids": outcome.ids})
+                self._after(outcome, rate)
+                collector.step(step)
+                yield outcome
+                if self._stopped:
+                    return
 
-    def _log(self, metrics: JsonLines, rate: float, outcome: Outcome) -> None:
-        """On rank 0: every log_every steps, and at the attempt's first and last."""
-        session, step, unit = self._session, self._step, self._session.data.task.unit
+    def _warm_up(self, first: Micro) -> peak.Utilisation:
+        """One pass for nothing; it also counts what a target costs the model."""
+        session = self.session
+        stepper, train = session.stepper, session.job.train
+        targets = 0
+
+        def once() -> None:
+            nonlocal targets
+            targets = stepper.warm_up(first)
+
+        flops = peak.count_flops(once)
+        if train.compile:
+            once()  # The count ran uncompiled.
+        return peak.utilisation(session.world, PRECISIONS[train.precision], flops, targets)
+
+    def _wishes(self) -> Wishes:
+        return Wishes(
+            stop=self.session.watch.stop.wanted(),
+            save=self._checkpointing.is_due(),
+            give_up=self._checkpointing.lost,
+            probe=self._reporter.wants_probe,
+        )
+
+    def _after(self, outcome: Outcome, rate: float) -> None:
+        """What follows a step: agreement of the replicas, a checkpoint, figures, evaluation."""
+        session, step, wishes = self.session, self._step, outcome.wishes
+        if wishes.give_up:
+            raise RuntimeFailure("no checkpoint could be written, and there is no older one: ending", shared=True)
+        self._agreement.check()
+        every = session.job.train.agree_every
+        if every is not None and step % every == 0:
+            self._agreement.begin(step)
         if step == self._start.step + 1:
-            session.record("first_step", step=step, seconds=round(time.monotonic() - self._began, 3))
-        elif step % session.job.train.log_every and step != self._steps and not outcome.stop:
-            return
-        samples_speed, targets_speed = self._speed.read()
-        samples = self._start.samples_at(step, session.job.batch.total)
-        metrics.write(
-            {
-                "time": round(time.time(), 3),
-                "attempt": session.world.attempt,
-                "step": step,
-                "epoch": round(samples / session.data.length, 6),
-                **outcome.means,
-                "lr": rate,
-                "grad_norm": outcome.grad_norm,
-                "samples": samples,
-                "samples_per_second": round(samples_speed, 3),
-                f"{unit}_per_second": round(targets_speed, 3),
-                **({"skipped": True} if outcome.skipped else {}),
-            }
-        )
-        eta = self._speed.eta(self._steps - step)
-        loss = outcome.means["loss"]
-        session.console.say(
-            console.progress(
-                step=step, steps=self._steps, loss=loss, rate=rate, speed=targets_speed, unit=unit, eta=eta
-            )
-        )
-
-    def _save_is_due(self) -> bool:
-        """Whether the clock asks for a checkpoint. Rank 0's clock decides for all."""
-        every = self._session.job.checkpoint.every_seconds
-        return self._session.world.is_main and every is not None and time.monotonic() - self._saved_at >= every
-
-    def _saves_after(self, outcome: Outcome) -> bool:
-        wanted = self._session.job.checkpoint
-        by_step = wanted.every_steps is not None and self._step % wanted.every_steps == 0
-        return outcome.stop or outcome.save or by_step or (wanted.at_end and self._step == self._steps)
+            session.watch.enter("start")
+            self._checkpointing.prepare()
+            session.watch.enter("step")
+        self._stopped = wishes.stop and step < self._steps
+        if wishes.save or self._stopped or self._checkpointing.wanted_after(step):
+            self._save()
+        self._checkpointing.poll()
+        session.timer.mark(CHECKPOINT)
+        session.timer.end()
+        self._reporter.step(step, outcome, rate)
+        if not self._stopped and step < self._steps and self._evaluates_after(step):
+            self._evaluate()
+            if self._stopped:
+                self._save()
 
     def _save(self) -> None:
-        session = self._session
-        share_buffers(session.trained.model)
-        data = self._start.data_state(session, self._step)
-        saved = self._writer.save(session.trained, step=self._step, data=data)
-        self._saved_at = time.monotonic()
-        self._speed.pause(saved.seconds)
-        session.console.say(f"checkpoint {saved.path.name}, {console.short(saved.bytes)}B in {saved.seconds:.2f} s")
-        seconds = round(saved.seconds, 3)
-        session.record("checkpoint_saved", step=self._step, seconds=seconds, bytes=saved.bytes, path=str(saved.path))
+        self.session.watch.enter("checkpoint")
+        self._reporter.pause(self._checkpointing.save(self._step))
 
     def _evaluates_after(self, step: int) -> bool:
-        every = self._session.job.train.evaluate.every
+        every = self.session.job.train.evaluate.every
         return every is not None and step % every == 0
 
     def _evaluate(self) -> Evaluation | None:
-        """Evaluate on all held-out samples, or those of `evaluate.batches` global batches; None without
-        any.
+        """Evaluate on all held-out samples, or those of `evaluate.batches` global batches.
+
+        None without any, and where the ranks have given it up since they are asked to stop.
         """
-        session, job = self._session, self._session.job
+        session, job = self.session, self.session.job
         count = len(session.data.held_out)
         if job.train.evaluate.batches is not None:
             count = min(count, job.train.evaluate.batches * job.batch.total)
@@ -179,26 +209,18 @@ class Trainer:
         result = evaluate(
             session.world,
             session.data.task,
-            session.trained.model,
+            session.parallel.module,
             session.data.held_out,
             count=count,
             micro=job.batch.micro,
             workers=job.train.workers,
             precision=PRECISIONS[job.train.precision],
+            lockstep=session.parallel.lockstep,
+            watch=session.watch,
         )
-        self._speed.pause(result.seconds)
-        unit = session.data.task.unit
-        counted = f"over {result.count} {unit}"
-        if result.count != result.samples:
-            counted += f" in {result.samples} samples"
-        session.console.say(
-            f"held out   step {self._step}: loss {result.loss:.4f}{console.figures(result.figures)}, {counted}"
-        )
-        session.record("evaluated", step=self._step, seconds=round(result.seconds, 3), **result.record())
+        session.parallel.rest()
+        if result is None:
+            self._stopped = True
+        else:
+            self._reporter.evaluated(self._step, result)
         return result
-
-    def _write_marker(self, record: dict[str, object]) -> None:
-        attempt = self._session.world.attempt
-        marker = self._session.folder.marker(attempt)
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        layout.write_json(marker, {**record, "attempt": attempt, "time": round(time.time(), 3)})

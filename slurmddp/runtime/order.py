@@ -8,11 +8,17 @@ The permutation is computed, not stored: a Feistel network keyed by (seed, epoch
 inside the dataset. It costs no memory (torch.randperm of 10^9 windows takes 8 GB in every rank), can start
 anywhere, and consists of integer arithmetic alone, so no version of torch or Python can change it under a
 run that resumes.
+
+Samples of variable length can be taken in another order (`ByLength`), in which the samples of one global batch
+are about equally long.
 """
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
+
+from slurmddp.runtime.errors import UserError
 
 _ROUNDS = 6
 _MASK32 = 0xFFFFFFFF
@@ -27,21 +33,136 @@ class SampleOrder:
         self.length = length
         self.seed = seed
 
+    @property
+    def lengths(self) -> torch.Tensor | None:
+        """Lengths of the samples by id, where they matter: a global batch is then dealt out by them."""
+        return None
+
     def ids(self, positions: torch.Tensor) -> list[int]:
-        """The sample ids at ascending global positions, int64 [n], which count on through the epochs.
+        """The sample ids at ascending global positions, int64 [n], which count on through the epochs."""
+        ids: list[int] = self.samples(positions)[0].tolist()
+        return ids
+
+    def samples(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sample ids and their epochs, int64 [n] each, at ascending global positions, int64 [n].
 
         A call costs about as much for one position as for a thousand: ask for many at once.
         """
-        ids: list[int] = []
         epochs = positions // self.length
-        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1) if len(positions) else ():
-            offsets = positions[epochs == epoch] - epoch * self.length
-            ids += permute(offsets, self.length, keys(self.seed, epoch)).tolist()
-        return ids
+        ids = [
+            permute(positions[epochs == epoch] - epoch * self.length, self.length, keys(self.seed, epoch))
+            for epoch in (range(int(epochs[0]), int(epochs[-1]) + 1) if len(positions) else ())
+        ]
+        return torch.cat(ids) if ids else positions, epochs
 
 
-def keys(seed: int, epoch: int) -> list[int]:
-    """Round keys of 32 bits for one epoch's permutation."""
+class ByLength(SampleOrder):
+    """The same samples, those of so many global batches together sorted by length.
+
+    A window is `batches` * `total` positions of the row, counted from position `origin` on. Its samples are sorted by
+    length (ties: by position), cut into global batches, and these are put in an order of their own, drawn from
+    (seed, window). So a window holds the same samples as without sorting; where a run ends in the middle of one, it has
+    not seen the rest of it. A window is full at the end of an epoch, too: the row goes on.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        seed: int,
+        lengths: Sequence[int] | torch.Tensor,
+        *,
+        total: int,
+        batches: int,
+        origin: int = 0,
+    ) -> None:
+        """`lengths`: of sample 0, 1, ...; an array or an integer tensor is used as it is. `total`: samples in
+        a global batch. `batches`: global batches in a window.
+        """
+        super().__init__(length, seed)
+        if total < 1 or batches < 1:
+            raise ValueError(f"a window needs at least one batch of one sample, not {batches} of {total}")
+        if len(lengths) != length:
+            raise ValueError(f"{length} samples, but {len(lengths)} lengths")
+        self._lengths = as_tensor(lengths)
+        self._total, self._batches, self._origin = total, batches, origin
+        self._kept: tuple[int, torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Integers [length]."""
+        return self._lengths
+
+    def samples(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As SampleOrder.samples. A window is worked out once for all calls that stay in it."""
+        if len(positions) and int(positions[0]) < self._origin:
+            raise ValueError(f"position {int(positions[0])} is before {self._origin}, where the windows begin")
+        size = self._total * self._batches
+        windows = (positions - self._origin) // size
+        parts = []
+        for number in range(int(windows[0]), int(windows[-1]) + 1) if len(positions) else ():
+            start = self._origin + number * size
+            ids, epochs = self._window(start, size)
+            places = positions[windows == number] - start
+            parts.append((ids[places], epochs[places]))
+        if not parts:
+            return positions, positions
+        return torch.cat([ids for ids, _ in parts]), torch.cat([epochs for _, epochs in parts])
+
+    def _window(self, start: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._kept is None or self._kept[0] != start:
+            ids, epochs = super().samples(torch.arange(start, start + size))
+            by_length = torch.argsort(self._lengths[ids], stable=True).view(self._batches, self._total)
+            mixed = permute(torch.arange(self._batches), self._batches, keys(self.seed, f"window {start}"))
+            places = by_length[mixed].flatten()
+            self._kept = start, ids[places], epochs[places]
+        return self._kept[1:]
+
+
+def window_origin(
+    position: int, *, saved: tuple[int, int | None, int], total: int, by_length: int | None, where: str = ""
+) -> int:
+    """The position from which windows count in a run that goes on at `position`.
+
+    `saved`: global batch, by_length and origin at which the run came there. Where they stay, so does the origin.
+    Where one changes, windows count from here on. Raises UserError if that is the middle of an old window: its first
+    batches would come again, or its last ones never. `where`: the keys' place, for the message.
+    """
+    old_total, old_batches, origin = saved
+    if (old_total, old_batches) == (total, by_length):
+        return origin
+    if old_batches is None or aligned(position, old_total, old_batches, origin):
+        return position
+    left = old_batches - (position - origin) // old_total % old_batches
+    raise UserError(
+        f"{where}batches are sorted by length in windows of {old_batches} global batches of {old_total}, and the "
+        f"checkpoint lies in the middle of one: with a global batch of {total} and by_length {by_length}, samples "
+        f"would be lost or repeated. Keep both as they were, or train {left} more "
+        f"step{'s' * (left > 1)} with them, and change them then",
+        shared=True,
+    )
+
+
+def aligned(position: int, total: int, batches: int | None, origin: int = 0) -> bool:
+    """Whether a global batch or its window length may change at `position` without losing or repeating samples."""
+    return batches is None or (position - origin) % (total * batches) == 0
+
+
+def as_tensor(numbers: Sequence[int] | torch.Tensor) -> torch.Tensor:
+    """An integer tensor [n]; of an array.array or the like without copying it. No number may have its top bit set."""
+    if isinstance(numbers, torch.Tensor):
+        return numbers
+    try:
+        view = memoryview(numbers)  # type: ignore[arg-type]
+    except TypeError:
+        return torch.tensor(numbers, dtype=torch.int64)
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    if view.readonly or view.format.upper() not in "BHILQ":
+        return torch.tensor(view.tolist(), dtype=torch.int64)
+    return torch.frombuffer(view, dtype=kinds[view.itemsize])
+
+
+def keys(seed: int, epoch: int | str) -> list[int]:
+    """Round keys of 32 bits for the permutation of one epoch, or of something else that has a name."""
     digest = hashlib.sha256(f"slurmddp order {seed} {epoch}".encode()).digest()
     return [int.from_bytes(digest[4 * n : 4 * n + 4], "little") for n in range(_ROUNDS)]
 

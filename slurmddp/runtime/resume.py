@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmddp.runtime.checkpoint import layout, reader
+from slurmddp.runtime.checkpoint import given, layout, reader
+from slurmddp.runtime.order import window_origin
 from slurmddp.runtime.session import Session
 
 
@@ -14,12 +15,13 @@ class Position:
     """Where an attempt starts: steps done before it, and samples used by them over all ranks.
 
     `samples` is not step * global batch where the global batch has been changed on the way. `rejected`:
-    checkpoints that were refused.
+    checkpoints that were refused. `origin`: the position from which windows of samples sorted by length count.
     """
 
     step: int
     samples: int
     rejected: tuple[Path, ...]
+    origin: int = 0
 
     def samples_at(self, step: int, global_batch: int) -> int:
         """Samples used after `step`, counted from the run's beginning through all epochs."""
@@ -36,6 +38,8 @@ class Position:
             "length": session.data.length,
             "fingerprint": session.data.fingerprint,
             "global_batch": session.job.batch.total,
+            "by_length": session.job.batch.by_length,
+            "origin": self.origin,
             "world": session.world.size,
             "optimizer": session.job.train.optimizer.name,
         }
@@ -44,7 +48,8 @@ class Position:
 def resume(session: Session) -> Position:
     """Load the newest checkpoint that verifies, of this run's or else of the folders in resume_from.
 
-    Every rank has to call it. Raises UserError where the checkpoint does not fit the job.
+    Where there is none, the weights that the job names to start from, if any. Every rank has to call it. Raises
+    UserError where the checkpoint or the weights do not fit the job.
     """
     here = session.world
     own = session.folder.checkpoints
@@ -54,8 +59,16 @@ def resume(session: Session) -> Position:
     if choice is None:
         if rejected:
             session.console.warn("no good checkpoint is left: starting from the beginning")
+        _load_given(session)
         return Position(0, 0, rejected)
     _check(session, choice, Position(0, 0, ()).data_state(session, 0))
+    origin = window_origin(
+        choice.data["samples"],
+        saved=(choice.data["global_batch"], choice.data.get("by_length"), choice.data.get("origin", 0)),
+        total=session.job.batch.total,
+        by_length=session.job.batch.by_length,
+        where="train.batch: ",
+    )
     reader.load(choice, session.trained, here)
     restored = reader.restore_randomness(choice, here, session.job.train.seed)
     session.console.say(f"resumed    step {choice.step} from {choice.path}, saved by {choice.world} ranks")
@@ -73,7 +86,21 @@ def resume(session: Session) -> Position:
         samples=choice.data["samples"],
         random_states_restored=restored,
     )
-    return Position(choice.step, choice.data["samples"], rejected)
+    return Position(choice.step, choice.data["samples"], rejected, origin)
+
+
+def _load_given(session: Session) -> None:
+    """The weights that the job names to start from. A run that goes on has its own."""
+    wanted = session.job.train.init_from
+    if wanted is None:
+        return
+    here, module = session.world, session.parallel.module
+    source = here.on_main(lambda: given.resolve_given(Path(wanted)))
+    loaded = here.together(lambda: given.load_given(source, module, verify=False))
+    session.console.say(f"weights    {loaded.tensors} tensors from {loaded.path}")
+    for remark in loaded.remarks:
+        session.console.say(f"           {remark}")
+    session.record("weights_given", path=str(loaded.path), tensors=loaded.tensors)
 
 
 def _choose(session: Session, roots: list[Path]) -> tuple[reader.Choice | None, tuple[Path, ...]]:

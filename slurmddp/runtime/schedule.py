@@ -2,6 +2,7 @@
 
 import math
 
+from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.job import Schedule
 
 
@@ -19,3 +20,19 @@ def ratio(schedule: Schedule, step: int, steps: int) -> float:
     progress = min(1.0, (step - schedule.warmup) / max(1, length - schedule.warmup))
     shape = 0.5 * (1.0 + math.cos(math.pi * progress)) if schedule.kind == "cosine" else 1.0 - progress
     return schedule.min_ratio + (1.0 - schedule.min_ratio) * shape
+
+
+def scaled(lr: float, rule: str, lr_batch: int | None, global_batch: int) -> float:
+    """The learning rate for `global_batch` samples, where `lr` was tuned for `lr_batch`.
+
+    `rule`: "linear" (as the batch grows, so does the rate: SGD), "sqrt" (as its root: Adam and its kin), or "none".
+    Raises UserError for a rule without lr_batch.
+    """
+    if rule == "none":
+        return lr
+    if lr_batch is None:
+        raise UserError(
+            f"train.optimizer.lr_rule is {rule}, and lr_batch is missing: the global batch that lr was tuned for"
+        )
+    factor = global_batch / lr_batch
+    return lr * (factor if rule == "linear" else math.sqrt(factor))

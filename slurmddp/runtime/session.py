@@ -1,21 +1,24 @@
 """Everything that the run of one attempt works with: data, model, optimizer, the ways to speak."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from slurmddp.runtime import batch, console, loading, optimizer, randomness, tasks, world
+from slurmddp.runtime import batch, console, loading, optimizer, parallel, randomness, schedule, tasks, world
 from slurmddp.runtime.checkpoint.state import Trained
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.job import Job
 from slurmddp.runtime.journal import Events
+from slurmddp.runtime.mesh import kind
 from slurmddp.runtime.order import SampleOrder
 from slurmddp.runtime.step import Stepper
 from slurmddp.runtime.tasks.protocol import Samples, Task
+from slurmddp.runtime.timing import StepTimer
+from slurmddp.runtime.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -35,15 +38,20 @@ class Data:
 
 @dataclass(frozen=True)
 class Session:
-    """One rank's view of one attempt."""
+    """One rank's view of one attempt. `rate`: the learning rate's peak. `weights`: each rank's share of a batch."""
 
     folder: RunFolder
     job: Job
     world: world.World
     events: Events
     console: console.Console
+    watch: Watch
     data: Data
+    weights: batch.Weights
+    rate: float
+    parallel: parallel.Parallel
     trained: Trained
+    timer: StepTimer
     stepper: Stepper
 
     def record(self, event: str, **facts: object) -> None:
@@ -51,19 +59,41 @@ class Session:
         if self.world.is_main:
             self.events.write(event, **facts)
 
-    def micro_batches(self, *, first_step: int, position: int) -> Iterator[loading.Micro]:
-        """This rank's micro batches for the steps after `first_step`, from global `position` in the data
-        on.
-        """
+    @property
+    def share_of_mean(self) -> float:
+        """How many samples of a global batch this rank has, relative to the mean of all ranks."""
+        total, size = self.job.batch.total, self.world.size
+        return len(batch.share(total, size, self.world.rank, self.weights)) * size / total
+
+    def config_hash(self) -> str:
+        """sha256 of the job's description, as it stands in a checkpoint's manifest."""
+        return hashlib.sha256(self.folder.job.read_bytes()).hexdigest()
+
+    def order(self, origin: int) -> SampleOrder:
+        """The order of the training samples; `origin`: the position from which windows by length count."""
+        job, data = self.job, self.data
+        return loading.order(
+            data.task,
+            data.length,
+            job.train.seed,
+            total=job.batch.total,
+            by_length=job.batch.by_length,
+            origin=origin,
+        )
+
+    def micro_batches(self, order: SampleOrder, *, first_step: int, position: int) -> Iterator[loading.Micro]:
+        """This rank's micro batches for the steps after `first_step`, from global `position` in the data on."""
         job, here = self.job, self.world
         lists = loading.training_lists(
-            SampleOrder(self.data.length, job.train.seed),
+            order,
             start=position,
             steps=job.train.steps - first_step,
             total=job.batch.total,
             micro=job.batch.micro,
             world=here.size,
             rank=here.rank,
+            weights=self.weights,
+            lockstep=self.parallel.lockstep,
         )
         return loading.load(
             self.data.task,
@@ -72,28 +102,35 @@ class Session:
             rank=here.rank,
             workers=job.train.workers,
             pin_memory=here.device.type == "cuda",
+            prefetch=job.train.prefetch,
         )
 
 
-def prepare(folder: RunFolder, job: Job, joined: world.World, events: Events) -> Session:
+def prepare(folder: RunFolder, job: Job, joined: world.World, events: Events, watch: Watch) -> Session:
     """Make the task, its data and the model. Every rank has to call it; a failure on one is raised on all."""
     if job.train.deterministic:
         world.be_deterministic()
+    say = console.Console(joined.is_main)
     data = _data(job, joined)
-    trained, model = _model(job, joined, data.task)
-    stepper = Stepper(joined, data.task, model, trained, job)
-    return Session(folder, job, joined, events, console.Console(joined.is_main), data, trained, stepper)
+    weights = _weights(job, joined, say)
+    timer = StepTimer(joined.device)
+    trained, together = _model(job, joined, data.task, timer)
+    wanted = job.train.optimizer
+    rate = schedule.scaled(wanted.lr, wanted.lr_rule, wanted.lr_batch, job.batch.total)
+    watch.count(together.process_groups())
+    stepper = Stepper(joined, data.task, together, trained, job, timer)
+    return Session(folder, job, joined, events, say, watch, data, weights, rate, together, trained, timer, stepper)
 
 
 def announce(session: Session) -> None:
     """Say what is going to be run, on the console and as an event."""
     job, here, say = session.job, session.world, session.console.say
     nodes = len(set(here.gather(here.node)))
-    device = torch.cuda.get_device_name(here.device) if here.device.type == "cuda" else here.device.type
+    device = _device_name(here)
     parameters = sum(parameter.numel() for parameter in session.trained.model.parameters())
-    accumulation = batch.accumulation(job.batch.total, job.batch.micro, here.size)
+    accumulation = batch.accumulation(job.batch.total, job.batch.micro, here.size, session.weights)
     arithmetic = f"micro {job.batch.micro} x accumulation {accumulation} x ranks {here.size}"
-    if not batch.is_even(job.batch.total, job.batch.micro, here.size):
+    if not batch.is_even(job.batch.total, job.batch.micro, here.size, session.weights):
         arithmetic = f"dealt unevenly (at most {arithmetic}); every sample weighs the same"
     say(f"run        {job.run.id}, attempt {here.attempt}")
     say(f"task       {job.train.task}: {session.data.length} training samples, {len(session.data.held_out)} held out")
@@ -103,7 +140,11 @@ def announce(session: Session) -> None:
         f"{here.backend}, torch {torch.__version__}"
     )
     say(f"batch      {job.batch.total} samples = {arithmetic}")
+    sizes = session.parallel.mesh
+    if sizes["shard"] > 1:
+        say(f"parallel   {kind(sizes)}, replicate {sizes['replicate']} x shard {sizes['shard']}")
     facts = {
+        "parallel": kind(sizes),
         "torch": str(torch.__version__),
         "device": device,
         "backend": here.backend,
@@ -130,14 +171,34 @@ def _data(job: Job, joined: world.World) -> Data:
     return data
 
 
-def _model(job: Job, joined: world.World, task: Task) -> tuple[Trained, DistributedDataParallel]:
+def _model(job: Job, joined: world.World, task: Task, timer: StepTimer) -> tuple[Trained, parallel.Parallel]:
     """The model, built alike on all ranks; from then on, every rank's random stream is its own."""
-    train, device = job.train, joined.device
+    train = job.train
     randomness.seed_all(randomness.derive(train.seed, "model"))
-    bare: nn.Module = joined.together(task.build_model).to(device)
+    bare: nn.Module = joined.together(task.build_model)
     randomness.seed_all(randomness.derive(train.seed, 0, joined.rank))
-    optim = optimizer.build(bare, train.optimizer)
-    scaler = torch.amp.GradScaler(device.type, enabled=train.precision == "fp16")
-    device_ids = [device] if device.type == "cuda" else None
-    model = DistributedDataParallel(bare, device_ids=device_ids, gradient_as_bucket_view=True)
-    return Trained(bare, optim, scaler), model
+    together = parallel.wrap(bare, job, joined, lambda index, is_last: timer.bucket())
+    optim = optimizer.build(together.module, train.optimizer)
+    scaler = torch.amp.GradScaler(joined.device.type, enabled=train.precision == "fp16")
+    return Trained(together.module, optim, scaler), together
+
+
+def _weights(job: Job, joined: world.World, say: console.Console) -> batch.Weights:
+    """Each rank's share of the global batch, relative to the others'; None where all are equal."""
+    if not job.batch.weights:
+        return None
+    who = joined.gather((joined.node, _device_name(joined)))
+    for pattern in batch.unused_patterns(job.batch.weights, who):
+        say.warn(f"batch.weights: {pattern!r} fits no node and no device of this run: {_listed(who)}")
+    try:
+        return batch.weights_of(job.batch.weights, who)
+    except ValueError as error:
+        raise UserError(f"batch.weights: {error}", shared=True) from error
+
+
+def _listed(who: list[tuple[str, str]]) -> str:
+    return ", ".join(sorted({name for names in who for name in names}))
+
+
+def _device_name(joined: world.World) -> str:
+    return torch.cuda.get_device_name(joined.device) if joined.device.type == "cuda" else joined.device.type

@@ -1,7 +1,11 @@
-"""The stop file: how whoever runs the job asks the ranks to save and end."""
+"""Stopping: how whoever runs the job asks the ranks to save and end."""
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slurmddp.runtime.world import World  # It imports torch: signals have to be taken earlier than that.
 
 
 class StopFile:
@@ -20,8 +24,10 @@ class StopFile:
 
     def seen(self) -> bool:
         """Whether the file is there (or was)."""
+        if self._path is None or self._seen:
+            return self._seen
         now = time.monotonic()
-        if self._path is not None and not self._seen and now >= self._next:
+        if now >= self._next:
             self._next = now + self._interval
             self._seen = self._path.exists()
         return self._seen
@@ -31,8 +37,45 @@ class StopFile:
         try:
             text = self._path.read_text(encoding="utf-8", errors="replace") if self._path else ""
         except OSError:
-            # Another node may have seen a file that this one's cache does not show yet: the reason is a
-            # comment only.
+            # It may be gone again: the reason is a comment only.
             text = ""
         lines = text.strip().splitlines()
         return lines[0][:500] if lines else "stop file"
+
+
+class Stop:
+    """This rank's wish to stop: from the stop file, a signal, or whoever calls `request`.
+
+    A wish is only a flag. The ranks agree on it in a reduction that happens anyway, so that all of them stop at
+    the same step; the loop saves, never a signal's handler.
+    """
+
+    def __init__(self, path: Path | None, *, interval: float = 1.0) -> None:
+        """`path`: the stop file, on the one rank of a node that looks for it; None on the others."""
+        self._file = StopFile(path, interval=interval)
+        self._asked: str | None = None
+
+    def request(self, reason: str) -> None:
+        """Ask to stop, from any thread or a signal's handler. The first reason stays."""
+        if self._asked is None:
+            self._asked = reason
+
+    def wanted(self) -> bool:
+        """Whether this rank wants to stop. Cheap: called in every step."""
+        return self._asked is not None or self._file.seen()
+
+    def reason(self) -> str | None:
+        """Why this rank wants to stop; None where it does not."""
+        if self._asked is not None:
+            return self._asked
+        return self._file.reason() if self._file.seen() else None
+
+    def agreed(self, world: "World") -> bool:
+        """Whether any rank wants to stop. Every rank has to call it; for places without a reduction of their
+        own (about a millisecond).
+        """
+        return any(world.gather(self.wanted()))
+
+    def agreed_reason(self, world: "World") -> str:
+        """The reason of the first rank that has one, on every rank; every rank has to call it."""
+        return next((reason for reason in world.gather(self.reason()) if reason), "asked to stop")

@@ -1,6 +1,5 @@
 """The bundled entrypoint, started by torchrun on every rank: python -m slurmddp.runtime.train RUN_DIR."""
 
-import multiprocessing
 import os
 import sys
 import traceback
@@ -8,10 +7,13 @@ import warnings
 from pathlib import Path
 from typing import NoReturn
 
-from slurmddp.runtime import environment, job
+from slurmddp.runtime import environment, job, marker
+from slurmddp.runtime.ending import end_workers, leave, say
 from slurmddp.runtime.errors import RuntimeFailure, UserError
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
+from slurmddp.runtime.stop import Stop
+from slurmddp.runtime.watch import Watch
 
 
 def main(arguments: list[str]) -> None:
@@ -19,50 +21,55 @@ def main(arguments: list[str]) -> None:
     place: environment.Environment | None = None
     events: Events | None = None
     try:
-        # torch says so at import, on every rank, where numpy is not installed; nothing here needs it.
-        warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-        from slurmddp.runtime import loop, world
-
         place = environment.read()
         if len(arguments) != 1:
             raise UserError("usage: python -m slurmddp.runtime.train RUN_DIR (under torchrun)")
         folder = RunFolder(Path(arguments[0]).resolve())
+        watch = _watch(folder, place)
+        if marker.ended(folder.marker(place.attempt)):
+            # A shortcut only: ranks to which the file system does not show the marker yet look for it while they
+            # wait for this one (Watch), and those that have met decide together (loop.run).
+            if place.rank == 0:
+                print(f"attempt {place.attempt} has already ended cleanly: nothing to do")
+            return
+        # torch says so at import, on every rank, where numpy is not installed; nothing here needs it.
+        warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+        from slurmddp.runtime import loop, world
+
         wanted = job.load(folder.job)
         events = Events(folder.events, attempt=place.attempt, node=place.node, rank=place.rank)
+        if place.rank == 0:
+            events.write("rank_started", seconds=round(environment.seconds_since_start(), 3))
         joined = world.start(place, timeout=wanted.timeouts.collective)
-        loop.run(folder, wanted, joined, place, events)
+        watch.enter("start", 0)
+        watch.connect(joined, wanted.timeouts, events)
+        loop.run(folder, wanted, joined, place, events, watch)
+        watch.enter("end")
+        watch.close(joined)
         world.finish()
-        _end_workers()
+        end_workers()
     except BaseException as error:  # noqa: BLE001 - whatever it is: say so, and be gone at once
         fail(error, place, events)
 
 
 def fail(error: BaseException, place: environment.Environment | None, events: Events | None) -> NoReturn:
-    """Report an error and end this process with code 1 at once.
-
-    Interpreter shutdown is skipped on purpose: destructors of process groups and of data loaders may wait
-    for ranks that are gone, and torchrun would wait for us.
-    """
+    """Report an error and end this process with code 1 at once."""
     try:
         if _speaks(error, place):
             _report(error, place)
             if events is not None:
                 events.write("error", kind=type(error).__name__, message=str(error) or repr(error))
     finally:
-        _end_workers()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        leave(1)
 
 
-def _end_workers() -> None:
-    """Kill data workers that are still there.
-
-    They ignore SIGTERM, which is all that Python sends before it waits for them at exit: for ever, where one
-    hangs in a read.
-    """
-    for child in multiprocessing.active_children():
-        child.kill()
+def _watch(folder: RunFolder, place: environment.Environment) -> Watch:
+    """Take signals before anything that takes long, such as importing torch."""
+    # One rank a node looks at the shared file system.
+    stop = Stop(place.stop_file if place.local_rank == 0 else None)
+    watch = Watch(place, stop, over=lambda: marker.ended(folder.marker(place.attempt)))
+    watch.install(parent="TORCHELASTIC_RUN_ID" in os.environ)  # Only torchrun's ranks cannot do without it.
+    return watch
 
 
 def _speaks(error: BaseException, place: environment.Environment | None) -> bool:
@@ -82,8 +89,7 @@ def _report(error: BaseException, place: environment.Environment | None) -> None
         text = f"{where}: error: {error}\n"
     else:
         text = "".join(f"{where}: {line}\n" for line in "".join(traceback.format_exception(error)).splitlines())
-    sys.stderr.write(text)  # In one piece: lines of several ranks do not mix.
-    sys.stderr.flush()
+    say(text)
 
 
 if __name__ == "__main__":

@@ -283,7 +283,8 @@ class Train(Model):
     def _bundled_options(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         task = info.data.get("task")
         if task in BUNDLED:
-            check_options(task, str(info.field_name), value)
+            name = str(info.field_name)
+            check_options(task, name, value, info.data.get("data") if name == "model" else None)
         return value
 
     @model_validator(mode="after")

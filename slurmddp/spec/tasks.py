@@ -13,9 +13,12 @@ from slurmddp.runtime.tasks.options import OPTIONS, Mistake, mistakes
 BUNDLED = frozenset(OPTIONS)
 
 
-def check_options(task: str, part: str, given: Mapping[str, Any]) -> None:
-    """`part`: data or model. Raises ValidationError with one error for each option that is wrong, at its own key."""
-    details = [_detail(task, part, mistake) for mistake in mistakes(task, part, given)]
+def check_options(task: str, part: str, given: Mapping[str, Any], data: Mapping[str, Any] | None = None) -> None:
+    """`part`: data or model; with model, `data` is what stands below train.data, where that is right itself.
+
+    Raises ValidationError with one error for each option that is wrong, at its own key.
+    """
+    details = [_detail(task, part, mistake) for mistake in mistakes(task, part, given, data)]
     if details:
         raise ValidationError.from_exception_data(part, details)
 

@@ -142,23 +142,27 @@ class Failed(Exception):
 
 
 class Ranks:
-    """Processes that have imported torch and wait for functions to run together."""
+    """Processes that have imported torch and wait for functions to run together; as many as were ever needed."""
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
         self._workers: list[tuple[Any, Connection]] = []
-        for _ in range(size):
+        self._grow(size)
+
+    def _grow(self, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        while len(self._workers) < size:
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,))
             process.start()
             theirs.close()
             self._workers.append((process, ours))
 
-    def __call__(self, size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 60) -> list[Any]:
+    def __call__(self, size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 180) -> list[Any]:
         """Results of `function(world, *arguments)` on ranks 0..size-1; it lives at a module's top level.
 
         Raises Failed with what each failed rank raised.
         """
+        self._grow(size)
         port = free_port()
         for rank, (_, pipe) in enumerate(self._workers[:size]):
             pipe.send((rank, size, port, function, arguments))
@@ -220,9 +224,27 @@ def _serve(pipe: Connection) -> None:
 
 
 def _train(joined: Any, root: Path, attempt: int, stop_file: Path | None) -> str:
+    from slurmddp.runtime import loop
+
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        loop.run(*_arguments(joined, root, attempt, stop_file))
+    return output.getvalue()
+
+
+def trainer(joined: Any, root: Path, attempt: int = 0) -> Any:
+    """On a rank: the trainer of a run, for tests that look in between its steps."""
+    from slurmddp.runtime import loop
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        return loop.trainer(*_arguments(joined, root, attempt, None))
+
+
+def _arguments(joined: Any, root: Path, attempt: int, stop_file: Path | None) -> tuple[Any, ...]:
+    """What train.main would call the loop with."""
     import dataclasses
 
-    from slurmddp.runtime import job, loop
+    from slurmddp.runtime import job
     from slurmddp.runtime.environment import Environment
     from slurmddp.runtime.folder import RunFolder
     from slurmddp.runtime.journal import Events
@@ -232,10 +254,7 @@ def _train(joined: Any, root: Path, attempt: int, stop_file: Path | None) -> str
     place = Environment(rank, rank, size, size, attempt, joined.node, stop_file)
     folder = RunFolder(root)
     events = Events(folder.events, attempt=attempt, node=joined.node, rank=joined.rank)
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        loop.run(folder, job.load(folder.job), joined, place, events)
-    return output.getvalue()
+    return folder, job.load(folder.job), joined, place, events
 
 
 def torchrun(run: Run, size: int, timeout: float = 120, **environment: str) -> "subprocess.CompletedProcess[str]":

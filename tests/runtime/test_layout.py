@@ -78,6 +78,21 @@ def test_pruning_keeps_good_ones_only(tmp_path: Path) -> None:
     assert sorted(removed) == [folders[step] for step in (1, 2, 4, 5)]
 
 
+def test_pruning_keeps_every_nth(tmp_path: Path) -> None:
+    for step in (2, 3, 4, 5, 6, 7, 8):
+        make(tmp_path, step, complete=step != 4)
+    layout.prune(tmp_path, keep=1, keep_every=2, committed=7, rejected=[], attempt=0, nonce="ab")
+    assert [step for step, _ in layout.found(tmp_path)] == [8, 7, 6, 2], "an unfinished one is never kept"
+
+
+def test_a_file_in_the_way_is_not_removed(tmp_path: Path) -> None:
+    path = tmp_path / layout.folder_name(3)
+    path.write_text("mine")
+    with pytest.raises(NotADirectoryError, match="in the way"):
+        layout.discard(path, attempt=0, nonce="ab")
+    assert path.read_text() == "mine"
+
+
 def test_leftovers_of_dead_attempts_go(tmp_path: Path) -> None:
     names = [layout.temporary_name("saving", 5, attempt, "ab") for attempt in (0, 1, 2)]
     names.append(layout.temporary_name("old", 5, 0, "cd"))

@@ -70,9 +70,26 @@ def test_any_ranks_load_the_same_stream(length: int, total: int, micro: int, wor
         parts = batch.micro_batches(total, micro, world, rank)
         for step in loaded:
             for number, part in enumerate(parts):
+                last = number == len(parts) - 1
                 if part:
-                    step += next(lists)
-                elif number == len(parts) - 1:
-                    assert len(next(lists)) == 1  # To take part in the exchange, with weight 0.
+                    wanted = next(lists)
+                    assert wanted.real and wanted.last == last
+                    step += wanted.ids
+                elif last:
+                    wanted = next(lists)  # To take part in the exchange, with weight 0.
+                    assert len(wanted.ids) == 1 and wanted.last and not wanted.real
         assert next(lists, None) is None
     assert [sample for step in loaded for sample in step] == whole
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.integers(0, 99))
+def test_each_id_comes_with_its_epoch(length: int, total: int, world: int, start: int) -> None:
+    order = SampleOrder(length, 1)
+    for rank in range(world):
+        lists = loading.training_lists(order, start=start, steps=4, total=total, micro=2, world=world, rank=rank)
+        for wanted in lists:
+            assert wanted.epochs is not None and wanted.seed == 1
+            for index, epoch in zip(wanted.ids, wanted.epochs, strict=True):
+                assert index in ids(order, epoch * length, (epoch + 1) * length)
+                assert start // length <= epoch <= (start + 4 * total) // length

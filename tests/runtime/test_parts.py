@@ -216,7 +216,8 @@ def test_data_workers_survive_the_jobs_signals() -> None:
     lists = loading.training_lists(SampleOrder(23, 1), start=0, steps=40, total=4, micro=4, world=1, rank=0)
     micros = loading.load(task, task.train_samples(), lists, rank=0, workers=2, pin_memory=False)
     loaded = next(micros).ids
-    children = [worker.pid for worker in micros._workers]  # type: ignore[attr-defined]
+    children = micros.worker_pids()
+    assert len(children) == 2
     for pid in children:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
             os.kill(pid, number)

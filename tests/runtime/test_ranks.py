@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
-from slurmddp.runtime import job, loading, optimizer
+from slurmddp.runtime import job, loading, optimizer, parallel
 from slurmddp.runtime.checkpoint.state import Trained
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.evaluation import evaluate
 from slurmddp.runtime.order import SampleOrder
-from slurmddp.runtime.step import Stepper
+from slurmddp.runtime.step import Stepper, Wishes
+from slurmddp.runtime.timing import StepTimer
 from slurmddp.runtime.world import World
 
 from . import toy
@@ -32,14 +32,16 @@ def gradients_of_step(joined: World, total: int, micro: int, precision: str) -> 
     task = toy.Toy({}, {})
     bare = model_of(task)
     scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16", init_scale=256.0)
+    together = parallel.wrap(bare, wanted, joined)
     trained = Trained(bare, optimizer.build(bare, wanted.train.optimizer), scaler)
-    stepper = Stepper(joined, task, DistributedDataParallel(bare, gradient_as_bucket_view=True), trained, wanted)
+    stepper = Stepper(joined, task, together, trained, wanted, StepTimer())
     lists = loading.training_lists(
         SampleOrder(23, 1), start=0, steps=1, total=total, micro=micro, world=joined.size, rank=joined.rank
     )
     micros = loading.load(task, task.train_samples(), lists, rank=joined.rank, workers=0, pin_memory=False)
-    outcome = stepper.run(micros, step=1, rate=0.0, stop=joined.rank == 1, save=False)
-    assert outcome.stop == (joined.size > 1) and not outcome.save
+    wishes = Wishes(stop=joined.rank == 1)
+    outcome = stepper.run(micros, step=1, rate=0.0, wishes=wishes, before_update=lambda: None)
+    assert outcome.wishes == Wishes(stop=joined.size > 1)
     gradients = [parameter.grad.clone() for parameter in bare.parameters() if parameter.grad is not None]
     return gradients, outcome.means["loss"], outcome.targets
 

@@ -3,6 +3,8 @@
 Also the example of a user's own task: the jobs of these tests name it as "runtime.toy:create".
 """
 
+import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +17,8 @@ from slurmddp.runtime.tasks.protocol import Loss, Samples
 class Rows:
     """Sample i: 1 to 4 rows of 4 features, made from its number."""
 
-    def __init__(self, start: int, count: int, poison: int | None = None) -> None:
-        self._start, self._count, self._poison = start, count, poison
+    def __init__(self, start: int, count: int, poison: int | None = None, kill: int | None = None) -> None:
+        self._start, self._count, self._poison, self._kill = start, count, poison, kill
 
     def __len__(self) -> int:
         return self._count
@@ -24,13 +26,17 @@ class Rows:
     def __getitem__(self, index: int) -> torch.Tensor:
         if not 0 <= index < self._count:
             raise IndexError(index)
+        if index == self._kill:
+            os.kill(os.getpid(), signal.SIGKILL)
         generator = torch.Generator().manual_seed(self._start + index)
         rows = torch.randn(1 + (self._start + index) % 4, 4, generator=generator)
         return rows * float("nan") if index == self._poison else rows
 
 
 class Toy:
-    """`data`: train, held_out (sample numbers), poison (a sample that gives nan). `model`: width, dropout."""
+    """`data`: train, held_out (sample numbers); poison, poison_gradient, kill: the sample that makes loss or gradient
+    nan, or kills the process that reads it. `model`: width, dropout.
+    """
 
     targets_per_sample = 2
     unit = "rows"
@@ -47,7 +53,7 @@ class Toy:
         )  # fmt: skip
 
     def train_samples(self) -> Samples:
-        return Rows(0, self._data.get("train", 23), self._data.get("poison"))
+        return Rows(0, self._data.get("train", 23), self._data.get("poison"), self._data.get("kill"))
 
     def held_out_samples(self) -> Samples:
         return Rows(1000, self._data.get("held_out", 7))
@@ -62,7 +68,16 @@ class Toy:
         rows = batch["rows"]
         output = model(rows)[:, 0]
         total = (output - rows.sum(1)).square().sum()
+        if self._poisons(rows):
+            total = total + (0.0 * output).abs().sqrt().sum()  # 0, with the gradient 0 * inf.
         return Loss(total, len(rows), {"positive": ((output > 0).sum(), len(rows))})
+
+    def _poisons(self, rows: torch.Tensor) -> bool:
+        poison = self._data.get("poison_gradient")
+        if poison is None:
+            return False
+        first = Rows(0, self._data.get("train", 23))[poison][0]
+        return bool((rows == first).all(1).any()) and torch.is_grad_enabled()
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
         return {"positive": means["positive"]}

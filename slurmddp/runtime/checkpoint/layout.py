@@ -1,11 +1,12 @@
 """Names, hashes and durability of checkpoint files. Standard library only."""
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ SCHEMA = 1
 
 _STEP = re.compile(r"step-(\d{8,})")
 _TEMPORARY = re.compile(r"\.(?:saving|old)-step-\d+-attempt-(\d+)-[0-9a-f]+")
-_CHUNK = 1 << 20
+_CHUNK = 1 << 22
+_MOST_READERS = 8
 
 
 class Rejected(Exception):
@@ -66,10 +68,11 @@ def found(root: Path) -> list[tuple[int, Path]]:
 def facts(path: Path, *, sync: bool = False) -> FileFacts:
     """Bytes and sha256 of a file, read in chunks; with `sync`, its content is on stable storage on return."""
     digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
+    with path.open("rb", buffering=0) as file:
+        chunk = memoryview(bytearray(min(_CHUNK, max(os.fstat(file.fileno()).st_size, 1))))
+        while count := file.readinto(chunk):
+            digest.update(chunk[:count])
+            size += count
         if sync:
             os.fsync(file.fileno())
     return FileFacts(size, digest.hexdigest())
@@ -130,8 +133,9 @@ def verify(folder: Path) -> dict[str, Any]:
         raise Rejected(folder, MANIFEST, f"is not a manifest: {error!r}") from error
     if schema != SCHEMA:
         raise Rejected(folder, MANIFEST, f"has schema {schema}, and this version reads {SCHEMA}")
-    for name, wanted in files.items():
-        actual = _checked(folder, name)
+    for (name, wanted), actual in zip(files.items(), _all_checked(folder, list(files)), strict=True):
+        if isinstance(actual, Rejected):
+            raise actual
         if actual.bytes != wanted["bytes"]:
             raise Rejected(folder, name, f"has {actual.bytes} bytes, not {wanted['bytes']}")
         if actual.sha256 != wanted["sha256"]:
@@ -139,17 +143,28 @@ def verify(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def prune(root: Path, *, keep: int, committed: int, rejected: Iterable[Path], attempt: int, nonce: str) -> list[Path]:
+def prune(
+    root: Path,
+    *,
+    keep: int,
+    keep_every: int | None = None,
+    committed: int,
+    rejected: Iterable[Path],
+    attempt: int,
+    nonce: str,
+) -> list[Path]:
     """Remove old checkpoints after `committed` (a step) was completed; returns what was removed.
 
-    The `keep` newest complete ones up to that step stay. Unfinished ones, and those that loading rejected,
+    The `keep` newest complete ones up to that step stay, and so does each complete one whose step is a
+    multiple of `keep_every`. Unfinished ones, and those that loading rejected,
     do not count, and go now that a good one is newer. Ones beyond the step are left alone: a run that comes
     to their step replaces them.
     """
     bad = set(rejected)
     up_to = [folder for step, folder in found(root) if step <= committed]
     good = [folder for folder in up_to if folder not in bad and is_complete(folder)]
-    stale = good[keep:] + [folder for folder in up_to if folder not in good]
+    old = [folder for folder in good[keep:] if not keep_every or (step_of(folder) or 0) % keep_every]
+    stale = old + [folder for folder in up_to if folder not in good]
     for folder in stale:
         discard(folder, attempt=attempt, nonce=nonce)
     return stale
@@ -157,6 +172,8 @@ def prune(root: Path, *, keep: int, committed: int, rejected: Iterable[Path], at
 
 def discard(folder: Path, *, attempt: int, nonce: str) -> None:
     """Remove a checkpoint. It loses its name first: one half deleted is never taken for a checkpoint."""
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "is in the way of a checkpoint, and no folder", str(folder))
     step = step_of(folder) or 0
     hidden = folder.with_name(temporary_name("old", step, attempt, nonce))
     folder.rename(hidden)
@@ -175,6 +192,22 @@ def remove_leftovers(root: Path, attempt: int) -> list[Path]:
     for folder in dead:
         shutil.rmtree(folder)
     return dead
+
+
+def _all_checked(folder: Path, names: list[str]) -> Iterator[FileFacts | Rejected]:
+    """Facts of all files, or why there are none, in their order; read by as many threads as there are cores."""
+
+    from concurrent.futures import ThreadPoolExecutor  # Not for commands that only list.
+
+    def check(name: str) -> FileFacts | Rejected:
+        try:
+            return _checked(folder, name)
+        except Rejected as rejected:
+            return rejected
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    with ThreadPoolExecutor(max(1, min(_MOST_READERS, cores, len(names)))) as pool:
+        yield from pool.map(check, names)
 
 
 def _checked(folder: Path, name: str) -> FileFacts:

@@ -2,35 +2,48 @@
 
 DCP's own `save` sends its plans with torch's object collectives, which need numpy, which a container with
 torch need not have. Done by hand it is the same files, which `torch.distributed.checkpoint.load` reads as
-well.
+well. And done by hand, one plan serves all saves of the same tensors, and each rank copies no more than the
+part that it writes.
 """
 
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
+from slurmddp.runtime.checkpoint.files import HashedFiles
+from slurmddp.runtime.checkpoint.layout import FileFacts
 from slurmddp.runtime.world import World
 
 
-def write(folder: Path, tensors: dict[str, torch.Tensor], world: World) -> None:
-    """Write tensors that all ranks share, or shards of them, into `folder`; every rank has to call it.
+@dataclass(frozen=True)
+class Plan:
+    """Who writes what. `own`: this rank's part. `metadata`: of the whole, on rank 0 only."""
 
-    A plain tensor is the same on all ranks, and written by one of them; DCP spreads them evenly. Rank r
-    writes files named __r_*, rank 0 writes .metadata. Nothing is synced. A failure on any rank is raised on
-    all.
+    own: SavePlan
+    metadata: Metadata | None
+
+
+def plan(tensors: dict[str, torch.Tensor], world: World) -> Plan:
+    """Deal tensors that all ranks share, and shards of DTensors, among the ranks; every rank has to call it.
+
+    A plain tensor is the same on all ranks, and written by one of them; DCP spreads them evenly. The plan
+    holds for all tensors of the same names, shapes, types and placements. A failure on any rank is raised
+    on all.
     """
     planner = DefaultSavePlanner()
-    writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=False, thread_count=1)
+    writer = _file_writer(Path())
 
     def plan_own() -> SavePlan:
         planner.set_up_planner(tensors, storage_meta=writer.storage_meta(), is_coordinator=world.is_main)
-        writer.set_up_storage_writer(world.is_main)
-        return writer.prepare_local_plan(planner.create_local_plan())
+        return planner.create_local_plan()
 
     own_plans = world.gather(world.together(plan_own))
     metadata: Metadata | None = None
@@ -40,20 +53,28 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], world: World) -> None:
         plans, metadata = planner.create_global_plan(own_plans)
         return writer.prepare_global_plan(plans)
 
-    plan = world.on_main(plan_all)[world.rank]
+    return Plan(planner.finish_plan(world.on_main(plan_all)[world.rank]), metadata)
 
-    def write_own() -> Any:
-        writing = writer.write_data(planner.finish_plan(plan), planner)
-        writing.wait()
-        return writing.value()
 
-    results = world.gather(world.together(write_own))
+def write(folder: Path, own: SavePlan, parts: Mapping[MetadataIndex, torch.Tensor]) -> tuple[Any, dict[str, FileFacts]]:
+    """Write one rank's part into `folder`, which has to be there: no collectives.
 
-    def finish() -> None:
-        assert metadata is not None  # Rank 0 has it from plan_all.
-        writer.finish(metadata, results)
+    `parts`: contiguous CPU tensors by the index of their items in `own`. Rank r writes files named __r_*.
+    Returns what `finish` needs of every rank, and the files, which are on stable storage. Raises OSError
+    that names the file.
+    """
+    files = HashedFiles()
+    writing = _file_writer(folder, files).write_data(own, _Parts(parts))
+    writing.wait()
+    return writing.value(), files.facts
 
-    world.on_main(finish)
+
+def finish(folder: Path, metadata: Metadata, results: list[Any]) -> dict[str, FileFacts]:
+    """On rank 0: write .metadata from what `write` returned on each rank; returns it with its facts."""
+    files = HashedFiles()
+    # A copy: `finish` enters the storage of this one save, and the plan is used again.
+    _file_writer(folder, files).finish(dataclasses.replace(metadata), results)
+    return {path.removesuffix(".tmp"): facts for path, facts in files.facts.items()}
 
 
 def stored(folder: Path) -> dict[str, Any]:
@@ -71,3 +92,24 @@ def read(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     own = reader.prepare_local_plan(planner.create_local_plan())
     (plan,) = reader.prepare_global_plan(planner.create_global_plan([own]))
     reader.read_data(planner.finish_plan(plan), planner).wait()
+
+
+class _Parts(DefaultSavePlanner):
+    """Gives the writer copies instead of the live tensors."""
+
+    def __init__(self, parts: Mapping[MetadataIndex, torch.Tensor]) -> None:
+        super().__init__()
+        self._parts = parts
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
+        return self._parts[write_item.index]
+
+
+def _file_writer(folder: Path, files: HashedFiles | None = None) -> FileSystemWriter:
+    # Nothing is copied ahead: that would wait for the GPU, and there is nothing on it.
+    writer = FileSystemWriter(
+        folder, single_file_per_rank=True, sync_files=False, thread_count=1, per_thread_copy_ahead=0
+    )
+    if files is not None:
+        writer.fs = files
+    return writer

@@ -1,121 +1,174 @@
-"""Saving: all ranks write into a temporary folder, rank 0 commits it."""
+"""Saving: each rank copies its part of the state, and a thread writes it while training goes on."""
 
-import hashlib
+import dataclasses
+import datetime
 import secrets
+import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-import slurmddp
 from slurmddp.runtime import randomness
-from slurmddp.runtime.checkpoint import layout, shards, state
+from slurmddp.runtime.checkpoint import saving, shards, state
+from slurmddp.runtime.checkpoint.commit import Keeping
+from slurmddp.runtime.checkpoint.saving import Failed, Saved
+from slurmddp.runtime.checkpoint.staging import Staging
+from slurmddp.runtime.errors import RuntimeFailure
 from slurmddp.runtime.world import World
 
+__all__ = ["Failed", "Saved", "Writer"]
 
-@dataclass(frozen=True)
-class Saved:
-    """One committed checkpoint."""
-
-    path: Path
-    seconds: float
-    bytes: int
+# A wait here is for somebody's disk, and gloo notices a peer that is gone without any limit.
+_TIMEOUT = datetime.timedelta(minutes=60)
 
 
 class Writer:
-    """Writes the checkpoints of one attempt.
+    """Writes the checkpoints of one attempt. Every rank has to make one, and to close it.
 
-    `root`: the folder of checkpoints. `config`: hash of the job's description. `rejected`: checkpoints that
-    loading refused, which must not push good ones out.
+    `root`: the folder of checkpoints. `keep`, `keep_every`: see layout.prune. `asynchronous`: whether
+    training goes on while a thread writes. `config`: hash of the job's description. `rejected`: checkpoints
+    that loading refused, which must not push good ones out. `mesh`: ranks by dimension, for the manifest.
     """
 
-    def __init__(self, root: Path, world: World, *, keep: int, config: str, rejected: list[Path]) -> None:
-        self._root = root
-        self._world = world
-        self._keep = keep
-        self._config = config
-        self._rejected = rejected
+    def __init__(
+        self,
+        root: Path,
+        world: World,
+        *,
+        keep: int,
+        keep_every: int | None = None,
+        asynchronous: bool = True,
+        config: str,
+        rejected: list[Path],
+        mesh: Mapping[str, int] | None = None,
+    ) -> None:
+        # A group of its own: the thread's collectives may meet neither the gradients' nor the main thread's.
+        group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+        assert group is not None  # None is for ranks outside the group; all are in it.
+        self._world = dataclasses.replace(world, coordination=group)
+        dimensions = dict(mesh or {"replicate": world.size})
+        self._place = saving.Place(root, self._world, Keeping(keep, keep_every, rejected), config, dimensions)
+        self._asynchronous = asynchronous
+        self._signature: list[object] | None = None
+        self._plan: shards.Plan | None = None
+        self._staging: Staging | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._ended: list[Saved | Failed] = []
 
-    def save(self, trained: state.Trained, *, step: int, data: Mapping[str, Any]) -> Saved:
-        """Write the checkpoint of `step`; every rank has to call it. `data`: the content of data.json.
+    @property
+    def busy(self) -> bool:
+        """Whether a save is under way."""
+        return self._thread is not None and self._thread.is_alive()
 
-        On return it is complete, on stable storage, and old ones are pruned. Any failure is raised on every
-        rank, and leaves the earlier checkpoints as they were.
+    def prepare(self, trained: state.Trained) -> None:
+        """Plan who writes what, and take the memory for the copies, once; every rank has to call it.
+
+        Best after the first optimizer step, when all states exist: then no later step pays for it. `begin`
+        does it where it was not done, or the tensors are other ones now.
+        """
+        self._join()
+        tensors = self._world.together(lambda: state.collect(trained))
+        self._prepare(tensors)
+
+    def begin(self, trained: state.Trained, *, step: int, data: Mapping[str, Any]) -> float:
+        """Start the checkpoint of `step`; every rank has to call it. `data`: the content of data.json.
+
+        Waits for the one before. Returns the seconds that it took: the rest goes on in a thread, unless the
+        writer is synchronous. On a GPU the weights are still being copied: `copied` before they change.
+        A failure to write is no exception: `poll` and `finish` tell of it.
         """
         began = time.monotonic()
+        self._join()
         world = self._world
-        nonce = world.broadcast(secrets.token_hex(4) if world.is_main else None)
-        folder = self._root / layout.temporary_name("saving", step, world.attempt, nonce)
-        world.on_main(lambda: (folder / layout.RNG).mkdir(parents=True))
-        shards.write(folder, world.together(lambda: state.collect(trained)), world)
-        files: dict[str, layout.FileFacts] = {}
-        for part in world.gather(world.together(lambda: self._own_files(folder))):
-            files.update(part)
-        path = world.on_main(lambda: self._commit(folder, files, step=step, data=data, nonce=nonce))
-        return Saved(path, time.monotonic() - began, sum(item.bytes for item in files.values()))
+        tensors = world.together(lambda: state.collect(trained))
+        changed = self._signature != _signature(tensors)
+        looked = world.gather((changed, secrets.token_hex(4)))
+        if any(other for other, _ in looked):
+            self._prepare(tensors)
+        assert self._plan is not None and self._staging is not None
+        random = randomness.states(world.device)
+        self._staging.fill(tensors, {f"model.{name}" for name, _ in trained.model.named_buffers()})
+        task = saving.Task(step, dict(data), looked[0][1], random, self._plan, self._staging, began)
+        stall: list[float] = []
+        # A daemon: the end of the process does not wait for a disk, or for a rank that is gone.
+        self._thread = threading.Thread(target=self._run, args=(task, stall), name=f"save-{step}", daemon=True)
+        with self._lock:  # The thread needs it to tell how it ended, and how long we took.
+            self._thread.start()
+            stall.append(time.monotonic() - began)
+        if self._asynchronous:
+            return stall[0]
+        self._join()
+        return time.monotonic() - began
 
-    def _own_files(self, folder: Path) -> dict[str, layout.FileFacts]:
-        """Write this rank's random states; sync and hash all files that this rank has written."""
-        rank = self._world.rank
-        states = folder / layout.RNG / f"rank-{rank:05d}.pt"
-        torch.save(randomness.states(self._world.device), states)
-        own = [states, *sorted(folder.glob(f"__{rank}_*"))]
-        if self._world.is_main:
-            own.append(folder / ".metadata")
-        return {path.relative_to(folder).as_posix(): layout.facts(path, sync=True) for path in own}
+    def copied(self) -> None:
+        """Let the weights change: waits for the copies. Call it between `begin` and the next change.
 
-    def _commit(
-        self,
-        folder: Path,
-        files: Mapping[str, layout.FileFacts],
-        *,
-        step: int,
-        data: Mapping[str, Any],
-        nonce: str,
-    ) -> Path:
-        """On rank 0: manifest, rename, COMPLETE, prune; in this order."""
-        attempt = self._world.attempt
-        layout.write_json(folder / layout.DATA, data)
-        listed = {**files, layout.DATA: layout.facts(folder / layout.DATA)}
-        layout.write_json(
-            folder / layout.MANIFEST,
-            {
-                "schema": layout.SCHEMA,
-                "step": step,
-                "world": self._world.size,
-                "mesh": {"replicate": self._world.size},
-                "global_batch": data["global_batch"],
-                "attempt": attempt,
-                "code": code_hash(),
-                "config": self._config,
-                "version": slurmddp.__version__,
-                "torch": torch.__version__,
-                "files": {name: asdict(listed[name]) for name in sorted(listed)},
-            },
-        )
-        layout.sync_folder(folder / layout.RNG)
-        layout.sync_folder(folder)
-        final = self._root / layout.folder_name(step)
-        if final.exists():
-            # Unfinished, or refused when this attempt loaded: a good one would have been loaded, and its
-            # step not redone.
-            layout.discard(final, attempt=attempt, nonce=secrets.token_hex(4))
-        folder.rename(final)
-        layout.sync_folder(self._root)
-        layout.mark_complete(final)
-        if final in self._rejected:
-            self._rejected.remove(final)
-        layout.prune(self._root, keep=self._keep, committed=step, rejected=self._rejected, attempt=attempt, nonce=nonce)
-        return final
+        On a GPU it is the stream that waits, not the caller; on CPU there is nothing to wait for.
+        """
+        if self._staging is not None:
+            self._staging.hold()
+
+    def poll(self) -> list[Saved | Failed]:
+        """What has ended since it was last asked; no collectives. Ranks may learn of it some steps apart."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+        return ended
+
+    def finish(self) -> list[Saved | Failed]:
+        """Wait for the save under way; then as `poll`."""
+        self._join()
+        return self.poll()
+
+    def save(self, trained: state.Trained, *, step: int, data: Mapping[str, Any]) -> Saved:
+        """Begin and finish one checkpoint. Raises the failure, on every rank."""
+        self.begin(trained, step=step, data=data)
+        last = self.finish()[-1]
+        if isinstance(last, Failed):
+            raise last.cause or RuntimeFailure(last.message)
+        return last
+
+    def close(self) -> None:
+        """Give memory and process group back, unless a save is still under way: that one is left to itself."""
+        if self.busy:
+            return
+        self._drop_staging()
+        dist.destroy_process_group(self._world.coordination)
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _prepare(self, tensors: dict[str, torch.Tensor]) -> None:
+        """With nothing under way, on all ranks."""
+        self._drop_staging()
+        plan = shards.plan(tensors, self._world)
+        self._staging = self._world.together(lambda: Staging(plan.own, tensors, self._world.device))
+        self._plan, self._signature = plan, _signature(tensors)
+
+    def _drop_staging(self) -> None:
+        """Before new memory is taken, the old is given back."""
+        if self._staging is not None:
+            self._staging.close()
+        self._plan = self._staging = self._signature = None
+
+    def _run(self, task: saving.Task, stall: list[float]) -> None:
+        """In the thread."""
+        ended = saving.save(self._place, task)
+        with self._lock:
+            if isinstance(ended, Saved):
+                ended = dataclasses.replace(ended, stall=stall[0] if self._asynchronous else ended.seconds)
+            self._ended.append(ended)
 
 
-def code_hash() -> str:
-    """sha256 over the runtime's own source files: which code wrote a checkpoint."""
-    root = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
+def _signature(tensors: Mapping[str, torch.Tensor]) -> list[object]:
+    """What a plan depends on."""
+    return [
+        (name, tuple(value.shape), value.dtype, str(getattr(value, "placements", None)))
+        for name, value in tensors.items()
+    ]

@@ -17,6 +17,7 @@ from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.order import keys, permute
 from slurmddp.runtime.tasks.options import checked
 from slurmddp.runtime.tasks.protocol import Loss, Samples
+from slurmddp.runtime.tasks.text import fingerprint
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 
@@ -70,8 +71,8 @@ class Folder:
             for file in sorted((path / name).rglob("*"))
             if file.suffix.lower() in SUFFIXES
         ]
-        listing = "\n".join(f"{file.relative_to(path)} {file.stat().st_size}" for file, _ in self._files)
-        self.content = hashlib.sha256(f"{listing}\n{size}".encode("utf-8", "surrogateescape")).hexdigest()
+        listing = [(str(file.relative_to(path)), file.stat().st_size) for file, _ in self._files]
+        self.content = f"{fingerprint(listing, self._bytes)}/{size}"
         self.labels = [number for _, number in self._files]
 
     @property
@@ -90,6 +91,35 @@ class Folder:
             scaled = image.convert("RGB").resize((self._size, self._size), Image.Resampling.BILINEAR)
         pixels = torch.frombuffer(bytearray(scaled.tobytes()), dtype=torch.uint8)
         return pixels.view(self._size, self._size, 3).permute(2, 0, 1).float() / 127.5 - 1.0, label
+
+    def _bytes(self, number: int, start: int, count: int) -> bytes:
+        with open(self._files[number][0], "rb") as file:
+            file.seek(start)
+            return file.read(count)
+
+
+class Augment:
+    """Random changes that keep an image's class: mirrored left to right half of the time, moved by up to an
+    eighth of its size.
+    """
+
+    def __init__(self, kind: str) -> None:
+        """`kind`: flip, crop or crop+flip."""
+        self._flip, self._crop = "flip" in kind, "crop" in kind
+
+    def __call__(self, sample: tuple[torch.Tensor, int], generator: torch.Generator) -> tuple[torch.Tensor, int]:
+        """An image [channels, height, width] and its label. What is moved in is 0, about the mean of all pixels."""
+        image, label = sample
+        _, height, width = image.shape
+        if self._crop:
+            down, right = max(1, height // 8), max(1, width // 8)
+            padded = F.pad(image, (right, right, down, down))
+            top = int(torch.randint(2 * down + 1, (), generator=generator))
+            left = int(torch.randint(2 * right + 1, (), generator=generator))
+            image = padded[:, top : top + height, left : left + width]
+        if self._flip and torch.rand((), generator=generator) < 0.5:
+            image = image.flip(2)
+        return image, label
 
 
 class Part:
@@ -124,6 +154,12 @@ class Images:
         held_out = int(total * data["held_out"])
         if len(self._whole.classes) < 2 or held_out >= total:
             raise UserError(f"train.data.path: {path} holds {total} images of {len(self._whole.classes)} classes")
+        self.augment = None if data["augment"] == "none" else Augment(data["augment"])
+        if self.augment is not None and self._whole.shape[1] == 1:
+            raise UserError(
+                f"train.data.augment is {data['augment']}, but {path} holds rows of {self._whole.shape[2]} features, "
+                "not images: leave it out"
+            )
         # A fixed permutation, not a stride: labels often come in a regular order.
         mixed = permute(torch.arange(total), total, keys(0, -1)).tolist()
         self._train, self._held_out = Part(self._whole, mixed[held_out:]), Part(self._whole, mixed[:held_out])

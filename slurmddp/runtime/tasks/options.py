@@ -47,6 +47,18 @@ def _is_paths(value: Any) -> bool:
     return _is_path(value) or (isinstance(value, list) and bool(value) and all(map(_is_path, value)))
 
 
+def _one_of(default: str, *others: str) -> Option:
+    names = (default, *others)
+    return Option(default, f"{', '.join(names[:-1])} or {names[-1]}", lambda value: value in names)
+
+
+def _is_glob(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value != "" and not value.startswith("/"))
+
+
+#: Tokens where bytes are the tokens.
+BYTES = 256
+
 _DROPOUT = _number(0.0, "from 0 to below 1", lambda value: 0 <= value < 1)
 
 #: By task and the key below `train`.
@@ -55,13 +67,15 @@ OPTIONS: dict[str, dict[str, dict[str, Option]]] = {
         "data": {
             "path": Option(None, "a path or a list of paths", _is_paths, required=True),
             "context": _count(128),
-            "glob": Option(
-                "**/*",
-                "a pattern of names below the path",
-                lambda value: isinstance(value, str) and value != "" and not value.startswith("/"),
-            ),
+            # None: all files; of tokens, .bin and .npy; of jsonl, .jsonl and .ndjson.
+            "glob": Option(None, "a pattern of names below the path", _is_glob),
             "exclude": Option([], "a list of patterns", _is_texts),
             "held_out": _number(0.02, "from 0 to 0.5", lambda value: 0 <= value <= 0.5),
+            # bytes: files of any kind, each byte a token. tokens: .npy, or raw numbers of `dtype`. jsonl: a document a
+            # line, its text under `key`.
+            "format": _one_of("bytes", "tokens", "jsonl"),
+            "dtype": _one_of("uint16", "uint32"),
+            "key": Option("text", "the name of a key", lambda value: isinstance(value, str) and value != ""),
         },
         "model": {
             "layers": _count(2),
@@ -69,6 +83,10 @@ OPTIONS: dict[str, dict[str, dict[str, Option]]] = {
             "width": _count(128),
             "dropout": _DROPOUT,
             "tied": Option(True, "true or false", lambda value: isinstance(value, bool)),
+            # None: 256, where bytes are the tokens; token ids need their tokenizer's number.
+            "vocabulary": Option(
+                None, _count(1).wanted, lambda value: value is None or (type(value) is int and 1 <= value < 2**31)
+            ),
         },
     },
     "images": {
@@ -76,6 +94,7 @@ OPTIONS: dict[str, dict[str, dict[str, Option]]] = {
             "path": Option(None, "a path", _is_path, required=True),
             "held_out": _number(0.2, "from 0 to below 1", lambda value: 0 <= value < 1),
             "size": _count(32),
+            "augment": _one_of("none", "flip", "crop", "crop+flip"),
         },
         "model": {
             "kind": Option("mlp", "mlp or cnn", lambda value: value in ("mlp", "cnn")),
@@ -87,8 +106,13 @@ OPTIONS: dict[str, dict[str, dict[str, Option]]] = {
 }
 
 
-def mistakes(task: str, part: str, given: Mapping[str, Any]) -> Iterator[Mistake]:
-    """All that is wrong with `given`, the options below train.`part` of a bundled task."""
+def mistakes(
+    task: str, part: str, given: Mapping[str, Any], data: Mapping[str, Any] | None = None
+) -> Iterator[Mistake]:
+    """All that is wrong with `given`, the options below train.`part` of a bundled task.
+
+    `data`: with the part model, the options below train.data; what has to fit them is looked at, too.
+    """
     known = OPTIONS[task][part]
     wrong = False
     for key, value in given.items():
@@ -101,15 +125,25 @@ def mistakes(task: str, part: str, given: Mapping[str, Any]) -> Iterator[Mistake
         if option.required and key not in given:
             yield Mistake("missing", key, wanted=option.wanted)
     if (task, part) == ("lm", "model") and not wrong:
-        values = _overlaid(known, given)
-        if values["width"] % values["heads"]:
-            yield Mistake("value", "width", values["width"], f"a multiple of train.model.heads ({values['heads']})")
+        yield from _lm_model(_overlaid(known, given), None if data is None else data.get("format", "bytes"))
 
 
-def checked(task: str, part: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults overlaid with `given`. Raises UserError for the first mistake."""
+def _lm_model(values: Mapping[str, Any], data_format: str | None) -> Iterator[Mistake]:
+    """What has to fit together. `data_format`: None where it is not known."""
+    if values["width"] % values["heads"]:
+        yield Mistake("value", "width", values["width"], f"a multiple of train.model.heads ({values['heads']})")
+    vocabulary = values["vocabulary"]
+    if data_format == "tokens" and vocabulary is None:
+        yield Mistake("missing", "vocabulary", wanted="the tokenizer's number of tokens (train.data.format is tokens)")
+    if data_format in ("bytes", "jsonl") and vocabulary is not None and vocabulary < BYTES:
+        wanted = f"at least {BYTES}, as each byte is a token (train.data.format is {data_format})"
+        yield Mistake("value", "vocabulary", vocabulary, wanted)
+
+
+def checked(task: str, part: str, given: Mapping[str, Any], data: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The defaults overlaid with `given`. `data`: as in `mistakes`. Raises UserError for the first mistake."""
     known = OPTIONS[task][part]
-    for mistake in mistakes(task, part, given):
+    for mistake in mistakes(task, part, given, data):
         if mistake.kind == "unknown":
             raise UserError(f"unknown key train.{part}.{mistake.key}; known here: {', '.join(known)}")
         raise UserError(f"train.{part}.{mistake.key} must be {mistake.wanted}, not {mistake.value!r}")

@@ -32,6 +32,12 @@ class Loss:
     metrics: Mapping[str, tuple[torch.Tensor, torch.Tensor | int]] = field(default_factory=dict)
 
 
+def optional(task: object, name: str) -> Callable[..., Any] | None:
+    """A method that a task may have or not (see `Task`); None where it has not, or has None there."""
+    found: Callable[..., Any] | None = getattr(task, name, None)
+    return found
+
+
 class Task(Protocol):
     """One kind of training.
 
@@ -39,6 +45,15 @@ class Task(Protocol):
     true count of a step is known; it never changes the result by more than rounding). `unit`: what a target
     is called in messages, in the plural ("tokens", "samples"). `metrics`: the names of the metrics that
     `loss` gives, always all of them, in this order.
+
+    What a task may have besides (`optional`):
+
+    - `augment(sample, generator) -> sample`: called in the data workers on samples to train on, with a torch.Generator
+      on the CPU that is seeded from (seed, epoch, sample id). All that is random has to come from it.
+    - `lengths() -> integers`: the length of each training sample by id, as an array, an integer tensor or a list; what
+      a sample costs, in any unit, exact or nearly. Needed for batch.by_length.
+    - `filling(batch) -> (filled, places)`: of a collated batch, how many tokens are real, and on how many the model
+      computes, padding included.
     """
 
     targets_per_sample: int

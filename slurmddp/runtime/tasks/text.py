@@ -4,6 +4,7 @@ import hashlib
 import os
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from pathlib import Path
@@ -14,6 +15,7 @@ from slurmddp.runtime.errors import UserError
 _OPEN_FILES = 64
 _SAMPLED_FILES = 64
 _SAMPLED_BYTES = 4096
+_SAMPLED_PLACES = 256
 
 
 class ByteStream:
@@ -50,16 +52,17 @@ class ByteStream:
         return result
 
     def fingerprint(self) -> str:
-        """Names and sizes of all files, and the first and last bytes of up to 64 of them, spread evenly."""
-        digest = hashlib.sha256()
-        every = max(1, len(self.files) // _SAMPLED_FILES)
-        for number, (name, _, size) in enumerate(self.files):
-            digest.update(f"{name}\0{size}\n".encode("utf-8", "surrogateescape"))
-            if number % every == 0:
-                part = min(size, _SAMPLED_BYTES)
-                digest.update(os.pread(self._descriptor(number), part, 0))
-                digest.update(os.pread(self._descriptor(number), part, size - part))
-        return digest.hexdigest()
+        """See `fingerprint` below."""
+        return fingerprint(
+            [(name, size) for name, _, size in self.files],
+            lambda number, start, count: os.pread(self._descriptor(number), count, start),
+        )
+
+    def name_at(self, offset: int) -> str:
+        """The path of the file that a byte comes from, and the byte's offset there, for messages."""
+        number = bisect_right(self._ends, offset)
+        _, path, size = self.files[number]
+        return f"{path}, byte {offset - (self._ends[number] - size)}"
 
     def _descriptor(self, number: int) -> int:
         descriptor = self._open.pop(number, None)
@@ -77,12 +80,32 @@ class ByteStream:
         self.__init__(state["files"])  # type: ignore[misc]
 
 
-def find_files(paths: list[str], pattern: str, exclude: list[str]) -> list[tuple[str, Path, int]]:
+def fingerprint(files: list[tuple[str, int]], read: Callable[[int, int, int], bytes]) -> str:
+    """Of names and sizes (bytes) of all files, and of pieces of the content of up to 64 of them.
+
+    `read`: number of the file, offset and count to bytes. The files are spread evenly, and so are the pieces, from a
+    file's first byte to its last; a single large file is read in 256 places. What lies between goes unnoticed.
+    """
+    digest = hashlib.sha256()
+    every = -(-len(files) // _SAMPLED_FILES)
+    pieces = max(2, _SAMPLED_PLACES // min(max(1, len(files)), _SAMPLED_FILES))
+    for number, (name, size) in enumerate(files):
+        digest.update(f"{name}\0{size}\n".encode("utf-8", "surrogateescape"))
+        if number % every == 0:
+            count = min(size, _SAMPLED_BYTES)
+            for start in sorted({(size - count) * piece // (pieces - 1) for piece in range(pieces)}):
+                digest.update(read(number, start, count))
+    return digest.hexdigest()
+
+
+def find_files(
+    paths: list[str], pattern: str, exclude: list[str], suffixes: tuple[str, ...] = ()
+) -> list[tuple[str, Path, int]]:
     """Files to read: each path in turn, a folder's files that match `pattern` sorted by name.
 
     Nothing depends on the order that a file system gives. `exclude`: patterns over the path inside the
-    folder. Empty files are left out. Raises UserError where a path is missing or cannot be read, or nothing
-    is found.
+    folder. `suffixes`: how the names in a folder have to end, if not empty. Empty files are left out. Raises
+    UserError where a path is missing or cannot be read, or nothing is found.
     """
     found: list[tuple[str, Path, int]] = []
     for text in paths:
@@ -90,7 +113,7 @@ def find_files(paths: list[str], pattern: str, exclude: list[str]) -> list[tuple
         try:
             if root.is_dir():
                 names = sorted(path.relative_to(root).as_posix() for path in root.glob(pattern))
-                pairs = [(name, root / name) for name in names if not _excluded(name, exclude)]
+                pairs = [(name, root / name) for name in names if _wanted(name, exclude, suffixes)]
             elif root.exists():
                 pairs = [(root.name, root)]
             else:
@@ -102,12 +125,14 @@ def find_files(paths: list[str], pattern: str, exclude: list[str]) -> list[tuple
             raise UserError(f"train.data.glob {pattern!r}: {error}") from error
     found = [item for item in found if item[2] > 0]
     if not found:
-        raise UserError(f"train.data: no file with content matches {pattern!r} in {', '.join(paths)}")
+        kinds = f" and ends with {' or '.join(suffixes)}" if suffixes else ""
+        raise UserError(f"train.data: no file with content matches {pattern!r}{kinds} in {', '.join(paths)}")
     return found
 
 
-def _excluded(name: str, patterns: list[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _wanted(name: str, exclude: list[str], suffixes: tuple[str, ...]) -> bool:
+    ending = not suffixes or name.endswith(suffixes)
+    return ending and not any(fnmatchcase(name, pattern) for pattern in exclude)
 
 
 def _nearest(path: Path) -> str:

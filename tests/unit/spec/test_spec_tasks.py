@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from slurmddp.errors import UserError
+from slurmddp.spec.tasks import check_options
 from tests.helpers import LM_JOB, Desk, refusal
 
 LM = "site: gpus\ntrain:\n  task: lm\n"
@@ -52,6 +55,14 @@ def told(desk: Desk, job: str, *options: str) -> str:
         (f"{PATH}    held_out: 2%\n", ":6: train.data.held_out: must be a number from 0 to 0.5, not '2%'"),
         (f"{PATH}    glob: /a/*\n", ":6: train.data.glob: must be a pattern of names below the path, not '/a/*'"),
         (f"{PATH}    exclude: '*.c'\n", ":6: train.data.exclude: must be a list of patterns, not '*.c'"),
+        (f"{PATH}    format: csv\n", ":6: train.data.format: must be bytes, tokens or jsonl, not 'csv'"),
+        (f"{PATH}    dtype: int8\n", ":6: train.data.dtype: must be uint16 or uint32, not 'int8'"),
+        (f"{PATH}    key: 3\n", ":6: train.data.key: must be the name of a key, not 3"),
+        (
+            f"{PATH}    vocabulary: 9\n",
+            ":6: train.data.vocabulary is no option of the task lm\n  -> did you mean train.model.vocabulary?",
+        ),
+        (f"{PATH}  model: {{vocabulary: 0}}\n", ":6: train.model.vocabulary: must be a whole number from 1 up, not 0"),
         (
             f"{PATH}  model:\n    hed: 2\n",
             ":7: train.model.hed is no option of the task lm\n  -> did you mean train.model.heads?",
@@ -82,6 +93,7 @@ def test_a_mistake_in_lm(desk: Desk, written: str, message: str) -> None:
         ("  data: {path: [/a]}\n", ":4: train.data.path: must be a path, not ['/a']"),
         (f"{PATH}    held_out: 1\n", ":6: train.data.held_out: must be a number from 0 to below 1, not 1"),
         (f"{PATH}    context: 2\n", ":6: train.data.context is no option of the task images\n  -> train.data takes"),
+        (f"{PATH}    augment: zoom\n", ":6: train.data.augment: must be none, flip, crop or crop+flip, not 'zoom'"),
         (f"{PATH}  model: {{kind: vit}}\n", ":6: train.model.kind: must be mlp or cnn, not 'vit'"),
         (f"{PATH}  model: {{hiden: 2}}\n", ":6: train.model.hiden is no option of the task images\n  -> did you mean"),
     ],
@@ -90,6 +102,27 @@ def test_a_mistake_in_images(desk: Desk, written: str, message: str) -> None:
     shown = told(desk, IMAGES + written)
     assert shown.startswith(f"{desk.project}/job.yaml{message}")
     assert shown.count("job.yaml:") == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "message"),
+    [
+        ({"format": "tokens"}, {}, "vocabulary"),
+        ({"format": "tokens"}, {"vocabulary": None}, "vocabulary"),
+        ({"format": "tokens"}, {"vocabulary": 100}, None),
+        ({"format": "jsonl"}, {"vocabulary": 100}, "must be at least 256, as each byte is a token"),
+        ({}, {"vocabulary": 255}, "must be at least 256, as each byte is a token (train.data.format is bytes)"),
+        ({}, {"vocabulary": 256}, None),
+        (None, {"vocabulary": 255}, None),
+    ],
+)
+def test_the_vocabulary_fits_the_format(data: Any, model: dict[str, Any], message: str | None) -> None:
+    if message is None:
+        check_options("lm", "model", model, data)
+        return
+    with pytest.raises(ValidationError) as caught:
+        check_options("lm", "model", model, data)
+    assert message in str(caught.value) and caught.value.errors()[0]["loc"] == ("vocabulary",)
 
 
 def test_all_mistakes_are_told_at_once(desk: Desk) -> None:

@@ -1,0 +1,150 @@
+"""The training loops that benchmarks/step.py compares, each one optimizer step a `next()`: ours, and what people write.
+
+All train the bundled GPT on the same files with the same optimizer, clipping and batch, and log every LOG_EVERY steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from slurmddp.runtime import environment, job, optimizer, randomness, world
+from slurmddp.runtime.folder import RunFolder
+from slurmddp.runtime.journal import Events
+from slurmddp.runtime.loop import trainer
+from slurmddp.runtime.stop import Stop
+from slurmddp.runtime.tasks import create
+from slurmddp.runtime.watch import Watch
+
+LOG_EVERY = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is trained: the run folder with our job.json, and the joined world."""
+
+    folder: RunFolder
+    job: job.Job
+    world: world.World
+
+    @property
+    def rate(self) -> float:
+        return self.job.train.optimizer.lr
+
+
+def join(root: Path) -> Setting:
+    """Join the process group, as our entrypoint does."""
+    folder = RunFolder(root)
+    wanted = job.load(folder.job)
+    return Setting(folder, wanted, world.start(environment.read(), timeout=wanted.timeouts.collective))
+
+
+def ours(setting: Setting) -> Iterator[Any]:
+    """Our loop, all checks on."""
+    place = environment.read()
+    events = Events(setting.folder.events, attempt=place.attempt, node=place.node, rank=place.rank)
+    stop = Stop(setting.folder.root / "stop" if place.local_rank == 0 else None)
+    watch = Watch(place, stop)
+    watch.install(parent=True)
+    watch.connect(setting.world, setting.job.timeouts, events)
+    return trainer(setting.folder, setting.job, setting.world, place, events, watch).steps()
+
+
+def _parts(setting: Setting) -> tuple[Any, torch.nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+    train, here = setting.job.train, setting.world
+    task = create(train.task, train.data, train.model)
+    randomness.seed_all(randomness.derive(train.seed, "model"))
+    model = task.build_model().to(here.device)
+    optim = optimizer.build(model, train.optimizer)
+    samples: Any = task.train_samples()
+    sampler: Any = DistributedSampler(samples, num_replicas=here.size, rank=here.rank, seed=train.seed)
+    loader = DataLoader(samples, batch_size=setting.job.batch.total // here.size, sampler=sampler, drop_last=True)
+    return task, model, optim, loader
+
+
+def _batches(loader: Any) -> Iterator[Any]:
+    epoch = 0
+    while True:
+        sampler = getattr(loader, "sampler", None)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        yield from loader
+        epoch += 1
+
+
+def _log(step: int, loss: torch.Tensor) -> None:
+    if step % LOG_EVERY == 0:
+        loss.item()
+
+
+def bare(setting: Setting) -> Iterator[Any]:
+    """A hand-written DDP loop."""
+    task, model, optim, loader = _parts(setting)
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    for step, batch in enumerate(_batches(loader), 1):
+        optim.zero_grad(set_to_none=True)
+        result = task.loss(parallel, batch)
+        loss = result.total / result.count
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parallel.parameters(), setting.job.train.optimizer.clip or 1e9)
+        optim.step()
+        _log(step, loss.detach())
+        yield step
+
+
+def fabric(setting: Setting) -> Iterator[Any]:
+    """Lightning Fabric, as its documentation has it."""
+    from lightning_fabric import Fabric
+
+    task, bare_model, bare_optim, bare_loader = _parts(setting)
+    runner: Any = Fabric(accelerator="cpu", devices=setting.world.size, strategy="ddp")
+    runner.launch()
+    model, optim = runner.setup(bare_model, bare_optim)
+    loader = runner.setup_dataloaders(bare_loader, use_distributed_sampler=False)
+    for step, batch in enumerate(_batches(loader), 1):
+        optim.zero_grad(set_to_none=True)
+        result = task.loss(model, batch)
+        loss = result.total / result.count
+        runner.backward(loss)
+        runner.clip_gradients(model, optim, max_norm=setting.job.train.optimizer.clip or 1e9)
+        optim.step()
+        _log(step, loss.detach())
+        yield step
+
+
+def accelerate(setting: Setting) -> Iterator[Any]:
+    """Hugging Face Accelerate, as its documentation has it."""
+    from accelerate import Accelerator
+
+    task, bare_model, bare_optim, _ = _parts(setting)
+    samples: Any = task.train_samples()
+    plain = DataLoader(samples, batch_size=setting.job.batch.total // setting.world.size, shuffle=True, drop_last=True)
+    runner: Any = Accelerator(cpu=True)
+    model, optim, loader = runner.prepare(bare_model, bare_optim, plain)
+    for step, batch in enumerate(_batches(loader), 1):
+        with runner.accumulate(model):
+            optim.zero_grad(set_to_none=True)
+            result = task.loss(model, batch)
+            loss = result.total / result.count
+            runner.backward(loss)
+            runner.clip_grad_norm_(model.parameters(), setting.job.train.optimizer.clip or 1e9)
+            optim.step()
+        _log(step, loss.detach())
+        yield step
+
+
+LOOPS: dict[str, Callable[[Setting], Iterator[Any]]] = {
+    "ours": ours, "bare": bare, "fabric": fabric, "accelerate": accelerate,
+}  # fmt: skip
+
+
+def barrier() -> None:
+    """All ranks are here."""
+    dist.barrier()

@@ -1,0 +1,129 @@
+"""The time of a training step: ours with all its checks, a bare DDP loop, Lightning Fabric, Hugging Face Accelerate.
+
+    python -m benchmarks.step [--pairs N] [--ranks N]
+
+All four run in the same processes, in turn, a block of steps each, at two sizes of the model: what else the machine
+does falls on all of them alike. Exit code 1 where a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import environments
+from benchmarks.measure import Comparison
+
+#: By the time of a step: model, samples a rank, steps in a block, target.
+SIZES: dict[str, dict[str, Any]] = {
+    "10 ms": {"model": {"layers": 2, "heads": 2, "width": 64}, "context": 64, "micro": 4, "block": 20, "target": 1.03},
+    "100 ms": {"model": {"layers": 4, "heads": 4, "width": 128}, "context": 128, "micro": 4, "block": 5, "target": 1.01},
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--sizes", nargs="*", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--loops", nargs="*", default=["ours", "bare", "fabric", "accelerate"])
+    parser.add_argument("--here", action="store_true", help="with this Python, not an environment made for it")
+    options = parser.parse_args()
+    python = Path(sys.executable) if options.here else environments.peers() / "python"
+    print(environments.versions(python, "torch", *([] if options.here else ["lightning-fabric", "accelerate"])))
+    good = True
+    for size in options.sizes:
+        times = _measured(python, size, options)
+        first, *others = options.loops
+        for name in others:
+            target = SIZES[size]["target"] if name == "bare" else 1.0
+            both = Comparison(f"a step of about {size}: {first} over {name}", "ms", times[first], times[name], target)
+            print(both.report(), flush=True)
+            good = good and both.holds
+    return 0 if good else 1
+
+
+def _measured(python: Path, size: str, options: argparse.Namespace) -> dict[str, list[float]]:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "job.json").write_text(json.dumps(_job(SIZES[size], options.ranks)))
+        Path(folder, "bench.json").write_text(
+            json.dumps({"pairs": options.pairs, "block": SIZES[size]["block"], "loops": options.loops})
+        )
+        command = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.ranks}"]
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(environments.CHECKOUT)}
+        done = subprocess.run(
+            [*command, "-m", "benchmarks.step_rank", folder], env=variables, cwd=folder, capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise RuntimeError(done.stdout[-2000:] + done.stderr[:6000])
+        times: dict[str, list[float]] = json.loads(Path(folder, "times.json").read_text())
+        return times
+
+
+def _job(size: dict[str, Any], ranks: int) -> dict[str, Any]:
+    optimizer = {
+        "name": "adamw", "lr": 1e-3, "weight_decay": 0.1, "betas": [0.9, 0.95], "eps": 1e-8, "momentum": 0.9,
+        "clip": 1.0, "fused": True, "lr_rule": "none", "lr_batch": None,
+    }  # fmt: skip
+    data = {"path": sysconfig.get_paths()["stdlib"], "glob": "*.py", "context": size["context"]}
+    return {
+        "schema": 2,
+        "run": {"id": "bench", "name": "bench", "site": "local"},
+        "train": {
+            "task": "lm", "data": data, "model": size["model"], "steps": 10**6, "seed": 0, "precision": "fp32",
+            "deterministic": False, "init_from": None, "compile": False, "activation_checkpointing": False,
+            "channels_last": False, "ddp": {"static_graph": False, "bucket_mb": 25.0, "compression": "none"},
+            "optimizer": optimizer,
+            "schedule": {"kind": "cosine", "warmup": 0, "min_ratio": 0.1, "steps": None},
+            "evaluate": {"every": None, "at_end": False, "batches": None},
+            "not_finite": None, "agree_every": 100, "gc_every": 1000, "log_every": 10, "tensorboard": True,
+            "workers": 0, "prefetch": 2, "trace_samples": False,
+        },
+        "parallel": {"replicate": None, "shard": 1},
+        "batch": {"global": size["micro"] * ranks, "micro": size["micro"], "weights": {}, "by_length": None},
+        "checkpoint": {"every_seconds": 1800.0, "every_steps": None, "keep": 3, "keep_every": None,
+                       "asynchronous": True, "at_end": True},
+        "resume_from": [],
+        "timeouts": {"collective": 600, "hang": 120},
+    }  # fmt: skip
+
+
+def rank(folder: Path) -> None:
+    """One rank: all loops in turn; rank 0 writes milliseconds a step, by loop, one figure a block."""
+    import torch
+
+    from benchmarks import loops
+
+    torch.set_num_threads(1)
+    wanted = json.loads((folder / "bench.json").read_text())
+    setting = loops.join(folder)
+    running: dict[str, Iterator[Any]] = {name: loops.LOOPS[name](setting) for name in wanted["loops"]}
+    times: dict[str, list[float]] = {name: [] for name in running}
+    for number in range(wanted["pairs"] + 2):  # Two to warm up.
+        for name, steps in running.items():
+            loops.barrier()
+            before = time.perf_counter()
+            for _ in range(wanted["block"]):
+                next(steps)
+            loops.barrier()
+            if number >= 2:
+                times[name].append(1000 * (time.perf_counter() - before) / wanted["block"])
+    if setting.world.is_main:
+        (folder / "times.json").write_text(json.dumps(times))
+        print({name: statistics.median(values) for name, values in times.items()})
+    loops.barrier()
+    os._exit(0)  # The loops are still running: nothing of them is worth a tidy end.
+
+
+if __name__ == "__main__":
+    sys.exit(main())

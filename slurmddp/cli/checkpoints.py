@@ -1,0 +1,107 @@
+"""checkpoint list, verify, prune, export: what a run has saved."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slurmddp.cli import options as opt
+from slurmddp.cli.follow import Json, Run
+
+Step = Annotated[int | None, typer.Option(min=0, metavar="N", help="Only the checkpoint of this step.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Put the group's commands on the app."""
+    group = typer.Typer(
+        help="List, verify, prune and export the checkpoints of a run.", no_args_is_help=True, rich_markup_mode=None
+    )
+    group.command("list")(list_checkpoints)
+    for command in (verify, prune, export):
+        group.command()(command)
+    app.add_typer(group, name="checkpoint")
+
+
+def list_checkpoints(run: Run, as_json: Json = False) -> None:
+    """List the checkpoints of a run and of those that it continues; which one would be resumed from."""
+    from slurmddp.launch.find import find_run
+    from slurmddp.report.checkpoints import as_dict, table
+    from slurmddp.runs.checkpoints import leftovers, survey
+
+    folder = find_run(run, os.environ)
+    found = survey(folder)
+    if as_json:
+        typer.echo(opt.json_text([as_dict(item, found) for item in found]))
+    else:
+        typer.echo(table(folder, found, leftovers(folder)))
+
+
+def verify(run: Run, step: Step = None, as_json: Json = False) -> None:
+    """Compare every file of a run's checkpoints with its hash. Exit code: 0 all good, 1 not all."""
+    from slurmddp.launch.find import find_run
+    from slurmddp.report.checkpoints import as_dict, verdict, verified
+
+    found = []
+    for item in verified(find_run(run, os.environ), step, opt.say):
+        found.append(item)
+        if not as_json:
+            typer.echo(verdict(item))
+    if as_json:
+        typer.echo(opt.json_text([as_dict(item, found) for item in found]))
+    raise typer.Exit(int(any(item.fault is not None for item in found)))
+
+
+def prune(
+    run: Run,
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="Keep the N newest whose content is good.")],
+    keep_every: Annotated[
+        int | None, typer.Option(min=1, metavar="M", help="Keep also each one whose step is a multiple of M.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed; remove nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even while the run is still going.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove old, unfinished and damaged checkpoints of a run; never the newest good one."""
+    from slurmddp.launch.find import find_run
+    from slurmddp.report import checkpoints as report
+    from slurmddp.runs import pruning
+
+    folder = find_run(run, os.environ)
+    if not force:
+        report.refuse_while_going(folder)
+    planned = pruning.plan(
+        folder, keep=keep, keep_every=keep_every, running=force, checked=lambda item: report.checked(item, opt.say)
+    )
+    for item in planned.going if dry_run else pruning.prune(planned):
+        if not as_json:
+            typer.echo(report.removal(item, done=not dry_run))
+    if as_json:
+        typer.echo(opt.json_text(report.pruning_dict(planned, done=not dry_run)))
+    else:
+        typer.echo(report.pruning_end(planned, done=not dry_run))
+
+
+def export(
+    run: Run,
+    step: Step = None,
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", metavar="pt|safetensors", help="What to write; else as FILE's name ends, or pt."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where; else model.pt or model.safetensors.")
+    ] = None,
+    what: Annotated[
+        str,
+        typer.Option(metavar="model|all", help="The weights, or all tensors by their names in the checkpoint."),
+    ] = "model",
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+) -> None:
+    """Write the weights of a checkpoint to one plain file, with the torch of the run's image or environment."""
+    from slurmddp.launch.export import Wanted
+    from slurmddp.launch.export import export as export_now
+    from slurmddp.launch.find import find_run
+
+    folder = find_run(run, os.environ)
+    typer.echo(export_now(folder, Wanted(step, format_, output, what, force), Path.cwd(), os.environ, opt.say))

@@ -1,0 +1,227 @@
+"""Writes the weights of a run's checkpoint to one plain file: with the torch that the run itself had."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from slurmddp.errors import ExternalError, UserError
+from slurmddp.images.process import StopSignals
+from slurmddp.launch.prepare import Prepared, Request, prepare
+from slurmddp.plan.model import BindPlan, ContainerPlan
+from slurmddp.runs import checkpoints
+from slurmddp.runs.checkpoints import Stored
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.snapshot import copy_runtime
+from slurmddp.slurm.base import clean_environment
+
+FORMATS = {"pt": ".pt", "safetensors": ".safetensors"}
+CONTENTS = ("model", "all")
+_USERS_MISTAKE = 2  # the exit code of slurmddp.runtime.export for what its user can put right
+_NOT_FOUND = 127  # of a shell and of env(1)
+_ERROR = "slurmddp: error: "
+
+# Setup lines need a shell without -e and -u, and must not see our arguments, which scripts that they source would take
+# for their own. $1: where to run (a folder with nothing that Python could import by mistake); $2: how many lines; then
+# the lines; then the command.
+_SHELL = """\
+cd "$1" || exit
+slurmddp_setup=("${@:3:$2}")
+slurmddp_command=("${@:$2 + 3}")
+set --
+if ((${#slurmddp_setup[@]})); then type module >/dev/null 2>&1 || source /etc/profile; fi
+for slurmddp_line in "${slurmddp_setup[@]}"; do
+  eval "$slurmddp_line" || { echo "setup line failed with exit code $?: $slurmddp_line"; exit 1; }
+done
+exec "${slurmddp_command[@]}"
+"""
+
+
+class Wanted(NamedTuple):
+    """What `slurmddp checkpoint export` was asked; None: the newest good step, the format by the name, the name by
+    the format."""
+
+    step: int | None
+    format: str | None
+    output: Path | None
+    what: str
+    force: bool
+
+
+class Command(NamedTuple):
+    """A command line, the program that does the work behind its shell, and the environment that it is to have."""
+
+    words: tuple[str, ...]
+    program: str
+    environment: dict[str, str]
+
+
+def export(
+    folder: RunFolder, wanted: Wanted, cwd: Path, environment: Mapping[str, str], say: Callable[[str], None]
+) -> Path:
+    """Write the file and return its path; `say` hears of what is refused on the way and how it goes.
+
+    The checkpoint is hashed first. The file has its name once it is whole. Raises UserError, ExternalError where the
+    image or environment fails, and Stopped (ctrl-C, SIGTERM, SIGHUP), with nothing left behind.
+    """
+    found = checkpoints.own(folder)
+    form, target = _target(wanted, cwd)
+    item = _checkpoint(folder, found, wanted.step, say)
+    with ExitStack() as stack:
+        code = folder.code
+        if not (folder.code_runtime / "runtime" / "export.py").is_file():
+            code = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurmddp-export-")))
+            copy_runtime(code / "slurmddp")
+        prepared = _prepared(folder, environment)
+        checkpoint = Path(os.path.realpath(item.path))
+        arguments = [str(checkpoint), "--output", str(target), "--format", form, "--what", wanted.what]
+        arguments += ["--verified", *(["--force"] if wanted.force else [])]
+        command = build_command(prepared, code, checkpoint, target, arguments, environment)
+        say(f"exporting step {item.step} of run {folder.id} in {_place(prepared)}")
+        _run(stack.enter_context(StopSignals()), command, say)
+    return target
+
+
+def build_command(
+    prepared: Prepared,
+    code: Path,
+    checkpoint: Path,
+    target: Path,
+    arguments: list[str],
+    environment: Mapping[str, str],
+) -> Command:
+    """The command that runs slurmddp.runtime.export from `code`, as node.sh would start a rank.
+
+    arguments: those of the module; what the container must see of this machine is bound: `code` and `checkpoint` to
+    read, the folder of `target` to write. Raises UserError where the image is not there.
+    """
+    container = prepared.plan.container
+    own = dict(prepared.resolved.job.environment)
+    python_path = ":".join(part for part in (str(code), own.pop("PYTHONPATH", "")) if part)
+    # These are set behind the setup lines, which may set PYTHONPATH, too.
+    variables = {"PYTHONPATH": python_path, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+    words = [container.python, "-m", "slurmddp.runtime.export", *arguments]
+    if container.runtime != "none":
+        variables["PYTHONNOUSERSITE"] = "1"
+        words = [*_container(container, code, checkpoint, target), *words]
+    variables = {container.environment_prefix + name: value for name, value in variables.items()}
+    if container.runtime != "none":
+        variables[f"{container.executable.upper()}_NO_EVAL"] = "1"
+    inherited = {
+        name: value
+        for name, value in clean_environment(environment).items()
+        if name.removeprefix("APPTAINER_").removeprefix("SINGULARITY_") not in ("BIND", "BINDPATH")
+    }
+    # The job's own may hold a token: by the environment, which a list of processes does not show.
+    passed = {container.environment_prefix + name: value for name, value in own.items()}
+    setup = prepared.plan.setup
+    shell = ("bash", "-c", _SHELL, "slurmddp", str(code), str(len(setup)), *setup)
+    behind = ("env", *(f"{name}={value}" for name, value in variables.items()))
+    return Command((*shell, *behind, *words), words[0], {**inherited, **passed})
+
+
+def _container(container: ContainerPlan, code: Path, checkpoint: Path, target: Path) -> list[str]:
+    """`apptainer exec ... IMAGE`. Raises UserError where the image is not there."""
+    if container.image is None or not os.path.exists(container.image):
+        raise UserError(
+            f"the run's image, {container.image}, is not there",
+            todo="put it back; or, in any environment with torch:"
+            f" PYTHONPATH={code} python -m slurmddp.runtime.export {checkpoint} --output {target}",
+        )
+    binds = {bind.destination: bind for bind in container.binds if os.path.exists(bind.source)}
+    binds |= {str(path): BindPlan(str(path), str(path), "ro") for path in (code, checkpoint)}
+    binds[str(target.parent)] = BindPlan(str(target.parent), str(target.parent), "rw")
+    for path in (code, checkpoint, target.parent):
+        if any(char in str(path) for char in ':,"\\'):
+            raise UserError(f"the path {str(path)!r} holds a character that --bind cannot carry", todo="rename it")
+    options = [option for option in container.options if option not in ("--nv", "--rocm")]  # no GPU is needed
+    # The outer folder first: one that lies in it is bound on top of it.
+    bound = [word for path in sorted(binds, key=len) for word in ("--bind", binds[path].spec)]
+    return [container.executable, "exec", *options, "--pwd", str(code), *bound, container.image]
+
+
+def _target(wanted: Wanted, cwd: Path) -> tuple[str, Path]:
+    """Format and absolute path of the file. Raises UserError for what cannot be written."""
+    if wanted.format is not None and wanted.format not in FORMATS:
+        raise UserError(f"--format {wanted.format!r} is none of {', '.join(FORMATS)}")
+    if wanted.what not in CONTENTS:
+        raise UserError(f"--what {wanted.what!r} is none of {', '.join(CONTENTS)}")
+    named = next((form for form, end in FORMATS.items() if wanted.output and wanted.output.suffix == end), None)
+    if wanted.format and named and wanted.format != named:
+        raise UserError(f"--format {wanted.format} and a file named {wanted.output} contradict each other")
+    form = wanted.format or named or "pt"
+    target = Path(os.path.abspath(cwd / (wanted.output or f"model{FORMATS[form]}")))
+    if target.is_dir():
+        raise UserError(f"{target} is a folder", todo=f"name the file: --output {target}/model{FORMATS[form]}")
+    if not target.parent.is_dir():
+        raise UserError(f"the folder {target.parent} does not exist", todo="make it first, or name another one")
+    if target.exists() and not wanted.force:
+        raise UserError(f"{target} exists", todo="name another file with --output, or --force to replace it")
+    if not os.access(target.parent, os.W_OK):
+        raise UserError(f"the folder {target.parent} cannot be written", todo="name a file elsewhere: --output FILE")
+    return form, target
+
+
+def _checkpoint(folder: RunFolder, found: list[Stored], step: int | None, say: Callable[[str], None]) -> Stored:
+    """The one to export, its content compared. Raises UserError where it is damaged or nothing is good."""
+    if step is not None:
+        item = checkpoints.check(checkpoints.at_step(found, step))
+        if item.fault is None:
+            return item
+        raise UserError(
+            f"it is not usable: {item.fault}",
+            where=str(item.path),
+            todo="export another one: `slurmddp checkpoint verify` says which are good",
+        )
+    good = checkpoints.newest_good(found, lambda item: say(f"warning: {item.path.name} is left out: {item.fault}"))
+    if good is None:
+        raise UserError(f"run {folder.id} has no good checkpoint: nothing can be exported")
+    return good
+
+
+def _prepared(folder: RunFolder, environment: Mapping[str, str]) -> Prepared:
+    """The run's job with the profile that it was submitted with; with today's where that one cannot be read."""
+    # What stands in the environment of today's shell is no layer of a job that is resolved already.
+    clean = {name: value for name, value in environment.items() if not name.startswith("SLURMDDP_")}
+    request = Request(str(folder.job_yaml), strict=False, environment=clean)
+    try:
+        return prepare(replace(request, options=[("site", str(folder.site_yaml), str(folder.site_yaml))]))
+    except UserError:
+        return prepare(request)
+
+
+def _place(prepared: Prepared) -> str:
+    container = prepared.plan.container
+    return f"the environment of {container.python}" if container.runtime == "none" else str(container.image)
+
+
+def _run(signals: StopSignals, command: Command, say: Callable[[str], None]) -> None:
+    """Raises UserError with what the export itself says is wrong, else ExternalError with all that was printed."""
+    if shutil.which("bash") is None:
+        raise UserError("bash is not on this machine", todo="export on the login node of the cluster")
+    lines: list[str] = []
+
+    def line(text: str) -> None:
+        lines.append(text)
+        if text.startswith("exported "):
+            say(text)
+
+    code = signals.run(command.words, command.environment, line)
+    if code == 0:
+        return
+    told = next((text.removeprefix(_ERROR) for text in lines if text.startswith(_ERROR)), None)
+    if told is not None and code == _USERS_MISTAKE:
+        raise UserError(told)
+    if code == _NOT_FOUND:
+        raise UserError(
+            f"{command.program} is not on this machine",
+            todo="export on a node that has it (srun, or the login node), or load its module in `setup`",
+        )
+    shown = "\n".join(lines[-40:]) or "it printed nothing"
+    raise ExternalError(f"the export failed with exit code {code}:\n{shown}")

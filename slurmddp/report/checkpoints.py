@@ -1,0 +1,137 @@
+"""`slurmddp checkpoint`: the checkpoints of a run, for people and programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from slurmddp.errors import UserError
+from slurmddp.report.status import run_status
+from slurmddp.runs import checkpoints
+from slurmddp.runs.checkpoints import Leftover, Stored
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.pruning import Pruning
+from slurmddp.runs.survey import human
+
+#: Bytes between two lines of progress while a checkpoint is hashed: a few seconds' work.
+SAY_EVERY = 4 * 2**30
+
+
+def as_dict(item: Stored, found: list[Stored]) -> dict[str, Any]:
+    """For --json. The keys are stable. complete: nothing speaks against it; fault: what does."""
+    return {
+        "step": item.step,
+        "path": str(item.path),
+        "run_id": item.run,
+        "own": item.own,
+        "complete": item.fault is None,
+        "fault": item.fault,
+        "resumed_from": item is checkpoints.resumed_from(found),
+        "saved": round(item.saved, 3),
+        "bytes": item.bytes,
+        "files": item.files,
+        "world": item.world,
+    }
+
+
+def table(folder: RunFolder, found: list[Stored], left: list[Leftover]) -> str:
+    """One line a checkpoint: step, when, size, files, ranks, whether it is whole, whose it is."""
+    lines = []
+    if found:
+        others = any(not item.own for item in found)
+        chosen = checkpoints.resumed_from(found)
+        rows = [("STEP", "SAVED", "SIZE", "FILES", "RANKS", "RUN", "STATE")]
+        for item in found:
+            state = "complete" if item.fault is None else f"not usable: {item.fault}"
+            world = "" if item.world is None else str(item.world)
+            rows.append(
+                (str(item.step), _when(item.saved), human(item.bytes), str(item.files), world, item.run,
+                 state + (", would be resumed from" if item is chosen else ""))
+            )  # fmt: skip
+        shown = [row if others else (*row[:5], row[6]) for row in rows]
+        widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]) - 1)]
+        for row in shown:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            lines.append("  ".join([*cells, row[-1]]))
+        if chosen is None:
+            lines.append("none of them can be resumed from: a run would start from the beginning")
+    else:
+        lines.append(f"run {folder.id} has no checkpoints yet")
+    lines += [f"unfinished save: {item.path.name}, {human(item.bytes)}" for item in left]
+    return "\n".join(lines)
+
+
+def checked(item: Stored, say: Callable[[str], None]) -> Stored:
+    """The checkpoint with its content compared; `say` hears of it every few GiB."""
+    hashed = told = 0
+
+    def progress(count: int) -> None:
+        nonlocal hashed, told
+        hashed += count
+        if hashed - told >= SAY_EVERY and hashed < item.bytes:
+            told = hashed
+            say(f"step {item.step}: {human(hashed)} of {human(item.bytes)} verified")
+
+    if item.bytes >= SAY_EVERY:
+        say(f"step {item.step}: verifying {human(item.bytes)}")
+    return checkpoints.check(item, progress)
+
+
+def verified(folder: RunFolder, step: int | None, say: Callable[[str], None]) -> Iterator[Stored]:
+    """The run's checkpoints, or that of one step, each as its content says. Raises UserError where there is none."""
+    found = checkpoints.own(folder)
+    for item in [checkpoints.at_step(found, step)] if step is not None else found:
+        yield checked(item, say)
+
+
+def verdict(item: Stored) -> str:
+    """One line: step, good or why not."""
+    extent = f"{human(item.bytes)} in {item.files} files"
+    return f"step {item.step}  good, {extent}" if item.fault is None else f"step {item.step}  NOT USABLE: {item.fault}"
+
+
+def refuse_while_going(folder: RunFolder) -> None:
+    """Raises UserError where the run may still write checkpoints: it runs, waits, or nobody knows."""
+    found = run_status(folder).state
+    if found.going:
+        detail = f" ({found.detail})" if found.detail else ""
+        raise UserError(
+            f"run {folder.id} has not ended: it is {found.state}{detail}, and prunes its checkpoints itself",
+            todo=f"checkpoint.keep says how many it keeps; wait, `slurmddp cancel {folder.id}`, or --force",
+        )
+
+
+def removal(item: Stored | Leftover, *, done: bool) -> str:
+    """One line about a folder that is, or would be, removed."""
+    what = _why(item) if isinstance(item, Stored) else " (an unfinished save)"
+    return f"{'removed' if done else 'would remove'} {item.path.name}{what}, {human(item.bytes)}"
+
+
+def pruning_end(planned: Pruning, *, done: bool) -> str:
+    """What is left alone, what is, or would be, freed, and what stays."""
+    lines = [f"left alone: {item.path.name}{_why(item)}" for item in planned.left]
+    steps = ", ".join(str(item.step) for item in planned.kept[:20]) + (", ..." if len(planned.kept) > 20 else "")
+    freed = f"{human(planned.bytes)} {'freed' if done else 'would be freed'}"
+    if not planned.going:
+        freed = "nothing to remove"
+    return "\n".join([*lines, f"{freed}; kept {len(planned.kept)}: step{'s' * (len(planned.kept) > 1)} {steps}"])
+
+
+def pruning_dict(planned: Pruning, *, done: bool) -> dict[str, Any]:
+    """For --json. The keys are stable."""
+    return {
+        "removed": [str(item.path) for item in planned.going],
+        "kept": [str(item.path) for item in planned.kept],
+        "left_alone": [str(item.path) for item in planned.left],
+        "bytes": planned.bytes,
+        "done": done,
+    }
+
+
+def _why(item: Stored) -> str:
+    return f" ({item.fault})" if item.fault else ""
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

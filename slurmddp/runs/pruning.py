@@ -1,0 +1,83 @@
+"""Removes old checkpoints of a run, and never the newest good one; without torch."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from slurmddp.errors import UserError
+from slurmddp.runs import checkpoints
+from slurmddp.runs.checkpoints import Leftover, Stored
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runtime.checkpoint import layout
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What `prune` is to remove and what stays, newest first. left: ones that are not usable and stay, too."""
+
+    removed: tuple[Stored, ...]
+    kept: tuple[Stored, ...]
+    left: tuple[Stored, ...]
+    leftovers: tuple[Leftover, ...]
+
+    @property
+    def going(self) -> list[Stored | Leftover]:
+        """All that is to be removed."""
+        return [*self.removed, *self.leftovers]
+
+    @property
+    def bytes(self) -> int:
+        """What removing frees."""
+        return sum(item.bytes for item in self.going)
+
+
+def plan(
+    folder: RunFolder,
+    *,
+    keep: int,
+    keep_every: int | None,
+    running: bool = False,
+    checked: Callable[[Stored], Stored] = checkpoints.check,
+) -> Pruning:
+    """What to remove so that the `keep` newest good ones stay, and each whose step is a multiple of `keep_every`.
+
+    A checkpoint counts when `checked` finds its content whole. Unfinished and damaged ones go where a good one is
+    newer; what cannot be read stays, and so does a link: whoever put it there had a reason. running: folders of
+    unfinished saves stay, too. Raises UserError where nothing good is left, which is no moment to remove anything.
+    """
+    kept: list[Stored] = []
+    removed: list[Stored] = []
+    left: list[Stored] = []
+    good = 0
+    for item in checkpoints.own(folder):
+        if good < keep and item.fault is None:
+            item = checked(item)
+        if item.fault is not None:
+            (removed if good and not item.unreadable else left).append(item)
+        elif good < keep or (keep_every and item.step % keep_every == 0) or item.path.is_symlink():
+            kept.append(item)
+            good += 1
+        else:
+            removed.append(item)
+    if not good:
+        raise UserError(
+            f"run {folder.id} has no good checkpoint: nothing is removed ({left[0].path.name}: {left[0].fault})",
+            where=str(folder.checkpoints),
+            todo="remove folders of it by hand if you are sure",
+        )
+    removed = [item for item in removed if not item.path.is_symlink()]
+    unfinished = [] if running else checkpoints.leftovers(folder)
+    return Pruning(tuple(removed), tuple(kept), tuple(left), tuple(unfinished))
+
+
+def prune(planned: Pruning) -> Iterator[Stored | Leftover]:
+    """Remove what was planned, and give each one as soon as it is gone. Raises OSError."""
+    for item in planned.going:
+        if isinstance(item, Stored):
+            layout.discard(item.path, attempt=0, nonce=secrets.token_hex(4))
+        else:
+            shutil.rmtree(item.path)
+        yield item

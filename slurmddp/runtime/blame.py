@@ -1,0 +1,70 @@
+"""Which rank and which samples made a loss or gradient that is not finite. Slow, and for that case alone."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from slurmddp.runtime.loading import Micro, to_device
+from slurmddp.runtime.tasks.protocol import Task
+from slurmddp.runtime.world import World
+
+if TYPE_CHECKING:
+    from slurmddp.runtime.parallel import Parallel
+
+
+class Blame:
+    """Every rank has to call the same method; all get the same lines."""
+
+    def __init__(
+        self, world: World, task: Task, parallel: "Parallel", precision: torch.dtype, scaler: torch.amp.GradScaler
+    ) -> None:
+        self._world = world
+        self._task = task
+        self._parallel = parallel
+        self._precision = precision
+        self._scaler = scaler
+
+    def losses(self, used: Sequence[tuple[Micro, torch.Tensor]]) -> list[str]:
+        """Micro batches whose loss was not finite."""
+        own = [(micro.ids, f"loss {float(value)}") for micro, value in used if not torch.isfinite(value)]
+        return self._lines(own)
+
+    def gradients(self, micros: Sequence[Micro]) -> list[str]:
+        """Micro batches whose own gradient is not finite: each is computed once more, by itself.
+
+        Under sharding no rank can do that alone; the ranks' samples of the step are listed instead.
+        """
+        if self._parallel.lockstep:
+            lines = self._lines([(micro.ids, "had") for micro in micros])
+            return ["with a sharded model the ranks cannot tell whose it is; the step was made of:", *lines]
+        lines = self._lines([(micro.ids, f"gradient of {name}") for micro in micros if (name := self._bad(micro))])
+        return lines or [
+            "each micro batch's gradient is finite by itself (computed again): it is their sum that is not"
+        ]
+
+    def _bad(self, micro: Micro) -> str | None:
+        """The name of the first parameter whose gradient is not finite."""
+        named = [(name, p) for name, p in self._parallel.module.named_parameters() if p.requires_grad]
+        reduced = self._precision != torch.float32
+        with torch.autocast(self._world.device.type, dtype=self._precision if reduced else None, enabled=reduced):
+            loss = self._task.loss(self._parallel.module, to_device(micro.data, self._world.device))
+        total = self._scaler.scale(loss.total)
+        gradients = torch.autograd.grad(total, [parameter for _, parameter in named], allow_unused=True)
+        bad = [
+            name
+            for (name, _), gradient in zip(named, gradients, strict=True)
+            if gradient is not None and not torch.isfinite(gradient).all()
+        ]
+        return bad[0] if bad else None
+
+    def _lines(self, own: list[tuple[list[int], str]]) -> list[str]:
+        return [
+            f"rank {rank} on {node}: {what} for the samples {_shortened(ids)}"
+            for rank, (node, bad) in enumerate(self._world.gather((self._world.node, own)))
+            for ids, what in bad
+        ]
+
+
+def _shortened(ids: list[int]) -> str:
+    return str(ids) if len(ids) <= 16 else f"{str(ids[:16])[:-1]}, ... {len(ids)} in all]"

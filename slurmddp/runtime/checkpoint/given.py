@@ -1,0 +1,159 @@
+"""Starting from given weights: a file, a checkpoint, or a run. Weights and buffers only, by name and shape."""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from slurmddp.runtime.checkpoint import layout, plain, shards
+from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.folder import RunFolder
+
+try:
+    from torch.distributed.tensor import DTensor, distribute_tensor
+except ImportError:  # torch 2.4
+    from torch.distributed._tensor import DTensor, distribute_tensor  # type: ignore[attr-defined]
+
+_MODEL = "model."
+#: What wrappers put before names: DDP and DataParallel, torch.compile. The latter's may stand inside a name.
+_WRAPPERS = ("module.", "_orig_mod.")
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was loaded. path: the file or checkpoint folder; remarks: what was done to make it fit, for people."""
+
+    path: Path
+    tensors: int
+    remarks: tuple[str, ...]
+
+
+def resolve_given(path: Path | str) -> Path:
+    """The file or checkpoint folder that `path` stands for, its content compared with its hashes where it has any.
+
+    path: a file; a checkpoint folder (step-XXXXXXXX); a run folder or its folder `checkpoints`, whose newest good one
+    is taken. Raises UserError for anything else.
+    """
+    path = Path(path)
+    try:
+        if path.is_file():
+            return path
+        if not path.is_dir():
+            raise UserError(f"train.init_from: {path} does not exist (does the container see it?)")
+        if layout.step_of(path) is not None:
+            layout.verify(path)
+            return path
+        own = RunFolder(path).checkpoints
+        refused = None
+        for _, folder in layout.found(own if own.is_dir() else path):
+            try:
+                layout.verify(folder)
+                return folder
+            except layout.Rejected as rejected:
+                refused = refused or rejected
+    except layout.Rejected as rejected:
+        raise UserError(f"train.init_from: {rejected}. Take another checkpoint") from rejected
+    except OSError as error:
+        raise UserError(f"train.init_from: cannot read {error.filename or path}: {error.strerror}") from error
+    if refused is not None:
+        raise UserError(f"train.init_from: no checkpoint in {path} is good; the newest: {refused}") from refused
+    raise UserError(
+        f"train.init_from: {path} holds no checkpoints. Name a run folder, a checkpoint folder step-XXXXXXXX, a file "
+        f"of torch.save, or a {plain.SAFETENSORS} file"
+    )
+
+
+def load_given(path: Path | str, model: nn.Module, *, verify: bool = True) -> Given:
+    """Load given weights into `model` in place: before or behind DDP, FSDP2 and torch.compile, on any device.
+
+    No collectives: each rank reads for itself what it needs, so a plain module can be loaded on every rank by itself;
+    a sharded parameter (DTensor) takes its own part. All names and shapes must match, but for what wrappers put before
+    names; types are converted. verify: False where `path` is what `resolve_given` returned, on rank 0 for all.
+    Raises UserError that names the first differences; nothing is loaded then.
+    """
+    source = resolve_given(path) if verify else Path(path)
+    targets = {_bare(name): value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    if source.is_dir():
+        stored = {name: item for name, item in shards.stored(source).items() if name.startswith(_MODEL)}
+        sizes = {name: tuple(item.size) for name, item in stored.items()}
+        types = {name: item.properties.dtype for name, item in stored.items()}
+        tensors: Mapping[str, torch.Tensor] = {}
+    else:
+        tensors = plain.read(source)
+        sizes = {name: tuple(value.shape) for name, value in tensors.items()}
+        types = {name: value.dtype for name, value in tensors.items()}
+    names, remarks = _fitting(sizes, targets, checkpoint=source.is_dir())
+    _check(source, {new: sizes[old] for new, old in names.items()}, targets)
+    other = sorted({str(types[old]).removeprefix("torch.") for new, old in names.items()
+                    if types[old] != targets[new].dtype})  # fmt: skip
+    if other:
+        remarks.append(f"converted from {', '.join(other)}")
+    if source.is_dir():
+        shards.read(source, {old: targets[new] for new, old in names.items()})
+    else:
+        with torch.no_grad():
+            for new, old in names.items():
+                _copy(targets[new], tensors[old])
+    return Given(source, len(names), tuple(remarks))
+
+
+def _fitting(given: Iterable[str], wanted: Iterable[str], *, checkpoint: bool) -> tuple[dict[str, str], list[str]]:
+    """Name in the model, without wrappers' prefixes, to name in the file; and remarks on what was left out."""
+    given, wanted = list(given), set(wanted)
+    remarks: list[str] = []
+    if checkpoint:
+        return {_bare(name.removeprefix(_MODEL)): name for name in given}, remarks
+    names = {_bare(name): name for name in given}
+    for wrapper in _WRAPPERS:
+        if any(wrapper in name and _bare(name) != name for name in given):
+            remarks.append(f"{wrapper} left out of the names")
+    weights = {name.removeprefix(_MODEL): old for name, old in names.items() if name.startswith(_MODEL)}
+    # A whole training state (export --what all), or one of a trainer that keeps the model in an attribute.
+    if not wanted & names.keys() and wanted & weights.keys():
+        remarks.append(f"the tensors named {_MODEL}* taken")
+        return weights, remarks
+    return names, remarks
+
+
+def _bare(name: str) -> str:
+    """A name without what wrappers put into it: module. at its beginning, _orig_mod. anywhere."""
+    name = name.replace("_orig_mod.", "")
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    return name
+
+
+def _check(source: Path, given: Mapping[str, tuple[int, ...]], targets: Mapping[str, torch.Tensor]) -> None:
+    wanted = {name: tuple(value.shape) for name, value in targets.items()}
+    differences = [
+        f"{name}: {_shape(given.get(name))} there, {_shape(wanted.get(name))} in the model"
+        for name in [*wanted, *(name for name in given if name not in wanted)]
+        if given.get(name) != wanted.get(name)
+    ]
+    if differences:
+        more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+        raise UserError(
+            f"train.init_from: {source} is of another model: {'; '.join(differences[:_SHOWN])}{more}. Change "
+            "train.model to fit it, or take other weights"
+        )
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "not there" if shape is None else str(list(shape))
+
+
+def _copy(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy the whole `value` into a tensor, or this rank's part of it into a DTensor."""
+    if isinstance(target, DTensor):
+        mesh, placements = target.device_mesh, target.placements
+        value = value.to(device=target.to_local().device, dtype=target.dtype)
+        if "src_data_rank" in inspect.signature(distribute_tensor).parameters:
+            # Each rank cuts out its own part: it has the whole value already.
+            value = distribute_tensor(value, mesh, placements, src_data_rank=None)
+        else:  # older torch has the mesh's first rank send the parts: every rank has to call it then
+            value = distribute_tensor(value, mesh, placements)
+    target.copy_(value)

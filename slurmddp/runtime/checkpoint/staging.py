@@ -1,0 +1,136 @@
+"""Copies of this rank's part of the state: what is written while training goes on.
+
+The memory is one mapping, taken and touched once and used for every save. Data workers do not inherit it:
+after a fork, each page of an inherited one would be copied again on the next save.
+"""
+
+import mmap
+from collections.abc import Mapping, Set
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan
+
+_ALIGNMENT = 64
+
+
+class Staging:
+    """Memory for the items of `own`, one rank's part of a plan. `device`: where the live tensors are.
+
+    Raises MemoryError or OSError where there is not enough. `parts`: the copies, CPU tensors by index.
+    """
+
+    def __init__(self, own: SavePlan, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        self._names = [item.index for item in own.items]
+        live = [_part(tensors, index) for index in self._names]
+        places, end = [], 0
+        for tensor in live:
+            places.append(end)
+            end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self.bytes = sum(tensor.nbytes for tensor in live)
+        self._memory = _memory(end)
+        self.parts: dict[MetadataIndex, torch.Tensor] = {
+            index: _carve(self._memory, place, tensor)
+            for index, place, tensor in zip(self._names, places, live, strict=True)
+        }
+        self._gpu = _GpuCopies(self._memory, end, device) if device.type == "cuda" and end else None
+
+    def fill(self, tensors: Mapping[str, torch.Tensor], urgent: Set[str] = frozenset()) -> None:
+        """Copy the live tensors.
+
+        On CPU they may change afterwards. On a GPU the copies go on after the call: `hold` before the
+        tensors change. Those named in `urgent`, small ones that change earlier, may change at once.
+        """
+        with torch.no_grad():
+            pairs = [(name, self.parts[name], _part(tensors, name)) for name in self._names]
+            if self._gpu is None:
+                _copy([copy for _, copy, _ in pairs], [live for _, _, live in pairs])
+            else:
+                first = [pair for pair in pairs if pair[0].fqn in urgent]
+                self._gpu.start(first, [pair for pair in pairs if pair[0].fqn not in urgent])
+
+    def hold(self) -> None:
+        """Let the GPU's present stream wait for the copies; the calling thread goes on at once."""
+        if self._gpu is not None:
+            self._gpu.hold()
+
+    def wait(self) -> None:
+        """Wait until all copies are there."""
+        if self._gpu is not None:
+            self._gpu.wait()
+
+    def close(self) -> None:
+        """Give the memory back to the GPU's driver; nothing may be copied afterwards."""
+        if self._gpu is not None:
+            self._gpu.close()
+            self._gpu = None
+
+
+class _GpuCopies:
+    """Copies into pinned memory on a stream of their own."""
+
+    def __init__(self, memory: mmap.mmap, size: int, device: torch.device) -> None:
+        # Registering what we have: torch's own pinned memory comes in powers of two.
+        self._address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+        # Where the driver refuses, the copies are still right, and hold up the steps for as long as they take.
+        self._driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        self._pinned = int(self._driver.cudaHostRegister(self._address, size, 0)) == 0
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def start(
+        self,
+        first: list[tuple[MetadataIndex, torch.Tensor, torch.Tensor]],
+        later: list[tuple[MetadataIndex, torch.Tensor, torch.Tensor]],
+    ) -> None:
+        present = torch.cuda.current_stream(self._device)
+        _copy([copy for _, copy, _ in first], [live for _, _, live in first], non_blocking=True)
+        self._stream.wait_stream(present)  # For the values, and for `first`.
+        with torch.cuda.stream(self._stream):
+            _copy([copy for _, copy, _ in later], [live for _, _, live in later], non_blocking=True)
+            self._done.record(self._stream)
+
+    def hold(self) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self._done)
+
+    def wait(self) -> None:
+        self._done.synchronize()
+
+    def close(self) -> None:
+        self.wait()
+        if self._pinned:
+            self._driver.cudaHostUnregister(self._address)
+
+
+def _copy(copies: list[torch.Tensor], live: list[torch.Tensor], non_blocking: bool = False) -> None:
+    if copies:
+        torch._foreach_copy_(copies, live, non_blocking=non_blocking)  # One call for what may be thousands.
+
+
+def _part(tensors: Mapping[str, torch.Tensor], index: MetadataIndex) -> torch.Tensor:
+    """The tensor itself, or this rank's shard of it."""
+    tensor = tensors[index.fqn].detach()
+    shard: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return shard
+
+
+def _memory(size: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for advice in ("MADV_DONTFORK", "MADV_HUGEPAGE"):
+        if hasattr(mmap, advice):
+            try:
+                memory.madvise(getattr(mmap, advice))
+            except OSError:
+                pass  # A kernel without it: slower, and no less right.
+    torch.frombuffer(memory, dtype=torch.uint8).zero_()  # The first save need not wait for the kernel's pages.
+    return memory
+
+
+def _carve(memory: mmap.mmap, place: int, like: torch.Tensor) -> torch.Tensor:
+    """A tensor at `place` whose storage ends where it ends, so that it is written without another copy."""
+    if like.numel() == 0:
+        return torch.empty(like.shape, dtype=like.dtype)
+    flat = torch.frombuffer(memory, dtype=torch.uint8, count=like.nbytes, offset=place)
+    return flat.view(like.dtype).view(like.shape)

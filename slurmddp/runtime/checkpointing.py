@@ -1,0 +1,121 @@
+"""When checkpoints are made, and what is said of them."""
+
+import time
+
+from slurmddp.runtime import console
+from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
+from slurmddp.runtime.errors import RuntimeFailure
+from slurmddp.runtime.evaluation import share_buffers
+from slurmddp.runtime.replicas import Agreement
+from slurmddp.runtime.resume import Position
+from slurmddp.runtime.session import Session
+
+
+class Checkpointing:
+    """The checkpoints of one attempt. All ranks call its methods at the same steps, but for `poll` and `is_due`."""
+
+    def __init__(self, session: Session, start: Position, agreement: Agreement) -> None:
+        wanted = session.job.checkpoint
+        self._session = session
+        self._start = start
+        self._agreement = agreement
+        self._writer = Writer(
+            session.folder.checkpoints,
+            session.world,
+            keep=wanted.keep,
+            keep_every=wanted.keep_every,
+            asynchronous=wanted.asynchronous,
+            config=session.config_hash(),
+            rejected=list(start.rejected),
+            mesh=session.parallel.mesh,
+        )
+        self._last = start.step
+        self._clock_from = time.monotonic()
+        self.lost = False
+        """Whether a checkpoint could not be written and there is no older one: the run has to end."""
+
+    def prepare(self) -> None:
+        """After the first step: what a save needs once, so that no later step waits for it."""
+        self._writer.prepare(self._session.trained)
+        self._clock_from = time.monotonic()
+
+    def before_update(self) -> None:
+        """Before weights change: what is still being copied from them has to be done."""
+        self._writer.copied()
+
+    def is_due(self) -> bool:
+        """Whether the clock asks for a checkpoint: rank 0's, which puts off while one is being written."""
+        every = self._session.job.checkpoint.every_seconds
+        due = every is not None and time.monotonic() - self._clock_from >= every
+        return self._session.world.is_main and due and not self._writer.busy
+
+    def wanted_after(self, step: int) -> bool:
+        """Whether the job asks for a checkpoint after this step, whatever the clock says."""
+        wanted, steps = self._session.job.checkpoint, self._session.job.train.steps
+        by_step = wanted.every_steps is not None and step % wanted.every_steps == 0
+        return by_step or (wanted.at_end and step == steps)
+
+    def save(self, step: int) -> float:
+        """Begin a checkpoint of the state after `step`. Returns the seconds that it held up the training.
+
+        Raises ReplicasDifferError, and saves nothing, where the ranks' parameters are not the same.
+        """
+        if step == self._last:
+            return 0.0
+        began = time.monotonic()
+        session = self._session
+        if session.job.train.agree_every is not None:
+            self._agreement.begin(step)
+            self._agreement.check()
+        share_buffers(session.trained.model)
+        self._writer.begin(session.trained, step=step, data=self._start.data_state(session, step))
+        self._last = step
+        self._clock_from = time.monotonic()
+        self.poll()
+        return time.monotonic() - began
+
+    def poll(self) -> None:
+        """Say what has been written, or could not be, since last time."""
+        for result in self._writer.poll():
+            self._report(result)
+
+    def settle(self) -> list[Saved | Failed]:
+        """Wait for what is being written, and say how it went."""
+        results = self._writer.finish()
+        for result in results:
+            self._report(result)
+        return results
+
+    def finish(self) -> None:
+        """Wait for what is being written. Raises RuntimeFailure on all ranks where the run's last state was not."""
+        failed = [result for result in self.settle() if isinstance(result, Failed)]
+        if failed:
+            raise RuntimeFailure(
+                f"the checkpoint of step {failed[-1].step} could not be written, and the run ends here: "
+                f"{failed[-1].message}",
+                shared=True,
+            )
+
+    def _report(self, result: Saved | Failed) -> None:
+        session = self._session
+        if isinstance(result, Saved):
+            seconds, stall = round(result.seconds, 3), round(result.stall, 4)
+            session.console.say(
+                f"checkpoint {result.path.name}, {console.short(result.bytes)}B in {seconds:.2f} s, "
+                f"the step held up for {stall:.2f} s"
+            )
+            session.record(
+                "checkpoint_saved",
+                step=result.step,
+                seconds=seconds,
+                stall=stall,
+                bytes=result.bytes,
+                path=str(result.path),
+            )
+            return
+        if result.fatal:
+            raise RuntimeFailure(f"the checkpoint of step {result.step} could not be written: {result.message}")
+        older = "an older one is there: going on" if result.older else "and there is no older one"
+        session.console.warn(f"checkpoint of step {result.step} could not be written: {result.message}; {older}")
+        session.record("checkpoint_failed", step=result.step, why=result.message, older=result.older)
+        self.lost = self.lost or not result.older

@@ -1,0 +1,102 @@
+"""Hangs: what a rank does when it, or another one, is over its deadline."""
+
+import contextlib
+
+import torch.distributed as dist
+
+from slurmddp.runtime.ending import leave, leave_within, say, stacks
+from slurmddp.runtime.environment import Environment
+from slurmddp.runtime.heartbeat import Arrivals, Beat, Exchange, Verdict, connect
+from slurmddp.runtime.journal import Events
+from slurmddp.runtime.progress import Patience, Progress
+from slurmddp.runtime.world import World
+
+#: Seconds without an exchange of heartbeats before their host counts as silent, and that are waited for the
+#: stacks of all ranks.
+_UNREACHABLE = 5.0
+#: Seconds that saying all that may take, before a process ends without.
+_LAST_RESORT = 15.0
+
+
+class Hang:
+    """Looks whether the main thread is late and what the others say, and ends the process on a verdict."""
+
+    def __init__(
+        self,
+        world: World,
+        progress: Progress,
+        patience: Patience,
+        events: Events,
+        place: Environment,
+    ) -> None:
+        """Every rank has to make one; a failure on one is raised on all."""
+        self._place, self._patience, self._progress, self._events = place, patience, progress, events
+        self._nodes = world.gather((place.node, place.local_rank))
+        #: Of the main thread, whose place among the others' it tells.
+        self.arrivals = Arrivals([dist.distributed_c10d._get_default_group(), world.coordination])
+        #: With the other ranks; already running.
+        self.exchange = Exchange(connect(world), world, self._beat)
+        self._rounds, self._silence = 0, 0.0
+        world.gather(None)  # All first beats are in the store.
+        self.exchange.start()
+
+    def _beat(self, number: int) -> Beat:
+        state = self._progress.state
+        return Beat(number, state.phase, state.step, self.arrivals.count(), self._patience.over)
+
+    def look(self, gone: float) -> None:
+        """Called every now and then, `gone` seconds after the time before. Does not return on a verdict."""
+        verdict = self.exchange.verdict
+        if verdict is None:
+            moved = self.exchange.rounds != self._rounds
+            self._rounds, self._silence = self.exchange.rounds, 0.0 if moved else self._silence + gone
+            if not self._patience.over or self._silence < _UNREACHABLE or self._place.rank == 0:
+                return
+            # The store is rank 0's: no answer is an answer, too. Nobody can be elected to say so; each
+            # node's first rank does.
+            state = self._progress.state
+            verdict = Verdict("silent", [0], state.phase, state.step, self._place.rank)
+            speaks = self._place.rank == self._first_here()
+        else:
+            speaks = verdict.by == self._place.rank
+        self._end(verdict, speaks)
+
+    def _first_here(self) -> int:
+        node = self._place.node
+        return min(rank for rank, (name, _) in enumerate(self._nodes) if name == node and rank != 0)
+
+    def _end(self, verdict: Verdict, speaks: bool) -> None:
+        """Stacks of all ranks into the log, one message, one event, and everybody out."""
+        leave_within(_LAST_RESORT, 1)
+        name = f"rank {self._place.rank} on {self._place.node}"
+        state, waited = self._progress.state, self._patience.waited
+        say(f"{name}: in {state.phase} at step {state.step} for {waited:.1f} s; all threads:\n{stacks(name)}")
+        if speaks:
+            deadline = self._patience.deadline()
+            say(f"{name}: error: {self._message(verdict, waited, deadline)}\n")
+            with contextlib.suppress(OSError):
+                self._events.write(
+                    "hang",
+                    kind=verdict.kind,
+                    ranks=verdict.ranks,
+                    nodes=[self._nodes[rank][0] for rank in verdict.ranks],
+                    phase=verdict.phase,
+                    step=verdict.step,
+                    waited=round(waited, 1),
+                    deadline=round(deadline, 1),
+                )
+        # The first process that ends takes the others with it: not before they have said where they are.
+        self.exchange.dumped()
+        self.exchange.all_dumped.wait(_UNREACHABLE)
+        leave(1)
+
+    def _message(self, verdict: Verdict, waited: float, deadline: float) -> str:
+        where = f"{verdict.phase} at step {verdict.step}"
+        late = f"no progress for {waited:.1f} s (the deadline is {deadline:.1f} s)"
+        if not verdict.ranks:
+            return f"hang in {where}: {late}, and no rank is behind the others: a collective itself does not end"
+        names = [f"rank {rank} on {self._nodes[rank][0]}" for rank in verdict.ranks[:8]]
+        who = ", ".join(names) + (f" and {len(verdict.ranks) - 8} more" if len(verdict.ranks) > 8 else "")
+        if verdict.kind == "silent":
+            return f"hang: {who} did not arrive and sends no heartbeat (last seen in {where}): {late}"
+        return f"hang: {who} did not arrive, still in {where}: {late}. What it does is in its stacks"

@@ -1,0 +1,229 @@
+"""Which samples a rank takes: the same global batches on any number of ranks."""
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slurmddp.runtime import batch
+from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.loading import training_lists
+from slurmddp.runtime.order import SampleOrder
+
+
+class GlobalSampler:
+    """A batch sampler for torch's DataLoader: this rank's part of each global batch, as lists of sample ids.
+
+    All samples of all epochs stand in one endless row, each epoch in an order of its own that follows from (seed,
+    epoch). Step n of a run takes the n-th `global_batch` of them, on any number of ranks; nothing is padded, dropped
+    or repeated, and a batch may span two epochs.
+
+    >>> import torch
+    >>> from torch.utils.data import DataLoader
+    >>> from slurmddp.runtime import GlobalSampler
+    >>> samples = torch.arange(10)
+    >>> sampler = GlobalSampler(len(samples), global_batch=4, seed=1)
+    >>> loader = DataLoader(samples, batch_sampler=sampler)
+    >>> step = 0
+    >>> for epoch in range(2):
+    ...     sampler.set_epoch(epoch)
+    ...     for rows in loader:
+    ...         step += 1
+    ...         print(step, epoch, rows.tolist())
+    1 0 [1, 5, 2, 6]
+    2 0 [4, 0, 9, 7]
+    3 0 [3, 8, 3, 0]
+    4 1 [5, 1, 7, 8]
+    5 1 [4, 9, 6, 2]
+
+    The position is a few numbers that belong to no rank. Two ranks go on with the same samples after step 3:
+
+    >>> state = sampler.state_dict(step=3)
+    >>> for rank in range(2):
+    ...     again = GlobalSampler(10, global_batch=4, seed=1, rank=rank, ranks=2)
+    ...     again.load_state_dict(state)
+    ...     print(again.step, again.epoch, list(again))
+    3 1 [[5, 1], [4, 9]]
+    3 1 [[7, 8], [6, 2]]
+
+    One iteration goes to the end of the epoch that `set_epoch` names (nothing where that is done already), or else of
+    the one that the position is in. Then the position is behind it. An iteration that was left before its end does
+    not count, since only the script knows how many of the loader's batches it has used: tell it with `start_at`.
+
+    **Accumulation.** With `micro`, lists have at most that many ids, and `accumulation` of them make one step:
+
+    >>> sampler = GlobalSampler(10, global_batch=8, micro=3, rank=0, ranks=2)
+    >>> sampler.accumulation, [len(ids) for ids in sampler]
+    (2, [2, 2, 2, 2])
+
+    **Uneven shares.** Where the global batch does not divide by the ranks, shares differ by one sample. DDP and FSDP
+    give the mean of the ranks' gradients, so the mean loss of each rank is the wrong thing to go backward from, and so
+    it is with micro batches of different sizes. Right is the sum of the samples' losses times `weight`, which is
+    ranks / global_batch; it is right where everything divides evenly, too:
+
+        loss = torch.nn.functional.mse_loss(model(rows), wanted, reduction="sum") * sampler.weight
+
+    Where samples have different numbers of targets, such as tokens, see `mean_over_ranks`.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        global_batch: int,
+        seed: int = 0,
+        micro: int | None = None,
+        rank: int | None = None,
+        ranks: int | None = None,
+    ) -> None:
+        """`length`: samples of the dataset. `rank`, `ranks`: of the process group, or as torchrun's variables say.
+
+        Raises UserError where a rank would get nothing. `accumulation` may differ by one between ranks with `micro`
+        1; sharded models (FSDP) need the same number on all.
+        """
+        if ranks is None or rank is None:
+            rank, ranks = _own_place()
+        if length < 1 or global_batch < 1 or (micro is not None and micro < 1):
+            raise UserError(
+                f"GlobalSampler: length {length}, global_batch {global_batch} and micro {micro} must be at least 1"
+            )
+        if global_batch < ranks:
+            raise UserError(
+                f"GlobalSampler: a global batch of {global_batch} leaves nothing to some of {ranks} ranks: "
+                "make it larger, or take fewer ranks",
+                shared=True,
+            )
+        self.length, self.global_batch, self.seed = length, global_batch, seed
+        self._rank, self._ranks = rank, ranks
+        self._micro = micro or -(-global_batch // ranks)
+        self._step, self._samples = 0, 0
+        self._epoch: int | None = None
+
+    @property
+    def step(self) -> int:
+        """Steps done before the next iteration."""
+        return self._step
+
+    @property
+    def samples(self) -> int:
+        """Samples used by them, over all ranks and epochs."""
+        return self._samples
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return self._samples // self.length if self._epoch is None else self._epoch
+
+    @property
+    def accumulation(self) -> int:
+        """Lists that make one step on this rank."""
+        parts = batch.micro_batches(self.global_batch, self._micro, self._ranks, self._rank)
+        return sum(len(part) > 0 for part in parts)
+
+    @property
+    def weight(self) -> float:
+        """What to multiply the sum of a micro batch's losses by: ranks / global_batch."""
+        return self._ranks / self.global_batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the end of this epoch in the next iteration: with what is left of it, which may be nothing.
+
+        Raises UserError where the epochs before it are not done.
+        """
+        if epoch * self.length > self._samples:
+            raise UserError(
+                f"GlobalSampler: epoch {epoch} was set after {self._samples} samples, in the middle of epoch "
+                f"{self._samples // self.length}; where samples are to be left out, say so: start_at(samples)"
+            )
+        self._epoch = epoch
+
+    def start_at(self, samples: int, step: int | None = None) -> None:
+        """Let the next iteration begin after so many samples, over all ranks and epochs, and so many steps.
+
+        `step`: samples // global_batch by default.
+        """
+        if samples < 0:
+            raise UserError(f"GlobalSampler: it cannot start after {samples} samples")
+        self._samples = samples
+        self._step = samples // self.global_batch if step is None else step
+        self._epoch = None
+
+    def state_dict(self, step: int | None = None) -> dict[str, int]:
+        """The position after `step` optimizer steps, each of one global batch; by default after the last complete
+        iteration. The loader may be ahead of the script, so the script has to say where it is.
+        """
+        step = self._step if step is None else step
+        return {
+            "step": step,
+            "samples": self._samples + (step - self._step) * self.global_batch,
+            "seed": self.seed,
+            "length": self.length,
+            "global_batch": self.global_batch,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; the global batch may be another one now. Raises UserError where the order of the samples
+        is not the same, since some would be lost and others repeated.
+        """
+        for name, now in (("length", self.length), ("seed", self.seed)):
+            if state[name] != now:
+                raise UserError(
+                    f"GlobalSampler: {name} was {state[name]} and is now {now}, so the samples cannot go on where they "
+                    "were. Put it back, or start anew",
+                    shared=True,
+                )
+        self.start_at(state["samples"], state["step"])
+
+    def __len__(self) -> int:
+        """Lists in the next iteration."""
+        return self._steps() * self.accumulation
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """See the class."""
+        steps, began = self._steps(), (self._samples, self._step)
+        lists = training_lists(
+            SampleOrder(self.length, self.seed),
+            start=self._samples,
+            steps=steps,
+            total=self.global_batch,
+            micro=self._micro,
+            world=self._ranks,
+            rank=self._rank,
+        )
+        for wanted in lists:
+            yield wanted.ids
+        if (self._samples, self._step) == began:
+            self.start_at(self._samples + steps * self.global_batch, self._step + steps)
+
+    def _steps(self) -> int:
+        return max(0, -(-((self.epoch + 1) * self.length - self._samples) // self.global_batch))
+
+
+def mean_over_ranks(total: torch.Tensor, count: torch.Tensor | float) -> torch.Tensor:
+    """The loss to go backward from, so that the mean of the ranks' gradients is that of all targets' mean loss.
+
+    `total`: the sum of this rank's losses. `count`: of how many targets; with accumulation, of all of this step's.
+    Returns total * ranks / (sum of the ranks' counts). Every rank has to call it: a reduction of one number, on the
+    GPU under nccl, for which the host does not wait. Counts that are known beforehand need none: GlobalSampler.weight.
+
+    >>> import torch
+    >>> from slurmddp.runtime import mean_over_ranks
+    >>> losses = torch.tensor([1.0, 2.0, 6.0], requires_grad=True)
+    >>> mean_over_ranks(losses.sum(), len(losses)).item()
+    3.0
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return total / count
+    # Under gloo the host's memory is as good, and the GPU's may not be possible.
+    device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend() else torch.device("cpu")
+    counts = torch.as_tensor(count, dtype=torch.float64).detach().to(device, copy=True)
+    dist.all_reduce(counts)
+    return total * (dist.get_world_size() / counts).to(total.device)
+
+
+def _own_place() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

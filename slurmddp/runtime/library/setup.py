@@ -1,0 +1,112 @@
+"""Set-up and tear-down of a distributed script."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from slurmddp.runtime import marker, train
+from slurmddp.runtime.ending import leave, say
+from slurmddp.runtime.environment import Environment
+from slurmddp.runtime.folder import RunFolder
+from slurmddp.runtime.journal import Events
+from slurmddp.runtime.library import shared, signals
+from slurmddp.runtime.watch import Watch
+from slurmddp.runtime.world import World
+
+
+@contextmanager
+def distributed(*, timeout: float = 600, backend: str | None = None) -> Iterator[World]:
+    """Join the process group on the way in, and leave it on the way out. Around all of a script's work:
+
+    >>> from slurmddp.runtime import distributed
+    >>> with distributed() as world:
+    ...     print(f"rank {world.rank} of {world.size} on {world.device.type}, main: {world.is_main}")
+    ...     print(world.broadcast({"answer": 42}), world.gather(world.rank))
+    rank 0 of 1 on cpu, main: True
+    {'answer': 42} [0]
+
+    or as a decorator of its main function, `@distributed()`. Under torchrun these are the job's ranks, else one.
+
+    - `timeout`: seconds that a collective of training may take. `backend`: by default nccl where there are GPUs (rank
+      n of a node takes its GPU n), else gloo; with "gloo", everything is on the CPU.
+    - What it yields has rank, size, local_rank, node, attempt, device, is_main; and broadcast(value) from rank 0,
+      gather(value) of all ranks, for any object that pickles. They travel in a gloo group of their own.
+    - SIGTERM, SIGUSR1 and SIGUSR2 only ask to stop, and so does the run's stop file: see should_stop. A rank whose
+      torchrun is gone ends, as does one that makes no progress after a SIGTERM: a call of should_stop or of a method
+      of Checkpointer is progress.
+    - An exception inside ends this process at once, with code 1 and one message: nothing waits in destructors for
+      ranks that are gone. torchrun then ends the others. sys.exit(0) is a clean end.
+    - A clean end waits for checkpoints that are being written. Where the ranks were asked to stop, it leaves a marker
+      in the run's folder; ranks that torchrun starts once more in this attempt read it, and end at once with code 0.
+    """
+    here: Environment | None = None
+    events: Events | None = None
+    folder = shared.run_folder()
+    ending: SystemExit | None = None
+    try:
+        here = shared.place()
+        _end_if_over(folder, here)
+        watch = _watch(folder, here)
+        joined = shared.join(here, timeout=timeout, backend=backend)
+        watch.enter("start", 0)
+        events = shared.events_of(here)
+        now = shared.Shared(joined, watch.stop, watch, events)
+        shared.use(now)
+        try:
+            yield joined
+        except SystemExit as exit_:
+            if exit_.code not in (None, 0):
+                raise
+            ending = exit_
+        _finish(now, folder)
+    except SystemExit as exit_:
+        _leave(exit_)
+    except BaseException as error:  # noqa: BLE001 - whatever it is: say so, and be gone at once
+        train.fail(error, here, events)
+    if ending is not None:
+        raise ending
+
+
+def _watch(folder: RunFolder | None, here: Environment) -> Watch:
+    """Take signals, before the ranks meet."""
+    watch = Watch(here, shared.stop_of(here), over=lambda: _is_over(folder, here))
+    signals.take(watch)
+    return watch
+
+
+def _is_over(folder: RunFolder | None, here: Environment) -> bool:
+    return folder is not None and marker.ended(folder.marker(here.attempt))
+
+
+def _end_if_over(folder: RunFolder | None, here: Environment) -> None:
+    """torchrun starts all ranks anew when one of them fails, even if the others have ended as they should."""
+    if _is_over(folder, here):
+        if here.rank == 0:
+            print(f"attempt {here.attempt} has already ended cleanly: nothing to do", flush=True)
+        leave(0)
+
+
+def _finish(now: shared.Shared, folder: RunFolder | None) -> None:
+    """A clean end; every rank comes here."""
+    for finish in now.finishing:
+        finish()
+    now.enter("end")
+    if now.stopped is not None and folder is not None:
+        attempt = now.world.attempt
+        facts = {"state": "stopped", "step": now.step, "steps": None, "reason": now.stopped, "held_out": None}
+        now.world.on_main(lambda: marker.write(folder.marker(attempt), attempt, facts))
+    assert now.watch is not None
+    now.watch.close(now.world)
+    dist.destroy_process_group()
+    shared.use(None)
+    if now.stopped is None:
+        # Else the process is on its way out, and what is sent to it now must not turn a clean end into a failure.
+        signals.give_back()
+
+
+def _leave(exit_: SystemExit) -> None:
+    if isinstance(exit_.code, int):
+        leave(exit_.code)
+    say(f"{exit_.code}\n")
+    leave(1)

@@ -1,0 +1,186 @@
+"""What the pieces have in common in one process: the world, who asks to stop, and what has to be done at the end.
+
+`distributed` makes it; where a script has made its process group itself, it is made around that one.
+"""
+
+import contextlib
+import datetime
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from slurmddp.runtime import environment, world
+from slurmddp.runtime.console import Console
+from slurmddp.runtime.environment import Environment
+from slurmddp.runtime.folder import RunFolder
+from slurmddp.runtime.journal import Events
+from slurmddp.runtime.library import signals
+from slurmddp.runtime.stop import Stop
+from slurmddp.runtime.watch import Watch
+from slurmddp.runtime.world import World
+
+
+@dataclass
+class Shared:
+    """One for each life of the process group.
+
+    `stopped`: why, once the ranks have agreed to stop. `step`: the newest that any piece was told. `finishing`: what
+    `distributed` calls before it ends.
+    """
+
+    world: World
+    stop: Stop
+    watch: Watch | None = None
+    events: Events | None = None
+    stopped: str | None = None
+    step: int | None = None
+    finishing: list[Callable[[], None]] = field(default_factory=list)
+    _group: object = field(default_factory=lambda: dist.group.WORLD)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process group is still the present one."""
+        return dist.is_initialized() and dist.group.WORLD is self._group
+
+    @property
+    def console(self) -> Console:
+        """Rank 0's."""
+        return Console(self.world.is_main)
+
+    def enter(self, phase: str, step: int | None = None) -> None:
+        """Tell the watch, where there is one, what the main thread does."""
+        self.step = self.step if step is None else step
+        if self.watch is not None:
+            self.watch.enter(phase, step)
+
+    def record(self, event: str, **facts: object) -> None:
+        """Write an event that is about the whole run, where there is a run folder; rank 0 does."""
+        if self.events is not None and self.world.is_main:
+            with contextlib.suppress(OSError):
+                self.events.write(event, **facts)
+
+    def agree(self, *wishes: bool) -> list[bool]:
+        """Each wish that any rank has. A collective on the host, small: a fraction of a millisecond; no GPU waits."""
+        if self.world.size == 1:
+            return list(wishes)
+        facts = torch.tensor([int(wish) for wish in wishes])
+        dist.all_reduce(facts, op=dist.ReduceOp.MAX, group=self.world.coordination)
+        return [bool(fact) for fact in facts.tolist()]
+
+    def agree_to_stop(self, *wishes: bool) -> list[bool]:
+        """Whether any rank was asked to stop, and each of the other wishes, in one reduction.
+
+        From the step in which they agree on, all ranks know, and no further collective is needed for it.
+        """
+        stop, *others = self.agree(self.stop.wanted(), *wishes)
+        if stop and self.stopped is None:
+            self.stopped = self.stop.agreed_reason(self.world)
+            self.console.say(f"stopping   {self.stopped}")
+            self.record("stopping", step=self.step, reason=self.stopped)
+        return [self.stopped is not None, *others]
+
+
+_now: Shared | None = None
+
+
+def use(made: Shared | None) -> None:
+    """Let all pieces in this process use it."""
+    global _now
+    _now = made
+
+
+def get() -> Shared:
+    """That of `distributed`, or one around the script's own process group; a group of one is made where a process
+    is alone. The first call is a collective where the script has made the group.
+    """
+    if _now is not None and _now.alive:
+        return _now
+    here = place()
+    if not dist.is_initialized():
+        if here.world > 1:
+            raise RuntimeError(
+                f"this is rank {here.rank} of {here.world}, and there is no process group yet: "
+                "use distributed(), or call torch.distributed.init_process_group first"
+            )
+        alone()
+    stop = stop_of(here)
+    signals.note(stop, f"rank {here.rank} on {here.node}")
+    made = Shared(around(here), stop, events=events_of(here))
+    use(made)
+    return made
+
+
+def place() -> Environment:
+    """This process's place: in the process group where there is one, or as torchrun's variables tell it; alone without
+    them.
+    """
+    if "RANK" in os.environ and not dist.is_initialized():
+        return environment.read()
+    told = {"RANK": "0", "WORLD_SIZE": "1"}
+    if dist.is_initialized():
+        told = {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
+    # Whoever starts ranks without torchrun may not tell these; then each of them looks for the stop file.
+    return environment.read({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", **os.environ, **told})
+
+
+def run_folder() -> RunFolder | None:
+    """The folder of the run that this script belongs to; None where slurmddp did not start it."""
+    root = os.environ.get("SLURMDDP_RUN")
+    return RunFolder(Path(root)) if root else None
+
+
+def stop_of(here: Environment) -> Stop:
+    """One rank a node looks for the stop file."""
+    return Stop(here.stop_file if here.local_rank == 0 else None)
+
+
+def events_of(here: Environment) -> Events | None:
+    """This rank's events, where there is a run folder that can be written."""
+    folder = run_folder()
+    if folder is None:
+        return None
+    try:
+        return Events(folder.events, attempt=here.attempt, node=here.node, rank=here.rank)
+    except OSError:
+        return None
+
+
+def join(here: Environment, *, timeout: float, backend: str | None) -> World:
+    """Make the process group. Errors of the rendezvous pass through."""
+    if "RANK" in os.environ and backend is None:
+        return world.start(here, timeout=timeout)
+    if "RANK" in os.environ:
+        if backend == "nccl":
+            torch.cuda.set_device(here.local_rank)
+        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
+    else:
+        alone(backend)
+    return around(here)
+
+
+def alone(backend: str | None = None) -> None:
+    """A process group of one, which needs neither addresses nor ports."""
+    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+
+
+def around(here: Environment) -> World:
+    """The world of a process group that exists. Every rank has to call it."""
+    backend = dist.get_backend()
+    on_gpu = "nccl" in backend
+    coordination = dist.new_group(backend="gloo")
+    assert coordination is not None  # None is for ranks outside the group; all are in it.
+    return World(
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        local_rank=here.local_rank,
+        node=here.node,
+        attempt=here.attempt,
+        device=torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"),
+        backend=backend,
+        coordination=coordination,
+    )

@@ -1,0 +1,101 @@
+"""Means over all samples of all ranks, exact however the samples are split.
+
+For a script of one's own (under torchrun every rank does the same; alone it works, too):
+
+>>> meter = Meter("loss", "accuracy")
+>>> for losses, hits in [([0.5, 1.5], 1), ([4.0], 1)]:
+...     meter.add("loss", sum(losses), len(losses))
+...     meter.add("accuracy", hits, len(losses))
+>>> meter.reduce()["loss"]
+2.0
+"""
+
+import torch
+import torch.distributed as dist
+
+
+class Vector:
+    """A float64 vector that is added to on this rank, and summed over the ranks once.
+
+    Sums lose nothing that matters, and counts are exact up to 2**53. On a GPU nothing here waits for it before
+    the result is read.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._device = device
+        self._host = [0.0] * size
+        self._on_device: dict[int, torch.Tensor] = {}
+
+    def add(self, index: int, value: torch.Tensor | float) -> None:
+        """Add a number or a scalar tensor to one element."""
+        if not isinstance(value, torch.Tensor):
+            self._host[index] += value
+        elif self._device.type == "cpu":
+            self._host[index] += value.item()
+        else:
+            before = self._on_device.get(index)
+            now = value.detach().to(self._device).double()
+            self._on_device[index] = now if before is None else before + now
+
+    def reduce(self, group: dist.ProcessGroup | None = None) -> "Pending":
+        """Start adding up over all ranks: a collective. Alone, outside of a process group, it is done at once."""
+        vector = torch.tensor(self._host, dtype=torch.float64).to(self._device)
+        for index, value in self._on_device.items():
+            vector[index] += value
+        if not dist.is_available() or not dist.is_initialized():
+            return Pending(vector, None)
+        return Pending(vector, dist.all_reduce(vector, group=group, async_op=True))
+
+
+class Pending:
+    """A sum over ranks on its way."""
+
+    def __init__(self, vector: torch.Tensor, work: dist.Work | None) -> None:
+        self._vector, self._work = vector, work
+
+    def wait(self) -> list[float]:
+        """The sums, the same on every rank."""
+        if self._work is not None:
+            self._work.wait()
+        values: list[float] = self._vector.tolist()
+        return values
+
+
+class Meter:
+    """Named means. The names are given at the start, so that a rank without a single sample takes part, too."""
+
+    def __init__(self, *names: str, device: torch.device | str | None = None) -> None:
+        """`device`: where the reduction runs; by default the current GPU under nccl, else the CPU.
+
+        Raises ValueError without names, or where one comes twice.
+        """
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"a meter needs names, each once, not {names!r}")
+        self._index = {name: 2 * number for number, name in enumerate(names)}
+        self._device = _reduction_device() if device is None else torch.device(device)
+        self._vector = self._new()
+
+    def add(self, name: str, total: torch.Tensor | float, count: torch.Tensor | float) -> None:
+        """Add the sum over `count` samples (or targets), not their mean. Raises KeyError for an unknown name."""
+        index = self._index[name]
+        self._vector.add(index, total)
+        self._vector.add(index + 1, count)
+
+    def reduce(self) -> dict[str, float]:
+        """The mean of each name over all ranks, nan where nothing was counted; the meter then starts anew.
+
+        A collective: every rank has to call it, those without samples too.
+        """
+        pending, self._vector = self._vector.reduce(), self._new()
+        values = pending.wait()
+        counts = {name: values[index + 1] for name, index in self._index.items()}
+        return {name: values[self._index[name]] / count if count else float("nan") for name, count in counts.items()}
+
+    def _new(self) -> Vector:
+        return Vector(2 * len(self._index), self._device)
+
+
+def _reduction_device() -> torch.device:
+    if dist.is_available() and dist.is_initialized() and "nccl" in dist.get_backend():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

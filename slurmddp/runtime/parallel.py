@@ -1,0 +1,174 @@
+"""How ranks share the model: whole on each of them (DDP), in shards (FSDP), or replicas of shards (HSDP).
+
+What the stepper sees is the same for all: a `Parallel`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from slurmddp.runtime import mesh, shaping
+from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.job import Ddp, Job
+from slurmddp.runtime.world import World
+
+_EPSILON = 1e-6  # As in torch's clip_grad_norm_.
+
+
+#: Told the number of a gradient bucket that is ready, whose exchange starts now, and whether it is a step's last one.
+#: Called within the backward pass: has to be quick, and must not raise.
+OnBucket = Callable[[int, bool], None]
+
+
+class Parallel(ABC):
+    """A model that all ranks train together.
+
+    `module`: the parameters as the optimizer and checkpoints see them, with the model's own names (DTensors where
+    they are sharded). `model`: what a task's loss calls. `divides_by`: what the exchange divides the sum of the ranks'
+    gradients by. `lockstep`: every forward needs all ranks, so all have to run the same number of them. `mesh`: its
+    sizes by dimension, outermost first.
+    """
+
+    module: nn.Module
+    model: nn.Module
+    divides_by: int
+    lockstep: bool
+    mesh: dict[str, int]
+
+    def groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """For each dimension of the mesh the groups of ranks along it."""
+        return mesh.groups(self.mesh)
+
+    def process_groups(self) -> list[dist.ProcessGroup]:
+        """Those of the mesh, besides the world's own."""
+        return []
+
+    @abstractmethod
+    def exchanging(self, last: bool) -> AbstractContextManager[Any]:
+        """The context for forward and backward of one micro batch; after the `last` one of a step, gradients are
+        those of all ranks."""
+
+    def gradients(self) -> list[torch.Tensor]:
+        """This rank's part of the gradients, for changes in place: plain tensors."""
+        return [local(item.grad) for item in self.module.parameters() if item.grad is not None]
+
+    def finish_gradients(self, scale: float, largest: float) -> float:
+        """Multiply gradients by `scale`, clip them to the global norm `largest` (infinity: no clipping), in one go.
+
+        Returns the norm after scaling and before clipping, the same on every rank; every rank has to call it. Where
+        it is not finite, gradients are left as they are.
+        """
+        gradients = self.gradients()
+        norm = scale * self._norm(gradients)
+        if math.isfinite(norm):
+            factor = scale * min(1.0, largest / (norm + _EPSILON))
+            if factor != 1.0 and gradients:
+                torch._foreach_mul_(gradients, factor)
+        return norm
+
+    def rest(self) -> None:  # noqa: B027 - nothing to do where nothing is gathered
+        """Give back what a forward without a backward pass has gathered. Call it after an evaluation."""
+
+    @abstractmethod
+    def _norm(self, gradients: list[torch.Tensor]) -> float: ...
+
+
+class Replicated(Parallel):
+    """The whole model on every rank, gradients summed up in buckets while the backward pass runs: DDP.
+
+    The sum is not divided, so that rounding is as in one process. The buckets' hook is ours for that, and to be timed.
+    """
+
+    lockstep = False
+    divides_by = 1
+
+    def __init__(self, bare: nn.Module, world: World, options: Ddp, on_bucket: OnBucket | None) -> None:
+        """Moves the model to the rank's device, and gives all ranks rank 0's weights."""
+        self.module = bare.to(world.device)
+        self.mesh = mesh.sizes(world.size, None, 1)
+        self._ddp = DistributedDataParallel(
+            bare,
+            device_ids=[world.device] if world.device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            static_graph=options.static_graph,
+            bucket_cap_mb=options.bucket_mb,
+        )
+        self._ddp.register_comm_hook(on_bucket, _sum_in_bf16 if options.compression == "bf16" else _sum)
+        self.model = self._ddp
+
+    def exchanging(self, last: bool) -> AbstractContextManager[Any]:
+        """Gradients add up on this rank until the last micro batch."""
+        return nullcontext() if last else self._ddp.no_sync()
+
+    def _norm(self, gradients: list[torch.Tensor]) -> float:
+        return float(torch.linalg.vector_norm(norms(gradients))) if gradients else 0.0
+
+
+def wrap(bare: nn.Module, job: Job, world: World, on_bucket: OnBucket | None = None) -> Parallel:
+    """Make `bare`, built alike on every rank and on the CPU, what the job asks for; every rank has to call it.
+
+    Build the optimizer afterwards, from the result's `module`. `on_bucket` hears of DDP's buckets; shards have none.
+    Raises a shared UserError for what the user can put right.
+    """
+    try:
+        sizes = mesh.sizes(world.size, job.parallel.replicate, job.parallel.shard)
+    except ValueError as error:
+        raise UserError(str(error), shared=True) from error
+    sharded = sizes[mesh.SHARD] > 1
+    if not sharded:
+        bare.to(world.device)
+    shaping.shape(bare, job.train, world, sharded=sharded)
+    if sharded:
+        # Not before it is needed: a DDP run need not wait for the import of DTensors.
+        from slurmddp.runtime.sharding import Sharded
+
+        return Sharded(bare, world, sizes, job.timeouts.collective)
+    return Replicated(bare, world, job.train.ddp, on_bucket)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor, sharing its memory; any other tensor as it is."""
+    with torch.no_grad():
+        return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def norms(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The norm of each tensor, as one tensor."""
+    return torch.stack([norm.to(tensors[0].device, torch.float32) for norm in torch._foreach_norm(tensors)])
+
+
+Future = torch.futures.Future[torch.Tensor]
+
+
+def _sum(on_bucket: OnBucket | None, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]
+    """Start to add up a bucket over all ranks."""
+    if on_bucket is not None:
+        on_bucket(bucket.index(), bucket.is_last())
+    return _added_up(bucket.buffer()).then(_first)
+
+
+def _sum_in_bf16(on_bucket: OnBucket | None, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]
+    """As `_sum`, rounded to bf16 on the way: half the bytes."""
+    if on_bucket is not None:
+        on_bucket(bucket.index(), bucket.is_last())
+    buffer = bucket.buffer()
+    return _added_up(buffer.to(torch.bfloat16)).then(lambda future: buffer.copy_(_first(future)))
+
+
+def _added_up(tensor: torch.Tensor) -> Future:
+    """Whose value is a list of the one tensor."""
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    future: Future = work.get_future()
+    return future
+
+
+def _first(future: Future) -> torch.Tensor:
+    return future.value()[0]

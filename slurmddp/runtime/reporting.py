@@ -1,0 +1,154 @@
+"""What a run tells of its steps: metrics.jsonl, the console, TensorBoard, stragglers."""
+
+import time
+
+from slurmddp.runtime import console, timing
+from slurmddp.runtime.dashboards import Dashboard
+from slurmddp.runtime.evaluation import Evaluation
+from slurmddp.runtime.journal import JsonLines
+from slurmddp.runtime.judging import Notice
+from slurmddp.runtime.peak import Utilisation
+from slurmddp.runtime.resume import Position
+from slurmddp.runtime.session import Session
+from slurmddp.runtime.step import Outcome
+from slurmddp.runtime.stragglers import Watch as Stragglers
+
+
+class Reporter:
+    """Made on every rank, which all call `step` after each step; what is written, rank 0 writes."""
+
+    def __init__(self, session: Session, start: Position, began: float) -> None:
+        """`began`: time.monotonic() when the attempt began."""
+        job, here = session.job, session.world
+        self._session = session
+        self._start = start
+        self._began = began
+        self._metrics = JsonLines(session.folder.metrics) if here.is_main else None
+        self._dashboard = Dashboard(
+            session.folder.tensorboard,
+            enabled=here.is_main and job.train.tensorboard,
+            say=session.console.say,
+            first_step=start.step + 1,
+        )
+        self._stragglers = Stragglers(here, session.timer, samples=session.share_of_mean)
+        self._all = session.timer.reader()
+        self._speed = console.Speed()
+        self._utilisation = Utilisation(None, None, None)
+        self._evaluation_seconds = 0.0
+        self._places = self._padding = 0
+        self._total = dict.fromkeys(timing.PARTS, 0.0)
+
+    @property
+    def wants_probe(self) -> bool:
+        """Whether rank 0 would like all ranks to time the links between hosts."""
+        return self._stragglers.wants_probe
+
+    def begin(self, utilisation: Utilisation) -> None:
+        """Training begins: what it takes is counted from here. `utilisation`: what the machine could do."""
+        self._utilisation = utilisation
+        self._speed = console.Speed()
+        self._session.record("ready", step=self._start.step, **utilisation.record())
+
+    def pause(self, seconds: float) -> None:
+        """Seconds that have just passed count for no speed."""
+        self._speed.pause(seconds)
+
+    def step(self, step: int, outcome: Outcome, rate: float) -> None:
+        """After a step's `timer.end()`. Every rank has to call it."""
+        session = self._session
+        self._say(self._stragglers.step())
+        if outcome.wishes.probe:
+            report, notices = self._stragglers.probe()
+            session.record("links_probed", host=report.host, factor=round(report.factor, 2), text=report.text())
+            self._say(notices)
+        self._speed.add(session.job.batch.total, outcome.targets)
+        self._places += outcome.places
+        self._padding += outcome.padding
+        if outcome.skipped:
+            session.console.warn(f"step skipped: {outcome.skipped}")
+            session.record("step_skipped", step=step, why=outcome.skipped)
+        if self._metrics is not None:
+            self._log(self._metrics, step, outcome, rate)
+
+    def evaluated(self, step: int, result: Evaluation) -> None:
+        """Say what an evaluation gave."""
+        session, unit = self._session, self._session.data.task.unit
+        self._speed.pause(result.seconds)
+        self._evaluation_seconds += result.seconds
+        counted = f"over {result.count} {unit}"
+        if result.count != result.samples:
+            counted += f" in {result.samples} samples"
+        session.console.say(
+            f"held out   step {step}: loss {result.loss:.4f}{console.figures(result.figures)}, {counted}"
+        )
+        session.record("evaluated", step=step, seconds=round(result.seconds, 3), **result.record())
+        self._dashboard.scalars(
+            step, {"held_out/loss": result.loss, **{f"held_out/{name}": v for name, v in result.figures.items()}}
+        )
+
+    def close(self) -> None:
+        """At a clean end, on every rank: each writes where its own time went."""
+        self._stragglers.close()
+        self._dashboard.close()
+        self._add_up()
+        parts = {part: round(seconds, 3) for part, seconds in self._total.items() if seconds}
+        self._session.events.write("timing", seconds=parts)
+
+    def _add_up(self) -> dict[str, float]:
+        """Seconds by part since last time."""
+        sums = self._all.window().sums
+        if self._evaluation_seconds:
+            sums[timing.EVALUATION] = sums.get(timing.EVALUATION, 0.0) + self._evaluation_seconds
+            self._evaluation_seconds = 0.0
+        for part, seconds in sums.items():
+            self._total[part] = self._total.get(part, 0.0) + seconds
+        return sums
+
+    def _say(self, notices: list[Notice]) -> None:
+        for notice in notices:
+            self._session.console.warn(f"straggler: {notice.text()}")
+            self._session.record("straggler_begins" if notice.begins else "straggler_ends", **notice.record())
+
+    def _log(self, metrics: JsonLines, step: int, outcome: Outcome, rate: float) -> None:
+        """On rank 0: every log_every steps, and at the attempt's first and last."""
+        session, steps = self._session, self._session.job.train.steps
+        if step == self._start.step + 1:
+            session.record("first_step", step=step, seconds=round(time.monotonic() - self._began, 3))
+        elif step % session.job.train.log_every and step != steps and not outcome.wishes.stop:
+            return
+        unit = session.data.task.unit
+        samples_speed, targets_speed = self._speed.read()
+        samples = self._start.samples_at(step, session.job.batch.total)
+        seconds = self._add_up()
+        facts: dict[str, object] = {
+            "time": round(time.time(), 3),
+            "attempt": session.world.attempt,
+            "step": step,
+            "epoch": round(samples / session.data.length, 6),
+            **outcome.means,
+            "lr": rate,
+            "grad_norm": outcome.grad_norm,
+            "samples": samples,
+            "samples_per_second": round(samples_speed, 3),
+            f"{unit}_per_second": round(targets_speed, 3),
+            **{name: round(value, 5) for name, value in self._utilisation.of(targets_speed).items()},
+            "seconds": {part: round(value, 5) for part, value in seconds.items()},
+        }
+        if self._places:
+            facts["padding"] = round(self._padding / self._places, 5)
+            self._places = self._padding = 0
+        if outcome.skipped:
+            facts["skipped"] = True
+        metrics.write(facts)
+        numbers = {f"train/{name}": value for name, value in facts.items() if isinstance(value, int | float)}
+        self._dashboard.scalars(step, {**numbers, **{f"seconds/{part}": value for part, value in seconds.items()}})
+        progress = console.progress(
+            step=step,
+            steps=steps,
+            loss=outcome.means["loss"],
+            rate=rate,
+            speed=targets_speed,
+            unit=unit,
+            eta=self._speed.eta(steps - step),
+        )
+        session.console.say(progress)

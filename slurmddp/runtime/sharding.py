@@ -1,0 +1,144 @@
+"""The model in shards: FSDP2, and HSDP where there are replicas of them."""
+
+import datetime
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from slurmddp.runtime import mesh, shaping
+from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.parallel import Parallel, norms
+from slurmddp.runtime.replicas import fingerprint
+from slurmddp.runtime.world import World
+
+
+class Sharded(Parallel):
+    """Parameters, gradients and optimizer states in shards (FSDP2); where replicate is above 1, replicas of them.
+
+    Each block (see shaping.blocks) is gathered when it runs, and the rest with the model itself. Gradients are reduced
+    to their shards after every micro batch, since whole ones would take the memory that sharding saves; between
+    replicas they are exchanged after the last one alone.
+    """
+
+    lockstep = True
+
+    def __init__(self, bare: nn.Module, world: World, sizes: Mapping[str, int], timeout: float) -> None:
+        """`bare` may be on the CPU still: it moves to the device block by block. `timeout`: of collectives, seconds.
+
+        Raises UserError where torch is too old, or a parameter is a scalar, which cannot be sharded.
+        """
+        fully_shard = _fully_shard()
+        _check_shapes(bare)
+        _give_all_the_same(bare, world)
+        self.mesh = dict(sizes)
+        grid = device_mesh(world, sizes, timeout)
+        self._grid = grid
+        self._group = grid.get_group(mesh.SHARD) if grid.ndim > 1 else grid.get_group()
+        for block in _own_blocks(bare):
+            fully_shard(block, mesh=grid)
+        fully_shard(bare, mesh=grid)
+        self.module = self.model = bare
+        self._parts: list[Any] = [part for part in bare.modules() if hasattr(part, "set_requires_gradient_sync")]
+        self.divides_by = self._only_sum(world.size)
+
+    def exchanging(self, last: bool) -> AbstractContextManager[Any]:
+        """Replicas exchange gradients in the last micro batch."""
+        self._parts[0].set_requires_all_reduce(last)  # The root's; it tells all others.
+        return nullcontext()
+
+    def process_groups(self) -> list[dist.ProcessGroup]:
+        """One dimension is the world's own group."""
+        return list(self._grid.get_all_groups()) if self._grid.ndim > 1 else []
+
+    def rest(self) -> None:
+        """Free gathered parameters."""
+        for part in self._parts:
+            part.reshard()
+
+    def _only_sum(self, world: int) -> int:
+        """Turn the division of gradients off where torch can: what they are divided by."""
+        names = ("set_gradient_divide_factor", "set_force_sum_reduction_for_comms")
+        if not all(hasattr(part, name) for part in self._parts for name in names):
+            return world
+        for part in self._parts:
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+        return 1
+
+    def _norm(self, gradients: list[torch.Tensor]) -> float:
+        device = next(self.module.parameters()).device
+        squares = torch.zeros((), dtype=torch.float64, device=device)
+        if gradients:
+            squares += norms(gradients).double().square().sum()
+        dist.all_reduce(squares, group=self._group)
+        return float(squares.sqrt())
+
+
+def _fully_shard() -> Any:
+    try:
+        from torch.distributed.fsdp import fully_shard  # torch 2.6
+    except ImportError:
+        try:
+            from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
+        except ImportError as error:
+            raise UserError(
+                f"parallel.shard above 1 needs FSDP2, which torch has from version 2.6 on; here it is "
+                f"{torch.__version__}: take a newer image, or set parallel.shard to 1",
+                shared=True,
+            ) from error
+    return fully_shard
+
+
+def _check_shapes(bare: nn.Module) -> None:
+    scalars = [name for name, item in bare.named_parameters() if item.ndim == 0]
+    if scalars:
+        raise UserError(
+            f"parallel.shard above 1: parameters without a dimension cannot be sharded: {', '.join(scalars[:5])}; "
+            "give them the shape [1]",
+            shared=True,
+        )
+
+
+def device_mesh(world: World, sizes: Mapping[str, int], timeout: float) -> DeviceMesh:
+    """One dimension where all ranks share one model, over the world's own group; else replicate and shard."""
+    used = {name: size for name, size in sizes.items() if size > 1}
+    grid = init_device_mesh(world.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
+    set_timeout = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
+    if set_timeout is not None and grid.ndim > 1:  # New groups have torch's own limit, not the job's.
+        for group in grid.get_all_groups():
+            set_timeout(datetime.timedelta(seconds=timeout), group)
+    return grid
+
+
+def _own_blocks(bare: nn.Module) -> list[nn.Module]:
+    """The blocks that share no parameter with anything outside of them: shared ones belong to the root."""
+    users: dict[nn.Parameter, int] = {}
+    for module in bare.modules():
+        for item in module.parameters(recurse=False):
+            users[item] = users.get(item, 0) + 1
+
+    def alone(block: nn.Module) -> bool:
+        inside: dict[nn.Parameter, int] = {}
+        for module in block.modules():
+            for item in module.parameters(recurse=False):
+                inside[item] = inside.get(item, 0) + 1
+        return all(users[item] == count for item, count in inside.items())
+
+    return [block for block in shaping.blocks(bare) if alone(block)]
+
+
+def _give_all_the_same(bare: nn.Module, world: World) -> None:
+    """Rank 0's weights and buffers for every rank, where they are not equal already: another processor may draw other
+    numbers from the same seed, and each rank keeps only a shard of its own copy."""
+    tensors = [tensor.detach() for tensor in (*bare.parameters(), *bare.buffers())]
+    if len(set(world.gather(fingerprint(tensors)))) == 1:
+        return
+    for tensor in tensors:
+        content = tensor.cpu().contiguous()
+        dist.broadcast(content, src=0, group=world.coordination)
+        tensor.copy_(content)

@@ -1,0 +1,172 @@
+"""The scripts in examples/, under the real launcher: killed, stopped, and started again."""
+
+import difflib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from .harness import ROOT
+
+EXAMPLES = ROOT / "examples"
+EPOCHS, STEPS = 4, 167  # ceil(4 * 1000 / 24)
+
+#: Runs a script with a failure at (rank, step) of this attempt, and writes down the ids of each step.
+RUNNER = """
+import json, os, pathlib, runpy, signal, sys, time
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import TensorDataset
+
+rank, step, ids = os.environ.get("RANK", "0"), 0, []
+trace = open(f"trace-{os.environ['SLURMDDP_ATTEMPT']}-{rank}.jsonl", "w")
+action, where, when = json.loads(os.environ.get("TROUBLE", '["", "", 0]'))
+get = TensorDataset.__getitem__
+
+def getting(self, index):
+    ids.append(index)
+    return get(self, index)
+
+def after(*_):
+    global step
+    step += 1
+    trace.write(json.dumps(ids) + "\\n")
+    trace.flush()
+    ids.clear()
+    if (rank, step) == (where, when):
+        if action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        pathlib.Path(os.environ["SLURMDDP_STOP_FILE"]).write_text("enough")
+        time.sleep(1.2)  # It is looked for once a second: now it is found in this very step.
+
+TensorDataset.__getitem__ = getting
+register_optimizer_step_post_hook(after)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def start(
+    folder: Path,
+    example: str,
+    *arguments: str,
+    ranks: int,
+    attempt: int = 0,
+    trouble: tuple[str, str, int] | None = None,
+) -> "subprocess.CompletedProcess[str]":
+    """One attempt in `folder`, as node.sh would start it; ranks 0: without torchrun."""
+    folder.mkdir(exist_ok=True)
+    (folder / "stop").unlink(missing_ok=True)
+    runner = folder / "runner.py"
+    runner.write_text(RUNNER)
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
+    variables = {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "SLURMDDP_RUN": str(folder),
+        "SLURMDDP_NODE": "here",
+        "SLURMDDP_ATTEMPT": str(attempt),
+        "SLURMDDP_STOP_FILE": str(folder / "stop"),
+        **({"TROUBLE": json.dumps(trouble)} if trouble else {}),
+    }
+    return subprocess.run(
+        [sys.executable, *launcher, str(runner), str(EXAMPLES / example), *arguments],
+        env={**os.environ, **variables},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+def stream(folder: Path, attempt: int) -> list[set[int]]:
+    """The ids of each step, of all ranks together."""
+    traces = [path.read_text().splitlines() for path in sorted(folder.glob(f"trace-{attempt}-*.jsonl"))]
+    return [{index for line in lines for index in json.loads(line)} for lines in zip(*traces, strict=False)]
+
+
+def loss(folder: Path) -> float:
+    """Of model.pt over all samples."""
+    torch.manual_seed(0)
+    rows = torch.randn(1000, 16)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    model.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
+    with torch.no_grad():
+        return torch.nn.functional.mse_loss(model(rows), rows.sin().sum(1, keepdim=True)).item()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """plain_ddp_resumable.py in one process, from the beginning to the end."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = start(folder, "plain_ddp_resumable.py", "--epochs", str(EPOCHS), ranks=1)
+    assert done.returncode == 0, done.stderr
+    assert len(stream(folder, 0)) == STEPS
+    assert not (folder / "markers").exists()
+    return folder
+
+
+def test_few_lines_are_other_ones() -> None:
+    """Lines of code: neither docstrings nor empty ones."""
+    before, after = (
+        (EXAMPLES / name).read_text().split('"""', 2)[2].splitlines()
+        for name in ("plain_ddp.py", "plain_ddp_resumable.py")
+    )
+    changes = [line for line in difflib.unified_diff(before, after, n=0, lineterm="") if line[1:].strip()][2:]
+    added = [line for line in changes if line[0] == "+"]
+    assert len(added) == 8, added  # An import, the set-up, two for the samples, two for checkpoints, two for the stop.
+    assert len([line for line in changes if line[0] == "-"]) <= 8
+
+
+@pytest.mark.ranks(3)
+def test_stopped_by_the_stop_file_it_goes_on_on_other_ranks(undisturbed: Path, tmp_path: Path) -> None:
+    arguments = ("plain_ddp_resumable.py", "--epochs", str(EPOCHS))
+    done = start(tmp_path, *arguments, ranks=2, trouble=("stop", "0", 30))
+    assert done.returncode == 0, done.stderr
+    assert "stopping   enough\ncheckpoint step-00000030, " in done.stdout
+    marker = json.loads((tmp_path / "markers" / "attempt-000.json").read_text())
+    assert (marker["state"], marker["step"], marker["reason"]) == ("stopped", 30, "enough")
+    layout_names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert layout_names == ["step-00000030"]
+
+    done = start(tmp_path, *arguments, ranks=3, attempt=1)
+    assert done.returncode == 0, done.stderr
+    assert "resumed    step 30 from " in done.stdout
+    assert stream(tmp_path, 0) + stream(tmp_path, 1) == stream(undisturbed, 0)
+    assert loss(tmp_path) == pytest.approx(loss(undisturbed), rel=1e-5)
+
+
+@pytest.mark.ranks(2)
+def test_killed_in_mid_run_it_goes_on_from_its_last_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
+    arguments = ("plain_ddp_resumable.py", "--epochs", str(EPOCHS))
+    done = start(tmp_path, *arguments, ranks=2, trouble=("kill", "1", 130))
+    assert done.returncode == 1
+    assert signal.Signals.SIGKILL.name in done.stderr
+    assert len(stream(tmp_path, 0)) == 130
+
+    done = start(tmp_path, *arguments, ranks=2, attempt=1)
+    assert done.returncode == 0, done.stderr
+    assert "resumed    step 100 from " in done.stdout
+    assert stream(tmp_path, 0) == stream(undisturbed, 0)[:130]
+    assert stream(tmp_path, 1) == stream(undisturbed, 0)[100:]
+    assert loss(tmp_path) == pytest.approx(loss(undisturbed), rel=1e-5)
+
+
+def test_the_plain_scripts_run(tmp_path: Path) -> None:
+    done = start(tmp_path / "a", "plain_ddp.py", "--epochs", "1", ranks=1)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 0  step 40  loss " in done.stdout and loss(tmp_path / "a") > 0
+    done = start(tmp_path / "b", "own_script.py", "--steps", "10", ranks=1)
+    assert done.returncode == 0, done.stderr
+    assert "step 10  loss " in done.stdout
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_no_example_is_forgotten(path: Path) -> None:
+    """Each is run by a test of this file."""
+    assert f'"{path.name}"' in Path(__file__).read_text(encoding="utf-8")

@@ -1,0 +1,185 @@
+"""Hangs: who did not arrive is found, everybody says where it is, and a restart goes on from the checkpoint."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurmddp.runtime.ending import stacks
+from slurmddp.runtime.heartbeat import Beat, Look, blame
+from slurmddp.runtime.progress import Patience, Progress
+
+from .harness import Run
+from .launched import launched, until
+from .test_stop import TROUBLED, trouble
+
+HANG = {**TROUBLED, "timeouts__hang": 3, "timeouts__collective": 600}
+
+
+def culprit(run: Run) -> tuple[list[int], str, str]:
+    """Of the one hang: ranks, kind, phase."""
+    (event,) = run.events("hang")
+    assert event["nodes"] == ["here"] * len(event["ranks"])
+    assert event["waited"] > event["deadline"] >= 3
+    return event["ranks"], event["kind"], event["phase"]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_process_is_named(tmp_path: Path, rank: int) -> None:
+    """Rank 0 hosts the heartbeats: no answer from it is an answer, too."""
+    run = Run.create(tmp_path / "run", **{**HANG, "train__steps": 100000}, train__data={"pace": 0.02})
+    with launched(run, 2) as job:
+        job.until_step(4)
+        job.send(rank, signal.SIGSTOP)
+        until(lambda: run.events("hang"), "hang")
+        job.send(rank, signal.SIGKILL)  # torchrun would do so in 30 s.
+        assert job.wait() == 1
+    assert culprit(run)[:2] == ([rank], "silent")
+    (message,) = [line for line in job.stderr.splitlines() if "error: hang: " in line]
+    assert f"rank {1 - rank} on here: error: hang: rank {rank} on here did not arrive and sends no heartbeat" in message
+    assert f"rank {1 - rank} on here:   File " in job.stderr and f"rank {rank} on here:   File" not in job.stderr
+
+
+@pytest.mark.ranks(3)
+def test_a_rank_that_never_comes_to_the_exchange_is_named(tmp_path: Path) -> None:
+    """Rank 0 turns in a loop of its own, holding Python's lock as much as any code does."""
+    run = Run.create(tmp_path / "run", **{**HANG, "batch__global": 3}, train__data={"trouble": trouble("spin", rank=0)})
+    with launched(run, 3) as job:
+        assert job.wait() == 1
+    assert culprit(run) == ([0], "behind", "step")
+    assert run.events("hang")[0]["step"] == 5
+    (message,) = [line for line in job.stderr.splitlines() if "error: hang: " in line]
+    assert "error: hang: rank 0 on here did not arrive, still in step at step 5: no progress for" in message
+    for rank in range(3):
+        assert f"rank {rank} on here: in step at step 5 for" in job.stderr
+        assert f"rank {rank} on here:   File " in job.stderr
+    (where,) = [line for line in job.stderr.splitlines() if "in turning_for_ever" in line]
+    assert where.startswith("rank 0 on here:   File ")
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_after_blocked_data_the_restart_goes_on(tmp_path: Path, workers: int) -> None:
+    """The data of step 5 does not come on rank 1; in the second start it does."""
+    data = {"trouble": trouble("sleep", call=5, where="data", once=str(tmp_path / "once"))}
+    changes = {"train__steps": 8, "checkpoint__every_steps": 2, "train__workers": workers, "train__prefetch": 1}
+    run = Run.create(tmp_path / "run", **{**HANG, **changes}, train__data=data)
+    with launched(run, 2, "--max-restarts=1") as job:
+        assert job.wait() == 0, job.stderr
+    assert culprit(run) == ([1], "behind", "data")
+    if not workers:
+        (where,) = [line for line in job.stderr.splitlines() if "in sleeping_for_ever" in line]
+        assert where.startswith("rank 1 on here:   File ")
+    assert [event["event"] for event in run.lines("events.jsonl") if event["event"] in ("started", "finished")] == [
+        "started",
+        "started",
+        "finished",
+    ]
+    assert run.marker()["state"] == "done"
+    # Rank 1 had the ids of 4 steps; all were done, and step 4 was saved: the second start goes on behind it.
+    assert [line["step"] for line in run.lines("metrics.jsonl")] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.ranks(2)
+def test_after_a_kill_the_restart_goes_on(tmp_path: Path) -> None:
+    """With a store of its own for each start (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), every restart gets going."""
+    data = {"trouble": trouble("SIGKILL", call=6, once=str(tmp_path / "once"))}
+    changes = {"train__steps": 8, "checkpoint__every_steps": 2}
+    run = Run.create(tmp_path / "run", **{**HANG, **changes}, train__data=data)
+    with launched(run, 2, "--max-restarts=1") as job:
+        assert job.wait() == 0, job.stderr
+    assert not run.events("hang")
+    assert [line["step"] for line in run.lines("metrics.jsonl")] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert run.marker()["state"] == "done"
+
+
+@pytest.mark.ranks(2)
+def test_a_quiet_run_gives_no_alarm(tmp_path: Path) -> None:
+    """Longer than the deadline in all, with everything in it that takes time."""
+    changes = {"train__steps": 30, "checkpoint__every_steps": 10, "train__evaluate__every": 10}
+    run = Run.create(tmp_path / "run", **{**HANG, **changes}, train__data={"pace": 0.15}, train__workers=1)
+    with launched(run, 2) as job:
+        assert job.wait() == 0, job.stderr
+    assert not run.events("hang") and "all threads" not in job.stderr
+    assert run.marker()["state"] == "done"
+
+
+def beats(*places: tuple[str, int, int, bool]) -> list[Beat]:
+    return [Beat(7, *place) for place in places]
+
+
+def test_blame() -> None:
+    waits = ("step", 5, 40, True)
+    assert blame(beats(waits, waits, waits), [2], by=0) is not None
+    verdict = blame(beats(waits, ("step", 5, 39, True), waits), [], by=2)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, verdict.phase, verdict.step, verdict.by) == ("behind", [1], "step", 5, 2)
+    # It may still be within what its own phase may take.
+    assert blame(beats(waits, ("checkpoint", 5, 39, False), waits), [], by=2) is None
+    # The same number of collectives: the one that waits for data is on its way to the next.
+    verdict = blame(beats(waits, ("data", 5, 40, True)), [], by=0)
+    assert verdict is not None and verdict.ranks == [1]
+    verdict = blame(beats(waits, waits), [], by=0)
+    assert verdict is not None and (verdict.kind, verdict.ranks) == ("all", [])
+    verdict = blame(beats(waits), [], by=0)
+    assert verdict is not None and (verdict.kind, verdict.ranks) == ("behind", [0])
+
+
+def test_a_rank_is_silent_after_four_equal_readings() -> None:
+    """And while one may be about to fall silent, nobody else is blamed."""
+    look = Look(by=0)
+    readings = [[Beat(number, "step", 5, 40, True), Beat(9, "step", 5, 39, True)] for number in range(4)]
+    verdicts = [look.read(reading) for reading in readings]
+    assert verdicts[:3] == [None] * 3
+    assert verdicts[3] is not None and (verdicts[3].kind, verdicts[3].ranks) == ("silent", [1])
+
+
+def test_deadlines_are_learned() -> None:
+    progress = Progress()
+    patience = Patience(progress, shortest=3, collective=100)
+    assert patience.deadline() == 1800  # The start reads somebody's disk.
+    progress.enter("step", 1)
+    patience.pass_time(1)
+    assert patience.deadline() == 100 and patience.waited == 0  # Nothing is known of steps yet.
+    patience.pass_time(1)
+    progress.enter("step", 2)
+    patience.pass_time(1)
+    assert patience.deadline() == 5
+    patience.pass_time(5)
+    assert not patience.over
+    patience.pass_time(0.5)
+    assert patience.over
+    progress.enter("checkpoint")
+    patience.pass_time(1)
+    assert patience.deadline() == 1800 and not patience.over
+    progress.enter("step", 3)
+    patience.pass_time(1)
+    assert patience.deadline() == 27.5  # Five times 5.5 seconds.
+    patience.pass_time(90)
+    progress.enter("step", 4)
+    patience.pass_time(1)
+    assert patience.deadline() == 100  # A collective may not take longer.
+
+
+def test_following_an_iterator() -> None:
+    progress = Progress()
+    seen = []
+
+    def noting() -> Iterator[int]:
+        for item in range(2):
+            seen.append(progress.state.phase)
+            yield item
+
+    progress.enter("step", 4)
+    followed = progress.follow(noting())
+    assert [next(followed), progress.state.phase, next(followed)] == [0, "step", 1]
+    assert seen == ["data", "data"] and (progress.state.phase, progress.state.step) == ("step", 4)
+    assert list(followed) == []
+
+
+def test_stacks_name_the_thread_that_asks() -> None:
+    lines = stacks("rank 3").splitlines()
+    assert all(line.startswith("rank 3: ") for line in lines)
+    assert any("in test_stacks_name_the_thread_that_asks" in line for line in lines)
