@@ -29,7 +29,7 @@ class Checkpointing:
             rejected=list(start.rejected),
             mesh=session.parallel.mesh,
         )
-        self._last = start.step
+        self._begun = self._safe = start.step
         self._clock_from = time.monotonic()
         self.lost = False
         """Whether a checkpoint could not be written and there is no older one: the run has to end."""
@@ -60,7 +60,7 @@ class Checkpointing:
 
         Raises ReplicasDifferError, and saves nothing, where the ranks' parameters are not the same.
         """
-        if step == self._last:
+        if step == self._begun:
             return 0.0
         began = time.monotonic()
         session = self._session
@@ -69,7 +69,7 @@ class Checkpointing:
             self._agreement.check()
         share_buffers(session.trained.model)
         self._writer.begin(session.trained, step=step, data=self._start.data_state(session, step))
-        self._last = step
+        self._begun = step
         self._clock_from = time.monotonic()
         self.poll()
         return time.monotonic() - began
@@ -79,26 +79,32 @@ class Checkpointing:
         for result in self._writer.poll():
             self._report(result)
 
-    def settle(self) -> list[Saved | Failed]:
+    def settle(self) -> None:
         """Wait for what is being written, and say how it went."""
-        results = self._writer.finish()
-        for result in results:
+        for result in self._writer.finish():
             self._report(result)
-        return results
 
     def finish(self) -> None:
-        """Wait for what is being written. Raises RuntimeFailure on all ranks where the run's last state was not."""
-        failed = [result for result in self.settle() if isinstance(result, Failed)]
-        if failed:
-            raise RuntimeFailure(
-                f"the checkpoint of step {failed[-1].step} could not be written, and the run ends here: "
-                f"{failed[-1].message}",
-                shared=True,
-            )
+        """Wait for what is being written; the last state is tried once more where it could not be.
+
+        Raises RuntimeFailure on all ranks where that fails, too.
+        """
+        self.settle()
+        step = self._begun
+        if self._safe == step:
+            return
+        self._begun = self._safe
+        self.save(step)
+        self.settle()
+        if self._safe != step:
+            raise RuntimeFailure(f"the last state, of step {step}, could not be written (see above)", shared=True)
 
     def _report(self, result: Saved | Failed) -> None:
         session = self._session
         if isinstance(result, Saved):
+            self._safe = result.step
+            if result.remark:
+                session.console.warn(f"checkpoint {result.path.name}: {result.remark}")
             seconds, stall = round(result.seconds, 3), round(result.stall, 4)
             session.console.say(
                 f"checkpoint {result.path.name}, {console.short(result.bytes)}B in {seconds:.2f} s, "

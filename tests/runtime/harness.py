@@ -248,13 +248,17 @@ def _arguments(joined: Any, root: Path, attempt: int, stop_file: Path | None) ->
     from slurmddp.runtime.environment import Environment
     from slurmddp.runtime.folder import RunFolder
     from slurmddp.runtime.journal import Events
+    from slurmddp.runtime.stop import Stop
+    from slurmddp.runtime.watch import Watch
 
     joined = dataclasses.replace(joined, attempt=attempt)
     rank, size = joined.rank, joined.size
     place = Environment(rank, rank, size, size, attempt, joined.node, stop_file)
     folder = RunFolder(root)
     events = Events(folder.events, attempt=attempt, node=joined.node, rank=joined.rank)
-    return folder, job.load(folder.job), joined, place, events
+    # Every step looks for the stop file: the runs of tests take less than the second between two looks of others.
+    watch = Watch(place, Stop(stop_file if rank == 0 else None, interval=0.0))
+    return folder, job.load(folder.job), joined, place, events, watch
 
 
 def torchrun(run: Run, size: int, timeout: float = 120, **environment: str) -> "subprocess.CompletedProcess[str]":

@@ -95,14 +95,18 @@ def test_damage_falls_back_to_the_one_before(ranks: Ranks, tmp_path: Path, damag
     assert whole.keys() == weights(run.checkpoint(9)).keys()
 
 
+def touch_in(step: int, path: Path) -> dict[str, Any]:
+    """Data of which a sample of that step makes the file; the step is the first of its attempt."""
+    return {"touch": SampleOrder(23, 3).ids(torch.tensor([5 * (step - 1)]))[0], "path": str(path)}
+
+
 @pytest.mark.ranks(2)
 def test_a_refused_checkpoint_does_not_push_good_ones_out(ranks: Ranks, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run")
     ranks.train(2, run)
     flip(run.checkpoint(6) / "__0_0.distcp")
     stop = tmp_path / "stop"
-    stop.touch()
-    Run.create(run.root, checkpoint__keep=1)
+    Run.create(run.root, checkpoint__keep=1, train__data=touch_in(5, stop))
     ranks.train(2, run, 1, stop)
     assert run.marker(1)["step"] == 5
     assert run.saved() == ["step-00000005", "step-00000006"]
@@ -115,13 +119,12 @@ def test_a_refused_checkpoint_does_not_push_good_ones_out(ranks: Ranks, tmp_path
 @pytest.mark.ranks(2)
 def test_stop_file_saves_and_a_later_attempt_finishes(ranks: Ranks, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    stop.write_text("time limit in 120 s\n")
-    run = Run.create(tmp_path / "run", checkpoint__every_steps=None)
+    run = Run.create(tmp_path / "run", checkpoint__every_steps=None, train__data=touch_in(1, stop))
     ranks.train(2, run, 0, stop)
     assert run.saved() == ["step-00000001"]
     marker = run.marker()
     assert (marker["state"], marker["step"], marker["steps"]) == ("stopped", 1, 6)
-    assert marker["reason"] == "time limit in 120 s"
+    assert marker["reason"] == "stop file" and marker["restart"] is False
     assert run.events("stopping")[0]["step"] == 1
     ranks.train(2, run, 0)  # torchrun starting the ranks again: nothing happens.
     assert run.saved() == ["step-00000001"]

@@ -170,3 +170,39 @@ def test_the_plain_scripts_run(tmp_path: Path) -> None:
 def test_no_example_is_forgotten(path: Path) -> None:
     """Each is run by a test of this file."""
     assert f'"{path.name}"' in Path(__file__).read_text(encoding="utf-8")
+
+
+def test_slurmddp_brings_the_library_and_tells_of_the_run_to_resume(tmp_path: Path) -> None:
+    """The script as `slurmddp run` starts it, with the runtime of the run's own snapshot."""
+    text = (EXAMPLES / "plain_ddp_resumable.py").read_text()
+    (tmp_path / "mine.py").write_text(text.replace("import argparse", "import argparse\nimport slurmddp", 1) + SHOW)
+    first = slurmddp(tmp_path, "run", "mine.py", "--site=local", "--set=resources.ranks_per_node=1", "--", "--epochs=3")
+    (run,) = (tmp_path / "runs").glob("mine-*")
+    assert first.returncode == 0, first.stdout
+    assert f"from {run}/code/slurmddp/__init__.py" in first.stdout
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000100"]
+    second = slurmddp(tmp_path, "run", f"--resume={run.name}", "--set=resources.ranks_per_node=2")
+    assert second.returncode == 0, second.stdout
+    assert f"resumed    step 100 from {run}/checkpoints/step-00000100, saved by 1 rank\n" in second.stdout
+
+
+SHOW = """
+    print("from", slurmddp.__file__)
+"""
+
+
+def slurmddp(cwd: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """The command line, as a user without a site calls it."""
+    home = cwd / "home"
+    home.mkdir(exist_ok=True)
+    variables = {**os.environ, "HOME": str(home), "PYTHONPATH": str(ROOT), "PWD": str(cwd)}
+    return subprocess.run(
+        [sys.executable, "-m", "slurmddp", *words],
+        env=variables,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=150,
+        check=False,
+    )

@@ -236,8 +236,9 @@ def trained(kind: str, steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer
     if kind == "fsdp":
         from torch.distributed.device_mesh import init_device_mesh
 
-        fully_shard = pytest.importorskip("torch.distributed.fsdp").fully_shard
-        fully_shard(bare, mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
+        from slurmddp.runtime.sharding import _fully_shard
+
+        _fully_shard()(bare, mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.5, 0.9))
     rows = torch.arange(24.0).reshape(4, 6).cos()
     for _ in range(steps):

@@ -6,6 +6,7 @@ Also the example of a user's own task: the jobs of these tests name it as "runti
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from slurmddp.runtime.tasks.protocol import Loss, Samples
 class Rows:
     """Sample i: 1 to 4 rows of 4 features, made from its number."""
 
-    def __init__(self, start: int, count: int, poison: int | None = None, kill: int | None = None) -> None:
-        self._start, self._count, self._poison, self._kill = start, count, poison, kill
+    def __init__(self, start: int, count: int, data: Mapping[str, Any] | None = None) -> None:
+        self._start, self._count, self._data = start, count, data or {}
 
     def __len__(self) -> int:
         return self._count
@@ -26,16 +27,18 @@ class Rows:
     def __getitem__(self, index: int) -> torch.Tensor:
         if not 0 <= index < self._count:
             raise IndexError(index)
-        if index == self._kill:
+        if index == self._data.get("kill"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if index == self._data.get("touch"):
+            Path(self._data["path"]).touch()
         generator = torch.Generator().manual_seed(self._start + index)
         rows = torch.randn(1 + (self._start + index) % 4, 4, generator=generator)
-        return rows * float("nan") if index == self._poison else rows
+        return rows * float("nan") if index == self._data.get("poison") else rows
 
 
 class Toy:
-    """`data`: train, held_out (sample numbers); poison, poison_gradient, kill: the sample that makes loss or gradient
-    nan, or kills the process that reads it. `model`: width, dropout.
+    """`data`: train, held_out (sample numbers); poison, poison_gradient, kill, touch: the sample that makes loss or
+    gradient nan, kills the process that reads it, or makes it touch the file `path`. `model`: width, dropout.
     """
 
     targets_per_sample = 2
@@ -53,7 +56,7 @@ class Toy:
         )  # fmt: skip
 
     def train_samples(self) -> Samples:
-        return Rows(0, self._data.get("train", 23), self._data.get("poison"), self._data.get("kill"))
+        return Rows(0, self._data.get("train", 23), self._data)
 
     def held_out_samples(self) -> Samples:
         return Rows(1000, self._data.get("held_out", 7))

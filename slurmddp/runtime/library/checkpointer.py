@@ -3,45 +3,21 @@
 import dataclasses
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 from torch import nn
 
-from slurmddp.runtime import console, mesh
-from slurmddp.runtime.checkpoint import layout, reader, shards, state
+from slurmddp.runtime import console
+from slurmddp.runtime.checkpoint import layout, state
 from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
 from slurmddp.runtime.errors import RuntimeFailure, UserError
 from slurmddp.runtime.evaluation import share_buffers
-from slurmddp.runtime.library import groups, shared
-
-
-@dataclass(frozen=True)
-class State:
-    """What was loaded beside the tensors. `ranks`: how many had saved it."""
-
-    step: int
-    extra: dict[str, Any]
-    path: Path
-    ranks: int
-
-
-class Positioned(Protocol):
-    """What knows where in the data a step is: GlobalSampler does."""
-
-    def state_dict(self, step: int) -> Mapping[str, Any]:
-        """JSON values."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        ...
+from slurmddp.runtime.library import groups, restoring, shared
 
 
 class Checkpointer:
@@ -87,7 +63,7 @@ class Checkpointer:
         optimizer: torch.optim.Optimizer,
         folder: str | Path | None = None,
         *,
-        sampler: Positioned | None = None,
+        sampler: restoring.Positioned | None = None,
         scaler: torch.amp.GradScaler | None = None,
         keep: int = 3,
         keep_every: int | None = None,
@@ -104,9 +80,9 @@ class Checkpointer:
         Raises UserError without a folder.
         """
         self._shared = shared.get()
-        self._root = _folder(folder)
-        self._older = [Path(path) for path in resume_from] or _resume_from()
-        bare = _bare(model)
+        self._root = restoring.folder(folder)
+        self._older = [Path(path) for path in resume_from] or restoring.resume_from()
+        bare = restoring.bare(model)
         parameter = next(bare.parameters(), None)
         device = self._shared.world.device if parameter is None else parameter.device
         self._world = dataclasses.replace(self._shared.world, device=device)
@@ -125,14 +101,14 @@ class Checkpointer:
             asynchronous=asynchronous,
             config=hashlib.sha256(json.dumps(sys.argv).encode()).hexdigest(),
             rejected=self._rejected,
-            mesh=_mesh(bare, self._world.size),
+            mesh=restoring.mesh_of(bare, self._world.size),
         )
         optimizer.register_step_pre_hook(lambda *_: self._writer.copied())
         self._shared.finishing.append(self.finish)
         self._last: int | None = None
         self._clock_from = time.monotonic()
 
-    def load(self) -> State | None:
+    def load(self) -> restoring.State | None:
         """Load the newest checkpoint that verifies; None where there is none. Every rank has to call it.
 
         Raises UserError where the model is another one.
@@ -140,16 +116,16 @@ class Checkpointer:
         world = self._world
         self._shared.enter("start")
         world.on_main(lambda: layout.remove_leftovers(self._root, world.attempt))
-        choice, rejected = world.on_main(self._choose)
+        choice, rejected = world.on_main(lambda: restoring.choose(self._shared, [self._root, *self._older]))
         self._rejected += rejected
         if choice is None:
             if rejected:
                 self._shared.console.warn("no good checkpoint is left: starting from the beginning")
             return None
-        self._adopt(choice)
+        restoring.adopt(self._shared, world, self._trained, self._sampler, choice)
         self._last = choice.step
         self._shared.step = choice.step
-        return State(choice.step, choice.data.get("extra", {}), choice.path, choice.world)
+        return restoring.State(choice.step, choice.data.get("extra", {}), choice.path, choice.world)
 
     def resume(self) -> int:
         """`load`, and the number of steps that are done: 0 where there is no checkpoint."""
@@ -193,7 +169,9 @@ class Checkpointer:
         self._shared.enter("checkpoint", step)
         for failed in self._settle():
             if not failed.older:
-                raise RuntimeFailure(f"no checkpoint could be written, and there is no older one: {failed.message}")
+                raise RuntimeFailure(
+                    f"no checkpoint could be written, and there is no older one: {failed.message}", shared=True
+                )
         if step != self._last:
             share_buffers(self._trained.model)
             self._writer.begin(self._trained, step=step, data=data)
@@ -240,46 +218,6 @@ class Checkpointer:
         except (TypeError, ValueError) as error:
             raise UserError(f"what is saved beside the tensors has to be JSON values: {error}") from error
 
-    def _choose(self) -> tuple[reader.Choice | None, list[Path]]:
-        """On rank 0."""
-        rejected: list[Path] = []
-
-        def note(one: layout.Rejected) -> None:
-            rejected.append(one.folder)
-            self._shared.console.warn(f"checkpoint refused: {one}; looking for the one before")
-            self._shared.record("checkpoint_rejected", path=str(one.folder), file=one.file, why=one.why)
-
-        return reader.choose([self._root, *self._older], note), rejected
-
-    def _adopt(self, choice: reader.Choice) -> None:
-        """Load in place, and say so."""
-        world, trained = self._world, self._trained
-        stored = world.together(lambda: shards.stored(choice.path))
-        try:
-            state.check(trained, stored)
-            groups.check(trained.optimizer, choice.data)
-            if self._sampler is not None and choice.data.get("sampler") is not None:
-                self._sampler.load_state_dict(choice.data["sampler"])
-        except UserError as error:
-            raise UserError(f"cannot resume from {choice.path}: {error}", shared=True) from error
-        tensors = state.prepare(trained, stored)
-        world.together(lambda: shards.read(choice.path, tensors))
-        state.adopt(trained, tensors)
-        groups.restore(trained.optimizer, choice.data)
-        restored = reader.restore_randomness(choice, world, 0)
-        say, were = self._shared.console.say, choice.world
-        say(f"resumed    step {choice.step} from {choice.path}, saved by {were} rank{'s' * (were > 1)}")
-        if not restored:
-            say(f"           the ranks were {were} and are {world.size}: their random states are new ones")
-        self._shared.record(
-            "resumed",
-            step=choice.step,
-            path=str(choice.path),
-            from_world=were,
-            samples=choice.data.get("samples"),
-            random_states_restored=restored,
-        )
-
     def _settle(self) -> list[Failed]:
         """Wait for what is being written, and say how it went. Returns the failures since the last call: the same on
         all ranks.
@@ -308,37 +246,3 @@ class Checkpointer:
             self._failed.append(result)
             now.console.warn(f"the checkpoint of step {result.step} could not be written: {result.message}")
             now.record("checkpoint_failed", step=result.step, why=result.message, older=result.older)
-
-
-def _folder(given: str | Path | None) -> Path:
-    if given is not None:
-        return Path(given)
-    run = shared.run_folder()
-    if run is None:
-        raise UserError(
-            "Checkpointer: there is no run that it belongs to (SLURMDDP_RUN is not set): name a folder, "
-            "Checkpointer(model, optimizer, folder=...)"
-        )
-    return run.checkpoints
-
-
-def _resume_from() -> list[Path]:
-    return [Path(path) for path in os.environ.get("SLURMDDP_RESUME_FROM", "").split(":") if path]
-
-
-def _bare(model: nn.Module) -> nn.Module:
-    """The script's own module, without DDP and torch.compile around it."""
-    inner: Any = model
-    while True:
-        if isinstance(inner, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            inner = inner.module
-        elif hasattr(inner, "_orig_mod"):
-            inner = inner._orig_mod
-        else:
-            return cast(nn.Module, inner)
-
-
-def _mesh(model: nn.Module, size: int) -> dict[str, int]:
-    """How the parameters lie over the ranks, for the manifest."""
-    shapes = [tuple(item.device_mesh.shape) for item in model.parameters() if hasattr(item, "device_mesh")]
-    return mesh.sizes(size, None, shapes[0][-1] if shapes and size % shapes[0][-1] == 0 else 1)

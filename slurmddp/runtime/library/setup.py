@@ -35,6 +35,8 @@ def distributed(*, timeout: float = 600, backend: str | None = None) -> Iterator
     - SIGTERM, SIGUSR1 and SIGUSR2 only ask to stop, and so does the run's stop file: see should_stop. A rank whose
       torchrun is gone ends, as does one that makes no progress after a SIGTERM: a call of should_stop or of a method
       of Checkpointer is progress.
+    - Data workers have to ignore these signals, or they die before the ranks have saved:
+      DataLoader(..., worker_init_fn=slurmddp.runtime.ignore_signals).
     - An exception inside ends this process at once, with code 1 and one message: nothing waits in destructors for
       ranks that are gone. torchrun then ends the others. sys.exit(0) is a clean end.
     - A clean end waits for checkpoints that are being written. Where the ranks were asked to stop, it leaves a marker

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import dataclasses
 import datetime
 import os
 from collections.abc import Callable
@@ -151,20 +152,23 @@ def events_of(here: Environment) -> Events | None:
 
 def join(here: Environment, *, timeout: float, backend: str | None) -> World:
     """Make the process group. Errors of the rendezvous pass through."""
-    if "RANK" in os.environ and backend is None:
+    by_torchrun = "RANK" in os.environ
+    if by_torchrun and backend is None:
         return world.start(here, timeout=timeout)
-    if "RANK" in os.environ:
-        if backend == "nccl":
-            torch.cuda.set_device(here.local_rank)
+    device = torch.device("cpu")
+    if torch.cuda.is_available() and backend != "gloo":
+        device = torch.device("cuda", here.local_rank)
+        torch.cuda.set_device(device)
+    if by_torchrun:
         dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
     else:
         alone(backend)
-    return around(here)
+    return dataclasses.replace(around(here), device=device)
 
 
 def alone(backend: str | None = None) -> None:
-    """A process group of one, which needs neither addresses nor ports."""
-    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    """A process group of one, which needs neither addresses nor ports; for tensors on any device."""
+    backend = backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 
 

@@ -1,0 +1,116 @@
+"""What a checkpoint is loaded from, and into what."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from torch import nn
+
+from slurmddp.runtime import mesh
+from slurmddp.runtime.checkpoint import layout, reader, shards, state
+from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.library import groups, shared
+from slurmddp.runtime.world import World
+
+
+@dataclass(frozen=True)
+class State:
+    """What was loaded beside the tensors. `ranks`: how many had saved it."""
+
+    step: int
+    extra: dict[str, Any]
+    path: Path
+    ranks: int
+
+
+class Positioned(Protocol):
+    """What knows where in the data a step is: GlobalSampler does."""
+
+    def state_dict(self, step: int) -> Mapping[str, Any]:
+        """JSON values."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        ...
+
+
+def choose(now: shared.Shared, roots: Sequence[Path]) -> tuple[reader.Choice | None, list[Path]]:
+    """On rank 0: the newest checkpoint that verifies, and those that were refused, of which it says why."""
+    rejected: list[Path] = []
+
+    def note(one: layout.Rejected) -> None:
+        rejected.append(one.folder)
+        now.console.warn(f"checkpoint refused: {one}; looking for the one before")
+        now.record("checkpoint_rejected", path=str(one.folder), file=one.file, why=one.why)
+
+    return reader.choose(roots, note), rejected
+
+
+def adopt(
+    now: shared.Shared, world: World, trained: state.Trained, sampler: Positioned | None, choice: reader.Choice
+) -> None:
+    """Load a checkpoint in place, and say so; every rank has to call it. Raises UserError where it does not fit."""
+    stored = world.together(lambda: shards.stored(choice.path))
+    try:
+        state.check(trained, stored)
+        groups.check(trained.optimizer, choice.data)
+        if sampler is not None and choice.data.get("sampler") is not None:
+            sampler.load_state_dict(choice.data["sampler"])
+    except UserError as error:
+        raise UserError(f"cannot resume from {choice.path}: {error}", shared=True) from error
+    tensors = state.prepare(trained, stored)
+    world.together(lambda: shards.read(choice.path, tensors))
+    state.adopt(trained, tensors)
+    groups.restore(trained.optimizer, choice.data)
+    restored = reader.restore_randomness(choice, world, 0)
+    say, were = now.console.say, choice.world
+    say(f"resumed    step {choice.step} from {choice.path}, saved by {were} rank{'s' * (were > 1)}")
+    if not restored:
+        say(f"           the ranks were {were} and are {world.size}: their random states are new ones")
+    now.record(
+        "resumed",
+        step=choice.step,
+        path=str(choice.path),
+        from_world=were,
+        samples=choice.data.get("samples"),
+        random_states_restored=restored,
+    )
+
+
+def folder(given: str | Path | None) -> Path:
+    """The folder of checkpoints: the given one, or the run's. Raises UserError where there is neither."""
+    if given is not None:
+        return Path(given)
+    run = shared.run_folder()
+    if run is None:
+        raise UserError(
+            "Checkpointer: there is no run that it belongs to (SLURMDDP_RUN is not set): name a folder, "
+            "Checkpointer(model, optimizer, folder=...)"
+        )
+    return run.checkpoints
+
+
+def resume_from() -> list[Path]:
+    """Older runs' folders of checkpoints, as slurmddp tells them, newest first."""
+    return [Path(path) for path in os.environ.get("SLURMDDP_RESUME_FROM", "").split(":") if path]
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The script's own module, without DDP and torch.compile around it."""
+    inner: Any = model
+    while True:
+        if isinstance(inner, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            inner = inner.module
+        elif hasattr(inner, "_orig_mod"):
+            inner = inner._orig_mod
+        else:
+            return cast(nn.Module, inner)
+
+
+def mesh_of(model: nn.Module, size: int) -> dict[str, int]:
+    """How the parameters lie over the ranks, for the manifest."""
+    shapes = [tuple(item.device_mesh.shape) for item in model.parameters() if hasattr(item, "device_mesh")]
+    return mesh.sizes(size, None, shapes[0][-1] if shapes and size % shapes[0][-1] == 0 else 1)
