@@ -18,7 +18,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 from slurmddp.runtime import environment, job, optimizer, randomness, world
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
+from slurmddp.runtime.loading import to_device
 from slurmddp.runtime.loop import trainer
+from slurmddp.runtime.step import PRECISIONS, autocast
 from slurmddp.runtime.stop import Stop
 from slurmddp.runtime.tasks import create
 from slurmddp.runtime.watch import Watch
@@ -65,7 +67,10 @@ def _parts(setting: Setting) -> tuple[Any, torch.nn.Module, torch.optim.Optimize
     optim = optimizer.build(model, train.optimizer)
     samples: Any = task.train_samples()
     sampler: Any = DistributedSampler(samples, num_replicas=here.size, rank=here.rank, seed=train.seed)
-    loader = DataLoader(samples, batch_size=setting.job.batch.total // here.size, sampler=sampler, drop_last=True)
+    size, pinned = setting.job.batch.total // here.size, here.device.type == "cuda"
+    loader = DataLoader(
+        samples, batch_size=size, sampler=sampler, drop_last=True, num_workers=train.workers, pin_memory=pinned
+    )
     return task, model, optim, loader
 
 
@@ -79,6 +84,14 @@ def _batches(loader: Any) -> Iterator[Any]:
         epoch += 1
 
 
+def _loss(setting: Setting, task: Any, model: Any, batch: Any) -> torch.Tensor:
+    """The mean loss of a batch, in the job's precision."""
+    device = setting.world.device
+    with autocast(device, PRECISIONS[setting.job.train.precision]):
+        result = task.loss(model, to_device(batch, device))
+    return result.total / result.count
+
+
 def _log(step: int, loss: torch.Tensor) -> None:
     if step % LOG_EVERY == 0:
         loss.item()
@@ -87,11 +100,13 @@ def _log(step: int, loss: torch.Tensor) -> None:
 def bare(setting: Setting) -> Iterator[Any]:
     """A hand-written DDP loop."""
     task, model, optim, loader = _parts(setting)
-    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    if setting.job.train.compile:
+        model.compile()
+    devices = [setting.world.device] if setting.world.device.type == "cuda" else None
+    parallel = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
     for step, batch in enumerate(_batches(loader), 1):
         optim.zero_grad(set_to_none=True)
-        result = task.loss(parallel, batch)
-        loss = result.total / result.count
+        loss = _loss(setting, task, parallel, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parallel.parameters(), setting.job.train.optimizer.clip or 1e9)
         optim.step()
@@ -110,8 +125,7 @@ def fabric(setting: Setting) -> Iterator[Any]:
     loader = runner.setup_dataloaders(bare_loader, use_distributed_sampler=False)
     for step, batch in enumerate(_batches(loader), 1):
         optim.zero_grad(set_to_none=True)
-        result = task.loss(model, batch)
-        loss = result.total / result.count
+        loss = _loss(setting, task, model, batch)
         runner.backward(loss)
         runner.clip_gradients(model, optim, max_norm=setting.job.train.optimizer.clip or 1e9)
         optim.step()
@@ -131,8 +145,7 @@ def accelerate(setting: Setting) -> Iterator[Any]:
     for step, batch in enumerate(_batches(loader), 1):
         with runner.accumulate(model):
             optim.zero_grad(set_to_none=True)
-            result = task.loss(model, batch)
-            loss = result.total / result.count
+            loss = _loss(setting, task, model, batch)
             runner.backward(loss)
             runner.clip_grad_norm_(model.parameters(), setting.job.train.optimizer.clip or 1e9)
             optim.step()
@@ -146,5 +159,7 @@ LOOPS: dict[str, Callable[[Setting], Iterator[Any]]] = {
 
 
 def barrier() -> None:
-    """All ranks are here."""
+    """All ranks are here, and their devices have done what they were given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     dist.barrier()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import sysconfig
@@ -44,7 +43,8 @@ def main() -> int:
     print(environments.versions(python, "torch", *([] if options.here else ["lightning-fabric", "accelerate"])))
     good = True
     for size in options.sizes:
-        times = _measured(python, size, options)
+        wanted = {"pairs": options.pairs, "block": SIZES[size]["block"], "loops": options.loops}
+        times = measured(python, make_job(SIZES[size], options.ranks), wanted, options.ranks)["times"]
         first, *others = options.loops
         for name in others:
             target = TARGETS[size] if name == "bare" else 1.0
@@ -54,24 +54,28 @@ def main() -> int:
     return 0 if good else 1
 
 
-def _measured(python: Path, size: str, options: argparse.Namespace) -> dict[str, list[float]]:
+def measured(python: Path, job: dict[str, Any], wanted: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """Run the loops named in `wanted` ("loops", "pairs", "block") on `ranks` ranks. Returns "times" by loop, in
+    milliseconds a step, and "peak", rank 0's largest resident memory in bytes. Raises RuntimeError where a rank fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "job.json").write_text(json.dumps(_job(SIZES[size], options.ranks)))
-        Path(folder, "bench.json").write_text(
-            json.dumps({"pairs": options.pairs, "block": SIZES[size]["block"], "loops": options.loops})
-        )
-        command = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.ranks}"]
+        Path(folder, "job.json").write_text(json.dumps(job))
+        Path(folder, "bench.json").write_text(json.dumps(wanted))
+        command = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(environments.CHECKOUT)}
         done = subprocess.run(
             [*command, "-m", "benchmarks.step_rank", folder], env=variables, cwd=folder, capture_output=True, text=True
         )
         if done.returncode != 0:
             raise RuntimeError(done.stdout[-2000:] + done.stderr[:6000])
-        times: dict[str, list[float]] = json.loads(Path(folder, "times.json").read_text())
-        return times
+        lines = Path(folder, "metrics.jsonl")
+        found: dict[str, Any] = json.loads(Path(folder, "found.json").read_text())
+        found["metrics"] = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+        return found
 
 
-def _job(size: dict[str, Any], ranks: int) -> dict[str, Any]:
+def make_job(size: dict[str, Any], ranks: int, **train: Any) -> dict[str, Any]:
+    """job.json of our loop, all checks on; `train`: what differs."""
     optimizer = {
         "name": "adamw", "lr": 1e-3, "weight_decay": 0.1, "betas": [0.9, 0.95], "eps": 1e-8, "momentum": 0.9,
         "clip": 1.0, "fused": True, "lr_rule": "none", "lr_batch": None,
@@ -88,7 +92,7 @@ def _job(size: dict[str, Any], ranks: int) -> dict[str, Any]:
             "schedule": {"kind": "cosine", "warmup": 0, "min_ratio": 0.1, "steps": None},
             "evaluate": {"every": None, "at_end": False, "batches": None},
             "not_finite": None, "agree_every": 100, "gc_every": 1000, "log_every": 10, "tensorboard": True,
-            "workers": 0, "prefetch": 2, "trace_samples": False,
+            "workers": 0, "prefetch": 2, "trace_samples": False, **train,
         },
         "parallel": {"replicate": None, "shard": 1},
         "batch": {"global": size["micro"] * ranks, "micro": size["micro"], "weights": {}, "by_length": None},
@@ -120,10 +124,21 @@ def rank(folder: Path) -> None:
             if number >= 2:
                 times[name].append(1000 * (time.perf_counter() - before) / wanted["block"])
     if setting.world.is_main:
-        (folder / "times.json").write_text(json.dumps(times))
-        print({name: statistics.median(values) for name, values in times.items()})
+        (folder / "found.json").write_text(json.dumps({"times": times, "peak": _peak(), "device": _device_peak()}))
     loops.barrier()
     os._exit(0)  # The loops are still running: nothing of them is worth a tidy end.
+
+
+def _peak() -> int:
+    """This process's largest resident memory so far, in bytes (proc(5), status)."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def _device_peak() -> int:
+    import torch
+
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 
 
 if __name__ == "__main__":

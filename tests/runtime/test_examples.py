@@ -131,8 +131,8 @@ def test_stopped_by_the_stop_file_it_goes_on_on_other_ranks(undisturbed: Path, t
     assert "stopping   enough\ncheckpoint step-00000030, " in done.stdout
     marker = json.loads((tmp_path / "markers" / "attempt-000.json").read_text())
     assert (marker["state"], marker["step"], marker["reason"]) == ("stopped", 30, "enough")
-    layout_names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
-    assert layout_names == ["step-00000030"]
+    saved = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert saved == ["step-00000030"]
 
     done = start(tmp_path, *arguments, ranks=3, attempt=1)
     assert done.returncode == 0, done.stderr

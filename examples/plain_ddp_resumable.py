@@ -1,0 +1,61 @@
+"""plain_ddp.py with a few other lines: it goes on where it was, on any number of ranks, and ends when it is asked to.
+
+    diff examples/plain_ddp.py examples/plain_ddp_resumable.py
+    slurmddp submit examples/plain_ddp_resumable.py --nodes 2 -- --epochs 10
+
+24 samples a step divide evenly by 1, 2, 3, 4, 6, 8, ... ranks; for others, GlobalSampler says how to weigh them.
+"""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from slurmddp.runtime import Checkpointer, GlobalSampler, distributed
+
+
+@distributed()
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--output", default="model.pt")
+    options = parser.parse_args()
+
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+
+    torch.manual_seed(0)
+    rows = torch.randn(1000, 16)
+    dataset = TensorDataset(rows, rows.sin().sum(1, keepdim=True))
+    sampler = GlobalSampler(len(dataset), global_batch=24, seed=0)
+    loader = DataLoader(dataset, batch_sampler=sampler)
+
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)).to(device)
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    checkpointer = Checkpointer(model, optimizer, sampler=sampler, every_steps=100)
+    step = checkpointer.resume()
+
+    for epoch in range(options.epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            loss = torch.nn.functional.mse_loss(model(x.to(device)), y.to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step += 1
+            if dist.get_rank() == 0 and step % 20 == 0:
+                print(f"epoch {epoch}  step {step}  loss {loss.item():.6f}", flush=True)
+            if checkpointer.after(step):
+                return
+        if dist.get_rank() == 0:
+            torch.save(model.module.state_dict(), options.output)
+
+
+if __name__ == "__main__":
+    main()
