@@ -16,14 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from slurmddp.runtime import environment, job, optimizer, randomness, world
+from slurmddp.runtime.data.loading import to_device
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.loading import to_device
 from slurmddp.runtime.loop import trainer
 from slurmddp.runtime.step import PRECISIONS, autocast
-from slurmddp.runtime.stop import Stop
 from slurmddp.runtime.tasks import create
-from slurmddp.runtime.watch import Watch
+from slurmddp.runtime.watch.stop import Stop
+from slurmddp.runtime.watch.watch import Watch
 
 LOG_EVERY = 10
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurmddp.errors import UserError
 from slurmddp.plan.model import Layout, Note
-from slurmddp.runtime import mesh
+from slurmddp.runtime.parallel import mesh
 from slurmddp.spec.resolve import Resolved
 
 #: So many divisors of the ranks are named in full: more is more than anybody wants to read.

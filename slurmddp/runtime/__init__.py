@@ -1,7 +1,7 @@
 """What runs on the nodes, inside the container: one process a rank, started by torchrun.
 
 Standard library and torch only (tasks/images.py alone may use numpy and PIL). This module imports nothing by
-itself, so that the login side can import the pure parts (`batch`, `job`, `folder`) without paying for torch.
+itself, so that the login side can import the pure parts (`data.batch`, `parallel.mesh`, `job`) and no torch with them.
 
 A training script of one's own takes from it what it needs; each name works without the others, under torchrun or
 alone, and has an example in its documentation (`python -m pydoc slurmddp.runtime.library`):
@@ -20,13 +20,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from slurmddp.runtime.data.loading import ignore_signals
     from slurmddp.runtime.library.checkpointer import Checkpointer
     from slurmddp.runtime.library.sampler import GlobalSampler, mean_over_ranks
     from slurmddp.runtime.library.setup import distributed
     from slurmddp.runtime.library.stopping import should_stop
-    from slurmddp.runtime.loading import ignore_signals
-    from slurmddp.runtime.meter import Meter
-    from slurmddp.runtime.timing import StepTimer
+    from slurmddp.runtime.measure.meter import Meter
+    from slurmddp.runtime.measure.timing import StepTimer
 
 __all__ = [
     "Checkpointer",
@@ -42,10 +42,10 @@ __all__ = [
 _MODULES = {
     "Checkpointer": "library.checkpointer",
     "GlobalSampler": "library.sampler",
-    "Meter": "meter",
-    "StepTimer": "timing",
+    "Meter": "measure.meter",
+    "StepTimer": "measure.timing",
     "distributed": "library.setup",
-    "ignore_signals": "loading",
+    "ignore_signals": "data.loading",
     "mean_over_ranks": "library.sampler",
     "should_stop": "library.stopping",
 }

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from slurmddp.runtime.loading import Micro, to_device
+from slurmddp.runtime.data.loading import Micro, to_device
 from slurmddp.runtime.tasks.protocol import Task
 from slurmddp.runtime.world import World
 
 if TYPE_CHECKING:
-    from slurmddp.runtime.parallel import Parallel
+    from slurmddp.runtime.parallel.model import Parallel
 
 
 class Blame:

@@ -6,7 +6,7 @@ from slurmddp.runtime import console
 from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
 from slurmddp.runtime.errors import RuntimeFailure
 from slurmddp.runtime.evaluation import share_buffers
-from slurmddp.runtime.replicas import Agreement
+from slurmddp.runtime.parallel.replicas import Agreement
 from slurmddp.runtime.resume import Position
 from slurmddp.runtime.session import Session
 

@@ -4,8 +4,9 @@ import time
 from collections.abc import Iterator
 from itertools import chain
 
-from slurmddp.runtime import console, marker, peak, schedule
+from slurmddp.runtime import console, schedule
 from slurmddp.runtime.checkpointing import Checkpointing
+from slurmddp.runtime.data.loading import Micro
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.errors import RuntimeFailure
 from slurmddp.runtime.evaluation import Evaluation, evaluate
@@ -13,16 +14,17 @@ from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.housekeeping import Collector
 from slurmddp.runtime.job import Job
 from slurmddp.runtime.journal import Events, JsonLines
-from slurmddp.runtime.loading import Micro
-from slurmddp.runtime.mesh import REPLICATE
-from slurmddp.runtime.replicas import Agreement
+from slurmddp.runtime.measure import peak
+from slurmddp.runtime.measure.timing import CHECKPOINT
+from slurmddp.runtime.parallel.mesh import REPLICATE
+from slurmddp.runtime.parallel.replicas import Agreement
 from slurmddp.runtime.reporting import Reporter
 from slurmddp.runtime.resume import resume
 from slurmddp.runtime.session import Session, announce, prepare
 from slurmddp.runtime.step import PRECISIONS, Outcome, Wishes
-from slurmddp.runtime.stop import Stop
-from slurmddp.runtime.timing import CHECKPOINT
-from slurmddp.runtime.watch import Watch
+from slurmddp.runtime.watch import marker
+from slurmddp.runtime.watch.stop import Stop
+from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
 
 

@@ -2,16 +2,17 @@
 
 import time
 
-from slurmddp.runtime import console, timing
-from slurmddp.runtime.dashboards import Dashboard
+from slurmddp.runtime import console
 from slurmddp.runtime.evaluation import Evaluation
 from slurmddp.runtime.journal import JsonLines
-from slurmddp.runtime.judging import Notice
-from slurmddp.runtime.peak import Utilisation
+from slurmddp.runtime.measure import timing
+from slurmddp.runtime.measure.dashboards import Dashboard
+from slurmddp.runtime.measure.judging import Notice
+from slurmddp.runtime.measure.peak import Utilisation
+from slurmddp.runtime.measure.stragglers import Watch as Stragglers
 from slurmddp.runtime.resume import Position
 from slurmddp.runtime.session import Session
 from slurmddp.runtime.step import Outcome
-from slurmddp.runtime.stragglers import Watch as Stragglers
 
 
 class Reporter:

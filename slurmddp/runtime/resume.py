@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.runtime.checkpoint import given, layout, reader
-from slurmddp.runtime.order import window_origin
+from slurmddp.runtime.data.order import window_origin
 from slurmddp.runtime.session import Session
 
 

@@ -7,18 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from slurmddp.runtime import batch, console, loading, optimizer, parallel, randomness, schedule, tasks, world
+from slurmddp.runtime import console, optimizer, randomness, schedule, tasks, world
 from slurmddp.runtime.checkpoint.state import Trained
+from slurmddp.runtime.data import batch, loading
+from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.job import Job
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.mesh import kind
-from slurmddp.runtime.order import SampleOrder
+from slurmddp.runtime.measure.timing import StepTimer
+from slurmddp.runtime.parallel import model as parallel
+from slurmddp.runtime.parallel.mesh import kind
 from slurmddp.runtime.step import Stepper
 from slurmddp.runtime.tasks.protocol import Samples, Task
-from slurmddp.runtime.timing import StepTimer
-from slurmddp.runtime.watch import Watch
+from slurmddp.runtime.watch.watch import Watch
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import torch
 from slurmddp.runtime import optimizer, randomness
 from slurmddp.runtime.blame import Blame
 from slurmddp.runtime.checkpoint.state import Trained
+from slurmddp.runtime.data.loading import Micro, to_device
 from slurmddp.runtime.errors import NotFiniteError, RuntimeFailure
 from slurmddp.runtime.job import Job
-from slurmddp.runtime.loading import Micro, to_device
-from slurmddp.runtime.parallel import Parallel
-from slurmddp.runtime.sums import Sums, Totals
+from slurmddp.runtime.measure.sums import Sums, Totals
+from slurmddp.runtime.measure.timing import BACKWARD, DATA, FORWARD, NETWORK, OPTIMIZER, StepTimer
+from slurmddp.runtime.parallel.model import Parallel
 from slurmddp.runtime.tasks.protocol import Loss, Task
-from slurmddp.runtime.timing import BACKWARD, DATA, FORWARD, NETWORK, OPTIMIZER, StepTimer
 from slurmddp.runtime.world import World
 
 _MOST_SKIPPED = 50

@@ -7,13 +7,14 @@ import warnings
 from pathlib import Path
 from typing import NoReturn
 
-from slurmddp.runtime import environment, job, marker
-from slurmddp.runtime.ending import end_workers, leave, say
+from slurmddp.runtime import environment, job
 from slurmddp.runtime.errors import RuntimeFailure, UserError
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.stop import Stop
-from slurmddp.runtime.watch import Watch
+from slurmddp.runtime.watch import marker
+from slurmddp.runtime.watch.ending import end_workers, leave, say
+from slurmddp.runtime.watch.stop import Stop
+from slurmddp.runtime.watch.watch import Watch
 
 
 def main(arguments: list[str]) -> None:

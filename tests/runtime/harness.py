@@ -248,8 +248,8 @@ def _arguments(joined: Any, root: Path, attempt: int, stop_file: Path | None) ->
     from slurmddp.runtime.environment import Environment
     from slurmddp.runtime.folder import RunFolder
     from slurmddp.runtime.journal import Events
-    from slurmddp.runtime.stop import Stop
-    from slurmddp.runtime.watch import Watch
+    from slurmddp.runtime.watch.stop import Stop
+    from slurmddp.runtime.watch.watch import Watch
 
     joined = dataclasses.replace(joined, attempt=attempt)
     rank, size = joined.rank, joined.size

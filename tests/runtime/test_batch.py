@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmddp.runtime import batch
+from slurmddp.runtime.data import batch
 
 from .harness import ROOT
 

@@ -14,9 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmddp.runtime import batch, loading, tasks
+from slurmddp.runtime import tasks
+from slurmddp.runtime.data import batch, loading
+from slurmddp.runtime.data.order import ByLength, SampleOrder, aligned, as_tensor, window_origin
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.order import ByLength, SampleOrder, aligned, as_tensor, window_origin
 
 from .harness import Ranks, Run
 

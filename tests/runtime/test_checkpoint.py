@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slurmddp.runtime.checkpoint import layout, shards
-from slurmddp.runtime.order import SampleOrder
+from slurmddp.runtime.data.order import SampleOrder
 
 from .harness import Failed, Ranks, Run
 from .test_layout import flip

@@ -17,9 +17,10 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from slurmddp.runtime import loading, tasks
+from slurmddp.runtime import tasks
+from slurmddp.runtime.data import loading
+from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.order import SampleOrder
 from slurmddp.runtime.tasks.documents import Documents
 from slurmddp.runtime.tasks.images import Augment
 from slurmddp.runtime.tasks.lm import Windows

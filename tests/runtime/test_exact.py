@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slurmddp.runtime.errors import ReplicasDifferError
-from slurmddp.runtime.replicas import Agreement, fingerprint
+from slurmddp.runtime.parallel.replicas import Agreement, fingerprint
 from slurmddp.runtime.world import World
 
 from .harness import Failed, Ranks, Run, torchrun

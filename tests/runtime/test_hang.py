@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.runtime.ending import stacks
-from slurmddp.runtime.heartbeat import Beat, Look, blame
-from slurmddp.runtime.progress import Patience, Progress
+from slurmddp.runtime.watch.ending import stacks
+from slurmddp.runtime.watch.heartbeat import Beat, Look, blame
+from slurmddp.runtime.watch.progress import Patience, Progress
 
 from .harness import Run
 from .launched import launched, until

@@ -46,9 +46,7 @@ def test_every_name_is_there_and_nothing_else_is_promised() -> None:
 
 
 def test_the_package_itself_does_not_import_torch(tmp_path: Path) -> None:
-    text = (
-        "import sys, slurmddp.runtime, slurmddp.runtime.batch; assert 'torch' not in sys.modules; dir(slurmddp.runtime)"
-    )
+    text = "import sys, slurmddp.runtime, slurmddp.runtime.data.batch; dir(slurmddp.runtime)"
     done = script(text + "; assert 'torch' not in sys.modules", tmp_path)
     assert done.returncode == 0, done.stderr
 
@@ -63,8 +61,8 @@ def test_the_examples_in_the_documentation(ranks: Ranks) -> None:
 def _run_examples(world: Any) -> list[tuple[int, int]]:
     torch.distributed.destroy_process_group()
     names = [f"slurmddp.runtime.library.{name}" for name in PIECES] + [
-        "slurmddp.runtime.meter",
-        "slurmddp.runtime.timing",
+        "slurmddp.runtime.measure.meter",
+        "slurmddp.runtime.measure.timing",
     ]
     for name in ("RANK", "WORLD_SIZE"):
         del os.environ[name]
@@ -201,7 +199,7 @@ def test_all_ranks_get_the_answer_in_the_same_step(ranks: Ranks, tmp_path: Path)
 def _steps_to_the_stop(world: Any, path: Path) -> list[bool]:
     from slurmddp.runtime import should_stop
     from slurmddp.runtime.library import shared
-    from slurmddp.runtime.stop import Stop
+    from slurmddp.runtime.watch.stop import Stop
 
     now = shared.get()
     now.stop = Stop(path if world.rank == 1 else None, interval=0)
@@ -236,7 +234,7 @@ def trained(kind: str, steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer
     if kind == "fsdp":
         from torch.distributed.device_mesh import init_device_mesh
 
-        from slurmddp.runtime.sharding import _fully_shard
+        from slurmddp.runtime.parallel.sharding import _fully_shard
 
         _fully_shard()(bare, mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.5, 0.9))

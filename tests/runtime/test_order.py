@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmddp.runtime import batch, loading
-from slurmddp.runtime.order import SampleOrder
+from slurmddp.runtime.data import batch, loading
+from slurmddp.runtime.data.order import SampleOrder
 
 
 def ids(order: SampleOrder, start: int, stop: int | None = None) -> list[int]:

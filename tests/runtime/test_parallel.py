@@ -11,10 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from slurmddp.runtime import batch, job, mesh, optimizer, parallel, schedule
+from slurmddp.runtime import job, optimizer, schedule
 from slurmddp.runtime.checkpoint import shards, state
 from slurmddp.runtime.checkpoint.staging import Staging
+from slurmddp.runtime.data import batch
 from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.parallel import mesh
+from slurmddp.runtime.parallel import model as parallel
 from slurmddp.runtime.tasks.gpt import GPT
 from slurmddp.runtime.world import World
 
@@ -459,7 +462,7 @@ def test_a_mesh_that_does_not_fit(sizes: tuple[int, int | None, int], said: str)
 
 def grid_groups(joined: World) -> tuple[dict[str, Any], dict[str, list[int]]]:
     """As we say, and as torch's mesh has them."""
-    from slurmddp.runtime.sharding import device_mesh
+    from slurmddp.runtime.parallel.sharding import device_mesh
 
     sizes = mesh.sizes(joined.size, None, 2)
     grid = device_mesh(joined, sizes, 30)

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from slurmddp.runtime import console, environment, loading, schedule, tasks
+from slurmddp.runtime import console, environment, schedule, tasks
+from slurmddp.runtime.data import loading
+from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.job import Schedule
 from slurmddp.runtime.journal import Events, JsonLines
-from slurmddp.runtime.order import SampleOrder
-from slurmddp.runtime.stop import StopFile
 from slurmddp.runtime.tasks.lm import Windows
 from slurmddp.runtime.tasks.options import OPTIONS, checked
 from slurmddp.runtime.tasks.text import ByteStream, find_files
+from slurmddp.runtime.watch.stop import StopFile
 
 
 @pytest.mark.parametrize(("kind", "middle", "end"), [("cosine", 0.55, 0.1), ("linear", 0.55, 0.1), ("constant", 1, 1)])

@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from slurmddp.runtime import job, loading, optimizer, parallel
+from slurmddp.runtime import job, optimizer
 from slurmddp.runtime.checkpoint.state import Trained
+from slurmddp.runtime.data import loading
+from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.evaluation import evaluate
-from slurmddp.runtime.order import SampleOrder
+from slurmddp.runtime.measure.timing import StepTimer
+from slurmddp.runtime.parallel import model as parallel
 from slurmddp.runtime.step import Stepper, Wishes
-from slurmddp.runtime.timing import StepTimer
 from slurmddp.runtime.world import World
 
 from . import toy

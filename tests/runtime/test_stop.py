@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from slurmddp.runtime import marker
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.evaluation import evaluate
-from slurmddp.runtime.stop import Stop
-from slurmddp.runtime.watch import Watch
+from slurmddp.runtime.watch.stop import Stop
+from slurmddp.runtime.watch.watch import Watch, marker
 from slurmddp.runtime.world import World
 
 from . import toy
@@ -219,9 +218,9 @@ def test_the_first_reason_stays(tmp_path: Path) -> None:
 
 SIGTERMS = """
 import os, signal, sys, time
-from slurmddp.runtime import watch
+from slurmddp.runtime.watch.watch import watch
 from slurmddp.runtime.environment import Environment
-from slurmddp.runtime.stop import Stop
+from slurmddp.runtime.watch.stop import Stop
 
 assert "torch" not in sys.modules, "signals have to be taken before something takes seconds to import"
 watch._ECHO = 0.5

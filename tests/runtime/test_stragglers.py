@@ -14,11 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slurmddp.runtime import links
-from slurmddp.runtime.judging import Figures, Network, Notice, Persistence, Slow, slow_hosts
-from slurmddp.runtime.links import Pair, probe_links, rounds
-from slurmddp.runtime.stragglers import Watch
-from slurmddp.runtime.timing import StepTimer
+from slurmddp.runtime.measure import links
+from slurmddp.runtime.measure.judging import Figures, Network, Notice, Persistence, Slow, slow_hosts
+from slurmddp.runtime.measure.links import Pair, probe_links, rounds
+from slurmddp.runtime.measure.stragglers import Watch
+from slurmddp.runtime.measure.timing import StepTimer
 from slurmddp.runtime.world import World
 
 from . import timed

@@ -18,10 +18,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from slurmddp.runtime import cards, dashboards, housekeeping, meter, peak, timing
+from slurmddp.runtime import housekeeping
 from slurmddp.runtime.housekeeping import Collector
-from slurmddp.runtime.meter import Meter
-from slurmddp.runtime.timing import DeviceClock, StepTimer, watched
+from slurmddp.runtime.measure import cards, dashboards, meter, peak, timing
+from slurmddp.runtime.measure.meter import Meter
+from slurmddp.runtime.measure.timing import DeviceClock, StepTimer, watched
 from slurmddp.runtime.world import World
 
 from .harness import Ranks

@@ -13,9 +13,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from slurmddp.runtime.judging import Notice
-from slurmddp.runtime.stragglers import Watch
-from slurmddp.runtime.timing import BACKWARD, DATA, FORWARD, OPTIMIZER, StepTimer, watched
+from slurmddp.runtime.measure.judging import Notice
+from slurmddp.runtime.measure.stragglers import Watch
+from slurmddp.runtime.measure.timing import BACKWARD, DATA, FORWARD, OPTIMIZER, StepTimer, watched
 from slurmddp.runtime.world import World
 
 

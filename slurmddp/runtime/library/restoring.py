@@ -8,10 +8,10 @@ from typing import Any, Protocol, cast
 
 from torch import nn
 
-from slurmddp.runtime import mesh
 from slurmddp.runtime.checkpoint import layout, reader, shards, state
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.library import groups, shared
+from slurmddp.runtime.parallel import mesh
 from slurmddp.runtime.world import World
 
 

@@ -5,13 +5,14 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from slurmddp.runtime import marker, train
-from slurmddp.runtime.ending import leave, say
+from slurmddp.runtime import train
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.library import shared, signals
-from slurmddp.runtime.watch import Watch
+from slurmddp.runtime.watch import marker
+from slurmddp.runtime.watch.ending import leave, say
+from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
 
 

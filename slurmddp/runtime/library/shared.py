@@ -20,8 +20,8 @@ from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.library import signals
-from slurmddp.runtime.stop import Stop
-from slurmddp.runtime.watch import Watch
+from slurmddp.runtime.watch.stop import Stop
+from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
 
 

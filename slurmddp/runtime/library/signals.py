@@ -5,8 +5,8 @@ import signal
 from types import FrameType
 from typing import Any
 
-from slurmddp.runtime.stop import Stop
-from slurmddp.runtime.watch import SIGNALS, Watch
+from slurmddp.runtime.watch.stop import Stop
+from slurmddp.runtime.watch.watch import SIGNALS, Watch
 
 #: What to put back when nobody looks any more, by signal.
 _before: dict[int, Any] = {}

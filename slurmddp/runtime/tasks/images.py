@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from slurmddp.runtime.data.order import keys, permute
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.order import keys, permute
 from slurmddp.runtime.tasks.options import checked
 from slurmddp.runtime.tasks.protocol import Loss, Samples
 from slurmddp.runtime.tasks.text import fingerprint

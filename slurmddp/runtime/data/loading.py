@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from slurmddp.runtime import batch, randomness
+from slurmddp.runtime import randomness
+from slurmddp.runtime.data import batch
+from slurmddp.runtime.data.order import ByLength, SampleOrder
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.order import ByLength, SampleOrder
 from slurmddp.runtime.tasks.protocol import Samples, Task, optional
 
 _IDS_AT_ONCE = 4096

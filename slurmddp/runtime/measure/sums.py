@@ -2,7 +2,7 @@
 
 import torch
 
-from slurmddp.runtime.meter import Pending, Vector
+from slurmddp.runtime.measure.meter import Pending, Vector
 from slurmddp.runtime.tasks.protocol import Loss, Task
 
 LOSS, COUNT, BAD = 0, 1, 2

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from slurmddp.runtime import mesh, shaping
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.job import Ddp, Job
+from slurmddp.runtime.parallel import mesh, shaping
 from slurmddp.runtime.world import World
 
 _EPSILON = 1e-6  # As in torch's clip_grad_norm_.
@@ -127,7 +127,7 @@ def wrap(bare: nn.Module, job: Job, world: World, on_bucket: OnBucket | None = N
     shaping.shape(bare, job.train, world, sharded=sharded)
     if sharded:
         # Not before it is needed: a DDP run need not wait for the import of DTensors.
-        from slurmddp.runtime.sharding import Sharded
+        from slurmddp.runtime.parallel.sharding import Sharded
 
         return Sharded(bare, world, sizes, job.timeouts.collective)
     return Replicated(bare, world, job.train.ddp, on_bucket)

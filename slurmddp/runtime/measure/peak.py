@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from slurmddp.runtime.cards import card, precision_in_use
+from slurmddp.runtime.measure.cards import card, precision_in_use
 from slurmddp.runtime.world import World
 
 _SMALLEST, _LARGEST = 256, 8192

@@ -14,15 +14,15 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from slurmddp.runtime.ending import leave, leave_within, say
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.progress import Patience, Progress
-from slurmddp.runtime.stop import Stop
+from slurmddp.runtime.watch.ending import leave, leave_within, say
+from slurmddp.runtime.watch.progress import Patience, Progress
+from slurmddp.runtime.watch.stop import Stop
 
 if TYPE_CHECKING:
-    from slurmddp.runtime.hang import Hang
     from slurmddp.runtime.job import Timeouts
+    from slurmddp.runtime.watch.hang import Hang
     from slurmddp.runtime.world import World
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -96,7 +96,7 @@ class Watch:
         if timeouts.hang is None or self._thread is None:
             return
         patience = Patience(self._progress, shortest=timeouts.hang, collective=timeouts.collective)
-        from slurmddp.runtime.hang import Hang
+        from slurmddp.runtime.watch.hang import Hang
 
         hang = Hang(world, self._progress, patience, events, self._place)
         self._patience, self._hang = patience, hang

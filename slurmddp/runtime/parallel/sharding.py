@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from slurmddp.runtime import mesh, shaping
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.parallel import Parallel, norms
-from slurmddp.runtime.replicas import fingerprint
+from slurmddp.runtime.parallel import mesh, shaping
+from slurmddp.runtime.parallel.model import Parallel, norms
+from slurmddp.runtime.parallel.replicas import fingerprint
 from slurmddp.runtime.world import World
 
 

@@ -6,9 +6,9 @@ import statistics
 import torch
 import torch.distributed as dist
 
-from slurmddp.runtime import links, timing
-from slurmddp.runtime.judging import NETWORK, Figures, Network, Notice, Persistence, Slow, slow_hosts
-from slurmddp.runtime.timing import StepTimer
+from slurmddp.runtime.measure import links, timing
+from slurmddp.runtime.measure.judging import NETWORK, Figures, Network, Notice, Persistence, Slow, slow_hosts
+from slurmddp.runtime.measure.timing import StepTimer
 from slurmddp.runtime.world import World
 
 _FIRST_STEPS = 10

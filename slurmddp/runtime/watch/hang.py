@@ -4,11 +4,11 @@ import contextlib
 
 import torch.distributed as dist
 
-from slurmddp.runtime.ending import leave, leave_within, say, stacks
 from slurmddp.runtime.environment import Environment
-from slurmddp.runtime.heartbeat import Arrivals, Beat, Exchange, Verdict, connect
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.progress import Patience, Progress
+from slurmddp.runtime.watch.ending import leave, leave_within, say, stacks
+from slurmddp.runtime.watch.heartbeat import Arrivals, Beat, Exchange, Verdict, connect
+from slurmddp.runtime.watch.progress import Patience, Progress
 from slurmddp.runtime.world import World
 
 #: Seconds without an exchange of heartbeats before their host counts as silent, and that are waited for the

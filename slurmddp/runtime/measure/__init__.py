@@ -1,0 +1,1 @@
+"""What a run finds out about itself: times, means, use of the machine, stragglers."""
