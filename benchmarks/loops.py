@@ -20,7 +20,7 @@ from slurmddp.runtime.data.loading import to_device
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.loop import trainer
-from slurmddp.runtime.step import PRECISIONS, autocast
+from slurmddp.runtime.precision import PRECISIONS, autocast
 from slurmddp.runtime.tasks import create
 from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from slurmddp.runtime.data.loading import Micro, to_device
+from slurmddp.runtime.precision import autocast
 from slurmddp.runtime.tasks.protocol import Task
 from slurmddp.runtime.world import World
 
@@ -46,8 +47,7 @@ class Blame:
     def _bad(self, micro: Micro) -> str | None:
         """The name of the first parameter whose gradient is not finite."""
         named = [(name, p) for name, p in self._parallel.module.named_parameters() if p.requires_grad]
-        reduced = self._precision != torch.float32
-        with torch.autocast(self._world.device.type, dtype=self._precision if reduced else None, enabled=reduced):
+        with autocast(self._world.device, self._precision):
             loss = self._task.loss(self._parallel.module, to_device(micro.data, self._world.device))
         total = self._scaler.scale(loss.total)
         gradients = torch.autograd.grad(total, [parameter for _, parameter in named], allow_unused=True)

@@ -12,7 +12,7 @@ from torch import nn
 from slurmddp.runtime.data import batch, loading
 from slurmddp.runtime.errors import RuntimeFailure
 from slurmddp.runtime.measure.sums import Sums
-from slurmddp.runtime.step import autocast
+from slurmddp.runtime.precision import autocast
 from slurmddp.runtime.tasks.protocol import Samples, Task
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World

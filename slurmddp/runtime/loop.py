@@ -18,10 +18,11 @@ from slurmddp.runtime.measure import peak
 from slurmddp.runtime.measure.timing import CHECKPOINT
 from slurmddp.runtime.parallel.mesh import REPLICATE
 from slurmddp.runtime.parallel.replicas import Agreement
+from slurmddp.runtime.precision import PRECISIONS
 from slurmddp.runtime.reporting import Reporter
 from slurmddp.runtime.resume import resume
 from slurmddp.runtime.session import Session, announce, prepare
-from slurmddp.runtime.step import PRECISIONS, Outcome, Wishes
+from slurmddp.runtime.step import Outcome, Wishes
 from slurmddp.runtime.watch import marker
 from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch

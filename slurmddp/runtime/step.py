@@ -16,12 +16,11 @@ from slurmddp.runtime.job import Job
 from slurmddp.runtime.measure.sums import Sums, Totals
 from slurmddp.runtime.measure.timing import BACKWARD, DATA, FORWARD, NETWORK, OPTIMIZER, StepTimer
 from slurmddp.runtime.parallel.model import Parallel
+from slurmddp.runtime.precision import PRECISIONS, autocast
 from slurmddp.runtime.tasks.protocol import Loss, Task
 from slurmddp.runtime.world import World
 
 _MOST_SKIPPED = 50
-
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Wishes(NamedTuple):
@@ -194,12 +193,6 @@ class Stepper:
         # Under "skip" the scale stays; told so, the scaler forgets what it has seen of this step.
         self._scaler.update(self._scaler.get_scale() / (2 if self._policy == "halve" else 1))
         return text
-
-
-def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
-    """The context in which a model runs in `precision`; for fp32 it does nothing."""
-    reduced = precision != torch.float32
-    return torch.autocast(device.type, dtype=precision if reduced else None, enabled=reduced)
 
 
 def _backward(total: torch.Tensor) -> None:

@@ -11,7 +11,8 @@ import torch
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.evaluation import evaluate
 from slurmddp.runtime.watch.stop import Stop
-from slurmddp.runtime.watch.watch import Watch, marker
+from slurmddp.runtime.watch import marker
+from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
 
 from . import toy
@@ -218,7 +219,7 @@ def test_the_first_reason_stays(tmp_path: Path) -> None:
 
 SIGTERMS = """
 import os, signal, sys, time
-from slurmddp.runtime.watch.watch import watch
+from slurmddp.runtime.watch import watch
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.watch.stop import Stop
 

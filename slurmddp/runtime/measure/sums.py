@@ -1,5 +1,7 @@
 """Sums and counts over micro batches and ranks, reduced once."""
 
+import math
+
 import torch
 
 from slurmddp.runtime.measure.meter import Pending, Vector
@@ -20,9 +22,13 @@ class Sums:
     def add_loss(self, loss: Loss) -> None:
         """Add one micro batch. A loss that is not finite is counted, and left out of the sum."""
         total = loss.total.detach()
-        finite = torch.isfinite(total)
-        self._vector.add(LOSS, torch.where(finite, total, torch.zeros_like(total)))
-        self._vector.add(BAD, ~finite)
+        if total.device.type == "cpu":  # Nothing to wait for: numbers are quicker than tensors of one.
+            own = total.item()
+            self._vector.add(*((LOSS, own) if math.isfinite(own) else (BAD, 1.0)))
+        else:
+            finite = torch.isfinite(total)
+            self._vector.add(LOSS, torch.where(finite, total, torch.zeros_like(total)))
+            self._vector.add(BAD, ~finite)
         self._vector.add(COUNT, loss.count)
         for number, name in enumerate(self._names):
             value, count = loss.metrics[name]

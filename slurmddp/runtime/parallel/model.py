@@ -102,10 +102,15 @@ class Replicated(Parallel):
         )
         self._ddp.register_comm_hook(on_bucket, _sum_in_bf16 if options.compression == "bf16" else _sum)
         self.model = self._ddp
+        self._parameters = list(bare.parameters())
 
     def exchanging(self, last: bool) -> AbstractContextManager[Any]:
         """Gradients add up on this rank until the last micro batch."""
         return nullcontext() if last else self._ddp.no_sync()
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradients themselves, which are the same on all ranks."""
+        return [item.grad for item in self._parameters if item.grad is not None]
 
     def _norm(self, gradients: list[torch.Tensor]) -> float:
         return float(torch.linalg.vector_norm(norms(gradients))) if gradients else 0.0
