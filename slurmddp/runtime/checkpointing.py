@@ -31,8 +31,8 @@ class Checkpointing:
         )
         self._begun = self._safe = start.step
         self._clock_from = time.monotonic()
-        self.lost = False
-        """Whether a checkpoint could not be written and there is no older one: the run has to end."""
+        self.lost: str | None = None
+        """Why a checkpoint could not be written, where there is no older one either: the run has to end."""
 
     def prepare(self) -> None:
         """After the first step: what a save needs once, so that no later step waits for it."""
@@ -55,12 +55,14 @@ class Checkpointing:
         by_step = wanted.every_steps is not None and step % wanted.every_steps == 0
         return by_step or (wanted.at_end and step == steps)
 
-    def save(self, step: int) -> float:
+    def save(self, step: int, changed_in: int | None = None) -> float:
         """Begin a checkpoint of the state after `step`. Returns the seconds that it held up the training.
 
+        `changed_in`: the last step that changed the weights, all later ones having been skipped; nothing is saved where
+        the last checkpoint has it: the same state again and again would push out the good ones from before.
         Raises ReplicasDifferError, and saves nothing, where the ranks' parameters are not the same.
         """
-        if step == self._begun:
+        if step == self._begun or (changed_in is not None and changed_in <= self._begun):
             return 0.0
         began = time.monotonic()
         session = self._session
@@ -107,7 +109,7 @@ class Checkpointing:
                 session.console.warn(f"checkpoint {result.path.name}: {result.remark}")
             seconds, stall = round(result.seconds, 3), round(result.stall, 4)
             session.console.say(
-                f"checkpoint {result.path.name}, {console.short(result.bytes)}B in {seconds:.2f} s, "
+                f"checkpoint {result.path.name}, {console.size(result.bytes)} in {seconds:.2f} s, "
                 f"the step held up for {stall:.2f} s"
             )
             session.record(
@@ -124,4 +126,5 @@ class Checkpointing:
         older = "an older one is there: going on" if result.older else "and there is no older one"
         session.console.warn(f"checkpoint of step {result.step} could not be written: {result.message}; {older}")
         session.record("checkpoint_failed", step=result.step, why=result.message, older=result.older)
-        self.lost = self.lost or not result.older
+        if not result.older:
+            self.lost = self.lost or result.message

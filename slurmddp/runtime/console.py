@@ -65,6 +65,15 @@ def short(number: float) -> str:
     return f"{number:.0f}" if abs(number) >= 10 else f"{number:.2f}"
 
 
+def size(number: float) -> str:
+    """Bytes as 407.1 KiB, and so on, as the commands on the login side show them."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
 def clock(seconds: float) -> str:
     """1:23 or 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)

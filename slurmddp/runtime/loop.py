@@ -15,7 +15,7 @@ from slurmddp.runtime.housekeeping import Collector
 from slurmddp.runtime.job import Job
 from slurmddp.runtime.journal import Events, JsonLines
 from slurmddp.runtime.measure import peak
-from slurmddp.runtime.measure.timing import CHECKPOINT
+from slurmddp.runtime.measure.timing import CHECKPOINT, OTHER
 from slurmddp.runtime.parallel.mesh import REPLICATE
 from slurmddp.runtime.parallel.replicas import Agreement
 from slurmddp.runtime.precision import PRECISIONS
@@ -160,7 +160,7 @@ class Trainer:
         return Wishes(
             stop=self.session.watch.stop.wanted(),
             save=self._checkpointing.is_due(),
-            give_up=self._checkpointing.lost,
+            give_up=self._checkpointing.lost is not None,
             probe=self._reporter.wants_probe,
         )
 
@@ -168,7 +168,9 @@ class Trainer:
         """What follows a step: agreement of the replicas, a checkpoint, figures, evaluation."""
         session, step, wishes = self.session, self._step, outcome.wishes
         if wishes.give_up:
-            raise RuntimeFailure("no checkpoint could be written, and there is no older one: ending", shared=True)
+            self._checkpointing.settle()
+            why = self._checkpointing.lost
+            raise RuntimeFailure(f"no checkpoint could be written, and there is no older one: {why}", shared=True)
         self._agreement.check()
         every = session.job.train.agree_every
         if every is not None and step % every == 0:
@@ -176,10 +178,14 @@ class Trainer:
         if step == self._start.step + 1:
             session.watch.enter("start")
             self._checkpointing.prepare()
+            session.timer.mark(OTHER)
             session.watch.enter("step")
         self._stopped = wishes.stop and step < self._steps
-        if wishes.save or self._stopped or self._checkpointing.wanted_after(step):
-            self._save()
+        if self._stopped or step == self._steps:
+            if self._stopped or self._checkpointing.wanted_after(step):
+                self._save()
+        elif wishes.save or self._checkpointing.wanted_after(step):
+            self._save(changed_in=session.stepper.changed_in)
         self._checkpointing.poll()
         session.timer.mark(CHECKPOINT)
         session.timer.end()
@@ -189,9 +195,9 @@ class Trainer:
             if self._stopped:
                 self._save()
 
-    def _save(self) -> None:
+    def _save(self, changed_in: int | None = None) -> None:
         self.session.watch.enter("checkpoint")
-        self._reporter.pause(self._checkpointing.save(self._step))
+        self._reporter.pause(self._checkpointing.save(self._step, changed_in))
 
     def _evaluates_after(self, step: int) -> bool:
         every = self.session.job.train.evaluate.every

@@ -9,10 +9,12 @@ from slurmddp.runtime.measure import timing
 from slurmddp.runtime.measure.dashboards import Dashboard
 from slurmddp.runtime.measure.judging import Notice
 from slurmddp.runtime.measure.peak import Utilisation
-from slurmddp.runtime.measure.stragglers import Watch as Stragglers
+from slurmddp.runtime.measure.stragglers import Stragglers
 from slurmddp.runtime.resume import Position
 from slurmddp.runtime.session import Session
 from slurmddp.runtime.step import Outcome
+
+_SHOWN = 3
 
 
 class Reporter:
@@ -36,7 +38,7 @@ class Reporter:
         self._speed = console.Speed()
         self._utilisation = Utilisation(None, None, None)
         self._evaluation_seconds = 0.0
-        self._places = self._padding = 0
+        self._places = self._padding = self._skipped = self._row = 0
         self._total = dict.fromkeys(timing.PARTS, 0.0)
 
     @property
@@ -66,8 +68,14 @@ class Reporter:
         self._places += outcome.places
         self._padding += outcome.padding
         if outcome.skipped:
-            session.console.warn(f"step skipped: {outcome.skipped}")
+            self._skipped += 1
+            # After the first few of a row, a line each: the events have the rest.
+            self._row += 1
+            shown = outcome.skipped if self._row <= _SHOWN else f"{outcome.skipped.splitlines()[0]} (see events.jsonl)"
+            session.console.warn(f"step skipped: {shown}")
             session.record("step_skipped", step=step, why=outcome.skipped)
+        else:
+            self._row = 0
         if self._metrics is not None:
             self._log(self._metrics, step, outcome, rate)
 
@@ -138,8 +146,9 @@ class Reporter:
         if self._places:
             facts["padding"] = round(self._padding / self._places, 5)
             self._places = self._padding = 0
-        if outcome.skipped:
-            facts["skipped"] = True
+        if self._skipped:
+            facts["skipped"] = self._skipped
+            self._skipped = 0
         metrics.write(facts)
         numbers = {f"train/{name}": value for name, value in facts.items() if isinstance(value, int | float)}
         self._dashboard.scalars(step, {**numbers, **{f"seconds/{part}": value for part, value in seconds.items()}})

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.runtime.checkpoint import given, layout, reader
+from slurmddp.runtime.checkpoint.reader import NOTHING_GOOD
 from slurmddp.runtime.data.order import window_origin
+from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.session import Session
 
 
@@ -49,7 +51,8 @@ def resume(session: Session) -> Position:
     """Load the newest checkpoint that verifies, of this run's or else of the folders in resume_from.
 
     Where there is none, the weights that the job names to start from, if any. Every rank has to call it. Raises
-    UserError where the checkpoint or the weights do not fit the job.
+    UserError where the checkpoint or the weights do not fit the job, and where another run was to be resumed of which
+    no checkpoint is good.
     """
     here = session.world
     own = session.folder.checkpoints
@@ -57,6 +60,8 @@ def resume(session: Session) -> Position:
     roots = [own, *map(Path, session.job.resume_from)]
     choice, rejected = here.on_main(lambda: _choose(session, roots))
     if choice is None:
+        if rejected and session.job.resume_from:
+            raise UserError(NOTHING_GOOD, shared=True)
         if rejected:
             session.console.warn("no good checkpoint is left: starting from the beginning")
         _load_given(session)

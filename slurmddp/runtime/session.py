@@ -191,11 +191,11 @@ def _weights(job: Job, joined: world.World, say: console.Console) -> batch.Weigh
         return None
     who = joined.gather((joined.node, _device_name(joined)))
     for pattern in batch.unused_patterns(job.batch.weights, who):
-        say.warn(f"batch.weights: {pattern!r} fits no node and no device of this run: {_listed(who)}")
+        say.warn(f"train.batch.weights: {pattern!r} fits no node and no device of this run: {_listed(who)}")
     try:
         return batch.weights_of(job.batch.weights, who)
     except ValueError as error:
-        raise UserError(f"batch.weights: {error}", shared=True) from error
+        raise UserError(f"train.batch.weights: {error}", shared=True) from error
 
 
 def _listed(who: list[tuple[str, str]]) -> str:

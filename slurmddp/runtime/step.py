@@ -81,6 +81,8 @@ class Stepper:
         self._clip = job.train.optimizer.clip or math.inf
         self._assumed = job.batch.total * task.targets_per_sample
         self._skipped_in_a_row = 0
+        #: The last step that changed the weights; 0 before the first of this attempt.
+        self.changed_in = 0
 
     def warm_up(self, micro: Micro) -> int:
         """Run forward and backward once for nothing, leaving weights, buffers and random states as they were.
@@ -123,13 +125,13 @@ class Stepper:
         skipped = None if finite else self._skip(step, totals, used)
         before_update()
         if skipped is None:
-            self._skipped_in_a_row = 0
+            self._skipped_in_a_row, self.changed_in = 0, step
             optimizer.set_rate(self._optimizer, rate)
             self._scaler.step(self._optimizer)
             self._scaler.update()
         self._timer.mark(OPTIMIZER)
         return Outcome(
-            means=totals.means(),
+            means=dict.fromkeys(totals.means(), math.nan) if totals.not_finite else totals.means(),
             targets=totals.count,
             places=round(totals.extra(_PLACES)),
             padding=round(totals.extra(_PLACES) - totals.extra(_FILLED)),
@@ -181,10 +183,9 @@ class Stepper:
         what = "loss" if totals.not_finite else "gradient"
         blame = Blame(self._world, self._task, self._parallel, self._precision, self._scaler)
         lines = blame.losses(used) if totals.not_finite else blame.gradients([micro for micro, _ in used])
-        text = f"step {step}: the {what} is not finite; the weights are those of step {step - 1}\n  " + "\n  ".join(
-            lines
-        )
         self._skipped_in_a_row += 1
+        weights = f"the weights are those of step {step - self._skipped_in_a_row}"
+        text = f"step {step}: the {what} is not finite; {weights}\n  " + "\n  ".join(lines)
         if self._policy == "stop":
             raise NotFiniteError(text, shared=True)
         if self._skipped_in_a_row >= _MOST_SKIPPED:

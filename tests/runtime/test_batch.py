@@ -157,7 +157,8 @@ def test_balanced_dealing_follows_the_weights() -> None:
 
 def test_the_login_side_can_import_it_without_torch() -> None:
     names = [
-        "batch",
+        "data.batch",
+        "parallel.mesh",
         "job",
         "folder",
         "checkpoint.layout",
@@ -166,7 +167,8 @@ def test_the_login_side_can_import_it_without_torch() -> None:
         "errors",
         "journal",
         "schedule",
-        "stop",
+        "watch.stop",
+        "watch.marker",
     ]
     code = "".join(f"import slurmddp.runtime.{name}\n" for name in names)
     code += "import sys; sys.exit([name for name in ('torch', 'numpy', 'PIL') if name in sys.modules] or 0)"

@@ -10,8 +10,8 @@ import torch
 
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.evaluation import evaluate
-from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch import marker
+from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
 

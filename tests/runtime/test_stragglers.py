@@ -17,7 +17,7 @@ import torch.distributed as dist
 from slurmddp.runtime.measure import links
 from slurmddp.runtime.measure.judging import Figures, Network, Notice, Persistence, Slow, slow_hosts
 from slurmddp.runtime.measure.links import Pair, probe_links, rounds
-from slurmddp.runtime.measure.stragglers import Watch
+from slurmddp.runtime.measure.stragglers import Stragglers
 from slurmddp.runtime.measure.timing import StepTimer
 from slurmddp.runtime.world import World
 
@@ -222,7 +222,7 @@ def _watched_links(world: World) -> dict[str, object]:
     """Steps by a clock that the test moves: 5 ms each, 4 of them waiting for the network, until that is mended."""
     clock = Hand()
     timer = StepTimer(clock=clock)
-    watch = Watch(world, timer, seconds=0.1)
+    watch = Stragglers(world, timer, seconds=0.1)
     notices, probes, lengths, ill, real = [], [], [], True, links._exchange
     links._exchange = functools.partial(_late, world.rank == 2)
     try:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from slurmddp.runtime.measure.judging import Notice
-from slurmddp.runtime.measure.stragglers import Watch
+from slurmddp.runtime.measure.stragglers import Stragglers
 from slurmddp.runtime.measure.timing import BACKWARD, DATA, FORWARD, OPTIMIZER, StepTimer, watched
 from slurmddp.runtime.world import World
 
@@ -45,7 +45,7 @@ def train(world: World, folder: Path, *, seconds: float, window: float, slow: Pa
     timer = StepTimer()
     model.register_comm_hook(None, watched(timer, allreduce_hook))  # type: ignore[no-untyped-call]
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    watch = Watch(world, timer, seconds=window)
+    watch = Stragglers(world, timer, seconds=window)
     hurt = slow if world.rank == 1 else None
     rows = iter(DataLoader(Rows(lambda: 0.03 if hurt is not None and hurt.exists() else 0.0), batch_size=None))
     until, notices, probes, steps = time.monotonic() + seconds, [], 0, 0

@@ -13,6 +13,12 @@ from slurmddp.runtime.checkpoint import layout, shards, state
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.world import World
 
+#: Where a run was asked for by name, starting from nothing instead is not what was meant.
+NOTHING_GOOD = (
+    "none of the checkpoints to resume from is good (see the warnings above): start a new run without --resume, or "
+    "resume another one"
+)
+
 
 @dataclass(frozen=True)
 class Choice:

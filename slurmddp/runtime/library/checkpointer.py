@@ -14,6 +14,7 @@ from torch import nn
 
 from slurmddp.runtime import console
 from slurmddp.runtime.checkpoint import layout, state
+from slurmddp.runtime.checkpoint.reader import NOTHING_GOOD
 from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
 from slurmddp.runtime.errors import RuntimeFailure, UserError
 from slurmddp.runtime.evaluation import share_buffers
@@ -106,12 +107,14 @@ class Checkpointer:
         optimizer.register_step_pre_hook(lambda *_: self._writer.copied())
         self._shared.finishing.append(self.finish)
         self._last: int | None = None
+        self._seen: tuple[int, Mapping[str, Any]] | None = None
         self._clock_from = time.monotonic()
 
     def load(self) -> restoring.State | None:
         """Load the newest checkpoint that verifies; None where there is none. Every rank has to call it.
 
-        Raises UserError where the model is another one.
+        Raises UserError where the model is another one, and where an older run was to be resumed and none of its
+        checkpoints is good.
         """
         world = self._world
         self._shared.enter("start")
@@ -119,6 +122,8 @@ class Checkpointer:
         choice, rejected = world.on_main(lambda: restoring.choose(self._shared, [self._root, *self._older]))
         self._rejected += rejected
         if choice is None:
+            if rejected and self._older:
+                raise UserError(NOTHING_GOOD, shared=True)
             if rejected:
                 self._shared.console.warn("no good checkpoint is left: starting from the beginning")
             return None
@@ -151,6 +156,7 @@ class Checkpointer:
         """
         self._shared.enter("step", step)
         self._poll()
+        self._seen = (step, extra or {})
         stop, by_clock = self._shared.agree_to_stop(self._is_time())
         if stop or by_clock or self._by_step(step):
             self.save(step, extra)
@@ -180,10 +186,12 @@ class Checkpointer:
         self._shared.enter("step")
 
     def finish(self) -> None:
-        """Wait until everything is on disk: before the script ends. `distributed` does it, too.
+        """Save the last step that `after` was told of, and wait until everything is on disk: before the script ends.
 
-        Raises RuntimeFailure where the last checkpoint could not be written.
+        `distributed` does it, too. Raises RuntimeFailure where the last checkpoint could not be written.
         """
+        if self._seen is not None and self._seen[0] != self._last:
+            self.save(*self._seen)
         self._shared.enter("checkpoint")
         failed = self._settle()
         self._shared.enter("step")
@@ -235,7 +243,7 @@ class Checkpointer:
         for result in results:
             if isinstance(result, Saved):
                 now.console.say(
-                    f"checkpoint {result.path.name}, {console.short(result.bytes)}B in {result.seconds:.2f} s, "
+                    f"checkpoint {result.path.name}, {console.size(result.bytes)} in {result.seconds:.2f} s, "
                     f"the step held up for {result.stall:.2f} s"
                 )
                 facts = {"seconds": round(result.seconds, 3), "stall": round(result.stall, 4), "bytes": result.bytes}

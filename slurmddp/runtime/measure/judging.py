@@ -49,7 +49,7 @@ class Figures:
 class Slow:
     """A part that takes `factor` times as long on `host` as on the others, `seconds` a step more.
 
-    `rank`: the slowest of the host.
+    `rank`: the slowest of the host. `single`: there is one host only, and its ranks were compared.
     """
 
     host: str
@@ -57,6 +57,7 @@ class Slow:
     part: str
     factor: float
     seconds: float
+    single: bool = False
 
 
 def slow_hosts(ranks: list[Figures]) -> list[Slow]:
@@ -102,7 +103,8 @@ def _slow(groups: dict[str, list[Figures]], name: str, part: str, value: Callabl
         return None
     # Where the others need next to nothing, a hundredth of the step stands for it: factors of thousands say nothing.
     factor = value(worst) / max(usual, 0.01 * step)
-    return Slow(worst.host, worst.rank, part, factor, excess)
+    single = len({figures.host for group in groups.values() for figures in group}) == 1
+    return Slow(worst.host, worst.rank, part, factor, excess, single)
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class Notice:
     part: str
     factor: float
     seconds: float
+    single: bool = False
 
     def text(self) -> str:
         """For people, in one line."""
@@ -123,6 +126,9 @@ class Notice:
         more = f"{self.seconds * 1000:.1f} ms a step more"
         if self.part == NETWORK:
             return f"{self.host} is slow in network: its links are {self.factor:.1f} times as slow as the others'"
+        if self.single:
+            who = f"rank {self.rank} on {self.host}"
+            return f"{who} is slow in {self.part}: {self.factor:.1f} times the other ranks, {more}"
         return f"{self.host} is slow in {self.part}: {self.factor:.1f} times the others, {more} (rank {self.rank})"
 
     def record(self) -> dict[str, object]:
@@ -172,7 +178,7 @@ class Persistence:
 
 
 def _notice(begins: bool, slow: Slow) -> Notice:
-    return Notice(begins, slow.host, slow.rank, slow.part, slow.factor, slow.seconds)
+    return Notice(begins, slow.host, slow.rank, slow.part, slow.factor, slow.seconds, slow.single)
 
 
 class Network:

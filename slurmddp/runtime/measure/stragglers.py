@@ -15,7 +15,7 @@ _FIRST_STEPS = 10
 _FEWEST_STEPS, _MOST_STEPS = 5, 10_000
 
 
-class Watch:
+class Stragglers:
     """Compares the hosts' steps window by window. Made on every rank at the same place: it gathers once.
 
     A window is as many steps as take about a second, the same number on every rank. Its figures (40 bytes a rank)
