@@ -29,11 +29,11 @@ class Rows:
     def __getitem__(self, index: int) -> torch.Tensor:
         if self._slow.exists() and self._slow.read_text() == os.environ["SLURMDDP_NODE"]:
             time.sleep(self._delay)
-        return torch.rand(1024, generator=torch.Generator().manual_seed(index))
+        return torch.rand(700, generator=torch.Generator().manual_seed(index))
 
 
 class Paced:
-    """One layer of 4 MB: enough for the network to matter."""
+    """One layer of 2 MB: enough for the network to matter."""
 
     targets_per_sample = 1
     unit = "rows"
@@ -43,7 +43,7 @@ class Paced:
         self._data = data
 
     def build_model(self) -> nn.Module:
-        return nn.Linear(1024, 1024)
+        return nn.Linear(700, 700)
 
     def train_samples(self) -> Rows:
         return Rows(self._data["delay"])

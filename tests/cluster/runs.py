@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
+import sysconfig
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +90,20 @@ class Run:
             assert time.monotonic() < deadline and code in (0, 3), f"{status}\n{self.logs()}"
             time.sleep(0.2)
 
+    def wait_for_event(
+        self, event: str, fits: Callable[[dict[str, Any]], bool] = lambda row: True, timeout: float = 60
+    ) -> dict[str, Any]:
+        """The first event of that name that fits; the failure shows all events and logs."""
+        deadline = time.monotonic() + timeout
+        while True:
+            rows = self.lines("events.jsonl")
+            found = [row for row in rows if row["event"] == event and fits(row)]
+            if found:
+                return found[0]
+            seen = "\n".join(map(str, rows))
+            assert time.monotonic() < deadline, f"no {event}:\n{seen}\n{self.logs()}"
+            time.sleep(0.1)
+
     def logs(self) -> str:
         return self.cluster.run("login", ["slurmddp", "logs", self.id], check=False).stdout
 
@@ -107,13 +124,34 @@ class Run:
                 steps.setdefault(row["step"], []).extend(row["ids"])
         return steps
 
+    def processes(self, variable: str | None = None) -> list[tuple[str, int, str]]:
+        """(node, pid, command line) of what has the job's id in its environment, whatever it is called now.
+
+        variable: and also this, as RANK=3.
+        """
+        also = f" && grep -qzsx {variable} $p" if variable else ""
+        script = (
+            f"for p in $(grep -lzsx 'SLURM_JOB_ID={self.job_id}' /proc/[0-9]*/environ); do d=${{p%/environ}};"
+            f" [ $d != /proc/$$ ]{also} && echo ${{d#/proc/}} $(tr '\\0' ' ' <$d/cmdline); done; true"
+        )
+        found = []
+        for node in self.cluster.nodes:
+            for line in self.cluster.sh(node, script, user="root").stdout.splitlines():
+                pid, _, command = line.partition(" ")
+                found.append((node, int(pid), command))
+        return found
+
 
 class Alice:
-    """The user's commands on the login host."""
+    """The user's commands on the login host; she has some real text in ~/text."""
 
     def __init__(self, cluster: Cluster, image: str) -> None:
         self.cluster = cluster
         self.image = image
+        text = cluster.machine_path("/home/alice/text")
+        text.mkdir(exist_ok=True)
+        for source in sorted(Path(sysconfig.get_path("stdlib")).glob("a*.py")):
+            shutil.copyfile(source, text / source.name)
 
     def command(self, *words: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         return self.cluster.run("login", ["slurmddp", *words], check=check, timeout=timeout)

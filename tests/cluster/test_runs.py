@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sysconfig
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,11 +18,7 @@ NODES = ("node1", "node2", "node3")
 
 @pytest.fixture(scope="module")
 def alice(cluster: Cluster, base_image_root: str) -> Alice:
-    """Alice, with some real text, and an image that `slurmddp build-image` built from a local base."""
-    text = cluster.machine_path("/home/alice/text")
-    text.mkdir(exist_ok=True)
-    for source in sorted(Path(sysconfig.get_path("stdlib")).glob("a*.py")):
-        shutil.copyfile(source, text / source.name)
+    """Alice, with an image that `slurmddp build-image` built from a local base."""
     image = "/home/alice/images/built.sif"
     cluster.sh("login", "mkdir -p ~/images")
     cluster.run("login", ["slurmddp", "build-image", image, "--base", base_image_root, "--force"], timeout=600)
@@ -42,16 +35,6 @@ def timed_out(alice: Alice) -> Iterator[Run]:
     )  # fmt: skip
 
 
-def leftovers(run: Run) -> list[str]:
-    """Processes on any node that have the job's id in their environment, whatever they are called now."""
-    script = (
-        f"for p in $(grep -lzsx 'SLURM_JOB_ID={run.job_id}' /proc/[0-9]*/environ); do"
-        " d=${p%/environ}; [ $d = /proc/$$ ] || echo $(hostname): $(tr '\\0' ' ' <$d/cmdline); done; true"
-    )
-    found = [run.cluster.sh(node, script, user="root").stdout.splitlines() for node in NODES]
-    return [line for lines in found for line in lines]
-
-
 @pytest.fixture(scope="module")
 def first(alice: Alice, timed_out: Run) -> Run:
     """A two-node run, cancelled by scancel in mid-run once it has a checkpoint of step 20."""
@@ -59,7 +42,7 @@ def first(alice: Alice, timed_out: Run) -> Run:
     run.wait_for_step(20)
     while not (run.folder / "checkpoints/step-00000020/COMPLETE").exists():
         time.sleep(0.1)
-    assert len(leftovers(run)) > 8, "the processes of a running job are seen"
+    assert len(run.processes()) > 8, "the processes of a running job are seen"
     alice.cluster.run("login", ["scancel", run.job_id])
     return run
 
@@ -74,7 +57,7 @@ def test_the_image_is_what_build_image_says(alice: Alice) -> None:
 def test_scancel_in_mid_run_leaves_no_process(alice: Alice, first: Run) -> None:
     status = first.wait("cancelled")
     assert first.status()[0] == 1
-    alice.cluster.wait_for(lambda: not leftovers(first), f"no process is left: {leftovers(first)}", 20)
+    alice.cluster.wait_for(lambda: not first.processes(), f"no process is left: {first.processes()}", 20)
     ended = [row for row in first.lines("events.jsonl") if row["event"] == "job_ended"]
     assert [row["signal"] for row in ended] == ["TERM"], status
 

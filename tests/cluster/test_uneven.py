@@ -5,10 +5,7 @@ The test cluster's GPUs are null devices: Slurm counts and hands them out, and t
 
 from __future__ import annotations
 
-import shutil
-import sysconfig
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,11 +45,7 @@ STEPS = 12
 
 @pytest.fixture(scope="module")
 def alice(cluster: Cluster, torch_image: str) -> Alice:
-    """Alice, with some real text, a script, and a profile of her own."""
-    text = cluster.machine_path("/home/alice/text")
-    text.mkdir(exist_ok=True)
-    for source in sorted(Path(sysconfig.get_path("stdlib")).glob("a*.py")):
-        shutil.copyfile(source, text / source.name)
+    """Alice, with a script and a profile of her own."""
     cluster.write("/home/alice/.config/slurmddp/sites/uneven.yaml", SITE)
     cluster.write("/home/alice/uneven/world.py", WORLD)
     return Alice(cluster, torch_image)
