@@ -112,8 +112,11 @@ def plan(
 
         typer.echo("\n".join(node_commands(prepared.plan, head, port)))
         return
+    from slurmddp.launch.checks import absent_inputs
     from slurmddp.report.plan import plan_report
 
+    for problem in absent_inputs(prepared):
+        opt.say(f"warning: on this machine {problem.what}")
     typer.echo(plan_report(prepared.plan, prepared.resolved))
 
 

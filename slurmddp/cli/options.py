@@ -58,7 +58,10 @@ class Asked(NamedTuple):
         """The job, resolved and planned. Raises UserError."""
         from slurmddp.launch.prepare import Request, prepare
 
-        return prepare(Request(self.job, self.args, self.options, resume, strict, inside))
+        job, args = self.job, self.args
+        if resume is not None and job is not None and job.startswith("-"):  # no job is named: it stood behind --
+            args, job = (job, *args), None
+        return prepare(Request(job, args, self.options, resume, strict, inside))
 
 
 def job_command(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -18,19 +18,10 @@ def problems(prepared: Prepared) -> Iterator[UserError]:
     """Everything that is missing here, the most likely slip first."""
     plan, resolved = prepared.plan, prepared.resolved
     yield from _image(plan, resolved.place("container", "image"))
-    missing = set()
-    for path in plan.data_paths:
-        host = host_path(path, plan.container.binds)
-        if not os.path.exists(host):
-            missing.add(host)
-            seen = f" ({host} on this machine)" if host != path else ""
-            yield UserError(
-                f"the dataset {path}{seen} does not exist",
-                where=resolved.place("train", "data", "path"),
-                todo="correct it (a relative path is meant from the folder you are in), or add a bind",
-            )
+    yield from absent_inputs(prepared)
+    told = {host for *_, host in _inputs(prepared)}
     for bind in plan.container.binds:
-        if not bind.by_site and bind.source not in missing and not os.path.exists(bind.source):
+        if not bind.by_site and bind.source not in told and not os.path.exists(bind.source):
             yield UserError(
                 f"the bind source {bind.source} does not exist",
                 where=resolved.place("container", "binds"),
@@ -49,6 +40,31 @@ def problems(prepared: Prepared) -> Iterator[UserError]:
             f"the folder of the runs, {plan.runs_root}, holds a character that --bind cannot carry",
             todo="--set paths.runs=FOLDER",
         )
+
+
+def absent_inputs(prepared: Prepared) -> Iterator[UserError]:
+    """What the job reads and is not on this machine: the dataset, and the weights that it starts from."""
+    for what, key, path, host in _inputs(prepared):
+        if not os.path.exists(host):
+            seen = f" ({host} on this machine)" if host != path else ""
+            yield UserError(
+                f"{what} {path}{seen} does not exist",
+                where=prepared.resolved.place(*key),
+                todo="correct it (a relative path is meant from the folder you are in), or add a bind",
+            )
+
+
+def _inputs(prepared: Prepared) -> Iterator[tuple[str, tuple[str, ...], str, str]]:
+    """What it is, its key, its path in the container, and that on this machine."""
+    plan = prepared.plan
+    given: list[tuple[str, tuple[str, ...], str]] = [
+        ("the dataset", ("train", "data", "path"), path) for path in plan.data_paths
+    ]
+    weights = plan.runtime_job["train"]["init_from"] if plan.runtime_job else None
+    if weights is not None:
+        given.append(("the file or folder of weights", ("train", "init_from"), weights))
+    for what, key, path in given:
+        yield what, key, path, host_path(path, plan.container.binds)
 
 
 def doubts(plan: Plan) -> Iterator[str]:

@@ -11,7 +11,9 @@ from slurmddp.errors import UserError
 from slurmddp.launch.checks import doubts
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.submit import make_run_folder, record, refuse_problems, still_going
+from slurmddp.report.cause import find_cause
 from slurmddp.report.follow import Follower
+from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.local import job_id_of
 
@@ -48,13 +50,27 @@ def run_here(prepared: Prepared, show: Callable[[str], None] | None, say: Callab
     for warning in warnings:
         say(f"warning: {warning}")
     say(f"run     {folder.id}\nfolder  {folder.path}")
-    return _follow(child, folder, show, say)
+    code, asked = _follow(child, folder, show, say)
+    if code != 0 and not asked:
+        _tell_cause(folder, say)
+    return code
+
+
+def _tell_cause(folder: RunFolder, say: Callable[[str], None]) -> None:
+    """The last lines after torchrun's long traceback: why the run failed, and what tells more."""
+    cause = find_cause(folder, evidence(folder).attempt)
+    if cause is not None:
+        say(f"failed: {cause}")
+    say(f"more: slurmddp status {folder.id}")
 
 
 def _follow(
     child: subprocess.Popen[bytes], folder: RunFolder, show: Callable[[str], None] | None, say: Callable[[str], None]
-) -> int:
-    """Show the logs until the child has ended. First Ctrl-C: the stop file, second: SIGTERM, third: SIGKILL."""
+) -> tuple[int, bool]:
+    """Show the logs until the child has ended: its exit code, and whether it was asked to end.
+
+    First Ctrl-C: the stop file, second: SIGTERM, third: SIGKILL.
+    """
     follower = Follower(folder)
     # Inside a batch job that is told to end: the run ends with it, in the seconds that are left.
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
@@ -75,7 +91,7 @@ def _follow(
                 os.killpg(child.pid, signal.SIGKILL)
             asked += 1
     _show(follower, show, to_the_end=True)
-    return code if code >= 0 else 128 - code
+    return code if code >= 0 else 128 - code, asked > 0
 
 
 def _show(follower: Follower, show: Callable[[str], None] | None, *, to_the_end: bool = False) -> None:

@@ -78,11 +78,10 @@ def _job_and_options(request: Request) -> tuple[Path | None, list[tuple[str, Any
     if script.suffix != ".py":
         if script.is_dir():
             raise UserError("is a directory, not a job file", where=request.job, todo="name the YAML file in it")
-        raise UserError(
-            "is neither a job file (.yaml) nor a Python script (.py)",
-            where=request.job,
-            todo="name one of the two; `slurmddp init JOB.yaml` writes a job file",
-        )
+        todo = "name one of the two; `slurmddp init JOB.yaml` writes a job file"
+        if request.resume is not None:
+            todo = "to hand it to the resumed run's script: --resume RUN RUN_FOLDER/job.yaml -- ARGS"
+        raise UserError("is neither a job file (.yaml) nor a Python script (.py)", where=request.job, todo=todo)
     front: list[tuple[str, Any, str]] = [("name", job_name(script), request.job)]
     # `$` has a meaning in paths of a job file; the command line's own words have none left.
     front.append(("train.script", request.job.replace("$", "$$"), request.job))

@@ -28,6 +28,9 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         batch, more = plan_batch(wanted, layout, resolved.place("train", "batch"))
         notes += more
     notes += check_parallel(resolved, layout)
+    if job.train.task and job.train.schedule.warmup > job.train.steps:
+        warmup = f"train.schedule.warmup {job.train.schedule.warmup}"
+        notes.append(Note("note", f"{warmup} is more than train.steps {job.train.steps}: lr never comes to its peak"))
     program = plan_program(job, context)
     container = plan_container(resolved, layout, program, context)
     cache = absolute(job.paths.cache, context.cwd) if job.paths.cache else None

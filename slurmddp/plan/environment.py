@@ -26,7 +26,7 @@ def plan_environment(resolved: Resolved, layout: Layout, runtime: str, cache: st
             **({"OMP_NUM_THREADS": str(layout.threads_per_rank)} if layout.world else {}),
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
         ),
-        _flight_recorder(),
+        _flight_recorder(gpus=layout.gpus_per_node > 0),
         _caches(cache) if cache else None,
         _node_caches() if resolved.site.gpu_vendor == "amd" else None,
         _network(job),
@@ -36,12 +36,15 @@ def plan_environment(resolved: Resolved, layout: Layout, runtime: str, cache: st
     return tuple(group for group in groups if group and group.variables)
 
 
-def _flight_recorder() -> VariableGroup:
+def _flight_recorder(*, gpus: bool) -> VariableGroup:
+    # Newer PyTorch tells every rank that the old name is deprecated; the versions that need it record NCCL alone.
+    old = (Variable("TORCH_NCCL_TRACE_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES),) if gpus else ()
+    names = " (both the old and the new names)" if gpus else ""
     return VariableGroup(
-        "flight recorder: what each rank was doing when a collective hung (both the old and the new names)",
+        f"flight recorder: what each rank was doing when a collective hung{names}",
         (
             Variable("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES),
-            Variable("TORCH_NCCL_TRACE_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES),
+            *old,
             Variable("TORCH_FR_DUMP_TEMP_FILE", "flight_recorder/rank_", "logs"),
             Variable("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "flight_recorder/rank_", "logs"),
             Variable("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),

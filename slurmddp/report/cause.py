@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from slurmddp.report.follow import Follower
 from slurmddp.runs.events import read_lines
@@ -17,35 +20,101 @@ _TORCHRUN = re.compile("ChildFailedError|SignalException")
 _CONSEQUENCE = re.compile(
     "Connection (closed|reset)|Broken pipe|remote process exited|DistNetworkError|ncclRemoteError|Watchdog caught"
 )
+# The end of torchrun's report of a failure: the rank that it saw fail first, of those on this node.
+_ROOT_CAUSE = re.compile(
+    r"^Root Cause \(first observed failure\):.*?^\s*rank\s*: (?P<rank>\d+).*?^\s*exitcode\s*: (?P<code>-?\d+)",
+    re.MULTILINE | re.DOTALL,
+)
+# torchrun ends the other ranks with these, and the process group ends one that waits in vain.
+_ENDED_BY_OTHERS = ("SIGTERM", "SIGINT", "SIGABRT")
 _LAST_BYTES = 1_000_000
+
+
+class _Found(NamedTuple):
+    """What somebody wrote, as one line; consequence: it follows from what another rank met."""
+
+    line: str
+    consequence: bool
 
 
 def find_cause(folder: RunFolder, attempt: int | None) -> str | None:
     """One line that names rank, node, error and log; None where nobody wrote one.
 
     The bundled entrypoint writes events; of a script of the user's own, the logs of the attempt are searched. A lost
-    connection is what the other ranks see of the one that failed: it counts only where nothing else is found.
+    connection is what the other ranks see of the one that failed: it counts only where nothing else is found, not even
+    a rank that was killed, of which only torchrun tells.
     """
     found = [*_of_events(folder, attempt), *_of_logs(folder, attempt)]
-    return min(found, key=lambda line: bool(_CONSEQUENCE.search(line)), default=None)
+    if all(each.consequence for each in found):
+        found = [*_of_torchrun(folder, attempt), *found]
+    return next((each.line for each in sorted(found, key=lambda each: each.consequence)), None)
 
 
-def _of_events(folder: RunFolder, attempt: int | None) -> Iterator[str]:
+def _of_events(folder: RunFolder, attempt: int | None) -> list[_Found]:
+    """The newest start of the ranks first: what ended an earlier one, after which torchrun went on, ended no job."""
+    starts: list[list[_Found]] = [[]]
     for event in read_lines(folder.events).records:
-        if event.get("event") == "error" and event.get("attempt") == attempt:
+        if event.get("attempt") != attempt:
+            continue
+        if event.get("event") == "rank_started":
+            starts.append([])
+        elif event.get("event") == "error":
             kind = event.get("kind", "error")
-            yield f"rank {event.get('rank', '?')} on {event.get('node', '?')}: {kind}: {event.get('message', '')}"
+            message = str(event.get("message", "")).strip()
+            line = f"rank {event.get('rank', '?')} on {event.get('node', '?')}: {kind}: {_first_line(message)}"
+            starts[-1].append(_Found(line, bool(_CONSEQUENCE.search(f"{kind}: {message}"))))
+        elif event.get("event") == "hang":
+            starts[-1].append(_Found(_hang(event), False))
+    return [each for found in reversed(starts) for each in found]
 
 
-def _of_logs(folder: RunFolder, attempt: int | None) -> Iterator[str]:
-    for path in Follower(folder, attempt=attempt).node_logs():
-        with path.open("rb") as handle:
-            handle.seek(max(0, path.stat().st_size - _LAST_BYTES))
-            lines = handle.read().decode("utf-8", errors="replace").splitlines()
-        for line in lines:
+def _first_line(message: str) -> str:
+    first, _, rest = message.partition("\n")
+    return f"{first.rstrip()} (more in events.jsonl)" if rest else first
+
+
+def _hang(event: Mapping[str, Any]) -> str:
+    """The ranks that the others waited for; without any, a collective itself did not end."""
+    ranks, nodes = event.get("ranks"), event.get("nodes")
+    both = list(zip(ranks, nodes, strict=False)) if isinstance(ranks, list) and isinstance(nodes, list) else []
+    more = f" and {len(both) - 1} more" if len(both) > 1 else ""
+    who = f"rank {both[0][0]} on {both[0][1]}{more}" if both else "no rank is behind the others"
+    where = f"{event.get('phase', '?')} at step {event.get('step', '?')}"
+    return f"{who}: hang: no progress in {where} for {event.get('waited', '?')} s"
+
+
+def _of_logs(folder: RunFolder, attempt: int | None) -> Iterator[_Found]:
+    for path, text in _logs(folder, attempt):
+        for line in text.splitlines():
             exception, ours = _EXCEPTION.match(line), _OURS.match(line)
             if exception and not _TORCHRUN.search(line):
                 rank = f"rank {exception['rank']} on " if exception["rank"] else ""
-                yield f"{rank}{path.stem}: {exception['what']} (in {path})"
+                what = exception["what"]
+                yield _Found(f"{rank}{path.stem}: {what} (in {path})", bool(_CONSEQUENCE.search(what)))
             elif ours:
-                yield f"{path.stem}: {ours['what']} (in {path})"
+                yield _Found(f"{path.stem}: {ours['what']} (in {path})", bool(_CONSEQUENCE.search(ours["what"])))
+
+
+def _of_torchrun(folder: RunFolder, attempt: int | None) -> Iterator[_Found]:
+    """Ranks that a signal ended, but for those that were ended because of another one."""
+    for path, text in _logs(folder, attempt):
+        for found in _ROOT_CAUSE.finditer(text):
+            name = _signal_name(-int(found["code"]))
+            if name is not None and name not in _ENDED_BY_OTHERS:
+                why = " (out of memory?)" if name == "SIGKILL" else ""
+                yield _Found(f"rank {found['rank']} on {path.stem}: killed by {name}{why} (in {path})", False)
+
+
+def _signal_name(number: int) -> str | None:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return None
+
+
+def _logs(folder: RunFolder, attempt: int | None) -> Iterator[tuple[Path, str]]:
+    """The nodes' logs, of each its last part."""
+    for path in Follower(folder, attempt=attempt).node_logs():
+        with path.open("rb") as handle:
+            handle.seek(max(0, path.stat().st_size - _LAST_BYTES))
+            yield path, handle.read().decode("utf-8", errors="replace")

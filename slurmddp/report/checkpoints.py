@@ -43,7 +43,7 @@ def table(folder: RunFolder, found: list[Stored], left: list[Leftover]) -> str:
         chosen = checkpoints.resumed_from(found)
         rows = [("STEP", "SAVED", "SIZE", "FILES", "RANKS", "RUN", "STATE")]
         for item in found:
-            state = "complete" if item.fault is None else f"not usable: {item.fault}"
+            state = "complete (content not compared)" if item.fault is None else f"not usable: {item.fault}"
             world = "" if item.world is None else str(item.world)
             rows.append(
                 (str(item.step), _when(item.saved), human(item.bytes), str(item.files), world, item.run,

@@ -20,6 +20,8 @@ from slurmddp.spec.job import Checkpoint
 DEFAULT_NODE_HOURS = 3700.0
 #: Runs that are looked at, the newest: an older one had another model, or another file system.
 RUNS = 10
+#: Seconds that are suggested at least.
+SHORTEST = 60.0
 #: Seconds without a sign of life after which an attempt that never reported its end is taken to have died.
 SILENCE = 3600.0
 #: An attempt that ends with one of these was ended by the job itself; saving more often would not have helped.
@@ -57,11 +59,14 @@ def between_failures(history: History, nodes: int) -> float:
     """Seconds between failures of a job on `nodes` nodes, which fail one as often as the other.
 
     Where none was seen, it is at least the third part of what was seen (the rule of three: 95 %), and at least what is
-    usual: a few quiet hours say nothing.
+    usual: a few quiet hours say nothing. Nor does one failure in a short run: what is usual weighs as much as one
+    failure, in the geometric mean, as the rates of clusters differ by orders of magnitude.
     """
-    if history.failures:
-        return history.node_hours / history.failures / nodes * 3600
-    return max(history.node_hours / 3, DEFAULT_NODE_HOURS) / nodes * 3600
+    if not history.failures:
+        return max(history.node_hours / 3, DEFAULT_NODE_HOURS) / nodes * 3600
+    seen = history.node_hours / history.failures
+    weight = 1 / (history.failures + 1)
+    return float(DEFAULT_NODE_HOURS**weight * seen ** (1 - weight)) / nodes * 3600
 
 
 def interval_lines(plan: Plan, wanted: Checkpoint) -> list[str]:
@@ -74,18 +79,15 @@ def interval_lines(plan: Plan, wanted: Checkpoint) -> list[str]:
 
 
 def interval_line(history: History, nodes: int, wanted: Checkpoint) -> str:
-    """checkpoint interval  12m suggested (stall 0.4 s, 1 failure in 310 node-hours over 5 runs; now 30m)."""
+    """checkpoint interval  12m suggested (stall 0.4 s, 1 failure in 310 node-hours over 5 runs, ...; now 30m)."""
     # One save at a time: a shorter interval than a save takes cannot be had.
-    seconds = max(best_interval(history.stall, between_failures(history, nodes)), history.write, 1.0)
+    seconds = max(best_interval(history.stall, between_failures(history, nodes)), history.write, SHORTEST)
     hours = f"{history.node_hours:,.0f}" if history.node_hours >= 10 else f"{history.node_hours:.1f}"
     if history.node_hours < 0.1:
         hours = "less than 0.1"
     seen = f"in {hours} node-hours over {history.runs} run{'s' * (history.runs != 1)}"
-    if history.failures:
-        seen = f"{history.failures} failure{'s' * (history.failures != 1)} {seen}"
-    else:
-        assumed = between_failures(history, 1) / 3600
-        seen = f"no failure {seen}, reckoned with one in {assumed:,.0f}"
+    count = f"{history.failures or 'no'} failure{'s' * (history.failures > 1)}"
+    seen = f"{count} {seen}, reckoned with one in {between_failures(history, 1) / 3600:,.0f}"
     now = [duration(wanted.every)] if wanted.every else []
     now += [f"every {wanted.every_steps} steps"] if wanted.every_steps else []
     return (

@@ -30,7 +30,8 @@ def plan_report(plan: Plan, resolved: Resolved) -> str:
 
 def _layout(plan: Plan) -> list[str]:
     layout = plan.layout
-    cores = "as Slurm allots" if layout.cpus_per_node is None else str(layout.cpus_per_node)
+    allotted = "as Slurm allots" if plan.scheduler == "slurm" else "all of this machine"
+    cores = allotted if layout.cpus_per_node is None else str(layout.cpus_per_node)
     if layout.world is None:
         each = "GPU that Slurm gives it" if layout.gpus_per_node else f"{layout.threads_per_rank} of its cores"
         shape = [f"{'ranks':<20}auto: a node starts one for each {each}"]
@@ -77,7 +78,7 @@ def _batch(plan: Plan, resolved: Resolved) -> list[str]:
         lines.append("the same global batch, by")
         for way in found:
             ranks = way.nodes * way.ranks_per_node
-            product = f"{way.nodes} nodes x {way.ranks_per_node} = {ranks} ranks"
+            product = f"{way.nodes} node{'s' * (way.nodes > 1)} x {way.ranks_per_node} = {ranks} ranks"
             lines.append(f"  {way.change:<20}{product}, accumulation {way.accumulation}")
     return lines
 

@@ -232,6 +232,5 @@ def _reason(error: OSError, path: Path) -> str:
 
 
 def _unreadable(error: OSError, path: Path) -> UserError:
-    return UserError(
-        f"cannot be read: {error.strerror}", where=str(error.filename or path), todo="ask its owner for access"
-    )
+    todo = "ask its owner for access" if isinstance(error, PermissionError) else None
+    return UserError(f"cannot be read: {error.strerror}", where=str(error.filename or path), todo=todo)

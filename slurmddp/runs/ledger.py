@@ -188,7 +188,9 @@ def _book_attempt(
         newest = launch is launches[-1]
         marker = (facts.markers or {}).get(attempt.number) if newest else None
         marked = marker is not None and marker.state in ("done", "stopped")
-        launch.finished = marked or any(mark.event == "finished" for mark in launch.marks)
+        # A script of the user's own need not tell that it finished: its exit code does.
+        ended_well = script and newest and attempt.code == 0
+        launch.finished = marked or ended_well or any(mark.event == "finished" for mark in launch.marks)
         launch.alive = newest and going and not (attempt.ended or launch.finished or launch.failed)
         begin = _process_start(launch)
         # How long the container took is not known without its end: it is then in init.

@@ -236,7 +236,7 @@ class Train(Model):
     args: tuple[Text, ...] = ()
     project: PathStr | None = None
     data: Annotated[dict[str, Free], Field(validate_default=True)] = {}
-    model: dict[str, Free] = {}
+    model: Annotated[dict[str, Free], Field(validate_default=True)] = {}
     batch: Batch = Batch.model_construct()
     steps: Count = 1000
     seed: Whole = 0
@@ -263,6 +263,17 @@ class Train(Model):
     def _halving_needs_a_scale(self) -> "Train":
         if self.not_finite == "halve" and self.precision != "fp16":
             raise ValueError(f"has not_finite: halve, which is for the loss scale of fp16, not {self.precision}")
+        return self
+
+    @model_validator(mode="after")
+    def _sorting_needs_lengths(self) -> "Train":
+        alike = self.task == "images" or (self.task == "lm" and self.data.get("format") != "jsonl")
+        if self.batch.by_length is not None and alike:
+            hint = "; of lm, those of data.format jsonl are" if self.task == "lm" else ""
+            raise ValueError(
+                f"has batch.by_length, which sorts samples by their length, and those of this job are all alike{hint}"
+                "\n  -> leave train.batch.by_length out"
+            )
         return self
 
     @field_validator("data")

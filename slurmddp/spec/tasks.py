@@ -25,6 +25,8 @@ def check_options(task: str, part: str, given: Mapping[str, Any], data: Mapping[
 
 def _detail(task: str, part: str, mistake: Mistake) -> InitErrorDetails:
     loc = (mistake.key,)
+    if mistake.kind == "missing" and not OPTIONS[task][part][mistake.key].required:
+        return InitErrorDetails(type=_needed(mistake), loc=loc, input=None)
     if mistake.kind == "missing":
         return InitErrorDetails(type="missing", loc=loc, input=None)
     if mistake.kind == "value":
@@ -32,6 +34,12 @@ def _detail(task: str, part: str, mistake: Mistake) -> InitErrorDetails:
         return InitErrorDetails(type=wrong, loc=loc, input=mistake.value)
     error = f"is no option of the task {task}\n  -> {_hint(task, part, mistake.key)}"
     return InitErrorDetails(type=PydanticCustomError("value_error", "{error}", {"error": error}), loc=loc, input=None)
+
+
+def _needed(mistake: Mistake) -> PydanticCustomError:
+    """An option that is needed because of another one's value: `because` is the key of that one."""
+    text = "train.data.format tokens needs train.model.vocabulary: the number of token ids"
+    return PydanticCustomError("task_option_needed", "{text}", {"text": text, "because": "train.data.format"})
 
 
 def _hint(task: str, part: str, key: str) -> str:

@@ -78,6 +78,9 @@ def nearest_key(model: type[BaseModel], key: Key) -> str | None:
 
 def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
     key = tuple(str(part) for part in detail["loc"] if part != "[key]")
+    if detail["type"] == "task_option_needed":
+        because = origin_of(layered, tuple(detail["ctx"]["because"].split(".")))
+        return f"{because.where}: {detail['msg']}" if because else str(detail["msg"])
     origin = origin_of(layered, key)
     place = f"{origin.where}: " if origin else ""
     shown = ".".join(key)

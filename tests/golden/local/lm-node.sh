@@ -50,9 +50,8 @@ export PYTHONUNBUFFERED=1
 export OMP_NUM_THREADS=1
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
-# flight recorder: what each rank was doing when a collective hung (both the old and the new names)
+# flight recorder: what each rank was doing when a collective hung
 export TORCH_FR_BUFFER_SIZE=2000
-export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
 export TORCH_FR_DUMP_TEMP_FILE="$logs"/flight_recorder/rank_
 export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$logs"/flight_recorder/rank_
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1

@@ -93,9 +93,8 @@ export APPTAINERENV_PYTHONNOUSERSITE=1
 export APPTAINERENV_OMP_NUM_THREADS=4
 export APPTAINERENV_TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
-# flight recorder: what each rank was doing when a collective hung (both the old and the new names)
+# flight recorder: what each rank was doing when a collective hung
 export APPTAINERENV_TORCH_FR_BUFFER_SIZE=2000
-export APPTAINERENV_TORCH_NCCL_TRACE_BUFFER_SIZE=2000
 export APPTAINERENV_TORCH_FR_DUMP_TEMP_FILE="$logs"/flight_recorder/rank_
 export APPTAINERENV_TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$logs"/flight_recorder/rank_
 export APPTAINERENV_TORCH_NCCL_DUMP_ON_TIMEOUT=1

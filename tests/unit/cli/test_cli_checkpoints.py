@@ -39,8 +39,8 @@ def test_list(cli: Cli, run: RunFolder) -> None:
     assert head.split() == ["STEP", "SAVED", "SIZE", "FILES", "RANKS", "STATE"]
     assert [row.split()[0] for row in rows] == ["300", "200", "100"]
     assert "not usable: manifest.json" in rows[0]
-    assert rows[1].endswith("complete, would be resumed from")
-    assert rows[2].endswith("complete")
+    assert rows[1].endswith("complete (content not compared), would be resumed from")
+    assert rows[2].endswith("complete (content not compared)")
 
 
 def test_list_shows_the_runs_that_are_continued(cli: Cli, run: RunFolder) -> None:
@@ -318,5 +318,8 @@ def test_plan_suggests_an_interval_once_a_run_of_this_name_has_figures(cli: Cli,
     ]
     run.events.write_text("".join(json.dumps({"attempt": 0, **event}) + "\n" for event in events))
     (line,) = (line for line in cli("plan", "job.yaml").out.splitlines() if line.startswith("checkpoint interval"))
-    assert line == ("checkpoint interval 14m suggested (stall 0.5 s, 1 failure in 200 node-hours over 1 run; now 30m)")
+    assert line == (
+        "checkpoint interval 29m suggested (stall 0.5 s, 1 failure in 200 node-hours over 1 run,"
+        " reckoned with one in 860; now 30m)"
+    )
     assert "checkpoint interval" not in cli("plan", "job.yaml", "--name", "other").out

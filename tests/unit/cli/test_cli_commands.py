@@ -398,6 +398,31 @@ def test_resuming_a_run_whose_job_is_damaged(ready: Desk, cli: Cli) -> None:
     assert len(list((ready.project / "runs").iterdir())) == 1
 
 
+def test_arguments_behind_the_dashes_go_to_the_resumed_script(ready: Desk, cli: Cli) -> None:
+    cli("submit", "train.py", "--site", "cores", "--", "--epochs", "2")
+    first = only_run(ready)
+    (first / "checkpoints" / "step-00000010").mkdir(parents=True)
+    (first / "checkpoints" / "step-00000010" / "COMPLETE").touch()
+    done = cli("submit", "--resume", "last", "--json", "--", "--epochs", "8")
+    assert done.code == 0, done.err
+    assert "  --epochs\n  8\n" in (Path(json.loads(done.out)["run_folder"]) / "node.sh").read_text()
+    refused = cli("submit", "--resume", first.name, "--", "fast")
+    assert refused.code == 2 and "--resume RUN RUN_FOLDER/job.yaml -- ARGS" in refused.err
+
+
+def test_a_run_here_that_fails_ends_with_its_cause(ready: Desk) -> None:
+    options = ["--site", "here", "--set", "setup=['false']"]
+    done = subprocess.run(
+        [sys.executable, "-m", "slurmddp", "run", "train.py", *options],
+        cwd=ready.project, env=ready.environment, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    run = only_run(ready)
+    assert done.returncode != 0
+    cause, more = done.stderr.splitlines()[-2:]
+    assert cause.startswith("failed: ") and "setup line failed with exit code 1: false" in cause
+    assert more == f"more: slurmddp status {run.name}"
+
+
 def test_resuming_a_run_takes_its_job_and_its_checkpoints(ready: Desk, cli: Cli) -> None:
     cli("submit", "job.yaml")
     first = only_run(ready)

@@ -87,6 +87,20 @@ def test_a_missing_dataset(refused: Callable[..., str]) -> None:
     assert "the dataset /data/x (" in shown and "books/x on this machine) does not exist" in shown
 
 
+def test_absent_weights_to_start_from(ready: Desk, refused: Callable[..., str], cli: Cli) -> None:
+    shown = refused("job.yaml", "--set", "train.init_from=nowhere")
+    assert "train.init_from" in shown and "/nowhere does not exist" in shown and "bind source" not in shown
+    options = ("--set", "container.binds=[./books:/data]", "--set")
+    assert "books/w on this machine) does not exist" in refused("job.yaml", *options, "train.init_from=/data/w")
+    assert cli("submit", "job.yaml", *options, "train.init_from=/data/a.txt").code == 0
+
+
+def test_plan_warns_of_what_is_absent(ready: Desk, cli: Cli) -> None:
+    done = cli("plan", "job.yaml", "--set", "train.data.path=/nothing")
+    assert done.code == 0 and "warning: on this machine the dataset /nothing does not exist" in done.err
+    assert cli("plan", "job.yaml").err == ""
+
+
 def test_an_absent_bind_source(refused: Callable[..., str]) -> None:
     assert "the bind source /nothing does not exist" in refused("job.yaml", "--set", "container.binds=[/nothing:/x]")
 

@@ -45,6 +45,11 @@ def test_the_flight_recorder_is_always_on_under_both_names(desk: Desk) -> None:
         assert set(variables(desk.plan(LM_JOB, option))) >= RECORDER
 
 
+def test_ranks_on_cores_are_spared_the_deprecated_name(desk: Desk) -> None:
+    without = {"TORCH_NCCL_TRACE_BUFFER_SIZE"}
+    assert RECORDER - set(variables(desk.plan(LM_JOB, "resources.gpus_per_node=0"))) == without
+
+
 def test_the_user_s_variables_come_last_and_win(desk: Desk) -> None:
     plan = desk.plan(LM_JOB, "network.debug=true", "environment.NCCL_DEBUG=WARN", "environment.OMP_NUM_THREADS=1")
     assert variables(plan)["NCCL_DEBUG"] == "WARN"

@@ -43,6 +43,52 @@ def test_a_lost_connection_is_what_the_others_see(folder: RunFolder) -> None:
     assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {folder.node_log(0, 'node2')})"
 
 
+KILLED = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+======================================================
+train.py FAILED
+------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-21_20:30:42
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 8183)
+  error_file: <N/A>
+------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_20:30:42
+  host      : localhost
+  rank      : 5 (local_rank: 1)
+  exitcode  : {code} (pid: 8184)  ({name})
+  error_file: <N/A>
+======================================================
+"""
+LOST = {
+    "event": "error", "attempt": 0, "rank": 0, "node": "node1", "kind": "RuntimeError",
+    "message": "[pair.cc:553] broken\n Connection reset by peer\nGLHF!",
+}  # fmt: skip
+
+
+def test_a_rank_that_was_killed_is_told_by_torchrun_alone(folder: RunFolder) -> None:
+    folder.events.write_text(json.dumps(LOST) + "\n")
+    log = folder.node_log(0, "node2")
+    log.write_text(KILLED.format(code=-9, name="SIGKILL"))
+    assert find_cause(folder, 0) == f"rank 5 on node2: killed by SIGKILL (out of memory?) (in {log})"
+    log.write_text(KILLED.format(code=-11, name="SIGSEGV"))
+    assert find_cause(folder, 0) == f"rank 5 on node2: killed by SIGSEGV (in {log})"
+    log.write_text(TORCHRUN + KILLED.format(code=-9, name="SIGKILL"))
+    assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {log})"
+
+
+@pytest.mark.parametrize(("code", "name"), [(-15, "SIGTERM"), (-6, "SIGABRT"), (1, "?"), (-99, "?")])
+def test_a_rank_that_ended_because_of_another_is_no_cause(folder: RunFolder, code: int, name: str) -> None:
+    folder.events.write_text(json.dumps(LOST) + "\n")
+    folder.node_log(0, "node2").write_text(KILLED.format(code=code, name=name))
+    assert find_cause(folder, 0) == "rank 0 on node1: RuntimeError: [pair.cc:553] broken (more in events.jsonl)"
+
+
 def test_a_script_that_never_joined(folder: RunFolder) -> None:
     folder.node_log(0, "node1").write_text(
         "Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'\n"
@@ -63,6 +109,24 @@ def test_the_event_of_the_bundled_entrypoint_comes_first(folder: RunFolder) -> N
     folder.events.write_text(json.dumps(event) + "\n")
     assert find_cause(folder, 0) == "rank 1 on node1: UserError: no data"
     assert find_cause(folder, 1) is None
+
+
+def test_a_hang_names_who_was_waited_for(folder: RunFolder) -> None:
+    lost = {"event": "error", "attempt": 0, "rank": 0, "node": "node1", "kind": "RuntimeError", "message": "boom"}
+    hang = {"event": "hang", "attempt": 0, "ranks": [3], "nodes": ["node2"], "phase": "step", "step": 7, "waited": 9.5}
+    folder.events.write_text("".join(json.dumps(event) + "\n" for event in (hang, lost)))
+    assert find_cause(folder, 0) == "rank 3 on node2: hang: no progress in step at step 7 for 9.5 s"
+    folder.events.write_text(json.dumps({**hang, "ranks": [], "nodes": []}) + "\n")
+    assert find_cause(folder, 0) == "no rank is behind the others: hang: no progress in step at step 7 for 9.5 s"
+
+
+def test_what_ended_the_newest_start_of_the_ranks_counts(folder: RunFolder) -> None:
+    """torchrun started them again after the first failure: that one did not end the job."""
+    start = {"event": "rank_started", "attempt": 0, "rank": 0, "node": "node1"}
+    first = {"event": "error", "attempt": 0, "rank": 1, "node": "node1", "kind": "ValueError", "message": "first"}
+    second = {**first, "rank": 2, "message": "second"}
+    folder.events.write_text("".join(json.dumps(event) + "\n" for event in (start, first, start, second)))
+    assert find_cause(folder, 0) == "rank 2 on node1: ValueError: second"
 
 
 def test_nobody_said_anything(folder: RunFolder) -> None:

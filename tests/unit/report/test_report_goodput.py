@@ -172,6 +172,13 @@ def test_a_script_of_the_users_own() -> None:
     assert found.goodput is None
 
 
+@pytest.mark.parametrize(("code", "failures"), [(0, 0), (1, 1)])
+def test_the_exit_code_of_a_script_says_whether_it_failed(code: int, failures: int) -> None:
+    """One that takes the runtime's library tells of its start, and need not tell of its end."""
+    found = account(job(30, 100, event(40, "rank_started", seconds=1.0), code=code), script=True)
+    assert (found.launches, found.failures) == (1, failures)
+
+
 def test_an_attempt_that_never_reached_its_ranks() -> None:
     assert spent(account(job(10, 25, code=1))) == {"queue": 10, "image": 15}
 

@@ -62,8 +62,20 @@ def test_a_stall_that_is_longer_than_the_time_between_failures() -> None:
 
 def test_failures_are_those_of_all_nodes() -> None:
     seen = History(runs=5, stall=0.4, write=9, failures=2, node_hours=300)
-    assert interval.between_failures(seen, 1) == 150 * HOUR
-    assert interval.between_failures(seen, 10) == 15 * HOUR
+    assert interval.between_failures(seen, 1) == pytest.approx((3700 * 150**2) ** (1 / 3) * HOUR)
+    assert interval.between_failures(seen, 10) == pytest.approx(interval.between_failures(seen, 1) / 10)
+
+
+def test_one_failure_in_a_short_run_says_little_and_many_say_all() -> None:
+    once = History(runs=1, stall=0.4, write=1, failures=1, node_hours=0.001)
+    assert interval.between_failures(once, 1) == pytest.approx((3700 * 0.001) ** 0.5 * HOUR)
+    always = History(runs=9, stall=0.4, write=1, failures=1000, node_hours=5000)
+    assert interval.between_failures(always, 1) == pytest.approx(5 * HOUR, rel=0.01)
+
+
+def test_no_interval_is_shorter_than_a_minute() -> None:
+    line = interval.interval_line(History(1, 0.001, 0.01, 1, 0.001), 64, Checkpoint())
+    assert line.startswith("checkpoint interval 60s suggested")
 
 
 def test_without_failures_the_usual_rate_until_more_was_seen() -> None:
@@ -78,7 +90,8 @@ def test_without_failures_the_usual_rate_until_more_was_seen() -> None:
     [
         (
             History(5, 0.4, 3.0, 1, 310),
-            "checkpoint interval 8m suggested (stall 0.4 s, 1 failure in 310 node-hours over 5 runs; now 30m)",
+            "checkpoint interval 15m suggested (stall 0.4 s, 1 failure in 310 node-hours over 5 runs,"
+            " reckoned with one in 1,071; now 30m)",
         ),
         (
             History(1, 0.4, 3.0, 0, 2),
@@ -87,7 +100,8 @@ def test_without_failures_the_usual_rate_until_more_was_seen() -> None:
         ),
         (
             History(2, 0.4, 4000.0, 30, 2000),  # one save at a time
-            "checkpoint interval 67m suggested (stall 0.4 s, 30 failures in 2,000 node-hours over 2 runs; now 30m)",
+            "checkpoint interval 67m suggested (stall 0.4 s, 30 failures in 2,000 node-hours over 2 runs,"
+            " reckoned with one in 76; now 30m)",
         ),
     ],
 )

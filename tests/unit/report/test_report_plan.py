@@ -73,6 +73,20 @@ def test_ranks_that_only_the_nodes_know(desk: Desk) -> None:
     assert not [text for text in lines if "None" in text]
 
 
+def test_one_machine_and_one_node(desk: Desk) -> None:
+    lines = report(desk, LM_JOB.replace("gpus", "here"), "resources.ranks_per_node=2")
+    assert line(lines, "cores a node").startswith("all of this machine, ")
+    options = ("resources.ranks_per_node=2", "train.batch.global=64", "train.batch.micro=4")
+    lines = report(desk, LM_JOB.replace("gpus", "here"), *options)
+    assert line(lines, "  more ranks a node   1 node x 4 =").startswith("4 ranks, ")
+
+
+def test_a_warmup_that_does_not_end(desk: Desk) -> None:
+    note = "note: train.schedule.warmup 11 is more than train.steps 10: lr never comes to its peak"
+    assert note in report(desk, LM_JOB, "train.schedule.warmup=11", "train.steps=10")
+    assert not [text for text in report(desk, LM_JOB, "train.schedule.warmup=10", "train.steps=10") if "warmup" in text]
+
+
 def test_weights_are_one_line(desk: Desk) -> None:
     lines = report(desk, LM_JOB + "  batch: {micro: 4, weights: {node1*: 2, '*A100*': 1.5}}\n")
     assert line(lines, "share of a rank") == "node1* 2, *A100* 1.5, all others 1 (by the name of its node or device)"

@@ -125,6 +125,29 @@ def test_the_vocabulary_fits_the_format(data: Any, model: dict[str, Any], messag
     assert message in str(caught.value) and caught.value.errors()[0]["loc"] == ("vocabulary",)
 
 
+NEEDED = "train.data.format tokens needs train.model.vocabulary: the number of token ids"
+
+
+def test_a_missing_vocabulary_is_told_at_the_key_that_needs_it(desk: Desk) -> None:
+    assert told(desk, LM + PATH + "    format: tokens\n") == f"{desk.project}/job.yaml:6: {NEEDED}"
+    shown = told(desk, LM_JOB, "train.data.format=tokens", "train.model.layers=2")
+    assert shown == f"--set train.data.format: {NEEDED}"
+
+
+@pytest.mark.parametrize(
+    "job", [LM + PATH, LM + PATH + "    format: tokens\n  model: {vocabulary: 9}\n", IMAGES + PATH]
+)
+def test_sorting_by_length_needs_samples_of_their_own_length(desk: Desk, job: str) -> None:
+    shown = told(desk, job, "train.batch.by_length=8")
+    assert "train has batch.by_length, which sorts samples by their length" in shown
+    assert shown.endswith("-> leave train.batch.by_length out")
+
+
+def test_documents_and_an_own_task_may_be_sorted(desk: Desk) -> None:
+    for job in (LM + PATH + "    format: jsonl\n", "site: gpus\ntrain:\n  task: my.tasks:speech\n"):
+        assert desk.resolve(job, "train.batch.by_length=8").job.train.batch.by_length == 8
+
+
 def test_all_mistakes_are_told_at_once(desk: Desk) -> None:
     shown = told(desk, LM + "  steps: many\n  data: {contxt: 1, held_out: 2}\n  model: {heads: 0, widht: 3}\n")
     for key in ("steps", "data.contxt", "data.held_out", "data.path", "model.heads", "model.widht"):
