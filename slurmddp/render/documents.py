@@ -48,7 +48,8 @@ def _yaml(title: str, model: BaseModel, cwd: str) -> str:
         """Quotes each text that our reader would take for a number, a bool or nothing."""
 
     def text(dumper: Dumper, value: str) -> Any:
-        plain = not is_null(value) and typed(Plain(value)) == value and value.isprintable()
+        # "<<" and "=" mean something to YAML 1.1 readers where they stand plain.
+        plain = value not in ("<<", "=") and not is_null(value) and typed(Plain(value)) == value and value.isprintable()
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
 
     Dumper.add_representer(str, text)

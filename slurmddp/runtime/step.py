@@ -166,8 +166,8 @@ class Stepper:
                     sums.add_extra(_FILLED, micro.filled)
                     used.append((micro, loss.total.detach()))
                 if micro.last:
-                    # Started before the last backward pass, it travels while that computes, and costs next to nothing.
-                    reduction = sums.reduce()
+                    # Before the last backward pass, which it travels with: it costs next to nothing.
+                    reduction = sums.reduce(self._parallel.reduce)
                 self._timer.mark(FORWARD)
                 _backward(self._scaler.scale(loss.total * (factor if micro.real else 0.0)))
                 self._timer.mark(BACKWARD)

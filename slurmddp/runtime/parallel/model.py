@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.job import Ddp, Job
+from slurmddp.runtime.measure.meter import Pending, Vector
 from slurmddp.runtime.parallel import mesh, shaping
+from slurmddp.runtime.parallel.carrier import MOST_RANKS, Carried, Carrier
 from slurmddp.runtime.world import World
 
 _EPSILON = 1e-6  # As in torch's clip_grad_norm_.
@@ -54,6 +56,12 @@ class Parallel(ABC):
     def exchanging(self, last: bool) -> AbstractContextManager[Any]:
         """The context for forward and backward of one micro batch; after the `last` one of a step, gradients are
         those of all ranks."""
+
+    def reduce(self, vector: Vector) -> Pending | Carried:
+        """Start adding up a vector over all ranks. Right before the backward pass of a step's last micro batch, in
+        `exchanging(last=True)`; wait for it after that pass.
+        """
+        return vector.reduce()
 
     def gradients(self) -> list[torch.Tensor]:
         """This rank's part of the gradients, for changes in place: plain tensors."""
@@ -100,13 +108,20 @@ class Replicated(Parallel):
             static_graph=options.static_graph,
             bucket_cap_mb=options.bucket_mb,
         )
-        self._ddp.register_comm_hook(on_bucket, _sum_in_bf16 if options.compression == "bf16" else _sum)
+        compressed = options.compression == "bf16"
+        carries = not compressed and world.device.type == "cpu" and 1 < world.size <= MOST_RANKS
+        self._carrier = Carrier() if carries and _all_fp32(bare) else None
+        self._ddp.register_comm_hook(_Hook(on_bucket, self._carrier), _sum_in_bf16 if compressed else _sum)
         self.model = self._ddp
         self._parameters = list(bare.parameters())
 
     def exchanging(self, last: bool) -> AbstractContextManager[Any]:
         """Gradients add up on this rank until the last micro batch."""
         return nullcontext() if last else self._ddp.no_sync()
+
+    def reduce(self, vector: Vector) -> Pending | Carried:
+        """On a CPU the vector goes along with the gradients."""
+        return vector.reduce() if self._carrier is None else self._carrier.load(vector.values())
 
     def gradients(self) -> list[torch.Tensor]:
         """The gradients themselves, which are the same on all ranks."""
@@ -152,19 +167,45 @@ def norms(tensors: list[torch.Tensor]) -> torch.Tensor:
 Future = torch.futures.Future[torch.Tensor]
 
 
-def _sum(on_bucket: OnBucket | None, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]
-    """Start to add up a bucket over all ranks."""
-    if on_bucket is not None:
-        on_bucket(bucket.index(), bucket.is_last())
-    return _added_up(bucket.buffer()).then(_first)
+class _Hook(NamedTuple):
+    """What the buckets' hook knows."""
+
+    on_bucket: OnBucket | None
+    carrier: Carrier | None
 
 
-def _sum_in_bf16(on_bucket: OnBucket | None, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]
+def _sum(hook: _Hook, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]
+    """Start to add up a bucket over all ranks; the first one takes along what the carrier has."""
+    if hook.on_bucket is not None:
+        hook.on_bucket(bucket.index(), bucket.is_last())
+    load = hook.carrier.take() if hook.carrier is not None else None
+    if load is None:
+        return _added_up(bucket.buffer()).then(_first)
+    carrier = hook.carrier
+    buffer: torch.Tensor = bucket.buffer()
+    assert carrier is not None
+    # DDP's first bucket is small, a megabyte: the copies cost less than a message.
+    together = torch.cat([buffer, load])
+
+    def part(future: Future) -> torch.Tensor:
+        summed = _first(future)
+        carrier.arrive(summed[buffer.numel() :])
+        buffer.copy_(summed[: buffer.numel()])
+        return buffer
+
+    return _added_up(together).then(part)
+
+
+def _sum_in_bf16(hook: _Hook, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]
     """As `_sum`, rounded to bf16 on the way: half the bytes."""
-    if on_bucket is not None:
-        on_bucket(bucket.index(), bucket.is_last())
-    buffer = bucket.buffer()
+    if hook.on_bucket is not None:
+        hook.on_bucket(bucket.index(), bucket.is_last())
+    buffer: torch.Tensor = bucket.buffer()
     return _added_up(buffer.to(torch.bfloat16)).then(lambda future: buffer.copy_(_first(future)))
+
+
+def _all_fp32(model: nn.Module) -> bool:
+    return all(item.dtype == torch.float32 for item in model.parameters() if item.requires_grad)
 
 
 def _added_up(tensor: torch.Tensor) -> Future:
