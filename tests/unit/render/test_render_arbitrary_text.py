@@ -170,7 +170,7 @@ def test_arguments_and_variables_without_a_container(stage: Stage, text: str) ->
     job["train"]["args"] = [text, "--x", text]
     plan = stage.plan(job)
     if plan is None:
-        assert "\0" in text
+        assert "\0" in text or text == "<<"  # a merge key, which the reader refuses
         return
     arguments, environment = stage.node(plan)
     assert arguments[-3:] == [b(text), b"--x", b(text)]
@@ -190,7 +190,7 @@ def test_everything_that_a_container_gets(stage: Stage, text: str) -> None:
     job["train"]["model"] = {"word": text, text: [text]}
     plan = stage.plan(job)
     if plan is None:
-        assert "\0" in text
+        assert "\0" in text or text == "<<"  # a merge key, which the reader refuses
         return
     arguments, environment = stage.node(plan)
     assert b(f"--env=A={text}") in arguments
