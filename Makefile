@@ -88,6 +88,10 @@ cluster-shell: $(VENV)/.made
 benchmark: $(VENV)/.test
 	$(BIN)/python -m benchmarks.cli
 	$(BIN)/python -m benchmarks.launch
+	$(BIN)/python -m benchmarks.step
+	$(BIN)/python -m benchmarks.checkpoint
+	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.stragglers
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

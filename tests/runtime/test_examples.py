@@ -180,10 +180,11 @@ def test_slurmddp_brings_the_library_and_tells_of_the_run_to_resume(tmp_path: Pa
     (run,) = (tmp_path / "runs").glob("mine-*")
     assert first.returncode == 0, first.stdout
     assert f"from {run}/code/slurmddp/__init__.py" in first.stdout
-    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000100"]
+    saved = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert saved == ["step-00000100", "step-00000125"], "each 100 steps, and the end"
     second = slurmddp(tmp_path, "run", f"--resume={run.name}", "--set=resources.ranks_per_node=2")
     assert second.returncode == 0, second.stdout
-    assert f"resumed    step 100 from {run}/checkpoints/step-00000100, saved by 1 rank\n" in second.stdout
+    assert f"resumed    step 125 from {run}/checkpoints/step-00000125, saved by 1 rank\n" in second.stdout
 
 
 SHOW = """

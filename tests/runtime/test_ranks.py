@@ -63,10 +63,12 @@ def reference(total: int) -> tuple[list[torch.Tensor], float, int]:
     )
 
 
-@pytest.mark.ranks(3)
-@pytest.mark.parametrize(
-    ("world", "total", "micro"), [(3, 7, 2), (3, 2, 1), (2, 8, 3), (2, 5, 1), (1, 6, 4), (3, 30, 3)]
-)
+#: Of seven samples: 1 to 4 ranks, 1 to 7 micro steps.
+EVERY_SPLIT = [(world, 7, micro) for world in (1, 2, 3, 4) for micro in range(1, -(-7 // world) + 1)]
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(("world", "total", "micro"), [(3, 2, 1), (2, 8, 3), (3, 30, 3), *EVERY_SPLIT])
 def test_gradient_is_that_of_one_process(ranks: Ranks, world: int, total: int, micro: int) -> None:
     wanted, wanted_loss, wanted_count = reference(total)
     for gradients, loss, count in ranks(world, gradients_of_step, total, micro, "fp32"):
