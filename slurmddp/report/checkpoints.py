@@ -12,7 +12,7 @@ from slurmddp.runs import checkpoints
 from slurmddp.runs.checkpoints import Leftover, Stored
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.pruning import Pruning
-from slurmddp.runs.survey import human
+from slurmddp.runtime.console import human
 
 #: Bytes between two lines of progress while a checkpoint is hashed: a few seconds' work.
 SAY_EVERY = 4 * 2**30

@@ -12,6 +12,7 @@ from pathlib import Path
 from slurmddp.errors import UserError
 from slurmddp.runs import git
 from slurmddp.runs.unwanted import SKIPPED_FOLDERS, SKIPPED_SUFFIXES, below, credential, is_image, is_run_folder
+from slurmddp.runtime.console import human
 
 DEFAULT_LIMIT = 50 * 2**20  # bytes
 DEFAULT_FILES = 20_000
@@ -333,13 +334,3 @@ def largest(found: Survey, count: int = 5) -> list[tuple[int, str]]:
 def shown(path: str) -> str:
     """A path for a message: on one line, whatever bytes it has."""
     return path if path.isprintable() else repr(path)
-
-
-def human(size: int) -> str:
-    """Bytes for people: 512 B, 1.5 MiB."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"

@@ -2,7 +2,7 @@
 
 import time
 
-from slurmddp.runtime import console
+from slurmddp.runtime.checkpoint import telling
 from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
 from slurmddp.runtime.errors import RuntimeFailure
 from slurmddp.runtime.evaluation import share_buffers
@@ -107,19 +107,7 @@ class Checkpointing:
             self._safe = result.step
             if result.remark:
                 session.console.warn(f"checkpoint {result.path.name}: {result.remark}")
-            seconds, stall = round(result.seconds, 3), round(result.stall, 4)
-            session.console.say(
-                f"checkpoint {result.path.name}, {console.size(result.bytes)} in {seconds:.2f} s, "
-                f"the step held up for {stall:.2f} s"
-            )
-            session.record(
-                "checkpoint_saved",
-                step=result.step,
-                seconds=seconds,
-                stall=stall,
-                bytes=result.bytes,
-                path=str(result.path),
-            )
+            telling.saved(session, result)
             return
         if result.fatal:
             raise RuntimeFailure(f"the checkpoint of step {result.step} could not be written: {result.message}")

@@ -65,13 +65,13 @@ def short(number: float) -> str:
     return f"{number:.0f}" if abs(number) >= 10 else f"{number:.2f}"
 
 
-def size(number: float) -> str:
-    """Bytes as 407.1 KiB, and so on, as the commands on the login side show them."""
+def human(size: float) -> str:
+    """Bytes for people: 512 B, 1.5 MiB. The commands on the login side show them so, too."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} TiB"
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
 
 
 def clock(seconds: float) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmddp.runtime.checkpoint import given, layout, reader
+from slurmddp.runtime.checkpoint import given, layout, reader, telling
 from slurmddp.runtime.checkpoint.reader import NOTHING_GOOD
 from slurmddp.runtime.data.order import window_origin
 from slurmddp.runtime.errors import UserError
@@ -58,14 +58,14 @@ def resume(session: Session) -> Position:
     own = session.folder.checkpoints
     here.on_main(lambda: layout.remove_leftovers(own, here.attempt))
     roots = [own, *map(Path, session.job.resume_from)]
-    choice, rejected = here.on_main(lambda: _choose(session, roots))
+    choice, rejected = here.on_main(lambda: telling.choose(session, roots))
     if choice is None:
         if rejected and session.job.resume_from:
             raise UserError(NOTHING_GOOD, shared=True)
         if rejected:
             session.console.warn("no good checkpoint is left: starting from the beginning")
         _load_given(session)
-        return Position(0, 0, rejected)
+        return Position(0, 0, tuple(rejected))
     _check(session, choice, Position(0, 0, ()).data_state(session, 0))
     origin = window_origin(
         choice.data["samples"],
@@ -91,7 +91,7 @@ def resume(session: Session) -> Position:
         samples=choice.data["samples"],
         random_states_restored=restored,
     )
-    return Position(choice.step, choice.data["samples"], rejected, origin)
+    return Position(choice.step, choice.data["samples"], tuple(rejected), origin)
 
 
 def _load_given(session: Session) -> None:
@@ -106,18 +106,6 @@ def _load_given(session: Session) -> None:
     for remark in loaded.remarks:
         session.console.say(f"           {remark}")
     session.record("weights_given", path=str(loaded.path), tensors=loaded.tensors)
-
-
-def _choose(session: Session, roots: list[Path]) -> tuple[reader.Choice | None, tuple[Path, ...]]:
-    """On rank 0."""
-    rejected: list[Path] = []
-
-    def note(one: layout.Rejected) -> None:
-        rejected.append(one.folder)
-        session.console.warn(f"checkpoint refused: {one}; looking for the one before")
-        session.record("checkpoint_rejected", path=str(one.folder), file=one.file, why=one.why)
-
-    return reader.choose(roots, note), tuple(rejected)
 
 
 def _check(session: Session, choice: reader.Choice, now: Mapping[str, Any]) -> None:

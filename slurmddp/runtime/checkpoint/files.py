@@ -4,11 +4,11 @@ Reading them again for the hash would cost a second pass over what may be many g
 system.
 """
 
+import contextlib
 import hashlib
 import io
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -82,14 +82,14 @@ class HashedFiles(FileSystem):
         super().__init__()
         self.facts: dict[str, FileFacts] = {}
 
-    @contextmanager
+    @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         """Open a file; one that is written is hashed."""
         with hashed(Path(path), self.facts) if "w" in mode else super().create_stream(path, mode) as stream:
             yield stream
 
 
-@contextmanager
+@contextlib.contextmanager
 def hashed(path: Path, facts: dict[str, FileFacts]) -> Iterator[HashedFile]:
     """Write a new file; at the end of the block it is on stable storage, and in `facts` under its name."""
     file = path.open("wb", buffering=_BUFFER)
@@ -98,7 +98,5 @@ def hashed(path: Path, facts: dict[str, FileFacts]) -> Iterator[HashedFile]:
         yield stream
         facts[path.name] = stream.end()
     finally:
-        try:
+        with contextlib.suppress(OSError):  # What its buffer still held; the block has failed with the reason.
             file.close()
-        except OSError:
-            pass  # What its buffer still held; the block has failed with the reason.

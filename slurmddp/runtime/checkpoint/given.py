@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from slurmddp.runtime.checkpoint import layout, plain, shards
+from slurmddp.runtime.checkpoint import layout, plain, shards, state
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.folder import RunFolder
 
@@ -20,7 +20,6 @@ except ImportError:  # torch 2.4
 _MODEL = "model."
 #: What wrappers put before names: DDP and DataParallel, torch.compile. The latter's may stand inside a name.
 _WRAPPERS = ("module.", "_orig_mod.")
-_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -129,21 +128,12 @@ def _bare(name: str) -> str:
 
 def _check(source: Path, given: Mapping[str, tuple[int, ...]], targets: Mapping[str, torch.Tensor]) -> None:
     wanted = {name: tuple(value.shape) for name, value in targets.items()}
-    differences = [
-        f"{name}: {_shape(given.get(name))} there, {_shape(wanted.get(name))} in the model"
-        for name in [*wanted, *(name for name in given if name not in wanted)]
-        if given.get(name) != wanted.get(name)
-    ]
-    if differences:
-        more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    found = state.differences(wanted, given, there="there", here="in the model")
+    if found:
         raise UserError(
-            f"train.init_from: {source} is of another model: {'; '.join(differences[:_SHOWN])}{more}. Change "
+            f"train.init_from: {source} is of another model: {found}. Change "
             "train.model to fit it, or take other weights"
         )
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "not there" if shape is None else str(list(shape))
 
 
 def _copy(target: torch.Tensor, value: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ The memory is one mapping, taken and touched once and used for every save. Data 
 after a fork, each page of an inherited one would be copied again on the next save.
 """
 
+import contextlib
 import mmap
 from collections.abc import Mapping, Set
 from typing import Any
@@ -120,10 +121,8 @@ def _memory(size: int) -> mmap.mmap:
     memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in ("MADV_DONTFORK", "MADV_HUGEPAGE"):
         if hasattr(mmap, advice):
-            try:
+            with contextlib.suppress(OSError):  # A kernel without it: slower, and no less right.
                 memory.madvise(getattr(mmap, advice))
-            except OSError:
-                pass  # A kernel without it: slower, and no less right.
     torch.frombuffer(memory, dtype=torch.uint8).zero_()  # The first save need not wait for the kernel's pages.
     return memory
 

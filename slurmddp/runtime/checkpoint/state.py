@@ -15,6 +15,8 @@ from slurmddp.runtime.errors import UserError
 
 _SHOWN = 5
 
+Shapes = Mapping[str, tuple[int, ...]]
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -44,16 +46,23 @@ def check(trained: Trained, stored: Mapping[str, Any]) -> None:
 
     Raises UserError that names the first differences.
     """
-    ours = {f"model.{name}": tuple(value.shape) for name, value in trained.model.state_dict().items()}
-    theirs = {name: tuple(item.size) for name, item in stored.items() if name.startswith("model.")}
-    differences = [
-        f"{name.removeprefix('model.')}: {_shape(theirs.get(name))} in the checkpoint, {_shape(ours.get(name))} now"
+    ours = {name: tuple(value.shape) for name, value in trained.model.state_dict().items()}
+    weights = {name: item for name, item in stored.items() if name.startswith("model.")}
+    theirs = {name.removeprefix("model."): tuple(item.size) for name, item in weights.items()}
+    found = differences(ours, theirs, there="in the checkpoint", here="now")
+    if found:
+        raise UserError(f"the model is another one: {found}")
+
+
+def differences(ours: Shapes, theirs: Shapes, *, there: str, here: str) -> str:
+    """The first tensors whose shapes differ, `theirs` being `there` and `ours` `here`; empty where none do."""
+    found = [
+        f"{name}: {_shape(theirs.get(name))} {there}, {_shape(ours.get(name))} {here}"
         for name in [*ours, *(name for name in theirs if name not in ours)]
         if ours.get(name) != theirs.get(name)
     ]
-    if differences:
-        more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
-        raise UserError("the model is another one: " + "; ".join(differences[:_SHOWN]) + more)
+    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return "; ".join(found[:_SHOWN]) + more
 
 
 def prepare(trained: Trained, stored: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from slurmddp.runtime import console
-from slurmddp.runtime.checkpoint import layout, state
+from slurmddp.runtime.checkpoint import layout, state, telling
 from slurmddp.runtime.checkpoint.reader import NOTHING_GOOD
 from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
 from slurmddp.runtime.errors import RuntimeFailure, UserError
@@ -119,7 +118,7 @@ class Checkpointer:
         world = self._world
         self._shared.enter("start")
         world.on_main(lambda: layout.remove_leftovers(self._root, world.attempt))
-        choice, rejected = world.on_main(lambda: restoring.choose(self._shared, [self._root, *self._older]))
+        choice, rejected = world.on_main(lambda: telling.choose(self._shared, [self._root, *self._older]))
         self._rejected += rejected
         if choice is None:
             if rejected and self._older:
@@ -242,12 +241,7 @@ class Checkpointer:
         now = self._shared
         for result in results:
             if isinstance(result, Saved):
-                now.console.say(
-                    f"checkpoint {result.path.name}, {console.size(result.bytes)} in {result.seconds:.2f} s, "
-                    f"the step held up for {result.stall:.2f} s"
-                )
-                facts = {"seconds": round(result.seconds, 3), "stall": round(result.stall, 4), "bytes": result.bytes}
-                now.record("checkpoint_saved", step=result.step, **facts, path=str(result.path))
+                telling.saved(now, result)
                 continue
             if result.fatal:
                 raise RuntimeFailure(f"the checkpoint of step {result.step} could not be written: {result.message}")

@@ -1,14 +1,14 @@
 """What a checkpoint is loaded from, and into what."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from torch import nn
 
-from slurmddp.runtime.checkpoint import layout, reader, shards, state
+from slurmddp.runtime.checkpoint import reader, shards, state
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.library import groups, shared
 from slurmddp.runtime.parallel import mesh
@@ -35,18 +35,6 @@ class Positioned(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         ...
-
-
-def choose(now: shared.Shared, roots: Sequence[Path]) -> tuple[reader.Choice | None, list[Path]]:
-    """On rank 0: the newest checkpoint that verifies, and those that were refused, of which it says why."""
-    rejected: list[Path] = []
-
-    def note(one: layout.Rejected) -> None:
-        rejected.append(one.folder)
-        now.console.warn(f"checkpoint refused: {one}; looking for the one before")
-        now.record("checkpoint_rejected", path=str(one.folder), file=one.file, why=one.why)
-
-    return reader.choose(roots, note), rejected
 
 
 def adopt(

@@ -28,7 +28,12 @@ class Agreement:
         self._pending: tuple[int, dist.Work] | None = None
 
     def begin(self, step: int) -> None:
-        """Send the hash of the parameters as they are after `step`; one that is still on its way is checked first."""
+        """Send the hash of the parameters as they are after `step`; an older one on its way is checked first.
+
+        That of the same step, sent already, stands.
+        """
+        if self._pending is not None and self._pending[0] == step:
+            return
         self.check()
         if self._groups:
             own = torch.tensor([fingerprint(self._model.parameters())])

@@ -1,0 +1,50 @@
+"""What people and events.jsonl are told of checkpoints: the same by the entrypoint and by the library."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from slurmddp.runtime.checkpoint import layout, reader
+from slurmddp.runtime.checkpoint.saving import Saved
+from slurmddp.runtime.console import Console, human
+
+
+class Speaker(Protocol):
+    """Who speaks: on rank 0, and nowhere else."""
+
+    @property
+    def console(self) -> Console:
+        """To people."""
+        ...
+
+    def record(self, event: str, **facts: object) -> None:
+        """Write an event."""
+        ...
+
+
+def choose(speaker: Speaker, roots: Sequence[Path]) -> tuple[reader.Choice | None, list[Path]]:
+    """On rank 0: the newest checkpoint that verifies, and those that were refused, of which it says why."""
+    rejected: list[Path] = []
+
+    def note(one: layout.Rejected) -> None:
+        rejected.append(one.folder)
+        speaker.console.warn(f"checkpoint refused: {one}; looking for the one before")
+        speaker.record("checkpoint_rejected", path=str(one.folder), file=one.file, why=one.why)
+
+    return reader.choose(roots, note), rejected
+
+
+def saved(speaker: Speaker, result: Saved) -> None:
+    """A checkpoint has been written."""
+    speaker.console.say(
+        f"checkpoint {result.path.name}, {human(result.bytes)} in {result.seconds:.2f} s, "
+        f"the step held up for {result.stall:.2f} s"
+    )
+    speaker.record(
+        "checkpoint_saved",
+        step=result.step,
+        seconds=round(result.seconds, 3),
+        stall=round(result.stall, 4),
+        bytes=result.bytes,
+        path=str(result.path),
+    )
