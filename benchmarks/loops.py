@@ -19,7 +19,7 @@ from slurmddp.runtime import environment, job, optimizer, randomness, world
 from slurmddp.runtime.data.loading import to_device
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.loop import trainer
+from slurmddp.runtime.loop import Trainer, trainer
 from slurmddp.runtime.precision import PRECISIONS, autocast
 from slurmddp.runtime.tasks import create
 from slurmddp.runtime.watch.stop import Stop
@@ -30,15 +30,22 @@ LOG_EVERY = 10
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is trained: the run folder with our job.json, and the joined world."""
+    """What is trained: the run folder with our job.json, and the joined world. `trainers`: ours, once made."""
 
     folder: RunFolder
     job: job.Job
     world: world.World
+    trainers: list[Trainer] = dataclasses.field(default_factory=list)
 
     @property
     def rate(self) -> float:
         return self.job.train.optimizer.lr
+
+    @property
+    def staged(self) -> int:
+        """Bytes of this rank's copies for checkpoints."""
+        copies = [made._checkpointing._writer._staging for made in self.trainers]
+        return sum(one.bytes for one in copies if one is not None)
 
 
 def join(root: Path) -> Setting:
@@ -56,7 +63,8 @@ def ours(setting: Setting) -> Iterator[Any]:
     watch = Watch(place, stop)
     watch.install(parent=True)
     watch.connect(setting.world, setting.job.timeouts, events)
-    return trainer(setting.folder, setting.job, setting.world, place, events, watch).steps()
+    setting.trainers.append(trainer(setting.folder, setting.job, setting.world, place, events, watch))
+    return setting.trainers[-1].steps()
 
 
 def _parts(setting: Setting) -> tuple[Any, torch.nn.Module, torch.optim.Optimizer, DataLoader[Any]]:

@@ -56,7 +56,8 @@ def main() -> int:
 
 def measured(python: Path, job: dict[str, Any], wanted: dict[str, Any], ranks: int) -> dict[str, Any]:
     """Run the loops named in `wanted` ("loops", "pairs", "block") on `ranks` ranks. Returns "times" by loop, in
-    milliseconds a step, and "peak", rank 0's largest resident memory in bytes. Raises RuntimeError where a rank fails.
+    milliseconds a step, and "memory": of each rank the largest resident memory, and of it the copies for checkpoints,
+    in bytes. Raises RuntimeError where a rank fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "job.json").write_text(json.dumps(job))
@@ -123,8 +124,9 @@ def rank(folder: Path) -> None:
             loops.barrier()
             if number >= 2:
                 times[name].append(1000 * (time.perf_counter() - before) / wanted["block"])
+    memory = setting.world.gather((_peak(), setting.staged))
     if setting.world.is_main:
-        (folder / "found.json").write_text(json.dumps({"times": times, "peak": _peak(), "device": _device_peak()}))
+        (folder / "found.json").write_text(json.dumps({"times": times, "memory": memory, "device": _device_peak()}))
     loops.barrier()
     os._exit(0)  # The loops are still running: nothing of them is worth a tidy end.
 

@@ -142,7 +142,11 @@ class Trainer:
                     return
 
     def _warm_up(self, first: Micro) -> peak.Utilisation:
-        """One pass for nothing; it also counts what a target costs the model."""
+        """Two passes for nothing; the first also counts what a target costs the model.
+
+        After the first, which runs uncompiled, DDP regroups its buckets; after the second, their sizes are known, by
+        which the sums choose theirs: in the first step of a resume as in all others.
+        """
         session = self.session
         stepper, train = session.stepper, session.job.train
         targets = 0
@@ -152,8 +156,7 @@ class Trainer:
             targets = stepper.warm_up(first)
 
         flops = peak.count_flops(once)
-        if train.compile:
-            once()  # The count ran uncompiled.
+        once()
         return peak.utilisation(session.world, PRECISIONS[train.precision], flops, targets)
 
     def _wishes(self) -> Wishes:

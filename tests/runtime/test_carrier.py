@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmddp.runtime.parallel.carrier import MOST_RANKS, decode, encode
+from slurmddp.runtime.parallel.carrier import MOST_RANKS, Carrier, decode, encode
 
 numbers = st.one_of(
     st.floats(min_value=-(2.0**47), max_value=2.0**47, allow_subnormal=False), st.integers(-(2**40), 2**40).map(float)
@@ -46,3 +46,11 @@ def test_what_cannot_be_written_is_nan_for_all_and_harms_no_other(value: float) 
 
 def test_it_is_fp32() -> None:
     assert encode([1.0, 2.0]).dtype == torch.float32
+
+
+def test_it_goes_with_the_smallest_bucket_and_always_once() -> None:
+    carrier = Carrier()
+    for sizes, expected in [([40, 30, 20], 0), ([40, 30, 20], 2), ([10, 9, 8, 9], 2), ([7, 9], 1), ([7, 9], 0)]:
+        carrier.load([1.0])
+        taken = [carrier.take(number, size, number == len(sizes) - 1) for number, size in enumerate(sizes)]
+        assert [number for number, load in enumerate(taken) if load is not None] == [expected]

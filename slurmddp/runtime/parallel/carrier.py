@@ -50,20 +50,33 @@ def decode(summed: torch.Tensor) -> list[float]:
 
 
 class Carrier:
-    """What the hook of the gradients' buckets takes along once, in the first bucket that is ready."""
+    """What the hook of the gradients' buckets takes along once, in the bucket that was the smallest last time.
+
+    What goes along is copied with the bucket and back: in one of 25 MB that took longer than a message of its own.
+    """
 
     def __init__(self) -> None:
         self._load: torch.Tensor | None = None
         self._came: torch.Tensor | None = None
+        self._smallest = 0
+        self._sizes: dict[int, int] = {}
 
     def load(self, values: Sequence[float]) -> "Carried":
         """Give it this rank's values, before the backward pass that exchanges gradients; every rank has to."""
         self._load, self._came = encode(values), None
         return Carried(self)
 
-    def take(self) -> torch.Tensor | None:
-        """For the hook: what is to go with the bucket; once."""
-        load, self._load = self._load, None
+    def take(self, bucket: int, size: int, last: bool) -> torch.Tensor | None:
+        """For the hook, with each bucket's number and size: what is to go with it, once a pass. The last one takes it
+        where none did before: DDP may have made other buckets since.
+        """
+        self._sizes[bucket] = size
+        load = None
+        if last or bucket == self._smallest:
+            load, self._load = self._load, None
+        if last:
+            self._smallest = min(self._sizes, key=lambda number: self._sizes[number])
+            self._sizes = {}
         return load
 
     def arrive(self, summed: torch.Tensor) -> None:

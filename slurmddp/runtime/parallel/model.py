@@ -88,6 +88,10 @@ class Parallel(ABC):
     def _norm(self, gradients: list[torch.Tensor]) -> float: ...
 
 
+#: What DDP takes where it is given nothing.
+_DEFAULT_BUCKET_MB = 25.0
+
+
 class Replicated(Parallel):
     """The whole model on every rank, gradients summed up in buckets while the backward pass runs: DDP.
 
@@ -106,7 +110,8 @@ class Replicated(Parallel):
             device_ids=[world.device] if world.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
             static_graph=options.static_graph,
-            bucket_cap_mb=options.bucket_mb,
+            # DDP's own default makes the first bucket a small one, which its number does not.
+            bucket_cap_mb=None if options.bucket_mb == _DEFAULT_BUCKET_MB else options.bucket_mb,
         )
         compressed = options.compression == "bf16"
         carries = not compressed and world.device.type == "cpu" and 1 < world.size <= MOST_RANKS
@@ -175,16 +180,15 @@ class _Hook(NamedTuple):
 
 
 def _sum(hook: _Hook, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]
-    """Start to add up a bucket over all ranks; the first one takes along what the carrier has."""
-    if hook.on_bucket is not None:
-        hook.on_bucket(bucket.index(), bucket.is_last())
-    load = hook.carrier.take() if hook.carrier is not None else None
-    if load is None:
-        return _added_up(bucket.buffer()).then(_first)
-    carrier = hook.carrier
+    """Start to add up a bucket over all ranks; a small one takes along what the carrier has."""
+    index, last, carrier = bucket.index(), bucket.is_last(), hook.carrier
     buffer: torch.Tensor = bucket.buffer()
+    if hook.on_bucket is not None:
+        hook.on_bucket(index, last)
+    load = carrier.take(index, buffer.numel(), last) if carrier is not None else None
+    if load is None:
+        return _added_up(buffer).then(_first)
     assert carrier is not None
-    # DDP's first bucket is small, a megabyte: the copies cost less than a message.
     together = torch.cat([buffer, load])
 
     def part(future: Future) -> torch.Tensor:
