@@ -54,16 +54,16 @@ def main() -> int:
     return 0 if good else 1
 
 
-def measured(python: Path, job: dict[str, Any], wanted: dict[str, Any], ranks: int) -> dict[str, Any]:
+def measured(python: Path, job: dict[str, Any], wanted: dict[str, Any], ranks: int, **more: str) -> dict[str, Any]:
     """Run the loops named in `wanted` ("loops", "pairs", "block") on `ranks` ranks. Returns "times" by loop, in
     milliseconds a step, and "memory": of each rank the largest resident memory, and of it the copies for checkpoints,
-    in bytes. Raises RuntimeError where a rank fails.
+    in bytes. `more`: environment variables. Raises RuntimeError where a rank fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "job.json").write_text(json.dumps(job))
         Path(folder, "bench.json").write_text(json.dumps(wanted))
         command = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(environments.CHECKOUT)}
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(environments.CHECKOUT), **more}
         done = subprocess.run(
             [*command, "-m", "benchmarks.step_rank", folder], env=variables, cwd=folder, capture_output=True, text=True
         )

@@ -1,5 +1,6 @@
 """Append-only JSON lines that many ranks and attempts may write to at once."""
 
+import contextlib
 import json
 import math
 import os
@@ -49,10 +50,20 @@ class Events:
     def __init__(self, path: Path, *, attempt: int, node: str, rank: int) -> None:
         self._lines = JsonLines(path)
         self._who = {"attempt": attempt, "node": node, "rank": rank}
+        self._since = time.time()
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one event with time (unix seconds), attempt, node and rank. Raises OSError."""
         self._lines.write({"time": round(time.time(), 3), "event": event, **self._who, **facts})
+
+    def told(self, event: str) -> bool:
+        """Whether any rank of this attempt has written such an event since this one began. Raises OSError."""
+        for line in self._lines.path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # Another's line may be cut.
+                found = json.loads(line)
+                if (found["event"], found["attempt"]) == (event, self._who["attempt"]) and found["time"] >= self._since:
+                    return True
+        return False
 
 
 def _finite(value: Any) -> Any:

@@ -42,6 +42,19 @@ def test_a_stopped_process_is_named(tmp_path: Path, rank: int) -> None:
     assert f"rank {1 - rank} on here:   File " in job.stderr and f"rank {rank} on here:   File" not in job.stderr
 
 
+@pytest.mark.ranks(2)
+def test_one_that_goes_on_after_the_verdict_adds_none(tmp_path: Path) -> None:
+    """It finds the others gone, and blames nobody for it."""
+    run = Run.create(tmp_path / "run", **{**HANG, "train__steps": 100000}, train__data={"pace": 0.02})
+    with launched(run, 2) as job:
+        job.until_step(4)
+        job.send(0, signal.SIGSTOP)
+        until(lambda: run.events("hang"), "hang")
+        job.send(0, signal.SIGCONT)
+        assert job.wait() == 1
+    assert culprit(run)[:2] == ([0], "silent")
+
+
 @pytest.mark.ranks(3)
 def test_a_rank_that_never_comes_to_the_exchange_is_named(tmp_path: Path) -> None:
     """Rank 0 turns in a loop of its own, holding Python's lock as much as any code does."""

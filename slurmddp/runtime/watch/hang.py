@@ -71,7 +71,7 @@ class Hang:
         name = f"rank {self._place.rank} on {self._place.node}"
         state, waited = self._progress.state, self._patience.waited
         say(f"{name}: in {state.phase} at step {state.step} for {waited:.1f} s; all threads:\n{stacks(name)}")
-        if speaks:
+        if speaks and not self._told():
             deadline = self._patience.deadline()
             say(f"{name}: error: {self._message(verdict, waited, deadline)}\n")
             with contextlib.suppress(OSError):
@@ -89,6 +89,12 @@ class Hang:
         self.exchange.dumped()
         self.exchange.all_dumped.wait(_UNREACHABLE)
         leave(1)
+
+    def _told(self) -> bool:
+        """A rank that was suspended and goes on sees the others silent: they have gone, and have said why."""
+        with contextlib.suppress(OSError):
+            return self._events.told("hang")
+        return False
 
     def _message(self, verdict: Verdict, waited: float, deadline: float) -> str:
         where = f"{verdict.phase} at step {verdict.step}"
