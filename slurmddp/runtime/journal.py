@@ -50,7 +50,7 @@ class Events:
     def __init__(self, path: Path, *, attempt: int, node: str, rank: int) -> None:
         self._lines = JsonLines(path)
         self._who = {"attempt": attempt, "node": node, "rank": rank}
-        self._since = time.time()
+        self._since = round(time.time(), 3)
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one event with time (unix seconds), attempt, node and rank. Raises OSError."""

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.runtime.journal import Events
 from slurmddp.runtime.watch.ending import stacks
 from slurmddp.runtime.watch.heartbeat import Beat, Look, blame
 from slurmddp.runtime.watch.progress import Patience, Progress
 
 from .harness import Run
-from .launched import launched, until
+from .launched import alive, launched, until
 from .test_stop import TROUBLED, trouble
 
 HANG = {**TROUBLED, "timeouts__hang": 3, "timeouts__collective": 600}
@@ -34,7 +35,9 @@ def test_a_stopped_process_is_named(tmp_path: Path, rank: int) -> None:
         job.until_step(4)
         job.send(rank, signal.SIGSTOP)
         until(lambda: run.events("hang"), "hang")
-        job.send(rank, signal.SIGKILL)  # torchrun would do so in 30 s.
+        stopped = job.ranks()[rank]
+        # The other one ends it: torchrun would do so in 30 s.
+        until(lambda: not alive(stopped), "end of the stopped one")
         assert job.wait() == 1
     assert culprit(run)[:2] == ([rank], "silent")
     (message,) = [line for line in job.stderr.splitlines() if "error: hang: " in line]
@@ -42,17 +45,17 @@ def test_a_stopped_process_is_named(tmp_path: Path, rank: int) -> None:
     assert f"rank {1 - rank} on here:   File " in job.stderr and f"rank {rank} on here:   File" not in job.stderr
 
 
-@pytest.mark.ranks(2)
-def test_one_that_goes_on_after_the_verdict_adds_none(tmp_path: Path) -> None:
-    """It finds the others gone, and blames nobody for it."""
-    run = Run.create(tmp_path / "run", **{**HANG, "train__steps": 100000}, train__data={"pace": 0.02})
-    with launched(run, 2) as job:
-        job.until_step(4)
-        job.send(0, signal.SIGSTOP)
-        until(lambda: run.events("hang"), "hang")
-        job.send(0, signal.SIGCONT)
-        assert job.wait() == 1
-    assert culprit(run)[:2] == ([0], "silent")
+def test_a_hang_that_another_rank_has_told_of_is_known(tmp_path: Path) -> None:
+    """A rank that was suspended and goes on finds the others gone, and has not to blame them for it."""
+    path = tmp_path / "events.jsonl"
+    Events(path, attempt=0, node="n1", rank=0).write("hang", ranks=[1])
+    started = [Events(path, attempt=attempt, node="n1", rank=1) for attempt in (0, 1)]
+    assert not any(events.told("hang") for events in started), "that was before they began, or of another attempt"
+    Events(path, attempt=0, node="n2", rank=2).write("hang", ranks=[1])
+    with path.open("a") as cut:
+        cut.write('{"event": "ha')
+    assert [events.told("hang") for events in started] == [True, False]
+    assert not started[0].told("error")
 
 
 @pytest.mark.ranks(3)

@@ -1,6 +1,9 @@
 """Hangs: what a rank does when it, or another one, is over its deadline."""
 
 import contextlib
+import os
+import signal
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -31,7 +34,7 @@ class Hang:
     ) -> None:
         """Every rank has to make one; a failure on one is raised on all."""
         self._place, self._patience, self._progress, self._events = place, patience, progress, events
-        self._nodes = world.gather((place.node, place.local_rank))
+        self._nodes = world.gather((place.node, os.getpid()))
         #: Of the main thread, whose place among the others' it tells.
         self.arrivals = Arrivals([dist.distributed_c10d._get_default_group(), world.coordination])
         #: With the other ranks; already running.
@@ -88,7 +91,19 @@ class Hang:
         # The first process that ends takes the others with it: not before they have said where they are.
         self.exchange.dumped()
         self.exchange.all_dumped.wait(_UNREACHABLE)
+        if verdict.kind == "silent":
+            self._kill(verdict.ranks)
         leave(1)
+
+    def _kill(self, ranks: list[int]) -> None:
+        """End this node's ranks that do not answer: a stopped one keeps torchrun waiting for half a minute."""
+        for rank in ranks:
+            node, pid = self._nodes[rank]
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                # Our agent's child, or else somebody who has its number by now.
+                text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+                if node == self._place.node and int(text.rpartition(")")[2].split()[1]) == os.getppid():
+                    os.kill(pid, signal.SIGKILL)
 
     def _told(self) -> bool:
         """A rank that was suspended and goes on sees the others silent: they have gone, and have said why."""
