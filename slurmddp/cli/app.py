@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slurmddp.cli import checkpoints, follow, images, jobs, sites
+from slurmddp.cli import alerts, checkpoints, follow, images, jobs, sites
 from slurmddp.errors import SlurmddpError
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for group in (jobs, follow, checkpoints, images, sites):
+for group in (jobs, follow, alerts, checkpoints, images, sites):
     group.register(app)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from slurmddp.cli import options as opt
+from slurmddp.cli.alerts import send_waiting
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a prefix of it, job id, run folder, or `last`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
@@ -26,20 +27,24 @@ def runs(
     from slurmddp.report.status import list_runs, runs_table
 
     found = list_runs(limit, lambda: known_roots(os.environ), opt.say)
+    send_waiting([item.folder for item in found])
     typer.echo(opt.json_text([item.as_dict() for item in found]) if as_json else runs_table(found))
 
 
 def status(run: Run, as_json: Json = False) -> None:
     """Say how a run is. Exit code: 0 done, 1 ended otherwise, 3 not ended yet."""
     from slurmddp.launch.find import find_run
-    from slurmddp.report.goodput import goodput_line, run_ledger
+    from slurmddp.report.goodput import goodput_line, recovered_line, run_ledger
     from slurmddp.report.status import run_status, status_text
 
-    found = run_status(find_run(run, os.environ))
+    folder = find_run(run, os.environ)
+    send_waiting([folder])
+    found = run_status(folder)
+    ledger = run_ledger(found.folder, going=found.state.going)
     if as_json:
-        typer.echo(opt.json_text(found.as_dict()))
+        typer.echo(opt.json_text({**found.as_dict(), "recovered": ledger.recovered if ledger else 0}))
     else:
-        typer.echo(status_text(found, goodput_line(run_ledger(found.folder, going=found.state.going))))
+        typer.echo(status_text(found, goodput_line(ledger), recovered_line(ledger)))
     raise typer.Exit(found.state.exit_code)
 
 
@@ -72,13 +77,24 @@ def logs(
     from slurmddp.launch.find import find_run
     from slurmddp.report.status import follow_logs
 
-    for line in follow_logs(find_run(run, os.environ), follow=follow, node=node, attempt=attempt, say=opt.say):
+    folder = find_run(run, os.environ)
+    send_waiting([folder])
+    for line in follow_logs(folder, follow=follow, node=node, attempt=attempt, say=opt.say):
         typer.echo(line)
 
 
-def cancel(run: Run) -> None:
-    """End a run."""
+def cancel(
+    run: Run,
+    now: Annotated[bool, typer.Option("--now", help="At once, without saving.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+) -> None:
+    """End a run for good: it saves and ends; one that only waits is taken out of the queue."""
+    from slurmddp.launch.cancel import cancel_run, wait_until_over
     from slurmddp.launch.find import find_run
-    from slurmddp.report.status import cancel_run
+    from slurmddp.report.status import run_status
 
-    typer.echo(cancel_run(find_run(run, os.environ)))
+    folder = find_run(run, os.environ)
+    typer.echo(cancel_run(folder, now=now))
+    if wait:
+        state = wait_until_over(lambda: run_status(folder).state)
+        typer.echo(f"{state.state} ({state.detail})" if state.detail else state.state)

@@ -94,6 +94,7 @@ def run(
 @opt.job_command()
 def plan(
     asked: opt.Asked,
+    resume: opt.Resume = None,
     per_node: Annotated[
         bool,
         typer.Option("--per-node", help="Print the torchrun line of each node, for clusters without Slurm."),
@@ -103,7 +104,7 @@ def plan(
     explain: opt.Explain = None,
 ) -> None:
     """Show the arithmetic: ranks, global batch, ways to reach it, and what the job may cost."""
-    prepared = asked.prepare(strict=False)
+    prepared = asked.prepare(strict=False, resume=resume)
     if explain:
         opt.show_explanation(prepared, explain)
         return

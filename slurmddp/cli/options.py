@@ -24,7 +24,7 @@ _SHARED: dict[str, Any] = {
     "args": Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script, behind --.")],
     "site": Site,
     "name": Annotated[str | None, typer.Option(help="Name of the job.")],
-    "nodes": Annotated[str | None, typer.Option(metavar="N", help="resources.nodes")],
+    "nodes": Annotated[str | None, typer.Option(metavar="N", help="resources.nodes: 4, 2-4, 4+1 (one spare)")],
     "gpus": Annotated[str | None, typer.Option(metavar="N", help="resources.gpus_per_node")],
     "time": Annotated[str | None, typer.Option(help="resources.time: 30m, 12h, 24:00:00, 1-12:00:00")],
     "partition": Annotated[str | None, typer.Option(help="resources.partition")],
@@ -133,3 +133,8 @@ def show_explanation(prepared: "Prepared", key: str) -> None:
     from slurmddp.report.explain import explain
 
     typer.echo(explain(prepared.resolved, key))
+    if key == "timeouts.stop":
+        from slurmddp.plan.recovery import explain_stop_lead
+
+        job = prepared.resolved.job
+        typer.echo(f"  {explain_stop_lead(job.resources.time, job.timeouts.stop, prepared.save_seconds)}")

@@ -11,14 +11,33 @@ from slurmddp.errors import UserError
 from slurmddp.runs import index
 from slurmddp.runs.layout import RunFolder
 
+#: Runs, the newest, whose events are read for a job number that the index does not know.
+_LOOKED_AT = 100
+
 
 def find_run(text: str, environment: Mapping[str, str]) -> RunFolder:
     """RUN: id, prefix, job id, folder or `last`. Raises UserError that names the nearest ones."""
     try:
         return index.find(text)
     except UserError:
+        if text.isdecimal() and (chained := _chained(text)):
+            return chained
         # Perhaps the index was lost: look where runs are by default, which costs a look at every profile.
         return index.find(text, known_roots(environment))
+
+
+def _chained(number: str) -> RunFolder | None:
+    """The run that went on in this job, which its own script submitted: the index knows the first job only."""
+    from slurmddp.runs.events import read_lines
+
+    for entry in index.entries()[:_LOOKED_AT]:
+        try:
+            events = read_lines(entry.folder.events).records
+        except OSError:
+            continue
+        if any(event.get("event") == "requeued" and str(event.get("next_job")) == number for event in events):
+            return entry.folder
+    return None
 
 
 def known_roots(environment: Mapping[str, str]) -> list[Path]:

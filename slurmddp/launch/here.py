@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 
 from slurmddp.errors import UserError
+from slurmddp.launch.cancel import ask_to_stop
 from slurmddp.launch.checks import doubts
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.submit import make_run_folder, record, refuse_problems, still_going
@@ -84,7 +85,7 @@ def _follow(
         except KeyboardInterrupt:
             say(_WORDS[min(asked, 2)])
             if asked == 0:
-                folder.stop.write_text("interrupted\n", encoding="utf-8")
+                ask_to_stop(folder)
             elif asked == 1:
                 child.terminate()
             else:

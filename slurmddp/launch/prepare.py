@@ -43,9 +43,12 @@ class Request:
 
 
 class Prepared(NamedTuple):
+    """save_seconds: the longest save of the runs that are continued, where one is known."""
+
     resolved: Resolved
     plan: Plan
     resumed_from: tuple[Path, ...]
+    save_seconds: float | None = None
 
 
 def prepare(request: Request) -> Prepared:
@@ -64,8 +67,18 @@ def prepare(request: Request) -> Prepared:
     cwd = _cwd(request.environment)
     folders = tuple(str(path / "checkpoints") for path in resumed)
     allocation = _allocation(request.environment) if request.inside else None
-    context = Context(cwd, sys.executable, folders, request.inside, allocation)
-    return Prepared(resolved, make_plan(resolved, context), resumed)
+    seconds = _save_seconds(resumed)
+    context = Context(cwd, sys.executable, folders, request.inside, allocation, seconds)
+    return Prepared(resolved, make_plan(resolved, context), resumed, seconds)
+
+
+def _save_seconds(runs: Sequence[Path]) -> float | None:
+    """The longest that a checkpoint of these runs took to save; None where none tells."""
+    if not runs:
+        return None
+    from slurmddp.runs.saves import longest_save
+
+    return longest_save(runs)
 
 
 def _job_and_options(request: Request) -> tuple[Path | None, list[tuple[str, Any, str]]]:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmddp.alerts import secrets
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.checks import doubts, problems
+from slurmddp.launch.deadman import submit_deadman
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.write import run_files
 from slurmddp.runs import index, manifest, snapshot, submission
@@ -66,11 +68,14 @@ def submit(prepared: Prepared) -> Handed:
     except UserError:
         # Refused: no job has this folder. (An answer that nobody understands is another error, and keeps it.)
         shutil.rmtree(folder.path)
+        secrets.forget(folder.id, os.environ)
         for made in absent:
             with contextlib.suppress(OSError):  # another run is in it by now
                 made.rmdir()
         raise
     record(folder, str(job_id), plan.scheduler, command, prepared, warnings)
+    if warning := submit_deadman(plan, folder, job_id):
+        warnings.append(warning)
     return Handed(
         run_id=folder.id,
         job_id=str(job_id),
@@ -84,13 +89,26 @@ def submit(prepared: Prepared) -> Handed:
 
 
 def make_run_folder(prepared: Prepared, warnings: list[str]) -> RunFolder:
-    """The run folder with scripts, snapshot and manifest. Raises UserError with nothing left behind."""
+    """The run folder with scripts, snapshot and manifest. Raises UserError with nothing left behind.
+
+    The addresses of its alerts are read here, and leave this process's environment: the job must not inherit them.
+    """
     plan = prepared.plan
 
     def fill(draft: Draft) -> None:
         _fill(draft, prepared, warnings)
 
-    return create(Path(plan.runs_root), plan.name, {}, fill=fill)
+    secrets.forget_old(os.environ)
+    targets = plan.alerts.targets if plan.alerts else ()
+    addresses = secrets.take(targets, os.environ, plan.program.project if plan.snapshot else None)
+    folder = create(Path(plan.runs_root), plan.name, {}, fill=fill)
+    try:
+        if addresses:
+            secrets.keep(folder, addresses, os.environ)
+    except UserError:
+        shutil.rmtree(folder.path)
+        raise
+    return folder
 
 
 def _fill(draft: Draft, prepared: Prepared, warnings: list[str]) -> None:

@@ -21,8 +21,13 @@ class Way(NamedTuple):
     change: str
 
 
-def plan_batch(wanted: Batch, layout: Layout, place: str) -> tuple[BatchPlan, list[Note]]:
-    """Raises UserError where `batch.even` is true and the numbers do not divide. `place` names the key and file."""
+def plan_batch(wanted: Batch, layout: Layout, place: str, nodes_min: int | None = None) -> tuple[BatchPlan, list[Note]]:
+    """The batch on layout.nodes; on fewer nodes, down to `nodes_min`, global and micro batch are the same, and the
+    accumulation follows.
+
+    Raises UserError where `batch.even` is true and the numbers do not divide, on any number of nodes that may be.
+    `place` names the key and file.
+    """
     world = layout.world
     if wanted.even and (world is None or wanted.weights):
         why = "batch.weights make shares uneven" if wanted.weights else "the ranks are known on the nodes only"
@@ -56,7 +61,17 @@ def plan_batch(wanted: Batch, layout: Layout, place: str) -> tuple[BatchPlan, li
                 todo=f"batch.global {near.replace(' and ', ' or ')}, or batch.even: false",
             )
         notes.append(Note("note", text))
-    if accumulation == 1 and layout.nodes > 1:
+    uneven = uneven_nodes(plan, layout, nodes_min)
+    if uneven and even:
+        counts = fewer(uneven)
+        if wanted.even:
+            raise UserError(
+                f"a global batch of {total} is not even on {counts} nodes, which resources.nodes allows",
+                where=place,
+                todo=f"resources.nodes without {counts}, another batch.global, or batch.even: false",
+            )
+        notes.append(Note("note", f"on {counts} nodes micro batches are uneven, and correctly weighted"))
+    if accumulation == 1 and layout.nodes > 1 and (nodes_min or layout.nodes) == layout.nodes:
         notes.append(Note("note", "accumulation is already 1: more nodes no longer make a step of this batch faster"))
     return plan, notes + _idle(total, world)
 
@@ -81,6 +96,23 @@ def _idle(total: int, world: int) -> list[Note]:
     if total >= world:
         return []
     return [Note("warning", f"a global batch of {total} leaves {world - total} of {world} ranks without a sample")]
+
+
+def uneven_nodes(plan: BatchPlan, layout: Layout, nodes_min: int | None) -> list[int]:
+    """Numbers of nodes, below those of the layout, on which this batch does not divide evenly."""
+    if layout.ranks_per_node is None:
+        return []
+    ranks = layout.ranks_per_node
+    counts = range(nodes_min or layout.nodes, layout.nodes)
+    return [nodes for nodes in counts if not dealing.is_even(plan.total, plan.micro, nodes * ranks)]
+
+
+def fewer(counts: list[int]) -> str:
+    """Some numbers in words: 3; 3 and 5; 3, 5, 6 and 12 more."""
+    shown = [str(count) for count in counts[:3]]
+    more = [f"{len(counts) - 3} more"] if len(counts) > 3 else []
+    *first, last = [*shown, *more]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def nearest_even(total: int, micro: int, world: int) -> tuple[int, ...]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from slurmddp import __version__
+from slurmddp.plan.alerts import plan_alerts, plan_deadman, plan_mail
 from slurmddp.plan.batch import plan_batch
 from slurmddp.plan.environment import plan_environment
 from slurmddp.plan.layout import plan_layout
 from slurmddp.plan.model import Context, Note, Plan
 from slurmddp.plan.parallel import check_parallel
 from slurmddp.plan.program import absolute, data_paths, plan_container, plan_program, runtime_job
+from slurmddp.plan.recovery import max_restarts, plan_recovery, plan_stop_lead
 from slurmddp.plan.sbatch import check_required, plan_sbatch
 from slurmddp.spec.resolve import Resolved
-
-SHORTEST_WITH_STOP = 180
 
 
 def make_plan(resolved: Resolved, context: Context) -> Plan:
@@ -25,7 +25,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
     batch = None
     wanted = job.train.batch
     if job.train.task or wanted.global_ or (wanted.micro and layout.world):
-        batch, more = plan_batch(wanted, layout, resolved.place("train", "batch"))
+        batch, more = plan_batch(wanted, layout, resolved.place("train", "batch"), job.resources.node_range.min)
         notes += more
     notes += check_parallel(resolved, layout)
     if job.train.task and job.train.schedule.warmup > job.train.steps:
@@ -36,9 +36,14 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
     cache = absolute(job.paths.cache, context.cwd) if job.paths.cache else None
     groups = plan_environment(resolved, layout, container.runtime, cache)
     needs_node_folder = any(variable.base == "scratch" for group in groups for variable in group.variables)
-    stop_lead = _stop_lead(job.resources.time, job.timeouts.stop)
+    recovery, more = plan_recovery(resolved, context.inside)
+    notes += more
+    alerts, more = plan_alerts(resolved, context)
+    notes += more
+    stop_lead = plan_stop_lead(job.resources.time, job.timeouts.stop, context.save_seconds)
     if site.scheduler == "slurm" and job.resources.time and not stop_lead and not context.inside:
         notes.append(Note("note", "a job this short is not told before its time limit: what is not saved then is lost"))
+    sbatch = plan_sbatch(resolved, layout, recovery, stop_lead) if site.scheduler == "slurm" else ()
     return Plan(
         name=job.name,
         site=site.name,
@@ -53,14 +58,17 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         batch=batch,
         time=job.resources.time,
         stop_lead=stop_lead,
-        sbatch=plan_sbatch(resolved, layout, stop_lead) if site.scheduler == "slurm" else (),
+        sbatch=(*sbatch, *plan_mail(resolved)),
         container=container,
         environment=groups,
         setup=job.setup,
         rendezvous=job.launch.rendezvous,
         rendezvous_timeout=job.timeouts.rendezvous,
         join_timeout=job.timeouts.join,
-        max_restarts=job.launch.max_restarts,
+        max_restarts=max_restarts(job),
+        recovery=recovery,
+        alerts=alerts,
+        deadman=plan_deadman(resolved, context),
         interface=job.network.interface,
         program=program,
         runs_root=absolute(job.paths.runs, context.cwd),
@@ -73,14 +81,3 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         data_paths=data_paths(job, context),
         notes=tuple(notes),
     )
-
-
-def _stop_lead(time: int | None, wanted: int) -> int | None:
-    """Seconds before the time limit at which the run is told to save and end.
-
-    A short job gets a third of its time. Slurm may send the signal up to 60 s early (sbatch(1), --signal), so a job
-    of less than three minutes gets none.
-    """
-    if time is None or time < SHORTEST_WITH_STOP:
-        return None
-    return min(wanted, time // 3)

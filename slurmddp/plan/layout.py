@@ -28,22 +28,23 @@ def plan_layout(resolved: Resolved, allocation: tuple[int, int | None] | None = 
     most = partition.gpus_per_node
     part_of_node = gpus / most if gpus and most else 1.0
     cpus = _cpus(resolved, partition, part_of_node, allocation)
-    if most and gpus and gpus < most and wanted.nodes > 1:
-        notes += _fewer_nodes(wanted.nodes, gpus, most)
+    nodes = wanted.node_range.max
+    if most and gpus and gpus < most and nodes > 1:
+        notes += _fewer_nodes(nodes, gpus, most)
     if cpus is None and resolved.site.scheduler == "slurm" and not wanted.exclusive:
         text = "the profile does not know how many cores a node has: Slurm may give one; set resources.cpus_per_node"
         notes.append(Note("warning", text))
     # A step of an allocation gets the allocation's memory where the job itself says nothing.
     mem = None if allocation else partition.mem_per_node and int(partition.mem_per_node * part_of_node)
     threads = max(1, (cpus or ranks) // ranks)
-    return Layout(wanted.nodes, gpus, ranks, cpus, wanted.mem_per_node or mem, threads), notes
+    return Layout(nodes, gpus, ranks, cpus, wanted.mem_per_node or mem, threads), notes
 
 
 def _uneven(resolved: Resolved, partition: Partition, gpus: int, allocation: tuple[int, int | None] | None) -> Layout:
     """Nodes that may differ: of what the job does not say, each gives all it has, or what Slurm gives by default."""
-    wanted = resolved.job.resources
+    wanted, nodes = resolved.job.resources, resolved.job.resources.node_range.max
     _cpus(resolved, partition, 1.0, allocation)  # for its refusals
-    if gpus and allocation is not None and wanted.nodes < allocation[0]:
+    if gpus and allocation is not None and nodes < allocation[0]:
         raise UserError(
             f"ranks_per_node: auto takes all GPUs of the allocation that we are in, which has {allocation[0]} nodes",
             where=resolved.place("resources", "ranks_per_node"),
@@ -52,16 +53,23 @@ def _uneven(resolved: Resolved, partition: Partition, gpus: int, allocation: tup
     whole = takes_whole_nodes(resolved, gpus) and allocation is None
     mem = wanted.mem_per_node or (0 if whole else None)
     threads = 1 if gpus else threads_wanted(resolved.job)
-    return Layout(wanted.nodes, gpus, None, wanted.cpus_per_node, mem, threads)
+    return Layout(nodes, gpus, None, wanted.cpus_per_node, mem, threads)
 
 
 def _check_nodes(resolved: Resolved, allocation: tuple[int, int | None] | None) -> None:
-    nodes = resolved.job.resources.nodes
-    if resolved.site.scheduler == "local" and nodes > 1:
+    wanted = resolved.job.resources.node_range
+    nodes, all_nodes = wanted.max, wanted.max + wanted.spares
+    if resolved.site.scheduler == "local" and all_nodes > 1:
         raise UserError(
-            f"site {resolved.site.name} is this one machine, not {nodes} nodes",
+            f"site {resolved.site.name} is this one machine, not {all_nodes} nodes",
             where=resolved.place("resources", "nodes"),
             todo="more ranks on it: --set resources.ranks_per_node=N",
+        )
+    if allocation is not None and (wanted.min < nodes or wanted.spares):
+        raise UserError(
+            "inside an allocation the number of nodes is fixed: min, max and spares are for a job that is submitted",
+            where=resolved.place("resources", "nodes"),
+            todo=f"--nodes {min(nodes, allocation[0])}",
         )
     if allocation is not None and nodes > allocation[0]:
         raise UserError(
@@ -129,9 +137,12 @@ def _check_limits(resolved: Resolved, partition: Partition) -> None:
             where=resolved.place("resources", "time"),
             todo="ask for less time; the run can be continued with --resume",
         )
-    if partition.max_nodes and wanted.nodes > partition.max_nodes:
+    nodes = wanted.node_range
+    if partition.max_nodes and nodes.max + nodes.spares > partition.max_nodes:
+        spares = f" (with {nodes.spares} spare)" if nodes.spares else ""
         raise UserError(
-            f"{wanted.nodes} nodes are more than the {partition.max_nodes} that {_named(resolved)} allows a job",
+            f"{nodes.max + nodes.spares} nodes{spares} are more than the {partition.max_nodes}"
+            f" that {_named(resolved)} allows a job",
             where=resolved.place("resources", "nodes"),
             todo=f"at most {partition.max_nodes}",
         )

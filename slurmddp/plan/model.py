@@ -17,6 +17,7 @@ class Context(NamedTuple):
     resume_from: checkpoints folders of earlier runs, the newest first.
     inside:      True for `slurmddp run`: the job becomes a step of an allocation that exists.
     allocation:  that allocation's nodes, and the cores that it has on each, where they are known.
+    save_seconds: the longest that a checkpoint of those runs took to save, None where nothing is known.
     """
 
     cwd: str
@@ -24,6 +25,7 @@ class Context(NamedTuple):
     resume_from: tuple[str, ...] = ()
     inside: bool = False
     allocation: tuple[int, int | None] | None = None
+    save_seconds: float | None = None
 
 
 class Layout(NamedTuple):
@@ -119,6 +121,48 @@ class Note(NamedTuple):
     text: str
 
 
+class RecoveryPlan(NamedTuple):
+    """What job.sh does about faults.
+
+    nodes_min:   nodes that an attempt needs at least; it takes layout.nodes where there are so many.
+    spares:      further nodes of the allocation, which wait.
+    requeue:     requeue: scontrol requeue; chain: job.sh is submitted again, to begin when this job has ended; none.
+    no_progress: starts in a row that end no further than the first of them, after which the run is stopped.
+    preflight:   whether the nodes are checked before the ranks start.
+    """
+
+    nodes_min: int
+    spares: int
+    requeue: Literal["requeue", "chain", "none"]
+    no_progress: int
+    preflight: bool
+
+
+class AlertTarget(NamedTuple):
+    """One receiver of alerts. Where its address is read from at submission: a variable, a file, or by its name."""
+
+    name: str
+    to: str
+    on: tuple[str, ...]
+    insecure: bool
+    url_env: str | None
+    url_file: str | None
+
+
+class AlertsPlan(NamedTuple):
+    """leave: from where messages leave; proxy: its address where they leave through one."""
+
+    targets: tuple[AlertTarget, ...]
+    leave: Literal["node", "proxy", "login"]
+    proxy: str | None
+
+
+class DeadmanPlan(NamedTuple):
+    """sbatch: the options of the job behind the run that looks at how it ended."""
+
+    sbatch: tuple[str, ...]
+
+
 class Plan(NamedTuple):
     """cwd: the folder of submission. workdir: where the ranks' command runs; empty for the run folder.
 
@@ -147,6 +191,9 @@ class Plan(NamedTuple):
     rendezvous_timeout: int
     join_timeout: int
     max_restarts: int
+    recovery: RecoveryPlan
+    alerts: AlertsPlan | None
+    deadman: DeadmanPlan | None
     interface: str | None
     program: Program
     runs_root: str
@@ -160,10 +207,21 @@ class Plan(NamedTuple):
     notes: tuple[Note, ...]
 
     @property
+    def elastic(self) -> bool:
+        """Whether the job can lose nodes and go on in its allocation."""
+        return self.recovery.nodes_min < self.layout.nodes or self.recovery.spares > 0
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the allocation at most: those that train, and the spares."""
+        return self.layout.nodes + self.recovery.spares
+
+    @property
     def gpu_hours(self) -> float | None:
         """GPU-hours that the job may use, at most; None where no time limit is known, or not how many GPUs."""
-        return None if self.time is None or self.layout.world is None else self.layout.gpus * self.time / 3600
+        gpus = self.nodes * self.layout.gpus_per_node
+        return None if self.time is None or self.layout.world is None else gpus * self.time / 3600
 
     @property
     def node_hours(self) -> float | None:
-        return None if self.time is None else self.layout.nodes * self.time / 3600
+        return None if self.time is None else self.nodes * self.time / 3600

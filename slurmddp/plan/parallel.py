@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurmddp.errors import UserError
+from slurmddp.plan.batch import fewer
 from slurmddp.plan.model import Layout, Note
 from slurmddp.runtime.parallel import mesh
 from slurmddp.spec.resolve import Resolved
@@ -23,14 +24,35 @@ def check_parallel(resolved: Resolved, layout: Layout) -> list[Note]:
     if layout.world is None or layout.ranks_per_node is None:
         text = "parallel: that replicate x shard are the ranks is checked on the nodes, where their number is known"
         return [Note("note", text)] if wanted.shard > 1 or wanted.replicate else []
+    where = resolved.place("parallel", "shard" if wanted.replicate is None else "replicate")
     try:
         mesh.sizes(layout.world, wanted.replicate, wanted.shard)
     except ValueError as error:
         # The place names the key already.
         message, _, todo = str(error).partition(": ")[2].partition("; ")
-        where = resolved.place("parallel", "shard" if wanted.replicate is None else "replicate")
         raise UserError(message, where=where, todo=f"{todo} (shard {_fitting(layout.world)})") from None
+    _check_fewer_nodes(resolved, layout.ranks_per_node, where)
     return _crossing(wanted.shard, layout.ranks_per_node)
+
+
+def _check_fewer_nodes(resolved: Resolved, ranks_per_node: int, where: str) -> None:
+    """Raises UserError where an attempt on fewer nodes, which resources.nodes allows, could not share the model so."""
+    wanted, nodes = resolved.job.parallel, resolved.job.resources.node_range
+    counts = range(nodes.min, nodes.max)
+    if counts and wanted.replicate is not None:
+        raise UserError(
+            f"parallel.replicate is {wanted.replicate}, and resources.nodes allows {nodes.min} to {nodes.max} nodes",
+            where=where,
+            todo="leave replicate out: it follows from the ranks and parallel.shard",
+        )
+    refused = [count for count in counts if count * ranks_per_node % wanted.shard]
+    if refused:
+        raise UserError(
+            f"parallel.shard {wanted.shard} does not divide the ranks of {fewer(refused)} nodes,"
+            f" which resources.nodes allows ({ranks_per_node} ranks a node)",
+            where=where,
+            todo="a shard that divides a node's ranks, or resources.nodes without those",
+        )
 
 
 def _crossing(shard: int, ranks_per_node: int) -> list[Note]:

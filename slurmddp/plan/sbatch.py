@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurmddp.errors import UserError
 from slurmddp.plan.layout import partition_of
-from slurmddp.plan.model import Layout
+from slurmddp.plan.model import Layout, RecoveryPlan
 from slurmddp.plan.ranks import asks_itself, takes_whole_nodes
 from slurmddp.spec.resolve import Resolved
 from slurmddp.spec.types import slurm_time
@@ -30,12 +30,13 @@ _OURS = frozenset(
     for name in (
         *("nodes", "ntasks", "ntasks-per-node", "array", "wrap", "parsable", "test-only", "wait"),
         *("output", "error", "open-mode", "export", "chdir", "signal"),
+        *("requeue", "no-requeue", "no-kill"),
     )
 )
 _GPU_FLAGS = ("--gres", "--gpus-per-node")
 
 
-def plan_sbatch(resolved: Resolved, layout: Layout, stop_lead: int | None) -> tuple[str, ...]:
+def plan_sbatch(resolved: Resolved, layout: Layout, recovery: RecoveryPlan, stop_lead: int | None) -> tuple[str, ...]:
     """Raises UserError for a flag that the site rejects."""
     wanted, site = resolved.job.resources, resolved.site
     unsupported = set(site.unsupported_flags)
@@ -46,7 +47,7 @@ def plan_sbatch(resolved: Resolved, layout: Layout, stop_lead: int | None) -> tu
             raise _rejected(resolved, flag, "resources", key)
     options = [
         ("--job-name", resolved.job.name),
-        ("--nodes", str(layout.nodes)),
+        ("--nodes", _nodes(layout, recovery)),
         ("--ntasks-per-node", "1"),
         ("--cpus-per-task", layout.cpus_per_node),
         *_gpu_request(resolved, layout),
@@ -60,7 +61,9 @@ def plan_sbatch(resolved: Resolved, layout: Layout, stop_lead: int | None) -> tu
     lines = [f"{flag}={value}" for flag, value in options if value is not None]
     whole = takes_whole_nodes(resolved, layout.gpus_per_node)
     lines += ["--exclusive"] if wanted.exclusive or whole else []
-    lines += ["--requeue", "--open-mode=append"]
+    # A chained job is a new one: Slurm must not bring this one back as well.
+    lines += ["--requeue" if recovery.requeue == "requeue" else "--no-requeue", "--open-mode=append"]
+    lines += ["--no-kill"] if _nodes(layout, recovery) != str(layout.nodes) else []
     lines += [f"--signal=B:{STOP_SIGNAL}@{stop_lead}"] if stop_lead else []
     for index, extra in enumerate(wanted.sbatch_extra):
         flag = extra.split("=")[0]
@@ -70,10 +73,16 @@ def plan_sbatch(resolved: Resolved, layout: Layout, stop_lead: int | None) -> tu
             raise UserError(
                 f"{flag} is what slurmddp sets itself, and the job relies on it",
                 where=resolved.place("resources", "sbatch_extra", str(index)),
-                todo="leave it out; resources.* and timeouts.stop say what it should be",
+                todo="leave it out; resources.*, recovery.requeue and timeouts.stop say what it should be",
             )
         lines.append(extra)
     return tuple(line for line in lines if line.split("=")[0] not in unsupported)
+
+
+def _nodes(layout: Layout, recovery: RecoveryPlan) -> str:
+    """A range lets Slurm begin with fewer; spares are the nodes above those that train."""
+    most = layout.nodes + recovery.spares
+    return str(most) if recovery.nodes_min == most else f"{recovery.nodes_min}-{most}"
 
 
 def _memory(mebibytes: int | None) -> str | None:

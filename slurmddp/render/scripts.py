@@ -14,7 +14,26 @@ def job_script(plan: Plan) -> str:
     known = ("--gpus-per-node", "--gres", "--mem=") if plan.layout.world else ("--mem=",)
     exact = ["--exact"] if plan.layout.world or plan.layout.cpus_per_node else []
     step = [*exact, *(line for line in plan.sbatch if line.startswith(known))] if plan.inside else []
-    return render("sbatch/job.sh.j2", plan=plan, step_options=step, counts_gpus=counts_gpus)
+    # Steps of our own job may lie over each other: one that still ends holds up nothing, and the guard is always there.
+    overlap = [] if plan.inside else ["--overlap"]
+    return render(
+        "sbatch/job.sh.j2",
+        plan=plan,
+        slurm=plan.scheduler == "slurm",
+        preflight=_preflight(plan),
+        step_options=[*overlap, *step],
+        counts_gpus=counts_gpus,
+    )
+
+
+def guard_script(plan: Plan) -> str | None:
+    """guard.sh: brings back a job that has lost the node of job.sh; None where such a job ends by itself."""
+    return render("sbatch/guard.sh.j2", plan=plan, slurm=True) if plan.elastic else None
+
+
+def _preflight(plan: Plan) -> bool:
+    """Inside an allocation, Slurm chooses the nodes of each step anew: they cannot be looked at before."""
+    return plan.recovery.preflight and plan.scheduler == "slurm" and not plan.inside
 
 
 def node_script(plan: Plan) -> str:
@@ -30,7 +49,29 @@ def node_script(plan: Plan) -> str:
         interface_prefix=wanted,
         interface_exact=interface.startswith("="),
         python_path=_value(own, "PYTHONPATH"),
+        gpu_vendor=_gpu_vendor(plan),
     )
+
+
+def _gpu_vendor(plan: Plan) -> str:
+    """Whose GPUs a node must show; empty where the container does not tell: then what is there is counted."""
+    options = plan.container.options
+    return "nvidia" if "--nv" in options else "amd" if "--rocm" in options else ""
+
+
+def alert_script(plan: Plan) -> str | None:
+    """alert.sh: tells people what has become of the job; None where nobody is to be told."""
+    return render("sbatch/alert.sh.j2", plan=plan) if plan.alerts else None
+
+
+def deadman_script(plan: Plan) -> str | None:
+    """deadman.sh: looks at how the job ended and alerts where no trap could; None where the site has no such job."""
+    return render("sbatch/deadman.sh.j2", plan=plan) if plan.deadman else None
+
+
+def sweep_script(plan: Plan) -> str:
+    """sweep.sh: cleans up on each node once an attempt has ended."""
+    return render("sbatch/sweep.sh.j2", plan=plan, prefix=plan.container.environment_prefix)
 
 
 def _value(variables: list[Variable], name: str) -> str:

@@ -42,12 +42,73 @@ def find_cause(folder: RunFolder, attempt: int | None) -> str | None:
 
     The bundled entrypoint writes events; of a script of the user's own, the logs of the attempt are searched. A lost
     connection is what the other ranks see of the one that failed: it counts only where nothing else is found, not even
-    a rank that was killed, of which only torchrun tells.
+    a rank that was killed, of which only torchrun tells. What the job's script itself found out at the end of the
+    attempt goes before all of this: it saw the nodes as well.
     """
+    if told := _of_script(folder, attempt):
+        return told
     found = [*_of_events(folder, attempt), *_of_logs(folder, attempt)]
     if all(each.consequence for each in found):
         found = [*_of_torchrun(folder, attempt), *found]
     return next((each.line for each in sorted(found, key=lambda each: each.consequence)), None)
+
+
+def _of_script(folder: RunFolder, attempt: int | None) -> str | None:
+    """The cause in the newest attempt_ended, else what the check of the nodes before the start found."""
+    told: Mapping[str, Any] = {}
+    bad: dict[str, str] = {}
+    host: Any = None  # of the script, which stands where no node is known
+    for event in read_lines(folder.events).records:
+        if event.get("attempt") != attempt:
+            continue
+        if event.get("event") == "attempt_ended":
+            told = event
+        elif event.get("event") == "attempt_started":
+            host = event.get("node")
+        elif event.get("event") == "node_excluded":
+            bad[str(event.get("excluded"))] = str(event.get("reason") or "")
+    cause = _first_line(str(told.get("cause") or "").strip())
+    if told and cause and not cause.startswith("unknown"):
+        rank, node = told.get("rank"), told.get("node")
+        return _named(cause, rank, None if rank is None and node == host else node)
+    return None if told or attempt is None else _of_preflight(folder.attempt_logs(attempt) / "preflight", bad)
+
+
+def _named(cause: str, rank: Any, node: Any) -> str:
+    """`rank 3 on node2: ...`; the node of the event is the cause's, a dash where nobody knows it."""
+    where = "" if node in (None, "", "-") else str(node)
+    if cause.startswith("rank "):
+        return cause
+    if isinstance(rank, int):
+        return f"rank {rank} on {where}: {cause}" if where else f"rank {rank}: {cause}"
+    return f"{where}: {cause}" if where and where not in cause else cause
+
+
+def _of_preflight(place: Path, excluded: Mapping[str, str]) -> str | None:
+    """The first node that the check before the start found bad, and how many more there were.
+
+    place: what the check wrote of this attempt; excluded: what the script then wrote of nodes.
+    """
+    bad: dict[str, str] = {}
+    for path in [*sorted(place.glob("*.failed")), place / "verdict"]:
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue  # no check, or one that found nothing
+        if path.suffix == ".failed":
+            bad[path.stem] = _first_line(text.strip())
+            continue
+        for line in text.splitlines():
+            node, _, verdict = line.partition(" ")
+            if verdict.startswith("bad "):
+                bad.setdefault(node, verdict.removeprefix("bad "))
+    for node, reason in excluded.items():
+        bad.setdefault(node, reason)
+    if not bad:
+        return None
+    node, reason = next(iter(bad.items()))
+    more = f" (and {len(bad) - 1} more: {place})" if len(bad) > 1 else ""
+    return f"{node}: {reason}{more}"
 
 
 def _of_events(folder: RunFolder, attempt: int | None) -> list[_Found]:

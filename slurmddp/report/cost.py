@@ -11,7 +11,7 @@ def cost_line(plan: Plan) -> str:
     layout = plan.layout
     if plan.scheduler == "local":
         return "may use: this machine, until it is done"
-    nodes = f"{layout.nodes} node{'s' if layout.nodes > 1 else ''}"
+    nodes = f"{plan.nodes} node{'s' if plan.nodes > 1 else ''}"
     shape = (
         f"{nodes}, all that Slurm gives of them" if layout.world is None else f"{nodes} x {layout.gpus_per_node} GPUs"
     )
@@ -21,5 +21,5 @@ def cost_line(plan: Plan) -> str:
     if plan.gpu_hours is None:
         return f"may use: {plan.node_hours:.3g} node-hours ({shape}, x {clock})"
     if not layout.gpus:
-        return f"may use: {plan.node_hours:.3g} node-hours ({layout.nodes} x {clock}), no GPUs"
+        return f"may use: {plan.node_hours:.3g} node-hours ({plan.nodes} x {clock}), no GPUs"
     return f"may use: {plan.gpu_hours:.4g} GPU-hours ({shape} x {clock})"

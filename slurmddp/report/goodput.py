@@ -43,12 +43,24 @@ def goodput_line(found: Ledger | None) -> str | None:
     return f"{_headline(found)} ({named}{more})"
 
 
+def recovered_line(found: Ledger | None) -> str | None:
+    """`3 times, the longest gap 0:00:21`; None where nothing failed."""
+    if found is None or not found.recovered:
+        return None
+    gaps = [each.milliseconds for each in found.recoveries if each.failed]
+    times = "once, a gap of" if len(gaps) == 1 else f"{len(gaps)} times, the longest gap"
+    return f"{times} {_clock(max(gaps))}"
+
+
 def goodput_text(found: Ledger, *, going: bool) -> str:
     """For people: the goodput, then each kind with seconds, share and meaning. The seconds add up to the last line."""
     so_far = " so far" if going else ""
-    counts = f"{_count(found.attempts, 'start')} of the job, {_count(found.launches, 'start')} of the ranks"
+    tried = f", {_count(found.attempts, 'attempt')}" if found.attempts != found.jobs else ""
+    counts = f"{_count(found.jobs, 'start')} of the job{tried}, {_count(found.launches, 'start')} of the ranks"
     failed = f", {found.failures} of them failed or were killed" if found.failures else ""
     lines = [f"goodput  {_headline(found)}{so_far}: {counts}{failed}", ""]
+    if recovered := recovered_line(found):
+        lines.insert(1, f"recovered {recovered}")
     rows = [("KIND", "SECONDS", "SHARE", "WHAT IT IS")]
     for kind, meaning in KINDS.items():
         if found.spent[kind]:
@@ -69,9 +81,15 @@ def goodput_dict(found: Ledger, *, going: bool) -> dict[str, Any]:
         "wall_seconds": found.wall / 1000,
         "goodput": None if found.goodput is None else round(found.goodput, 6),
         "seconds": {kind: milliseconds / 1000 for kind, milliseconds in found.spent.items()},
+        "jobs": found.jobs,
         "attempts": found.attempts,
         "launches": found.launches,
         "failures": found.failures,
+        "recovered": found.recovered,
+        "recoveries": [
+            {"attempt": each.attempt, "step": each.step, "seconds": each.milliseconds / 1000, "failed": each.failed}
+            for each in found.recoveries
+        ],
     }
 
 

@@ -8,8 +8,12 @@ from slurmddp.plan.model import Plan
 from slurmddp.report.cost import cost_line
 from slurmddp.report.groups import parallel_lines
 from slurmddp.report.interval import interval_lines
+from slurmddp.runtime.data import batch as dealing
 from slurmddp.spec.job import Batch
 from slurmddp.spec.resolve import Resolved
+
+#: So many numbers of nodes are shown, where there may be fewer of them.
+SHOWN = 8
 
 
 def plan_report(plan: Plan, resolved: Resolved) -> str:
@@ -20,6 +24,7 @@ def plan_report(plan: Plan, resolved: Resolved) -> str:
         *_layout(plan),
         *parallel_lines(plan, resolved.job.parallel),
         *_batch(plan, resolved),
+        *_fewer_nodes(plan),
         *interval_lines(plan, resolved.job.checkpoint),
         "",
         cost_line(plan),
@@ -44,11 +49,34 @@ def _layout(plan: Plan) -> list[str]:
         ]
         threads = f"{layout.threads_per_rank} thread(s) a rank"
     return [
-        f"nodes               {layout.nodes}",
+        f"nodes               {_nodes(plan)}",
         *shape,
         f"cores a node        {cores}, {threads}",
         f"runs in             {plan.container.runtime}" + (f" {plan.container.image}" if plan.container.image else ""),
     ]
+
+
+def _nodes(plan: Plan) -> str:
+    """4; 2 to 4 and 1 spare: as many as are there train."""
+    least, most, spares = plan.recovery.nodes_min, plan.layout.nodes, plan.recovery.spares
+    train = str(most) if least == most else f"{least} to {most}, as many as there are"
+    return train + (f", and {spares} spare{'s' * (spares > 1)}" if spares else "")
+
+
+def _fewer_nodes(plan: Plan) -> list[str]:
+    """What an attempt on fewer nodes is like: one line for each number of nodes, of many the first and last ones."""
+    batch, ranks = plan.batch, plan.layout.ranks_per_node
+    counts = list(range(plan.layout.nodes - 1, plan.recovery.nodes_min - 1, -1))
+    if ranks is None or not counts:
+        return []
+    lines = ["the same global batch, where nodes are missing" if batch else "where nodes are missing"]
+    for nodes in counts if len(counts) <= SHOWN else [*counts[: SHOWN - 1], counts[-1]]:
+        line = f"  {nodes} node{'s' * (nodes > 1)} x {ranks} = {nodes * ranks} ranks"
+        if batch is not None and batch.accumulation is not None:
+            line += f", accumulation {dealing.accumulation(batch.total, batch.micro, nodes * ranks)}"
+            line += "" if dealing.is_even(batch.total, batch.micro, nodes * ranks) else ", uneven"
+        lines.append(line)
+    return lines
 
 
 def _batch(plan: Plan, resolved: Resolved) -> list[str]:

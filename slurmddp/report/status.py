@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import ExternalError, UserError
+from slurmddp.launch.hold import release_hold
 from slurmddp.report.cause import find_cause
 from slurmddp.report.follow import Follower
 from slurmddp.runs import index, state
-from slurmddp.runs.events import append_event, read_lines
+from slurmddp.runs.events import read_lines
 from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import JobId, JobView
@@ -27,7 +28,10 @@ LOOK_EVERY = 0.5
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run: its verdict, the scheduler's job, and the newest line of its metrics."""
+    """One run: its verdict, the scheduler's job, and the newest line of its metrics.
+
+    excluded: nodes that the run does without, each with the reason; undelivered: alerts that wait in the run folder.
+    """
 
     folder: RunFolder
     state: state.RunState
@@ -36,6 +40,8 @@ class RunStatus:
     metrics: dict[str, Any] | None
     notes: tuple[str, ...]
     cause: str | None = None
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    undelivered: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """For --json. The keys are stable."""
@@ -49,13 +55,18 @@ class RunStatus:
             "attempt": self.attempt,
             "step": (self.metrics or {}).get("step"),
             "metrics": self.metrics,
+            "excluded": dict(self.excluded),
+            "alerts_undelivered": self.undelivered,
             "log": str(self.folder.job_log),
             "notes": list(self.notes),
         }
 
 
 def run_status(folder: RunFolder) -> RunStatus:
-    """Ask the scheduler and read the folder. A scheduler that does not answer is a note, not an error."""
+    """Ask the scheduler and read the folder. A scheduler that does not answer is a note, not an error.
+
+    A job of this user's that Slurm holds back after a requeue is let go on the way.
+    """
     facts = evidence(folder)
     notes = list(facts.notes)
     view, answered = None, True
@@ -65,6 +76,8 @@ def run_status(folder: RunFolder) -> RunStatus:
         except ExternalError as error:
             notes.append(str(error))
             answered = False
+    if told := release_hold(folder, facts, view):
+        notes.append(told)
     return _status(folder, facts, view, answered, notes)
 
 
@@ -79,7 +92,17 @@ def _status(folder: RunFolder, facts: Evidence, view: JobView | None, answered: 
         attempt=facts.attempt,
         metrics=rows[-1] if rows else None,
         notes=tuple(notes),
+        excluded=facts.excluded,
+        undelivered=_undelivered(folder),
     )
+
+
+def _undelivered(folder: RunFolder) -> int:
+    """Alerts that could not be sent yet, each a file of the spool."""
+    try:
+        return sum(not path.name.startswith(".") for path in folder.alert_spool.iterdir())
+    except OSError:
+        return 0
 
 
 def list_runs(limit: int, roots: Callable[[], Iterable[Path]], say: Callable[[str], None]) -> list[RunStatus]:
@@ -106,6 +129,9 @@ def list_runs(limit: int, roots: Callable[[], Iterable[Path]], say: Callable[[st
         except (ExternalError, UserError) as error:
             say(f"warning: {error}")
             silent.add(is_local)
+    for folder, facts in found:
+        if facts.job_id and (told := release_hold(folder, facts, views.get(facts.job_id))):
+            say(f"note: {folder.id}: {told}")
     return [
         _status(
             folder,
@@ -132,8 +158,8 @@ def runs_table(found: list[RunStatus]) -> str:
     )
 
 
-def status_text(found: RunStatus, goodput: str | None = None) -> str:
-    """A few lines for people. goodput: what `report.goodput.goodput_line` says."""
+def status_text(found: RunStatus, goodput: str | None = None, recovered: str | None = None) -> str:
+    """A few lines for people. goodput, recovered: what `report.goodput` says in a line."""
     lines = [f"run      {found.folder.id}", f"state    {found.state.state}"]
     if found.state.detail:
         lines[-1] += f" ({found.state.detail})"
@@ -145,6 +171,12 @@ def status_text(found: RunStatus, goodput: str | None = None) -> str:
     if found.metrics and "step" in found.metrics:
         loss = found.metrics.get("loss")
         lines.append(f"step     {found.metrics['step']}" + (f", loss {loss:.4g}" if isinstance(loss, float) else ""))
+    if recovered:
+        lines.append(f"recovered {recovered}")
+    for node, reason in found.excluded.items():
+        lines.append(f"without  {node}" + (f": {reason}" if reason else ""))
+    if found.undelivered:
+        lines.append(f"alerts   {found.undelivered} undelivered, in {found.folder.alert_spool}")
     if goodput:
         lines.append(f"goodput  {goodput}")
     lines += [f"folder   {found.folder.path}", f"log      {found.folder.job_log}"]
@@ -172,11 +204,17 @@ def follow_logs(
             say(f"nothing is logged yet{of}: the run is {run_status(folder).state.state}")
         return
     asked, told = -ASK_EVERY, ""
+    noted: set[str] = set()
     while True:
         ended = False
         if time.monotonic() - asked >= (ASK_WHEN_ENDED if _ended(folder) else ASK_EVERY):
             asked = time.monotonic()
-            now = run_status(folder).state
+            status = run_status(folder)
+            now = status.state
+            for note in status.notes:
+                if note not in noted:
+                    say(f"note: {note}")
+            noted.update(status.notes)
             ended = now.exit_code != state.EXIT_CODES["running"]
             if now.state != told and now.state != "running":
                 say(f"{now.state} ({now.detail})" if now.detail else now.state)
@@ -189,20 +227,6 @@ def follow_logs(
 
 def _ended(folder: RunFolder) -> bool:
     """Whether the script has written down its end."""
-    records = read_lines(folder.events).records
-    return bool(records) and records[-1].get("event") == "job_ended"
-
-
-def cancel_run(folder: RunFolder) -> str:
-    """End a run's job. Raises UserError where there is no job that could be ended."""
-    facts = evidence(folder)
-    if facts.job_id is None:
-        raise UserError(f"run {folder.id} has no job", todo="it was never submitted")
-    if facts.submission is not None and facts.submission.scheduler == "allocation":
-        raise UserError(
-            f"run {folder.id} is a step of job {facts.job_id}, which is not its own",
-            todo=f"press Ctrl-C where it runs, or touch {folder.stop} to let it save and end",
-        )
-    append_event(folder.events, "cancel_requested", job_id=str(facts.job_id))
-    ended = scheduler_for(facts.job_id).cancel(facts.job_id)
-    return f"cancelled job {facts.job_id}" if ended else f"job {facts.job_id} had ended already"
+    records = reversed(read_lines(folder.events).records)
+    job = (event.get("event") for event in records if event.get("event") in ("job_started", "job_ended"))
+    return next(job, None) == "job_ended"

@@ -14,12 +14,16 @@ from slurmddp.runs.layout import RunFolder, attempt_of
 from slurmddp.runs.submission import Submission
 from slurmddp.slurm.base import JobId
 
+#: The first line of a stop file that is final: nothing starts the run again.
+CANCELLED = "cancelled by the user"
+
 
 @dataclass(frozen=True)
 class Marker:
-    """How an attempt ended, as the runtime wrote it.
+    """How an attempt ended, as the runtime or the job's script wrote it.
 
-    state: done or stopped; held_out: the held-out loss, or None.
+    state: done, stopped, or no progress (so many starts ended at the same step that the run was stopped for good);
+    held_out: the held-out loss, or None.
     """
 
     attempt: int
@@ -42,16 +46,55 @@ class Evidence:
 
     @property
     def job_id(self) -> JobId | None:
-        """The job to ask Slurm about: the submission's, else that of the newest job_started.
+        """The job to ask Slurm about: the newest of them.
+
+        Raises UserError for a submission that names no job.
+        """
+        return self.job_ids[-1] if self.job_ids else None
+
+    @property
+    def job_ids(self) -> tuple[JobId, ...]:
+        """The run's jobs, oldest first: the submission's, else that of the newest job_started, and where the site
+        wants no requeue, those that were chained to it.
 
         Raises UserError for a submission that names no job.
         """
         if self.submission:
-            return JobId.parse(self.submission.job_id)
-        try:
-            return JobId.parse(str((self.started or {}).get("job_id")))
-        except UserError:
-            return None  # a script that somebody started by hand: there is no job to ask about
+            first = JobId.parse(self.submission.job_id)
+        else:
+            try:
+                first = JobId.parse(str((self.started or {}).get("job_id")))
+            except UserError:
+                return ()  # a script that somebody started by hand: there is no job to ask about
+        chained = [
+            str(event.get("next_job"))
+            for event in self.events
+            if event.get("event") == "requeued" and event.get("how") == "chain"
+        ]
+        numbers = dict.fromkeys(number for number in chained if number.isdecimal() and number != first.id)
+        return (first, *(JobId(number, first.cluster) for number in numbers))
+
+    @property
+    def requeued(self) -> Mapping[str, Any] | None:
+        """The `requeued` after the newest job_started: the script went back to the queue, or chained a job."""
+        return self._since_start("requeued")
+
+    @property
+    def attempt_ended(self) -> Mapping[str, Any] | None:
+        """What the script wrote when the newest attempt ended; None while it runs."""
+        for event in self.events[::-1]:
+            if event.get("event") == "attempt_ended" and event.get("attempt") == self.attempt:
+                return event
+        return None
+
+    @property
+    def excluded(self) -> Mapping[str, str]:
+        """The nodes that the run does without, each with the reason; the newest reason of a node counts."""
+        found: dict[str, str] = {}
+        for event in self.events:
+            if event.get("event") == "node_excluded" and event.get("excluded"):
+                found[str(event["excluded"])] = str(event.get("reason") or "")
+        return found
 
     @property
     def started(self) -> Mapping[str, Any] | None:
@@ -74,12 +117,16 @@ class Evidence:
     @property
     def cancel_requested(self) -> bool:
         """Whether `slurmddp cancel` was called after the newest job_started."""
+        return self._since_start("cancel_requested") is not None
+
+    def _since_start(self, name: str) -> Mapping[str, Any] | None:
+        """The newest event of this name after the newest job_started."""
         for event in self.events[::-1]:
-            if event.get("event") == "cancel_requested":
-                return True
+            if event.get("event") == name:
+                return event
             if event.get("event") == "job_started":
-                return False
-        return False
+                return None
+        return None
 
     @property
     def attempt(self) -> int | None:

@@ -128,6 +128,11 @@ class RunFolder:
         return self.path / "trace"
 
     @property
+    def alert_spool(self) -> Path:
+        """Alerts that could not be sent, one file each."""
+        return self.path / "alerts" / "spool"
+
+    @property
     def stop(self) -> Path:
         """The stop file: where it is, the ranks save and end."""
         return self.path / "stop"

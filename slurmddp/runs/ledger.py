@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurmddp.runs.evidence import Evidence, whole
-from slurmddp.runs.timeline import LINE, Attempt, Mark, number, timeline
+from slurmddp.runs.launches import FAILURES, TRAINING, Launch, Stretch, cost_of, parts_of, process_start, split
+from slurmddp.runs.timeline import LINE, Attempt, number, timeline
 
 #: The kinds of time, in the order in which they are shown, and what counts as each.
 KINDS = {
     "queue": "from submission to the first start of the job's script",
     "image": "from the script's start to the start of the ranks' processes: srun, container, torchrun",
     "init": "import, rendezvous, data, model, resuming",
-    "preflight": "checks of the nodes before training",
+    "preflight": "checks of the nodes before the ranks start",
     "training": "forward, backward, all-reduce, optimizer",
     "data": "stall: waiting for data",
     "checkpoint": "stall: training stood still for a checkpoint",
     "evaluation": "held-out samples",
     "lost": "lost work: steps that were trained and not resumed from",
-    "restart": "from the last sign of ranks that failed, or of a job put back into the queue, to the next start",
+    "hang": "standing still, until it was noticed",
+    "restart": "from the last sign of ranks that failed, or of a job that was lost, to the next start",
+    "requeue": "from the end of the job's script to its next start: Slurm's hold, and the queue once more",
     "run": "a script of your own, which does not tell more",
     "other": "shutdown, and what is in none of the others",
 }
 
-#: Parts of a metrics line's `seconds` -> kind. A part that is not known here is "other".
-_PARTS = {
-    "data": "data", "checkpoint": "checkpoint", "evaluation": "evaluation", "preflight": "preflight",
-    "forward": "training", "backward": "training", "overlap": "training", "network": "training",
-    "optimizer": "training",
-}  # fmt: skip
-_FAILURES = ("error", "hang")
-#: Events that tell how long training had stood still for them.
-_COSTS = {"checkpoint_saved": "checkpoint", "evaluated": "evaluation", "preflight": "preflight"}
+
+class Recovery(NamedTuple):
+    """Training went on. attempt: in which; step: its first new one, where that is told; milliseconds: from the last
+    sign of training before; failed: whether a failure had ended that, and not the end of its time."""
+
+    attempt: int
+    step: int | None
+    milliseconds: int
+    failed: bool
 
 
 @dataclass(frozen=True)
@@ -44,17 +47,26 @@ class Ledger:
 
     begin, end     unix time of submission, and of the end (of now, while the run goes on)
     spent          kind -> milliseconds, for every one of KINDS; their sum is end - begin
-    attempts       starts of the job's script
+    jobs           starts of the job's script
+    attempts       starts of torchrun, which the script repeats where nodes were lost
     launches       starts of the ranks, which torchrun repeats inside an attempt
     failures       launches that did not end by themselves (they failed, or were killed)
+    recoveries     each time that training went on, oldest first
     """
 
     begin: int
     end: int
     spent: Mapping[str, int]
+    jobs: int
     attempts: int
     launches: int
     failures: int
+    recoveries: tuple[Recovery, ...] = ()
+
+    @property
+    def recovered(self) -> int:
+        """How often the run went on after a failure."""
+        return sum(each.failed for each in self.recoveries)
 
     @property
     def wall(self) -> int:
@@ -81,63 +93,28 @@ def ledger(facts: Evidence, rows: Sequence[Mapping[str, Any]], *, script: bool, 
     if found is None:
         return None
     book = _Book(found.begin)
-    launches: list[_Launch] = []
+    launches: list[Launch] = []
     for place, attempt in enumerate(found.attempts):
-        book.to(attempt.begin, "restart" if place else "queue")
+        queued = attempt.begins and found.attempts[place - 1].over
+        book.to(attempt.begin, ("requeue" if queued else "restart") if place else "queue")
         going = now is not None and place + 1 == len(found.attempts)
         launches += _book_attempt(book, attempt, facts, script=script, going=going, last=attempt is found.attempts[-1])
     if found.attempts:
-        book.to(found.end, "other" if found.attempts[-1].code == 0 else "restart")
+        newest = found.attempts[-1]
+        again = facts.requeued is not None or newest.code != 0
+        book.to(found.end, ("requeue" if again else "other") if newest.over or newest.code == 0 else "restart")
     book.to(found.end, "queue")
     _move_lost(book, launches)
     return Ledger(
         begin=found.begin,
         end=found.end,
         spent=book.spent,
+        jobs=sum(place == 0 or attempt.begins for place, attempt in enumerate(found.attempts)),
         attempts=len(found.attempts),
         launches=len(launches),
         failures=sum(not (launch.finished or launch.alive) for launch in launches),
+        recoveries=tuple(_recoveries(launches) if launches else _again(found.attempts) if script else ()),
     )
-
-
-@dataclass(frozen=True)
-class _Stretch:
-    """Time between two metrics lines: the steps in it, and milliseconds of their training and data waits."""
-
-    begin_step: int
-    end_step: int
-    spent: Mapping[str, int]
-
-
-@dataclass
-class _Launch:
-    """One start of the ranks: what rank 0 told, and what was found out of it."""
-
-    marks: list[Mark]
-    finished: bool = False
-    alive: bool = False
-    stretches: list[_Stretch] = field(default_factory=list)
-
-    @property
-    def resumed(self) -> int | None:
-        """The step that this launch began after; None where it did not come so far."""
-        for event, before in (("resumed", 0), ("ready", 0), ("first_step", 1), (LINE, 1)):
-            steps = (whole(mark.facts.get("step")) for mark in self.marks if mark.event == event)
-            step = next((step for step in steps if step is not None), None)
-            if step is not None:
-                return step - before
-        return None
-
-    @property
-    def failed(self) -> bool:
-        """Whether rank 0 told of an error, or of a hang that it ended."""
-        return any(mark.event in _FAILURES for mark in self.marks)
-
-    @property
-    def saved(self) -> list[int]:
-        """Steps of its checkpoints."""
-        saves = (mark.facts.get("step") for mark in self.marks if mark.event == "checkpoint_saved")
-        return [step for save in saves if (step := whole(save)) is not None]
 
 
 class _Book:
@@ -172,6 +149,27 @@ class _Book:
         self.spent[to] += time
 
 
+def _recoveries(launches: Sequence[Launch]) -> Iterator[Recovery]:
+    """From the last sign of training of a launch to the first new step of the next one that came so far."""
+    since: int | None = None
+    failed = False
+    for launch in launches:
+        first = next((mark for mark in launch.marks if mark.event in ("first_step", LINE)), None)
+        if first is not None:
+            attempt, step = whole(first.facts.get("attempt")), whole(first.facts.get("step"))
+            if since is not None:
+                yield Recovery(attempt or 0, step, max(first.at - since, 0), failed)
+            since = max(mark.at for mark in launch.marks if mark.event in TRAINING)
+            failed = False
+        failed = failed or not (launch.finished or launch.alive)
+
+
+def _again(attempts: Sequence[Attempt]) -> Iterator[Recovery]:
+    """Of a script whose ranks tell nothing: from the end of an attempt to the start of the next one."""
+    for before, after in pairwise(attempts):
+        yield Recovery(after.number, None, max(after.begin - before.end, 0), before.code != 0)
+
+
 def _submitted(facts: Evidence) -> float | None:
     try:
         return datetime.fromisoformat(facts.submission.time).timestamp() if facts.submission else None
@@ -181,9 +179,10 @@ def _submitted(facts: Evidence) -> float | None:
 
 def _book_attempt(
     book: _Book, attempt: Attempt, facts: Evidence, *, script: bool, going: bool, last: bool
-) -> list[_Launch]:
+) -> list[Launch]:
     """Account for one attempt up to its end. going: it may still be running; last: none came after it."""
-    launches = [_Launch(marks) for marks in _split(attempt.marks)]
+    _book_preflight(book, attempt)
+    launches = [Launch(marks) for marks in split(attempt.marks)]
     for place, launch in enumerate(launches):
         newest = launch is launches[-1]
         marker = (facts.markers or {}).get(attempt.number) if newest else None
@@ -192,7 +191,7 @@ def _book_attempt(
         ended_well = script and newest and attempt.code == 0
         launch.finished = marked or ended_well or any(mark.event == "finished" for mark in launch.marks)
         launch.alive = newest and going and not (attempt.ended or launch.finished or launch.failed)
-        begin = _process_start(launch)
+        begin = process_start(launch)
         # How long the container took is not known without its end: it is then in init.
         before = "restart" if place else "image" if begin is not None else "init"
         book.to(launch.marks[0].at if begin is None else begin, "run" if script else before)
@@ -210,96 +209,64 @@ def _book_attempt(
     return launches
 
 
-def _split(marks: Iterable[Mark]) -> list[list[Mark]]:
-    """The marks of each start of the ranks. In a run of older code, only `started` tells of one."""
-    launches: list[list[Mark]] = []
-    told = False  # whether the newest of them has its `started`
-    for mark in marks:
-        if not launches or mark.event == "rank_started" or (mark.event == "started" and told):
-            launches.append([])
-            told = False
-        launches[-1].append(mark)
-        told = told or mark.event == "started"
-    return launches
-
-
-def _process_start(launch: _Launch) -> int | None:
-    """When the ranks' processes started; None where nothing tells.
-
-    `seconds` is how long before the event that was. In a run of older code only the first step has it, counted from
-    somewhat later than the process's start, perhaps even after the event before.
-    """
-    for mark in launch.marks:
-        if mark.event in ("rank_started", "first_step"):
+def _book_preflight(book: _Book, attempt: Attempt) -> None:
+    """The check of the nodes, of which the script tells when it has ended and how long it took."""
+    for mark in attempt.script:
+        if mark.event == "preflight":
             seconds = number(mark.facts.get("seconds"))
-            begin = mark.at - round(max(seconds or 0, 0) * 1000)
-            return begin if mark.event == "rank_started" or begin < launch.marks[0].at else None
-    return None
+            book.to(mark.at - round(max(seconds or 0, 0) * 1000), "image")
+            book.to(mark.at, "preflight")
 
 
-def _book_launch(book: _Book, launch: _Launch, *, script: bool) -> str:
+def _book_launch(book: _Book, launch: Launch, *, script: bool) -> str:
     """Account for a launch up to its last sign, and say what it was at then: init, training or other."""
     phase, rest = "init", "run" if script else "training"
     step = launch.resumed or 0
     costs: dict[str, float] = {}
     told: dict[str, float] = {}  # by the lines of this launch
     for mark in launch.marks:
-        cost = _cost(mark)
+        cost = cost_of(mark)
         if phase == "init" and mark.event != LINE:
             book.to(mark.at, "run" if script else phase, cost)
             phase = "training" if mark.event in ("ready", "first_step") else phase
         elif mark.event in (LINE, "timing", "finished"):
-            parts = _parts(mark)
+            parts = parts_of(mark)
             if mark.event == "timing":
                 parts = {kind: max(part - told.get(kind, 0), 0) for kind, part in parts.items()}
             told = {kind: told.get(kind, 0) + parts.get(kind, 0) for kind in (*told, *parts)}
             kind = "init" if phase == "init" else "other" if parts or mark.event == "finished" else rest
             reached = whole(mark.facts.get("step"))
             added = book.to(mark.at, kind, parts or costs)
-            launch.stretches.append(_Stretch(step, step if reached is None else reached, added))
+            launch.stretches.append(Stretch(step, step if reached is None else reached, added))
             step, costs = step if reached is None else reached, {}
             phase = "other" if mark.event == "finished" else "training"
         else:
             costs = {kind: costs.get(kind, 0) + cost.get(kind, 0) for kind in (*costs, *cost)}
     if costs:
-        last = [mark for mark in launch.marks if _cost(mark)][-1]
-        launch.stretches.append(_Stretch(step, max([step, *launch.saved]), book.to(last.at, rest, costs)))
+        last = [mark for mark in launch.marks if cost_of(mark)][-1]
+        launch.stretches.append(Stretch(step, max([step, *launch.saved]), book.to(last.at, rest, costs)))
     if phase == "training" and not (launch.finished or launch.alive):
         _book_error(book, launch)
     return phase
 
 
-def _cost(mark: Mark) -> dict[str, float]:
-    """Milliseconds that training stood still for what an event tells of: its `stall`, else its `seconds`."""
-    kind = _COSTS.get(mark.event)
-    seconds = number(mark.facts.get("stall", mark.facts.get("seconds"))) if kind else None
-    return {kind: seconds * 1000} if kind and seconds and seconds > 0 else {}
-
-
-def _parts(mark: Mark) -> dict[str, float]:
-    """Milliseconds by kind, from a line's `seconds`; empty where it has none."""
-    sums = mark.facts.get("seconds")
-    parts: dict[str, float] = {}
-    for name, value in sums.items() if isinstance(sums, Mapping) else ():
-        seconds, kind = number(value), _PARTS.get(name, "other")
-        if seconds is not None and seconds > 0:
-            parts[kind] = parts.get(kind, 0) + seconds * 1000
-    return parts
-
-
-def _book_error(book: _Book, launch: _Launch) -> None:
+def _book_error(book: _Book, launch: Launch) -> None:
     """The steps between the last line and the error that ended a launch are lost.
 
-    A hang also ends in an error, but much later: no more is taken for steps than was ever between two lines.
+    A hang also ends in an error, but much later: no more is taken for steps than was ever between two lines, and the
+    rest up to its notice is the hang.
     """
     lines = [mark.at for mark in launch.marks if mark.event == LINE]
     longest = max((after - before for before, after in pairwise(lines)), default=0)
-    error = next((mark.at for mark in launch.marks if mark.event in _FAILURES and mark.at >= book.at), None)
+    error = next((mark.at for mark in launch.marks if mark.event in FAILURES and mark.at >= book.at), None)
     if error is not None:
         book.to(min(error, book.at + longest), "lost")
+    hang = next((mark.at for mark in launch.marks if mark.event == "hang"), None)
+    if hang is not None:
+        book.to(hang, "hang")
 
 
-def _move_lost(book: _Book, launches: Sequence[_Launch]) -> None:
+def _move_lost(book: _Book, launches: Sequence[Launch]) -> None:
     """Steps after the one that a later launch resumed from are lost work, with their data waits.
 
     Of ranks that failed and were not (or not yet) followed by others, what is in their newest checkpoint is kept.
@@ -316,7 +283,7 @@ def _move_lost(book: _Book, launches: Sequence[_Launch]) -> None:
             kept = resumed if kept is None else min(kept, resumed)
 
 
-def _move_stretch(book: _Book, stretch: _Stretch, kept: int) -> None:
+def _move_stretch(book: _Book, stretch: Stretch, kept: int) -> None:
     steps = stretch.end_step - stretch.begin_step
     lost = min(max(stretch.end_step - kept, 0), steps) / steps if steps > 0 else float(stretch.end_step > kept)
     for kind in ("training", "data"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurmddp.runs.evidence import Evidence, Marker, whole
+from slurmddp.runs.evidence import CANCELLED, Evidence, Marker, whole
 from slurmddp.slurm.base import JobView
 
 # Exit codes of `status` by state: 0 done, 1 ended otherwise (or never began), 3 still going.
@@ -72,7 +72,7 @@ def judge(job: JobView | None, facts: Evidence, *, answered: bool = True) -> Run
     inside = facts.submission is None or facts.submission.scheduler == "allocation"
     if job and not (inside and facts.ended):
         return _by_slurm(job, facts)
-    if not answered and not facts.ended:
+    if not answered and (facts.requeued or not facts.ended):
         return _unanswered(facts)
     return _by_folder(facts)
 
@@ -82,10 +82,14 @@ def _by_slurm(job: JobView, facts: Evidence) -> RunState:
     ended = _exit_text(job.exit_code, job.signal)
     if job.state == "PENDING":
         return _pending(job, facts)
+    if job.state in ("COMPLETED", "FAILED", "PREEMPTED"):
+        found = _by_marker(facts, "preempted" if job.state == "PREEMPTED" else "")
+        if found is not None:
+            return found
     if job.state == "COMPLETED":
-        return _stopped(marker) if marker and marker.state == "stopped" else RunState("done", _progress(marker))
-    if job.state in ("FAILED", "PREEMPTED") and marker and marker.state == "stopped":
-        return _stopped(marker, "preempted" if job.state == "PREEMPTED" else "")
+        return RunState("done", _progress(marker))
+    if job.state == "FAILED" and facts.cancel_requested:
+        return RunState("cancelled", _join(ended, _progress(marker)))
     if job.state == "PREEMPTED":
         return RunState("cancelled", _join("preempted", _progress(marker)))
     state = _PLAIN.get(job.state)
@@ -99,7 +103,7 @@ def _by_slurm(job: JobView, facts: Evidence) -> RunState:
         todo = f"held: `scontrol release {facts.job_id.id}`" if job.state in _HELD and facts.job_id else ""
         return RunState(state, _join(job.reason, todo))
     if state == "stopping":
-        return RunState(state, "its processes are ending")
+        return RunState("requeued" if facts.requeued else state, "its processes are ending")
     if state == "pending":
         return RunState(state, "its nodes are being made ready")
     # Other reasons repeat the state, or are left over from waiting (one cancelled in the queue keeps
@@ -113,10 +117,32 @@ def _pending(job: JobView, facts: Evidence) -> RunState:
     again = bool(job.restarts) or facts.started is not None
     since = f"from {job.start}" if job.reason == "BeginTime" and job.start else ""
     expected = f"expected to start {job.start}" if job.start and not since else ""
-    return RunState("requeued" if again else "pending", _join(_join(job.reason, since, by=" "), expected))
+    waits = _join(_join(job.reason, since, by=" "), expected)
+    if not again:
+        return RunState("pending", waits)
+    reached = _progress(facts.marker)
+    why = str((facts.requeued or {}).get("reason") or (facts.marker.reason if facts.marker else ""))
+    return RunState("requeued", _join(waits, _join("after", why, by=" ") if why else "", reached))
+
+
+def _by_marker(facts: Evidence, why: str = "") -> RunState | None:
+    """The verdict where the script or the ranks wrote that they ended on purpose; None where they did not."""
+    marker, told = facts.marker, facts.attempt_ended or {}
+    if marker is not None and marker.state == "no progress":
+        return RunState("failed", _join("no progress", marker.reason, _progress(marker)))
+    if marker is not None and marker.state == "stopped":
+        return _stopped(marker, why)
+    if marker is None and told.get("decision") == "stopped":  # a script of the user's own
+        cause = str(told.get("cause") or "")
+        if facts.cancel_requested or cause == CANCELLED:
+            return RunState("cancelled", "by the user, it ended by itself")
+        return RunState("stopped", _join(why, cause))
+    return None
 
 
 def _unanswered(facts: Evidence) -> RunState:
+    if facts.requeued:
+        return RunState("requeued", "Slurm did not answer; the job went back to the queue")
     if facts.started is None:
         return RunState("pending", "Slurm did not answer; the job had not begun when last heard of")
     attempt = "" if facts.attempt is None else f"attempt {facts.attempt} "
@@ -125,12 +151,14 @@ def _unanswered(facts: Evidence) -> RunState:
 
 def _by_folder(facts: Evidence) -> RunState:
     marker, ended = facts.marker, facts.ended
-    stopped = marker is not None and marker.state == "stopped"
+    on_purpose = _by_marker(facts)
     finished = marker is not None and marker.state == "done"
     if ended is None:
         if finished:
             return RunState("done", _join(_progress(marker), "the job script's own end is not recorded"))
-        return _stopped(marker) if stopped else _lost(facts)
+        if facts.cancel_requested and facts.started is None:
+            return RunState("cancelled", "before it began")
+        return on_purpose or _lost(facts)
     word = str(ended.get("slurm_state") or "").split(" ")[0]
     code, signal = whole(ended.get("exit_code")), str(ended.get("signal") or "")
     state = _PLAIN.get(word)
@@ -138,14 +166,16 @@ def _by_folder(facts: Evidence) -> RunState:
         # What a trap sees of its own job at scancel (tried on 24.11.5) and at the time limit: only the reason
         # tells which of them it was.
         state = "timed out" if ended["slurm_reason"] == "TimeLimit" else "cancelled"
-    if state == "requeued" or word == "PENDING":
+    if state == "requeued" or word == "PENDING" or facts.requeued:
+        if facts.cancel_requested:
+            return RunState("cancelled", _join("while it waited", _progress(marker)))
         return RunState("lost", f"it was put back into the queue, and then {_forgot(facts)}")
     if state in ("timed out", "node failure", "cancelled", "out of memory"):
         return RunState(state, _progress(marker))
     if facts.cancel_requested and code != 0:
         return RunState("cancelled", _progress(marker))
-    if stopped:
-        return _stopped(marker, "preempted" if word == "PREEMPTED" else "")
+    if on_purpose is not None:
+        return _by_marker(facts, "preempted" if word == "PREEMPTED" else "") or on_purpose
     if code == 0:
         return RunState("done", _progress(marker))
     if word == "PREEMPTED" or signal.removeprefix("SIG") in ("TERM", "INT", "HUP"):
@@ -173,8 +203,10 @@ def _forgot(facts: Evidence) -> str:
     return f"Slurm has forgotten job {sent.job_id}" if sent and sent.job_id else "Slurm has forgotten the job"
 
 
-def _stopped(marker: Marker | None, why: str = "") -> RunState:
-    return RunState("stopped", _join(why, (marker.reason if marker else ""), _progress(marker)))
+def _stopped(marker: Marker, why: str = "") -> RunState:
+    if marker.reason == CANCELLED:
+        return RunState("cancelled", _join("by the user, saved", _progress(marker)))
+    return RunState("stopped", _join(why, marker.reason, _progress(marker)))
 
 
 def _progress(marker: Marker | None) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import merge
 from typing import Any
 
 #: The name of a mark that is a metrics line.
 LINE = "line"
+#: What the job's script writes, whichever rank it is about; else it is an event without a rank.
+_OF_SCRIPT = frozenset({"job_started", "job_ended", "attempt_started", "attempt_ended"})
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,11 @@ class Mark:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the job's script: begin and end in milliseconds, and what rank 0 told in between.
+    """One attempt of the job's script: begin and end in milliseconds, and what rank 0 told in between.
 
-    ended: whether the script wrote down its end; code: the exit code that it gave there.
+    A script makes several where it goes on without a node that was lost. begins: whether it is the first one of a start
+    of the script; ended: whether the script wrote down its end, and code: the exit code that it gave there; over:
+    whether the script ended with it. script: what the script itself told in between.
     """
 
     number: int
@@ -34,6 +38,9 @@ class Attempt:
     ended: bool
     code: int | None
     marks: tuple[Mark, ...]
+    begins: bool = True
+    over: bool = False
+    script: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,8 @@ def timeline(
     The clocks of the nodes and of the login host differ, so no time is taken as it stands: the order is that of the
     attempts and of the lines in their files; a time before its forerunner's counts as that one's, and the marks of
     an attempt stay between its begin and its end (all are shifted alike where the clock of rank 0's node is not that
-    of the script's). Left out are the lines of ranks other than 0, and those without a sound time and attempt.
+    of the script's). Left out are the lines of ranks other than 0, but for a hang that one of them told, and those
+    without a sound time and attempt.
     """
     told = _by_attempt(events, rows)
     raw = [_attempt(attempt, marks) for attempt, marks in sorted(told.items())]
@@ -91,33 +99,45 @@ def _milliseconds(value: Any) -> int | None:
     return None if seconds is None else max(round(seconds * 1000), 0)
 
 
-def _by_attempt(
-    events: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
-) -> dict[int, tuple[list[Mark], list[Mark]]]:
-    """attempt -> (events, metrics lines), each in its file's order."""
-    told: dict[int, tuple[list[Mark], list[Mark]]] = {}
+@dataclass
+class _Told:
+    """What was written of one attempt, each in its file's order."""
+
+    script: list[Mark] = field(default_factory=list)
+    events: list[Mark] = field(default_factory=list)
+    lines: list[Mark] = field(default_factory=list)
+
+
+def _by_attempt(events: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> dict[int, _Told]:
+    told: dict[int, _Told] = {}
     for which, records in enumerate((events, rows)):
         for record in records:
             at, attempt = _milliseconds(record.get("time")), record.get("attempt")
-            name = LINE if which else str(record.get("event"))
             if at is None or not isinstance(attempt, int) or isinstance(attempt, bool):
                 continue
-            if record.get("rank", 0) == 0:
-                told.setdefault(attempt, ([], []))[which].append(Mark(at, name, record))
+            name = LINE if which else str(record.get("event"))
+            own = not which and (name in _OF_SCRIPT or "rank" not in record)
+            if own or name == "hang" or record.get("rank", 0) == 0:
+                mine = told.setdefault(attempt, _Told())
+                (mine.script if own else mine.lines if which else mine.events).append(Mark(at, name, record))
     return told
 
 
-def _attempt(attempt: int, told: tuple[list[Mark], list[Mark]]) -> Attempt:
+def _attempt(attempt: int, told: _Told) -> Attempt:
     """An attempt with its times as they were written."""
-    events, lines = told
-    started = next((mark.at for mark in events if mark.event == "job_started"), None)
-    ended = next((mark for mark in reversed(events) if mark.event == "job_ended"), None)
-    inner = [mark for mark in events if mark.event not in ("job_started", "job_ended")]
+    job_ended = next((mark for mark in reversed(told.script) if mark.event == "job_ended"), None)
+    own_end = next((mark for mark in reversed(told.script) if mark.event == "attempt_ended"), None)
+    ended = job_ended or own_end
     # At one moment the line comes first: the end, and a save, are told after it.
-    marks = tuple(merge(_in_order(lines), _in_order(inner), key=lambda mark: mark.at))
-    known = (started, *(mark.at for mark in marks), ended.at if ended else None)
+    inner = _in_order(_told_by_others(told.events, ended))
+    marks = tuple(merge(_in_order(told.lines), inner, key=lambda mark: mark.at))
+    script = tuple(mark for mark in told.script if mark.event in ("attempt_started", "preflight"))
+    job_started = next((mark.at for mark in told.script if mark.event == "job_started"), None)
+    started = min((_start(mark) for mark in script), default=None) if job_started is None else job_started
+    known = (started, *(mark.at for mark in (*marks, *told.script)))
     times = [at for at in known if at is not None]
-    code = number(ended.facts.get("exit_code")) if ended else None
+    coded = own_end or job_ended
+    code = number(coded.facts.get("exit_code")) if coded else None
     return Attempt(
         number=attempt,
         begin=times[0],
@@ -125,7 +145,27 @@ def _attempt(attempt: int, told: tuple[list[Mark], list[Mark]]) -> Attempt:
         ended=ended is not None,
         code=None if code is None else math.floor(code),
         marks=marks,
+        begins=job_started is not None,
+        over=job_ended is not None,
+        script=tuple(_in_order(script)),
     )
+
+
+def _start(mark: Mark) -> int:
+    """When that began which a mark of the script tells the end of: the check of the nodes."""
+    seconds = number(mark.facts.get("seconds")) if mark.event == "preflight" else None
+    return mark.at - round(max(seconds or 0, 0) * 1000)
+
+
+def _told_by_others(events: Sequence[Mark], ended: Mark | None) -> Iterable[Mark]:
+    """A hang that another rank told, by another clock, comes no later than rank 0's next word or the end."""
+    latest: int | None = ended.at if ended else None
+    found: list[Mark] = []
+    for mark in reversed(events):
+        other = mark.facts.get("rank", 0) != 0
+        found.append(replace(mark, at=min(mark.at, latest)) if other and latest is not None else mark)
+        latest = latest if other else mark.at
+    return reversed(found)
 
 
 def _in_order(marks: Iterable[Mark]) -> list[Mark]:
@@ -150,4 +190,5 @@ def _bounded(attempt: Attempt, earliest: int, *, until: int | None, open_end: bo
     if attempt.marks:
         shift = max(min(0, end - attempt.marks[-1].at), begin - attempt.marks[0].at)
     marks = tuple(replace(mark, at=min(max(mark.at + shift, begin), end)) for mark in attempt.marks)
-    return replace(attempt, begin=begin, end=end, marks=marks)
+    script = tuple(replace(mark, at=min(max(mark.at, begin), end)) for mark in attempt.script)
+    return replace(attempt, begin=begin, end=end, marks=marks, script=script)

@@ -35,6 +35,11 @@ class RunFolder:
         """Folder of checkpoints, one folder each."""
         return self.root / "checkpoints"
 
+    @property
+    def progress(self) -> Path:
+        """How far the run has come: "STEP STEPS", written by rank 0."""
+        return self.root / "progress"
+
     def marker(self, attempt: int) -> Path:
         """How an attempt ended, if it ended cleanly: the file that job.sh decides from."""
         return self.root / "markers" / f"attempt-{attempt:03d}.json"

@@ -23,7 +23,7 @@ from slurmddp.runtime.reporting import Reporter
 from slurmddp.runtime.resume import resume
 from slurmddp.runtime.session import Session, announce, prepare
 from slurmddp.runtime.step import Outcome, Wishes
-from slurmddp.runtime.watch import marker
+from slurmddp.runtime.watch import failures, marker
 from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
@@ -40,6 +40,9 @@ def run(
         # torchrun starts all ranks anew when one of them fails, even if that was after the clean end.
         console.Console(joined.is_main).say(f"attempt {joined.attempt} has already ended cleanly: nothing to do")
         return
+    nodes = joined.gather(joined.node)
+    if joined.is_main:
+        failures.note_ranks(folder.root, nodes)
     trainer(folder, job, joined, place, events, watch).run()
 
 
@@ -105,6 +108,8 @@ class Trainer:
             if error.shared:  # All ranks are here: what is being written may be finished before the run ends.
                 self._checkpointing.settle()
             raise
+        finally:
+            self._reporter.left()
 
     def _train(self) -> Iterator[Outcome]:
         session, start, train = self.session, self._start, self.session.job.train

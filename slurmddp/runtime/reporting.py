@@ -13,6 +13,7 @@ from slurmddp.runtime.measure.stragglers import Stragglers
 from slurmddp.runtime.resume import Position
 from slurmddp.runtime.session import Session
 from slurmddp.runtime.step import Outcome
+from slurmddp.runtime.watch.failures import Progress
 
 _SHOWN = 3
 
@@ -26,6 +27,8 @@ class Reporter:
         self._session = session
         self._start = start
         self._began = began
+        self._progress = Progress(session.folder.progress, job.train.steps) if here.is_main else None
+        self._tell(start.step)
         self._metrics = JsonLines(session.folder.metrics) if here.is_main else None
         self._dashboard = Dashboard(
             session.folder.tensorboard,
@@ -76,8 +79,14 @@ class Reporter:
             session.record("step_skipped", step=step, why=outcome.skipped)
         else:
             self._row = 0
+        self._tell(step)
         if self._metrics is not None:
             self._log(self._metrics, step, outcome, rate)
+
+    def left(self) -> None:
+        """Training is left, however it ends: the breaker has to know how far it came."""
+        if self._progress is not None:
+            self._progress.flush()
 
     def evaluated(self, step: int, result: Evaluation) -> None:
         """Say what an evaluation gave."""
@@ -102,6 +111,10 @@ class Reporter:
         self._add_up()
         parts = {part: round(seconds, 3) for part, seconds in self._total.items() if seconds}
         self._session.events.write("timing", seconds=parts)
+
+    def _tell(self, step: int) -> None:
+        if self._progress is not None:
+            self._progress.tell(step)
 
     def _add_up(self) -> dict[str, float]:
         """Seconds by part since last time."""

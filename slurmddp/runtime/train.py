@@ -8,19 +8,23 @@ from pathlib import Path
 from typing import NoReturn
 
 from slurmddp.runtime import environment, job
-from slurmddp.runtime.errors import RuntimeFailure, UserError
+from slurmddp.runtime.errors import NotFiniteError, RuntimeFailure, UserError
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.watch import marker
+from slurmddp.runtime.watch import failures, marker
 from slurmddp.runtime.watch.ending import end_workers, leave, say
 from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
+
+#: What the same ranks would meet again, however often they started: of no use to repeat.
+FINAL = (UserError, NotFiniteError)
 
 
 def main(arguments: list[str]) -> None:
     """Train as RUN_DIR/job.json says. Returns after a clean end; any failure ends the process with code 1."""
     place: environment.Environment | None = None
     events: Events | None = None
+    folder: RunFolder | None = None
     try:
         place = environment.read()
         if len(arguments) != 1:
@@ -33,6 +37,9 @@ def main(arguments: list[str]) -> None:
             if place.rank == 0:
                 print(f"attempt {place.attempt} has already ended cleanly: nothing to do")
             return
+        if place.rank == 0 and (why := failures.begin(folder.root, place.attempt)):
+            say(f"rank 0 on {place.node}: error: {why}\n")
+            return  # The others read the marker.
         # torch says so at import, on every rank, where numpy is not installed; nothing here needs it.
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
         from slurmddp.runtime import loop, world
@@ -50,16 +57,26 @@ def main(arguments: list[str]) -> None:
         world.finish()
         end_workers()
     except BaseException as error:  # noqa: BLE001 - whatever it is: say so, and be gone at once
-        fail(error, place, events)
+        fail(error, place, events, folder)
 
 
-def fail(error: BaseException, place: environment.Environment | None, events: Events | None) -> NoReturn:
-    """Report an error and end this process with code 1 at once."""
+def fail(
+    error: BaseException,
+    place: environment.Environment | None,
+    events: Events | None,
+    folder: RunFolder | None = None,
+) -> NoReturn:
+    """Report an error and end this process with code 1 at once.
+
+    `folder`: where the marker goes that says of a final error that the run is not to be started again.
+    """
     try:
         if _speaks(error, place):
             _report(error, place)
             if events is not None:
                 events.write("error", kind=type(error).__name__, message=str(error) or repr(error))
+        if folder and place and isinstance(error, FINAL) and (place.rank == 0 or not error.shared):
+            marker.give_up(folder.marker(place.attempt), place.attempt, str(error))
     finally:
         leave(1)
 

@@ -113,6 +113,10 @@ class Scheduler(Protocol):
         """Put it back into the queue. Raises UserError where that is impossible, ExternalError."""
         ...
 
+    def start_now(self, job_id: JobId) -> None:
+        """End the hold of a job that waits for its begin time. Raises UserError, ExternalError."""
+        ...
+
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without what an outer job left in it; how to reach the cluster stays (SLURM_CONF)."""

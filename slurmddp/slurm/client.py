@@ -133,6 +133,17 @@ class Slurm:
         if answer.code != 0:
             raise ExternalError(f"scontrol could not requeue job {job_id} (exit code {answer.code}):\n{answer.text}")
 
+    def start_now(self, job_id: JobId) -> None:
+        """`scontrol update StartTime=now`, which a job's owner may do: Slurm's hold after a requeue ends.
+
+        Raises UserError, ExternalError (its message).
+        """
+        command = ("scontrol", *_cluster(job_id), "update", f"JobId={job_id.id}", "StartTime=now")
+        answer = _run(command, doing=f"ending the hold of job {job_id}")
+        _require("scontrol", answer)
+        if answer.code != 0:
+            raise ExternalError(f"scontrol update failed (exit code {answer.code}):\n{answer.text}")
+
     def _squeue(self, job_ids: Sequence[JobId]) -> dict[JobId, JobView]:
         """Jobs that squeue knows, ended ones within MinJobAge included. Jobs of one cluster only."""
         command = (

@@ -105,6 +105,10 @@ class Local:
         """Always a UserError: there is no queue here."""
         raise UserError("the local site has no queue to put a job back into", todo="submit it again: it resumes")
 
+    def start_now(self, job_id: JobId) -> None:
+        """Always a UserError: nothing waits here."""
+        raise UserError("the local site has no queue in which a job could be held back")
+
     def _reap(self) -> None:
         self._children = [child for child in self._children if child.poll() is None]
 

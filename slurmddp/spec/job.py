@@ -3,8 +3,9 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
+from slurmddp.spec.alerts import Target
 from slurmddp.spec.tasks import BUNDLED, check_options
 from slurmddp.spec.types import (
     Adds,
@@ -55,13 +56,51 @@ def _ranks(value: Any) -> Any:
     return int(value)
 
 
+_NODES = r"([0-9]{1,5})(?:-([0-9]{1,5}))?(?:\+([0-9]{1,5}))?"
+
+
+class Nodes(Model):
+    """min..max nodes train; so many spares are further nodes of the allocation that wait. As text: 2-4, 4+1, 2-4+1."""
+
+    min: Annotated[int, Field(ge=1, le=65536)]
+    max: Annotated[int, Field(ge=1, le=65536)]
+    spares: Annotated[int, Field(ge=0, le=65536)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "min" not in value and "max" in value:
+            return {"min": value["max"], **value}
+        match = re.fullmatch(_NODES, value) if isinstance(value, str) else None
+        if match is None:
+            return value
+        least, most, spares = match.groups()
+        return {"min": least, "max": most or least, "spares": spares or "0"}
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Nodes":
+        if self.min > self.max:
+            raise ValueError(f"has min {self.min} above max {self.max}")
+        return self
+
+
+def _form_of_nodes(value: Any) -> str:
+    """Which of the two forms it is written in; the names never stand in a message."""
+    text = isinstance(value, str) and not value.isdigit() and re.fullmatch(_NODES, value)
+    return "[range]" if text or isinstance(value, dict | Nodes) else "[number]"
+
+
 class Resources(Model):
     """What Slurm is asked for. Left out: the site's own values for the partition.
 
-    ranks_per_node: auto lets each node start as many ranks as it was given GPUs, or as its cores allow.
+    nodes: a number, or how few and how many. ranks_per_node: auto lets each node start as many ranks as it was given
+    GPUs, or as its cores allow.
     """
 
-    nodes: Annotated[int, Field(ge=1, le=65536)] = 1
+    nodes: Annotated[
+        Annotated[int, Field(ge=1, le=65536), Tag("[number]")] | Annotated[Nodes, Tag("[range]")],
+        Discriminator(_form_of_nodes),
+    ] = 1
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
     ranks_per_node: Annotated[int | Literal["auto"] | None, BeforeValidator(_ranks)] = None
     gpu_type: SbatchValue | None = None
@@ -74,6 +113,13 @@ class Resources(Model):
     constraint: SbatchValue | None = None
     exclusive: bool | None = None
     sbatch_extra: Annotated[tuple[SbatchFlag, ...], Adds()] = ()
+
+    @property
+    def node_range(self) -> Nodes:
+        """`nodes`, whichever way it is written."""
+        if isinstance(self.nodes, Nodes):
+            return self.nodes
+        return Nodes.model_construct(min=self.nodes, max=self.nodes, spares=0)
 
 
 class Bind(Model):
@@ -135,21 +181,42 @@ class Network(Model):
 
 
 class Launch(Model):
-    """How torchrun's agents find each other and what they restart."""
+    """How torchrun's agents find each other, and how often they restart the workers in place: null is as often as it
+    helps (recovery.no_progress ends it) with c10d, never with static."""
 
     rendezvous: Literal["c10d", "static"] = "c10d"
-    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
+
+    @model_validator(mode="after")
+    def _restarts_need_c10d(self) -> "Launch":
+        if self.rendezvous == "static" and self.max_restarts:
+            raise ValueError(
+                f"has max_restarts {self.max_restarts} with rendezvous static, whose nodes are not told of a restart"
+                "\n  -> rendezvous: c10d, or leave max_restarts out: the job itself starts the ranks anew"
+            )
+        return self
+
+
+class Recovery(Model):
+    """What is done about faults. requeue: the job goes back to the queue at its time limit, after preemption, and
+    where too few nodes are left; no_progress: so many starts in a row that end no further than the first of them
+    stop the run; preflight: the nodes are checked before each start of the ranks."""
+
+    requeue: bool = True
+    no_progress: Annotated[int, Field(ge=1, le=1000)] = 3
+    preflight: bool = True
 
 
 class Timeouts(Model):
     """Seconds. rendezvous: an agent reaches the head node; join: all agents have come; collective: one collective
-    operation; stop: from the stop file to the time limit, room for the last checkpoint; hang: the shortest deadline
-    for a sign of progress (longer ones are learned from the run), null turns hang detection off."""
+    operation; stop: from the stop file to the time limit, room for the last checkpoint, null plans it from what saves
+    took; hang: the shortest deadline for a sign of progress (longer ones are learned from the run), null turns hang
+    detection off."""
 
     rendezvous: Seconds = 600
     join: Seconds = 600
     collective: Seconds = 600
-    stop: Seconds = 120
+    stop: Seconds | None = None
     hang: Seconds | None = 120
 
 
@@ -347,10 +414,12 @@ class Job(Model):
     setup: Annotated[tuple[Line, ...], Adds()] = ()
     network: Network = Network.model_construct()
     launch: Launch = Launch.model_construct()
+    recovery: Recovery = Recovery.model_construct()
     timeouts: Timeouts = Timeouts.model_construct()
     train: Train
     parallel: Parallel = Parallel.model_construct()
     checkpoint: Checkpoint = Checkpoint.model_construct()
+    alerts: Annotated[tuple[Target, ...], Adds()] = ()
     paths: Paths = Paths.model_construct()
     snapshot: bool = True
     snapshot_limit: Mebibytes = 50

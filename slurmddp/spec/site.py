@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from slurmddp.spec.alerts import Deadman, Outlet
 from slurmddp.spec.types import Adds, Line, Mebibytes, Model, Name, SbatchValue, Seconds
 
 
@@ -36,7 +37,10 @@ class Fact(Model):
 
 
 class Site(Model):
-    """site_configs/NAME.yaml. `job` is a layer of the job: whatever the site knows, the job does not say."""
+    """site_configs/NAME.yaml. `job` is a layer of the job: whatever the site knows, the job does not say.
+
+    requeue: whether a job may go back to the queue by itself; where it may not, it submits its successor (chain).
+    """
 
     name: Name
     title: Line
@@ -52,6 +56,9 @@ class Site(Model):
     unsupported_flags: tuple[Line, ...] = ()
     required: Annotated[tuple[Line, ...], Adds()] = ()
     internet_on_nodes: bool | None = None
+    alerts: Outlet = Outlet.model_construct()
+    deadman: Deadman | None = None
+    requeue: Literal["allowed", "chain"] = "allowed"
     notes: Annotated[tuple[Line, ...], Adds()] = ()
     facts: dict[str, Fact] = {}
     job: dict[str, Any] = {}

@@ -30,6 +30,10 @@ _WANTED = {
 }
 
 
+#: Pydantic's own words in the place of an error: a map's key, and the forms in which `resources.nodes` is written.
+_NO_KEYS = ("[key]", "[number]", "[range]")
+
+
 def validate(model: type[AnyModel], layered: Layered) -> AnyModel:
     """Raises one UserError that lists every mistake, each with its place."""
     try:
@@ -77,7 +81,7 @@ def nearest_key(model: type[BaseModel], key: Key) -> str | None:
 
 
 def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
-    key = tuple(str(part) for part in detail["loc"] if part != "[key]")
+    key = tuple(str(part) for part in detail["loc"] if part not in _NO_KEYS)
     if detail["type"] == "task_option_needed":
         because = origin_of(layered, tuple(detail["ctx"]["because"].split(".")))
         return f"{because.where}: {detail['msg']}" if because else str(detail["msg"])

@@ -17,7 +17,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--name", default="default", help="the instance (default: %(default)s)")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("build", help="build what the cluster is made of, where it is not in the cache")
-    commands.add_parser("up", help="build if needed, and start")
+    up = commands.add_parser("up", help="build if needed, and start")
+    up.add_argument("--accounting", action="store_true", help="with slurmdbd and its database, so that sacct works")
     commands.add_parser("down", help="stop, and remove all that it left")
     commands.add_parser("status", help="instances, hosts, nodes, jobs")
     commands.add_parser("prune", help="remove cached parts that nothing uses")
@@ -66,6 +67,7 @@ def main() -> int:
         if cluster.is_up():
             print(f"the cluster {cluster.name} is up already")
         else:
+            cluster.accounting = arguments.accounting
             cluster.up(report=print)
             print(f"an image with torch, the default of site testcluster: {make_torch_image(cluster)}")
             prefix = shlex.join([sys.executable, "-m", "tests.cluster"])

@@ -13,7 +13,7 @@ from pathlib import Path
 from . import host, network, preflight
 from .build import Parts, build, locked
 from .errors import ClusterError
-from .host import ADDRESSES, LOGIN, NODES, USER_IDS
+from .host import ADDRESSES, CONTROLLER, LOGIN, NODES, USER_IDS
 from .process import ProcessId, processes_of
 from .state import Layout, State, state_base
 
@@ -35,8 +35,10 @@ class Cluster:
     torch_image_root = TORCH_IMAGE_ROOT
     plain_image_root = PLAIN_IMAGE_ROOT
 
-    def __init__(self, name: str = "default") -> None:
+    def __init__(self, name: str = "default", *, accounting: bool = False) -> None:
+        """accounting: whether up() starts slurmdbd as well, so that sacct knows what was; else it knows nothing."""
         self.name = name
+        self.accounting = accounting
         self.layout = Layout(state_base() / name)
         self._launched: list[subprocess.Popen[str]] = []
 
@@ -44,9 +46,9 @@ class Cluster:
 
     @classmethod
     @contextmanager
-    def started(cls, name: str = "default") -> Iterator["Cluster"]:
+    def started(cls, name: str = "default", *, accounting: bool = False) -> Iterator["Cluster"]:
         """A cluster for the length of a with block."""
-        cluster = cls(name)
+        cluster = cls(name, accounting=accounting)
         cluster.up(owned=True)
         try:
             yield cluster
@@ -74,7 +76,7 @@ class Cluster:
 
     def _start(self, parts: Parts, owned: bool) -> None:
         self.layout.folder.mkdir(parents=True)
-        host.write_shared(self.layout, parts, munge_key=secrets.token_bytes(128))
+        host.write_shared(self.layout, parts, secrets.token_bytes(128), self.accounting)
         fabric, process = host.start_fabric(self.layout)
         self._launched.append(process)
         state = State(fabric, ProcessId.of(os.getpid()) if owned else None, parts)
@@ -85,7 +87,7 @@ class Cluster:
             state.hosts[name] = init
             self._launched.append(launcher)
         state.save(self.layout.state)
-        self.wait_nodes(timeout=30)
+        self.wait_nodes(timeout=90 if self.accounting else 30)
 
     def down(self) -> None:
         """Kill everything of this instance and remove its folder; nothing to do is no error."""
@@ -191,7 +193,10 @@ class Cluster:
         return host.entry(self.init_of(host_name), argv, user, cwd, env or {})
 
     def machine_path(self, path: str) -> Path:
-        """Where the machine sees a path below the hosts' /home, to prepare files and to read results."""
+        """Where the machine sees a path below the hosts' /home or /scratch, to prepare files and to read results."""
+        if Path(path).is_relative_to("/scratch"):
+            inside = self.layout.scratch / Path(path).relative_to("/scratch")
+            return Path(f"/proc/{self.state().fabric.pid}/root{inside}")
         return self.layout.home / Path(path).relative_to("/home")
 
     def write(self, path: str, text: str, *, mode: int = 0o644) -> None:
@@ -225,6 +230,23 @@ class Cluster:
         state.hosts[name], process = host.start_host(name, state.fabric, self.layout, state.parts)
         self._launched.append(process)
         state.save(self.layout.state)
+
+    def restart_controller(self) -> None:
+        """End slurmctld, as an operator does, and start it again; returns once it answers.
+
+        A crash would be another matter: it forgets what began within the last seconds.
+        """
+        for pid, argv in self.processes(CONTROLLER, user=None):
+            if argv[0].startswith("slurmctld"):
+                self.run(CONTROLLER, ["kill", "-TERM", str(pid)], user="root", check=False)
+
+        def gone() -> bool:
+            return not any(argv[0].startswith("slurmctld") for _, argv in self.processes(CONTROLLER, user=None))
+
+        self.wait_for(gone, "slurmctld is gone", 10)
+        self.run(CONTROLLER, ["slurmctld"], user="root")
+        answers = ["scontrol", "ping"]
+        self.wait_for(lambda: "is UP" in self.run(LOGIN, answers, check=False).stdout, "slurmctld answers", 30)
 
     def cut_network(self, name: str) -> None:
         """Pull the host's cable: it runs on, and nobody hears of it."""
@@ -277,8 +299,12 @@ class Cluster:
         return self.job(job_id)["JobState"]
 
     def job(self, job_id: int | str) -> dict[str, str]:
-        """What `scontrol show job` says, as {key: value}."""
-        text = self.run(LOGIN, ["scontrol", "--oneliner", "show", "job", str(job_id)]).stdout
+        """What `scontrol show job` says, as {key: value}. A controller that is being restarted is asked again."""
+        command = ["scontrol", "--oneliner", "show", "job", str(job_id)]
+        deadline = time.monotonic() + 10
+        while (done := self.run(LOGIN, command, check=False)).returncode != 0 and time.monotonic() < deadline:
+            time.sleep(0.5)
+        text = done.stdout if done.returncode == 0 else self.run(LOGIN, command).stdout
         return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
     def wait_job(

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from . import network
+from . import accounting, network
 from .build import Parts
 from .errors import ClusterError
 from .process import ProcessId, kill_tree
@@ -20,11 +20,15 @@ ADDRESSES = {
 }  # fmt: skip
 CONTROLLER, LOGIN = "ctl", "login"
 NODES = ("node1", "node2", "node3")
+# Of /scratch, the small file system that all hosts share: a test can fill it.
+SCRATCH_SIZE = "128m"
 USER_IDS = {"root": 0, USER: USER_ID}
 
 
 def start_fabric(layout: Layout) -> tuple[ProcessId, subprocess.Popen[str]]:
-    """Start the process that holds the cluster's network and outer PID namespace: with it, all dies."""
+    """Start the process that holds the cluster's network, /scratch and outer PID namespace: with it, all dies."""
+    layout.scratch.mkdir()
+    mount = 'mount -t tmpfs -o "$1" scratch "$0" && shift && exec "$@"'
     command = [
         "unshare",
         "--mount",
@@ -32,6 +36,11 @@ def start_fabric(layout: Layout) -> tuple[ProcessId, subprocess.Popen[str]]:
         "--pid",
         "--fork",
         "--",
+        "bash",
+        "-c",
+        mount,
+        str(layout.scratch),
+        f"mode=1777,size={SCRATCH_SIZE}",
         sys.executable,
         "-I",
         str(HERE / "host_init.py"),
@@ -52,6 +61,7 @@ def start_host(name: str, fabric: ProcessId, layout: Layout, parts: Parts) -> tu
         "nsenter",
         "--target",
         str(fabric.pid),
+        "--mount",
         "--pid",
         "--",
         "unshare",
@@ -142,11 +152,19 @@ def run_entered(command: Sequence[str], stdin: str | None, timeout: float | None
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def write_shared(layout: Layout, parts: Parts, munge_key: bytes) -> None:
+def user_id(parts: Parts, name: str) -> int:
+    """The number of a user of the hosts' own."""
+    users = dict(line.split(":")[::2][:2] for line in (parts.host_root / "etc/passwd").read_text().splitlines())
+    return int(users[name])
+
+
+def write_shared(layout: Layout, parts: Parts, munge_key: bytes, with_accounting: bool) -> None:
     """Lay out what all hosts share: names, Slurm's configuration, munge's key, the users' homes."""
     shared = layout.shared
     layout.home.mkdir(parents=True)
     shutil.copytree(HERE / "etc", shared / "slurm")
+    if with_accounting:
+        accounting.configure(shared / "slurm", user_id(parts, "slurm"))
     names = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in ADDRESSES.items())]
     (shared / "hosts").write_text("\n".join([*names, f"{network.BRIDGE_ADDRESS} fabric"]) + "\n")
     (shared / "munge.key").write_bytes(munge_key)

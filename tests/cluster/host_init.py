@@ -15,6 +15,9 @@ from pathlib import Path
 MUNGE_SOCKET = Path("/run/munge/munge.socket.2")
 CONTROLLER = "ctl"
 CONTROLLER_PORT = 6817
+ACCOUNTING_PORT = 6819
+ACCOUNTING_CONFIGURATION = Path("/etc/slurm/slurmdbd.conf")
+DATABASE, DATABASE_SOCKET = Path("/var/lib/mysql"), Path("/run/mysqld/mysqld.sock")
 
 
 def say(text: str) -> None:
@@ -24,7 +27,7 @@ def say(text: str) -> None:
 
 def make_run_folders() -> None:
     """The folders in /run that systemd-tmpfiles would make: /run is fresh at every start."""
-    for name, owner in (("munge", "munge"), ("slurm", "root")):
+    for name, owner in (("munge", "munge"), ("slurm", "root"), ("mysqld", "slurm")):
         folder = Path("/run") / name
         folder.mkdir(mode=0o755)
         subprocess.run(["chown", owner, str(folder)], check=True)
@@ -57,13 +60,28 @@ def wait_until(condition: Callable[[], bool], what: str, timeout: float = 10) ->
         time.sleep(0.02)
 
 
-def controller_answers() -> bool:
-    """True where something listens on the controller's port."""
+def answers(port: int) -> bool:
+    """True where something listens on that port of the controller's host."""
     try:
-        socket.create_connection((CONTROLLER, CONTROLLER_PORT), timeout=1).close()
+        socket.create_connection((CONTROLLER, port), timeout=1).close()
     except OSError:
         return False
     return True
+
+
+def start_accounting() -> dict[int, str]:
+    """The database and slurmdbd; {pid: name}. Nobody but slurmdbd reaches the database: it listens on a socket only."""
+    if not DATABASE.exists():
+        DATABASE.mkdir(mode=0o700)
+        subprocess.run(["chown", "slurm", str(DATABASE)], check=True)
+        install = ["mariadb-install-db", "--user=slurm", f"--datadir={DATABASE}", "--skip-test-db"]
+        subprocess.run([*install, "--auth-root-authentication-method=normal"], check=True, stdin=subprocess.DEVNULL)
+    options = [f"--datadir={DATABASE}", f"--socket={DATABASE_SOCKET}", "--skip-networking", "--skip-grant-tables"]
+    started = {start(["mariadbd", "--no-defaults", *options], user="slurm").pid: "mariadbd"}
+    wait_until(DATABASE_SOCKET.exists, "the database has a socket", timeout=30)
+    started[start(["slurmdbd", "-D"], user="slurm").pid] = "slurmdbd"
+    wait_until(lambda: answers(ACCOUNTING_PORT), "slurmdbd answers", timeout=30)
+    return started
 
 
 def start_daemons(host: str) -> dict[int, str]:
@@ -71,10 +89,12 @@ def start_daemons(host: str) -> dict[int, str]:
     daemons = {start(["munged", "--foreground"], user="munge").pid: "munged"}
     wait_until(MUNGE_SOCKET.exists, "munged has a socket")
     if host == CONTROLLER:
+        if ACCOUNTING_CONFIGURATION.exists():
+            daemons.update(start_accounting())
         daemons[start(["slurmctld", "-D"]).pid] = "slurmctld"
     elif host.startswith("node"):
         # A slurmd that finds no controller tries again only seconds later.
-        wait_until(controller_answers, "the controller answers")
+        wait_until(lambda: answers(CONTROLLER_PORT), "the controller answers", timeout=60)
         daemons[start(["slurmd", "-D", "-N", host]).pid] = "slurmd"
     return daemons
 

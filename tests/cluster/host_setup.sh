@@ -45,6 +45,8 @@ read_only_bind() {
     mount -o remount,bind,ro "$2"
 }
 mount --bind "$shared/home" "$root/home"
+mkdir -p "$root/scratch"
+mount --bind "$shared/scratch" "$root/scratch"
 read_only_bind "$shared/slurm" "$root/etc/slurm"
 read_only_bind "$checkout" "$root/opt/slurmddp"
 read_only_bind "$venv" "$root/opt/slurmddp-venv"

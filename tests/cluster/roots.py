@@ -20,7 +20,8 @@ HOST_PACKAGES = (
     "slurmctld", "slurmd", "slurm-client", "munge",
     "apptainer", "squashfuse", "fakeroot",
     "python3", "python3-venv",
-    "iproute2", "iputils-ping", "procps", "less", "nano-tiny", "git",
+    "slurmdbd", "mariadb-server-core", "mariadb-client-core",
+    "iproute2", "iputils-ping", "procps", "less", "nano-tiny", "git", "curl",
 )  # fmt: skip
 IMAGE_SUITES = ("bookworm",)
 IMAGE_PYTHON = "3.11"

@@ -35,6 +35,11 @@ class Layout:
     def home(self) -> Path:
         return self.shared / "home"
 
+    @property
+    def scratch(self) -> Path:
+        """Where the hosts' /scratch is mounted, in the fabric's mount namespace alone."""
+        return self.shared / "scratch"
+
     def disk(self, host: str) -> Path:
         """A host's own disk: upper/ (what it changed of the common root), work/, root/ (the mount point)."""
         return self.folder / "hosts" / host

@@ -125,7 +125,56 @@ def test_a_killed_host_goes_down_and_comes_back(fresh_cluster: Cluster) -> None:
     fresh_cluster.wait_nodes({"node1": "idle", "node2": "idle", "node3": "down"}, timeout=45)
     fresh_cluster.restart_host("node3")
     fresh_cluster.wait_nodes(timeout=30)
+    assert fresh_cluster.run("node3", ["sh", "-c", "echo new >/scratch/new; cat /scratch/new"]).stdout == "new\n"
     assert fresh_cluster.run("login", ["srun", "-w", "node3", "hostname"]).stdout.strip() == "node3"
+
+
+def test_a_restarted_controller_knows_the_job_and_its_end(cluster: Cluster) -> None:
+    job = cluster.run("login", ["sbatch", "--parsable", "-o/dev/null", "--wrap", "sleep 3"], cwd="/tmp").stdout.strip()
+    cluster.wait_job(job, {"RUNNING"})
+    cluster.restart_controller()
+    assert cluster.wait_job(job) == "COMPLETED"
+
+
+@pytest.mark.parametrize(("partition", "signals"), [("low", ["USR2", "TERM"]), ("low-warned", ["USR2"])])
+def test_a_higher_partition_pushes_a_job_out(fresh_cluster: Cluster, partition: str, signals: list[str]) -> None:
+    """The signal that it asked for comes first; how long after it the end comes is the partition's matter."""
+    script = f"""#!/bin/bash
+#SBATCH --nodes=3 --exclusive --signal=B:USR2@60 --requeue --output=preempted.log --open-mode=append
+trap 'echo USR2; [[ {partition} == low ]] || exit' USR2
+trap 'echo TERM; exit' TERM
+echo start
+while :; do sleep 1 & wait $!; done
+"""
+    fresh_cluster.write("/home/alice/preempted.log", "")
+    fresh_cluster.write("/home/alice/preempted.sh", script)
+    low = fresh_cluster.run("login", ["sbatch", "--parsable", "-p", partition, "preempted.sh"]).stdout.strip()
+    fresh_cluster.wait_job(low, {"RUNNING"})
+    output = fresh_cluster.machine_path("/home/alice/preempted.log")
+    fresh_cluster.wait_for(lambda: "start" in output.read_text(), "the job has begun", 10)
+    high = ["sbatch", "--parsable", "-p", "high", "-N3", "--exclusive", "-o/dev/null", "--wrap", "true"]
+    assert fresh_cluster.wait_job(fresh_cluster.run("login", high).stdout.strip(), timeout=25) == "COMPLETED"
+    assert [line for line in output.read_text().splitlines() if line in ("USR2", "TERM")] == signals
+    again = fresh_cluster.job(low)
+    if partition == "low":
+        assert (again["JobState"], again["Reason"]) == ("PENDING", "BeginTime")
+    fresh_cluster.run("login", ["scancel", low], check=False)
+
+
+def test_all_hosts_share_a_small_file_system(cluster: Cluster) -> None:
+    cluster.run("node1", ["sh", "-c", "echo there >/scratch/file"])
+    assert cluster.run("node3", ["cat", "/scratch/file"]).stdout == "there\n"
+    full = cluster.run("login", ["dd", "if=/dev/zero", "of=/scratch/ballast", "bs=1M"], check=False)
+    assert "No space left on device" in full.stderr
+    cluster.machine_path("/scratch/ballast").unlink()
+    cluster.machine_path("/scratch/file").unlink()
+
+
+def test_a_cluster_with_accounting_remembers_a_job(cluster: Cluster) -> None:
+    with Cluster.started(f"{cluster.name}-accounts", accounting=True) as other:
+        job = other.run("login", ["sbatch", "--parsable", "-o/dev/null", "--wrap", "exit 3"], cwd="/tmp").stdout.strip()
+        told = ["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode"]
+        other.wait_for(lambda: other.run("login", told).stdout.strip() == "FAILED|3:0", "sacct knows it", 20)
 
 
 def test_a_second_cluster_runs_beside_the_first(cluster: Cluster) -> None:

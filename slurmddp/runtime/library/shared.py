@@ -20,6 +20,7 @@ from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.library import signals
+from slurmddp.runtime.watch.failures import Progress
 from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
@@ -39,6 +40,7 @@ class Shared:
     events: Events | None = None
     stopped: str | None = None
     step: int | None = None
+    progress: Progress | None = field(default_factory=lambda: progress_of(place()))
     finishing: list[Callable[[], None]] = field(default_factory=list)
     _group: object = field(default_factory=lambda: dist.group.WORLD)
 
@@ -55,6 +57,8 @@ class Shared:
     def enter(self, phase: str, step: int | None = None) -> None:
         """Tell the watch, where there is one, what the main thread does."""
         self.step = self.step if step is None else step
+        if step is not None and self.progress is not None:
+            self.progress.tell(step)
         if self.watch is not None:
             self.watch.enter(phase, step)
 
@@ -137,6 +141,12 @@ def run_folder() -> RunFolder | None:
 def stop_of(here: Environment) -> Stop:
     """One rank a node looks for the stop file."""
     return Stop(here.stop_file if here.local_rank == 0 else None)
+
+
+def progress_of(here: Environment) -> Progress | None:
+    """Where rank 0 tells the breaker how far the script has come; None where nobody asks."""
+    path = os.environ.get("SLURMDDP_PROGRESS_FILE")
+    return Progress(Path(path)) if path and here.rank == 0 else None
 
 
 def events_of(here: Environment) -> Events | None:

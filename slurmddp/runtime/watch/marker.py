@@ -21,6 +21,13 @@ def write(path: Path, attempt: int, record: Mapping[str, Any]) -> None:
     layout.write_json(path, {"restart": False, **record, "attempt": attempt, "time": round(time.time(), 3)})
 
 
+def give_up(path: Path, attempt: int, why: str) -> None:
+    """Write the marker of an attempt that failed and is not to be repeated; an older one stays. Raises OSError."""
+    if not path.exists():
+        facts = {"state": "failed", "step": None, "steps": None, "reason": why, "cause": why, "held_out": None}
+        write(path, attempt, facts)
+
+
 def ended(path: Path) -> bool:
     """Whether there is a marker that says that this attempt is over. One that cannot be read says so too:
     it was put there in one piece, at the very end.

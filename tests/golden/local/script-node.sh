@@ -7,8 +7,15 @@ run=$SLURMDDP_RUN
 logs=$SLURMDDP_LOGS
 host=$HOSTNAME
 
+# One line that the head and job.sh find in the run folder, whole or not at all
+leave_word() {
+  mkdir -p "$logs/preflight" && printf '%s\n' "$*" >"$logs/preflight/.$host.part" &&
+    mv "$logs/preflight/.$host.part" "$logs/preflight/$host.failed"
+} 2>/dev/null
+
 fail() {
   printf 'slurmddp: node %s: %s\n' "$host" "$*" >&2
+  leave_word "${*//$'\n'/ }" || true
   exit 1
 }
 
@@ -32,13 +39,13 @@ is_host=$((node_rank == 0))
 # --- torchrun, one agent a node
 torchrun=(
   /usr/bin/python3 -m torch.distributed.run
-  --nnodes=1 --nproc-per-node=2 --max-restarts=0
+  --nnodes="$SLURMDDP_NODES" --nproc-per-node=2 --max-restarts=100
   --rdzv-backend=c10d --rdzv-endpoint="$head:$SLURMDDP_PORT" --rdzv-id="$SLURMDDP_RENDEZVOUS_ID"
   --rdzv-conf="is_host=$is_host,join_timeout=600,read_timeout=600"
   --local-addr="$address"
 )
 program=(
-  "$run"/code/project/train.py
+  -m slurmddp.runtime.begin "$run"/code/project/train.py
   --lr
   3e-4
   --text
@@ -47,7 +54,28 @@ program=(
 
 workdir=/home/alice/project
 cd "$workdir" || fail "cannot enter the working folder $workdir"
-printf 'slurmddp: node %s is %d of 1, address %s, head %s:%s\n' "$host" "$node_rank" "$address" "$head" "$SLURMDDP_PORT"
+printf 'slurmddp: node %s is %d of %d, address %s, head %s:%s\n' "$host" "$node_rank" "$SLURMDDP_NODES" "$address" "$head" "$SLURMDDP_PORT"
+
+# --- the step before the ranks' own: the same way into the same container, for slurmddp.runtime.preflight
+if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
+  preflight=(/usr/bin/python3 -m slurmddp.runtime.preflight "$run")
+  complaint=$logs/preflight/$host.stderr
+  mkdir -p "$logs/preflight" || fail "cannot write into the run folder ($logs)"
+  network=
+  if [[ -n "${interface:-}" ]]; then # with its prefix length
+    network=$(ip -o -4 addr show dev "$interface" | awk -v own="$address/" 'index($4, own) == 1 {print $4; exit}')
+  fi
+  export SLURMDDP_LOGS="$logs"
+  export SLURMDDP_PORT="$SLURMDDP_PORT"
+  export SLURMDDP_PREFLIGHT_NODES="${SLURMDDP_PREFLIGHT_NODES:-}"
+  export SLURMDDP_PREFLIGHT_SECONDS="${SLURMDDP_PREFLIGHT_SECONDS:-}"
+  export SLURMDDP_HEAD="$head"
+  export SLURMDDP_ADDRESS="$address"
+  export SLURMDDP_INTERFACE="${interface:-}"
+  export SLURMDDP_NETWORK="$network"
+  export SLURMDDP_GPUS=0
+  export SLURMDDP_GPU_VENDOR=''
+fi
 
 # --- variables of every rank
 # They come last: a name of the user's may be one of this script's own.
@@ -55,8 +83,12 @@ printf 'slurmddp: node %s is %d of 1, address %s, head %s:%s\n' "$host" "$node_r
 # slurmddp: which run and attempt this is; the file whose appearance asks the ranks to save and end
 export SLURMDDP_RUN="$run"
 export SLURMDDP_ATTEMPT="$SLURMDDP_ATTEMPT"
+export SLURMDDP_RENDEZVOUS_ID="$SLURMDDP_RENDEZVOUS_ID" # sweep.sh knows by it what is this attempt's
 export SLURMDDP_NODE="$host"
 export SLURMDDP_STOP_FILE="$run/stop"
+# how far the run has come (a script of one's own may write its step there), and how often it may fail no further on
+export SLURMDDP_PROGRESS_FILE="$run/progress"
+export SLURMDDP_NO_PROGRESS=3
 export PYTHONPATH="$run/code":"$run"/code/project
 # python: unbuffered logs
 export PYTHONUNBUFFERED=1
@@ -75,4 +107,12 @@ export TORCH_NCCL_ASYNC_ERROR_HANDLING=3
 # the job's own
 export WANDB_MODE=offline
 
+if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
+  # No exec: where the container or its Python does not start, this shell is left to say so.
+  code=0
+  "${preflight[@]}" 2>"$complaint" || code=$?
+  cat "$complaint" >&2
+  ((code == 0 || code == 3)) || fail "the preflight ended with exit code $code: $(tail -n 1 "$complaint")"
+  exit "$code"
+fi
 exec "${torchrun[@]}" "${program[@]}"

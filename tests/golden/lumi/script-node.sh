@@ -7,8 +7,15 @@ run=$SLURMDDP_RUN
 logs=$SLURMDDP_LOGS
 host=$SLURMD_NODENAME # HOSTNAME comes from wherever srun was called
 
+# One line that the head and job.sh find in the run folder, whole or not at all
+leave_word() {
+  mkdir -p "$logs/preflight" && printf '%s\n' "$*" >"$logs/preflight/.$host.part" &&
+    mv "$logs/preflight/.$host.part" "$logs/preflight/$host.failed"
+} 2>/dev/null
+
 fail() {
   printf 'slurmddp: node %s: %s\n' "$host" "$*" >&2
+  leave_word "${*//$'\n'/ }" || true
   exit 1
 }
 
@@ -44,13 +51,13 @@ is_host=$((node_rank == 0))
 # --- torchrun, one agent a node
 torchrun=(
   python3 -m torch.distributed.run
-  --nnodes=2 --nproc-per-node=8 --max-restarts=0
+  --nnodes="$SLURMDDP_NODES" --nproc-per-node=8 --max-restarts=100
   --rdzv-backend=c10d --rdzv-endpoint="$head:$SLURMDDP_PORT" --rdzv-id="$SLURMDDP_RENDEZVOUS_ID"
   --rdzv-conf="is_host=$is_host,join_timeout=600,read_timeout=600"
   --local-addr="$address"
 )
 program=(
-  "$run"/code/project/train.py
+  -m slurmddp.runtime.begin "$run"/code/project/train.py
   --lr
   3e-4
   --text
@@ -61,7 +68,7 @@ workdir=/home/alice/project
 scratch=/tmp/slurmddp-"$UID-$SLURMDDP_RENDEZVOUS_ID"
 mkdir -p "$scratch/miopen" || fail "cannot make the node's own folder, $scratch"
 cd "$workdir" || fail "cannot enter the working folder $workdir"
-printf 'slurmddp: node %s is %d of 2, address %s, head %s:%s\n' "$host" "$node_rank" "$address" "$head" "$SLURMDDP_PORT"
+printf 'slurmddp: node %s is %d of %d, address %s, head %s:%s\n' "$host" "$node_rank" "$SLURMDDP_NODES" "$address" "$head" "$SLURMDDP_PORT"
 
 # --- the container
 export SINGULARITY_NO_EVAL=1 # or a shell in the container evaluates the variables' values
@@ -75,14 +82,46 @@ container=(
   /images/torch.sif
 )
 
+# --- the step before the ranks' own: the same way into the same container, for slurmddp.runtime.preflight
+if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
+  preflight=("${container[@]}" python3 -m slurmddp.runtime.preflight "$run")
+  complaint=$logs/preflight/$host.stderr
+  mkdir -p "$logs/preflight" || fail "cannot write into the run folder ($logs)"
+  network=
+  if [[ -n "${interface:-}" ]]; then # with its prefix length
+    network=$(ip -o -4 addr show dev "$interface" | awk -v own="$address/" 'index($4, own) == 1 {print $4; exit}')
+  fi
+  image=/images/torch.sif # its head holds a number of its own, its tail what lies last
+  [[ ! -d "$image" ]] || image=$image/.singularity.d/labels.json
+  [[ -r "$image" ]] || fail "cannot read the image $image"
+  checksum=$({ head -c 1M "$image"; tail -c 1M "$image"; } | cksum)
+  image=$(stat -L -c "%s bytes" "$image")
+  export SINGULARITYENV_SLURMDDP_LOGS="$logs"
+  export SINGULARITYENV_SLURMDDP_PORT="$SLURMDDP_PORT"
+  export SINGULARITYENV_SLURMDDP_PREFLIGHT_NODES="${SLURMDDP_PREFLIGHT_NODES:-}"
+  export SINGULARITYENV_SLURMDDP_PREFLIGHT_SECONDS="${SLURMDDP_PREFLIGHT_SECONDS:-}"
+  export SINGULARITYENV_SLURMDDP_HEAD="$head"
+  export SINGULARITYENV_SLURMDDP_ADDRESS="$address"
+  export SINGULARITYENV_SLURMDDP_INTERFACE="${interface:-}"
+  export SINGULARITYENV_SLURMDDP_NETWORK="$network"
+  export SINGULARITYENV_SLURMDDP_GPUS=8
+  export SINGULARITYENV_SLURMDDP_GPU_VENDOR=amd
+  export SINGULARITYENV_SLURMDDP_IMAGE="$image, checksum ${checksum% *}"
+  export SINGULARITYENV_SLURMDDP_SCRATCH="$scratch"
+fi
+
 # --- variables of every rank (singularity passes on what begins with SINGULARITYENV_)
 # They come last: a name of the user's may be one of this script's own.
 
 # slurmddp: which run and attempt this is; the file whose appearance asks the ranks to save and end
 export SINGULARITYENV_SLURMDDP_RUN="$run"
 export SINGULARITYENV_SLURMDDP_ATTEMPT="$SLURMDDP_ATTEMPT"
+export SINGULARITYENV_SLURMDDP_RENDEZVOUS_ID="$SLURMDDP_RENDEZVOUS_ID" # sweep.sh knows by it what is this attempt's
 export SINGULARITYENV_SLURMDDP_NODE="$host"
 export SINGULARITYENV_SLURMDDP_STOP_FILE="$run/stop"
+# how far the run has come (a script of one's own may write its step there), and how often it may fail no further on
+export SINGULARITYENV_SLURMDDP_PROGRESS_FILE="$run/progress"
+export SINGULARITYENV_SLURMDDP_NO_PROGRESS=3
 export SINGULARITYENV_PYTHONPATH="$run/code":"$run"/code/project
 # the interface that the nodes see each other by
 export SINGULARITYENV_GLOO_SOCKET_IFNAME="$interface"
@@ -118,4 +157,14 @@ export SINGULARITYENV_NCCL_SOCKET_IFNAME=hsn
 # the job's own
 export SINGULARITYENV_WANDB_MODE=offline
 
+if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
+  # No exec: where the container or its Python does not start, this shell is left to say so.
+  code=0
+  "${preflight[@]}" 2>"$complaint" || code=$?
+  cat "$complaint" >&2
+  ((code == 0 || code == 3)) || fail "the preflight ended with exit code $code: $(tail -n 1 "$complaint")"
+  exit "$code"
+fi
+# Apptainer's mount of the image keeps nothing of this environment: sweep.sh knows it by its session
+{ mkdir -p "$logs/sessions" && read -ra stat </proc/self/stat && printf '%s\n' "${stat[5]}" >>"$logs/sessions/$host"; } || true
 exec "${container[@]}" "${torchrun[@]}" "${program[@]}"

@@ -7,8 +7,15 @@ run=$SLURMDDP_RUN
 logs=$SLURMDDP_LOGS
 host=$SLURMD_NODENAME # HOSTNAME comes from wherever srun was called
 
+# One line that the head and job.sh find in the run folder, whole or not at all
+leave_word() {
+  mkdir -p "$logs/preflight" && printf '%s\n' "$*" >"$logs/preflight/.$host.part" &&
+    mv "$logs/preflight/.$host.part" "$logs/preflight/$host.failed"
+} 2>/dev/null
+
 fail() {
   printf 'slurmddp: node %s: %s\n' "$host" "$*" >&2
+  leave_word "${*//$'\n'/ }" || true
   exit 1
 }
 
@@ -29,7 +36,7 @@ is_host=$((node_rank == 0))
 # --- torchrun, one agent a node
 torchrun=(
   python3 -m torch.distributed.run
-  --nnodes=2 --nproc-per-node=1 --max-restarts=0
+  --nnodes="$SLURMDDP_NODES" --nproc-per-node=1 --max-restarts=100
   --rdzv-backend=c10d --rdzv-endpoint="$head:$SLURMDDP_PORT" --rdzv-id="$SLURMDDP_RENDEZVOUS_ID"
   --rdzv-conf="is_host=$is_host,join_timeout=600,read_timeout=600"
   --local-addr="$address"
@@ -42,7 +49,7 @@ workdir=$run
 cache=/home/alice/.cache/slurmddp
 mkdir -p "$cache" || fail "cannot make the folder for caches, $cache"
 cd "$workdir" || fail "cannot enter the working folder $workdir"
-printf 'slurmddp: node %s is %d of 2, address %s, head %s:%s\n' "$host" "$node_rank" "$address" "$head" "$SLURMDDP_PORT"
+printf 'slurmddp: node %s is %d of %d, address %s, head %s:%s\n' "$host" "$node_rank" "$SLURMDDP_NODES" "$address" "$head" "$SLURMDDP_PORT"
 
 # --- the container
 export APPTAINER_CACHEDIR="$cache/apptainer"
@@ -57,14 +64,45 @@ container=(
   /home/alice/images/bookworm-torch.sif
 )
 
+# --- the step before the ranks' own: the same way into the same container, for slurmddp.runtime.preflight
+if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
+  preflight=("${container[@]}" python3 -m slurmddp.runtime.preflight "$run")
+  complaint=$logs/preflight/$host.stderr
+  mkdir -p "$logs/preflight" || fail "cannot write into the run folder ($logs)"
+  network=
+  if [[ -n "${interface:-}" ]]; then # with its prefix length
+    network=$(ip -o -4 addr show dev "$interface" | awk -v own="$address/" 'index($4, own) == 1 {print $4; exit}')
+  fi
+  image=/home/alice/images/bookworm-torch.sif # its head holds a number of its own, its tail what lies last
+  [[ ! -d "$image" ]] || image=$image/.singularity.d/labels.json
+  [[ -r "$image" ]] || fail "cannot read the image $image"
+  checksum=$({ head -c 1M "$image"; tail -c 1M "$image"; } | cksum)
+  image=$(stat -L -c "%s bytes" "$image")
+  export APPTAINERENV_SLURMDDP_LOGS="$logs"
+  export APPTAINERENV_SLURMDDP_PORT="$SLURMDDP_PORT"
+  export APPTAINERENV_SLURMDDP_PREFLIGHT_NODES="${SLURMDDP_PREFLIGHT_NODES:-}"
+  export APPTAINERENV_SLURMDDP_PREFLIGHT_SECONDS="${SLURMDDP_PREFLIGHT_SECONDS:-}"
+  export APPTAINERENV_SLURMDDP_HEAD="$head"
+  export APPTAINERENV_SLURMDDP_ADDRESS="$address"
+  export APPTAINERENV_SLURMDDP_INTERFACE="${interface:-}"
+  export APPTAINERENV_SLURMDDP_NETWORK="$network"
+  export APPTAINERENV_SLURMDDP_GPUS=0
+  export APPTAINERENV_SLURMDDP_GPU_VENDOR=''
+  export APPTAINERENV_SLURMDDP_IMAGE="$image, checksum ${checksum% *}"
+fi
+
 # --- variables of every rank (apptainer passes on what begins with APPTAINERENV_)
 # They come last: a name of the user's may be one of this script's own.
 
 # slurmddp: which run and attempt this is; the file whose appearance asks the ranks to save and end
 export APPTAINERENV_SLURMDDP_RUN="$run"
 export APPTAINERENV_SLURMDDP_ATTEMPT="$SLURMDDP_ATTEMPT"
+export APPTAINERENV_SLURMDDP_RENDEZVOUS_ID="$SLURMDDP_RENDEZVOUS_ID" # sweep.sh knows by it what is this attempt's
 export APPTAINERENV_SLURMDDP_NODE="$host"
 export APPTAINERENV_SLURMDDP_STOP_FILE="$run/stop"
+# how far the run has come (a script of one's own may write its step there), and how often it may fail no further on
+export APPTAINERENV_SLURMDDP_PROGRESS_FILE="$run/progress"
+export APPTAINERENV_SLURMDDP_NO_PROGRESS=3
 export APPTAINERENV_PYTHONPATH="$run/code"
 # the interface that the nodes see each other by
 export APPTAINERENV_GLOO_SOCKET_IFNAME="$interface"
@@ -100,4 +138,14 @@ export APPTAINERENV_NCCL_DEBUG_FILE="$logs"/nccl.%h.%p.log
 export APPTAINERENV_TORCH_DISTRIBUTED_DEBUG=DETAIL
 export APPTAINERENV_TORCH_CPP_LOG_LEVEL=INFO
 
+if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
+  # No exec: where the container or its Python does not start, this shell is left to say so.
+  code=0
+  "${preflight[@]}" 2>"$complaint" || code=$?
+  cat "$complaint" >&2
+  ((code == 0 || code == 3)) || fail "the preflight ended with exit code $code: $(tail -n 1 "$complaint")"
+  exit "$code"
+fi
+# Apptainer's mount of the image keeps nothing of this environment: sweep.sh knows it by its session
+{ mkdir -p "$logs/sessions" && read -ra stat </proc/self/stat && printf '%s\n' "${stat[5]}" >>"$logs/sessions/$host"; } || true
 exec "${container[@]}" "${torchrun[@]}" "${program[@]}"

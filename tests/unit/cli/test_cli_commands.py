@@ -95,7 +95,7 @@ def test_a_dry_run_touches_nothing_and_needs_no_slurm(ready: Desk) -> None:
     ):
         assert any(warning in line for line in done.err.splitlines() if line.startswith("warning: ")), warning
     assert done.out.startswith("#!/bin/bash\n")
-    assert done.out.endswith("wait_for_child\n")
+    assert done.out.endswith("finish\n")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_the_resolved_job_can_be_submitted_as_it_stands(ready: Desk, cli: Cli) -
 def test_render_writes_all_files(ready: Desk, cli: Cli) -> None:
     done = cli("render", "job.yaml", "-o", "out", "--set", "container.base=25.04")
     assert done.code == 0, done.err
-    names = {"job.sh", "node.sh", "job.yaml", "job.json", "site.yaml", "image.def"}
+    names = {"job.sh", "node.sh", "sweep.sh", "job.yaml", "job.json", "site.yaml", "image.def"}
     # The code beside them is for clusters without Slurm (`plan --per-node`).
     assert {path.name for path in (ready.project / "out").iterdir()} == {*names, "code"}
     assert (ready.project / "out/code/slurmddp/runtime/train.py").is_file()
@@ -437,5 +437,5 @@ def test_resuming_a_run_takes_its_job_and_its_checkpoints(ready: Desk, cli: Cli)
     job = json.loads((second / "job.json").read_text())
     assert job["resume_from"] == [str(first / "checkpoints")]
     assert job["batch"]["global"] == 512
-    assert "--nnodes=3" in (second / "node.sh").read_text()
+    assert "#SBATCH --nodes=3\n" in (second / "job.sh").read_text()
     assert f"{first}/checkpoints:{first}/checkpoints:ro" in (second / "node.sh").read_text()

@@ -21,7 +21,7 @@ def started(desk: Desk, script: str, *arguments: str, **variables: str) -> subpr
     (run / "logs").mkdir(parents=True, exist_ok=True)
     path = desk.write("script.sh", script)
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here", "SLURMD_NODENAME": "here"}
-    ours = dict.fromkeys(("SLURMDDP_ATTEMPT", "SLURMDDP_PORT", "SLURMDDP_RENDEZVOUS_ID"), "61000")
+    ours = dict.fromkeys(("SLURMDDP_ATTEMPT", "SLURMDDP_PORT", "SLURMDDP_RENDEZVOUS_ID", "SLURMDDP_NODES"), "61000")
     environment = {
         **desk.environment, **slurm, **ours,
         "SLURMDDP_RUN": str(run), "SLURMDDP_LOGS": str(run / "logs"), "DUMP": str(desk.root / "dump"), **variables,
@@ -80,7 +80,7 @@ def test_the_step_asks_for_all_gpus_of_the_job(desk: Desk, found: str, gpus: str
     desk.program(
         "scontrol", f"#!/bin/bash\ncase $2 in hostnames) echo here;; *) echo 'JobId=7 JOB_GRES={found} X=y';; esac\n"
     )
-    job, _ = desk.scripts(LM_JOB, AUTO, *BATCH)
+    job, _ = desk.scripts(LM_JOB, AUTO, *BATCH, "recovery.preflight=false")
     done = started(desk, job, str(desk.root / "run"), SLURM_GPUS_PER_NODE="1", SLURM_GPUS="9")
     assert done.returncode == 0, done.stderr + done.stdout
     assert f"--gpus={gpus}" in dump(desk)

@@ -129,5 +129,55 @@ def test_what_ended_the_newest_start_of_the_ranks_counts(folder: RunFolder) -> N
     assert find_cause(folder, 0) == "rank 2 on node1: ValueError: second"
 
 
+def attempt_ended(**facts: object) -> str:
+    return json.dumps({"event": "attempt_ended", "attempt": 0, "node": "node1", **facts}) + "\n"
+
+
+def test_what_the_script_found_out_goes_first(folder: RunFolder) -> None:
+    folder.node_log(0, "node2").write_text(TORCHRUN)
+    folder.events.write_text(attempt_ended(cause="rank 3 on node2: killed by SIGKILL"))
+    assert find_cause(folder, 0) == "rank 3 on node2: killed by SIGKILL"
+    folder.events.write_text(attempt_ended(cause="killed by SIGKILL", rank=3, node="node2"))
+    assert find_cause(folder, 0) == "rank 3 on node2: killed by SIGKILL"
+    folder.events.write_text(attempt_ended(cause="boom", rank=3, node="-"))
+    assert find_cause(folder, 0) == "rank 3: boom"
+    folder.events.write_text(attempt_ended(cause="lost by Slurm", rank=None, node="node3"))
+    assert find_cause(folder, 0) == "node3: lost by Slurm"
+    folder.events.write_text(attempt_ended(cause="too few nodes are left: node1", rank=None, node="-"))
+    assert find_cause(folder, 0) == "too few nodes are left: node1"
+    started = json.dumps({"event": "attempt_started", "attempt": 0, "node": "node1"}) + "\n"
+    folder.events.write_text(started + attempt_ended(cause="too few nodes are left", rank=None, node="node1"))
+    assert find_cause(folder, 0) == "too few nodes are left"
+    folder.events.write_text(started + attempt_ended(cause="boom", rank=0, node="node1"))
+    assert find_cause(folder, 0) == "rank 0 on node1: boom"
+    for unknown in ("", "unknown", "unknown; no progress in 3 starts"):
+        folder.events.write_text(attempt_ended(cause=unknown, rank=None, node="-"))
+        assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {folder.node_log(0, 'node2')})"
+
+
+def test_nodes_that_failed_the_check(folder: RunFolder) -> None:
+    place = folder.attempt_logs(0) / "preflight"
+    place.mkdir()
+    verdict = place / "verdict"
+    verdict.write_text("node1 ok\nnode2 bad has 3 of 4 GPUs - leave it out: --exclude=node2\n")
+    assert find_cause(folder, 0) == "node2: has 3 of 4 GPUs - leave it out: --exclude=node2"
+    verdict.write_text("node1 ok\nnode2 ok\n")
+    assert find_cause(folder, 0) is None
+    verdict.unlink()
+    (place / "node3.failed").write_text("cannot reach node1:61000\n")
+    (place / "node4.failed").write_text("cannot reach node1:61000\n")
+    assert find_cause(folder, 0) == f"node3: cannot reach node1:61000 (and 1 more: {place})"
+    excluded = {"event": "node_excluded", "attempt": 0, "excluded": "node2", "reason": "preflight: it did not answer"}
+    folder.events.write_text(json.dumps(excluded) + "\n")
+    assert find_cause(folder, 0) == f"node3: cannot reach node1:61000 (and 2 more: {place})"
+    for path in place.iterdir():
+        path.unlink()
+    assert find_cause(folder, 0) == "node2: preflight: it did not answer"
+    assert find_cause(folder, 1) is None
+    told = attempt_ended(cause="too few nodes: node3 and node4 failed", node="-")
+    folder.events.write_text(json.dumps(excluded) + "\n" + told)
+    assert find_cause(folder, 0) == "too few nodes: node3 and node4 failed"
+
+
 def test_nobody_said_anything(folder: RunFolder) -> None:
     assert find_cause(folder, 0) is None

@@ -168,7 +168,7 @@ def test_a_run_that_was_never_submitted_has_no_ledger() -> None:
 
 def test_a_script_of_the_users_own() -> None:
     found = account(job(30, 100) + job(250, 300, attempt=1), script=True)
-    assert spent(found) == {"queue": 30, "run": 120, "restart": 150}
+    assert spent(found) == {"queue": 30, "run": 120, "requeue": 150}
     assert found.goodput is None
 
 
@@ -218,12 +218,25 @@ def test_ranks_restarted_in_place_share_the_attempt() -> None:
     assert (found.attempts, found.launches, found.failures) == (1, 2, 1)
 
 
-@pytest.mark.parametrize("name", ["error", "hang"])
-def test_a_hang_is_not_taken_for_lost_steps(name: str) -> None:
+@pytest.mark.parametrize(("name", "kind", "rest"), [("error", "restart", 0), ("hang", "hang", 10_000)])
+def test_a_hang_is_not_taken_for_lost_steps(name: str, kind: str, rest: int) -> None:
     events = job(0, 900, *launch(0, 0), event(700, name), *launch(710, 20), event(890, "finished", step=60))
     found = account(events, [line(20, 10), line(30, 20), line(890, 60)])
     assert found.spent["lost"] == 10_000
-    assert found.spent["restart"] == 670_000
+    assert found.spent[kind] == 670_000 - rest
+    assert found.spent["restart"] == rest or kind == "restart"
+
+
+@pytest.mark.parametrize("skew", [-1000, 0, 1000])
+def test_a_hang_of_rank_0_is_told_by_another_rank_with_its_own_clock(skew: float) -> None:
+    hang = event(400 + skew, "hang", rank=3)
+    alone = account(job(0, 420, *launch(0, 0), hang, code=1), [line(20, 10), line(30, 20)])
+    assert alone.spent["hang"] == {-1000: 0, 0: 360_000, 1000: 380_000}[skew]
+    assert alone.failures == 1
+    events = job(0, 900, *launch(0, 0), hang, *launch(410, 20), event(890, "finished", step=60))
+    followed = account(events, [line(20, 10), line(30, 20), line(890, 60)])
+    assert sum(followed.spent[kind] for kind in ("lost", "hang", "restart")) == 380_000
+    assert followed.spent["training"] == 10_000 + 10_000 + 470_000
 
 
 def test_restarts_of_older_code_are_told_by_their_second_started() -> None:
@@ -262,9 +275,75 @@ def test_a_clean_stop_loses_nothing_even_where_only_the_marker_tells() -> None:
     assert found.failures == 0
 
 
-def test_waiting_for_a_requeue_is_restart() -> None:
-    events = job(0, 80, *launch(0, 0), event(70, "finished", step=9), code=1)
-    assert account(events, [line(60, 9)], now=200).spent["restart"] == 120_000
+@pytest.mark.parametrize(("code", "more"), [(1, []), (0, [{"time": ZERO + 79, "event": "requeued", "how": "requeue"}])])
+def test_waiting_after_a_requeue(code: int, more: list[Record]) -> None:
+    events = job(0, 80, *launch(0, 0), event(70, "finished", step=9), code=code)
+    assert account([*events, *more], [line(60, 9)], now=200).spent["requeue"] == 120_000
+
+
+# --- several attempts in one job
+
+
+def attempt(number: int, begin: float, end: float, *inside: Record, code: int = 1, checked: float = 3) -> list[Record]:
+    """What job.sh writes of an attempt around what rank 0 tells: the check of the nodes began at `begin`."""
+    told = [
+        event(begin + checked, "preflight", number, None, seconds=checked, bad=""),
+        event(begin + checked, "attempt_started", number, None, nodes="n[1-2]"),
+    ]
+    # The rank and node of the cause are not those of the writer.
+    return [*told, *inside, event(end, "attempt_ended", number, 5, exit_code=code, cause="rank 5 on n2: boom")]
+
+
+def test_attempts_in_one_job() -> None:
+    finished = event(185, "finished", 2, step=90)
+    events = [
+        event(10, "job_started", 0, None),
+        *attempt(0, 10, 75, *launch(15, 0), event(70, "error")),
+        *attempt(1, 80, 90),  # its nodes failed the check
+        *attempt(2, 95, 190, *launch(100, 40, 2), event(112, "first_step", 2, step=41), finished),
+        event(200, "job_ended", 2, None, exit_code=0),
+    ]  # fmt: skip
+    rows = [line(35, 10), line(65, 40), line(184, 90, 2)]
+    found = account(events, rows)
+    assert spent(found) == {
+        "queue": 10, "preflight": 9, "image": 2 + 7 + 2, "init": 10 + 10, "training": 40 + 74, "lost": 5,
+        "restart": 5 + 5 + 5, "other": 1 + 5 + 10,
+    }  # fmt: skip
+    assert (found.jobs, found.attempts, found.launches, found.failures) == (1, 3, 2, 1)
+    assert [tuple(each) for each in found.recoveries] == [(2, 41, 47_000, True)]
+    assert found.recovered == 1
+    assert goodput_text(found, going=False).splitlines()[1] == "recovered once, a gap of 0:00:47"
+
+
+def test_a_stop_at_the_time_limit_is_no_failure() -> None:
+    events = [
+        *job(0, 80, *launch(0, 0), event(70, "stopping", step=9), event(75, "finished", step=9)),
+        *job(300, 400, *launch(300, 9, 1), event(390, "finished", 1, step=20), attempt=1),
+    ]
+    found = account(events, [line(60, 9), line(330, 12, 1)])
+    assert [tuple(each) for each in found.recoveries] == [(1, 12, 255_000, False)]
+    assert (found.recovered, found.spent["requeue"]) == (0, 220_000)
+
+
+def test_ranks_that_failed_before_a_step_are_part_of_the_gap() -> None:
+    events = job(
+        0, 300, *launch(0, 0), event(50, "error"), *launch(60, 20), event(75, "error"), *launch(90, 20),
+        event(290, "finished", step=60),
+    )  # fmt: skip
+    found = account(events, [line(40, 30), line(120, 31), line(280, 60)])
+    assert [tuple(each) for each in found.recoveries] == [(0, 31, 80_000, True)]
+
+
+def test_a_script_that_tells_nothing_recovers_between_its_attempts() -> None:
+    events = [
+        event(10, "job_started", 0, None),
+        *attempt(0, 10, 75),
+        *attempt(1, 80, 190, code=0),
+        event(195, "job_ended", 1, None, exit_code=0),
+    ]
+    found = account(events, script=True)
+    assert spent(found) == {"queue": 10, "preflight": 6, "run": 62 + 107 + 5, "restart": 5}
+    assert [tuple(each) for each in found.recoveries] == [(1, None, 5_000, True)]
 
 
 # --- clocks and damage
@@ -308,6 +387,7 @@ _SECONDS = st.one_of(
 _NAMES = st.sampled_from([
     "job_started", "job_ended", "rank_started", "started", "resumed", "ready", "first_step", "preflight", "stopping",
     "checkpoint_saved", "evaluated", "timing", "finished", "error", "hang", "cancel_requested", "unheard_of",
+    "attempt_started", "attempt_ended", "requeued", "node_excluded",
 ])  # fmt: skip
 _RECORDS = st.fixed_dictionaries(
     {
@@ -340,11 +420,20 @@ def test_whatever_was_written_every_millisecond_is_in_one_kind(
     found = account(events, rows, now=now, script=script, markers={1: Marker(1, "done")} if marked else None)
     assert set(found.spent) == set(KINDS)
     assert found.failures <= found.launches
+    assert all(each.milliseconds >= 0 for each in found.recoveries)
+    assert 0 <= found.recovered <= len(found.recoveries)
 
 
 @settings(max_examples=100, deadline=None)
 @given(
-    waits=st.lists(st.tuples(st.floats(0, 500), _NAMES.filter(lambda name: name != "job_ended"), _STEPS, _SECONDS)),
+    waits=st.lists(
+        st.tuples(
+            st.floats(0, 500),
+            _NAMES.filter(lambda name: name not in ("job_ended", "attempt_ended")),
+            _STEPS,
+            _SECONDS,
+        )
+    ),
     rows=st.lists(st.tuples(st.floats(0, 5000), st.integers(0, 400), _SECONDS), max_size=10),
     over=st.booleans(),
 )
@@ -393,7 +482,8 @@ def test_the_line_of_status(folder: RunFolder) -> None:
 def test_the_table_adds_up(folder: RunFolder) -> None:
     found = run_ledger(folder, going=False)
     assert found is not None
-    head, _, titles, *rows, total = goodput_text(found, going=False).splitlines()
+    head, recovered, _, titles, *rows, total = goodput_text(found, going=False).splitlines()
+    assert recovered == "recovered once, a gap of 2:48:20"
     assert (
         head == "goodput  89 % of 3:12:04: 2 starts of the job, 2 starts of the ranks, 1 of them failed or were killed"
     )

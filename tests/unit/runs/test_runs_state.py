@@ -145,6 +145,110 @@ def test_slurm_has_forgotten_it(events: list[dict[str, Any]], marker: "Marker | 
     assert judge(None, facts(*events, marker=marker)).state == state
 
 
+NO_PROGRESS = Marker(0, "no progress", 40, 1000, "3 starts in a row ended at step 40")
+CANCELLED = Marker(0, "stopped", 500, 1000, "cancelled by the user")
+
+
+def attempt_ended(decision: str, code: int = 1, attempt: int = 0, **more: Any) -> dict[str, Any]:
+    return {"event": "attempt_ended", "attempt": attempt, "exit_code": code, "decision": decision, **more}
+
+
+def requeued(how: str = "requeue", **more: Any) -> dict[str, Any]:
+    return {"event": "requeued", "how": how, "reason": "time limit", "attempt": 0, **more}
+
+
+@pytest.mark.parametrize(
+    ("view", "marker", "events", "state", "detail"),
+    [
+        ("FAILED", NO_PROGRESS, [], "failed", "no progress, 3 starts in a row ended at step 40, step 40 of 1000"),
+        ("COMPLETED", CANCELLED, [], "cancelled", "by the user, saved, step 500 of 1000"),
+        ("FAILED", CANCELLED, [], "cancelled", "by the user, saved, step 500 of 1000"),
+        ("FAILED", None, [{"event": "cancel_requested"}], "cancelled", ""),
+        ("COMPLETED", None, [attempt_ended("stopped", 0, cause="time limit")], "stopped", "time limit"),
+        (
+            "COMPLETED",
+            None,
+            [{"event": "cancel_requested"}, attempt_ended("stopped", 0)],
+            "cancelled",
+            "by the user, it ended by itself",
+        ),
+        (
+            "COMPLETED",
+            None,
+            [attempt_ended("stopped", 0, cause="cancelled by the user")],
+            "cancelled",
+            "by the user, it ended by itself",
+        ),
+        ("COMPLETED", None, [attempt_ended("done", 0)], "done", ""),
+        ("FAILED", None, [attempt_ended("failed")], "failed", ""),
+        ("PENDING", STOPPED, [requeued()], "requeued", "after time limit, step 500 of 1000"),
+        ("PENDING", STOPPED, [], "requeued", "after time limit, step 500 of 1000"),
+        ("PENDING", None, [requeued(reason="too few nodes")], "requeued", "after too few nodes"),
+    ],
+)
+def test_what_the_script_decided(
+    view: str, marker: "Marker | None", events: list[dict[str, Any]], state: str, detail: str
+) -> None:
+    told = facts(started(), *events, marker=marker)
+    assert judge(JobView(view), told) == RunState(state, detail)
+    if view != "PENDING":
+        after = facts(started(), *events, ended(1 if view == "FAILED" else 0), marker=marker)
+        assert judge(None, after).state == state
+
+
+def test_put_back_into_the_queue() -> None:
+    told = facts(started(), requeued(), ended(0), marker=STOPPED)
+    assert judge(JobView("COMPLETING"), told).state == "requeued"
+    assert judge(JobView("PENDING", "BeginTime", 1, start="T"), told) == RunState(
+        "requeued", "BeginTime from T, after time limit, step 500 of 1000"
+    )
+    assert judge(None, told, answered=False).state == "requeued"
+    assert judge(None, told).state == "lost"
+    cancelled = facts(started(), requeued(), ended(0), {"event": "cancel_requested"}, marker=STOPPED)
+    assert judge(None, cancelled) == RunState("cancelled", "while it waited, step 500 of 1000")
+    assert judge(None, facts({"event": "cancel_requested"})) == RunState("cancelled", "before it began")
+    assert judge(None, facts({"event": "cancel_requested"}, started())).state == "lost"
+    again = facts(started(), requeued(), ended(0), started(1), marker=STOPPED)
+    assert judge(None, again, answered=False).state == "running"
+    assert judge(JobView("RUNNING"), again).state == "running"
+
+
+def test_a_chain_of_jobs() -> None:
+    chained = requeued("chain", next_job="124")
+    told = facts(started(), chained, ended(0), marker=STOPPED)
+    assert told.job_ids == (JobId("123"), JobId("124"))
+    assert told.job_id == JobId("124")
+    assert judge(JobView("PENDING", "Dependency", 0), told).state == "requeued"
+    more = facts(started(), chained, started(1), requeued("chain", next_job="125"), requeued("chain", next_job="125"))
+    assert more.job_ids == (JobId("123"), JobId("124"), JobId("125"))
+    for odd in ("", "123", "12x", None):
+        assert facts(started(), requeued("chain", next_job=odd)).job_ids == (JobId("123"),)
+    assert facts(requeued("requeue", next_job="124")).job_id == JobId("123")
+    elsewhere = Submission("123;alpha", "slurm", (), "", "")
+    assert facts(chained, submission=elsewhere).job_id == JobId("124", "alpha")
+
+
+def test_several_attempts_in_one_job() -> None:
+    told = facts(started(), attempt_ended("next attempt"), attempt_ended("failed", attempt=1), marker=STOPPED)
+    assert told.attempt == 1
+    assert told.marker is None, "that of an older attempt"
+    assert told.attempt_ended == attempt_ended("failed", attempt=1)
+    assert judge(JobView("FAILED", exit_code=1), told) == RunState("failed", "exit code 1")
+    going = facts(started(), attempt_ended("next attempt"), {"event": "attempt_started", "attempt": 1})
+    assert going.attempt_ended is None
+    assert judge(JobView("RUNNING", nodes="n1"), going) == RunState("running", "on n1")
+
+
+def test_nodes_that_the_run_does_without() -> None:
+    excluded = [
+        {"event": "node_excluded", "excluded": "n2", "reason": "lost"},
+        {"event": "node_excluded", "excluded": "n3"},
+        {"event": "node_excluded", "excluded": "n2", "reason": "did not answer"},
+        {"event": "node_excluded"},
+    ]
+    assert facts(*excluded).excluded == {"n2": "did not answer", "n3": ""}
+
+
 def test_lost_says_what_to_do() -> None:
     verdict = judge(None, facts(started()))
     for part in ("node1", "forgotten job 123", "logs/job.log", "resume"):

@@ -216,3 +216,13 @@ def test_requeue(commands: Commands) -> None:
     commands.make("scontrol", 'echo "Requested operation is presently disabled for job 42" >&2; exit 1')
     with pytest.raises(ExternalError, match="presently disabled"):
         Slurm().requeue(JobId("42"))
+
+
+def test_start_now(commands: Commands) -> None:
+    seen = commands.folder / "argv"
+    commands.make("scontrol", f'printf "%s\\n" "$@" > {seen}')
+    Slurm().start_now(JobId("42", "alpha"))
+    assert seen.read_text().split() == ["-M", "alpha", "update", "JobId=42", "StartTime=now"]
+    commands.make("scontrol", 'echo "slurm_update error: Access/permission denied" >&2; exit 1')
+    with pytest.raises(ExternalError, match="Access/permission denied"):
+        Slurm().start_now(JobId("42"))

@@ -53,6 +53,7 @@ def test_which_lists_add() -> None:
         ("container", "options"),
         ("container", "pip"),
         ("setup",),
+        ("alerts",),
     }
 
 

@@ -1,0 +1,209 @@
+"""The addresses of the targets: read at submission, kept for the run outside of its folder, removed behind it."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+
+from slurmddp.errors import UserError
+from slurmddp.plan.model import AlertTarget
+from slurmddp.runs.evidence import evidence
+from slurmddp.runs.layout import RunFolder
+
+#: As alert.sh takes them: one word of plain ASCII that curl's configuration can hold, and short enough that a log's
+#: excerpt which is cut somewhere never holds half of it.
+_ADDRESS = re.compile(r"(?P<scheme>https?)://(?:[^/?#@]*@)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^/?#:@]+)(?::\d+)?(?:[/?#].*)?")
+_LONGEST = 2000
+_ALLOWED = frozenset(map(chr, range(0x21, 0x7F))) - set('"\\')
+#: The file in a run's secrets that says where its folder is; alert.sh takes no name with a dot for an address.
+_OWNER = ".run"
+#: How long the secrets of a run that has ended stay: an operator may requeue it, and then it waits in the queue.
+_KEPT_SECONDS = 30 * 86400
+
+
+def config_folder(environment: Mapping[str, str]) -> Path:
+    """`${XDG_CONFIG_HOME:-~/.config}/slurmddp`; alert.sh looks at the same place."""
+    base = environment.get("XDG_CONFIG_HOME") or os.path.join(environment.get("HOME") or str(Path.home()), ".config")
+    return Path(base) / "slurmddp"
+
+
+def of_run(run_id: str, environment: Mapping[str, str]) -> Path:
+    """The folder of a run's addresses, a file for each target."""
+    return config_folder(environment) / "secrets" / run_id
+
+
+def default_file(target: AlertTarget, environment: Mapping[str, str]) -> Path:
+    """Where a target's address is read from if it names no variable and no file."""
+    return config_folder(environment) / "alerts" / target.name
+
+
+def take(
+    targets: tuple[AlertTarget, ...], environment: MutableMapping[str, str], project: str | None = None
+) -> dict[str, str]:
+    """Address by target's name; the variables that held one are removed from `environment`, so that no job and no
+    process that is started from here inherits them.
+
+    project: a folder that is copied into the run folder; no file with an address may lie in it. Raises UserError.
+    """
+    found: dict[str, str] = {}
+    for target in targets:
+        if target.url_env:
+            text, where = environment.get(target.url_env, ""), f"${target.url_env}"
+            if not text.strip():
+                raise UserError(
+                    f"the address of alert target {target.name} is not set",
+                    where=where,
+                    todo=f"export {target.url_env}=ADDRESS, or name a file by url_file",
+                )
+        else:
+            path = Path(target.url_file) if target.url_file else default_file(target, environment)
+            text, where = _read(path, target, project), str(path)
+        found[target.name] = _checked(text, target, where)
+    for target in targets:
+        if target.url_env:
+            environment.pop(target.url_env, None)
+    return found
+
+
+def keep(folder: RunFolder, addresses: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    """Write a run's addresses where its alert.sh finds them: files of mode 0600. Raises UserError."""
+    place = of_run(folder.id, environment)
+    try:
+        config_folder(environment).mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        place.parent.chmod(0o700)
+        place.mkdir(mode=0o700, exist_ok=True)
+        for name, text in {**addresses, _OWNER: str(folder.path)}.items():
+            descriptor = os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+                os.fchmod(descriptor, 0o600)
+                file.write(text + "\n")
+    except OSError as error:
+        forget(folder.id, environment)
+        raise UserError(
+            f"the addresses of the alerts cannot be kept: {error.strerror}",
+            where=str(error.filename or place),
+            todo="make room in your home folder, or leave `alerts` out",
+        ) from error
+
+
+def address(run_id: str, name: str, environment: Mapping[str, str]) -> str | None:
+    """A target's address of a run; None where it is not known here, or is none that we would send to."""
+    try:
+        lines = (of_run(run_id, environment) / name).read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return None
+    text = lines[0] if lines else ""
+    return text if _is_address(text) else None
+
+
+def forget(run_id: str, environment: Mapping[str, str]) -> None:
+    """Remove a run's addresses; nothing happens where there are none."""
+    shutil.rmtree(of_run(run_id, environment), ignore_errors=True)
+
+
+def forget_old(environment: Mapping[str, str], now: float | None = None) -> list[str]:
+    """Remove the addresses of runs that need them no more, and return those runs' ids.
+
+    That is: the run folder is gone while the folder above it is there (a file system that is away is no reason), or
+    the job ended a month ago, for good, and nothing waits to be sent. Never raises.
+    """
+    removed = []
+    now = time.time() if now is None else now
+    try:
+        places = sorted((config_folder(environment) / "secrets").iterdir())
+    except OSError:
+        return []
+    for place in places:
+        try:
+            path = Path((place / _OWNER).read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n"))
+            if _is_needless(RunFolder(path), now):
+                forget(place.name, environment)
+                removed.append(place.name)
+        except (OSError, UserError, ValueError):
+            continue  # nobody knows: it stays
+    return removed
+
+
+def _is_needless(folder: RunFolder, now: float) -> bool:
+    if not folder.path.exists():
+        return folder.path.parent.is_dir()
+    if not folder.events.exists() or now - folder.events.stat().st_mtime < _KEPT_SECONDS:
+        return False
+    spool = folder.path / "alerts" / "spool"
+    waiting = spool.is_dir() and any(spool.iterdir())
+    return not waiting and _is_over(folder)
+
+
+def _is_over(folder: RunFolder) -> bool:
+    """Whether the newest job of the run has ended, and is not back in the queue (which it says before its end)."""
+    names = [event.get("event") for event in evidence(folder).events]
+    told = [name for name in names if name in ("job_started", "requeued", "job_ended")]
+    newest = told[len(told) - told[::-1].index("job_started") :] if "job_started" in told else []
+    return "job_ended" in newest and "requeued" not in newest
+
+
+def _read(path: Path, target: AlertTarget, project: str | None) -> str:
+    """The first line of a file that only its owner can read. Raises UserError."""
+    todo = f"put the address into it, and then: chmod 600 {path}"
+    try:
+        status = path.stat()
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise UserError(
+                f"others may read the address of alert target {target.name} (mode {stat.S_IMODE(status.st_mode):04o})",
+                where=str(path),
+                todo=f"chmod 600 {path}",
+            )
+        if project is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(project)):
+            raise UserError(
+                f"the address of alert target {target.name} lies in the project, which is copied into the run folder",
+                where=str(path),
+                todo=f"move it to ~/.config/slurmddp/alerts/{target.name} and leave url_file out",
+            )
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        what = f"the file with the address of alert target {target.name} does not exist"
+        raise UserError(what, where=str(path), todo=todo) from None
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", where=str(path), todo=todo) from None
+    except UnicodeDecodeError:
+        raise UserError("is no text: an address is expected in its first line", where=str(path)) from None
+    return next((line for line in lines if line.strip() and not line.startswith("#")), "")
+
+
+def _checked(text: str, target: AlertTarget, where: str) -> str:
+    """The address, if it is one that a message may go to. Raises UserError that does not show it."""
+    text = text.strip()
+    if not _is_address(text):
+        raise UserError(
+            f"the address of alert target {target.name} is no address such as https://HOST/PATH",
+            where=where,
+            todo=f"copy it anew: one line, plain characters, {_LONGEST} at most",
+        )
+    found = _ADDRESS.fullmatch(text)
+    if found and found["scheme"] == "http" and not target.insecure and not _is_this_host(found["host"]):
+        raise UserError(
+            f"the address of alert target {target.name} is http://, so that anybody on the way could read the messages",
+            where=where,
+            todo="take the https address; or, in a network that you trust, say `insecure: true` for this target",
+        )
+    return text
+
+
+def _is_address(text: str) -> bool:
+    return len(text) <= _LONGEST and set(text) <= _ALLOWED and _ADDRESS.fullmatch(text) is not None
+
+
+def _is_this_host(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

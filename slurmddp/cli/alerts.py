@@ -1,0 +1,76 @@
+"""alert test, watch-alerts: whether alerts arrive, and sending what nodes could not."""
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slurmddp.cli import options as opt
+
+if TYPE_CHECKING:
+    from slurmddp.runs.layout import RunFolder
+
+
+def register(app: typer.Typer) -> None:
+    """Put the group's commands on the app."""
+    group = typer.Typer(help="Alerts: see whether they arrive.", no_args_is_help=True, rich_markup_mode=None)
+    group.command("test")(alert_test)
+    group.callback()(_group)
+    app.add_typer(group, name="alert")
+    app.command("watch-alerts")(watch_alerts)
+
+
+def _group() -> None:
+    """Makes typer keep `test` as a word of its own, though it is the only one."""
+
+
+@opt.job_command()
+def alert_test(asked: opt.Asked) -> None:
+    """Send a sample of each kind to each target, from this machine, and say what came back."""
+    from slurmddp.alerts.sample import send_samples
+
+    results = send_samples(asked.prepare(strict=False).plan, os.environ)
+    for line in results.lines:
+        typer.echo(line)
+    raise typer.Exit(0 if results.all_arrived else 1)
+
+
+def watch_alerts(
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs as for `status`; without: all known ones.")
+    ] = None,
+    every: Annotated[int, typer.Option(min=1, metavar="SECONDS", help="How often to look.")] = 20,
+    once: Annotated[
+        bool, typer.Option("--once", help="Look once, send, and end. Exit code 1: something waits.")
+    ] = False,
+) -> None:
+    """Send the alerts that nodes leave in the run folders: for sites whose nodes have no internet. Ends with Ctrl-C."""
+    import time
+
+    from slurmddp.alerts.spool import deliver_all
+    from slurmddp.launch.find import find_run, known_roots
+    from slurmddp.runs import index
+
+    named = [find_run(run, os.environ) for run in runs or ()]
+    told = ""
+    while True:
+        entries = [] if named else index.entries() or index.rebuild(known_roots(os.environ))
+        done = deliver_all(named or [entry.folder for entry in entries], seconds=60)
+        if done.sent:
+            typer.echo(f"{done.sent} sent")
+        if done.left and done.why != told:
+            opt.say(f"{done.left} waiting: {done.why}" if done.why else f"{done.left} waiting")
+        told = done.why
+        if once:
+            raise typer.Exit(1 if done.left else 0)
+        time.sleep(every)
+
+
+def send_waiting(folders: "Iterable[RunFolder]") -> None:
+    """What other commands do on their way: send what waits, in two seconds at most, and mention it."""
+    from slurmddp.alerts.spool import deliver_all
+
+    done = deliver_all(folders)
+    if done.sent:
+        opt.say(f"note: {done.sent} waiting alert{'s' if done.sent > 1 else ''} sent")

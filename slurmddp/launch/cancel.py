@@ -1,0 +1,101 @@
+"""`slurmddp cancel`: the ranks save and end, and nothing starts the run again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from slurmddp.errors import UserError
+from slurmddp.runs.events import append_event
+from slurmddp.runs.evidence import CANCELLED, Evidence, evidence
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.state import RunState
+from slurmddp.slurm.base import JobId
+from slurmddp.slurm.choose import scheduler_for
+
+#: Slurm's states of a job whose script runs, so that it can be asked.
+_RUNNING = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"})
+#: Seconds between two looks while the end is waited for.
+_LOOK_EVERY = 2.0
+
+Done = Literal["asked", "cancelled", "over"]
+
+
+def cancel_run(folder: RunFolder, *, now: bool) -> str:
+    """End a run for good; what was done, in a few lines for people.
+
+    A job that runs is asked to save and end, through the stop file; one that waits, and with `now` any, is ended at
+    once; of a chain, each one. Raises UserError where there is no job that could be ended, ExternalError.
+    """
+    facts = evidence(folder)
+    if facts.job_id is None:
+        raise UserError(f"run {folder.id} has no job", todo="it was never submitted")
+    if facts.submission is not None and facts.submission.scheduler == "allocation":
+        return _cancel_inside(folder, facts, now)
+    append_event(folder.events, "cancel_requested", job_id=str(facts.job_id), now=now)
+    # The newest first: of a chain it waits for the one before, and would begin when that one ends.
+    done = [(job_id, _end(folder, facts, job_id, now)) for job_id in reversed(facts.job_ids)]
+    return _told(folder, [(job_id, each) for job_id, each in done if each != "over"], facts.job_id)
+
+
+def wait_until_over(look: Callable[[], RunState]) -> RunState:
+    """Look every two seconds until the run has ended."""
+    while (state := look()).going:
+        time.sleep(_LOOK_EVERY)
+    return state
+
+
+def _cancel_inside(folder: RunFolder, facts: Evidence, now: bool) -> str:
+    """A step of an allocation that is not the run's own: it can be asked, and no more."""
+    if now:
+        raise UserError(
+            f"run {folder.id} is a step of job {facts.job_id}, which is not its own",
+            todo="press Ctrl-C twice where it runs, or leave --now out: then it saves and ends",
+        )
+    if facts.ended:
+        return f"run {folder.id} had ended already"
+    append_event(folder.events, "cancel_requested", job_id=str(facts.job_id), now=False)
+    ask_to_stop(folder)
+    return f"asked run {folder.id} to save and end; job {facts.job_id}, which is not its own, goes on"
+
+
+def _end(folder: RunFolder, facts: Evidence, job_id: JobId, now: bool) -> Done:
+    scheduler = scheduler_for(job_id)
+    if now:
+        return "cancelled" if scheduler.cancel(job_id) else "over"
+    view = scheduler.job(job_id)
+    if view is not None and view.state in _RUNNING and _began(facts, job_id):
+        ask_to_stop(folder)
+        return "asked"
+    if view is None:
+        return "over"
+    # Nothing of it runs that could save anything.
+    return "cancelled" if scheduler.cancel(job_id) else "over"
+
+
+def _began(facts: Evidence, job_id: JobId) -> bool:
+    """Whether this job's script has begun: it takes an older stop file away, so before that it could not be asked."""
+    started = (event for event in facts.events if event.get("event") == "job_started")
+    # The script of a local run calls its job local-PID, without the time at which that began.
+    known = job_id.id.rpartition("-")[0] if job_id.is_local else job_id.id
+    return any(str(event.get("job_id")) == known for event in started)
+
+
+def ask_to_stop(folder: RunFolder) -> None:
+    """The stop file, whole or not at all: its first line is the reason, and this one is final."""
+    part = folder.stop.with_name(f"stop.part-{os.getpid()}")
+    part.write_text(f"{CANCELLED}\n", encoding="utf-8")
+    part.replace(folder.stop)
+
+
+def _told(folder: RunFolder, done: Sequence[tuple[JobId, Done]], newest: JobId) -> str:
+    lines = [f"cancelled job {job_id}" for job_id, each in done if each == "cancelled"]
+    lines += [f"asked job {job_id} to save and end" for job_id, each in done if each == "asked"]
+    if not lines:
+        return f"job {newest} had ended already"
+    lines[-1] += f": nothing starts run {folder.id} again"
+    if any(each == "asked" for _, each in done):
+        lines.append(f"see `slurmddp status {folder.id}`; at once, without saving: slurmddp cancel {folder.id} --now")
+    return "\n".join(lines)

@@ -1,0 +1,41 @@
+"""The dead-man job: submitted behind a run's job, where the site has one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from slurmddp.errors import ExternalError, UserError
+from slurmddp.plan.model import Plan
+from slurmddp.runs.layout import RunFolder
+from slurmddp.slurm.base import JobId
+from slurmddp.slurm.client import Slurm
+
+
+def submit_deadman(plan: Plan, folder: RunFolder, job_id: JobId) -> str | None:
+    """Submit deadman.sh behind the job and write RUN/deadman.json: {job_id, watches}.
+
+    Returns None, or a warning: a dead-man job that Slurm refuses must not cost the run.
+    """
+    if plan.deadman is None:
+        return None
+    options = [f"--dependency=afterany:{job_id.id}", *([f"--clusters={job_id.cluster}"] if job_id.cluster else [])]
+    slurm = Slurm()
+    try:
+        command = slurm.command(
+            options,
+            str(folder.path / "deadman.sh"),
+            (str(folder.path), job_id.id),
+            log=str(folder.logs / "deadman.log"),
+        )
+        made = slurm.submit(command, folder.path)
+        _write(folder.path / "deadman.json", {"job_id": made.id, "watches": job_id.id})
+    except (UserError, ExternalError, OSError) as error:
+        return f"the run has no dead-man job: {error}"
+    return None
+
+
+def _write(path: Path, facts: dict[str, str]) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    part.replace(path)

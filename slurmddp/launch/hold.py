@@ -1,0 +1,53 @@
+"""The two minutes that Slurm holds a requeued job back, ended by its owner."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from datetime import datetime
+
+from slurmddp.errors import ExternalError, UserError
+from slurmddp.runs.events import append_event
+from slurmddp.runs.evidence import Evidence
+from slurmddp.runs.layout import RunFolder
+from slurmddp.slurm.base import JobView
+from slurmddp.slurm.choose import scheduler_for
+
+#: Slurm holds a requeued job back for 121 s (src/slurmctld/job_mgr.c); a later start is one that somebody chose. The
+#: first seconds are left to what job.sh left behind, which also keeps the job off the nodes that it excluded.
+LONGEST = 110.0
+
+
+def is_held(facts: Evidence, view: JobView | None) -> bool:
+    """Whether Slurm holds this job back only because it was requeued. Pure but for the time now."""
+    if view is None or view.state != "PENDING" or view.reason != "BeginTime":
+        return False
+    if not view.restarts and facts.requeued is None:
+        return False
+    try:
+        # The cluster's local time, which a login host shares. A hold that has been ended keeps its reason for a while.
+        start = datetime.fromisoformat(view.start or "")
+    except ValueError:
+        return False
+    return 0 < (start - datetime.now()).total_seconds() <= LONGEST
+
+
+def release_hold(folder: RunFolder, facts: Evidence, view: JobView | None) -> str | None:
+    """Let a job that Slurm holds back after a requeue begin now, if the run is this user's.
+
+    None where there was nothing to do; else what was done, or why it could not be. Never raises: no command may fail
+    because of it.
+    """
+    job_id = facts.job_id
+    if job_id is None or job_id.is_local or not is_held(facts, view):
+        return None
+    try:
+        if folder.path.stat().st_uid != os.geteuid():
+            return None
+        scheduler_for(job_id).start_now(job_id)
+    except (ExternalError, UserError, OSError) as error:
+        until = f" until {view.start}" if view and view.start else ""
+        return f"Slurm holds the requeued job back{until}, and that could not be ended: {error}"
+    with contextlib.suppress(OSError):  # a run folder on a full disk: the job goes on all the same
+        append_event(folder.events, "hold_released", job_id=str(job_id))
+    return f"Slurm held the requeued job {job_id} back for two minutes: ended, it may begin now"

@@ -1,0 +1,75 @@
+"""What is done about faults: how few nodes suffice, how the job comes back, and when it is told to stop in time."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from slurmddp.plan.model import Note, RecoveryPlan
+from slurmddp.spec.job import Job
+from slurmddp.spec.resolve import Resolved
+
+#: Restarts of the workers in place that torchrun is allowed with c10d: no run needs as many, the breaker comes first.
+RESTARTS = 100
+
+#: A job shorter than this is not told before its time limit: Slurm may send the signal up to 60 s early.
+SHORTEST_WITH_STOP = 180
+#: Seconds from the stop file to the time limit: at least; and what a save leaves for all that is not the save.
+SHORTEST_LEAD = 120
+BESIDE_THE_SAVE = 30
+
+
+def plan_recovery(resolved: Resolved, inside: bool) -> tuple[RecoveryPlan, list[Note]]:
+    """inside: the job is a step of an allocation that is not its own, which it cannot send back to the queue."""
+    wanted, nodes, site = resolved.job.recovery, resolved.job.resources.node_range, resolved.site
+    requeue: Literal["requeue", "chain", "none"] = "requeue" if site.requeue == "allowed" else "chain"
+    if not wanted.requeue or inside or site.scheduler == "local":
+        requeue = "none"
+    notes = []
+    if (nodes.min < nodes.max or nodes.spares) and "--no-kill" in site.unsupported_flags:
+        text = f"site {site.name} rejects --no-kill: the whole job ends with the first node that is lost"
+        notes.append(Note("warning", text))
+    return RecoveryPlan(nodes.min, nodes.spares, requeue, wanted.no_progress, wanted.preflight), notes
+
+
+def max_restarts(job: Job) -> int:
+    """Restarts of the workers in place that torchrun may make."""
+    wanted = job.launch.max_restarts
+    if wanted is not None:
+        return wanted
+    return RESTARTS if job.launch.rendezvous == "c10d" else 0
+
+
+def plan_stop_lead(time: int | None, wanted: int | None, save_seconds: float | None) -> int | None:
+    """Seconds before the time limit at which the run is told to save and end.
+
+    wanted: timeouts.stop; save_seconds: the longest save of the runs that this one continues, from which the lead is
+    planned where nothing is wanted. A short job gets a third of its time. Slurm may send the signal up to 60 s early
+    (sbatch(1), --signal), so a job of less than three minutes gets none.
+    """
+    if time is None or time < SHORTEST_WITH_STOP:
+        return None
+    return min(wanted or lead_of(save_seconds), time // 3)
+
+
+def explain_stop_lead(time: int | None, wanted: int | None, save_seconds: float | None) -> str:
+    """One line: the lead that was planned, and from what."""
+    lead = plan_stop_lead(time, wanted, save_seconds)
+    if lead is None:
+        known = "no time limit is known" if time is None else f"{time} s are too short a job"
+        return f"planned: none ({known}); what is not saved at the time limit is lost"
+    if lead < (wanted or lead_of(save_seconds)):
+        return f"planned: {lead} s (a third of {time} s, which is less than {wanted or lead_of(save_seconds)} s)"
+    if wanted:
+        return f"planned: {lead} s, as set"
+    if save_seconds is None:
+        return f"planned: {lead} s (no save of an earlier run is known: --resume RUN takes its longest)"
+    saves = f"the longest save of the runs continued took {save_seconds:.3g} s"
+    return f"planned: {lead} s ({saves}: twice that + {BESIDE_THE_SAVE} s, at least {SHORTEST_LEAD} s)"
+
+
+def lead_of(save_seconds: float | None) -> int:
+    """The lead that fits a save of so many seconds: it may have to wait for one that is being written."""
+    if save_seconds is None:
+        return SHORTEST_LEAD
+    return max(SHORTEST_LEAD, math.ceil(2 * save_seconds + BESIDE_THE_SAVE))

@@ -1,0 +1,25 @@
+"""How long the checkpoints of a run took to save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from slurmddp.runs.events import read_lines
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.timeline import number
+
+
+def longest_save(runs: Iterable[Path]) -> float | None:
+    """Seconds that the slowest save in these run folders took; None where none has told of one."""
+    longest: float | None = None
+    for run in runs:
+        try:
+            events = read_lines(RunFolder(run).events).records
+        except OSError:
+            continue  # a run that cannot be read plans nothing
+        for event in events:
+            seconds = number(event.get("seconds")) if event.get("event") == "checkpoint_saved" else None
+            if seconds is not None and seconds >= 0:
+                longest = max(seconds, longest or 0.0)
+    return longest

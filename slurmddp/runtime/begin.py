@@ -1,0 +1,79 @@
+"""What torchrun starts in place of a script of the user's own: python -m slurmddp.runtime.begin SCRIPT [ARGS ...]
+
+It arranges that this process ends with its agent, and becomes `python SCRIPT ARGS` (execv): same process, same
+interpreter and options, so argv, sys.path, __main__, standard streams, signals and exit code are those of a plain
+start. Without it, ranks whose agent was killed run on as orphans, and hold GPUs and ports. Standard library only.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from slurmddp.runtime.watch import failures
+
+_PR_SET_PDEATHSIG = 1
+#: A variable that the agent has from node.sh, and whatever adopts an orphan has not.
+_MARK = b"SLURMDDP_RUN="
+
+#: Called before the script starts, in order; one that raises SystemExit keeps it from starting.
+CHECKS: list[Callable[[], None]] = [failures.check]
+
+
+def main(words: list[str]) -> NoReturn:
+    """Become SCRIPT with its arguments. words: the command line behind this module's name."""
+    if not words:
+        print("slurmddp: error: usage: python -m slurmddp.runtime.begin SCRIPT [ARGS ...]", file=sys.stderr)
+        raise SystemExit(2)
+    agent = os.getppid()
+    die_with_parent()
+    # The agent may have died before the kernel knew of the wish: then nobody will ever send the signal.
+    if os.getppid() != agent or not is_agent(agent):
+        print("slurmddp: the torchrun agent is gone: this rank does not start", file=sys.stderr)
+        raise SystemExit(1)
+    for check in CHECKS:
+        check()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *_options(words), *words])
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for SIGKILL once the parent is gone. It holds beyond exec, not for children (prctl(2)).
+
+    It is the parent's *thread* that counts: torchrun starts its workers from the main thread. Where the kernel
+    refuses, nothing happens.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def is_agent(pid: int) -> bool:
+    """Whether this process started us, and did not adopt us: it is of our interpreter, or has our run's variable.
+
+    What adopts orphans (init, slurmstepd, a container's shim) is neither. True where there is no telling.
+    """
+    try:
+        if os.path.samefile(f"/proc/{pid}/exe", "/proc/self/exe"):
+            return True
+    except OSError:
+        pass
+    mine = [line for line in Path("/proc/self/environ").read_bytes().split(b"\0") if line.startswith(_MARK)]
+    if not mine:
+        return True
+    try:
+        return mine[0] in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _options(words: list[str]) -> list[str]:
+    """The interpreter's own options (-u, -X ...) of this process: what stands before `-m slurmddp.runtime.begin`."""
+    before = sys.orig_argv[1 : len(sys.orig_argv) - len(words)]
+    return before[:-2] if before[-2:-1] == ["-m"] else []
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

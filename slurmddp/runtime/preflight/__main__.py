@@ -1,0 +1,31 @@
+"""python -m slurmddp.runtime.preflight RUN: exit code 0, 3 where the head found a node that cannot train, else 1."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.preflight import place as places
+from slurmddp.runtime.preflight.head import lead
+from slurmddp.runtime.preflight.node import report
+
+
+def main(words: list[str]) -> int:
+    """words: the run folder."""
+    try:
+        if len(words) != 1:
+            raise UserError("usage: python -m slurmddp.runtime.preflight RUN")
+        place = places.read(Path(words[0]))
+        # Not asyncio.run, which waits for the threads: one may be stuck in a file system.
+        return asyncio.new_event_loop().run_until_complete(lead(place) if place.is_head else report(place))
+    except (UserError, OSError) as error:
+        print(f"slurmddp: preflight: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

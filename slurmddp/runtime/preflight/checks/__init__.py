@@ -1,0 +1,74 @@
+"""What is looked at on each node, and what must be the same on all of them.
+
+A check of one node by itself is a function Place -> findings; one of the nodes against each other is a fact (Place ->
+text) with the message for those that differ. A new check is a module here and a line in one of the lists. Measurements
+that nodes make with each other (bandwidth, speed) belong between report and verdict: a node knows the head by then,
+and what it measures joins its report.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from slurmddp.runtime.preflight.checks import code, devices, folders, packages, space
+from slurmddp.runtime.preflight.findings import Finding, bad
+from slurmddp.runtime.preflight.place import Place
+
+#: What a node can tell by itself.
+ALONE: tuple[Callable[[Place], Iterable[Finding]], ...] = (devices.check, folders.check, space.check)
+
+
+class Same(NamedTuple):
+    """A fact that all nodes must share. differs: (own, the others') -> reason; either may be empty, for `absent`."""
+
+    name: str
+    look: Callable[[Place], str]
+    differs: Callable[[str, str], str]
+    todo: str
+
+
+#: What must be the same on all nodes; where it is not, the majority is right.
+SAME: tuple[Same, ...] = (
+    Same(
+        "image",
+        lambda place: place.image,
+        lambda own, others: f"its image file differs from the others' ({own or 'none'}, theirs {others or 'none'})",
+        "copy the image to this node again, or name one that all nodes share: container.image",
+    ),
+    Same(
+        "code",
+        code.fingerprint,
+        lambda own, others: f"sees other files in the run folder's code ({own}, the others {others})",
+        "its copy of the shared file system is stale or another one: have the node's mounts looked at",
+    ),
+    Same(
+        "packages",
+        packages.installed,
+        packages.differs,
+        "bring its software to the others' state, or use one image for all nodes",
+    ),
+)
+
+
+def alone(place: Place, now: list[str]) -> list[Finding]:
+    """What the node itself finds; a check that fails is a finding as well. now: gets what is being looked at."""
+    found: list[Finding] = []
+    for check in ALONE:
+        now.append(check.__module__.rpartition(".")[2])
+        try:
+            found += check(place)
+        except (OSError, ValueError) as error:
+            found.append(bad(f"could not be checked ({now[-1]}): {error}", "see its log"))
+    return found
+
+
+def facts(place: Place, now: list[str]) -> tuple[dict[str, str], list[Finding]]:
+    """The facts to compare, by name, and what kept a fact from being seen. now: as above."""
+    seen: dict[str, str] = {}
+    found: list[Finding] = []
+    for same in SAME:
+        now.append(same.name)
+        try:
+            seen[same.name] = same.look(place)
+        except (OSError, ValueError) as error:
+            found.append(bad(f"cannot read its {same.name}: {error}", "have the node's file systems looked at"))
+    return seen, found

@@ -1,0 +1,33 @@
+"""Free space where running out of it ends a run. Warnings only: nobody knows what the run will need."""
+
+import os
+from collections.abc import Iterator
+
+from slurmddp.runtime.preflight.findings import Finding, warn
+from slurmddp.runtime.preflight.place import Place
+
+_LEAST = 1 << 30
+_TODO = {
+    "/dev/shm": "data workers and NCCL keep buffers there: remove what an earlier job left, or set train.workers: 0",
+    "run folder": "checkpoints go there: make room, or choose another paths.runs",
+    "node folder": "make room there, or choose another paths.node",
+}
+
+
+def check(place: Place) -> Iterator[Finding]:
+    for what, path in (("/dev/shm", "/dev/shm"), ("run folder", str(place.run)), ("node folder", place.scratch)):
+        if not path:
+            continue
+        try:
+            free = available(path)
+        except OSError as error:
+            yield warn(f"cannot look at {path}: {error.strerror}", _TODO[what])
+            continue
+        if free < _LEAST:
+            yield warn(f"{what if what == path else f'{what} {path}'} has {free / (1 << 20):.0f} MiB left", _TODO[what])
+
+
+def available(path: str) -> int:
+    """Bytes that this user may still write. Raises OSError."""
+    state = os.statvfs(path)
+    return state.f_bavail * state.f_frsize

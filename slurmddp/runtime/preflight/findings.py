@@ -1,0 +1,65 @@
+"""What is found about a node, and the lines that job.sh reads."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+#: Characters that bash writes into JSON, and others that end a line, are not worth their trouble there.
+_PLAIN = str.maketrans({'"': "'", "\\": "/", **dict.fromkeys((*range(32), 127), " ")})
+#: A reason may quote a file name or an error of any length.
+_LONGEST = 500
+
+
+class Finding(NamedTuple):
+    """Something about one node. bad: it cannot train; warn: it can. todo: what the user can do about it."""
+
+    level: Literal["bad", "warn"]
+    reason: str
+    todo: str
+
+    @property
+    def text(self) -> str:
+        """One line of plain text."""
+        return plain(f"{self.reason} - {self.todo}")
+
+
+def bad(reason: str, todo: str) -> Finding:
+    return Finding("bad", reason, todo)
+
+
+def warn(reason: str, todo: str) -> Finding:
+    return Finding("warn", reason, todo)
+
+
+def plain(text: str) -> str:
+    """On one line, with neither quotes nor backslashes, not longer than a few lines of a terminal."""
+    text = " ".join(text.translate(_PLAIN).split())
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+def from_json(items: Iterable[Any]) -> list[Finding]:
+    """Findings as they came over the network. Raises ValueError for anything else."""
+    found = []
+    for item in items:
+        if not (isinstance(item, list) and len(item) == 3 and item[0] in ("bad", "warn")):
+            raise ValueError(f"not a finding: {item!r}")
+        found.append(Finding(item[0], str(item[1]), str(item[2])))
+    return found
+
+
+def verdict(nodes: Sequence[str], found: Mapping[str, Sequence[Finding]]) -> list[str]:
+    """One line `NODE ok` or `NODE bad ...` for each node, in the given order, and one for each warning."""
+    lines = []
+    for node in nodes:
+        reasons = [finding.text for finding in found.get(node, ()) if finding.level == "bad"]
+        lines.append(f"{node} bad {'; '.join(reasons)}" if reasons else f"{node} ok")
+        lines += [f"{node} warn {finding.text}" for finding in found.get(node, ()) if finding.level == "warn"]
+    return lines
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The file is there whole or not at all. Raises OSError."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text, encoding="utf-8", errors="surrogateescape")
+    part.replace(path)

@@ -1,0 +1,180 @@
+"""The head's side: hear every node, try the way back, compare, and write the verdict."""
+
+import asyncio
+import os
+import resource
+import secrets
+import time
+from typing import Any
+
+from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.preflight.findings import bad, from_json, plain, verdict, write_atomically
+from slurmddp.runtime.preflight.judge import Report, judge
+from slurmddp.runtime.preflight.look import look, show, take_away
+from slurmddp.runtime.preflight.place import Place
+from slurmddp.runtime.preflight.star import (
+    BACKLOG,
+    LONGEST,
+    answers_with,
+    meet,
+    receive,
+    sees,
+    send,
+    token_file,
+    why,
+)
+
+#: Connections that are tried at once on the way back.
+_AT_ONCE = 256
+#: Seconds to tell the nodes what became of them.
+_GOODBYE = 5.0
+_PORTS = "open all ports between the nodes, or name another interface: network.interface"
+_SHARED = "the run folder must be on a file system that all nodes share: paths.runs"
+_ROUTE = "check its network (cable, switch, firewall, /etc/hosts), or name another interface: network.interface"
+_LOG = "see its log"
+
+
+class Head:
+    """One preflight, as the first node runs it."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._token = secrets.token_hex(8)
+        self._port = 0
+        self._reports: dict[str, Report] = {}
+        self._news = asyncio.Event()
+        self._judged = asyncio.Event()
+        self._lines: list[str] = []
+        self._back = asyncio.Semaphore(_AT_ONCE)
+        self._open: set[asyncio.Task[Any]] = set()
+
+    async def run(self) -> int:
+        """0 where all nodes can train, else 3. Raises UserError where the head itself cannot take part."""
+        place = self._place
+        began = time.monotonic()
+        _allow_many_files()
+        own = asyncio.create_task(look(place))
+        rendezvous = await self._listen()
+        anywhere = await asyncio.start_server(answers_with(place.node, place.patience), "0.0.0.0", 0, backlog=BACKLOG)
+        self._port = int(anywhere.sockets[0].getsockname()[1])
+        # Only now: who sees it knows that the head listens.
+        written = await asyncio.to_thread(show, place, self._token)
+        try:
+            mine = await own
+            mine.findings[:0] = written
+            mine.skew = 0.0
+            self._reports[place.node] = mine
+            await self._all_heard(began + place.seconds)
+            return await self._judge()
+        finally:
+            self._judged.set()
+            rendezvous.close()
+            anywhere.close()
+            if self._open:
+                await asyncio.wait(self._open, timeout=_GOODBYE)
+            await asyncio.to_thread(take_away, place)
+
+    async def _listen(self) -> asyncio.Server:
+        deadline = time.monotonic() + self._place.patience  # another one's probe may hold the port for a moment
+        while True:
+            try:
+                port = self._place.port
+                return await asyncio.start_server(self._serve, "0.0.0.0", port, limit=LONGEST, backlog=BACKLOG)
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise UserError(f"cannot listen on the rendezvous port {port}: {why(error)}") from None
+            await asyncio.sleep(0.2)
+
+    async def _all_heard(self, deadline: float) -> None:
+        """Until each node has reported or left a word in the run folder; or until the deadline."""
+        while len(self._reports) < len(self._place.nodes) and time.monotonic() < deadline:
+            try:
+                await asyncio.wait_for(self._news.wait(), 0.5)
+                self._news.clear()
+            except asyncio.TimeoutError:
+                for node, report in (await asyncio.to_thread(self._words)).items():
+                    self._reports.setdefault(node, report)
+
+    def _words(self) -> dict[str, Report]:
+        """What nodes left in the run folder: NODE.failed from node.sh, NODE.unreached from node.py."""
+        words = {}
+        try:
+            names = set(os.listdir(self._place.folder))
+        except OSError:
+            return {}
+        for node in self._place.nodes:
+            for kind in ("failed", "unreached"):
+                if f"{node}.{kind}" in names and node not in self._reports:
+                    path = self._place.folder / f"{node}.{kind}"
+                    try:
+                        text = plain(path.read_text(encoding="utf-8", errors="replace"))
+                    except OSError as error:
+                        text = f"left a word that cannot be read: {why(error)}"
+                    text = text or "failed without a word"
+                    failed = kind == "failed"
+                    links = {} if failed else {"rendezvous": bad(text, _ROUTE)}
+                    words[node] = Report([bad(text, _LOG)] if failed else [], links)
+        return words
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection. Strangers, who may find the port, are not answered."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            greeting = await receive(reader)
+            node = greeting.get("node")
+            if greeting.get("id") != self._place.identity or node not in self._place.nodes:
+                return
+            where = {"address": self._place.address, "port": self._port}
+            await send(writer, {**where, "token": self._token, "time": time.time()})
+            self._reports[node] = await self._understand(node, await receive(reader))
+            self._news.set()
+            await self._judged.wait()
+            await send(writer, {"lines": [line for line in self._lines if line.partition(" ")[0] == node]})
+            # The node closes first, so that the rendezvous port is free again at once.
+            await asyncio.wait_for(reader.read(), _GOODBYE)
+        except (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError):
+            pass
+        finally:
+            writer.close()
+            self._open.discard(task)
+
+    async def _understand(self, node: str, message: dict[str, Any]) -> Report:
+        """A node's report, and what the head itself finds of it. Raises ValueError, KeyError, TypeError."""
+        links = {str(kind): from_json([item])[0] for kind, item in message["links"].items()}
+        facts = {str(name): str(value) for name, value in message["facts"].items()}
+        report = Report(from_json(message["findings"]), links, facts)
+        report.interface, report.network = str(message["interface"]), str(message["network"])
+        report.skew = float(message["skew"])
+        if message["port"]:
+            async with self._back:
+                failed = await meet(str(message["address"]), int(message["port"]), node, self._place.patience)
+            if failed:
+                where = f"{message['address']}, port {message['port']} ({report.interface or 'interface unknown'})"
+                report.links["back"] = bad(f"{self._place.node} cannot reach it at {where}: {failed}", _PORTS)
+        file = token_file(self._place.folder, node)
+        if message["token"] and not await sees(file, str(message["token"]), self._place.patience):
+            reason = f"{self._place.node} does not see in the run folder what this node wrote there"
+            report.links.setdefault("folder", bad(reason, _SHARED))
+        return report
+
+    async def _judge(self) -> int:
+        place = self._place
+        found = judge(place.nodes, self._reports, f"did not report within {place.seconds:.0f} s")
+        self._lines = verdict(place.nodes, found)
+        await asyncio.to_thread(write_atomically, place.folder / "verdict", "\n".join(self._lines) + "\n")
+        print("\n".join(f"slurmddp: preflight: {line}" for line in self._lines), flush=True)
+        return 3 if any(finding.level == "bad" for items in found.values() for finding in items) else 0
+
+
+def _allow_many_files() -> None:
+    """A connection for each node, of which there may be thousands."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def lead(place: Place) -> int:
+    """See Head.run."""
+    return await Head(place).run()

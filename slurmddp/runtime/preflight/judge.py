@@ -1,0 +1,109 @@
+"""From what the nodes reported to what is wrong with each of them. Pure."""
+
+import ipaddress
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slurmddp.runtime.preflight.checks import SAME, Same
+from slurmddp.runtime.preflight.findings import Finding, bad, warn
+
+#: Seconds between two clocks that are worth a word.
+_SKEW = 5.0
+_CLOCK = "have its time service (NTP, chrony) looked at; only the times in logs and events suffer"
+
+
+@dataclass
+class Report:
+    """What is known of one node.
+
+    network:  address and prefix length of its interface, as 10.0.0.2/24; empty where it is not known.
+    links:    kind of link with the head -> what is wrong with it. Which end of it is to blame is judged here.
+    facts:    by name, see checks.SAME; empty for a node that could not report.
+    skew:     seconds that its clock is ahead of the head's.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    links: dict[str, Finding] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    interface: str = ""
+    network: str = ""
+    skew: float | None = None
+
+
+def judge(nodes: Sequence[str], reports: Mapping[str, Report], silent: str) -> dict[str, list[Finding]]:
+    """Findings by node; the head is the first of `nodes`. silent: what is said of a node without a report."""
+    found: dict[str, list[Finding]] = {node: [] for node in nodes}
+    for node in nodes:
+        if node in reports:
+            found[node] += reports[node].findings
+        else:
+            found[node].append(bad(silent, "see its log; if that is empty, have the node looked at"))
+    heard = {node: reports[node] for node in nodes if node in reports}
+    for node, finding in (*_links(nodes, heard), *_networks(nodes[0], heard), *_clocks(heard)):
+        found[node].append(finding)
+    for same in SAME:
+        for node, finding in _odd(nodes[0], same, heard):
+            found[node].append(finding)
+    return found
+
+
+def _links(nodes: Sequence[str], reports: Mapping[str, Report]) -> Iterator[tuple[str, Finding]]:
+    """A link has two ends: where most of the others have trouble with the head, it is the head's."""
+    head, others = nodes[0], nodes[1:]
+    for kind in dict.fromkeys(kind for report in reports.values() for kind in report.links):
+        troubled = {node: report.links[kind] for node, report in reports.items() if kind in report.links}
+        if len(others) > 1 and 2 * len(troubled) > len(others):
+            node, first = next(iter(troubled.items()))
+            reason = f"{len(troubled)} of the {len(others)} other nodes have trouble with it, as {node}: {first.reason}"
+            yield head, bad(reason, first.todo)
+            for node, finding in troubled.items():
+                yield node, warn(f"{finding.reason}; taken for {head}'s fault", f"see what is said of {head}")
+        else:
+            yield from troubled.items()
+
+
+def _networks(head: str, reports: Mapping[str, Report]) -> Iterator[tuple[str, Finding]]:
+    """Networks of their own are no fault where all nodes have one (point-to-point, routed); one that stands out is."""
+    networks = {}
+    for node, report in reports.items():
+        try:
+            networks[node] = str(ipaddress.ip_interface(report.network).network)
+        except ValueError:
+            pass  # not known
+    usual, count = _majority(networks, head)
+    if count < 2 and len(networks) != 2:
+        return
+    for node, network in networks.items():
+        if network != usual:
+            level = bad if 2 * count > len(networks) else warn
+            reason = f"its interface {reports[node].interface} ({reports[node].network}) is not in the others' network"
+            todo = "name the interface that all nodes share: network.interface"
+            yield node, level(f"{reason}, {usual}", todo)
+
+
+def _clocks(reports: Mapping[str, Report]) -> Iterator[tuple[str, Finding]]:
+    skews = {node: report.skew for node, report in reports.items() if report.skew is not None}
+    usual = statistics.median_low(skews.values()) if skews else 0.0
+    for node, skew in skews.items():
+        if abs(skew - usual) > _SKEW:
+            side = "ahead of" if skew > usual else "behind"
+            yield node, warn(f"its clock is {abs(skew - usual):.0f} s {side} the others'", _CLOCK)
+
+
+def _odd(head: str, same: Same, reports: Mapping[str, Report]) -> Iterator[tuple[str, Finding]]:
+    values = {node: report.facts[same.name] for node, report in reports.items() if same.name in report.facts}
+    usual, _ = _majority(values, head)
+    for node, value in values.items():
+        if value != usual:
+            yield node, bad(same.differs(value, usual), same.todo)
+
+
+def _majority(values: Mapping[str, str], head: str) -> tuple[str, int]:
+    """The value that most have, and how many; of several such, the head's, else the first one's."""
+    counts = Counter(values.values())
+    most = max(counts.values(), default=0)
+    winners = [value for value, count in counts.items() if count == most]
+    own = values.get(head)
+    return (own if own is not None and own in winners else next(iter(winners), "")), most

@@ -1,0 +1,49 @@
+"""What one node sees by itself, and the file that shows the others that its run folder is theirs."""
+
+import asyncio
+
+from slurmddp.runtime.preflight import checks
+from slurmddp.runtime.preflight.findings import Finding, bad, write_atomically
+from slurmddp.runtime.preflight.judge import Report
+from slurmddp.runtime.preflight.place import Place
+from slurmddp.runtime.preflight.star import token_file
+
+#: Part of the time that looking may take: a file system that hangs is to be reported, too.
+_PART = 0.5
+
+
+async def look(place: Place) -> Report:
+    """All checks of checks.ALONE and the facts of checks.SAME, in a thread that may never come back."""
+    now: list[str] = []
+    seconds = _PART * place.seconds
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(_look, place, now), seconds)
+    except asyncio.TimeoutError:
+        reason = f"did not get an answer within {seconds:.0f} s when it looked at: {' '.join(now[-1:])}"
+        finding = bad(reason, "a file system or a GPU's driver hangs there: have the node looked at")
+        return Report([finding], {}, {}, place.interface, place.network)
+
+
+def _look(place: Place, now: list[str]) -> Report:
+    findings = checks.alone(place, now)
+    seen, failed = checks.facts(place, now)
+    return Report(findings + failed, {}, seen, place.interface, place.network)
+
+
+def show(place: Place, token: str) -> list[Finding]:
+    """Leave the token in the run folder."""
+    try:
+        place.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(token_file(place.folder, place.node), token)
+    except OSError as error:
+        todo = "is the file system full, over quota, or mounted read-only on this node?"
+        return [bad(f"cannot write into the run folder ({place.folder}): {error.strerror}", todo)]
+    return []
+
+
+def take_away(place: Place) -> None:
+    """Remove this node's token."""
+    try:
+        token_file(place.folder, place.node).unlink(missing_ok=True)
+    except OSError:
+        pass

@@ -1,0 +1,151 @@
+"""A node's side: reach the head on both ports, look around, report, and hear what became of it."""
+
+import asyncio
+import secrets
+import socket
+import sys
+import time
+from typing import Any
+
+from slurmddp.runtime.preflight.findings import Finding, bad, plain, write_atomically
+from slurmddp.runtime.preflight.judge import Report
+from slurmddp.runtime.preflight.look import look, show, take_away
+from slurmddp.runtime.preflight.place import Place
+from slurmddp.runtime.preflight.star import LONGEST, answers_with, meet, receive, sees, send, token_file, why
+
+_PORTS = "open all ports between the nodes, or name another interface: network.interface"
+_SHARED = "the run folder must be on a file system that all nodes share: paths.runs"
+#: The part of the time after which a node gives up a head that it never heard of.
+_PATIENCE = 0.75
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class HeadFailedError(Exception):
+    """The head has said that it failed: nothing of this node's."""
+
+
+class UnreachedError(Exception):
+    """The head cannot be reached from here."""
+
+
+async def report(place: Place) -> int:
+    """The exit code: 0 once the head knows, through the network or by a file; 1 where neither was possible."""
+    token = secrets.token_hex(8)
+    own = asyncio.create_task(look(place))
+    written = await asyncio.to_thread(show, place, token)
+    try:
+        reader, writer = await _reach(place)
+    except HeadFailedError:
+        print(f"slurmddp: preflight: the head {place.nodes[0]} failed; see its log")
+        await asyncio.to_thread(take_away, place)
+        return 0
+    except UnreachedError as error:
+        return await asyncio.to_thread(_leave_word, place, str(error))
+    try:
+        await _converse(place, reader, writer, own, written, token)
+    except (OSError, ValueError, asyncio.TimeoutError) as error:
+        # Either the head has ended without a verdict, or it knows that it has lost this node: nothing to add.
+        print(f"slurmddp: preflight: lost the head {place.nodes[0]}: {why(error)}", file=sys.stderr)
+    finally:
+        writer.close()
+        await asyncio.to_thread(take_away, place)
+    return 0
+
+
+async def _converse(
+    place: Place,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    own: "asyncio.Task[Report]",
+    written: list[Finding],
+    token: str,
+) -> None:
+    """Report, and print what the head makes of it. Raises OSError, ValueError, TimeoutError."""
+    await send(writer, {"id": place.identity, "node": place.node})
+    hello = await asyncio.wait_for(receive(reader), place.seconds)
+    skew = time.time() - float(hello["time"])
+    listener, port, unheard = await _listen(place)
+    # Both take their time only where something is wrong.
+    reached, shared = await asyncio.gather(
+        meet(str(hello["address"]), int(hello["port"]), place.nodes[0], place.patience),
+        sees(token_file(place.folder, place.nodes[0]), str(hello["token"]), place.patience),
+    )
+    mine = await own
+    links: dict[str, Finding] = {}
+    if reached:
+        where = f"{place.nodes[0]} on a random port ({hello['address']}:{hello['port']})"
+        links["port"] = bad(f"reaches the rendezvous port, but not {where}: {reached}", _PORTS)
+    if not shared:
+        links["folder"] = bad(f"does not see in the run folder what {place.nodes[0]} wrote there", _SHARED)
+    message: dict[str, Any] = {
+        "findings": [*written, *unheard, *mine.findings],
+        "links": links,
+        "facts": mine.facts,
+        "interface": mine.interface,
+        "network": mine.network,
+        "skew": skew,
+        "token": None if written else token,
+        "address": place.address,
+        "port": port,
+    }
+    await send(writer, message)
+    verdict = await asyncio.wait_for(receive(reader), 2 * place.seconds)
+    print("\n".join(f"slurmddp: preflight: {line}" for line in verdict["lines"]), flush=True)
+    if listener is not None:
+        listener.close()
+
+
+async def _listen(place: Place) -> tuple[asyncio.Server | None, int, list[Finding]]:
+    """A random port on this node's own address, as the ranks will have."""
+    try:
+        listener = await asyncio.start_server(
+            answers_with(place.node, place.patience), place.address, 0, family=socket.AF_INET
+        )
+    except OSError as error:
+        where = f"{place.address} ({place.interface})" if place.interface else place.address
+        return None, 0, [bad(f"cannot listen on its own address {where}: {why(error)}", _PORTS)]
+    return listener, int(listener.sockets[0].getsockname()[1]), []
+
+
+async def _reach(place: Place) -> Streams:
+    """The connection to the head, which may start later than this node.
+
+    Raises HeadFailedError, and UnreachedError: once the head is known to listen, or after a part of the time.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _PATIENCE * place.seconds
+    listening = False
+    pause = 0.05
+    while True:
+        try:
+            opening = asyncio.open_connection(place.head, place.port, limit=LONGEST, family=socket.AF_INET)
+            return await asyncio.wait_for(opening, place.patience)
+        except asyncio.TimeoutError:
+            reason = f"no answer within {place.patience:.0f} s"
+        except socket.gaierror as error:
+            reason = f"the name does not resolve in the container: {why(error)}"
+        except OSError as error:
+            reason = why(error)
+        if await asyncio.to_thread((place.folder / f"{place.nodes[0]}.failed").exists):
+            raise HeadFailedError
+        if not listening and await asyncio.to_thread(token_file(place.folder, place.nodes[0]).exists):
+            # It listened before it wrote that: what fails from now on is not a matter of time.
+            listening = True
+            deadline = min(deadline, loop.time() + place.patience)
+        if loop.time() > deadline:
+            raise UnreachedError(f"cannot reach the head {place.head} on the rendezvous port {place.port}: {reason}")
+        await asyncio.sleep(pause)
+        pause = min(1.0, 2 * pause)
+
+
+def _leave_word(place: Place, reason: str) -> int:
+    """NODE.unreached, which the head finds in the run folder; it knows whether others have the same trouble."""
+    print(f"slurmddp: preflight: {reason}", file=sys.stderr)
+    try:
+        write_atomically(place.folder / f"{place.node}.unreached", plain(reason) + "\n")
+        take_away(place)
+    except OSError as error:
+        print(f"slurmddp: preflight: cannot say so in {place.folder}: {error}", file=sys.stderr)
+        return 1
+    return 0

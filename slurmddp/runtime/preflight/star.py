@@ -1,0 +1,93 @@
+"""How head and nodes talk: one JSON object a line over TCP."""
+
+import asyncio
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+#: A report holds the names of all packages.
+LONGEST = 4 << 20
+BACKLOG = 4096
+
+
+async def send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    """Raises OSError."""
+    writer.write(json.dumps(message).encode() + b"\n")
+    await writer.drain()
+
+
+async def receive(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """The next message. Raises OSError where the other end is gone, ValueError for anything that is no message."""
+    line = await reader.readline()
+    if not line.endswith(b"\n"):
+        raise ConnectionError("the connection was closed")
+    message = json.loads(line)
+    if not isinstance(message, dict):
+        raise ValueError("not a message")
+    return message
+
+
+async def meet(address: str, port: int, name: str, seconds: float) -> str:
+    """Connect to a port on which `name` answers with its name. Why that fails; empty where it does not."""
+    try:
+        answer = await asyncio.wait_for(_ask(address, port), seconds)
+    except asyncio.TimeoutError:
+        return f"no answer within {seconds:.0f} s"
+    except (OSError, ValueError) as error:
+        return why(error)
+    return "" if answer.get("node") == name else f"{answer.get('node')} answers there: two nodes have this address"
+
+
+async def _ask(address: str, port: int) -> dict[str, Any]:
+    reader, writer = await asyncio.open_connection(address, port, limit=LONGEST, family=socket.AF_INET)
+    try:
+        return await receive(reader)
+    finally:
+        writer.close()
+
+
+def answers_with(name: str, seconds: float) -> Any:
+    """A server's callback: says the name, and closes once the other end has."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await send(writer, {"node": name})
+            await asyncio.wait_for(reader.read(), seconds)
+        except (OSError, ValueError, asyncio.TimeoutError):
+            pass
+        finally:
+            writer.close()
+
+    return answer
+
+
+async def sees(path: Path, token: str, seconds: float) -> bool:
+    """Whether this node comes to see the file that another one has written."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while await asyncio.to_thread(_text, path) != token:
+        if loop.time() > deadline:
+            return False
+        await asyncio.sleep(0.25)
+    return True
+
+
+def token_file(folder: Path, node: str) -> Path:
+    return folder / f"{node}.token"
+
+
+def why(error: BaseException) -> str:
+    """An error of the network in few words; asyncio's own text repeats the address."""
+    code = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, socket.gaierror) or code is None or code < 0:
+        return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return os.strerror(code)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,90 @@
+"""Alerts: who is told of what, from where a message can leave, and the dead-man job."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from slurmddp.spec.types import EnvName, Line, Model, Name, PathStr, SbatchFlag, SbatchValue, Seconds
+
+Kind = Literal["started", "requeued", "recovered", "hang", "stopping", "failed", "finished"]
+
+#: What a run tells of, in the order in which it may happen.
+KINDS: tuple[Kind, ...] = ("started", "requeued", "recovered", "hang", "stopping", "failed", "finished")
+
+#: What a target hears of where it does not say: all but that a job began as it was meant to.
+DEFAULT_KINDS: tuple[Kind, ...] = KINDS[1:]
+
+
+def _mail_address(text: str) -> str:
+    if "=" in text or not all(part and "," not in part for part in text.split(",")):
+        raise ValueError("must be a mail address or a user's name; several with commas between them")
+    return text
+
+
+def _proxy(text: str) -> str:
+    scheme, separator, host = text.partition("://")
+    if not separator or scheme not in ("http", "https", "socks5h") or not host:
+        raise ValueError("must be the proxy's address, such as http://proxy.site:3128")
+    if "@" in host:
+        raise ValueError("holds a user's name or password, which would stand in every run folder")
+    return text
+
+
+class Target(Model):
+    """One receiver of alerts, and what it hears of.
+
+    The address is a secret and stands in none of our files: it is read at submission from the variable `url_env`,
+    the file `url_file`, or by default ~/.config/slurmddp/alerts/NAME, each file readable by its owner alone.
+    insecure: the address may be http:// (without it: to this very host only). mail: sbatch's --mail-user.
+    """
+
+    to: Literal["slack", "discord", "teams", "ntfy", "json", "mail"]
+    name: Name | None = None
+    url_env: EnvName | None = None
+    url_file: PathStr | None = None
+    address: Annotated[SbatchValue, AfterValidator(_mail_address)] | None = None
+    on: tuple[Kind, ...] = DEFAULT_KINDS
+    insecure: bool = False
+
+    @property
+    def called(self) -> str:
+        """Its name, by default that of its kind."""
+        return self.name or self.to
+
+    @model_validator(mode="after")
+    def _address_from_one_place(self) -> "Target":
+        if self.url_env and self.url_file:
+            raise ValueError("has url_env and url_file: the address comes from one of them")
+        if self.to == "mail" and (self.url_env or self.url_file or self.insecure):
+            raise ValueError("is sent by Slurm: it takes address and on, no url_env, url_file or insecure")
+        if self.to != "mail" and self.address:
+            raise ValueError("has an address, which only mail takes: name it by url_env or url_file, it is a secret")
+        return self
+
+
+class Outlet(Model):
+    """From where messages can leave a site: the nodes themselves, through a proxy, or the login node only.
+
+    Left out: the login node where the profile says that nodes have no internet, else the nodes.
+    """
+
+    from_: Annotated[Literal["node", "proxy", "login"] | None, Field(alias="from")] = None
+    proxy: Annotated[Line, AfterValidator(_proxy)] | None = None
+
+    @model_validator(mode="after")
+    def _proxy_is_known(self) -> "Outlet":
+        if (self.from_ == "proxy") != (self.proxy is not None):
+            raise ValueError("needs proxy where `from` is proxy, and only there")
+        return self
+
+
+class Deadman(Model):
+    """A small job behind each run that looks at how it ended. What is not said here is Slurm's default.
+
+    sbatch: further options, such as --qos=NAME or what a partition's least size asks for.
+    """
+
+    partition: SbatchValue | None = None
+    time: Seconds = 300
+    account: SbatchValue | None = None
+    sbatch: tuple[SbatchFlag, ...] = ()

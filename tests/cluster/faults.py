@@ -1,0 +1,279 @@
+"""Faults: what is done to a run on the test cluster, at a moment of chance, and where it was done.
+
+Each fault is a function of the cluster, the run and a source of chance; it returns once the harm is done (and, where it
+lasts a while, over). What it broke of the cluster itself, the scenario's owner mends: Cluster.reset.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmddp.runtime.checkpoint import layout
+from tests.checkpoints import flip
+
+from .cluster import Cluster
+from .runs import Run
+
+#: Steps of the run between which a fault happens.
+FIRST_STEP, LAST_STEP = 7, 60
+#: What a step takes at most on an idle machine; a fault happens at any moment of one.
+PACE = 0.1
+#: Seconds that a job's start may take on a machine that is busy with other things.
+START = 240
+BALLAST = "/scratch/ballast"
+#: A checkpoint is saved at least so often, in seconds; where nothing can be written, nothing tells of its failure.
+SAVING = 4
+RECEIVER = "/opt/slurmddp/tests/receiver.py"
+#: The port of the receiver that a fault stops.
+DEAF = 8081
+
+
+@dataclass(frozen=True)
+class Injected:
+    """What was done: when (unix seconds), to which node and rank (None: the fault has none), behind which step."""
+
+    time: float
+    step: int
+    node: str | None = None
+    rank: int | None = None
+
+
+Fault = Callable[[Cluster, Run, random.Random], Injected]
+
+
+def step_of(run: Run) -> int:
+    """The newest step that the metrics tell of."""
+    rows = run.metrics()
+    return int(rows[-1]["step"]) if rows else 0
+
+
+def moment(run: Run, chance: random.Random) -> None:
+    """Wait for a moment of chance in the midst of the run."""
+    wait_for_step(run, chance.randint(FIRST_STEP, LAST_STEP))
+    time.sleep(chance.uniform(0, PACE))
+
+
+def wait_for_step(run: Run, step: int) -> None:
+    """Wait for a step, and notice it at once: a look at the job takes longer than several steps."""
+    deadline = time.monotonic() + START
+    while step_of(run) < step:
+        assert time.monotonic() < deadline, f"step {step} was not reached\n{run.logs()}"
+        time.sleep(0.02)
+
+
+def now(run: Run, node: str | None = None, rank: int | None = None) -> Injected:
+    return Injected(time.time(), step_of(run), node, rank)
+
+
+def nodes_of(cluster: Cluster, run: Run) -> list[str]:
+    """The nodes that the job has; the first is the batch host."""
+    listed = cluster.job(run.job_id)["NodeList"]
+    return cluster.run("login", ["scontrol", "show", "hostnames", listed]).stdout.split()
+
+
+def training_nodes(run: Run) -> list[str]:
+    """The nodes with an agent, in their order."""
+    return sorted({node for node, _, _ in agents(run)})
+
+
+def agents(run: Run) -> list[tuple[str, int, str]]:
+    """(node, pid, command line) of the torchrun agents."""
+    return [each for each in run.processes() if "torch.distributed.run" in each[2] and "srun" not in each[2]]
+
+
+def process_of(run: Run, rank: int) -> tuple[str, int]:
+    """Node and pid of a rank's own process."""
+    found = [(node, pid) for node, pid, command in run.processes(f"RANK={rank}") if "slurmddp.runtime.train" in command]
+    assert found, f"rank {rank} has no process"
+    return min(found)  # its children, were there any, came later
+
+
+def signal_rank(signal: str) -> Fault:
+    """Send a signal to a rank of chance, on whichever node it is."""
+
+    def fault(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+        rank = chance.randrange(world_of(run))
+        node, pid = process_of(run, rank)
+        moment(run, chance)
+        done = now(run, node, rank)
+        cluster.run(node, ["kill", f"-{signal}", str(pid)], user="root")
+        return done
+
+    return fault
+
+
+def world_of(run: Run) -> int:
+    """Ranks of the newest start."""
+    wait_for_step(run, 1)
+    return int([row for row in run.lines("events.jsonl") if row["event"] == "started"][-1]["world"])
+
+
+def kill_agent(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """SIGKILL one node's torchrun."""
+    wait_for_step(run, 1)
+    node, pid, _ = chance.choice(agents(run))
+    moment(run, chance)
+    done = now(run, node)
+    cluster.run(node, ["kill", "-KILL", str(pid)], user="root")
+    return done
+
+
+def raise_in_rank(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """An exception in the task of one rank (faulty.py)."""
+    rank = chance.randrange(world_of(run))
+    node, _ = process_of(run, rank)
+    moment(run, chance)
+    done = now(run, node, rank)
+    cluster.write(f"{run.answer['run_folder']}/raise.new", str(rank))
+    (run.folder / "raise.new").rename(run.folder / "raise")
+    return done
+
+
+def fill_disk(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """The file system of the run folder, which has to be in /scratch, is full until a checkpoint could not be saved.
+
+    At times to the last byte, and at times small files still find room.
+    """
+    moment(run, chance)
+    done = now(run)
+    room = chance.choice([0, 1 << 18])
+    ballast = cluster.machine_path(BALLAST)
+    try:
+        with ballast.open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(1 << 16))
+            except OSError:
+                file.truncate(max(0, file.tell() - room))
+        deadline = time.monotonic() + SAVING
+        while time.monotonic() < deadline and not failed_saves(run):
+            time.sleep(0.1)
+        assert room == 0 or failed_saves(run), "a checkpoint found room"
+    finally:
+        ballast.unlink()
+    return done
+
+
+def failed_saves(run: Run) -> list[dict[str, Any]]:
+    return [row for row in run.lines("events.jsonl") if row["event"] == "checkpoint_failed"]
+
+
+def newest_checkpoint(run: Run) -> Path:
+    """The folder of the newest one that is complete."""
+    complete = [path for _, path in layout.found(run.folder / "checkpoints") if layout.is_complete(path)]
+    return max(complete)
+
+
+def flip_and_kill(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """A bit of the newest checkpoint changes, and before there is a newer one a rank dies."""
+    rank = chance.randrange(world_of(run))
+    node, pid = process_of(run, rank)
+    moment(run, chance)
+    before = newest_checkpoint(run)
+    while (newest := newest_checkpoint(run)) == before:
+        time.sleep(0.01)
+    flip(max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size))
+    done = now(run, node, rank)
+    cluster.run(node, ["kill", "-KILL", str(pid)], user="root")
+    return done
+
+
+def cut_network(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """Pull the cable of a node that trains and is not the batch host. It stays out."""
+    wait_for_step(run, 1)
+    node = chance.choice([node for node in training_nodes(run) if node != nodes_of(cluster, run)[0]])
+    moment(run, chance)
+    done = now(run, node)
+    cluster.cut_network(node)
+    return done
+
+
+def lose_node(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """A power cut on a node that trains and is not the batch host."""
+    wait_for_step(run, 1)
+    node = chance.choice([node for node in training_nodes(run) if node != nodes_of(cluster, run)[0]])
+    moment(run, chance)
+    done = now(run, node)
+    cluster.kill_host(node)
+    return done
+
+
+def lose_batch_host(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """A power cut on the node where job.sh runs."""
+    node = nodes_of(cluster, run)[0]
+    moment(run, chance)
+    done = now(run, node)
+    cluster.kill_host(node)
+    return done
+
+
+def restart_controller(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """slurmctld crashes and comes back."""
+    moment(run, chance)
+    done = now(run)
+    cluster.restart_controller()
+    return done
+
+
+def time_limit(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """The time limit comes near: it is lowered to the shortest there is, and for the next attempt put back.
+
+    Slurm looks at limits twice a minute; the steps are slow until it has.
+    """
+    moment(run, chance)
+    slow = f"{run.answer['run_folder']}/slow"
+    cluster.write(slow, "")
+    done = now(run)
+    limit = cluster.job(run.job_id)["TimeLimit"]
+    update = ["scontrol", "update", f"JobId={run.job_id}"]
+    cluster.run("login", [*update, "TimeLimit=1"])
+    run.wait_for_event("job_ended", lambda row: row["time"] > done.time, timeout=120)
+    cluster.run("login", [*update, f"TimeLimit={limit}"], user="root")
+    cluster.machine_path(slow).unlink()
+    return done
+
+
+def preempt(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """A job of a higher partition takes the nodes for a second."""
+    moment(run, chance)
+    done = now(run)
+    wanted = ["sbatch", "--parsable", "--partition=high", "--nodes=3", "--exclusive", "--output=/dev/null"]
+    job = cluster.run("login", [*wanted, "--wrap", "sleep 1"]).stdout.strip()
+    cluster.wait_job(job, timeout=90)
+    return done
+
+
+def requeue(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """An operator puts the job back into the queue."""
+    moment(run, chance)
+    done = now(run)
+    cluster.run("login", ["scontrol", "requeue", run.job_id], user="root")
+    return done
+
+
+def scancel(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """The user's own scancel."""
+    moment(run, chance)
+    done = now(run)
+    cluster.run("login", ["scancel", run.job_id])
+    return done
+
+
+def kill_receiver(cluster: Cluster, port: int) -> None:
+    """SIGKILL the receiver of alerts on the login host that listens on this port."""
+    for pid, argv in cluster.processes("login"):
+        if RECEIVER in argv and argv[-1] == str(port):
+            cluster.run("login", ["kill", "-KILL", str(pid)])
+
+
+def stop_receiver(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """The webhook's server is gone before the run has ended."""
+    moment(run, chance)
+    done = now(run)
+    kill_receiver(cluster, DEAF)
+    return done

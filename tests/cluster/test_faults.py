@@ -1,0 +1,81 @@
+"""Each fault once, at a moment of chance, on a real Slurm with real Apptainer; see proof.py for what has to hold.
+
+SLURMDDP_FAULTS_SEED=N repeats the moments of an earlier session, which printed N.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from .cluster import Cluster
+from .proof import SCENARIOS, Bench, Outcome, Scenario, play
+
+pytestmark = pytest.mark.cluster
+
+SEED = int(os.environ.get("SLURMDDP_FAULTS_SEED") or random.SystemRandom().randrange(10**6))
+#: Runs at a time: as many as find room on the three nodes.
+AT_A_TIME = 3
+
+
+@pytest.fixture(scope="module")
+def bench(cluster: Cluster, torch_image: str) -> Iterator[Bench]:
+    cluster.reset()
+    bench = Bench.on(cluster, torch_image)
+    yield bench
+    bench.close()
+
+
+class Player:
+    """Plays a scenario when it is asked for; those that do not disturb each other, from then on, side by side."""
+
+    def __init__(self, bench: Bench, chosen: list[Scenario]) -> None:
+        self._bench = bench
+        self._pool = ThreadPoolExecutor(AT_A_TIME)
+        self._together = [scenario for scenario in chosen if not scenario.alone]
+        self._started: dict[str, Future[Outcome]] = {}
+
+    def outcome(self, scenario: Scenario) -> Outcome:
+        if scenario.alone:
+            for future in self._started.values():
+                future.exception()  # waits
+            self._bench.alice.cluster.reset()
+            return self._play(scenario)
+        for each in self._together:
+            if each.name not in self._started:
+                self._started[each.name] = self._pool.submit(self._play, each)
+        return self._started[scenario.name].result()
+
+    def _play(self, scenario: Scenario) -> Outcome:
+        return play(self._bench, scenario, random.Random(f"{SEED} {scenario.name}"))
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def player(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Player]:
+    chosen = [item.callspec.params["scenario"] for item in request.session.items if hasattr(item, "callspec")
+              and isinstance(item.callspec.params.get("scenario"), Scenario)]  # fmt: skip
+    player = Player(bench, chosen)
+    yield player
+    player.close()
+    bench.alice.cluster.reset()
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name.replace(" ", "-"))
+def test_a_run_survives(player: Player, scenario: Scenario) -> None:
+    print(f"SLURMDDP_FAULTS_SEED={SEED}")
+    outcome = player.outcome(scenario)
+    print(outcome.injected, outcome.cost)
+
+
+def test_nothing_of_the_user_is_left_on_the_nodes(player: Player, cluster: Cluster) -> None:
+    """Once all runs are over: no process, no shared memory, no scratch folder."""
+    for node in cluster.nodes:
+        assert cluster.processes(node) == []
+        assert cluster.sh(node, "find /dev/shm /tmp -mindepth 1 -user alice", user="root").stdout == ""

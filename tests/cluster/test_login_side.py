@@ -1,0 +1,98 @@
+"""What the login side does about a run that goes back to the queue: chains, the hold, nodes that are missing."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster
+from .runs import Alice, Run
+
+SITE = Path(__file__).resolve().parents[2] / "site_configs" / "testcluster.yaml"
+LONG = {"steps": 100000}
+
+
+@pytest.fixture(scope="module")
+def alice(cluster: Cluster, torch_image: str) -> Alice:
+    return Alice(cluster, torch_image)
+
+
+def test_a_chain_of_jobs_is_one_run(alice: Alice) -> None:
+    profile = SITE.read_text().replace("name: testcluster", "name: chained\nrequeue: chain", 1)
+    alice.cluster.write("/home/alice/.config/slurmddp/sites/chained.yaml", profile)
+    run = alice.submit(alice.job_file("chain", site="chained", resources={"nodes": 1}, train=LONG))
+    assert "#SBATCH --no-requeue" in (run.folder / "job.sh").read_text()
+    run.wait_for_step(5)
+    # What Slurm sends ahead of the time limit
+    alice.cluster.run("login", ["scancel", "--batch", "--signal=USR2", run.job_id])
+    chained = run.wait_for_event("requeued")
+    assert (chained["how"], chained["reason"]) == ("chain", "time limit"), chained
+    run.wait_for_event("resumed", lambda row: row["attempt"] == 1, 90)
+    code, status = run.status()
+    assert (code, status["state"], status["job_id"]) == (3, "running", chained["next_job"])
+    by_number = alice.command("status", chained["next_job"], check=False)
+    assert run.id in by_number.stdout, by_number.stderr
+    said = alice.command("cancel", run.id, "--wait", timeout=90).stdout
+    assert f"asked job {chained['next_job']} to save and end" in said and "cancelled (by the user, saved" in said
+    ledger = json.loads(alice.command("goodput", run.id, "--json").stdout)
+    assert (ledger["jobs"], ledger["attempts"], ledger["recovered"]) == (2, 2, 0)
+    assert round(sum(ledger["seconds"].values()), 3) == ledger["wall_seconds"]
+
+
+def test_cancel_takes_the_waiting_job_of_a_chain_too(alice: Alice) -> None:
+    job = alice.job_file("successor", site="chained", resources={"nodes": 1}, train=LONG)
+    run = alice.submit(job)
+    run.wait_for_step(1)
+    # As job.sh would, but with the job before it still at work.
+    folder = run.answer["run_folder"]
+    dependency = f"--dependency=afterany:{run.job_id}"
+    command = ["sbatch", "--parsable", dependency, f"--output={folder}/logs/job.log", f"{folder}/job.sh", folder]
+    following = alice.cluster.run("login", command).stdout.strip()
+    line = {"time": 0, "event": "requeued", "attempt": 0, "how": "chain", "next_job": following, "reason": "time limit"}
+    with (run.folder / "events.jsonl").open("a") as events:
+        events.write(json.dumps(line) + "\n")
+    assert run.status()[1]["job_id"] == following
+    said = alice.command("cancel", run.id).stdout
+    assert f"cancelled job {following}" in said and f"asked job {run.job_id} to save and end" in said
+    alice.cluster.wait_job(run.job_id)
+    assert alice.cluster.job_state(following) == "CANCELLED"
+    assert not (run.folder / "logs/attempt-001").exists()
+
+
+def test_the_next_command_ends_the_hold_where_nothing_of_the_job_is_left(alice: Alice, fresh_cluster: Cluster) -> None:
+    run = alice.submit(alice.job_file("gone", resources={"nodes": 1}, train=LONG))
+    run.wait_for_step(5)
+    (node,) = {str(row["node"]) for row in run.lines("events.jsonl") if row["event"] == "job_started"}
+    fresh_cluster.kill_host(node)
+    try:
+        run.wait("requeued", timeout=90)
+        # Only this very command looks; the hold is 121 s, and it began less than 40 s ago.
+        fresh_cluster.wait_for(lambda: run.status()[0] == 3 and _released(run), "the hold is ended", 60, every=1)
+        run.wait_for_event("first_step", lambda row: row["attempt"] == 1, 120)
+        status = run.status()[1]
+        assert (status["state"], status["recovered"]) == ("running", 1), status
+        alice.command("cancel", run.id, "--now")
+        run.wait("cancelled")
+    finally:
+        fresh_cluster.restart_host(node)
+        fresh_cluster.wait_nodes()
+
+
+def _released(run: Run) -> bool:
+    return any(row["event"] == "hold_released" for row in run.lines("events.jsonl"))
+
+
+def test_a_range_of_nodes_begins_with_what_is_there(alice: Alice, fresh_cluster: Cluster) -> None:
+    job = alice.job_file("range", resources={"nodes": {"min": 2, "max": 3, "spares": 1}, "ranks_per_node": 1})
+    plan = alice.command("plan", job).stdout
+    assert re.search(r"^nodes +2 to 3, as many as there are, and 1 spare$", plan, re.MULTILINE), plan
+    assert "2 nodes x 1 = 2 ranks, accumulation 2" in plan
+    run = alice.submit(job)
+    script = (run.folder / "job.sh").read_text()
+    assert "#SBATCH --nodes=2-4\n" in script and "#SBATCH --no-kill\n" in script
+    run.wait("done")
+    started = next(row for row in run.lines("events.jsonl") if row["event"] == "started")
+    assert started["nodes"] == 3, started

@@ -1,0 +1,152 @@
+"""Before the first step, and after an attempt's end: on real nodes, in real containers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from .cluster import Cluster
+from .runs import Alice, Run
+
+pytestmark = pytest.mark.cluster
+
+#: A script that leaves behind what it can: a daemon of its own session on each node, and shared memory that it maps.
+LEAVES = """
+import mmap, os, subprocess, sys, time
+code = '''
+import mmap, os, time
+name = "/dev/shm/psm_" + os.environ["SLURMDDP_NODE"] + "_" + os.environ["SLURM_JOB_ID"]
+with open(name, "w+b") as file:
+    file.truncate(4096)
+    memory = mmap.mmap(file.fileno(), 4096)
+time.sleep(3600)
+'''
+if os.environ["LOCAL_RANK"] == "0":
+    subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.DEVNULL,
+                     stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    while not os.path.exists("/dev/shm/psm_" + os.environ["SLURMDDP_NODE"] + "_" + os.environ["SLURM_JOB_ID"]):
+        time.sleep(0.1)
+print("left", flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+TINY = ("--set", "resources.cpus_per_node=1", "--set", "resources.mem_per_node=500M", "--set", "recovery.requeue=false")
+
+
+@pytest.fixture(scope="module")
+def alice(cluster: Cluster, torch_image: str) -> Alice:
+    cluster.write("/home/alice/scripts/leaves.py", LEAVES)
+    return Alice(cluster, torch_image)
+
+
+def submit_script(alice: Alice, seconds: int, nodes: int, *more: str) -> Run:
+    return alice.submit(
+        "scripts/leaves.py", "--site", "testcluster", "--image", alice.image, "--time", "10m",
+        "--set", f"resources.nodes={nodes}", "--set", "resources.ranks_per_node=1", *TINY, *more, "--", str(seconds),
+    )  # fmt: skip
+
+
+def lines(run: Run, name: str, attempt: int = 0) -> list[str]:
+    path = run.folder / "logs" / f"attempt-{attempt:03d}" / name
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def verdict(run: Run) -> list[str]:
+    """Without its warnings."""
+    return [line for line in lines(run, "preflight/verdict") if line.split()[1] != "warn"]
+
+
+@pytest.fixture(scope="module")
+def beside(alice: Alice) -> Iterator[Run]:
+    """Another run of hers that goes on meanwhile, on the same nodes."""
+    run = submit_script(alice, 3600, 3)
+    deadline_for_start(run, 3)
+    yield run
+    alice.cluster.run("login", ["scancel", run.job_id])
+    alice.cluster.wait_for(lambda: not run.processes(), "nothing is left of it", 60)
+
+
+def deadline_for_start(run: Run, nodes: int) -> None:
+    names = [f"node{number}" for number in range(1, nodes + 1)]
+    run.cluster.wait_for(
+        lambda: all(any("left" in line for line in lines(run, f"{name}.log")) for name in names), "it runs", 120
+    )
+
+
+def daemons(run: Run) -> list[str]:
+    return [node for node, _, command in run.processes() if "/dev/shm/psm_" in command]
+
+
+def segments(run: Run) -> list[str]:
+    found = []
+    for node in run.cluster.nodes:
+        done = run.cluster.sh(node, f"ls /dev/shm | grep psm_.*_{run.job_id} || true", user="root")
+        found += done.stdout.split()
+    return found
+
+
+def test_what_a_run_leaves_is_swept_and_named_and_nothing_else(alice: Alice, beside: Run) -> None:
+    """Its agents end well; what its ranks started in sessions of their own is no child of anybody's."""
+    run = submit_script(alice, 3, 3)
+    run.wait("done", timeout=180)
+    assert verdict(run) == ["node1 ok", "node2 ok", "node3 ok"]
+    for node in ("node1", "node2", "node3"):
+        swept = lines(run, f"sweep/{node}")
+        assert [line.split()[0] for line in swept] == ["process", "segment"], swept
+        assert swept[1] == f"segment psm_{node}_{run.job_id}"
+    assert daemons(run) == segments(run) == []
+    alice.cluster.wait_for(lambda: not run.processes(), f"nothing is left: {run.processes()}", 10)
+    assert daemons(beside) == ["node1", "node2", "node3"] and len(segments(beside)) == 3
+
+
+def agent_of(run: Run, node: str) -> int:
+    found = [pid for at, pid, command in run.processes() if at == node and " -m torch.distributed.run" in command]
+    assert len(found) == 1, run.processes()
+    return found[0]
+
+
+def test_ranks_end_with_their_agent_and_the_container_with_its_parent(alice: Alice) -> None:
+    """A script has no watch of its own. Its agent is killed, then what holds the container of the next attempt."""
+    run = submit_script(alice, 3600, 2)
+    deadline_for_start(run, 2)
+    agent = agent_of(run, "node2")
+    rank = min(pid for node, pid, _ in run.processes("LOCAL_RANK=0") if node == "node2")  # its daemon is younger
+    gone = "for i in $(seq 100); do kill -0 {} 2>/dev/null || exit 0; sleep 0.05; done; exit 1"
+    alice.cluster.sh("node2", f"kill -KILL {agent}; {gone.format(rank)}", user="root")
+    run.wait_for_event("attempt_started", lambda row: row["attempt"] == 1)
+    assert any(line.endswith(" python3") for line in lines(run, "sweep/node2")), "the daemon"
+    alice.cluster.wait_for(lambda: "left" in lines(run, "node2.log", 1), "it runs again", 120)
+
+    agent = agent_of(run, "node2")
+    parent = alice.cluster.sh("node2", f"ps -o ppid= -p {agent}", user="root").stdout.strip()
+    mount = alice.cluster.sh("node2", f"pgrep -P {parent} squashfuse", user="root").stdout.strip()
+    alice.cluster.sh("node2", f"kill -KILL {parent}; {gone.format(agent)}", user="root")
+    run.wait_for_event("attempt_ended", lambda row: row["attempt"] == 1)
+    run.wait_for_event("cleaned", lambda row: row["attempt"] == 1)
+    assert f"process {mount} squashfuse_ll" in lines(run, "sweep/node2", 1)
+    alice.cluster.run("login", ["scancel", run.job_id])
+    alice.cluster.wait_for(lambda: not run.processes(), f"no process is left: {run.processes()}", 60)
+
+
+@pytest.fixture
+def broken_container(alice: Alice) -> Iterator[str]:
+    """On node2 the container's runtime does not work."""
+    program = "#!/bin/sh\necho 'FATAL:   could not use fuse: permission \"denied\"' >&2\nexit 255\n"
+    script = f"cat >/usr/local/bin/apptainer <<'END'\n{program}END\nchmod 755 /usr/local/bin/apptainer"
+    alice.cluster.sh("node2", script, user="root")
+    yield "node2"
+    alice.cluster.sh("node2", "rm /usr/local/bin/apptainer", user="root")
+
+
+def test_a_broken_node_is_named_before_anything_starts(alice: Alice, broken_container: str) -> None:
+    run = submit_script(alice, 3, 3)
+    event = run.wait_for_event("preflight")
+    assert event["bad"] == "node2" and event["seconds"] < 60
+    assert verdict(run)[1] == (
+        "node2 bad the preflight ended with exit code 255: FATAL: could not use fuse: permission 'denied' - see its log"
+    )
+    assert verdict(run)[::2] == ["node1 ok", "node3 ok"]
+    run.wait("failed", "requeued", timeout=120)
+    assert not [row for row in run.lines("events.jsonl") if row["event"] == "attempt_started"]
+    assert not [line for node in alice.cluster.nodes for line in lines(run, f"{node}.log")]
+    alice.cluster.run("login", ["scancel", run.job_id], check=False)

@@ -1,0 +1,239 @@
+"""Faults on a real Slurm: restarts in place, lost agents and nodes, requeues, the breaker, time limits, cancelling."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+
+import pytest
+
+from .cluster import Cluster
+from .runs import Alice, Run
+
+pytestmark = pytest.mark.cluster
+
+SEED = random.randrange(10**6)
+ONE_RANK_A_NODE = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M"}
+#: Stands in for Python and torchrun where job.sh itself is what is tested: WISH says what becomes of the ranks.
+AGENT = """#!/bin/bash
+[[ "$*" == *torch.distributed.run* ]] || exit 0
+first() { ((SLURMDDP_ATTEMPT == 0)); }
+case "$WISH" in
+  stop) ! first || until [[ -e "$SLURMDDP_RUN/stop" ]]; do sleep 0.1; done ;;
+  sleep) ! first || sleep 300 ;;
+  fail) exit 1 ;;
+  further) echo "$((SLURMDDP_ATTEMPT < 3 ? SLURMDDP_ATTEMPT : 3))" >"$SLURMDDP_PROGRESS_FILE"; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture(scope="module")
+def alice(cluster: Cluster, torch_image: str) -> Alice:
+    cluster.write("/home/alice/agent", AGENT, mode=0o755)
+    cluster.write("/home/alice/scripts/own.py", "")
+    return Alice(cluster, torch_image)
+
+
+@pytest.fixture(scope="module")
+def short(alice: Alice) -> Run:
+    """It sleeps into its time limit, of a minute, while other tests run."""
+    return pretend(alice, "sleep", minutes=1)
+
+
+@pytest.fixture(scope="module")
+def ranks(alice: Alice) -> Run:
+    """Four ranks on two nodes."""
+    return train(alice, "ranks", nodes=2)
+
+
+def pretend(alice: Alice, wish: str, *settings: str, minutes: int = 5) -> Run:
+    """A run of one node whose ranks are the stand-in's."""
+    small = ("resources.cpus_per_node=1", "resources.mem_per_node=200M", "recovery.preflight=false")
+    own = ("container.runtime=none", "container.python=/home/alice/agent", f"environment.WISH={wish}")
+    options = [word for setting in (*small, *own, *settings) for word in ("--set", setting)]
+    return alice.submit("scripts/own.py", "--site", "testcluster", "--time", f"{minutes}m", *options)
+
+
+def train(alice: Alice, name: str, **resources: object) -> Run:
+    """A run that would go on for hours, with a checkpoint every 10 steps."""
+    lasting = {"steps": 100000, "trace_samples": False}
+    return alice.submit(alice.job_file(name, resources=resources, train=lasting, checkpoint={"every_steps": 10}))
+
+
+def batch_host(run: Run) -> str:
+    return run.cluster.job(run.job_id)["BatchHost"]
+
+
+def events(run: Run, name: str) -> list[dict]:
+    return [row for row in run.lines("events.jsonl") if row["event"] == name]
+
+
+def resumed_after(run: Run, since: float, attempt: int) -> dict:
+    return run.wait_for_event("resumed", lambda row: row["time"] > since and row["attempt"] == attempt, timeout=150)
+
+
+def end(run: Run) -> None:
+    """scancel, and nothing of it is left."""
+    run.cluster.run("login", ["scancel", run.job_id])
+    run.wait("cancelled")
+    run.cluster.wait_for(lambda: not run.processes(), f"no process is left: {run.processes()}", 30)
+
+
+def test_requeued_from_the_batch_script_there_is_no_hold_10_of_10(alice: Alice) -> None:
+    runs = [pretend(alice, "stop") for _ in range(10)]
+    for run in runs:
+        run.wait_for_event("attempt_started")
+        # What Slurm sends by itself ahead of the time limit, to the batch script alone.
+        alice.cluster.run("login", ["scancel", "--batch", "--signal=USR2", run.job_id])
+    for run in runs:
+        run.wait("done")
+        requeued, (_, again) = run.wait_for_event("requeued"), events(run, "job_started")
+        assert (requeued["how"], requeued["reason"]) == ("requeue", "time limit")
+        assert events(run, "hold_released") and again["time"] - requeued["time"] < 60, "Slurm's hold is 121 s"
+
+
+class TestAlone:
+    """What job.sh does with the ranks of a script of one's own."""
+
+    def test_three_starts_without_progress_stop_it(self, alice: Alice, short: Run) -> None:
+        run = pretend(alice, "fail")
+        run.wait("failed")
+        assert [row["decision"] for row in events(run, "attempt_ended")] == ["next", "next", "failed"]
+        marker = json.loads((run.folder / "markers/attempt-002.json").read_text())
+        assert (marker["state"], marker["restart"]) == ("no progress", False)
+
+    def test_progress_goes_on(self, alice: Alice) -> None:
+        run = pretend(alice, "further")
+        run.wait("failed")
+        # Steps 0, 1, 2, 3, 3, 3: from the first 3 on, three starts got no further.
+        assert (run.folder / "failures").read_text() == "0 0\n1 1\n2 2\n3 3\n4 3\n5 3\n"
+        assert len(list((run.folder / "logs").glob("attempt-*/node*.log"))) == 6
+
+    def test_cancel_saves_and_is_final(self, alice: Alice) -> None:
+        run = pretend(alice, "stop")
+        run.wait_for_event("attempt_started")
+        alice.cluster.write(f"{run.answer['run_folder']}/stop", "cancelled by the user\n")
+        (ended,) = [run.wait_for_event("attempt_ended")]
+        assert (ended["decision"], ended["cause"]) == ("stopped", "cancelled by the user")
+        run.wait_for_event("job_ended")
+        assert not events(run, "requeued")
+
+    def test_scancel_is_final(self, alice: Alice) -> None:
+        run = pretend(alice, "sleep")
+        run.wait_for_event("attempt_started")
+        alice.cluster.run("login", ["scancel", run.job_id])
+        run.wait("cancelled")
+        assert run.wait_for_event("job_ended")["decision"] == "cancelled"
+        assert not events(run, "requeued")
+
+    def test_an_operators_requeue_is_no_cancelling(self, alice: Alice) -> None:
+        run = pretend(alice, "sleep")
+        run.wait_for_event("attempt_started")
+        alice.cluster.run("login", ["scontrol", "requeue", run.job_id], user="root")
+        run.wait("done")
+        first, again = events(run, "job_ended")
+        assert (first["decision"], again["decision"]) == ("requeue", "done")
+        assert len(events(run, "requeued")) == len(events(run, "hold_released")) == 1
+
+    @pytest.mark.parametrize("partition", ["low", "low-warned"])
+    def test_preempted_it_goes_on(self, alice: Alice, partition: str) -> None:
+        """At once, Slurm itself requeues; with a warning, there is time to save, and the script does it."""
+        run = pretend(alice, "stop", f"resources.partition={partition}")
+        run.wait_for_event("attempt_started")
+        here = f"--nodelist={batch_host(run)}"
+        alice.cluster.run("login", ["sbatch", "--partition=high", "--exclusive", here, "--wrap=sleep 1"])
+        requeued = run.wait_for_event("requeued")
+        ended = run.wait_for_event("job_ended")
+        if partition == "low":
+            assert ended["signal"] == "TERM"
+        else:
+            assert requeued["reason"] == "preemption" and not ended["signal"]
+        run.wait("done")
+        assert events(run, "hold_released")
+
+    def test_where_requeues_are_forbidden_a_chained_job_goes_on(self, alice: Alice) -> None:
+        profile = "name: chained\nbases: [testcluster]\nrequeue: chain\n"
+        alice.cluster.write("/home/alice/.config/slurmddp/sites/chained.yaml", profile)
+        run = pretend(alice, "stop", "site=chained")
+        run.wait_for_event("attempt_started")
+        alice.cluster.run("login", ["scancel", "--batch", "--signal=USR2", run.job_id])
+        requeued = run.wait_for_event("requeued")
+        assert requeued["how"] == "chain" and requeued["next_job"] != run.job_id
+        ended = run.wait_for_event("job_ended", lambda row: row["job_id"] == requeued["next_job"])
+        assert (ended["decision"], ended["attempt"]) == ("done", 1)
+
+    def test_a_run_longer_than_its_time_limit_goes_on_until_it_is_done(self, short: Run) -> None:
+        short.wait("done", timeout=150)
+        requeued = short.wait_for_event("requeued")
+        assert requeued["reason"] == "time limit"
+        assert short.wait_for_event("job_ended")["signal"] == "TERM"
+
+
+class TestRanks:
+    """One run of four ranks: any of them is killed, on any node; then an agent."""
+
+    def test_a_killed_rank_restarts_in_place(self, ranks: Run) -> None:
+        run, dice = ranks, random.Random(SEED)
+        run.wait_for_step(20)
+        for rank in (0, dice.randrange(1, 4), dice.randrange(4)):
+            time.sleep(dice.random())
+            ((node, process, _),) = run.processes(f"RANK={rank}")
+            now = time.time()
+            run.cluster.run(node, ["kill", "-KILL", str(process)])
+            resumed = resumed_after(run, now, attempt=0)
+            saved = run.wait_for_event("checkpoint_saved", lambda row, after=resumed["time"]: row["time"] > after)
+            assert saved["step"] > resumed["step"] > 0, f"seed {SEED}"
+        assert len((run.folder / "failures").read_text().splitlines()) == 3
+
+    def test_a_killed_agent_is_started_again_where_it_was(self, ranks: Run) -> None:
+        run = ranks
+        node = random.Random(SEED).choice(events(run, "attempt_started")[0]["nodes"].split())
+        agents = [one for one in run.processes() if one[0] == node and "-m torch.distributed.run" in one[2]]
+        now = time.time()
+        run.cluster.run(node, ["kill", "-KILL", *(str(process) for _, process, _ in agents)])
+        assert resumed_after(run, now, attempt=1)["step"] > 0
+        ended, started = run.wait_for_event("attempt_ended"), events(run, "attempt_started")
+        assert (ended["node"], ended["cause"]) == (node, "the torchrun agent: Killed")
+        assert started[0]["nodes"] == started[1]["nodes"]
+        end(run)
+
+
+class TestNodes:
+    """A run that can lose nodes: its agent, a node, and the batch host."""
+
+    def test_a_lost_node_is_replaced_by_the_spare(self, alice: Alice, fresh_cluster: Cluster) -> None:
+        run = train(alice, "spare", nodes={"min": 1, "max": 2, "spares": 1}, **ONE_RANK_A_NODE)
+        run.wait_for_step(20)
+        before = events(run, "attempt_started")[0]["nodes"].split()
+        (lost,) = [node for node in before if node != batch_host(run)]
+        now = time.time()
+        fresh_cluster.kill_host(lost)
+        try:
+            assert resumed_after(run, now, attempt=1)["step"] > 0
+            after = events(run, "attempt_started")[1]["nodes"].split()
+            assert len(after) == 2 and lost not in after
+            assert run.wait_for_event("node_excluded")["excluded"] == lost
+            assert run.wait_for_event("attempt_ended")["node"] == lost
+            assert not (run.folder / "failures").exists(), "the run is not at fault"
+            assert run.cluster.job(run.job_id)["Restarts"] == "0"
+        finally:
+            fresh_cluster.restart_host(lost)
+            end(run)
+            fresh_cluster.wait_nodes()
+
+    def test_with_the_batch_host_lost_the_others_bring_it_back(self, alice: Alice, fresh_cluster: Cluster) -> None:
+        run = train(alice, "host", nodes={"min": 2, "max": 3}, **ONE_RANK_A_NODE)
+        run.wait_for_step(20)
+        lost, now = batch_host(run), time.time()
+        fresh_cluster.kill_host(lost)
+        try:
+            requeued = run.wait_for_event("requeued", timeout=90)
+            assert lost in requeued["reason"] and requeued["node"] != lost
+            assert resumed_after(run, now, attempt=1)["step"] > 0
+            started = events(run, "attempt_started")[1]
+            assert lost not in started["nodes"].split() and events(run, "hold_released")
+        finally:
+            fresh_cluster.restart_host(lost)
+            end(run)
+            fresh_cluster.wait_nodes()

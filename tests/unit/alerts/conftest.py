@@ -1,0 +1,89 @@
+"""A run folder with the real alert.sh, as the batch host would run it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmddp.plan.model import Plan
+from slurmddp.render.scripts import alert_script
+from slurmddp.runs.layout import RunFolder
+from tests.helpers import Desk
+
+TARGETS = ("slack", "discord", "teams", "ntfy", "json")
+
+
+@dataclass
+class Alerts:
+    """One run at a site of the desk. `run`: its folder."""
+
+    desk: Desk
+    plan: Plan
+    run: RunFolder
+
+    @property
+    def secrets(self) -> Path:
+        return self.desk.config / "secrets" / self.run.id
+
+    def address(self, url: str, *names: str) -> None:
+        """What submission does with the addresses of these targets; without names, of all."""
+        self.secrets.mkdir(parents=True, exist_ok=True)
+        targets = self.plan.alerts.targets if self.plan.alerts else ()
+        for name in names or [target.name for target in targets]:
+            (self.secrets / name).write_text(url + "\n")
+
+    def log(self, text: bytes, node: str = "node1", attempt: int = 0) -> Path:
+        path = self.run.node_log(attempt, node)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+        return path
+
+    def start(self, kind: str, *words: str | bytes, budget: int = 5, **more: str) -> subprocess.Popen[bytes]:
+        """alert.sh with kind, state, cause and what happens next."""
+        script = self.run.path / "alert.sh"
+        environment = {**self.desk.environment, "SLURMDDP_ALERT_BUDGET": str(budget), **more}
+        return subprocess.Popen(
+            ["bash", str(script), kind, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def alert(self, kind: str, *words: str | bytes, budget: int = 5, **more: str) -> str:
+        """The same, to its end: what it said on stderr. It always ends well and prints nothing."""
+        child = self.start(kind, *words, budget=budget, **more)
+        out, err = child.communicate(timeout=60)
+        assert (child.returncode, out) == (0, b""), err
+        return err.decode("utf-8", "replace")
+
+    def waiting(self, place: str = "spool") -> list[Path]:
+        """What lies in the spool, or among the refused: one folder a message, none half sent."""
+        return sorted((self.run.path / "alerts" / place).glob("*"))
+
+    def body(self, target: str) -> bytes:
+        (found,) = [path for path in self.waiting() if path.name.endswith(f".{target}")]
+        return (found / "body").read_bytes()
+
+    def events(self) -> list[dict[str, Any]]:
+        text = self.run.events.read_text() if self.run.events.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def alerts_of(desk: Desk) -> Any:
+    """`alerts_of("{to: slack}, {to: json}", "alerts: {from: login}")`: targets, and lines of the site's profile."""
+
+    def make(targets: str = ", ".join(f"{{to: {to}}}" for to in TARGETS), site: str = "") -> Alerts:
+        desk.site(f"name: told\ntitle: a site that tells\nbases: [here]\n{site}\n")
+        desk.write("train.py", "print('hello')\n")
+        plan = desk.plan(f"name: gpt\nsite: told\ntrain: {{script: train.py}}\nalerts: [{targets}]\n")
+        run = RunFolder(desk.root / "gpt-20260101-120000-abcd")
+        run.path.mkdir()
+        script = alert_script(plan)
+        assert script is not None
+        (run.path / "alert.sh").write_text(script)
+        return Alerts(desk, plan, run)
+
+    return make

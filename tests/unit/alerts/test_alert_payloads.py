@@ -1,0 +1,163 @@
+"""What alert.sh makes of any log: valid JSON in each target's form and size, and never the address."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tests.helpers import ROOT, check_bash
+from tests.unit.alerts.conftest import TARGETS, Alerts
+
+HOOK = "https://hooks.example.com/services/T0AAAAAAA/B0BBBBBBB/abcdefghijklmnopqrstuvwx"
+TOPIC = "https://ntfy.example.com/gpt-alerts-x7"
+FLOW = "https://prod.example.com:443/workflows/0123456789abcdef0123456789abcdef/run?sp=%2Frun&sig=s1gnature-Of_the-Flow-0123"
+
+#: What of these addresses would let somebody else post.
+TOKENS = (b"abcdefghijklmnopqrstuvwx", b"gpt-alerts-x7", b"0123456789abcdef0123456789abcdef", b"s1gnature-Of_the-Flow")
+
+
+def secret_everywhere(alerts: Alerts) -> None:
+    alerts.address(HOOK, "slack", "discord", "json")
+    alerts.address(TOPIC, "ntfy")
+    alerts.address(FLOW, "teams")
+
+
+@pytest.fixture
+def silent(alerts_of: Any) -> Alerts:
+    """All kinds of target; the messages stay in the spool, where they can be looked at."""
+    alerts: Alerts = alerts_of(site="alerts: {from: login}")
+    secret_everywhere(alerts)
+    return alerts
+
+
+def texts(value: Any) -> list[str]:
+    """Every text in a JSON value."""
+    if isinstance(value, dict):
+        return [text for item in value.items() for part in item for text in texts(part)]
+    if isinstance(value, list):
+        return [text for item in value for text in texts(item)]
+    return [value] if isinstance(value, str) else []
+
+
+def test_bash_and_shellcheck_have_nothing_to_say(silent: Alerts, tmp_path: Path) -> None:
+    check_bash((silent.run.path / "alert.sh").read_text(), "alert.sh", tmp_path)
+
+
+def test_the_json_message_says_all_that_is_known(silent: Alerts) -> None:
+    silent.log(b"one\ntwo\n", "node1")
+    log = silent.log(b"Traceback\nRuntimeError: boom\n", "node2")
+    (silent.run.path / "progress").write_text("120 1000\n")
+    silent.alert("failed", "FAILED", "rank 3 on node2: RuntimeError: boom", "nothing", SLURMDDP_JOB_ID="17")
+    found = json.loads(silent.body("json"))
+    assert isinstance(found.pop("time"), int)
+    assert found == {
+        "schema": 1,
+        "key": f"{silent.run.id}.0.failed",
+        "kind": "failed",
+        "site": "told",
+        "job": "gpt",
+        "job_id": "17",
+        "run": silent.run.id,
+        "folder": str(silent.run.path),
+        "attempt": 0,
+        "state": "FAILED",
+        "step": 120,
+        "steps": 1000,
+        "cause": "rank 3 on node2: RuntimeError: boom",
+        "node": "node2",
+        "rank": 3,
+        "next": "nothing",
+        "command": f"slurmddp status {silent.run.id}; slurmddp logs {silent.run.id}",
+        "log": str(log),
+        "log_tail": "Traceback\nRuntimeError: boom",
+    }
+    assert [event["spooled"] for event in silent.events()] == [True] * len(TARGETS)
+    for path in [*silent.waiting(), *(file for folder in silent.waiting() for file in folder.iterdir())]:
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_every_key_is_documented(silent: Alerts) -> None:
+    silent.alert("failed")
+    page = (ROOT / "docs/alerts.md").read_text().split("## The JSON message")[1].split("\n## ")[0]
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert [key for row in rows for key in re.findall("`(.+?)`", row)] == list(json.loads(silent.body("json")))
+
+
+def test_what_is_not_known_is_null(silent: Alerts) -> None:
+    silent.alert("finished")
+    found = json.loads(silent.body("json"))
+    assert [found[name] for name in ("step", "steps", "cause", "node", "rank", "next", "log", "state", "job_id")] == [
+        None
+    ] * 9
+    assert found["log_tail"] == "" and found["attempt"] == 0
+
+
+def test_the_newest_log_and_attempt_are_taken_where_the_cause_names_no_node(silent: Alerts) -> None:
+    silent.log(b"old\n", attempt=0)
+    silent.log(b"new\n", attempt=12)
+    silent.alert("hang", "RUNNING", "no rank is behind the others")
+    found = json.loads(silent.body("json"))
+    assert (found["attempt"], found["log_tail"]) == (12, "new")
+
+
+def test_markup_and_mentions_are_only_text(silent: Alerts) -> None:
+    nasty = "<!channel> <@U123> @everyone &amp; *b* `c` ```d``` [x](https://evil.example.com)"
+    silent.log(nasty.encode() + b"\n")
+    silent.alert("failed", "FAILED", nasty, nasty)
+    slack = json.loads(silent.body("slack"))["text"]
+    assert "<" not in slack and ">" not in slack and "&lt;!channel&gt;" in slack and "&amp;amp;" in slack
+    discord = json.loads(silent.body("discord"))
+    assert discord["allowed_mentions"] == {"parse": []} and discord["flags"] == 4
+    for text in (slack, discord["content"]):
+        # All that is not ours stands between backticks, and ends there.
+        assert text.count("```") == 2 and all(line.count("`") in (0, 2, 3) for line in text.splitlines())
+    card = json.loads(silent.body("teams"))["attachments"][0]["content"]
+    assert {item["type"] for item in card["body"]} == {"RichTextBlock"}, "the one element that knows no markdown"
+    assert "msteams" in card and "entities" not in card["msteams"]
+    assert nasty in silent.body("ntfy").decode()
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        b"\x1b[31mred\x1b[0m", b"\x1b]8;;https://x\x1b\\link\x1b]8;;\x07", b"\x1b", b"\x9b31m", b"\0", b'"', b"\\",
+        b"\\u0000", b"\r", b"\n", b"\t", b"\x7f", b"\x85", b"\xc2\x85", b"\xe2\x80\xa8", b"\xff\xfe", b"\xed\xa0\x80",
+        b"\xf4\x90\x80\x80", b"\xc0\x80", b"\xe2\x82", b"\xf0\x9f\x98\x80", "ä日本".encode(), b"`", b"```", b"<!here>",
+        b"&lt;", b"%s%n", b"$(id)", b"`id`", HOOK.encode(), TOPIC.encode(), FLOW.encode(), TOKENS[0], b"x" * 5000,
+        HOOK[:-4].encode() + b"\n" + HOOK[-4:].encode(), HOOK.replace("abcdefgh", "abcd\x1b[0mefgh").encode(),
+        b"x" * 290 + HOOK.encode(), ("é" * 700).encode(), b"\n" * 40,
+    ]
+)  # fmt: skip
+BYTES = st.lists(st.one_of(FRAGMENTS, st.binary(max_size=40)), max_size=40).map(b"".join)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(log=BYTES, cause=BYTES)
+@example(log=b"\xed\xa0\x80 \xf4\x90\x80\x80 \xf8\x88\x80\x80\x80 \xef\xbf\xbf\n" * 20, cause=b"\xff")
+@example(log=("日" * 70000).encode(), cause=("😀" * 3000).encode())
+@example(log=b"x" * 70000 + HOOK.encode(), cause=HOOK.encode() * 50)
+@example(log=HOOK.encode() * 1500, cause=b"rank 1 on node1: " + b"\\" * 2000)
+@example(log=b'\\"' * 20000, cause=b'"' * 2000)
+def test_any_bytes_make_valid_messages_without_the_address(silent: Alerts, log: bytes, cause: bytes) -> None:
+    shutil.rmtree(silent.run.path / "alerts", ignore_errors=True)
+    silent.log(log)
+    silent.alert("failed", b"FAILED", cause.replace(b"\0", b"")[:100000], b"next \xff")
+    for target in TARGETS:
+        body = silent.body(target)
+        assert not any(token in body for token in TOKENS), (target, body)
+        text = body.decode("utf-8")  # strict
+        shown = [text] if target == "ntfy" else texts(json.loads(text))
+        assert not any((ord(char) < 32 and char not in "\n\t") or char == "\x7f" for part in shown for char in part)
+        assert "[31m" not in text or b"[31m" in log.replace(b"\x1b[31m", b"") + cause.replace(b"\x1b[31m", b"")
+    assert len(json.loads(silent.body("discord"))["content"]) <= 2000
+    assert len(silent.body("ntfy")) <= 4096
+    assert len(silent.body("teams")) < 21_000 and len(silent.body("slack")) < 30_000
+    # Lines that are there are shown: nothing is left out for fear of bytes.
+    if not log.strip(b"\n") and b"\r" not in log:
+        assert json.loads(silent.body("json"))["log_tail"] == ""

@@ -1,0 +1,133 @@
+"""From the job's alerts and the site's profile to the plan: names, filters, mail, the dead-man job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmddp.errors import UserError
+from slurmddp.render.scripts import alert_script, deadman_script
+from slurmddp.spec.alerts import KINDS
+from tests.helpers import Desk, check_bash, refusal
+
+JOB = "name: gpt\nsite: %s\ntrain: {script: train.py}\nresources: {time: 1h}\nalerts: [%s]\n"
+
+
+@pytest.fixture(autouse=True)
+def script(desk: Desk) -> None:
+    desk.write("train.py")
+
+
+def site(desk: Desk, more: str) -> None:
+    desk.site(f"name: told\ntitle: t\nbases: [cores]\n{more}\n")
+
+
+def test_nobody_is_told_by_default(desk: Desk) -> None:
+    plan = desk.plan(JOB % ("cores", ""))
+    assert (plan.alerts, plan.deadman) == (None, None)
+    assert alert_script(plan) is None and deadman_script(plan) is None
+
+
+def test_a_target_says_little(desk: Desk) -> None:
+    plan = desk.plan(JOB % ("cores", "{to: slack}, {to: slack, name: team, on: [failed], url_file: hook}"))
+    assert plan.alerts is not None
+    first, second = plan.alerts.targets
+    assert first.name == "slack" and first.on == KINDS[1:] and first.url_file is None
+    assert second.name == "team" and second.on == ("failed",) and second.url_file == str(desk.project / "hook")
+    assert plan.alerts.leave == "node"
+
+
+def test_a_later_layer_adds_targets(desk: Desk) -> None:
+    (desk.config / "config.yaml").write_text("alerts: [{to: ntfy}]\n")
+    plan = desk.plan(JOB % ("cores", "{to: slack}"))
+    assert plan.alerts is not None and [target.to for target in plan.alerts.targets] == ["ntfy", "slack"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("{to: pager}", "alerts.0.to"),
+        ("{to: slack, on: [crashed]}", "on"),
+        ("{to: slack, url: https://hooks.example.com/SECRET}", "url"),
+        ("{to: slack, url_env: A, url_file: b}", "one of them"),
+        ("{to: slack, address: a@b}", "only mail takes"),
+        ("{to: mail, url_env: A}", "sent by Slurm"),
+        ("{to: slack}, {to: slack}", "two targets called slack"),
+        ("{to: mail, address: a@b}, {to: mail, address: c@d}", "one list of addresses"),
+        ("{to: slack, name: ../x}", "letters, digits"),
+        ("{to: mail, address: 'a b'}", "does not carry"),
+    ],
+)
+def test_a_mistake_is_told(desk: Desk, entry: str, words: str) -> None:
+    with pytest.raises(UserError) as error:
+        desk.plan(JOB % ("cores", entry))
+    assert words in refusal(error.value) and "job.yaml" in refusal(error.value)
+
+
+def test_mail_is_slurms_business(desk: Desk) -> None:
+    plan = desk.plan(JOB % ("cores", "{to: mail, address: 'a@b.org,c', on: [started, hang, failed, finished]}"))
+    assert [line for line in plan.sbatch if "mail" in line] == ["--mail-type=BEGIN,FAIL,END", "--mail-user=a@b.org,c"]
+    assert plan.alerts is None, "no script of ours sends mail"
+    assert not [line for line in desk.plan(JOB % ("cores", "{to: mail, on: [hang]}")).sbatch if "mail" in line]
+    site(desk, "unsupported_flags: [--mail-type]")
+    with pytest.raises(UserError, match="rejects jobs with --mail-type"):
+        desk.plan(JOB % ("told", "{to: mail}"))
+
+
+@pytest.mark.parametrize(
+    ("more", "leave"),
+    [
+        ("", "node"),
+        ("internet_on_nodes: true", "node"),
+        ("internet_on_nodes: false", "login"),
+        ("internet_on_nodes: false\nalerts: {from: node}", "node"),
+        ("alerts: {from: proxy, proxy: 'http://proxy:3128'}", "proxy"),
+        ("alerts: {from: login}", "login"),
+    ],
+)
+def test_where_messages_leave_from(desk: Desk, more: str, leave: str) -> None:
+    site(desk, more)
+    plan = desk.plan(JOB % ("told", "{to: slack}"))
+    assert plan.alerts is not None and plan.alerts.leave == leave
+    assert any("watch-alerts" in note.text for note in plan.notes) == (leave == "login")
+
+
+@pytest.mark.parametrize(
+    "more", ["{from: proxy}", "{proxy: 'http://p:1'}", "{from: proxy, proxy: 'http://me:pw@p:1'}", "{from: moon}"]
+)
+def test_a_profile_that_cannot_be_meant(desk: Desk, more: str) -> None:
+    site(desk, f"alerts: {more}")
+    with pytest.raises(UserError):
+        desk.plan(JOB % ("told", "{to: slack}"))
+
+
+def test_the_dead_man_job_asks_for_what_the_profile_says(desk: Desk, tmp_path: Path) -> None:
+    site(desk, "deadman: {partition: debug, time: 10m, account: ops, sbatch: [--qos=small, --mem=100M]}")
+    plan = desk.plan(JOB % ("told", "{to: slack}"))
+    assert plan.deadman is not None
+    assert plan.deadman.sbatch == (
+        "--job-name=gpt-deadman", "--partition=debug", "--time=00:10:00", "--account=ops",
+        "--nodes=1", "--ntasks=1", "--qos=small", "--mem=100M",
+    )  # fmt: skip
+    script = deadman_script(plan)
+    assert script is not None and "#SBATCH --qos=small\n" in script
+    check_bash(script, "deadman.sh", tmp_path)
+
+
+@pytest.mark.parametrize("targets", ["", "{to: mail}", "{to: slack, on: [finished]}"])
+def test_no_dead_man_job_where_nobody_would_hear_of_it(desk: Desk, targets: str) -> None:
+    site(desk, "deadman: {partition: debug}")
+    assert desk.plan(JOB % ("told", targets)).deadman is None
+    assert desk.plan(JOB % ("told", "{to: slack}"), inside=True).deadman is None
+
+
+def test_the_resolved_job_names_no_address_and_reads_back(desk: Desk) -> None:
+    from slurmddp.render.documents import job_yaml
+
+    text = JOB % ("cores", "{to: slack, url_env: HOOK, on: [failed]}, {to: ntfy, name: phone, url_file: ~/phone}")
+    resolved = desk.resolve(text, HOOK="https://hooks.example.com/SECRET")
+    plan = desk.plan(text, HOOK="https://hooks.example.com/SECRET")
+    again = job_yaml(resolved, plan)
+    assert "SECRET" not in again
+    assert desk.plan(again.split("\n", 1)[1]).alerts == plan.alerts

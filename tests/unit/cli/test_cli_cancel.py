@@ -1,0 +1,337 @@
+"""`slurmddp cancel`, the hold after a requeue, and jobs that are chained."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from slurmddp.runs import submission
+from slurmddp.runs.events import append_event, append_line, read_lines
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.submission import Submission
+from slurmddp.slurm.local import job_id_of
+from tests.helpers import Desk, Result
+
+Cli = Callable[..., Result]
+
+#: Slurm's commands as far as these tests ask them: a job's line is in HOME/jobs/ID; what they were called with is kept.
+SCONTROL = """#!/bin/bash
+printf '%s\\n' "scontrol $*" >> "$HOME/calls"
+case "$*" in
+  *"show job"*) cat "$HOME/jobs/${!#}" 2>/dev/null || { echo "Invalid job id specified" >&2; exit 1; } ;;
+  *update*) [[ ! -e $HOME/refuse ]] || { echo "Access/permission denied" >&2; exit 1; } ;;
+esac
+"""
+SCANCEL = """#!/bin/bash
+printf '%s\\n' "scancel $*" >> "$HOME/calls"
+[[ -e "$HOME/jobs/${!#}" ]] || echo "scancel: error: Kill job error on job id ${!#}: Invalid job id specified" >&2
+"""
+
+
+class Place:
+    """A submitted run, and what the scheduler is to say of its jobs."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.home = desk.home
+        self.run = RunFolder(desk.project / "runs" / "gpt-1")
+        for folder in (self.run.logs, self.run.markers, self.home / "jobs", self.home / ".local/state/slurmddp"):
+            folder.mkdir(parents=True)
+        self.run.manifest.write_text(
+            json.dumps({"run": "gpt-1", "name": "gpt", "created": "2026-01-01T00:00:00+00:00"})
+        )
+        self.sent("7", "slurm")
+        desk.program("scontrol", SCONTROL)
+        desk.program("scancel", SCANCEL)
+
+    def sent(self, job_id: str, scheduler: str) -> None:
+        submission.write(self.run, Submission.now(job_id, scheduler, ("sbatch",)))
+
+    def job(self, job_id: str, state: str, reason: str = "None", **fields: Any) -> None:
+        words = " ".join(f"{name}={value}" for name, value in fields.items())
+        text = f"JobId={job_id} JobName=gpt UserId=alice(1001) JobState={state} Reason={reason} {words}\n"
+        (self.home / "jobs" / job_id).write_text(text)
+
+    def event(self, name: str, **fields: Any) -> None:
+        append_event(self.run.events, name, **fields)
+
+    def started(self, job_id: str = "7", attempt: int = 0) -> None:
+        self.event("job_started", attempt=attempt, job_id=job_id, node="n1")
+
+    @property
+    def calls(self) -> list[str]:
+        """What changed something."""
+        path = self.home / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in lines if "show job" not in line]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in read_lines(self.run.events).records if event["event"] == name]
+
+
+@pytest.fixture
+def place(desk: Desk) -> Place:
+    return Place(desk)
+
+
+# --- cancel
+
+
+def test_a_job_that_runs_is_asked_to_save(place: Place, cli: Cli) -> None:
+    place.job("7", "RUNNING", NodeList="n1")
+    place.started()
+    done = cli("cancel", str(place.run.path))
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[0] == "asked job 7 to save and end: nothing starts run gpt-1 again"
+    assert "slurmddp cancel gpt-1 --now" in done.out
+    assert place.run.stop.read_text() == "cancelled by the user\n"
+    assert place.calls == []
+    (told,) = place.events("cancel_requested")
+    assert (told["job_id"], told["now"]) == ("7", False)
+    assert "stopping (on n1)" in cli("status", str(place.run.path)).out
+
+
+def test_an_older_wish_to_stop_becomes_final(place: Place, cli: Cli) -> None:
+    place.job("7", "RUNNING")
+    place.started()
+    place.run.stop.write_text("time limit\n")
+    cli("cancel", str(place.run.path))
+    assert place.run.stop.read_text() == "cancelled by the user\n"
+    assert [path.name for path in place.run.path.iterdir() if path.name.startswith("stop")] == ["stop"]
+
+
+@pytest.mark.parametrize(
+    ("state", "began", "options"),
+    [
+        ("PENDING", False, ()),
+        ("PENDING", True, ()),
+        ("CONFIGURING", False, ()),
+        ("RUNNING", False, ()),
+        ("RUNNING", True, ("--now",)),
+    ],
+)
+def test_what_cannot_save_ends_at_once(
+    place: Place, cli: Cli, state: str, began: bool, options: tuple[str, ...]
+) -> None:
+    place.job("7", state)
+    if began:
+        place.started()
+    done = cli("cancel", str(place.run.path), *options)
+    assert done.out == "cancelled job 7: nothing starts run gpt-1 again\n"
+    assert place.calls == ["scancel --verbose 7"]
+    assert not place.run.stop.exists()
+    assert place.events("cancel_requested")
+
+
+def test_a_job_that_has_ended(place: Place, cli: Cli) -> None:
+    place.started()
+    assert cli("cancel", str(place.run.path)).out == "job 7 had ended already\n"
+    assert cli("cancel", str(place.run.path), "--now").out == "job 7 had ended already\n"
+    place.job("7", "COMPLETING")
+    assert "cancelled job 7" in cli("cancel", str(place.run.path)).out
+
+
+def test_of_a_chain_all_jobs(place: Place, cli: Cli) -> None:
+    place.job("7", "RUNNING")
+    place.job("8", "PENDING", "Dependency")
+    place.started()
+    place.event("requeued", attempt=0, how="chain", next_job="8", reason="time limit")
+    done = cli("cancel", "8")  # the number that squeue shows
+    assert done.code == 2 and "no run '8'" in done.err, "it is not in the index of this home"
+    done = cli("cancel", str(place.run.path))
+    assert done.out.splitlines()[:2] == [
+        "cancelled job 8",
+        "asked job 7 to save and end: nothing starts run gpt-1 again",
+    ]
+    assert place.calls == ["scancel --verbose 8"]
+    assert place.run.stop.exists()
+
+
+def test_a_chained_job_names_its_run(place: Place, cli: Cli) -> None:
+    entry = {"id": "gpt-1", "path": str(place.run.path), "created": "2026-01-01T00:00:00+00:00", "name": "gpt"}
+    append_line(place.home / ".local/state/slurmddp/runs.jsonl", {**entry, "job_id": "7"})
+    place.job("8", "PENDING", "Dependency")
+    place.started()
+    place.event("requeued", attempt=0, how="chain", next_job="8", reason="time limit")
+    told = cli("status", "8")
+    assert told.code == 3, told.err
+    assert "requeued (Dependency, after time limit)" in told.out
+    assert "job      8" in told.out
+
+
+def test_a_step_of_an_allocation(place: Place, cli: Cli) -> None:
+    place.sent("7", "allocation")
+    place.job("7", "RUNNING")
+    place.started()
+    refused = cli("cancel", str(place.run.path), "--now")
+    assert refused.code == 2 and "a step of job 7, which is not its own" in refused.err
+    assert not place.events("cancel_requested")
+    assert (
+        "asked run gpt-1 to save and end; job 7, which is not its own, goes on"
+        in cli("cancel", str(place.run.path)).out
+    )
+    assert place.run.stop.exists()
+    place.event("job_ended", attempt=0, exit_code=0)
+    assert cli("cancel", str(place.run.path)).out == "run gpt-1 had ended already\n"
+    assert place.calls == []
+
+
+def test_what_was_never_submitted(place: Place, cli: Cli) -> None:
+    place.run.submission.unlink()
+    refused = cli("cancel", str(place.run.path))
+    assert refused.code == 2 and "has no job" in refused.err
+
+
+@pytest.fixture
+def process(place: Place) -> Iterator[subprocess.Popen[bytes]]:
+    """A job of this machine that ends itself, with a marker, when it finds the stop file."""
+    marker = json.dumps({"state": "stopped", "step": 5, "steps": 9, "reason": "cancelled by the user"})
+    script = f"""
+      until [[ -e {place.run.stop} ]]; do sleep 0.05; done
+      printf '%s' '{marker}' > {place.run.marker(0)}
+    """
+    child = subprocess.Popen(["bash", "-c", script], start_new_session=True)
+    place.sent(str(job_id_of(child.pid)), "local")
+    place.started(f"local-{child.pid}")
+    yield child
+    child.kill()
+    child.wait()
+
+
+def test_a_run_of_this_machine_is_waited_for(place: Place, cli: Cli, process: subprocess.Popen[bytes]) -> None:
+    done = cli("cancel", str(place.run.path), "--wait")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[0].startswith(f"asked job local-{process.pid}-")
+    assert done.out.splitlines()[-1] == "cancelled (by the user, saved, step 5 of 9)"
+    assert process.wait() == 0
+
+
+def test_a_run_of_this_machine_ends_at_once(place: Place, cli: Cli, process: subprocess.Popen[bytes]) -> None:
+    assert "cancelled job local-" in cli("cancel", str(place.run.path), "--now").out
+    assert process.wait() == -15
+    assert not place.run.stop.exists()
+
+
+# --- the hold after a requeue
+
+
+def held(place: Place, seconds: float = 100, **more: Any) -> None:
+    start = datetime.now() + timedelta(seconds=seconds)
+    place.job("7", "PENDING", "BeginTime", **{"Restarts": 1, "StartTime": start.strftime("%Y-%m-%dT%H:%M:%S"), **more})
+    place.started()
+
+
+def test_the_next_look_ends_the_hold(place: Place, cli: Cli) -> None:
+    held(place)
+    told = cli("status", str(place.run.path))
+    assert told.code == 3, told.err
+    assert "note: Slurm held the requeued job 7 back for two minutes: ended" in told.out
+    assert place.calls == ["scontrol update JobId=7 StartTime=now"]
+    assert [event["job_id"] for event in place.events("hold_released")] == ["7"]
+
+
+def test_a_hold_that_stands_is_told(place: Place, cli: Cli) -> None:
+    held(place)
+    (place.home / "refuse").touch()
+    told = cli("status", str(place.run.path))
+    assert told.code == 3
+    assert "Slurm holds the requeued job back until 20" in told.out
+    assert "Access/permission denied" in told.out
+    assert not place.events("hold_released")
+
+
+def test_without_a_count_of_restarts_the_event_tells(place: Place, cli: Cli) -> None:
+    held(place, Restarts="N/A")
+    cli("status", str(place.run.path))
+    assert place.calls == []
+    place.event("requeued", attempt=0, how="requeue", reason="time limit")
+    cli("status", str(place.run.path))
+    assert place.calls == ["scontrol update JobId=7 StartTime=now"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda place: held(place, seconds=4000),  # somebody chose this time
+        lambda place: held(place, seconds=118),  # what job.sh left behind comes first
+        lambda place: held(place, seconds=-5),  # ended already: the reason stays for a while
+        lambda place: held(place, Restarts=0),  # --begin
+        lambda place: held(place, StartTime="Unknown"),
+        lambda place: place.job("7", "PENDING", "Priority", Restarts=1),
+        lambda place: place.job("7", "RUNNING", "None", Restarts=1),
+    ],
+)
+def test_no_hold_of_a_requeue(place: Place, cli: Cli, change: Callable[[Place], None]) -> None:
+    change(place)
+    assert cli("status", str(place.run.path)).code == 3
+    assert place.calls == []
+
+
+def test_the_job_of_another_user_is_left_alone(place: Place, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    held(place)
+    mine = place.run.path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+    assert cli("status", str(place.run.path)).code == 3
+    assert place.calls == []
+
+
+# --- what status says besides
+
+
+def test_status_of_a_run_that_recovered(place: Place, cli: Cli) -> None:
+    place.job("7", "RUNNING", NodeList="n[1,3]")
+    now = time.time()
+    place.run.job_json.write_text("{}")
+    for attempt, begin in ((0, now - 100), (1, now - 50)):
+        rank = {"attempt": attempt, "rank": 0, "node": "n1"}
+        if attempt == 0:
+            place.event("job_started", attempt=0, job_id="7", node="n1", time=begin)
+        place.event("attempt_started", attempt=attempt, nodes="n[1,3]", time=begin)
+        place.event("rank_started", **rank, seconds=0, time=begin + 1)
+        place.event("ready", **rank, step=0, time=begin + 2)
+        place.event("first_step", **rank, step=1, time=begin + 10)
+        if attempt == 0:
+            place.event(
+                "attempt_ended", attempt=0, exit_code=1, cause="n2 was lost", decision="next attempt", time=begin + 40
+            )
+            place.event("node_excluded", attempt=0, excluded="n2", reason="lost", time=begin + 40)
+    (place.run.alert_spool).mkdir(parents=True)
+    (place.run.alert_spool / "1.json").write_text("{}")
+    (place.run.alert_spool / ".part").write_text("{}")
+    lines = cli("status", str(place.run.path)).out.splitlines()
+    assert "state    running (on n[1,3])" in lines
+    assert "recovered once, a gap of 0:00:50" in lines
+    assert "without  n2: lost" in lines
+    assert f"alerts   1 undelivered, in {place.run.alert_spool}" in lines
+    told = json.loads(cli("status", str(place.run.path), "--json").out)
+    assert (told["recovered"], told["excluded"], told["alerts_undelivered"]) == (1, {"n2": "lost"}, 1)
+    assert json.loads(cli("goodput", str(place.run.path), "--json").out)["recoveries"][0]["seconds"] == pytest.approx(
+        50
+    )
+
+
+def test_explain_the_lead_of_a_run_that_goes_on(place: Place, desk: Desk, cli: Cli) -> None:
+    desk.write("job.yaml", "site: cores\nresources: {time: 1h}\ntrain: {task: lm, data: {path: books}}\n")
+    done = cli("plan", "job.yaml", "--explain", "timeouts.stop")
+    assert done.out.splitlines() == [
+        "timeouts.stop = null",
+        "  built-in",
+        "  planned: 120 s (no save of an earlier run is known: --resume RUN takes its longest)",
+    ]
+    (place.run.checkpoints / "step-00000005").mkdir(parents=True)
+    (place.run.checkpoints / "step-00000005" / "COMPLETE").touch()
+    place.run.job_json.write_text("{}")
+    for seconds in (12.0, 150.5, None):
+        place.event("checkpoint_saved", step=5, seconds=seconds)
+    done = cli("plan", "job.yaml", "--resume", str(place.run.path), "--explain", "timeouts.stop")
+    assert "planned: 331 s (the longest save of the runs continued took 150 s" in done.out
+    done = cli("submit", "job.yaml", "--resume", str(place.run.path), "--dry-run")
+    assert "#SBATCH --signal=B:USR2@331" in done.out, done.err
+    done = cli("plan", "job.yaml", "--set", "timeouts.stop=90s", "--explain", "timeouts.stop")
+    assert done.out.splitlines()[-1] == "  planned: 90 s, as set"
