@@ -44,6 +44,12 @@ def _uneven(resolved: Resolved, partition: Partition, gpus: int, allocation: tup
     """Nodes that may differ: of what the job does not say, each gives all it has, or what Slurm gives by default."""
     wanted, nodes = resolved.job.resources, resolved.job.resources.node_range.max
     _cpus(resolved, partition, 1.0, allocation)  # for its refusals
+    if gpus and (wanted.node_range.min < nodes or wanted.node_range.spares):
+        raise UserError(
+            "ranks_per_node: auto takes the GPUs of the whole allocation: no attempt could begin on fewer nodes",
+            where=resolved.place("resources", "nodes"),
+            todo="a plain number of nodes, or the number of ranks a node",
+        )
     if gpus and allocation is not None and nodes < allocation[0]:
         raise UserError(
             f"ranks_per_node: auto takes all GPUs of the allocation that we are in, which has {allocation[0]} nodes",

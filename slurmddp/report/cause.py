@@ -57,26 +57,22 @@ def _of_script(folder: RunFolder, attempt: int | None) -> str | None:
     """The cause in the newest attempt_ended, else what the check of the nodes before the start found."""
     told: Mapping[str, Any] = {}
     bad: dict[str, str] = {}
-    host: Any = None  # of the script, which stands where no node is known
     for event in read_lines(folder.events).records:
         if event.get("attempt") != attempt:
             continue
         if event.get("event") == "attempt_ended":
             told = event
-        elif event.get("event") == "attempt_started":
-            host = event.get("node")
         elif event.get("event") == "node_excluded":
             bad[str(event.get("excluded"))] = str(event.get("reason") or "")
     cause = _first_line(str(told.get("cause") or "").strip())
     if told and cause and not cause.startswith("unknown"):
-        rank, node = told.get("rank"), told.get("node")
-        return _named(cause, rank, None if rank is None and node == host else node)
+        return _named(cause, told.get("rank"), told.get("node"))
     return None if told or attempt is None else _of_preflight(folder.attempt_logs(attempt) / "preflight", bad)
 
 
 def _named(cause: str, rank: Any, node: Any) -> str:
-    """`rank 3 on node2: ...`; the node of the event is the cause's, a dash where nobody knows it."""
-    where = "" if node in (None, "", "-") else str(node)
+    """`rank 3 on node2: ...`; the node of the event is the cause's, empty where nobody knows it."""
+    where = str(node or "")
     if cause.startswith("rank "):
         return cause
     if isinstance(rank, int):

@@ -339,7 +339,7 @@ def check_alerts(receiver: Receiver, run: Run, injected: Injected, scenario: Sce
 #: Events that are no sign of trouble.
 _USUAL = frozenset(
     {"checkpoint_saved", "evaluated", "alert", "timing", "ready", "first_step", "started", "rank_started", "resumed"}
-    | {"straggler_begins", "straggler_ends", "links_probed", "finished", "weights_given"}
+    | {"straggler_begins", "straggler_ends", "links_probed", "finished", "weights_given", "cleaned", "preflight"}
 )
 
 
@@ -370,7 +370,8 @@ def cost(run: Run, injected: Injected) -> Cost:
     began = first["rank_started"]["time"] - first["rank_started"]["seconds"]
     fresh = first["first_step"]["time"] - began
     after = [row for row in rows if row["time"] > injected.time]
-    detection = next((row["time"] - injected.time for row in after if row["event"] not in _USUAL), None)
+    signs = [row for row in after if row["event"] not in _USUAL and row.get("decision") != "done"]
+    detection = signs[0]["time"] - injected.time if signs else None
     slurm = next((row["time"] - injected.time for row in after if row["event"] == "node_excluded"), None)
     again = {row["event"]: row for row in reversed(after)}
     if "ready" not in again or "started" not in again:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from .cluster import Cluster
-from .proof import Bench
-from .runs import Run
+from .runs import Alice, Run
 
 pytestmark = pytest.mark.cluster
 
@@ -54,22 +53,22 @@ def kind(command: str) -> str:
 
 @pytest.fixture(scope="module")
 def run(cluster: Cluster, torch_image: str) -> Run:
-    bench = Bench.on(cluster, torch_image)
-    try:
-        run = bench.submit("chain", {"train": {"steps": 100000, "trace_samples": False}, "alerts": []})
-        run.wait_for_step(2)
-    finally:
-        bench.close()
+    alice = Alice(cluster, torch_image)
+    # As many nodes as there may be lost: with the guard.
+    elastic = {"nodes": {"min": 1, "max": 2}}
+    run = alice.submit(alice.job_file("chain", resources=elastic, train={"steps": 100000, "trace_samples": False}))
+    run.wait_for_step(2)
     return run
 
 
 def test_between_slurm_and_the_ranks_is_torchrun_alone(cluster: Cluster, run: Run) -> None:
     ranks = 0
-    for node in ("node1", "node2"):
+    for node in cluster.nodes:
         found = processes(cluster, node)
         ours = {pid for name, pid, _ in run.processes() if name == node}
         for process in found.values():
-            if process.pid in ours and "-m slurmddp.runtime.train " in process.command:
+            is_rank = "-m slurmddp.runtime.train " in process.command and kind(process.command) != "torchrun"
+            if process.pid in ours and is_rank:
                 ranks += 1
                 assert [kind(each) for each in chain(found, process.pid)] == ["torchrun", "apptainer", "slurmstepd"]
     assert ranks == 4
@@ -77,7 +76,7 @@ def test_between_slurm_and_the_ranks_is_torchrun_alone(cluster: Cluster, run: Ru
 
 def test_the_shells_that_are_left_are_job_sh_and_the_guard(cluster: Cluster, run: Run) -> None:
     """job.sh with what it started on the batch host, and the guard's own step, where the run has one."""
-    for node in ("node1", "node2"):
+    for node in cluster.nodes:
         found = processes(cluster, node)
         shells = [each for each in found.values() if each.command.split()[0].rsplit("/", 1)[-1] in ("bash", "sh")]
         ours = {pid for name, pid, _ in run.processes() if name == node}

@@ -139,7 +139,7 @@ class TestAlone:
     @pytest.mark.parametrize("partition", ["low", "low-warned"])
     def test_preempted_it_goes_on(self, alice: Alice, partition: str) -> None:
         """At once, Slurm itself requeues; with a warning, there is time to save, and the script does it."""
-        run = pretend(alice, "stop", f"resources.partition={partition}")
+        run = pretend(alice, "stop", f"resources.partition={partition}", "resources.cpus_per_node=4")
         run.wait_for_event("attempt_started")
         here = f"--nodelist={batch_host(run)}"
         alice.cluster.run("login", ["sbatch", "--partition=high", "--exclusive", here, "--wrap=sleep 1"])

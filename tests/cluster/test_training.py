@@ -121,18 +121,14 @@ class TestCheckpoints:
         assert found["seconds"]["lost"] == found["seconds"]["restart"] == found["seconds"]["run"] == 0, found
 
 
-def test_a_stopped_rank_is_named_and_the_ranks_start_again(alice: Alice) -> None:
-    """At first it goes on after the verdict, as on a node that was frozen for a while; then it does not.
-
-    torchrun counts restarts on each node: that of rank 0, which ends both times, has none left.
-    """
+def test_a_frozen_rank_is_named_and_the_ranks_start_again(alice: Alice) -> None:
+    """It goes on after the verdict, as on a node that was frozen for a while. (One that does not: test_faults.py.)"""
     run = alice.submit(
         alice.job_file(
             "hung",
             resources=ONE_RANK_A_NODE,
             train={"steps": 100000, "trace_samples": False},
             timeouts={"hang": "3s", "collective": "20s"},
-            launch={"max_restarts": 1},
         )
     )
     run.wait_for_step(20)
@@ -146,17 +142,12 @@ def test_a_stopped_rank_is_named_and_the_ranks_start_again(alice: Alice) -> None
     assert resumed["attempt"] == 0 and resumed["step"] >= 10
     saved = run.wait_for_event("checkpoint_saved", lambda row: row["time"] > resumed["time"])
     assert saved["step"] > resumed["step"]
-
-    ((node, process, _),) = run.processes("RANK=1")
-    alice.cluster.run(node, ["kill", "-STOP", str(process)])
-    hang = run.wait_for_event("hang", lambda row: row["time"] > resumed["time"])
-    assert (hang["kind"], hang["ranks"], hang["nodes"]) == ("silent", [1], [node])
-    status = run.wait("failed")
-    assert status["cause"].startswith(f"rank 1 on {node}: hang: "), status
+    alice.command("cancel", run.id, "--wait")
+    assert run.status()[1]["state"] == "cancelled"
     alice.cluster.wait_for(lambda: not run.processes(), f"no process is left: {run.processes()}", 20)
 
     found = time_of(alice, run)
-    assert (found["attempts"], found["launches"], found["failures"]) == (1, 2, 2)
+    assert (found["attempts"], found["launches"]) == (1, 2)
     assert found["seconds"]["restart"] > 0 and found["seconds"]["lost"] > 0, found
 
 

@@ -100,10 +100,14 @@ trap 'terminated INT' INT
 # Wait for the child, and look around meanwhile. Returns the child's exit code. bash runs a trap between two commands
 # only, so nothing here takes long.
 wait_for_child() {
+  local nap
   while kill -0 "$child" 2>/dev/null; do
     look_around
     sleep 2 >/dev/null 2>&1 &
-    wait -n "$child" "$!"
+    nap=$!
+    wait -n "$child" "$nap"
+    kill "$nap" 2>/dev/null
+    wait "$nap" 2>/dev/null # without a word about its end
   done
   wait "$child"
 }
@@ -349,7 +353,7 @@ run_attempt() {
   decide "$exit_code"
   local rank node text
   read -r rank node text <<<"$cause"
-  event attempt_ended "\"exit_code\": $exit_code, \"cause\": $(json "$text"), \"node\": $(json "${node/#-/$host}"), \"rank\": ${rank/-/null}, \"decision\": \"$decision\""
+  event attempt_ended "\"exit_code\": $exit_code, \"cause\": $(json "$text"), \"node\": $(json "${node#-}"), \"rank\": ${rank/-/null}, \"decision\": \"$decision\""
   say "attempt $attempt ended with exit code $exit_code${text:+, $(cause_text "$cause")}: $decision"
   [[ "$decision" != next ]] || recovering=$cause
   [[ -n "$ending" ]] || sweep
@@ -382,7 +386,8 @@ ended() {
 
 open_attempt
 trap ended EXIT
-rm -f "$run/stop" # an earlier job was asked to stop, not this one
+stop=
+[[ ! -e "$run/stop" ]] || read -r stop <"$run/stop"
 event job_started "\"nodes\": $(json "$host")"
 say "job $job_id on $host"
 exec {events}<"$run/events.jsonl"
@@ -393,7 +398,13 @@ case $(awk -F '"event": "' 'split($2, name, "\"") && name[1] ~ /^(job_started|re
   *) alert requeued running "its nodes were lost, or taken" "the job has begun again, and resumes" ;;
 esac
 
-run_attempt
+if [[ "$stop" == "cancelled by the user" ]]; then # while Slurm was starting this script
+  decision=cancelled
+  cause="- - $stop"
+else
+  rm -f "$run/stop" # an earlier job was asked to stop, not this one
+  run_attempt
+fi
 while [[ "$decision" == next && -z "$ending" ]]; do
   open_attempt
   run_attempt

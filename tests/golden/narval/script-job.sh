@@ -147,10 +147,14 @@ trap warned USR2
 # Wait for the child, and look around meanwhile. Returns the child's exit code. bash runs a trap between two commands
 # only, so nothing here takes long.
 wait_for_child() {
+  local nap
   while kill -0 "$child" 2>/dev/null; do
     look_around
     sleep 2 >/dev/null 2>&1 &
-    wait -n "$child" "$!"
+    nap=$!
+    wait -n "$child" "$nap"
+    kill "$nap" 2>/dev/null
+    wait "$nap" 2>/dev/null # without a word about its end
   done
   wait "$child"
 }
@@ -356,7 +360,7 @@ on_nodes() {
   "${bound[@]}" srun \
     --nodes="${#chosen[@]}" --ntasks="${#chosen[@]}" --ntasks-per-node=1 --cpus-per-task=48 --cpu-bind=none \
     --overlap \
-    --kill-on-bad-exit="$together" --export=ALL --input=none \
+    --kill-on-bad-exit="$together" --wait=0 --export=ALL --input=none \
     --output="$log" --open-mode=append \
     "$@" 2>>"$logs/srun.err" &
   child=$!
@@ -475,6 +479,10 @@ END
 requeue() {
   trap '' TERM INT USR2 # Slurm sends SIGTERM to this script as soon as the job is requeued
   local answer tries
+  if [[ "$1" == preemption && "$(timeout 5 scontrol show partition "$SLURM_JOB_PARTITION" -o)" == *PreemptMode=*REQUEUE* ]]; then
+    was_requeued "$1" # or will be, when this script ends: asked for as well, it would be requeued twice
+    return
+  fi
   release_hold
   for ((tries = 1; ; tries++)); do
     answer=$(timeout 10 scontrol requeue "$slurm_job" 2>&1) && break
@@ -585,7 +593,7 @@ run_attempt() {
   decide "$exit_code"
   local rank node text
   read -r rank node text <<<"$cause"
-  event attempt_ended "\"exit_code\": $exit_code, \"cause\": $(json "$text"), \"node\": $(json "${node/#-/$host}"), \"rank\": ${rank/-/null}, \"decision\": \"$decision\""
+  event attempt_ended "\"exit_code\": $exit_code, \"cause\": $(json "$text"), \"node\": $(json "${node#-}"), \"rank\": ${rank/-/null}, \"decision\": \"$decision\""
   say "attempt $attempt ended with exit code $exit_code${text:+, $(cause_text "$cause")}: $decision"
   [[ "$decision" != next ]] || recovering=$cause
   [[ -n "$ending" ]] || sweep
@@ -618,7 +626,8 @@ ended() {
 
 open_attempt
 trap ended EXIT
-rm -f "$run/stop" # an earlier job was asked to stop, not this one
+stop=
+[[ ! -e "$run/stop" ]] || read -r stop <"$run/stop"
 event job_started "\"nodes\": $(json "$SLURM_JOB_NODELIST")"
 say "job $job_id on $SLURM_JOB_NODELIST"
 exec {events}<"$run/events.jsonl"
@@ -629,7 +638,13 @@ case $(awk -F '"event": "' 'split($2, name, "\"") && name[1] ~ /^(job_started|re
   *) alert requeued running "its nodes were lost, or taken" "the job has begun again, and resumes" ;;
 esac
 
-run_attempt
+if [[ "$stop" == "cancelled by the user" ]]; then # while Slurm was starting this script
+  decision=cancelled
+  cause="- - $stop"
+else
+  rm -f "$run/stop" # an earlier job was asked to stop, not this one
+  run_attempt
+fi
 while [[ "$decision" == next && -z "$ending" ]]; do
   open_attempt
   run_attempt

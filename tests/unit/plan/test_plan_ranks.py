@@ -135,3 +135,9 @@ def test_auto_reads_back_from_the_resolved_job(desk: Desk) -> None:
     again = desk.resolve(job_yaml(resolved, plan))
     assert again.job.resources == resolved.job.resources
     assert plan_of(again, desk.project).layout == plan.layout
+
+
+@pytest.mark.parametrize("nodes", ["2-4", "4+1"])
+def test_nodes_that_may_be_fewer_need_a_number_of_ranks(desk: Desk, nodes: str) -> None:
+    assert "a plain number of nodes" in refused(desk, LM_JOB, AUTO, f"resources.nodes={nodes}", *BATCH)
+    assert desk.plan(CORES, AUTO, f"resources.nodes={nodes}").elastic, "cores are each node's own"

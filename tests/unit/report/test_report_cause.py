@@ -139,19 +139,14 @@ def test_what_the_script_found_out_goes_first(folder: RunFolder) -> None:
     assert find_cause(folder, 0) == "rank 3 on node2: killed by SIGKILL"
     folder.events.write_text(attempt_ended(cause="killed by SIGKILL", rank=3, node="node2"))
     assert find_cause(folder, 0) == "rank 3 on node2: killed by SIGKILL"
-    folder.events.write_text(attempt_ended(cause="boom", rank=3, node="-"))
+    folder.events.write_text(attempt_ended(cause="boom", rank=3, node=""))
     assert find_cause(folder, 0) == "rank 3: boom"
     folder.events.write_text(attempt_ended(cause="lost by Slurm", rank=None, node="node3"))
     assert find_cause(folder, 0) == "node3: lost by Slurm"
-    folder.events.write_text(attempt_ended(cause="too few nodes are left: node1", rank=None, node="-"))
+    folder.events.write_text(attempt_ended(cause="too few nodes are left: node1", rank=None, node=""))
     assert find_cause(folder, 0) == "too few nodes are left: node1"
-    started = json.dumps({"event": "attempt_started", "attempt": 0, "node": "node1"}) + "\n"
-    folder.events.write_text(started + attempt_ended(cause="too few nodes are left", rank=None, node="node1"))
-    assert find_cause(folder, 0) == "too few nodes are left"
-    folder.events.write_text(started + attempt_ended(cause="boom", rank=0, node="node1"))
-    assert find_cause(folder, 0) == "rank 0 on node1: boom"
     for unknown in ("", "unknown", "unknown; no progress in 3 starts"):
-        folder.events.write_text(attempt_ended(cause=unknown, rank=None, node="-"))
+        folder.events.write_text(attempt_ended(cause=unknown, rank=None, node=""))
         assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {folder.node_log(0, 'node2')})"
 
 
@@ -174,7 +169,7 @@ def test_nodes_that_failed_the_check(folder: RunFolder) -> None:
         path.unlink()
     assert find_cause(folder, 0) == "node2: preflight: it did not answer"
     assert find_cause(folder, 1) is None
-    told = attempt_ended(cause="too few nodes: node3 and node4 failed", node="-")
+    told = attempt_ended(cause="too few nodes: node3 and node4 failed", node="")
     folder.events.write_text(json.dumps(excluded) + "\n" + told)
     assert find_cause(folder, 0) == "too few nodes: node3 and node4 failed"
 
