@@ -71,7 +71,7 @@ unit: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n auto tests/unit tests/golden
 
 runtime-test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/runtime
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/runtime
 
 cluster-test: $(VENV)/.test
 	$(BIN)/python -m pytest -q tests/cluster
@@ -92,6 +92,7 @@ benchmark: $(VENV)/.test
 	$(BIN)/python -m benchmarks.checkpoint
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.stragglers
+	$(BIN)/python -m benchmarks.recovery --write # as root; an hour
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import MutableMapping
@@ -24,6 +25,10 @@ _LOG = (
 )
 
 
+#: What alert.sh says on stderr of a message that it could not send: target and reason.
+_COMPLAINT = re.compile(r": target (\S+): (.*); kept in ")
+
+
 class Results(NamedTuple):
     """A line for each message, and whether every one was taken."""
 
@@ -32,11 +37,13 @@ class Results(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """The last of the tries to send one message. status: of HTTP, 000 without an answer."""
+    """The last of the tries to send one message. status: of HTTP, 000 without an answer; tries: 0 if none was made;
+    why: what alert.sh said of a failure."""
 
-    status: str
-    seconds: str
-    tries: int
+    status: str = "000"
+    seconds: str = "0"
+    tries: int = 0
+    why: str = ""
 
 
 def send_samples(plan: Plan, environment: MutableMapping[str, str]) -> Results:
@@ -79,7 +86,7 @@ def _make_up(folder: RunFolder) -> None:
 
 
 def _send(folder: RunFolder, kind: str, environment: MutableMapping[str, str]) -> dict[str, _Answer]:
-    """Run alert.sh once: the answer by target. A target that is not asked for this kind has none."""
+    """Run alert.sh once: the answer by target. One that arrived or failed has one, others were not asked for."""
     import subprocess
 
     report = folder.path / "report"
@@ -91,13 +98,15 @@ def _send(folder: RunFolder, kind: str, environment: MutableMapping[str, str]) -
         "SLURMDDP_JOB_ID": "0",
     }
     words = ("bash", str(folder.path / "alert.sh"), kind, "TEST", _CAUSE, "nothing: this is a test")
-    subprocess.run(
+    done = subprocess.run(
         words, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=_BUDGET + 30, check=False
     )
     found: dict[str, _Answer] = {}
     for line in report.read_text(encoding="utf-8").splitlines() if report.exists() else ():
         name, _, status, seconds = line.split(" ")
-        found[name] = _Answer(status, seconds, found[name].tries + 1 if name in found else 1)
+        found[name] = _Answer(status, seconds, found.get(name, _Answer()).tries + 1)
+    for name, why in _COMPLAINT.findall(done.stderr.decode("utf-8", errors="replace")):
+        found[name] = found.get(name, _Answer())._replace(why=why.replace(" )", ")"))
     return found
 
 
@@ -107,11 +116,15 @@ def _rows(alerts: AlertsPlan, kind: str, found: dict[str, _Answer]) -> list[tupl
         head = f"{kind:<10} {target.name:<16}"
         if kind not in target.on:
             rows.append((f"{head} not asked for (on)", True))
-        elif (answer := found.get(target.name)) is None:
-            rows.append((f"{head} not sent", False))
-        else:
-            good = answer.status.startswith("2")
-            said = f"status {answer.status}" if answer.status != "000" else "no answer"
-            tries = f", {answer.tries} tries" if answer.tries > 1 else ""
-            rows.append((f"{head} {'arrived' if good else 'FAILED '}  {said}, {answer.seconds} s{tries}", good))
+            continue
+        answer = found.get(target.name, _Answer())
+        if not answer.tries:
+            rows.append((f"{head} not sent{answer.why and ': '}{answer.why}", False))
+            continue
+        good = answer.status.startswith("2")
+        said = f"status {answer.status}" if answer.status != "000" else "no answer"
+        # What curl said stands in parentheses behind the status.
+        reason = "" if good or "(" not in answer.why else f" {answer.why[answer.why.index('(') :]}"
+        tries = f", {answer.tries} tries" if answer.tries > 1 else ""
+        rows.append((f"{head} {'arrived' if good else 'FAILED '}  {said}{reason}, {answer.seconds} s{tries}", good))
     return rows

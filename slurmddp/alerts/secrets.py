@@ -151,7 +151,7 @@ def _is_over(folder: RunFolder) -> bool:
 
 def _read(path: Path, target: AlertTarget, project: str | None) -> str:
     """The first line of a file that only its owner can read. Raises UserError."""
-    todo = f"put the address into it, and then: chmod 600 {path}"
+    todo = f"install -D -m 600 /dev/stdin {path}   (paste the address, Enter, Ctrl-D)"
     try:
         status = path.stat()
         if stat.S_IMODE(status.st_mode) & 0o077:

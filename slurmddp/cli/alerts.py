@@ -53,6 +53,9 @@ def watch_alerts(
     from slurmddp.runs import index
 
     named = [find_run(run, os.environ) for run in runs or ()]
+    if not once:
+        which = ", ".join(folder.id for folder in named) or "all known runs"
+        opt.say(f"looking after {which} every {every} s, until Ctrl-C")
     told = ""
     while True:
         entries = [] if named else index.entries() or index.rebuild(known_roots(os.environ))
@@ -62,6 +65,8 @@ def watch_alerts(
         if done.left and done.why != told:
             opt.say(f"{done.left} waiting: {done.why}" if done.why else f"{done.left} waiting")
         told = done.why
+        if once and not (done.sent or done.left):
+            opt.say("nothing waits")
         if once:
             raise typer.Exit(1 if done.left else 0)
         time.sleep(every)

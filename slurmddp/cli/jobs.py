@@ -57,13 +57,15 @@ def submit(
 def _dry_run(prepared: "Prepared", as_json: bool) -> None:
     import shlex
 
-    from slurmddp.launch.checks import doubts, problems
+    from slurmddp.launch.checks import absent_addresses, doubts, problems
     from slurmddp.launch.preview import preview
     from slurmddp.render.scripts import job_script
     from slurmddp.report.cost import cost_line
 
     for problem in problems(prepared):
         opt.say(f"warning: on this machine {problem.what}")
+    for problem in absent_addresses(prepared.plan):
+        opt.say(f"warning: {problem.where}: {problem.what}")
     for doubt in doubts(prepared.plan):
         opt.say(f"warning: {doubt}")
     script = job_script(prepared.plan)

@@ -34,10 +34,16 @@ def cancel_run(folder: RunFolder, *, now: bool) -> str:
         raise UserError(f"run {folder.id} has no job", todo="it was never submitted")
     if facts.submission is not None and facts.submission.scheduler == "allocation":
         return _cancel_inside(folder, facts, now)
-    append_event(folder.events, "cancel_requested", job_id=str(facts.job_id), now=now)
-    # The newest first: of a chain it waits for the one before, and would begin when that one ends.
-    done = [(job_id, _end(folder, facts, job_id, now)) for job_id in reversed(facts.job_ids)]
-    return _told(folder, [(job_id, each) for job_id, each in done if each != "over"], facts.job_id)
+    done: list[tuple[JobId, Done]] = []
+    try:
+        # The newest first: of a chain it waits for the one before, and would begin when that one ends.
+        for job_id in reversed(facts.job_ids):
+            if (each := _end(folder, facts, job_id, now)) != "over":
+                done.append((job_id, each))
+    finally:
+        if done:  # of a run that had ended, it would make a failure look cancelled
+            append_event(folder.events, "cancel_requested", job_id=str(facts.job_id), now=now)
+    return _told(folder, done, facts.job_id)
 
 
 def wait_until_over(look: Callable[[], RunState]) -> RunState:

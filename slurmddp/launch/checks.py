@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from slurmddp.alerts import secrets
 from slurmddp.errors import UserError
 from slurmddp.images.sif import is_sif
 from slurmddp.launch.prepare import Prepared
@@ -32,7 +33,7 @@ def problems(prepared: Prepared) -> Iterator[UserError]:
         command, todo = ("srun", "run it inside an allocation") if plan.inside else ("sbatch", "go to a login node")
         if shutil.which(command) is None:
             yield UserError(
-                f"{command} is not on this machine",
+                f"{command} is not in PATH",
                 todo=f"{todo} (or module load slurm); --dry-run works anywhere",
             )
     if any(char in plan.runs_root for char in ':,"\\'):
@@ -52,6 +53,16 @@ def absent_inputs(prepared: Prepared) -> Iterator[UserError]:
                 where=prepared.resolved.place(*key),
                 todo="correct it (a relative path is meant from the folder you are in), or add a bind",
             )
+
+
+def absent_addresses(plan: Plan) -> Iterator[UserError]:
+    """What `submit` would refuse about the addresses of the alerts; nothing is taken out of the environment."""
+    project = plan.program.project if plan.snapshot else None
+    for target in plan.alerts.targets if plan.alerts else ():
+        try:
+            secrets.take((target,), dict(os.environ), project)
+        except UserError as error:
+            yield error
 
 
 def _inputs(prepared: Prepared) -> Iterator[tuple[str, tuple[str, ...], str, str]]:

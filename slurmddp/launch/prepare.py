@@ -57,7 +57,7 @@ def prepare(request: Request) -> Prepared:
     resumed = _resumed_runs(request)
     if job_file is None and request.job is None:
         if not resumed:
-            raise UserError("no job is named", todo="slurmddp submit JOB.yaml, or a script: slurmddp submit train.py")
+            raise UserError("no job is named", todo="name a job file (`slurmddp init job.yaml` writes one) or a script")
         from slurmddp.runs.layout import RunFolder
 
         job_file = RunFolder(resumed[0]).job_yaml

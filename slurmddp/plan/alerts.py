@@ -40,7 +40,7 @@ def plan_alerts(resolved: Resolved, context: Context) -> tuple[AlertsPlan | None
 
 
 def plan_mail(resolved: Resolved) -> tuple[str, ...]:
-    """sbatch options for the targets that are mail. Raises UserError where one job cannot have them."""
+    """sbatch options for the target that is mail. Raises UserError where there are several, or none would ever come."""
     wanted = [(index, target) for index, target in enumerate(resolved.job.alerts) if target.to == "mail"]
     if not wanted or resolved.site.scheduler != "slurm":
         return ()
@@ -59,7 +59,11 @@ def plan_mail(resolved: Resolved) -> tuple[str, ...]:
         )
     types = [_MAIL_TYPES[kind] for kind in target.on if kind in _MAIL_TYPES]
     if not types:
-        return ()
+        raise UserError(
+            f"Slurm sends no mail of {', '.join(target.on) or 'nothing'}",
+            where=resolved.place("alerts", str(index), "on"),
+            todo=f"name some of {', '.join(_MAIL_TYPES)}, or leave this target out",
+        )
     user = [f"--mail-user={target.address}"] if target.address else []
     return (f"--mail-type={','.join(dict.fromkeys(types))}", *user)
 

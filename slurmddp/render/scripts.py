@@ -15,7 +15,8 @@ def job_script(plan: Plan) -> str:
     exact = ["--exact"] if plan.layout.world or plan.layout.cpus_per_node else []
     step = [*exact, *(line for line in plan.sbatch if line.startswith(known))] if plan.inside else []
     # Steps of our own job may lie over each other: one that still ends holds up nothing, and the guard is always there.
-    overlap = [] if plan.inside else ["--overlap"]
+    # With it, Slurm would give each node of a step that asks for all GPUs the same number of them.
+    overlap = [] if plan.inside or counts_gpus else ["--overlap"]
     return render(
         "sbatch/job.sh.j2",
         plan=plan,

@@ -19,6 +19,7 @@ _OURS = re.compile(r"^slurmddp: node \S+: (?P<what>.+)$")
 _TORCHRUN = re.compile("ChildFailedError|SignalException")
 _CONSEQUENCE = re.compile(
     "Connection (closed|reset)|Broken pipe|remote process exited|DistNetworkError|ncclRemoteError|Watchdog caught"
+    "|Rendezvous[A-Za-z]*Error"
 )
 # The end of torchrun's report of a failure: the rank that it saw fail first, of those on this node.
 _ROOT_CAUSE = re.compile(

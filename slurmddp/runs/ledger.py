@@ -97,8 +97,8 @@ def ledger(facts: Evidence, rows: Sequence[Mapping[str, Any]], *, script: bool, 
     for place, attempt in enumerate(found.attempts):
         queued = attempt.begins and found.attempts[place - 1].over
         book.to(attempt.begin, ("requeue" if queued else "restart") if place else "queue")
-        going = now is not None and place + 1 == len(found.attempts)
-        launches += _book_attempt(book, attempt, facts, script=script, going=going, last=attempt is found.attempts[-1])
+        last = place + 1 == len(found.attempts)
+        launches += _book_attempt(book, attempt, facts, script=script, going=last and now is not None, last=last)
     if found.attempts:
         newest = found.attempts[-1]
         again = facts.requeued is not None or newest.code != 0

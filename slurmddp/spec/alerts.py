@@ -1,6 +1,6 @@
 """Alerts: who is told of what, from where a message can leave, and the dead-man job."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -13,6 +13,8 @@ KINDS: tuple[Kind, ...] = ("started", "requeued", "recovered", "hang", "stopping
 
 #: What a target hears of where it does not say: all but that a job began as it was meant to.
 DEFAULT_KINDS: tuple[Kind, ...] = KINDS[1:]
+
+_ADDRESS_GOES = "write it into ~/.config/slurmddp/alerts/NAME (mode 0600), or name a variable that holds it by url_env"
 
 
 def _mail_address(text: str) -> str:
@@ -50,6 +52,14 @@ class Target(Model):
     def called(self) -> str:
         """Its name, by default that of its kind."""
         return self.name or self.to
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_secret(cls, value: Any) -> Any:
+        # Before all else, since other messages show the value that is wrong.
+        if isinstance(value, dict) and any("://" in text for text in value.values() if isinstance(text, str)):
+            raise ValueError("holds the address itself, a secret that belongs into no job file: " + _ADDRESS_GOES)
+        return value
 
     @model_validator(mode="after")
     def _address_from_one_place(self) -> "Target":

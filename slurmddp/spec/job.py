@@ -84,6 +84,12 @@ class Nodes(Model):
         return self
 
 
+def _no_sign(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith("+"):
+        raise ValueError("names spares only: write 4+1 for four nodes and one spare")
+    return value
+
+
 def _form_of_nodes(value: Any) -> str:
     """Which of the two forms it is written in; the names never stand in a message."""
     text = isinstance(value, str) and not value.isdigit() and re.fullmatch(_NODES, value)
@@ -98,7 +104,8 @@ class Resources(Model):
     """
 
     nodes: Annotated[
-        Annotated[int, Field(ge=1, le=65536), Tag("[number]")] | Annotated[Nodes, Tag("[range]")],
+        Annotated[int, BeforeValidator(_no_sign), Field(ge=1, le=65536), Tag("[number]")]
+        | Annotated[Nodes, Tag("[range]")],
         Discriminator(_form_of_nodes),
     ] = 1
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None

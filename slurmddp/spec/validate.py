@@ -34,6 +34,13 @@ _WANTED = {
 _NO_KEYS = ("[key]", "[number]", "[range]")
 
 
+#: What to do about a mistake below a key, where its own message does not say it.
+_HINTS = {
+    ("resources", "nodes"): "write 4, 2-4, 4+1 or 2-4+1 (+1: a spare), or {min: 2, max: 4, spares: 1}",
+    ("alerts",): "an entry is such as {to: slack, name: NAME, on: [failed, finished]}: see docs/alerts.md",
+}
+
+
 def validate(model: type[AnyModel], layered: Layered) -> AnyModel:
     """Raises one UserError that lists every mistake, each with its place."""
     try:
@@ -91,10 +98,12 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
     kind = detail["type"]
     if kind == "extra_forbidden":
         near = nearest_key(model, key)
-        hint = f"did you mean {near}?" if near else "`slurmddp init FILE` writes a job file with the known ones"
-        return f"{place}{shown}: unknown key\n  -> {hint}"
+        known = _hint(key) or "`slurmddp init FILE` writes a job file with the known ones"
+        todo = f"did you mean {near}?" if near else known
+        return f"{place}{shown}: unknown key\n  -> {todo}"
     if kind == "missing":
-        return f"{place}{shown}: is missing\n  -> `slurmddp init FILE` writes a job file that has it"
+        todo = _hint(key) or "`slurmddp init FILE` writes a job file that has it"
+        return f"{place}{shown}: is missing\n  -> {todo}"
     value = detail.get("input")
     written = f", not {_short(value)}" if isinstance(value, str | int | float | list | dict) else ", not empty"
     if kind == "value_error":
@@ -103,8 +112,13 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
     if kind == "literal_error":
         return f"{place}{shown}: must be one of {detail['ctx']['expected']}{written}"
     if kind in _WANTED:
-        return f"{place}{shown}: {_WANTED[kind]}{written}"
+        hint = _hint(key)
+        return f"{place}{shown}: {_WANTED[kind]}{written}" + (f"\n  -> {hint}" if hint else "")
     return f"{place}{shown}: {detail['msg'].replace('Input should', 'should')}{written}"
+
+
+def _hint(key: Key) -> str | None:
+    return next((hint for prefix, hint in _HINTS.items() if key[: len(prefix)] == prefix), None)
 
 
 def _short(value: Any) -> str:

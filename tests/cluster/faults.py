@@ -205,8 +205,8 @@ def lose_node(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
 
 def lose_batch_host(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
     """A power cut on the node where job.sh runs."""
-    node = nodes_of(cluster, run)[0]
     moment(run, chance)
+    node = nodes_of(cluster, run)[0]
     done = now(run, node)
     cluster.kill_host(node)
     return done

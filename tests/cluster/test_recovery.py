@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 
@@ -14,6 +15,8 @@ from .runs import Alice, Run
 pytestmark = pytest.mark.cluster
 
 SEED = random.randrange(10**6)
+#: How often a rank is killed; SLURMDDP_KILLS=20 for a longer look.
+KILLS = int(os.environ.get("SLURMDDP_KILLS", "3"))
 ONE_RANK_A_NODE = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M"}
 #: Stands in for Python and torchrun where job.sh itself is what is tested: WISH says what becomes of the ranks.
 AGENT = """#!/bin/bash
@@ -176,7 +179,7 @@ class TestRanks:
     def test_a_killed_rank_restarts_in_place(self, ranks: Run) -> None:
         run, dice = ranks, random.Random(SEED)
         run.wait_for_step(20)
-        for rank in (0, dice.randrange(1, 4), dice.randrange(4)):
+        for rank in (0, *(dice.randrange(4) for _ in range(KILLS - 1))):
             time.sleep(dice.random())
             ((node, process, _),) = run.processes(f"RANK={rank}")
             now = time.time()
@@ -184,7 +187,7 @@ class TestRanks:
             resumed = resumed_after(run, now, attempt=0)
             saved = run.wait_for_event("checkpoint_saved", lambda row, after=resumed["time"]: row["time"] > after)
             assert saved["step"] > resumed["step"] > 0, f"seed {SEED}"
-        assert len((run.folder / "failures").read_text().splitlines()) == 3
+        assert len((run.folder / "failures").read_text().splitlines()) == KILLS
 
     def test_a_killed_agent_is_started_again_where_it_was(self, ranks: Run) -> None:
         run = ranks
@@ -200,7 +203,7 @@ class TestRanks:
 
 
 class TestNodes:
-    """A run that can lose nodes: its agent, a node, and the batch host."""
+    """A run that can lose nodes. (The batch host: test_faults.py.)"""
 
     def test_a_lost_node_is_replaced_by_the_spare(self, alice: Alice, fresh_cluster: Cluster) -> None:
         run = train(alice, "spare", nodes={"min": 1, "max": 2, "spares": 1}, **ONE_RANK_A_NODE)
@@ -217,22 +220,6 @@ class TestNodes:
             assert run.wait_for_event("attempt_ended")["node"] == lost
             assert not (run.folder / "failures").exists(), "the run is not at fault"
             assert run.cluster.job(run.job_id)["Restarts"] == "0"
-        finally:
-            fresh_cluster.restart_host(lost)
-            end(run)
-            fresh_cluster.wait_nodes()
-
-    def test_with_the_batch_host_lost_the_others_bring_it_back(self, alice: Alice, fresh_cluster: Cluster) -> None:
-        run = train(alice, "host", nodes={"min": 2, "max": 3}, **ONE_RANK_A_NODE)
-        run.wait_for_step(20)
-        lost, now = batch_host(run), time.time()
-        fresh_cluster.kill_host(lost)
-        try:
-            requeued = run.wait_for_event("requeued", timeout=90)
-            assert lost in requeued["reason"] and requeued["node"] != lost
-            assert resumed_after(run, now, attempt=1)["step"] > 0
-            started = events(run, "attempt_started")[1]
-            assert lost not in started["nodes"].split() and events(run, "hold_released")
         finally:
             fresh_cluster.restart_host(lost)
             end(run)

@@ -26,6 +26,7 @@ job:
   resources: {partition: main}
   network: {interface: ib0}
   paths: {runs: $HOME/runs, cache: $HOME/.cache/slurmddp}
+  recovery: {preflight: false} # which would find none of them
 """
 
 #: Says, once for each rank, what torchrun told it.

@@ -15,6 +15,8 @@ from slurmddp.runtime.preflight.place import Place
 from slurmddp.runtime.preflight.star import (
     BACKLOG,
     LONGEST,
+    PORTS,
+    SHARED,
     answers_with,
     meet,
     receive,
@@ -28,8 +30,6 @@ from slurmddp.runtime.preflight.star import (
 _AT_ONCE = 256
 #: Seconds to tell the nodes what became of them.
 _GOODBYE = 5.0
-_PORTS = "open all ports between the nodes, or name another interface: network.interface"
-_SHARED = "the run folder must be on a file system that all nodes share: paths.runs"
 _ROUTE = "check its network (cable, switch, firewall, /etc/hosts), or name another interface: network.interface"
 _LOG = "see its log"
 
@@ -152,11 +152,11 @@ class Head:
                 failed = await meet(str(message["address"]), int(message["port"]), node, self._place.patience)
             if failed:
                 where = f"{message['address']}, port {message['port']} ({report.interface or 'interface unknown'})"
-                report.links["back"] = bad(f"{self._place.node} cannot reach it at {where}: {failed}", _PORTS)
+                report.links["back"] = bad(f"{self._place.node} cannot reach it at {where}: {failed}", PORTS)
         file = token_file(self._place.folder, node)
         if message["token"] and not await sees(file, str(message["token"]), self._place.patience):
             reason = f"{self._place.node} does not see in the run folder what this node wrote there"
-            report.links.setdefault("folder", bad(reason, _SHARED))
+            report.links.setdefault("folder", bad(reason, SHARED))
         return report
 
     async def _judge(self) -> int:

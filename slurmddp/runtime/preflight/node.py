@@ -11,10 +11,19 @@ from slurmddp.runtime.preflight.findings import Finding, bad, plain, write_atomi
 from slurmddp.runtime.preflight.judge import Report
 from slurmddp.runtime.preflight.look import look, show, take_away
 from slurmddp.runtime.preflight.place import Place
-from slurmddp.runtime.preflight.star import LONGEST, answers_with, meet, receive, sees, send, token_file, why
+from slurmddp.runtime.preflight.star import (
+    LONGEST,
+    PORTS,
+    SHARED,
+    answers_with,
+    meet,
+    receive,
+    sees,
+    send,
+    token_file,
+    why,
+)
 
-_PORTS = "open all ports between the nodes, or name another interface: network.interface"
-_SHARED = "the run folder must be on a file system that all nodes share: paths.runs"
 #: The part of the time after which a node gives up a head that it never heard of.
 _PATIENCE = 0.75
 
@@ -75,9 +84,9 @@ async def _converse(
     links: dict[str, Finding] = {}
     if reached:
         where = f"{place.nodes[0]} on a random port ({hello['address']}:{hello['port']})"
-        links["port"] = bad(f"reaches the rendezvous port, but not {where}: {reached}", _PORTS)
+        links["port"] = bad(f"reaches the rendezvous port, but not {where}: {reached}", PORTS)
     if not shared:
-        links["folder"] = bad(f"does not see in the run folder what {place.nodes[0]} wrote there", _SHARED)
+        links["folder"] = bad(f"does not see in the run folder what {place.nodes[0]} wrote there", SHARED)
     message: dict[str, Any] = {
         "findings": [*written, *unheard, *mine.findings],
         "links": links,
@@ -104,7 +113,7 @@ async def _listen(place: Place) -> tuple[asyncio.Server | None, int, list[Findin
         )
     except OSError as error:
         where = f"{place.address} ({place.interface})" if place.interface else place.address
-        return None, 0, [bad(f"cannot listen on its own address {where}: {why(error)}", _PORTS)]
+        return None, 0, [bad(f"cannot listen on its own address {where}: {why(error)}", PORTS)]
     return listener, int(listener.sockets[0].getsockname()[1]), []
 
 

@@ -10,6 +10,9 @@ from typing import Any
 #: A report holds the names of all packages.
 LONGEST = 4 << 20
 BACKLOG = 4096
+#: What to do where two nodes do not see each other, or not the same run folder.
+PORTS = "open all ports between the nodes, or name another interface: network.interface"
+SHARED = "the run folder must be on a file system that all nodes share: paths.runs"
 
 
 async def send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:

@@ -67,7 +67,8 @@ open_attempt() {
   export SLURMDDP_RENDEZVOUS_ID="${run##*/}-$job_id-$attempt" # two jobs with one id would silently merge
 }
 
-# Above Linux's ephemeral ports; from run and attempt, so that runs side by side differ; probed, since others may listen.
+# Above Linux's ephemeral ports; from job, run and attempt, so that those side by side differ; probed, since others may
+# listen.
 # Usage: choose_port HEAD_NODE
 choose_port() {
   local seed tries
@@ -82,7 +83,8 @@ choose_port() {
 
 # --- signals: they say how the job ends, and the record of it is written however it does
 child=        # what runs on the nodes now
-ending=       # why the job is ended from outside: cancelled, time limit, preemption, requeued
+ending=       # why the job is ended from outside: cancelled, time limit, preemption, node failure, requeued
+back=         # whether it comes back after that
 signal=
 slurm_state=
 slurm_reason=
@@ -115,6 +117,9 @@ warned() {
   if [[ -z "$preempted_at" ]]; then ask_to_stop "time limit"; else ask_to_stop preemption; fi
 }
 
+# The last word of a job that is not to go on. Usage: stopped_for_good WHY
+stopped_for_good() { alert stopping stopped "$1" "nothing restarts it; slurmddp submit --resume goes on"; }
+
 terminated() {
   signal=$1
   export SLURMDDP_ALERT_BUDGET=4 # seconds: what Slurm's KillWait leaves, at the least
@@ -126,17 +131,21 @@ terminated() {
     ending="time limit"
   elif [[ -n "$preempted_at" ]]; then
     ending=preemption
+  elif [[ "$slurm_state" == NODE_FAIL* || "$slurm_reason" == NodeDown ]]; then
+    ending="node failure"
   else
     ending=cancelled
   fi
   say "SIG$signal: $ending (Slurm: $slurm_state, $slurm_reason)"
   ask_to_stop "SIG$signal"
   [[ -z "$child" ]] || kill -TERM "$child" 2>/dev/null
-  # Slurm waits for some seconds only (KillWait): what brings the job back has to be done at once.
+  # Slurm waits for some seconds only (KillWait): what brings the job back has to be done at once, and what is told.
   case "$ending" in
-    "time limit" | preemption) requeue "$ending" || ending=cancelled ;;
-    requeued) was_requeued "Slurm or an operator has requeued the job" ;;
+    cancelled) ;;
+    requeued) ! was_requeued "Slurm or an operator has requeued the job" || back=yes ;;
+    *) ! requeue "$ending" || back=yes ;;
   esac
+  [[ -n "$back" ]] || stopped_for_good "$ending (SIG$signal)"
 }
 
 trap 'terminated TERM' TERM
@@ -168,7 +177,7 @@ marker_seen=
 
 look_around() {
   printf -v now "%(%s)T" -1
-  printf "%s\n" "$now" >"$run/heartbeat" # what guard.sh and the login node look at
+  printf "%s\n" "$now" >"$run/heartbeat" # guard.sh looks at it
   read_events
   watch_clock
   # A marker says that this attempt is over: ranks that do not see it (a script that waits for a rank 0 that has ended)
@@ -245,7 +254,7 @@ cause_text() { # as people read it
 }
 
 # What ranks see of another one that has gone
-consequence='Connection (closed|reset)|Broken pipe|remote process exited|DistNetworkError|PeerError|ncclRemoteError'
+consequence='Connection (closed|reset)|Broken pipe|remote process exited|DistNetworkError|PeerError|ncclRemoteError|Rendezvous[A-Za-z]*Error'
 
 # What the ranks said, unless it is only what they saw of another one. Usage: best_cause NOTED
 best_cause() {
@@ -375,9 +384,9 @@ train() {
   cat "$logs/srun.err" >&2 # for job.log
   return "$code"
 }
+
 # What an attempt has left on its nodes: processes, shared memory, scratch
 sweep() {
-  [[ -e "$run/sweep.sh" ]] || return 0
   local left
   mapfile -t chosen < <(without "${excluded[*]}" "${chosen[@]}")
   bound=(timeout --kill-after=5 20)
@@ -478,7 +487,8 @@ END
 requeue() {
   trap '' TERM INT USR2 # Slurm sends SIGTERM to this script as soon as the job is requeued
   local answer tries
-  if [[ "$1" == preemption && "$(timeout 5 scontrol show partition "$SLURM_JOB_PARTITION" -o)" == *PreemptMode=*REQUEUE* ]]; then
+  if [[ "$1" == "node failure" ]] || { [[ "$1" == preemption ]] &&
+    [[ "$(timeout 5 scontrol show partition "$SLURM_JOB_PARTITION" -o)" == *PreemptMode=*REQUEUE* ]]; }; then
     was_requeued "$1" # or will be, when this script ends: asked for as well, it would be requeued twice
     return
   fi
@@ -520,8 +530,9 @@ decide() {
   [[ ! -e "$run/stop" ]] || read -r stop <"$run/stop"
   cause="- - "
   if [[ -n "$ending" ]]; then
-    decision=cancelled
-    [[ "$ending" == cancelled ]] || decision=requeue
+    decision=stopped
+    [[ "$ending" != cancelled ]] || decision=cancelled
+    [[ -z "$back" ]] || decision=requeue
     cause="- - $ending"
   elif [[ "$state" == "done" ]]; then
     decision="done"
@@ -609,7 +620,7 @@ finish() {
   case "$decision" in
     done) alert finished "done" "" "" ;;
     failed) alert failed failed "$why" "nothing restarts it" ;;
-    stopped | cancelled) alert stopping stopped "$why" "nothing restarts it; slurmddp submit --resume goes on" ;;
+    stopped | cancelled) [[ -n "$ending" ]] || stopped_for_good "$why" ;; # else it was told at once
   esac
   [[ "$decision" != failed ]] || ((exit_code > 0)) || exit_code=1
   [[ "$decision" != "done" ]] || exit_code=0

@@ -56,7 +56,8 @@ open_attempt() {
   export SLURMDDP_RENDEZVOUS_ID="${run##*/}-$job_id-$attempt" # two jobs with one id would silently merge
 }
 
-# Above Linux's ephemeral ports; from run and attempt, so that runs side by side differ; probed, since others may listen.
+# Above Linux's ephemeral ports; from job, run and attempt, so that those side by side differ; probed, since others may
+# listen.
 # Usage: choose_port HEAD_NODE
 choose_port() {
   local seed tries
@@ -71,7 +72,8 @@ choose_port() {
 
 # --- signals: they say how the job ends, and the record of it is written however it does
 child=        # what runs on the nodes now
-ending=       # why the job is ended from outside: cancelled, time limit, preemption, requeued
+ending=       # why the job is ended from outside: cancelled, time limit, preemption, node failure, requeued
+back=         # whether it comes back after that
 signal=
 slurm_state=
 slurm_reason=
@@ -84,6 +86,9 @@ ask_to_stop() {
   [[ "$1" == SIG* ]] || alert stopping stopping "$1" "the ranks save and end"
 }
 
+# The last word of a job that is not to go on. Usage: stopped_for_good WHY
+stopped_for_good() { alert stopping stopped "$1" "nothing restarts it; slurmddp submit --resume goes on"; }
+
 terminated() {
   signal=$1
   export SLURMDDP_ALERT_BUDGET=4 # seconds: what Slurm's KillWait leaves, at the least
@@ -92,6 +97,13 @@ terminated() {
   say "SIG$signal: $ending"
   ask_to_stop "SIG$signal"
   [[ -z "$child" ]] || kill -TERM "$child" 2>/dev/null
+  # Slurm waits for some seconds only (KillWait): what brings the job back has to be done at once, and what is told.
+  case "$ending" in
+    cancelled) ;;
+    requeued) ! was_requeued "Slurm or an operator has requeued the job" || back=yes ;;
+    *) ! requeue "$ending" || back=yes ;;
+  esac
+  [[ -n "$back" ]] || stopped_for_good "$ending (SIG$signal)"
 }
 
 trap 'terminated TERM' TERM
@@ -122,7 +134,7 @@ marker_seen=
 
 look_around() {
   printf -v now "%(%s)T" -1
-  printf "%s\n" "$now" >"$run/heartbeat" # what guard.sh and the login node look at
+  printf "%s\n" "$now" >"$run/heartbeat" # guard.sh looks at it
   read_events
   # A marker says that this attempt is over: ranks that do not see it (a script that waits for a rank 0 that has ended)
   # are ended.
@@ -187,7 +199,7 @@ cause_text() { # as people read it
 }
 
 # What ranks see of another one that has gone
-consequence='Connection (closed|reset)|Broken pipe|remote process exited|DistNetworkError|PeerError|ncclRemoteError'
+consequence='Connection (closed|reset)|Broken pipe|remote process exited|DistNetworkError|PeerError|ncclRemoteError|Rendezvous[A-Za-z]*Error'
 
 # What the ranks said, unless it is only what they saw of another one. Usage: best_cause NOTED
 best_cause() {
@@ -264,9 +276,9 @@ train() {
   child=
   return "$code"
 }
+
 # What an attempt has left on its nodes: processes, shared memory, scratch
 sweep() {
-  [[ -e "$run/sweep.sh" ]] || return 0
   local left
   bound=(timeout --kill-after=5 20)
   SLURMDDP_SWEEP=$SLURMDDP_RENDEZVOUS_ID on_nodes "$logs/sweep.out" bash "$run/sweep.sh"
@@ -276,7 +288,9 @@ sweep() {
 }
 
 # --- back into the queue: the run goes on in a new attempt, on other nodes where these are bad
-requeue() { return 1; } # this job is not one that could be brought back
+# This job is not one that could be brought back.
+requeue() { return 1; }
+was_requeued() { return 1; }
 
 # --- what comes after an attempt
 marker() { printf '%s/markers/attempt-%03d.json' "$run" "$attempt"; }
@@ -300,8 +314,9 @@ decide() {
   [[ ! -e "$run/stop" ]] || read -r stop <"$run/stop"
   cause="- - "
   if [[ -n "$ending" ]]; then
-    decision=cancelled
-    [[ "$ending" == cancelled ]] || decision=requeue
+    decision=stopped
+    [[ "$ending" != cancelled ]] || decision=cancelled
+    [[ -z "$back" ]] || decision=requeue
     cause="- - $ending"
   elif [[ "$state" == "done" ]]; then
     decision="done"
@@ -370,7 +385,7 @@ finish() {
   case "$decision" in
     done) alert finished "done" "" "" ;;
     failed) alert failed failed "$why" "nothing restarts it" ;;
-    stopped | cancelled) alert stopping stopped "$why" "nothing restarts it; slurmddp submit --resume goes on" ;;
+    stopped | cancelled) [[ -n "$ending" ]] || stopped_for_good "$why" ;; # else it was told at once
   esac
   [[ "$decision" != failed ]] || ((exit_code > 0)) || exit_code=1
   [[ "$decision" != "done" ]] || exit_code=0

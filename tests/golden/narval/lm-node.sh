@@ -51,6 +51,7 @@ is_host=$((node_rank == 0))
 torchrun=(
   python3 -m torch.distributed.run
   --nnodes="$SLURMDDP_NODES" --nproc-per-node=4 --max-restarts=100
+  --log-dir="$logs/torchrun/$host" # its error files; they would stay in /tmp
   --rdzv-backend=c10d --rdzv-endpoint="$head:$SLURMDDP_PORT" --rdzv-id="$SLURMDDP_RENDEZVOUS_ID"
   --rdzv-conf="is_host=$is_host,join_timeout=600,read_timeout=600"
   --local-addr="$address"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slurmddp.alerts import secrets
+from slurmddp.alerts import sample, secrets
 from slurmddp.runs import manifest
 from slurmddp.runs.layout import RunFolder
 from slurmddp.spec.alerts import KINDS
@@ -51,6 +52,25 @@ def test_what_does_not_arrive_is_told(desk: Desk, cli: Cli) -> None:
     assert told["failed", "good"].startswith("arrived") and told["failed", "bad"].startswith("FAILED   status 404")
     assert told["hang", "good"] == told["started", "bad"] == "not asked for (on)"
     assert "SECRET" not in done.out + done.err
+
+
+def test_a_receiver_that_is_not_there_is_told_with_curls_reason(
+    desk: Desk, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample, "_BUDGET", 5)  # seconds
+    with socket.socket() as nobody:  # bound, and not listening: the port stays free
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}/SECRET-SECRET-SECRET"
+        done = cli("alert", "test", job(desk, "{to: json, name: gone, url_env: HOOK, on: [failed]}"), HOOK=url)
+    assert done.code == 1 and "FAILED   no answer (curl: (7)" in done.out
+    assert "SECRET" not in done.out + done.err
+
+
+def test_a_dry_run_says_which_address_is_missing(desk: Desk, cli: Cli) -> None:
+    done = cli("submit", job(desk, "{to: slack}, {to: json, url_env: HOOK}"), "--dry-run", HOOK="https://x.org/y")
+    assert done.code == 0
+    assert "alerts/slack: the file with the address of alert target slack does not exist" in done.err
+    assert "target json" not in done.err
 
 
 @pytest.mark.parametrize("site", ["alerts: {from: login}", "internet_on_nodes: false"])
@@ -117,6 +137,7 @@ def test_watch_alerts_once(waiting: Alerts, cli: Cli) -> None:
         receiver.mode = "ok"
         done = cli("watch-alerts", "--once", path)
         assert (done.code, done.out) == (0, "1 sent\n")
+        assert cli("watch-alerts", "--once", path).err == "nothing waits\n"
 
 
 def test_a_message_without_its_address_is_told_of_and_stays(waiting: Alerts, cli: Cli) -> None:

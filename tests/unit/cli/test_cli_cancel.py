@@ -133,6 +133,9 @@ def test_a_job_that_has_ended(place: Place, cli: Cli) -> None:
     place.started()
     assert cli("cancel", str(place.run.path)).out == "job 7 had ended already\n"
     assert cli("cancel", str(place.run.path), "--now").out == "job 7 had ended already\n"
+    assert not place.events("cancel_requested"), "or a run that failed would look cancelled"
+    place.event("job_ended", attempt=0, exit_code=1)
+    assert "state    failed" in cli("status", str(place.run.path)).out
     place.job("7", "COMPLETING")
     assert "cancelled job 7" in cli("cancel", str(place.run.path)).out
 

@@ -164,7 +164,7 @@ def test_no_job(refused: Callable[..., str]) -> None:
 
 def test_no_sbatch(ready: Desk, refused: Callable[..., str]) -> None:
     (ready.bin / "sbatch").unlink()
-    assert "sbatch is not on this machine" in refused()
+    assert "sbatch is not in PATH" in refused()
 
 
 def test_sbatch_that_refuses_is_shown_whole(ready: Desk, refused: Callable[..., str]) -> None:
