@@ -70,11 +70,12 @@ lint: $(VENV)/.test
 unit: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n auto tests/unit tests/golden
 
+# Real processes on a busy machine miss a deadline now and then: a test may be run once more, and the last line says so.
 runtime-test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/runtime
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --reruns 1 tests/runtime
 
 cluster-test: $(VENV)/.test
-	$(BIN)/python -m pytest -q tests/cluster
+	$(BIN)/python -m pytest -q --reruns 1 tests/cluster
 
 # --- the test cluster, for people (root only; see tests/cluster/README.md)
 

@@ -48,7 +48,11 @@ class Player:
         for each in self._together:
             if each.name not in self._started:
                 self._started[each.name] = self._pool.submit(self._play, each)
-        return self._started[scenario.name].result()
+        try:
+            return self._started[scenario.name].result()
+        except BaseException:
+            del self._started[scenario.name]  # asked for again, it is played again
+            raise
 
     def _play(self, scenario: Scenario) -> Outcome:
         return play(self._bench, scenario, random.Random(f"{SEED} {scenario.name}"))

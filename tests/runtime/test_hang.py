@@ -1,6 +1,7 @@
 """Hangs: who did not arrive is found, everybody says where it is, and a restart goes on from the checkpoint."""
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def test_a_hang_that_another_rank_has_told_of_is_known(tmp_path: Path) -> None:
     """A rank that was suspended and goes on finds the others gone, and has not to blame them for it."""
     path = tmp_path / "events.jsonl"
     Events(path, attempt=0, node="n1", rank=0).write("hang", ranks=[1])
+    time.sleep(0.002)  # Events are told apart by milliseconds.
     started = [Events(path, attempt=attempt, node="n1", rank=1) for attempt in (0, 1)]
     assert not any(events.told("hang") for events in started), "that was before they began, or of another attempt"
     Events(path, attempt=0, node="n2", rank=2).write("hang", ranks=[1])
