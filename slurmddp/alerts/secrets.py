@@ -136,17 +136,15 @@ def _is_needless(folder: RunFolder, now: float) -> bool:
         return folder.path.parent.is_dir()
     if not folder.events.exists() or now - folder.events.stat().st_mtime < _KEPT_SECONDS:
         return False
-    spool = folder.path / "alerts" / "spool"
+    spool = folder.alert_spool
     waiting = spool.is_dir() and any(spool.iterdir())
     return not waiting and _is_over(folder)
 
 
 def _is_over(folder: RunFolder) -> bool:
     """Whether the newest job of the run has ended, and is not back in the queue (which it says before its end)."""
-    names = [event.get("event") for event in evidence(folder).events]
-    told = [name for name in names if name in ("job_started", "requeued", "job_ended")]
-    newest = told[len(told) - told[::-1].index("job_started") :] if "job_started" in told else []
-    return "job_ended" in newest and "requeued" not in newest
+    facts = evidence(folder)
+    return facts.started is not None and facts.ended is not None and facts.requeued is None
 
 
 def _read(path: Path, target: AlertTarget, project: str | None) -> str:

@@ -6,12 +6,13 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from slurmddp.alerts import secrets
 from slurmddp.runs.events import append_event
+from slurmddp.runs.files import write_whole
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import clean_environment
 
@@ -68,7 +69,7 @@ def deliver_all(folders: Iterable[RunFolder], *, seconds: float = 2.0) -> Delive
 
 def _waiting(folder: RunFolder) -> list[str]:
     """Names of the messages that may be taken, the oldest first; none where the run is somebody else's."""
-    spool = _spool(folder)
+    spool = folder.alert_spool
     try:
         if spool.stat().st_uid != os.geteuid():
             return []
@@ -117,7 +118,7 @@ def _one(folder: RunFolder, name: str, seconds: float) -> str | None:
 
 def _claim(folder: RunFolder, name: str, seconds: float) -> _Message | None:
     """Take a message by renaming it; None where another process was faster or it is none of ours."""
-    spool, plain = _spool(folder), name.removeprefix(".")
+    spool, plain = folder.alert_spool, name.removeprefix(".")
     try:
         if name != plain:
             (spool / name).rename(spool / plain)
@@ -148,9 +149,7 @@ def _head(path: Path) -> dict[str, str]:
 
 def _write_head(path: Path, head: Mapping[str, str]) -> None:
     lines = [f"{word} {value}" for word, text in head.items() for value in text.split("\n")]
-    part = path / ".head"
-    part.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    part.replace(path / "head")
+    write_whole(path / "head", "\n".join(lines) + "\n")
 
 
 def _post(message: _Message, url: str, seconds: float) -> tuple[str, str]:
@@ -180,22 +179,8 @@ def _post(message: _Message, url: str, seconds: float) -> tuple[str, str]:
     return status, f"{message.target}: {how}"
 
 
-def _spool(folder: RunFolder) -> Path:
-    return folder.path / "alerts" / "spool"
-
-
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return []
-
-
-def going_out(folders: Iterable[RunFolder]) -> Iterator[RunFolder]:
-    """Those of the runs that have something to send."""
-    for folder in folders:
-        try:
-            if _waiting(folder):
-                yield folder
-        except OSError:
-            continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -10,6 +9,7 @@ from typing import Literal
 from slurmddp.errors import UserError
 from slurmddp.runs.events import append_event
 from slurmddp.runs.evidence import CANCELLED, Evidence, evidence
+from slurmddp.runs.files import write_whole
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import RunState
 from slurmddp.slurm.base import JobId
@@ -91,9 +91,7 @@ def _began(facts: Evidence, job_id: JobId) -> bool:
 
 def ask_to_stop(folder: RunFolder) -> None:
     """The stop file, whole or not at all: its first line is the reason, and this one is final."""
-    part = folder.stop.with_name(f"stop.part-{os.getpid()}")
-    part.write_text(f"{CANCELLED}\n", encoding="utf-8")
-    part.replace(folder.stop)
+    write_whole(folder.stop, f"{CANCELLED}\n")
 
 
 def _told(folder: RunFolder, done: Sequence[tuple[JobId, Done]], newest: JobId) -> str:

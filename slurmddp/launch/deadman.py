@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.plan.model import Plan
+from slurmddp.runs.files import write_whole
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import JobId
 from slurmddp.slurm.client import Slurm
@@ -29,13 +29,7 @@ def submit_deadman(plan: Plan, folder: RunFolder, job_id: JobId) -> str | None:
             log=str(folder.logs / "deadman.log"),
         )
         made = slurm.submit(command, folder.path)
-        _write(folder.path / "deadman.json", {"job_id": made.id, "watches": job_id.id})
+        write_whole(folder.path / "deadman.json", json.dumps({"job_id": made.id, "watches": job_id.id}) + "\n")
     except (UserError, ExternalError, OSError) as error:
         return f"the run has no dead-man job: {error}"
     return None
-
-
-def _write(path: Path, facts: dict[str, str]) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(facts) + "\n", encoding="utf-8")
-    part.replace(path)

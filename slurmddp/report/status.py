@@ -98,7 +98,7 @@ def _status(folder: RunFolder, facts: Evidence, view: JobView | None, answered: 
 
 
 def _undelivered(folder: RunFolder) -> int:
-    """Alerts that could not be sent yet, each a file of the spool."""
+    """Alerts that could not be sent yet, each an entry of the spool."""
     try:
         return sum(not path.name.startswith(".") for path in folder.alert_spool.iterdir())
     except OSError:
@@ -227,6 +227,4 @@ def follow_logs(
 
 def _ended(folder: RunFolder) -> bool:
     """Whether the script has written down its end."""
-    records = reversed(read_lines(folder.events).records)
-    job = (event.get("event") for event in records if event.get("event") in ("job_started", "job_ended"))
-    return next(job, None) == "job_ended"
+    return Evidence(events=read_lines(folder.events).records).ended is not None

@@ -129,7 +129,7 @@ class RunFolder:
 
     @property
     def alert_spool(self) -> Path:
-        """Alerts that could not be sent, one file each."""
+        """Alerts that could not be sent, a folder each."""
         return self.path / "alerts" / "spool"
 
     @property

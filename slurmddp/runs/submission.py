@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.runs.files import write_whole
 from slurmddp.runs.layout import RunFolder
 
 SCHEDULERS = ("slurm", "local", "allocation")
@@ -43,10 +44,7 @@ class Submission:
 
 def write(folder: RunFolder, submission: Submission) -> None:
     """Write submission.json, whole or not at all. Raises OSError."""
-    text = json.dumps({"schema": 1, **asdict(submission)}, indent=2) + "\n"
-    part = folder.submission.with_name(folder.submission.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(folder.submission)
+    write_whole(folder.submission, json.dumps({"schema": 1, **asdict(submission)}, indent=2) + "\n")
 
 
 def read(folder: RunFolder) -> Submission | None:

@@ -170,7 +170,6 @@ wait_for_child() {
 # --- what is looked at every 2 s, while anything runs on the nodes
 starts=0       # of the ranks, in this job
 noted=         # what the ranks of the newest start said of their end: RANK NODE TEXT
-noted_before=  # the same of the start before
 recovering=    # why the ranks had to start again; empty once they train
 longest_save=0
 marker_seen=
@@ -198,9 +197,8 @@ read_events() {
     case "$line" in
       *'"event": "rank_started"'*)
         starts=$((starts + 1))
-        noted_before=$noted
+        ((starts == 1)) || recovering=${recovering:-$(best_cause "$noted")}
         noted=
-        ((starts == 1)) || recovering=${recovering:-$(best_cause "$noted_before")}
         ;;
       *'"event": "error"'* | *'"event": "hang"'*) note "$line" ;;
       *'"event": "checkpoint_saved"'*)
