@@ -201,7 +201,7 @@ class _Reader:
             if kind != "Scalar":
                 raise UserError("has a key that is not a word", where=place)
             name: str = event.value
-            if name == "<<":
+            if name == "<<" and not event.style:  # in quotes it is a key as any other
                 raise UserError("holds a YAML merge key (<<)", where=place, todo="write the keys out")
             path = (*key, name)
             if name in result:
