@@ -25,10 +25,10 @@ from .runs import Alice, Run, merged
 STEPS = 120
 KINDS = ("started", "requeued", "recovered", "hang", "stopping", "failed", "finished")
 WEBHOOK = "/home/alice/webhook"
-#: Two nodes of two ranks each, with checkpoints every half second. Without the preflight each start is some seconds
-#: quicker; where nodes get lost, it has to be there.
+#: Two nodes of one rank each (most of a start is the import of torch), with checkpoints every half second. Without the
+#: preflight each start is some seconds quicker; where nodes get lost, it has to be there.
 JOB: dict[str, Any] = {
-    "resources": {"nodes": 2},
+    "resources": {"nodes": 2, "ranks_per_node": 1, "cpus_per_node": 2, "mem_per_node": "1500M"},
     "train": {
         "task": "faulty:create",
         "project": "/home/alice/faulty",
@@ -50,7 +50,7 @@ LOW = {"resources": {"partition": "low"}}
 LOW_WARNED = {"resources": {"partition": "low-warned"}}
 #: As many nodes as there are: one of them waits.
 SPARE = {"resources": {"nodes": {"min": 2, "max": 2, "spares": 1}}, "recovery": {"preflight": True}}
-#: One node of two ranks is enough to go on. Ranks draw their own dropout masks: without it, weights stay close.
+#: One node is enough to go on. Ranks draw their own dropout masks: without it, weights stay close.
 FEWER = {
     "resources": {"nodes": {"min": 1, "max": 2}},
     "recovery": {"preflight": True},

@@ -99,6 +99,13 @@ def test_what_is_not_known_is_null(silent: Alerts) -> None:
     assert found["log_tail"] == "" and found["attempt"] == 0
 
 
+def test_an_addresses_user_and_password_are_secrets_and_its_host_is_none(silent: Alerts) -> None:
+    silent.address("https://a-user-of-many-letters:a-word-of-many-letters@hooks-of-ours.example.org:8443/x", "json")
+    silent.log(b"a-user-of-many-letters and a-word-of-many-letters at hooks-of-ours.example.org\n")
+    silent.alert("failed", "FAILED", "boom", "nothing")
+    assert json.loads(silent.body("json"))["log_tail"] == "[secret] and [secret] at hooks-of-ours.example.org"
+
+
 def test_the_newest_log_and_attempt_are_taken_where_the_cause_names_no_node(silent: Alerts) -> None:
     silent.log(b"old\n", attempt=0)
     silent.log(b"new\n", attempt=12)
