@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from slurmddp.plan.model import Plan, Variable
 from slurmddp.render.engine import render
+from slurmddp.slurm.base import KEPT, LEAKING
+
+#: For the job that a job submits to go on in its place.
+_ENVIRONMENT = {"leaking": LEAKING, "kept": sorted(KEPT)}
 
 
 def job_script(plan: Plan) -> str:
@@ -24,12 +28,13 @@ def job_script(plan: Plan) -> str:
         preflight=_preflight(plan),
         step_options=[*overlap, *step],
         counts_gpus=counts_gpus,
+        **_ENVIRONMENT,
     )
 
 
 def guard_script(plan: Plan) -> str | None:
     """guard.sh: brings back a job that has lost the node of job.sh; None where such a job ends by itself."""
-    return render("sbatch/guard.sh.j2", plan=plan, slurm=True) if plan.elastic else None
+    return render("sbatch/guard.sh.j2", plan=plan, slurm=True, **_ENVIRONMENT) if plan.elastic else None
 
 
 def _preflight(plan: Plan) -> bool:

@@ -16,7 +16,7 @@ _JOB_ID = re.compile(r"(?P<id>[0-9]+|local-[0-9]+-[0-9]+)(?:;(?P<cluster>[^\s;]+
 # into the new one (facebookincubator/submitit#1814; goodfire-ai/spd#955). SQUEUE_*, SACCT_*, SCANCEL_* and
 # SCONTROL_* are users' own filters and formats (squeue(1), sacct(1), "ENVIRONMENT VARIABLES"): they would
 # hide or reshape what we ask.
-_LEAKING = (
+LEAKING = (
     "SLURM_",
     "SLURMD_",
     "SBATCH_",
@@ -31,7 +31,7 @@ _LEAKING = (
 )
 # How to reach this cluster at all: where slurm.conf is (or who serves it), and the token of sites with
 # auth/jwt.
-_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
+KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Scheduler(Protocol):
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without what an outer job left in it; how to reach the cluster stays (SLURM_CONF)."""
-    return {name: value for name, value in environment.items() if name in _KEPT or not name.startswith(_LEAKING)}
+    return {name: value for name, value in environment.items() if name in KEPT or not name.startswith(LEAKING)}
 
 
 def log_option(log: str) -> str:
