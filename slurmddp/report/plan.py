@@ -8,6 +8,7 @@ from slurmddp.plan.model import Plan
 from slurmddp.report.cost import cost_line
 from slurmddp.report.groups import parallel_lines
 from slurmddp.report.interval import interval_lines
+from slurmddp.report.survival import survival_lines
 from slurmddp.runtime.data import batch as dealing
 from slurmddp.spec.job import Batch
 from slurmddp.spec.resolve import Resolved
@@ -26,6 +27,8 @@ def plan_report(plan: Plan, resolved: Resolved) -> str:
         *_batch(plan, resolved),
         *_fewer_nodes(plan),
         *interval_lines(plan, resolved.job.checkpoint),
+        "",
+        *survival_lines(plan),
         "",
         cost_line(plan),
     ]

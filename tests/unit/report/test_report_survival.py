@@ -1,0 +1,68 @@
+"""What `slurmddp plan` says of faults and alerts."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmddp.report.survival import survival_lines
+from tests.helpers import LM_JOB, Desk
+
+SITE = (
+    "name: s\ntitle: t\n{more}partitions: {{p: {{gpus_per_node: 1}}}}\n"
+    "job: {{resources: {{partition: p, time: 2h}}, container: {{runtime: none}}}}\n"
+)
+AGAIN, CHAIN = "requeued, and goes on", "followed by a job that goes on (requeues are forbidden here)"
+
+
+def told(desk: Desk, *options: str, more: str = "", job: str = "name: n\nsite: s\ntrain: {script: a.py}\n") -> dict:
+    desk.site(SITE.format(more=more))
+    lines = survival_lines(desk.plan(job, *options))
+    return {line[:20].strip(): line[20:] for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "lost", "limit"),
+    [
+        ((), "", f"the job is {AGAIN}", f"told to save 120 s ahead; the job is {AGAIN} until it is done"),
+        (("recovery.requeue=false",), "", "the run ends", "told to save 120 s ahead; the run ends there"),
+        (
+            ("resources.nodes={min: 2, max: 4, spares: 1}", "resources.time=2m"),
+            "requeue: chain\n",
+            f"a spare takes its place, then the others go on, down to 2; below that, the job is {CHAIN}",
+            f"no warning ahead of it: the job is {CHAIN} until it is done",
+        ),
+        (
+            ("resources.nodes=1-2", "timeouts.stop=5m"),
+            "",
+            f"the others go on, down to 1; below that, the job is {AGAIN}",
+            f"told to save 300 s ahead; the job is {AGAIN} until it is done",
+        ),
+    ],
+)
+def test_nodes_and_time(desk: Desk, options: tuple[str, ...], more: str, lost: str, limit: str) -> None:
+    lines = told(desk, *options, more=more)
+    assert (lines["a node is lost"], lines["time limit"]) == (lost, limit)
+
+
+def test_ranks_and_the_breaker(desk: Desk) -> None:
+    own = told(desk, "recovery.no_progress=5")
+    assert own["a rank dies"] == "all ranks start again up to 100 times in place, and resume as the script does"
+    assert own["no progress"].startswith("after 5 failed starts") and "preflight" not in own
+    ours = told(desk, "launch.rendezvous=static", "recovery.preflight=false", job=LM_JOB)
+    assert ours["a rank dies"] == "all ranks start again in the next attempt, from the newest checkpoint"
+    assert ours["preflight"] == "none: recovery.preflight is false"
+
+
+def test_who_is_told(desk: Desk) -> None:
+    assert told(desk)["alerts"].startswith("none")
+    targets = "alerts=[{to: slack, on: [failed]}, {to: mail, on: [failed, finished]}]"
+    assert told(desk, targets)["alerts"] == "slack (failed), mail (fail, end); sent by job.sh"
+    more = "deadman: {partition: p}\nalerts: {from: login}\n"
+    assert told(desk, targets, more=more)["alerts"].endswith("; sent from the login node; a dead-man job looks on")
+    mail = told(desk, "alerts=[{to: mail, on: [failed]}]", more=more)["alerts"]
+    assert mail == "mail (fail)"
+
+
+def test_this_machine_has_neither_nodes_nor_limits(desk: Desk) -> None:
+    lines = told(desk, job="site: here\ntrain: {script: a.py}\n")
+    assert set(lines) == {"a rank dies", "no progress", "alerts"}
