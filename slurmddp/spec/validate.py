@@ -98,7 +98,7 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
     kind = detail["type"]
     if kind == "extra_forbidden":
         near = nearest_key(model, key)
-        known = _hint(key) or "`slurmddp init FILE` writes a job file with the known ones"
+        known = _hint(key) or "`slurmddp init FILE` writes a job file to start from; docs/job.md has all keys"
         todo = f"did you mean {near}?" if near else known
         return f"{place}{shown}: unknown key\n  -> {todo}"
     if kind == "missing":
