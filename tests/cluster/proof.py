@@ -28,11 +28,12 @@ WEBHOOK = "/home/alice/webhook"
 #: Two nodes of one rank each (most of a start is the import of torch), with checkpoints every half second. Without the
 #: preflight each start is some seconds quicker; where nodes get lost, it has to be there.
 JOB: dict[str, Any] = {
-    "resources": {"nodes": 2, "ranks_per_node": 1, "cpus_per_node": 2, "mem_per_node": "1500M"},
+    "resources": {"nodes": 2, "ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M"},
     "train": {
         "task": "faulty:create",
         "project": "/home/alice/faulty",
         "data": {"pace": faults.PACE, "dropout": 0.1},
+        "batch": {"global": 12, "micro": 6},
         "steps": STEPS,
         "optimizer": {"lr": 1e-3},
         "deterministic": True,
@@ -144,7 +145,7 @@ class Bench:
     receiver: Receiver
     deaf: Receiver
     _references: dict[bool, Reference] = field(default_factory=dict)
-    _lock: Lock = field(default_factory=Lock)
+    _locks: dict[bool, Lock] = field(default_factory=lambda: {True: Lock(), False: Lock()})
 
     @classmethod
     def on(cls, cluster: Cluster, image: str) -> Bench:
@@ -163,7 +164,7 @@ class Bench:
 
     def reference(self, scenario: Scenario) -> Reference:
         """The undisturbed run to compare with: of the same ranks, or without dropout and on half of them."""
-        with self._lock:
+        with self._locks[scenario.same]:
             if scenario.same not in self._references:
                 half = {"resources": {"nodes": 1}, "train": {"data": {"dropout": 0.0}}}
                 run = self.submit("undisturbed", {} if scenario.same else half)

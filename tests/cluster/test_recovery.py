@@ -35,6 +35,8 @@ esac
 def alice(cluster: Cluster, torch_image: str) -> Alice:
     cluster.write("/home/alice/agent", AGENT, mode=0o755)
     cluster.write("/home/alice/scripts/own.py", "")
+    profile = "name: chained\nbases: [testcluster]\nrequeue: chain\n"
+    cluster.write("/home/alice/.config/slurmddp/sites/chained.yaml", profile)
     return Alice(cluster, torch_image)
 
 
@@ -139,9 +141,9 @@ class TestAlone:
         assert (first["decision"], again["decision"]) == ("requeue", "done")
         assert len(events(run, "requeued")) == len(events(run, "hold_released")) == 1
 
-    @pytest.mark.parametrize("partition", ["low", "low-warned"])
+    @pytest.mark.parametrize("partition", ["low", "low-warned", "low-cancelled"])
     def test_preempted_it_goes_on(self, alice: Alice, partition: str) -> None:
-        """At once, Slurm itself requeues; with a warning, there is time to save, and the script does it."""
+        """At once, Slurm itself requeues; with a warning, there is time to save; and where Slurm would cancel, too."""
         run = pretend(alice, "stop", f"resources.partition={partition}", "resources.cpus_per_node=4")
         run.wait_for_event("attempt_started")
         here = f"--nodelist={batch_host(run)}"
@@ -156,8 +158,6 @@ class TestAlone:
         assert events(run, "hold_released")
 
     def test_where_requeues_are_forbidden_a_chained_job_goes_on(self, alice: Alice) -> None:
-        profile = "name: chained\nbases: [testcluster]\nrequeue: chain\n"
-        alice.cluster.write("/home/alice/.config/slurmddp/sites/chained.yaml", profile)
         run = pretend(alice, "stop", "site=chained")
         run.wait_for_event("attempt_started")
         alice.cluster.run("login", ["scancel", "--batch", "--signal=USR2", run.job_id])
@@ -224,3 +224,37 @@ class TestNodes:
             fresh_cluster.restart_host(lost)
             end(run)
             fresh_cluster.wait_nodes()
+
+    def test_where_requeues_are_forbidden_a_chained_job_follows_a_lost_node(
+        self, alice: Alice, fresh_cluster: Cluster
+    ) -> None:
+        """Of two runs at once: one needs all its nodes, the other one's script was on the node that is lost."""
+        places = (("2", "node3"), ("1-2", "node1"))
+        runs = [
+            pretend(
+                alice,
+                "sleep",
+                "site=chained",
+                f"resources.nodes={nodes}",
+                f"resources.sbatch_extra=[--exclude={without}]",
+            )
+            for nodes, without in places
+        ]
+        for run in runs:
+            run.wait_for_event("attempt_started")
+        assert [batch_host(run) for run in runs] == ["node1", "node2"]
+        time.sleep(6)  # the guards have begun
+        fresh_cluster.kill_host("node2")
+        try:
+            for run, reason in zip(
+                runs, ("node failure", "node node2, where the job's script ran, is lost"), strict=True
+            ):
+                requeued = run.wait_for_event("requeued", timeout=120)
+                assert (requeued["how"], requeued["reason"]) == ("chain", reason)
+        finally:
+            fresh_cluster.restart_host("node2")
+            fresh_cluster.wait_nodes()
+        for run in runs:
+            (requeued,) = events(run, "requeued")
+            ended = run.wait_for_event("job_ended", lambda row, job=requeued["next_job"]: row["job_id"] == job, 120)
+            assert (ended["decision"], ended["attempt"]) == ("done", 1)
