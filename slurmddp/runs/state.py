@@ -90,6 +90,8 @@ def _by_slurm(job: JobView, facts: Evidence) -> RunState:
         return RunState("done", _progress(marker))
     if job.state == "FAILED" and facts.cancel_requested:
         return RunState("cancelled", _join(ended, _progress(marker)))
+    if job.state == "PREEMPTED" and (facts.ended or {}).get("decision") == "done":
+        return RunState("done", _progress(marker))  # Slurm remembers a preemption of an earlier start
     if job.state == "PREEMPTED":
         return RunState("cancelled", _join("preempted", _progress(marker)))
     state = _PLAIN.get(job.state)

@@ -95,12 +95,14 @@ node_list=$SLURM_JOB_NODELIST
 
 # What Slurm says of this job now; where it does not answer, what it said last
 ask_slurm() {
-  local report
+  local report began
   report=$(timeout 5 scontrol show job "$slurm_job" -o 2>/dev/null)
+  [[ "$report" =~ \ StartTime=([0-9][^ ]*) ]] && began=${BASH_REMATCH[1]}
   [[ ! "$report" =~ JobState=([A-Z_]+) ]] || slurm_state=${BASH_REMATCH[1]}
   [[ ! "$report" =~ Reason=([A-Za-z_]+) ]] || slurm_reason=${BASH_REMATCH[1]}
   [[ ! "$report" =~ \ Restarts=([0-9]+) ]] || restarts=${BASH_REMATCH[1]}
-  [[ ! "$report" =~ \ PreemptTime=([0-9][^ ]*) ]] || preempted_at=${BASH_REMATCH[1]}
+  # Slurm keeps the time of a preemption that was before this start
+  [[ ! "$report" =~ \ PreemptTime=([0-9][^ ]*) || "${BASH_REMATCH[1]}" < "${began:-}" ]] || preempted_at=${BASH_REMATCH[1]}
   [[ ! "$report" =~ \ NodeList=([A-Za-z0-9][^ ]*) ]] || node_list=${BASH_REMATCH[1]}
 }
 
@@ -482,9 +484,15 @@ END
   )
 }
 
+# True where Slurm has put the job back since this script began
+in_the_queue() {
+  [[ "$(timeout 5 scontrol show job "$slurm_job" -o 2>/dev/null)" =~ \ Restarts=([0-9]+) ]] &&
+    ((BASH_REMATCH[1] > ${SLURM_RESTART_COUNT:-0}))
+}
+
 # Usage: requeue REASON. False where Slurm refuses.
 requeue() {
-  trap '' TERM INT USR2 # Slurm sends SIGTERM to this script as soon as the job is requeued
+  trap '' TERM INT USR2 # Slurm sends SIGTERM to all of the job as soon as it is requeued
   local answer tries
   if [[ "$1" == "node failure" ]] || { [[ "$1" == preemption ]] &&
     [[ "$(timeout 5 scontrol show partition "$SLURM_JOB_PARTITION" -o)" == *PreemptMode=*REQUEUE* ]]; }; then
@@ -493,7 +501,9 @@ requeue() {
   fi
   release_hold
   for ((tries = 1; ; tries++)); do
-    answer=$(timeout 10 scontrol requeue "$slurm_job" 2>&1) && break
+    # What this script ignores, timeout makes its child heed: scontrol, killed before it has the answer, would look refused.
+    answer=$(timeout --signal=KILL 10 bash -c 'trap "" TERM; exec scontrol requeue "$1"' - "$slurm_job" 2>&1) && break
+    ! in_the_queue || break # the answer was lost
     say "Slurm does not requeue the job: $answer"
     [[ "$answer" == *"contact slurm controller"* ]] && ((tries < 8)) || return 1 # it may just be starting again
     sleep 5

@@ -83,6 +83,13 @@ def test_pending_again_where_slurm_does_not_count_restarts() -> None:
     assert judge(JobView("PENDING", "BeginTime"), facts(started())).state == "requeued"
 
 
+def test_slurm_remembers_a_preemption_of_an_earlier_start() -> None:
+    done = {**ended(0, attempt=1), "decision": "done"}
+    again = (started(), requeued("requeue"), ended(0), started(1), done)
+    assert judge(JobView("PREEMPTED"), facts(*again)).state == "done"
+    assert judge(JobView("PREEMPTED"), facts(*again[:-2])).state == "cancelled"
+
+
 def test_stop_file() -> None:
     assert judge(JobView("RUNNING"), facts(started(), stop_requested=True)).state == "stopping"
     assert judge(JobView("PENDING"), facts(stop_requested=True)).state == "pending"
