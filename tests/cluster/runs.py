@@ -101,7 +101,7 @@ class Run:
             if found:
                 return found[0]
             seen = "\n".join(map(str, rows))
-            assert time.monotonic() < deadline, f"no {event}:\n{seen}\n{self.logs()}"
+            assert time.monotonic() < deadline, f"no {event}:\n{seen}\n{self.cluster.job(self.job_id)}\n{self.logs()}"
             time.sleep(0.1)
 
     def logs(self) -> str:
