@@ -1,4 +1,4 @@
-"""build-image: a .sif from an NGC tag or a local base."""
+"""build-image: a .sif from a recipe, an NGC release or a local base."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,15 +15,34 @@ def register(app: typer.Typer) -> None:
 
 def build_image(
     target: Annotated[Path, typer.Argument(metavar="IMAGE.sif", help="The image to make.")],
-    base: Annotated[str, typer.Option(help="NGC release (25.04), docker://REF, a .sif, or a root folder.")],
+    recipe: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="What to make: ngc-pytorch, ngc-pytorch-ofed, cpu-debian, or a file."),
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="NGC release (25.04), docker://REF, a .sif, or a root folder.")
+    ] = None,
+    apt: Annotated[list[str] | None, typer.Option(metavar="PACKAGE", help="Install with apt; may be repeated.")] = None,
     pip: Annotated[list[str] | None, typer.Option(metavar="PACKAGE", help="Install with pip; may be repeated.")] = None,
+    requirements: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Install a requirements file with pip.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an image that exists.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the definition file; build nothing.")] = False,
 ) -> None:
     """Render a definition file and build it with this machine's Apptainer or Singularity."""
-    from slurmddp.images.make import build_image as build
+    import os
 
-    result = build(target, base, tuple(pip or ()), Path.cwd(), force, dry_run, opt.say)
+    from slurmddp.errors import UserError
+    from slurmddp.images.make import build_image as build
+    from slurmddp.images.recipe import read_recipe
+
+    if recipe is None and base is None:
+        todo = "--recipe ngc-pytorch, or --base 25.04 (an NGC release, docker://REF, a .sif, a root folder)"
+        raise UserError("nothing says what the image is made from", todo=todo)
+    options = {"base": base, "apt": apt, "pip": pip, "requirements": requirements}
+    image = read_recipe(recipe, options, Path.cwd(), os.environ)
+    result = build(target, image, Path.cwd(), force, dry_run, opt.say)
     if result.built is None:
         typer.echo(result.definition, nl=False)
     else:

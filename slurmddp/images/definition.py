@@ -1,52 +1,48 @@
-"""The definition file of an image: a base and pip packages in, text out. Pure."""
+"""The definition file of an image: ingredients in, text out. Pure."""
 
 from __future__ import annotations
 
-import re
-
-from slurmddp.errors import UserError
-from slurmddp.images.base import Base, check_text
+from slurmddp.images.recipe import Ingredients
 from slurmddp.render.engine import render
 
-# What begins otherwise is an option or a path, and a line that begins with '%' opens a section wherever it
-# stands (apptainer, pkg/build/types/parser/deffile.go, scanDefinitionFile).
-_REQUIREMENT = re.compile(r"[A-Za-z0-9].*")
-_PASSWORD = re.compile(r"(https?://[^/\s]*@|://[^/\s@]*:[^/\s]*@)")
+#: Where the image has the requirements file that it was made from.
+REQUIREMENTS = "/usr/local/share/slurmddp/requirements.txt"
 
 
-def check_requirement(text: str, where: str = "--pip") -> str:
-    """One requirement as pip takes it: `name`, `name==1.2`, `name[extra]>=3`, `name @ https://...`, `git+https://...`.
-
-    Raises UserError for options, paths, and addresses that hold a password: the definition stays in the
-    image.
-    """
-    try:
-        check_text(text, "the requirement")
-    except UserError as error:
-        raise UserError(error.what, where=where, todo="write one requirement, such as 'datasets>=3'") from None
-    if not _REQUIREMENT.fullmatch(text):
-        raise UserError(
-            f"{text!r} is not a requirement but an option or a path",
-            where=where,
-            todo="write a name, such as 'datasets>=3'",
-        )
-    if _PASSWORD.search(text):
-        raise UserError(
-            "a requirement's address holds a user or password, which everyone could read in the image",
-            where=where,
-            todo="put the package into an index or a public repository",
-        )
-    return text
-
-
-def render_definition(base: Base, pip: tuple[str, ...], version: str) -> str:
+def render_definition(image: Ingredients, version: str, digest: str | None = None, commit: str | None = None) -> str:
     """The text of the definition file; `version` is slurmddp's own.
 
-    Raises UserError for a requirement that cannot stand in it, ValueError where anything would be left that
-    Apptainer takes for a build argument.
+    digest: of a base in a registry (sha256:...), which then stands in the place of its tag; commit: of the recipe.
+    Raises ValueError where anything would be left that Apptainer takes for a build argument.
     """
-    packages = tuple(check_requirement(item) for item in pip)
-    text = render("container/image.def.j2", base=base, pip=packages, version=version)
+    index = ["--index-url", image.index] if image.index else []
+    words = [*index, *(["--requirement", REQUIREMENTS] if image.requirements else []), *image.pip]
+    source = image.base.source if digest is None else f"{_untagged(image.base.source)}@{digest}"
+    labels = [
+        ("slurmddp.version", version),
+        ("slurmddp.recipe", image.name),
+        ("slurmddp.base", image.base.reference),
+        ("slurmddp.digest", digest or ""),
+        ("slurmddp.commit", commit or ""),
+        ("slurmddp.pip", " ".join(image.pip)),
+        *image.labels,
+    ]
+    text = render(
+        "container/image.def.j2",
+        image=image,
+        version=version,
+        digest=digest,
+        source=source,
+        words=words,
+        labels=[(name, value) for name, value in labels if value],
+    )
     if "{{" in text or "}}" in text:
         raise ValueError("the definition file holds '{{' or '}}', which Apptainer takes for a build argument")
     return text
+
+
+def _untagged(source: str) -> str:
+    """`host:5000/name:tag` without tag and digest."""
+    source = source.partition("@")[0]
+    head, slash, last = source.rpartition("/")
+    return head + slash + last.partition(":")[0]

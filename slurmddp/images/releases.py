@@ -1,4 +1,4 @@
-"""The table of NVIDIA's PyTorch images, read from containers/ngc-pytorch.yaml when it is needed."""
+"""The table of NVIDIA's PyTorch images, read from containers/tables/ngc-pytorch.yaml when it is needed."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def releases() -> Mapping[str, Release]:
     """All known releases by tag, oldest first."""
     from slurmddp.spec.document import read_file
 
-    path = asset_folder("containers") / "ngc-pytorch.yaml"
-    table = read_file(path, "releases", f"containers/{path.name}").tree["releases"]
+    path = asset_folder("containers") / "tables" / "ngc-pytorch.yaml"
+    table = read_file(path, "releases", f"containers/tables/{path.name}").tree["releases"]
     return {tag: _release(tag, row) for tag, row in sorted(table.items())}
 
 

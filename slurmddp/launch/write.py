@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,11 +41,13 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
     files = run_files(prepared, "RUN_ID")
     container = prepared.resolved.job.container
     if container.base is not None:
-        from slurmddp.images.base import parse_base
         from slurmddp.images.definition import render_definition
+        from slurmddp.images.recipe import read_recipe
 
-        base = parse_base(container.base, Path.cwd())
-        files["image.def"] = render_definition(base, container.pip, prepared.plan.version)
+        options = {"base": container.base, "pip": container.pip}
+        files["image.def"] = render_definition(
+            read_recipe(None, options, Path.cwd(), os.environ), prepared.plan.version
+        )
     elif prepared.plan.container.runtime != "none":
         say("note: no image.def: container.base does not say what the image is made from")
     try:

@@ -37,6 +37,7 @@ _NO_KEYS = ("[key]", "[number]", "[range]")
 #: What to do about a mistake below a key, where its own message does not say it.
 _HINTS = {
     ("resources", "nodes"): "write 4, 2-4, 4+1 or 2-4+1 (+1: a spare), or {min: 2, max: 4, spares: 1}",
+    ("base",): "say what the image starts from: 25.04 (an NGC release), docker://REF, a .sif or a root folder",
     ("alerts",): "an entry is such as {to: slack, name: NAME, on: [failed, finished]}: see docs/alerts.md",
 }
 

@@ -15,6 +15,7 @@ from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.builder import Builder, build_command, find_builder, parse_version
 from slurmddp.images.lock import read_lock
 from slurmddp.images.make import BuildResult, build_image
+from slurmddp.images.recipe import read_recipe
 
 from .conftest import Apptainer
 
@@ -23,14 +24,10 @@ NEW = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0new"
 
 def make(folder: Path, name: str = "out/image.sif", **changes: object) -> tuple[BuildResult, list[str]]:
     said: list[str] = []
-    options: dict[str, object] = {
-        "base": "base.sif",
-        "pip": (),
-        "cwd": folder,
-        "force": False,
-        "dry_run": False,
-    }
-    result = build_image(Path(name), report=said.append, **{**options, **changes})  # type: ignore[arg-type]
+    wanted = {"base": changes.pop("base", "base.sif"), "pip": changes.pop("pip", ())}
+    options: dict[str, object] = {"cwd": folder, "force": False, "dry_run": False}
+    image = read_recipe(None, wanted, folder, {})
+    result = build_image(Path(name), image, report=said.append, **{**options, **changes})  # type: ignore[arg-type]
     return result, said
 
 
@@ -142,9 +139,11 @@ import sys
 from pathlib import Path
 from slurmddp.errors import SlurmddpError
 from slurmddp.images.make import build_image
+from slurmddp.images.recipe import read_recipe
 try:
     show = lambda line: print(line, flush=True)
-    build_image(Path("image.sif"), "base.sif", (), Path.cwd(), True, False, show)
+    image = read_recipe(None, {"base": "base.sif"}, Path.cwd(), {})
+    build_image(Path("image.sif"), image, Path.cwd(), True, False, show)
 except SlurmddpError as error:
     print(error, flush=True)
     sys.exit(error.exit_code)

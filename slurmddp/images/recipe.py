@@ -1,0 +1,178 @@
+"""From a recipe, by its name or its file, and the command line to what goes into an image."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from slurmddp.assets import asset_folder
+from slurmddp.errors import UserError
+from slurmddp.images.base import Base, check_text, parse_base
+from slurmddp.spec.document import Document, Key, Origin, read_file
+from slurmddp.spec.expand import Expander
+from slurmddp.spec.layers import merge
+from slurmddp.spec.recipe import Recipe
+from slurmddp.spec.validate import origin_of, validate
+
+# What begins otherwise is an option or a path, and a line that begins with '%' opens a section wherever it
+# stands (apptainer, pkg/build/types/parser/deffile.go, scanDefinitionFile).
+_REQUIREMENT = re.compile(r"[A-Za-z0-9].*")
+_PASSWORD = re.compile(r"(https?://[^/\s]*@|://[^/\s@]*:[^/\s]*@)")
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """All that an image is made from, paths absolute.
+
+    name:         of the recipe; "image" where the command line alone says it all.
+    requirements: a requirements file, read when the image is built; files: (source, path in the image).
+    """
+
+    name: str
+    base: Base
+    title: str | None = None
+    apt: tuple[str, ...] = ()
+    pip: tuple[str, ...] = ()
+    requirements: Path | None = None
+    index: str | None = None
+    installer: str = "pip"
+    files: tuple[tuple[Path, str], ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    setup: tuple[str, ...] = ()
+    test: tuple[str, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """Files and folders whose content goes into the image, the base not among them."""
+        return (*(source for source, _ in self.files), *([self.requirements] if self.requirements else []))
+
+
+def recipe_names() -> list[str]:
+    """The shipped recipes."""
+    return sorted(path.stem for path in asset_folder("containers").glob("*.yaml"))
+
+
+def recipe_file(name: str, cwd: Path) -> Path:
+    """The file of a recipe: a shipped one by its name, or a path. Raises UserError that names the known ones."""
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        path = Path((cwd / name).absolute())
+        if path.exists():
+            return path
+        names = ", ".join(recipe_names())
+        raise UserError(f"there is no {path}", where="--recipe", todo=f"{names}, or a file that is there")
+    path = asset_folder("containers") / f"{name}.yaml"
+    if name in recipe_names():
+        return path
+    import difflib
+
+    near = difflib.get_close_matches(name, recipe_names(), 3, 0.4) or recipe_names()
+    raise UserError(
+        f"unknown recipe {name!r}", where="--recipe", todo=f"{', '.join(near)}, or a file of your own: ./{name}.yaml"
+    )
+
+
+def read_recipe(
+    recipe: str | None, options: Mapping[str, object], cwd: Path, environment: Mapping[str, str]
+) -> Ingredients:
+    """The ingredients of a recipe (None: of the options alone), with the command line's options laid over it.
+
+    options: recipe keys, values as in a YAML file; lists add. Relative paths of a recipe begin at its own folder (of a
+    shipped one at `cwd`), those of the options at `cwd`.
+    Raises UserError that lists every mistake with its place.
+    """
+    documents, folder, name = [], cwd, "image"
+    if recipe is not None:
+        path = recipe_file(recipe, cwd)
+        shipped = path.parent == asset_folder("containers")
+        documents.append(read_file(path, "recipe", f"containers/{path.name}" if shipped else str(path)))
+        folder, name = (cwd if shipped else path.parent), path.stem
+    documents.append(_of_options(options))
+    layered = merge(Recipe, documents)
+    found = Expander(environment).model(validate(Recipe, layered))
+    given = {key: str(origin_of(layered, (key,)).where) for key in ("base", "requirements") if key in layered.tree}  # type: ignore[union-attr]
+    pip = tuple(
+        check_requirement(item, _where(layered.origins.get(("pip", str(index))), "--pip"))
+        for index, item in enumerate(found.pip)
+    )
+    base = parse_base(found.base, cwd if given["base"].startswith("--") else folder, where=given["base"])
+    made = Ingredients(
+        name=name, base=base, title=found.title, apt=found.apt, pip=pip, index=found.index, installer=found.installer,
+        environment=tuple(found.environment.items()), setup=found.setup, test=found.test,
+        labels=tuple(sorted(found.labels.items())),
+        files=tuple((_source(folder / item.source), item.destination) for item in found.files),
+    )  # fmt: skip
+    if found.requirements is None:
+        return made
+    place = cwd if given["requirements"].startswith("--") else folder
+    return replace(made, requirements=_requirements(place / found.requirements, given["requirements"]))
+
+
+def _of_options(options: Mapping[str, object]) -> Document:
+    """The command line as the highest layer."""
+    tree = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items() if value}
+    origins: dict[Key, Origin] = {(key,): Origin("command line", f"--{key}") for key in tree}
+    return Document(tree, origins)
+
+
+def _where(origin: Origin | None, otherwise: str) -> str:
+    return origin.where if origin else otherwise
+
+
+def _source(path: Path) -> Path:
+    path = Path(path.absolute())
+    if not path.exists():
+        raise UserError(f"the file {path} does not exist", where="files", todo="correct the recipe's `files`")
+    return path
+
+
+def check_requirement(text: str, where: str = "--pip") -> str:
+    """One requirement as pip takes it: `name`, `name==1.2`, `name[extra]>=3`, `name @ https://...`, `git+https://...`.
+
+    Raises UserError for options, paths, and addresses that hold a password: the definition stays in the
+    image.
+    """
+    try:
+        check_text(text, "the requirement")
+    except UserError as error:
+        raise UserError(error.what, where=where, todo="write one requirement, such as 'datasets>=3'") from None
+    if not _REQUIREMENT.fullmatch(text):
+        raise UserError(
+            f"{text!r} is not a requirement but an option or a path",
+            where=where,
+            todo="write a name, such as 'datasets>=3'",
+        )
+    if _PASSWORD.search(text):
+        raise UserError(
+            "a requirement's address holds a user or password, which everyone could read in the image",
+            where=where,
+            todo="put the package into an index or a public repository",
+        )
+    return text
+
+
+def _requirements(path: Path, where: str) -> Path:
+    """A requirements file that means the same inside of the image.
+
+    Raises UserError for lines that name other files, which would not be there, and for passwords.
+    """
+    path = Path(path.absolute())
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UserError(f"the requirements {path} cannot be read: {why}", where=where) from None
+    for number, line in enumerate(lines, 1):
+        words = line.split(" #")[0].strip()
+        place = f"{path}:{number}"
+        if re.match(r"(-[rce]|--(requirement|constraint|editable)\b|\.{0,2}/)", words):
+            raise UserError(
+                f"{words!r} names a file that the image does not have",
+                where=place,
+                todo="write the packages themselves, and copy code by the recipe's `files`",
+            )
+        if _PASSWORD.search(words):
+            raise UserError("holds a user or password, which everyone could read in the image", where=place)
+    return path

@@ -1,0 +1,96 @@
+"""Recipes: the shipped ones, a user's own, the command line over them, and what each mistake is answered with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmddp.errors import UserError
+from slurmddp.images.definition import render_definition
+from slurmddp.images.recipe import read_recipe, recipe_names
+from tests.helpers import refusal
+
+
+def refused(recipe: str | None, folder: Path, **options: object) -> str:
+    with pytest.raises(UserError) as caught:
+        read_recipe(recipe, options, folder, {})
+    return refusal(caught.value).replace(f"{folder}/", "")
+
+
+def test_the_shipped_ones() -> None:
+    assert recipe_names() == ["cpu-debian", "ngc-pytorch", "ngc-pytorch-ofed"]
+    for name in recipe_names():
+        image = read_recipe(name, {}, Path("/"), {})
+        assert image.name == name and image.title
+        assert f"slurmddp.recipe {name}" in render_definition(image, "1")
+    assert read_recipe("ngc-pytorch", {}, Path("/"), {}).base.release is not None
+
+
+def test_the_command_line_over_a_recipe(tmp_path: Path) -> None:
+    image = read_recipe("cpu-debian", {"base": "25.06", "apt": ["git"], "pip": ("einops",)}, tmp_path, {})
+    assert image.base.source == "nvcr.io/nvidia/pytorch:25.06-py3"
+    assert image.apt[-1] == "git" and "python3" in image.apt
+    assert image.pip == ("torch==2.13.0", "numpy", "einops")
+
+
+def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
+    own = tmp_path / "images"
+    (own / "src").mkdir(parents=True)
+    (own / "wanted.txt").write_text("einops # a comment\n--index-url https://example.org/simple\n")
+    (own / "mine.yaml").write_text(
+        "base: 25.04\nrequirements: wanted.txt\nfiles: ['src:/opt/src', {source: $WHERE/x, destination: /opt/x}]\n"
+        "environment: {LEVEL: 03, EMPTY: ''}\nsetup:\n- |\n  make\n  make install\nlabels: {team: us}\n"
+    )
+    (tmp_path / "x").write_text("x")
+    image = read_recipe("images/mine.yaml", {}, tmp_path, {"WHERE": str(tmp_path)})
+    assert image.name == "mine"
+    assert image.requirements == own / "wanted.txt"
+    assert image.files == ((own / "src", "/opt/src"), (tmp_path / "x", "/opt/x"))
+    assert image.environment == (("LEVEL", "03"), ("EMPTY", ""))
+    assert image.setup == ("make\nmake install",)
+    assert image.sources == (own / "src", tmp_path / "x", own / "wanted.txt")
+
+
+def test_relative_paths_of_the_command_line_begin_here(tmp_path: Path) -> None:
+    (tmp_path / "wanted.txt").write_text("einops\n")
+    image = read_recipe("ngc-pytorch", {"requirements": "wanted.txt"}, tmp_path, {})
+    assert image.requirements == tmp_path / "wanted.txt"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("apt: [git]", "base: is missing"),
+        ("base: 25.04\nbass: 1", "mine.yaml:2: bass: unknown key\n  -> did you mean base?"),
+        ("base: '25.07'", "mine.yaml:1: NGC PyTorch release 25.07 is not in the table; the nearest are 25.05,"),
+        ("base: 25.04\napt: [git-]", "'git-' is no Debian package"),
+        ("base: 25.04\napt: ['git; rm']", "is no Debian package"),
+        ("base: 25.04\npip: [./here]", "mine.yaml:2: './here' is not a requirement"),
+        ("base: 25.04\nfiles: [a]", "must be source:destination"),
+        ("base: 25.04\nfiles: ['a:b']", "must be an absolute path in the image"),
+        ("base: 25.04\nfiles: ['a:/tmp/b']", "which the build covers"),
+        ("base: 25.04\nfiles: ['gone:/opt/b']", "gone does not exist"),
+        ("base: 25.04\nsetup: ['make', '%post']", "mine.yaml:2: setup.1: '%post' has a line that begins with '%'"),
+        ("base: 25.04\nsetup: ['echo {{ x }}']", "takes for a build argument"),
+        ("base: 25.04\nenvironment: {A: '{{ x }}'}", "sets A, which holds '{{'"),
+        ("base: 25.04\nlabels: {'a b': c}", "must be letters, digits"),
+        ("base: 25.04\ninstaller: conda", "must be one of 'pip' or 'uv'"),
+        ("base: 25.04\nrequirements: gone.txt", "gone.txt cannot be read"),
+        ("base: 25.04\nrequirements: nested.txt", "nested.txt:2: '-r other.txt' names a file that the image"),
+        ("base: 25.04\nrequirements: token.txt", "token.txt:1: holds a user or password"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "a").write_text("")
+    (tmp_path / "nested.txt").write_text("einops\n-r other.txt\n")
+    (tmp_path / "token.txt").write_text("--index-url https://me:word@example.org\n")
+    (tmp_path / "mine.yaml").write_text(text + "\n")
+    assert words in refused("mine.yaml", tmp_path)
+
+
+def test_an_unknown_recipe_and_a_missing_file(tmp_path: Path) -> None:
+    assert "ngc-pytorch" in refused("ngc-pytorh", tmp_path)
+    assert refused("./mine.yaml", tmp_path).startswith("--recipe: there is no mine.yaml\n  -> cpu-debian, ngc-pytorch,")
+    assert "--base: " in refused(None, tmp_path, base="gone.sif")
+    assert refused("cpu-debian", tmp_path, pip=["-r x"]).startswith("--pip: '-r x'")
