@@ -14,7 +14,9 @@ def register(app: typer.Typer) -> None:
 
 
 def build_image(
-    target: Annotated[Path, typer.Argument(metavar="IMAGE.sif", help="The image to make.")],
+    target: Annotated[
+        Path | None, typer.Argument(metavar="[IMAGE.sif]", help="The image to make; default: images/NAME-HASH.sif.")
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(metavar="NAME|FILE", help="What to make: ngc-pytorch, ngc-pytorch-ofed, cpu-debian, or a file."),
@@ -27,10 +29,10 @@ def build_image(
     requirements: Annotated[
         str | None, typer.Option(metavar="FILE", help="Install a requirements file with pip.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an image that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Build it again, and replace what is there.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the definition file; build nothing.")] = False,
 ) -> None:
-    """Render a definition file and build it with this machine's Apptainer or Singularity."""
+    """Build an image with this machine's Apptainer or Singularity; unchanged inputs need no second build."""
     import os
 
     from slurmddp.errors import UserError
@@ -43,7 +45,7 @@ def build_image(
     options = {"base": base, "apt": apt, "pip": pip, "requirements": requirements}
     image = read_recipe(recipe, options, Path.cwd(), os.environ)
     result = build(target, image, Path.cwd(), force, dry_run, opt.say)
-    if result.built is None:
+    if dry_run:
         typer.echo(result.definition, nl=False)
     else:
-        typer.echo(result.built.image)
+        typer.echo(result.target)

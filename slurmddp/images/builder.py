@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import errno
 import hashlib
 import os
+import platform
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images import spython_adapter
-from slurmddp.images.base import Base
-from slurmddp.images.lock import lock_path, lock_text, sha256
+from slurmddp.images.lock import lock_path, lock_text, sha256, writing
 from slurmddp.images.process import StopSignals
 from slurmddp.images.sif import is_sif
 
 Flavour = Literal["apptainer", "singularityce", "singularity"]
 Report = Callable[[str], None]
 
+#: The list of the image's Python packages, which its definition writes.
+PACKAGES = "/usr/local/share/slurmddp/packages.txt"
 NAMES = ("apptainer", "singularity")
 _SHOWN_LINES = 20
 # Python's own variables reach %test (apptainer, internal/pkg/build/stage.go, runTestScript, runs it without
@@ -94,8 +95,8 @@ def build_command(builder: Builder, definition: Path, image: Path, root: bool) -
     return [builder.name, "build", "--force", *fakeroot, str(image), str(definition)]
 
 
-def check_target(target: Path, force: bool) -> None:
-    """Raise UserError for a path at which no image can or may be written."""
+def check_name(target: Path) -> None:
+    """Raise UserError for a path at which no image can be."""
     if ":" in target.name or "," in target.name or not target.name.isprintable():
         raise UserError(
             f"the image's name {target.name!r} holds ':', ',' or a control character",
@@ -103,6 +104,11 @@ def check_target(target: Path, force: bool) -> None:
         )
     if target.is_dir():
         raise UserError(f"{target} is a folder", todo=f"name a file in it: {target / 'image.sif'}")
+
+
+def check_target(target: Path, force: bool) -> None:
+    """Raise UserError for a path at which no image can or may be written."""
+    check_name(target)
     if os.path.lexists(target) and not force:
         raise UserError(f"{target} exists already", todo="--force replaces it once the new image is built")
 
@@ -112,12 +118,13 @@ def build(
     target: Path,
     builder: Builder,
     *,
-    base: Base,
-    pip: tuple[str, ...],
+    facts: Mapping[str, Any],
     force: bool,
     report: Report,
 ) -> Built:
     """Build the definition into `target`, an absolute path, with a .def, .build.log and .lock.json beside it.
+
+    facts: what the lock says besides what is known of the image itself.
 
     Every line that the builder says goes to `report` and into the log. An image that is there already stays
     untouched until the new one is complete and inspected.
@@ -127,7 +134,7 @@ def build(
     check_target(target, force)
     log = target.with_name(target.name + ".build.log")
     with StopSignals() as stop, _draft(target) as (draft, draft_definition, draft_lock):
-        with _writing(target):
+        with writing(target):
             draft_definition.write_text(definition, encoding="utf-8")
         command = build_command(builder, draft_definition, draft, os.geteuid() == 0)
         _run_build(command, definition, log, stop, report)
@@ -135,7 +142,7 @@ def build(
         stop.check()
         state = draft.stat()
         digest = sha256(draft, stop.check)
-        facts = {
+        known = {
             "image": target.name,
             "bytes": state.st_size,
             "mtime": state.st_mtime,
@@ -143,13 +150,14 @@ def build(
             "torch": torch,
             "builder": asdict(builder),
             "definition_sha256": hashlib.sha256(definition.encode()).hexdigest(),
-            "base": base.reference,
-            "pip": list(pip),
+            "packages": _packages(builder, draft, stop),
+            "host": platform.node(),
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            **facts,
         }
         final_definition = target.with_name(target.name + ".def")
-        with _writing(target):
-            draft_lock.write_text(lock_text(facts), encoding="utf-8")
+        with writing(target):
+            draft_lock.write_text(lock_text(known), encoding="utf-8")
             stop.check()
             # From here on it takes no time. A lock that belongs to another file is recognised by its bytes
             # and mtime.
@@ -166,7 +174,7 @@ def _run_build(command: list[str], definition: str, log: Path, stop: StopSignals
     """
     environment = {key: value for key, value in os.environ.items() if not _SCRUBBED.fullmatch(key)}
     last: collections.deque[str] = collections.deque(maxlen=_SHOWN_LINES)
-    with _writing(log):
+    with writing(log):
         file = log.open("w", encoding="utf-8", errors="replace")
     with file:
         file.write("".join(f"# {line}\n" for line in [" ".join(command), "", *definition.splitlines(), ""]))
@@ -200,6 +208,16 @@ def _inspect(builder: Builder, image: Path, log: Path, stop: StopSignals) -> str
     return None if found == "none" else found
 
 
+def _packages(builder: Builder, image: Path, stop: StopSignals) -> list[str] | None:
+    """What `pip freeze` said in the build; None where this machine cannot run images, or the image has no list."""
+    try:
+        text = spython_adapter.file_in(builder.name, image, PACKAGES)
+    except ExternalError:
+        stop.check()
+        return None
+    return text.splitlines()
+
+
 def _failure(head: str, last: collections.deque[str], log: Path) -> str:
     shown = "".join(f"  | {line}\n" for line in last) or "  | (it said nothing)\n"
     return f"{head}; the end of its log:\n{shown}the whole log: {log}"
@@ -208,7 +226,7 @@ def _failure(head: str, last: collections.deque[str], log: Path) -> str:
 @contextlib.contextmanager
 def _draft(target: Path) -> Iterator[tuple[Path, Path, Path]]:
     """Names beside the target for the image, definition and lock in the making; gone afterwards."""
-    with _writing(target):
+    with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     stem = f".{target.name}.{secrets.token_hex(4)}"
     names = tuple(target.with_name(f"{stem}.{kind}") for kind in ("part", "def", "lock"))
@@ -218,16 +236,3 @@ def _draft(target: Path) -> Iterator[tuple[Path, Path, Path]]:
         for path in names:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """What the file system refuses is the user's message."""
-    try:
-        yield
-    except OSError as error:
-        why = "there is a file in its place" if error.errno == errno.EEXIST else error.strerror
-        raise UserError(
-            f"{error.filename or path} cannot be written: {why}",
-            todo="name another place for the image",
-        ) from None

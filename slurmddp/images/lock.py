@@ -6,11 +6,15 @@ the hash while the file's size and time are those.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from slurmddp.errors import UserError
 
 _CHUNK = 1 << 22
 
@@ -44,3 +48,16 @@ def sha256(path: Path, between: Callable[[], None] = lambda: None) -> str:
             between()
             digest.update(chunk)
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the file system refuses becomes the user's message. Raises UserError."""
+    try:
+        yield
+    except OSError as error:
+        why = "there is a file in its place" if error.errno == errno.EEXIST else error.strerror
+        raise UserError(
+            f"{error.filename or path} cannot be written: {why}",
+            todo="name another place for the image",
+        ) from None

@@ -55,6 +55,11 @@ def labels(name: str, image: Path) -> dict[str, str]:
     return {str(key): str(value) for key, value in (attributes.get("labels") or {}).items()}
 
 
+def file_in(name: str, image: Path, path: str) -> str:
+    """A text file of an image. Raises ExternalError where the image cannot be run here, or has no such file."""
+    return _run([name, "exec", "--contain", "--no-home", str(image), "cat", path])
+
+
 def _spython_version() -> Any:
     kept = os.environ.pop(_VERSION_VARIABLE, None)
     try:

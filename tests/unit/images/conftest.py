@@ -14,6 +14,9 @@ case $1 in
   inspect)
     [ -z "$FAKE_INSPECT_FAILS" ] || { echo "FATAL: no image" >&2; exit 255; }
     echo '{"data": {"attributes": {"labels": {"slurmddp.torch": "2.7.0"}}}, "type": "container"}' ;;
+  exec)
+    [ -z "$FAKE_EXEC_FAILS" ] || { echo "FATAL: no user namespaces" >&2; exit 255; }
+    printf 'einops==0.8.1\ntorch==2.7.0\n' ;;
   build)
     image=${@: -2:1} definition=${@: -1}
     grep -q ^Bootstrap: "$definition" || exit 3

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp import __version__
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.builder import Builder, build_command, find_builder, parse_version
 from slurmddp.images.lock import read_lock
@@ -61,7 +63,13 @@ def test_an_image_its_definition_its_log_and_its_lock(apptainer: Apptainer, base
         "definition_sha256": sha256(result.definition.encode()).hexdigest(),
         "base": str(base),
         "pip": ["einops"],
+        "packages": ["einops==0.8.1", "torch==2.7.0"],
+        "recipe": "image",
+        "slurmddp": __version__,
+        "host": platform.node(),
+        "inputs": lock["inputs"],
     }
+    assert set(lock["inputs"]["parts"]) == {"base", "base file", "definition"}
     assert result.built is not None and result.built.sha256 == lock["sha256"]
     assert result.built.lock == out / "image.sif.lock.json"
 

@@ -1,0 +1,70 @@
+"""One build of an image at a time, on however many nodes that share its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from slurmddp.errors import UserError
+from slurmddp.images.lock import writing
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+
+
+@contextlib.contextmanager
+def only_build(target: Path, report: Callable[[str], None]) -> Iterator[None]:
+    """Hold `.NAME.building` beside the target while it is built; whoever dies lets go of it.
+
+    Raises UserError where another build of this image is running, and says where.
+    """
+    path = target.with_name(f".{target.name}.building")
+    descriptor = _held(path, report)
+    try:
+        yield
+    finally:
+        # Removed while it is held: whoever has opened it meanwhile finds another file in its place.
+        with contextlib.suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+
+
+def _held(path: Path, report: Callable[[str], None]) -> int:
+    while True:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            who = os.read(descriptor, 300).decode("utf-8", "replace").strip() or "another process"
+            os.close(descriptor)
+            raise UserError(
+                f"this image is being built already, by {who}", todo="wait for it, or name another file"
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(descriptor)
+                raise UserError(f"{path} cannot be locked: {error.strerror}") from None
+            report("note: this file system has no locks: a second build of this image would not be noticed")
+        if _is_at(descriptor, path):
+            os.ftruncate(descriptor, 0)
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            os.write(descriptor, f"process {os.getpid()} on {platform.node()}, since {since}\n".encode())
+            return descriptor
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the path still leads to the open file."""
+    mine = os.fstat(descriptor)
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)

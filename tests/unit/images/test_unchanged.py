@@ -1,0 +1,148 @@
+"""An image whose inputs are what they were is not built again; one at a time; each set of inputs has its own name."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmddp.errors import UserError
+from slurmddp.images.exclusive import only_build
+from slurmddp.images.inputs import Inputs, inputs_of
+from slurmddp.images.lock import lock_path, sha256
+from slurmddp.images.make import BuildResult, build_image
+from slurmddp.images.recipe import read_recipe
+
+from .conftest import Apptainer
+
+
+def build(folder: Path, target: str | None = None, *, force: bool = False, **wanted: object) -> tuple[BuildResult, str]:
+    said: list[str] = []
+    image = read_recipe(wanted.pop("recipe", None), {"base": "base.sif", **wanted}, folder, {})  # type: ignore[arg-type]
+    result = build_image(Path(target) if target else None, image, folder, force, False, said.append)
+    return result, "\n".join(said)
+
+
+def builds(apptainer: Apptainer) -> int:
+    return sum(" build " in call for call in apptainer.calls)
+
+
+def test_the_same_inputs_are_built_once(apptainer: Apptainer, base: Path, tmp_path: Path) -> None:
+    first, _ = build(tmp_path, pip=["einops"])
+    assert re.fullmatch(r"image-[0-9a-f]{12}\.sif", first.target.name) and first.target.parent == tmp_path / "images"
+    again, said = build(tmp_path, pip=["einops"])
+    assert again.up_to_date and again.target == first.target and "nothing to do" in said
+    other, _ = build(tmp_path, pip=["numpy"])
+    assert other.target != first.target and first.target.exists()
+    assert builds(apptainer) == 2
+    build(tmp_path, pip=["einops"], force=True)
+    assert builds(apptainer) == 3
+
+
+@pytest.mark.parametrize("change", ["its bytes", "gone"])
+def test_an_image_that_is_not_what_its_lock_says_is_built_again(
+    apptainer: Apptainer, base: Path, tmp_path: Path, change: str
+) -> None:
+    first, _ = build(tmp_path)
+    if change == "gone":
+        first.target.unlink()
+    else:
+        first.target.write_bytes(b"half")
+    if change == "gone":
+        build(tmp_path)
+    else:
+        with pytest.raises(UserError, match="exists already"):
+            build(tmp_path)
+        build(tmp_path, force=True)
+    assert builds(apptainer) == 2
+
+
+def test_a_name_that_has_other_inputs_is_not_replaced_unasked(apptainer: Apptainer, base: Path, tmp_path: Path) -> None:
+    build(tmp_path, "mine.sif")
+    with pytest.raises(UserError) as caught:
+        build(tmp_path, "mine.sif", pip=["einops"])
+    assert "made from other inputs (changed since: definition)" in caught.value.what and "--force" in caught.value.todo
+    base.write_bytes(base.read_bytes() + b"more")
+    with pytest.raises(UserError, match="changed since: base file"):
+        build(tmp_path, "mine.sif")
+    result, _ = build(tmp_path, "mine.sif", force=True)
+    assert result.built is not None and builds(apptainer) == 2
+
+
+def inputs(folder: Path) -> Inputs:
+    return inputs_of(read_recipe("own.yaml", {}, folder, {}))
+
+
+def test_what_is_copied_counts_by_content_name_and_mode(base: Path, tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep/a.py").write_text("a")
+    (source / "link").symlink_to("deep")
+    (tmp_path / "own.yaml").write_text("base: base.sif\nfiles: ['src:/opt/src']\n")
+    keys = [inputs(tmp_path).key]
+    os.utime(source / "deep/a.py", (1, 1))
+    assert inputs(tmp_path).key == keys[0], "its time is no content"
+    changes = (
+        lambda: (source / "deep/a.py").write_text("b"),
+        lambda: (source / "deep/a.py").chmod(0o755),
+        lambda: (source / "deep/a.py").rename(source / "deep/b.py"),
+        lambda: ((source / "link").unlink(), (source / "link").symlink_to("deep/b.py")),
+        lambda: (source / "new").write_text(""),
+    )
+    for change in changes:
+        change()
+        keys.append(inputs(tmp_path).key)
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_large_base_is_read_once(apptainer: Apptainer, base: Path, tmp_path: Path) -> None:
+    """Its hash comes from its own lock, or from the lock of the image that was made from it."""
+    first, _ = build(tmp_path)
+    (kept,) = json.loads(lock_path(first.target).read_text())["inputs"]["files"].values()
+    assert kept == [base.stat().st_size, base.stat().st_mtime_ns, sha256(base)]
+    # Same size and time, other bytes: what nobody has read again, nobody has noticed.
+    stamp = (base.stat().st_atime_ns, base.stat().st_mtime_ns)
+    base.write_bytes(base.read_bytes()[:-1] + b"?")
+    os.utime(base, ns=stamp)
+    assert build(tmp_path)[0].up_to_date
+
+
+def test_a_pipe_is_no_input(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    os.mkfifo(tmp_path / "src/pipe")
+    (tmp_path / "own.yaml").write_text("base: base.sif\nfiles: ['src:/opt/src']\n")
+    with pytest.raises(UserError, match="neither a file, a folder nor a link"):
+        inputs(tmp_path)
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from slurmddp.images.exclusive import only_build
+with only_build(Path(sys.argv[1]), print):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_builds_of_one_image_do_not_meet(tmp_path: Path) -> None:
+    target = tmp_path / "image.sif"
+    command = [sys.executable, "-c", HOLDER, str(target)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    holder = subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdin and holder.stdout and holder.stdout.readline() == "held\n"
+    said: list[str] = []
+    with pytest.raises(UserError) as caught, only_build(target, said.append):
+        pass
+    assert f"by process {holder.pid} on " in caught.value.what
+    holder.kill()  # who dies lets go, and what is left behind disturbs nobody
+    holder.wait()
+    assert [path.name for path in tmp_path.iterdir()] == [".image.sif.building"]
+    with only_build(target, said.append):
+        pass
+    assert list(tmp_path.iterdir()) == [] and said == []
