@@ -84,15 +84,13 @@ def parse_version(name: str, text: str) -> Builder:
     return Builder(name, version.group(0) if version else "unknown", flavour)
 
 
-def build_command(builder: Builder, definition: Path, image: Path, root: bool) -> list[str]:
-    """The command line that builds `image`.
+def build_command(builder: Builder, definition: Path, image: Path, options: tuple[str, ...]) -> list[str]:
+    """The command line that builds `image`; options are those of the way in which this machine can (privilege.py).
 
-    Apptainer falls back to fakeroot by itself; Singularity wants it said, unless root runs it. --force lets
-    our labels and help replace those of a base that has its own (apptainer, internal/pkg/build/metadata.go);
-    no file is at `image`.
+    --force lets our labels and help replace those of a base that has its own (apptainer,
+    internal/pkg/build/metadata.go); no file is at `image`.
     """
-    fakeroot = [] if root or builder.flavour == "apptainer" else ["--fakeroot"]
-    return [builder.name, "build", "--force", *fakeroot, str(image), str(definition)]
+    return [builder.name, "build", "--force", *options, str(image), str(definition)]
 
 
 def check_name(target: Path) -> None:
@@ -118,13 +116,14 @@ def build(
     target: Path,
     builder: Builder,
     *,
+    options: tuple[str, ...],
     facts: Mapping[str, Any],
     force: bool,
     report: Report,
 ) -> Built:
     """Build the definition into `target`, an absolute path, with a .def, .build.log and .lock.json beside it.
 
-    facts: what the lock says besides what is known of the image itself.
+    options: further ones for the builder; facts: what the lock says besides what is known of the image itself.
 
     Every line that the builder says goes to `report` and into the log. An image that is there already stays
     untouched until the new one is complete and inspected.
@@ -136,7 +135,7 @@ def build(
     with StopSignals() as stop, _draft(target) as (draft, draft_definition, draft_lock):
         with writing(target):
             draft_definition.write_text(definition, encoding="utf-8")
-        command = build_command(builder, draft_definition, draft, os.geteuid() == 0)
+        command = build_command(builder, draft_definition, draft, options)
         _run_build(command, definition, log, stop, report)
         torch = _inspect(builder, draft, log, stop)
         stop.check()

@@ -16,6 +16,7 @@ from slurmddp.images.definition import render_definition
 from slurmddp.images.exclusive import only_build
 from slurmddp.images.inputs import Inputs, inputs_of
 from slurmddp.images.lock import read_lock
+from slurmddp.images.privilege import choose, look
 from slurmddp.images.recipe import Ingredients
 
 #: Where images go that were given no name, below the folder of the command.
@@ -82,16 +83,20 @@ def _build(
     report: Callable[[str], None],
 ) -> Built:
     builder = find_builder(prefer)
+    way = choose(builder.flavour, look())
     with only_build(target, report):
         report(f"building {target} from {image.base.reference} with {builder.name} {builder.version}")
+        if way.note:
+            report(f"note: {way.note}")
         facts = {
             "recipe": image.name,
             "base": image.base.reference,
             "pip": list(image.pip),
             "slurmddp": __version__,
             "inputs": inputs.facts(),
+            "mode": way.mode,
         }
-        return build(definition, target, builder, facts=facts, force=force, report=report)
+        return build(definition, target, builder, options=way.options, facts=facts, force=force, report=report)
 
 
 def _hashed_before(target: Path | None, image: Ingredients, cwd: Path) -> Mapping[str, Any]:

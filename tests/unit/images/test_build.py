@@ -17,6 +17,7 @@ from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.builder import Builder, build_command, find_builder, parse_version
 from slurmddp.images.lock import read_lock
 from slurmddp.images.make import BuildResult, build_image
+from slurmddp.images.privilege import choose, look
 from slurmddp.images.recipe import read_recipe
 
 from .conftest import Apptainer
@@ -68,6 +69,7 @@ def test_an_image_its_definition_its_log_and_its_lock(apptainer: Apptainer, base
         "slurmddp": __version__,
         "host": platform.node(),
         "inputs": lock["inputs"],
+        "mode": choose("apptainer", look()).mode,
     }
     assert set(lock["inputs"]["parts"]) == {"base", "base file", "definition"}
     assert result.built is not None and result.built.sha256 == lock["sha256"]
@@ -270,10 +272,10 @@ def test_fakeroot_is_said_only_where_singularity_needs_it() -> None:
         Builder("singularity", "4.1", "singularityce"),
     )
     image, definition = Path("/i.sif"), Path("/i.def")
-    plain = ["singularity", "build", "--force", "/i.sif", "/i.def"]
-    assert build_command(apptainer, definition, image, root=False) == plain
-    assert build_command(other, definition, image, root=True) == plain
-    assert build_command(other, definition, image, root=False) == [*plain[:3], "--fakeroot", *plain[3:]]
+    assert build_command(apptainer, definition, image, ()) == ["singularity", "build", "--force", "/i.sif", "/i.def"]
+    assert build_command(other, definition, image, ("--fakeroot",)) == [
+        "singularity", "build", "--force", "--fakeroot", "/i.sif", "/i.def",
+    ]  # fmt: skip
 
 
 def test_which_program_is_taken(no_apptainer: Apptainer) -> None:

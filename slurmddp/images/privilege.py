@@ -1,0 +1,123 @@
+"""How an image can be built here without root: by what this machine allows, found out before anything is downloaded.
+
+Apptainer takes the first of its fakeroot modes that works and says little where none does (apptainer, "Fakeroot
+feature"); SingularityCE has to be told. So we look first, and name what is missing and whom to ask.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from slurmddp.errors import UserError
+
+Mode = Literal["root", "subuid", "root-mapped with fakeroot", "root-mapped", "proot"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What this machine allows its user.
+
+    namespaces: user namespaces can be made; refusal: what was said where they cannot.
+    subuid:     the user has ranges of ids in /etc/subuid and /etc/subgid, and newuidmap maps them.
+    fakeroot:   the command; proot: likewise.
+    """
+
+    user: str
+    root: bool
+    namespaces: bool
+    refusal: str
+    subuid: bool
+    fakeroot: bool
+    proot: bool
+
+
+@dataclass(frozen=True)
+class Way:
+    """How to build: the mode, options for the builder, and a note where the mode has limits."""
+
+    mode: Mode
+    options: tuple[str, ...] = ()
+    note: str = ""
+
+
+def look() -> Facts:
+    """Find out, by trying where that is harmless."""
+    user = getpass.getuser()
+    refusal = _namespace_refusal()
+    mapped = shutil.which("newuidmap") is not None and shutil.which("newgidmap") is not None
+    return Facts(
+        user=user,
+        root=os.geteuid() == 0,
+        namespaces=not refusal,
+        refusal=refusal,
+        subuid=mapped and all(_has_range(Path(path), user) for path in ("/etc/subuid", "/etc/subgid")),
+        fakeroot=shutil.which("fakeroot") is not None,
+        proot=shutil.which("proot") is not None,
+    )
+
+
+def choose(flavour: str, facts: Facts) -> Way:
+    """The way for this builder (`apptainer`, `singularityce` or `singularity`).
+
+    Raises UserError where none works: why, and what to ask the administrators.
+    """
+    if facts.root:
+        return Way("root")
+    fakeroot = () if flavour == "apptainer" else ("--fakeroot",)
+    if facts.namespaces and facts.subuid:
+        return Way("subuid", fakeroot)
+    if flavour == "apptainer" and facts.namespaces:
+        if facts.fakeroot:
+            return Way("root-mapped with fakeroot")
+        note = (
+            "the build has one user id (no range for you in /etc/subuid, and no `fakeroot` command): a package that"
+            " gives its files to other users will fail to install"
+        )
+        return Way("root-mapped", note=note)
+    if flavour == "singularityce" and facts.proot:
+        return Way("proot", note="built with proot: %post runs slowly, and without setuid programs")
+    raise UserError(f"no image can be built here: {_missing(flavour, facts)}", todo=_ask(facts))
+
+
+def _missing(flavour: str, facts: Facts) -> str:
+    if not facts.namespaces:
+        return f"this machine gives its users no user namespaces ({facts.refusal})"
+    proot = ", and there is no proot" if flavour == "singularityce" else ""
+    return f"{facts.user} has no range of ids in /etc/subuid and /etc/subgid (or newuidmap is missing){proot}"
+
+
+def _ask(facts: Facts) -> str:
+    elsewhere = "or build where that works and copy the .sif and its .lock.json here"
+    if not facts.namespaces:
+        ask = "user.max_user_namespaces above 0 (sysctl), and on Ubuntu no apparmor_restrict_unprivileged_userns"
+        return f"ask the administrators for user namespaces: {ask}; {elsewhere}"
+    ask = f"`singularity config fakeroot --add {facts.user}`, and the package uidmap"
+    return f"ask the administrators for {ask}; {elsewhere}"
+
+
+def _namespace_refusal() -> str:
+    """Empty where a user namespace can be made, with this user as its root."""
+    try:
+        done = subprocess.run(
+            ["unshare", "--user", "--map-root-user", "true"],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=10, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"unshare: {getattr(error, 'strerror', None) or 'no answer'}"
+    said = done.stderr.strip().splitlines()
+    return "" if done.returncode == 0 else (said[-1] if said else f"unshare ended with {done.returncode}")
+
+
+def _has_range(path: Path, user: str) -> bool:
+    """Whether a line of the file begins with the user's name or number."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.split(":")[0] in (user, str(os.getuid())) for line in lines if line.count(":") == 2)
