@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images import spython_adapter
+from slurmddp.images.explain import explain
 from slurmddp.images.lock import lock_path, lock_text, sha256, writing
 from slurmddp.images.process import StopSignals
 from slurmddp.images.sif import is_sif
@@ -30,6 +31,8 @@ Report = Callable[[str], None]
 PACKAGES = "/usr/local/share/slurmddp/packages.txt"
 NAMES = ("apptainer", "singularity")
 _SHOWN_LINES = 20
+#: Lines of the build's end in which its cause is looked for.
+_READ_LINES = 400
 # Python's own variables reach %test (apptainer, internal/pkg/build/stage.go, runTestScript, runs it without
 # --cleanenv), and inherited binds change what a build sees.
 _SCRUBBED = re.compile(
@@ -172,7 +175,7 @@ def _run_build(command: list[str], definition: str, log: Path, stop: StopSignals
     Raises ExternalError with the output's end, Stopped, UserError.
     """
     environment = {key: value for key, value in os.environ.items() if not _SCRUBBED.fullmatch(key)}
-    last: collections.deque[str] = collections.deque(maxlen=_SHOWN_LINES)
+    last: collections.deque[str] = collections.deque(maxlen=_READ_LINES)
     with writing(log):
         file = log.open("w", encoding="utf-8", errors="replace")
     with file:
@@ -218,8 +221,11 @@ def _packages(builder: Builder, image: Path, stop: StopSignals) -> list[str] | N
 
 
 def _failure(head: str, last: collections.deque[str], log: Path) -> str:
-    shown = "".join(f"  | {line}\n" for line in last) or "  | (it said nothing)\n"
-    return f"{head}; the end of its log:\n{shown}the whole log: {log}"
+    """What is told: the cause, where it is known, and the end of the log."""
+    shown = "".join(f"  | {line}\n" for line in list(last)[-_SHOWN_LINES:]) or "  | (it said nothing)\n"
+    cause = explain(last)
+    told = f": {cause.why}\n  -> {cause.todo}\nthe" if cause else "; the"
+    return f"{head}{told} end of its log:\n{shown}the whole log: {log}"
 
 
 @contextlib.contextmanager

@@ -36,10 +36,11 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def fresh_cluster(cluster: Cluster) -> Cluster:
-    """The cluster with hosts up, cables in, no jobs, all nodes idle: for a test that breaks things."""
+def fresh_cluster(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with hosts up, cables in, no jobs, all nodes idle: for a test that breaks things, and after it."""
     cluster.reset()
-    return cluster
+    yield cluster
+    cluster.reset()
 
 
 @pytest.fixture(scope="session")

@@ -90,9 +90,10 @@ def test_a_lock_counts_only_for_its_own_image(apptainer: Apptainer, base: Path, 
     [
         (
             "echo half > $image; echo 'FATAL: no space left' >&2; exit 255",
-            "exit code 255(.|\n)*FATAL: no space left",
+            "exit code 255; the end of its log:(.|\n)*FATAL: no space left",
         ),
         ("exit 1", "it said nothing"),
+        ("echo 'E: Unable to locate package gitt'; exit 255", "the base.s .* has no package gitt\n  -> look"),
         ("true", "wrote no SIF image"),
         ("echo text > $image", "wrote no SIF image"),
         ("kill -9 $$", "exit code -9"),

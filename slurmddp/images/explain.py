@@ -1,0 +1,100 @@
+"""Why a build failed, in a sentence, from what the builder and the installers in it said. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+
+class Cause(NamedTuple):
+    """why: one sentence; todo: what to do about it."""
+
+    why: str
+    todo: str
+
+
+def explain(lines: Iterable[str]) -> Cause | None:
+    """The cause that the output of a failed build tells of; None where it says nothing that is known here."""
+    text = "\n".join(lines)
+    for pattern, cause in _KNOWN:
+        found = re.search(pattern, text, re.MULTILINE)
+        if found:
+            return cause(found)
+    return None
+
+
+def _conflict(found: re.Match[str]) -> Cause:
+    package, pinned = found["package"].strip(), found["pinned"]
+    wants = package if package.startswith("The user requested") else f"{package} {found['wants']}"
+    wants = wants.replace("The user requested", "what was asked for is")
+    name = re.split(r"[=<>!~ ]", pinned)[0]
+    keeps = "which is built for its CUDA and NCCL" if name == "torch" else "which its own packages were tested with"
+    return Cause(
+        f"{wants}, and the base keeps {pinned}, {keeps}",
+        f"take a version of it that goes with {pinned}, or a base with another {name}",
+    )
+
+
+def _uv_conflict(found: re.Match[str]) -> Cause:
+    said = " ".join(found["said"].split())
+    return Cause(f"the packages do not go together: {said}", "take other versions, or a base with another torch")
+
+
+def _fixed(why: str, todo: str) -> Callable[[re.Match[str]], Cause]:
+    return lambda found: Cause(why.format(*found.groups()), todo)
+
+
+_NETWORK = "build where the internet can be reached (a login node), or name the site's proxy or package mirror"
+#: The first that fits counts: what ended a build is the most particular of what was said.
+_KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Cause]], ...] = (
+    (r"No space left on device|[Dd]isk quota exceeded", _fixed(
+        "there is no space left (on the disk, or in the quota, of the image, the cache or the temporary folder)",
+        "APPTAINER_TMPDIR and APPTAINER_CACHEDIR name roomier places; `apptainer cache clean` empties the cache",
+    )),
+    (r"[Ee]xec format error", _fixed(
+        "the base is of another processor architecture than this machine",
+        "take a base for this architecture, or build on such a machine",
+    )),
+    (
+        r"The conflict is caused by:\n +(?P<package>[^\n]*?)(?: (?P<wants>depends on [^\n]*))?\n"
+        r"(?:[^\n]*\n)*? +The user requested \(constraint\) (?P<pinned>[^\n]*)",
+        _conflict,
+    ),
+    (r"No solution found when resolving dependencies:\n(?P<said>(?:.*\n?){1,6})", _uv_conflict),
+    (r"NewConnectionError|[Tt]emporary failure (?:in name resolution|resolving)|Could not resolve host", _fixed(
+        "the build could not reach the internet", _NETWORK,
+    )),
+    (r"No matching distribution found for (\S+)", _fixed(
+        "there is no package {0} for the image's Python and architecture", "look at its name and version",
+    )),
+    (r"E: Unable to locate package (\S+)|E: Version '[^']*' for '(\S+)' was not found", _fixed(
+        "the base's Debian or Ubuntu has no package {0}", "look at its name: `apt` has what the base's release has",
+    )),
+    (r"slurmddp: (torch was .*|the base had .*)", _fixed(
+        "{0}", "the packages that were asked for bring another torch: take versions that go with the base's",
+    )),
+    (r"slurmddp: (this image has no python3 on its PATH)", _fixed("{0}", "--apt python3, or another base")),
+    (r"toomanyrequests|429 Too Many Requests", _fixed(
+        "the registry refuses more downloads for now", "log in (`apptainer registry login`), or try again later",
+    )),
+    (r"unauthorized|authentication required|403 \(?[Ff]orbidden|denied: ", _fixed(
+        "the registry does not let us have the base",
+        "`apptainer registry login`, or APPTAINER_DOCKER_USERNAME and ..._PASSWORD",
+    )),
+    (r"manifest unknown|MANIFEST_UNKNOWN|name unknown|NAME_UNKNOWN", _fixed(
+        "the registry has no such image, or not any more", "look at its name, tag and digest",
+    )),
+    (r"x509: (.*)|certificate verify failed", _fixed("the registry's certificate is not trusted here", _NETWORK)),
+    (r"dial tcp: lookup \S+|no such host|connection refused|i/o timeout|network is unreachable", _fixed(
+        "the registry could not be reached", _NETWORK,
+    )),
+    (r"could not use fakeroot|no mapping entry|newuidmap.*not|user namespaces? (?:are|is) (?:not|disabled)", _fixed(
+        "this machine does not let its users build images",
+        "ask the administrators for ranges in /etc/subuid and /etc/subgid",
+    )),
+    (r"Running testscript(?!(.|\n)*(?:Adding|Creating SIF))", _fixed(
+        "the image's own test failed",
+        "the lines above are what it said; the recipe's `test` and an import of torch are in it",
+    )),
+)  # fmt: skip

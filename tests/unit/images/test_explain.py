@@ -1,0 +1,75 @@
+"""Why a build failed: from what real pip says here, and from the builders' words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from slurmddp.images.explain import explain
+
+
+def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
+    """A package without content."""
+    facts = f"{name}-{version}.dist-info"
+    needs = "".join(f"Requires-Dist: {item}\n" for item in requires)
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{facts}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
+        file.writestr(f"{facts}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{facts}/RECORD", "")
+
+
+def pip_says(folder: Path, wanted: str) -> list[str]:
+    for name, version, *requires in (("torch", "2.13.0"), ("torch", "2.14.0"), ("lightfast", "1.0", "torch>=2.14")):
+        wheel(folder, name, version, *requires)
+    (folder / "pins").write_text("torch==2.13.0\n")
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--find-links", str(folder)]
+    more = ["--constraint", str(folder / "pins"), "--target", str(folder / "out"), wanted]
+    done = subprocess.run([*command, *more], capture_output=True, text=True)
+    assert done.returncode != 0
+    return (done.stdout + done.stderr).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        (
+            "lightfast",
+            "lightfast 1.0 depends on torch>=2.14, and the base keeps torch==2.13.0, which is built for its CUDA",
+        ),
+        ("torch==2.14.0", "what was asked for is torch==2.14.0, and the base keeps torch==2.13.0, which is built"),
+        ("nosuchthing", "there is no package nosuchthing for the image's Python"),
+        ("lightfast==9", "there is no package lightfast==9 for"),
+    ],
+)
+def test_pip(tmp_path: Path, wanted: str, why: str) -> None:
+    cause = explain(["+ python3 -m pip install", *pip_says(tmp_path, wanted), "FATAL:   exit status 1"])
+    assert cause is not None and cause.why.startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("mksquashfs: write failed: No space left on device", "there is no space left"),
+        ("FATAL: exec /bin/sh failed: exec format error", "the base is of another processor architecture"),
+        ("E: Unable to locate package gitt", "the base's Debian or Ubuntu has no package gitt"),
+        ("slurmddp: torch was 2.7.0 in the base and is 2.13.0 now", "torch was 2.7.0 in the base and is 2.13.0 now"),
+        ("FATAL: While performing build: unauthorized: authentication required", "the registry does not let us"),
+        ("reading manifest 1 in localhost:5000/x: manifest unknown", "the registry has no such image"),
+        ("dial tcp: lookup nvcr.io on 10.0.0.1:53: no such host", "the registry could not be reached"),
+        ("WARNING: Retrying after connection broken by 'NewConnectionError(...)'\nERROR: No matching distribution found"
+         " for einops", "the build could not reach the internet"),
+        ("INFO:    Running testscript\nModuleNotFoundError: No module named 'torch'", "the image's own test failed"),
+    ],
+)  # fmt: skip
+def test_other_words(said: str, why: str) -> None:
+    cause = explain(said.splitlines())
+    assert cause is not None and cause.why.startswith(why) and cause.todo
+
+
+def test_what_is_not_known_is_not_explained() -> None:
+    assert explain([]) is None
+    assert explain(["INFO:    Running testscript", "torch 2.7", "INFO:    Adding labels", "FATAL:   it rains"]) is None
