@@ -1,0 +1,206 @@
+"""Whether a driver runs an image's CUDA: natively, within its major release, by the compat libraries, or not at all.
+
+NVIDIA's rules: docs.nvidia.com/deploy/cuda-compatibility; their numbers: containers/tables/cuda-compat.yaml. What is
+not documented stays unknown. On the nodes, templates/sbatch/node/driver.sh.j2 decides by the driver that is there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from slurmddp.assets import asset_folder
+from slurmddp.images import releases
+
+Kind = Literal["native", "minor", "forward", "impossible", "unknown"]
+
+_VERSION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})*")
+#: Set by images that bring compat libraries: NVIDIA's framework images, and its CUDA base images.
+_COMPAT_VARIABLES = ("_CUDA_COMPAT_PATH", "NV_CUDA_COMPAT_PACKAGE")
+#: GeForce and Titan by name; rtx3090, RTX 2080 Ti: a workstation's RTX (A6000, 5000) has no such number.
+_GEFORCE = re.compile(r"geforce|titan|gtx|rtx[^a-z0-9]*[1-5]0[5-9]0")
+_PTX = "code that is compiled to PTX at run time can still fail ('unsupported toolchain')"
+
+
+@dataclass(frozen=True, order=True)
+class Version:
+    """A driver's or CUDA's version; fields count as numbers, so 535.54.03 is older than 535.183.01."""
+
+    fields: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str | None) -> Version | None:
+        """Of "575.51.02" or "12.9.0.036"; None for what is no version."""
+        text = (text or "").strip()
+        if not _VERSION.fullmatch(text):
+            return None
+        fields = [int(field) for field in text.split(".")]
+        while len(fields) > 1 and fields[-1] == 0:  # 580 and 580.0 are one
+            fields.pop()
+        return cls(tuple(fields))
+
+    @property
+    def major(self) -> int:
+        """CUDA's major release, or the driver's branch."""
+        return self.fields[0]
+
+
+@dataclass(frozen=True)
+class ImageCuda:
+    """What an image brings. None: unknown.
+
+    cuda:   its CUDA, "12.9.0.036".
+    driver: the driver that this CUDA was released with, "575.51.02".
+    compat: whether it has that driver's libcuda (NVIDIA's cuda-compat) for hosts with an older driver.
+    """
+
+    cuda: str | None
+    driver: str | None
+    compat: bool | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether it runs. why: the rule and its numbers, one sentence; todo: what helps, or empty."""
+
+    kind: Kind
+    why: str
+    todo: str = ""
+
+
+@dataclass(frozen=True)
+class _Package:
+    """Which older drivers the compat libraries of one CUDA run on, and the branches named as not compatible."""
+
+    drivers: tuple[Version, ...]
+    refused: frozenset[int]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """containers/tables/cuda-compat.yaml. minor: least driver by CUDA major; forward: by "MAJOR.MINOR"."""
+
+    minor: Mapping[int, str]
+    forward: Mapping[str, _Package]
+    data_center: frozenset[str]
+
+
+def of_release(tag: str) -> ImageCuda:
+    """Of NVIDIA's PyTorch image `25.04`, which has the compat libraries. Raises UserError for an unknown release."""
+    known = releases.release(tag)
+    return ImageCuda(known.cuda, known.driver, True)
+
+
+def of_environment(environment: Mapping[str, str]) -> ImageCuda:
+    """Of the variables in an image's configuration.
+
+    NVIDIA_REQUIRE_CUDA is not asked: in these images it lets pass what does not run.
+    """
+    compat = any(environment.get(name) for name in _COMPAT_VARIABLES)
+    cuda, driver = (environment.get(name, "").strip() or None for name in ("CUDA_VERSION", "CUDA_DRIVER_VERSION"))
+    return ImageCuda(cuda, driver, True if compat else None)
+
+
+def check(image: ImageCuda, driver: str | None, *, gpu: str | None = None) -> Verdict:
+    """Whether the image runs on hosts with that driver. gpu: a profile's gpu_type or a model's name. Never raises."""
+    found, own, cuda = Version.parse(driver), Version.parse(image.driver), Version.parse(image.cuda)
+    if driver is None or found is None:
+        what = "the driver of the nodes is unknown" if driver is None else f"{driver!r} is not a driver's version"
+        return Verdict("unknown", what, "`nvidia-smi` on a node of the partition shows it")
+    if own is not None and found >= own:
+        return Verdict(
+            "native",
+            f"native: driver {driver} is not older than the image's {image.driver}, so its compat libraries stay off "
+            "(forced, they would give CUDA error 803)",
+        )
+    if cuda is None:
+        return Verdict("unknown", f"driver {driver}: the image's CUDA is unknown", "take an image that says its CUDA")
+    least = minor_floors().get(cuda.major)
+    if least is None:
+        return Verdict("unknown", f"driver {driver}: the least driver for CUDA {cuda.major}.x is unknown")
+    if found >= _known(least):
+        return _within_major(image, driver, found, cuda)
+    return _across_majors(image, driver, found, cuda, gpu)
+
+
+def minor_floors() -> Mapping[int, str]:
+    """The least driver by CUDA major, for minor-version compatibility."""
+    return _table().minor
+
+
+def _within_major(image: ImageCuda, driver: str, found: Version, cuda: Version) -> Verdict:
+    rule = f"CUDA {cuda.major}.x runs from driver {minor_floors()[cuda.major]} on"
+    above = minor_floors().get(cuda.major + 1)
+    if image.driver is None and above is not None and found >= _known(above):
+        return Verdict("native", f"native: driver {driver} is of CUDA {cuda.major + 1} (from {above} on) or newer")
+    if image.driver is None:
+        why = f"minor-version compatibility at least: {rule}; the image's own driver is unknown, the nodes' is {driver}"
+    else:
+        why = f"minor-version compatibility: {rule}; driver {driver} is older than the image's {image.driver}"
+    return Verdict("minor", why, f"nothing, mostly; {_PTX}, and then an image of an older CUDA {cuda.major} helps")
+
+
+def _across_majors(image: ImageCuda, driver: str, found: Version, cuda: Version, gpu: str | None) -> Verdict:
+    least = minor_floors()[cuda.major]
+    needs = f"CUDA {cuda.major}.x needs driver {least} or newer, the nodes have {driver}"
+    todo = _older_image(found, least)
+    package = _table().forward.get(".".join(str(field) for field in (*cuda.fields, 0)[:2]))
+    name = f"cuda-compat of CUDA {image.cuda}"
+    if image.compat is False:
+        return Verdict("impossible", f"{needs}, and the image has no compat libraries", todo)
+    if gpu is not None and _GEFORCE.search(gpu.lower()):
+        return Verdict("impossible", f"{needs}, and forward compatibility is not for GeForce and Titan ({gpu})", todo)
+    if package is not None and found.major in package.refused:
+        return Verdict("impossible", f"{needs}, and {name} is not compatible with branch {found.major}", todo)
+    if package is None or not any(found.major == one.major and found >= one for one in package.drivers):
+        why = f"{needs}; NVIDIA's table of forward compatibility does not list branch {found.major} for {name}"
+        return Verdict("unknown", why, f"try it on one node; else {todo}")
+    if image.compat is None:
+        why = f"{needs}; forward compatibility depends on compat libraries, and whether the image has them is unknown"
+        return Verdict("unknown", why, f"try it on one node; else {todo}")
+    if not _is_data_center(gpu):
+        why = f"{needs}; forward compatibility depends on the GPU, {gpu or 'whose type is unknown'}: data-center GPUs"
+        return Verdict("unknown", f"{why} and some certified RTX have it", f"try it on one node; else {todo}")
+    return Verdict("forward", f"forward compatibility: {needs}; {name} runs on branch {found.major} with {gpu}")
+
+
+def _older_image(found: Version, least: str) -> str:
+    """What helps where the driver is too old for the image's CUDA."""
+    fitting = [
+        tag
+        for tag, release in releases.releases().items()
+        if (cuda := Version.parse(release.cuda)) and found >= _known(minor_floors().get(cuda.major, least))
+    ]
+    image = f"NGC {fitting[-1]} is the newest that needs no compat libraries here" if fitting else "of an older CUDA"
+    return f"take an older image ({image}), or ask the site for driver {least} or newer"
+
+
+def _is_data_center(gpu: str | None) -> bool:
+    return not _table().data_center.isdisjoint(re.findall(r"[a-z0-9]+", (gpu or "").lower()))
+
+
+@cache
+def _table() -> _Table:
+    from slurmddp.spec.document import read_file
+
+    path = asset_folder("containers") / "tables" / "cuda-compat.yaml"
+    tree = read_file(path, "drivers", f"containers/tables/{path.name}").tree
+    packages = {
+        str(cuda): _Package(
+            tuple(_known(text) for text in row["drivers"]), frozenset(int(branch) for branch in row["refused"])
+        )
+        for cuda, row in tree["forward"].items()
+    }
+    minor = {int(major): str(least) for major, least in tree["minor"].items()}
+    return _Table(minor, packages, frozenset(str(word) for word in tree["gpus"]["data_center"]))
+
+
+def _known(text: str) -> Version:
+    """A version of our own table. Raises ValueError where the table holds none."""
+    version = Version.parse(text)
+    if version is None:
+        raise ValueError(f"{text!r} is not a version")
+    return version

@@ -1,0 +1,321 @@
+"""driver.sh on real bash, with files in place of the node's driver and of the image's libraries."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from slurmddp.images.driver import minor_floors
+from slurmddp.render.engine import render
+from tests.helpers import check_bash, has
+
+CLOSED = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Sun May 12 19:39:15 UTC 2024\n"
+    "GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)\n"
+)
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (dvs-builder@U22)  Fri Apr 25\n"
+TELL = """
+import json, os, sys
+print(json.dumps([os.getpid(), dict(os.environ), sys.argv[1:], sorted(os.listdir('/proc/self/fd'))]))
+"""
+SHELLS = ["/bin/sh", "bash --posix"]
+
+
+def fragment(*, check: bool = True, vendor: str = "nvidia", runtime: str = "apptainer") -> str:
+    plan = SimpleNamespace(driver_check=check, container=SimpleNamespace(runtime=runtime))
+    return render("sbatch/node/driver.sh.j2", plan=plan, gpu_vendor=vendor)
+
+
+def script(text: str) -> str:
+    """The fragment where node.sh has it: behind the command line of the container, before what runs in it."""
+    start = 'exec "${container[@]}" "$PYTHON" -c "$TELL" "$ARGUMENT"'
+    return f'#!/bin/bash\nset -euo pipefail\nhost=node7\ncontainer=("$@")\n{text}\n{start}\n'
+
+
+@dataclass
+class Seen:
+    """What the ranks' command has seen, and the line that was logged."""
+
+    pid_is_the_script_s: bool
+    variables: dict[str, str]
+    arguments: list[str]
+    descriptors: list[str]
+    said: str
+
+    @property
+    def path(self) -> str | None:
+        return self.variables.get("LD_LIBRARY_PATH")
+
+
+@dataclass
+class Node:
+    """A node with a driver and a container, which is `env -i` with the image's variables."""
+
+    root: Path
+    image: dict[str, str] = field(default_factory=dict)
+    shell: str = "/bin/sh"
+    argument: str = "a b"
+
+    def __post_init__(self) -> None:
+        for folder in ("bin", "proc", "inside"):
+            (self.root / folder).mkdir()
+
+    @property
+    def compat(self) -> Path:
+        return self.root / "image" / "compat"
+
+    def driver(self, version: str, gpu: str = "NVIDIA A100-SXM4-40GB", text: str = CLOSED) -> None:
+        (self.root / "proc" / "version").write_text(text.format(version))
+        for bus in ("0000:07:00.0", "0000:0f:00.0"):
+            card = self.root / "proc" / "gpus" / bus
+            card.mkdir(parents=True, exist_ok=True)
+            (card / "information").write_text(f"Model: \t\t {gpu}\nIRQ:   \t\t 18\nGPU UUID: \t GPU-1\n")
+
+    def brings(self, cuda: str, driver: str, *, folder: str = "lib.real", **variables: str) -> None:
+        """An image of that CUDA, with the compat libraries of that driver."""
+        libraries = self.compat / folder
+        libraries.mkdir(parents=True)
+        (libraries / f"libcuda.so.{driver}").write_text("")
+        (libraries / "libcuda.so.1").symlink_to(f"libcuda.so.{driver}")
+        self.image = {"CUDA_VERSION": cuda, "_CUDA_COMPAT_PATH": str(self.compat), **variables}
+
+    def program(self, name: str, text: str, *, inside: bool = False) -> None:
+        path = self.root / ("inside" if inside else "bin") / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def run(self, text: str | None = None) -> Seen:
+        text = fragment() if text is None else text
+        path = self.root / "node.sh"
+        path.write_text(script(text.replace("container+=(/bin/sh ", f"container+=({self.shell} ")))
+        image = {
+            "PATH": f"{self.root / 'inside'}:/usr/bin:/bin",
+            "PYTHON": sys.executable,
+            "TELL": TELL,
+            "ARGUMENT": self.argument,
+            **self.image,
+        }
+        host = {
+            "PATH": f"{self.root / 'bin'}:/usr/bin:/bin",
+            "SLURMDDP_NVIDIA": str(self.root / "proc"),
+            "LD_LIBRARY_PATH": "/host/lib",
+            "PYTHON": sys.executable,
+            "TELL": TELL,
+            "ARGUMENT": self.argument,
+        }
+        container = ["env", "-i", *(f"{name}={value}" for name, value in image.items())]
+        process = subprocess.Popen(
+            ["bash", str(path), *container], env=host, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (0, "")
+        *said, told = out.splitlines()
+        assert len(said) <= 1, said
+        pid, variables, arguments, descriptors = json.loads(told)
+        return Seen(pid == process.pid, variables, arguments, descriptors, "".join(said))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def in_container() -> str:
+    """The shell program that runs inside."""
+    return fragment().split("<<'END' || true\n", 1)[1].split("\nEND\n", 1)[0] + "\n"
+
+
+def test_bash_and_shellcheck_have_nothing_to_say(tmp_path: Path) -> None:
+    text = script(fragment())
+    check_bash(text, "node.sh", tmp_path)
+    check_bash(text.replace("set -euo pipefail", "set -uo pipefail"), "node2.sh", tmp_path)
+
+
+@pytest.mark.skipif(not has("shellcheck"), reason="shellcheck is not installed")
+def test_the_program_inside_is_posix_shell(tmp_path: Path) -> None:
+    path = tmp_path / "inside.sh"
+    path.write_text(in_container())
+    done = subprocess.run(["shellcheck", "-s", "sh", str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "other", [{"check": False}, {"vendor": "amd"}, {"vendor": ""}, {"runtime": "none"}], ids=lambda other: str(other)
+)
+def test_there_is_nothing_without_nvidia_without_a_container_or_switched_off(other: dict[str, object]) -> None:
+    assert fragment(**other).strip() == ""  # type: ignore[arg-type]
+
+
+def test_the_least_drivers_are_those_of_the_table() -> None:
+    text = in_container()
+    for major, least in minor_floors().items():
+        assert f"    {major}.*) floor={least} ;;\n" in text
+    assert text.count(") floor=") == len(minor_floors())
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_an_older_driver_of_another_major_gets_the_image_s_libraries(node: Node, shell: str) -> None:
+    node.shell = shell
+    node.driver("535.183.01")
+    node.brings("13.0.1.012", "580.82.07", LD_LIBRARY_PATH="/image/lib:/.singularity.d/libs")
+    seen = node.run()
+    assert seen.path == f"{node.compat}/lib.real:/image/lib:/.singularity.d/libs"
+    assert seen.said == (
+        "slurmddp: node node7: NVIDIA driver 535.183.01, NVIDIA A100-SXM4-40GB; "
+        "image: CUDA 13.0.1.012, driver 580.82.07; "
+        "forward compatibility (the driver is older than 580), which data-center GPUs have; "
+        f"compat libraries on ({node.compat}/lib.real)"
+    )
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_no_process_and_no_descriptor_of_it_stays_and_arguments_arrive_as_they_are(node: Node, shell: str) -> None:
+    node.shell = shell
+    node.argument = 'it\'s $HOME `id` "*"\n\\n {a,b}; exit 3'
+    node.driver("535.183.01")
+    node.brings("13.0.1", "580.82.07")
+    plain = node.run(text="")
+    seen = node.run()
+    assert seen.pid_is_the_script_s
+    assert seen.arguments == plain.arguments == [node.argument]
+    assert seen.descriptors == plain.descriptors
+    added = {"LD_LIBRARY_PATH": f"{node.compat}/lib.real"}
+    shells = {"PWD", "OLDPWD", "SHLVL", "_"}
+    mine = {name: value for name, value in seen.variables.items() if name not in shells}
+    assert mine == {**{name: value for name, value in plain.variables.items() if name not in shells}, **added}
+
+
+@pytest.mark.parametrize("driver", ["580.82.07", "580.82.08", "580.105.08", "595.45.04", "1000.1"])
+def test_a_driver_that_is_not_older_never_gets_them(node: Node, driver: str) -> None:
+    """CUDA error 803: also where the image itself has them in its path."""
+    node.driver(driver)
+    node.brings("13.0.1", "580.82.07", LD_LIBRARY_PATH=f"/a b:{node.compat}/lib.real:{node.compat}/lib:/*")
+    seen = node.run()
+    assert seen.path == f"/a b:{node.compat}/lib:/*"
+    assert f"; native; compat libraries off ({node.compat}/lib.real)" in seen.said
+
+
+@pytest.mark.parametrize("path", ["", "/a::/b:", ":/a b:*", None])
+def test_a_path_without_them_stays_as_it_is(node: Node, path: str | None) -> None:
+    node.driver("580.82.07")
+    node.brings("13.0.1", "580.82.07", **({} if path is None else {"LD_LIBRARY_PATH": path}))
+    assert node.run().path == path
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "own", "on"),
+    [
+        ("580.0", "13.2.0", "595.45.04", False),
+        ("580.65.06", "13.2.0", "595.45.04", False),
+        ("579.99.99", "13.2.0", "595.45.04", True),
+        ("525.60.13", "12.9.0", "575.51.02", False),
+        ("525.60.9", "12.9.0", "575.51.02", True),
+        ("525.60.09", "12.9.0", "575.51.02", True),
+        ("450.80.02", "11.8.0", "520.61.03", False),
+        ("450.80", "11.8.0", "520.61.03", True),
+    ],
+)
+def test_within_a_major_release_they_stay_off(node: Node, driver: str, cuda: str, own: str, on: bool) -> None:
+    node.driver(driver)
+    node.brings(cuda, own, LD_LIBRARY_PATH="/image/lib")
+    seen = node.run()
+    assert seen.path == (f"{node.compat}/lib.real:/image/lib" if on else "/image/lib")
+    assert ("minor-version compatibility" in seen.said) is not on
+
+
+def test_they_may_lie_in_the_folder_itself(node: Node) -> None:
+    """As in NVIDIA's CUDA base images, and in those of the package cuda-compat."""
+    node.driver("535.183.01")
+    node.brings("13.0.1", "580.82.07", folder=".")
+    assert node.run().path == str(node.compat)
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA GeForce RTX 3090", "NVIDIA TITAN RTX"])
+def test_a_consumer_s_gpu_does_not_get_them(node: Node, gpu: str) -> None:
+    node.driver("535.183.01", gpu)
+    node.brings("13.0.1", "580.82.07")
+    seen = node.run()
+    assert seen.path is None
+    assert f"impossible: forward compatibility is not for {gpu}; compat libraries off" in seen.said
+
+
+def test_without_them_it_is_impossible_and_that_is_said(node: Node) -> None:
+    node.driver("535.183.01")
+    node.image = {"CUDA_VERSION": "13.0.1", "_CUDA_COMPAT_PATH": str(node.compat), "CUDA_DRIVER_VERSION": "580.82.07"}
+    seen = node.run()
+    assert seen.path is None
+    assert "impossible: CUDA 13.x needs driver 580 or newer; compat libraries none in the image" in seen.said
+
+
+@pytest.mark.parametrize(("says", "on"), [("CUDA Driver OK", True), ("CUDA Driver UNAVAILABLE", False), ("", False)])
+@pytest.mark.parametrize("cuda", ["13.0.1", "14.1.0", ""])
+def test_the_image_s_own_check_decides(node: Node, says: str, on: bool, cuda: str) -> None:
+    """Also for a CUDA of which we know no least driver. It runs with the compat libraries in front."""
+    node.driver("535.183.01")
+    node.brings(cuda, "580.82.07", LD_LIBRARY_PATH="/image/lib")
+    wanted = f"{node.compat}/lib.real:/image/lib"
+    node.program("cudaCheck", f'[ "$LD_LIBRARY_PATH" != "{wanted}" ] || echo "{says}"', inside=True)
+    seen = node.run()
+    assert seen.path == (wanted if on else "/image/lib")
+    verdict = "forward compatibility, by the image's own check; compat libraries on" if on else f"check says '{says}'"
+    assert verdict in seen.said
+
+
+def test_the_check_is_not_asked_where_nothing_is_to_decide(node: Node) -> None:
+    node.driver("580.65.06")
+    node.brings("13.2.0", "595.45.04")
+    node.program("cudaCheck", f"touch {node.root}/asked; echo CUDA Driver OK", inside=True)
+    node.run()
+    assert not (node.root / "asked").exists()
+
+
+@pytest.mark.parametrize("cuda", ["14.1.0", "", "10.2.89", "what"])
+def test_an_unknown_cuda_changes_nothing(node: Node, cuda: str) -> None:
+    node.driver("535.183.01")
+    node.brings(cuda, "700.10.01", LD_LIBRARY_PATH="/image/lib")
+    seen = node.run()
+    assert seen.path == "/image/lib"
+    assert "; unknown; compat libraries left as the image has them" in seen.said
+
+
+def test_an_image_that_says_nothing_is_left_alone(node: Node) -> None:
+    node.driver("535.183.01")
+    node.image = {"_CUDA_COMPAT_PATH": str(node.compat)}
+    seen = node.run()
+    assert seen.path is None
+    assert "image: CUDA ?, driver ?; unknown; compat libraries none in the image" in seen.said
+
+
+@pytest.mark.parametrize("text", [CLOSED, OPEN, OPEN.replace("x86_64", "aarch64")])
+@pytest.mark.parametrize("version", ["535.183.01", "418.67"])
+def test_the_driver_is_read_from_its_file(node: Node, text: str, version: str) -> None:
+    node.driver(version, text=text)
+    assert f"NVIDIA driver {version}, NVIDIA A100" in node.run().said
+
+
+SMI = '[ "$*" = "--query-gpu=driver_version,name --format=csv,noheader" ] || exit 9'
+
+
+def test_else_by_nvidia_smi(node: Node) -> None:
+    node.program("nvidia-smi", f"{SMI}\necho '570.86.10, NVIDIA H100 80GB HBM3'\necho '570.86.10, NVIDIA H100'")
+    node.brings("12.9.0", "575.51.02")
+    assert "NVIDIA driver 570.86.10, NVIDIA H100 80GB HBM3; image" in node.run().said
+
+
+@pytest.mark.parametrize("smi", ['echo "NVIDIA-SMI has failed because it couldn\'t communicate"; exit 9', "exit 1", ""])
+@pytest.mark.parametrize("version", ["", "NVRM version: what\n"])
+def test_an_unknown_driver_changes_nothing(node: Node, smi: str, version: str) -> None:
+    if smi:
+        node.program("nvidia-smi", smi)
+    if version:
+        (node.root / "proc" / "version").write_text(version)
+    node.brings("13.0.1", "580.82.07", LD_LIBRARY_PATH=f"{node.compat}/lib.real")
+    seen = node.run()
+    assert seen.path == f"{node.compat}/lib.real"
+    assert "NVIDIA driver ?, GPU ?; image: CUDA 13.0.1, driver 580.82.07; the driver is unknown;" in seen.said
