@@ -72,10 +72,10 @@ unit: $(VENV)/.test
 
 # Real processes on a busy machine miss a deadline now and then: a test may be run once more, and the last line says so.
 runtime-test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --reruns 1 --durations=25 tests/runtime
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --reruns 1 --rerun-show-tracebacks --durations=25 tests/runtime
 
 cluster-test: $(VENV)/.test
-	$(BIN)/python -m pytest -q --reruns 1 --durations=25 tests/cluster
+	$(BIN)/python -m pytest -q --reruns 1 --rerun-show-tracebacks --durations=25 tests/cluster
 
 # --- the test cluster, for people (root only; see tests/cluster/README.md)
 
