@@ -29,6 +29,7 @@ def build_image(
     requirements: Annotated[
         str | None, typer.Option(metavar="FILE", help="Install a requirements file with pip.")
     ] = None,
+    site: opt.Site = None,
     force: Annotated[bool, typer.Option("--force", help="Build it again, and replace what is there.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the definition file; build nothing.")] = False,
 ) -> None:
@@ -38,13 +39,14 @@ def build_image(
     from slurmddp.errors import UserError
     from slurmddp.images.make import build_image as build
     from slurmddp.images.recipe import read_recipe
+    from slurmddp.launch.image import rules_of
 
     if recipe is None and base is None:
         todo = "--recipe ngc-pytorch, or --base 25.04 (an NGC release, docker://REF, a .sif, a root folder)"
         raise UserError("nothing says what the image is made from", todo=todo)
     options = {"base": base, "apt": apt, "pip": pip, "requirements": requirements}
     image = read_recipe(recipe, options, Path.cwd(), os.environ)
-    result = build(target, image, Path.cwd(), force, dry_run, opt.say)
+    result = build(target, image, Path.cwd(), force, dry_run, opt.say, rules_of(site))
     if dry_run:
         typer.echo(result.definition, nl=False)
     else:

@@ -120,13 +120,14 @@ def build(
     builder: Builder,
     *,
     options: tuple[str, ...],
+    variables: Mapping[str, str],
     facts: Mapping[str, Any],
     force: bool,
     report: Report,
 ) -> Built:
     """Build the definition into `target`, an absolute path, with a .def, .build.log and .lock.json beside it.
 
-    options: further ones for the builder; facts: what the lock says besides what is known of the image itself.
+    options, variables: further ones for the builder; facts: what the lock says besides what is known of the image.
 
     Every line that the builder says goes to `report` and into the log. An image that is there already stays
     untouched until the new one is complete and inspected.
@@ -139,7 +140,7 @@ def build(
         with writing(target):
             draft_definition.write_text(definition, encoding="utf-8")
         command = build_command(builder, draft_definition, draft, options)
-        _run_build(command, definition, log, stop, report)
+        _run_build(command, variables, definition, log, stop, report)
         torch = _inspect(builder, draft, log, stop)
         stop.check()
         state = draft.stat()
@@ -169,12 +170,14 @@ def build(
     return Built(target, state.st_size, digest, torch, final_definition, log, lock_path(target))
 
 
-def _run_build(command: list[str], definition: str, log: Path, stop: StopSignals, report: Report) -> None:
+def _run_build(
+    command: list[str], variables: Mapping[str, str], definition: str, log: Path, stop: StopSignals, report: Report
+) -> None:
     """Run the builder, its output shown and kept.
 
     Raises ExternalError with the output's end, Stopped, UserError.
     """
-    environment = {key: value for key, value in os.environ.items() if not _SCRUBBED.fullmatch(key)}
+    environment = {key: value for key, value in os.environ.items() if not _SCRUBBED.fullmatch(key)} | dict(variables)
     last: collections.deque[str] = collections.deque(maxlen=_READ_LINES)
     with writing(log):
         file = log.open("w", encoding="utf-8", errors="replace")

@@ -18,10 +18,26 @@ from slurmddp.images.inputs import Inputs, inputs_of
 from slurmddp.images.lock import read_lock
 from slurmddp.images.privilege import choose, look
 from slurmddp.images.recipe import Ingredients
+from slurmddp.images.workspace import make_folders, mksquashfs_options, workspace
 
 #: Where images go that were given no name, below the folder of the command.
 FOLDER = "images"
 _SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a site says of builds.
+
+    prefer:             its container runtime, `apptainer` or `singularity`, taken first where both are there.
+    cache:              a folder for downloads and for the image while it is built; None: the builder's own places.
+    processors, memory: what mksquashfs may take; memory in MiB.
+    """
+
+    prefer: str | None = None
+    cache: Path | None = None
+    processors: int | None = None
+    memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -42,8 +58,7 @@ def build_image(
     force: bool,
     dry_run: bool,
     report: Callable[[str], None],
-    *,
-    prefer: str | None = None,
+    rules: Rules = Rules(),
 ) -> BuildResult:
     """Render the definition of an image and build it into `target`, unless an image of these inputs is there.
 
@@ -51,7 +66,7 @@ def build_image(
     cwd:     where a relative target begins.
     dry_run: touch and run nothing; what stands in the way of a build is then said, not raised.
     report:  gets every line for people: what is about to happen, and the builder's own output as it comes.
-    prefer:  the site's container runtime, `apptainer` or `singularity`, taken first where both are there.
+    rules:   the site's.
 
     Raises UserError, ExternalError (the build failed), and Stopped (ctrl-C, SIGTERM, SIGHUP): the target is
     then as it was.
@@ -67,7 +82,7 @@ def build_image(
     check_name(target)
     if force or not is_made_from(target, inputs):
         _refuse_other(target, inputs, force)
-        built = _build(target, image, definition, inputs, force, prefer, report)
+        built = _build(target, image, definition, inputs, force, rules, report)
         return BuildResult(target, image, definition, built)
     report(f"nothing to do: {target} was made from just these inputs; --force builds it again")
     return BuildResult(target, image, definition, None, up_to_date=True)
@@ -79,11 +94,14 @@ def _build(
     definition: str,
     inputs: Inputs,
     force: bool,
-    prefer: str | None,
+    rules: Rules,
     report: Callable[[str], None],
 ) -> Built:
-    builder = find_builder(prefer)
+    builder = find_builder(rules.prefer)
     way = choose(builder.flavour, look())
+    place = workspace(rules.cache, os.environ)
+    squash = mksquashfs_options(builder.flavour, builder.version, rules.processors, rules.memory)
+    make_folders(place)
     with only_build(target, report):
         report(f"building {target} from {image.base.reference} with {builder.name} {builder.version}")
         if way.note:
@@ -96,7 +114,16 @@ def _build(
             "inputs": inputs.facts(),
             "mode": way.mode,
         }
-        return build(definition, target, builder, options=way.options, facts=facts, force=force, report=report)
+        return build(
+            definition,
+            target,
+            builder,
+            options=(*way.options, *squash),
+            variables=place.variables,
+            facts=facts,
+            force=force,
+            report=report,
+        )
 
 
 def _hashed_before(target: Path | None, image: Ingredients, cwd: Path) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from slurmddp.spec.alerts import Deadman, Outlet
-from slurmddp.spec.types import Adds, Line, Mebibytes, Model, Name, SbatchValue, Seconds
+from slurmddp.spec.types import Adds, Count, Line, Mebibytes, Model, Name, PathStr, SbatchValue, Seconds
 
 
 class Partition(Model):
@@ -36,6 +36,18 @@ class Fact(Model):
     note: Line | None = None
 
 
+class Building(Model):
+    """How images are built here.
+
+    cache: a folder for layers and for the image while it is built (default: paths.cache); processors, memory: what
+    compressing the image may take of a login node that others use.
+    """
+
+    cache: PathStr | None = None
+    processors: Count | None = 4
+    memory: Mebibytes | None = None
+
+
 class Site(Model):
     """site_configs/NAME.yaml. `job` is a layer of the job: whatever the site knows, the job does not say.
 
@@ -58,6 +70,7 @@ class Site(Model):
     internet_on_nodes: bool | None = None
     alerts: Outlet = Outlet.model_construct()
     deadman: Deadman | None = None
+    images: Building = Building.model_construct()
     requeue: Literal["allowed", "chain"] = "allowed"
     notes: Annotated[tuple[Line, ...], Adds()] = ()
     facts: dict[str, Fact] = {}

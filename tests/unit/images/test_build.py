@@ -16,7 +16,7 @@ from slurmddp import __version__
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.builder import Builder, build_command, find_builder, parse_version
 from slurmddp.images.lock import read_lock
-from slurmddp.images.make import BuildResult, build_image
+from slurmddp.images.make import BuildResult, Rules, build_image
 from slurmddp.images.privilege import choose, look
 from slurmddp.images.recipe import read_recipe
 
@@ -74,6 +74,15 @@ def test_an_image_its_definition_its_log_and_its_lock(apptainer: Apptainer, base
     assert set(lock["inputs"]["parts"]) == {"base", "base file", "definition"}
     assert result.built is not None and result.built.sha256 == lock["sha256"]
     assert result.built.lock == out / "image.sif.lock.json"
+
+
+def test_the_sites_rules_reach_the_builder(apptainer: Apptainer, base: Path, tmp_path: Path) -> None:
+    apptainer.builds('echo "in $APPTAINER_TMPDIR, $SINGULARITY_CACHEDIR"; ' + os.environ["FAKE_BUILD"])
+    _, said = make(tmp_path, rules=Rules(cache=tmp_path / "scratch", processors=2, memory=512))
+    assert f"in {tmp_path}/scratch/images/tmp, {tmp_path}/scratch/images/cache" in said
+    assert (tmp_path / "scratch/images/tmp").is_dir()
+    (call,) = [call for call in apptainer.calls if " build " in call]
+    assert "--mksquashfs-args -processors 2 -mem 512M" in call
 
 
 def test_a_lock_counts_only_for_its_own_image(apptainer: Apptainer, base: Path, tmp_path: Path) -> None:
