@@ -1,0 +1,172 @@
+"""Whose name and password a registry is shown: from the environment, or from the login files of Apptainer and Docker.
+
+They are only read. A password is in no message and in no repr.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from slurmddp.images.registry.reference import canonical_registry
+
+NVIDIA = "nvcr.io"
+#: NVIDIA's registry takes an API key as the password of this user, dollar sign included (NGC user guide).
+NVIDIA_USER = "$oauthtoken"
+_PREFIXES = ("APPTAINER_DOCKER", "SINGULARITY_DOCKER")
+_LARGEST_FILE = 4 << 20
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A name and a password for one registry; `source` says where they stand."""
+
+    username: str
+    password: str = field(repr=False)
+    source: str
+
+    @property
+    def basic(self) -> str:
+        """The value of an Authorization header."""
+        return "Basic " + base64.b64encode(f"{self.username}:{self.password}".encode()).decode("ascii")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The credentials for a registry, or None, and remarks about what was seen but cannot be used."""
+
+    credentials: Credentials | None
+    remarks: tuple[str, ...] = ()
+
+
+def find_credentials(registry: str, name: str, *, mirrored: bool = False) -> Found:
+    """Those for the repository `name` at the host `registry`: the environment's, else the first file's that has some.
+
+    mirrored: the host is a mirror; the environment's are for the registry that the user named, and not for it.
+    """
+    remarks: list[str] = []
+    found = None if mirrored else _of_environment(registry, remarks)
+    for path in [] if found else login_files():
+        found = _of_file(path, registry, name, remarks)
+        if found:
+            break
+    return Found(found, tuple(remarks))
+
+
+def login_files() -> list[Path]:
+    """The files in which `apptainer registry login`, `singularity` and `docker login` keep what they were told."""
+    home = Path(os.environ.get("HOME") or "~").expanduser()
+    # Apptainer keeps its own there instead (apptainer, pkg/syfs/syfs.go, configDir)
+    moved = os.environ.get("APPTAINER_CONFIGDIR") or os.environ.get("SINGULARITY_CONFIGDIR")
+    folders = [Path(moved)] if moved else [home / ".apptainer", home / ".singularity"]
+    docker = Path(os.environ.get("DOCKER_CONFIG") or home / ".docker")
+    return [*(folder / "docker-config.json" for folder in folders), docker / "config.json"]
+
+
+def advice(registry: str, mirrored: bool) -> str:
+    """Where credentials for this registry are looked for."""
+    variables = "APPTAINER_DOCKER_USERNAME and APPTAINER_DOCKER_PASSWORD (or SINGULARITY_DOCKER_...)"
+    if registry == NVIDIA:
+        variables = "APPTAINER_DOCKER_PASSWORD (or SINGULARITY_DOCKER_PASSWORD) to an API key of NGC"
+    files = ", ".join(_shown(path) for path in login_files())
+    login = f"`apptainer registry login docker://{registry}`; files that are read: {files}"
+    return f"{login} (the environment's are not shown to a mirror)" if mirrored else f"set {variables}, or {login}"
+
+
+def _of_environment(registry: str, remarks: list[str]) -> Credentials | None:
+    for prefix in _PREFIXES:
+        username = os.environ.get(f"{prefix}_USERNAME")
+        password = os.environ.get(f"{prefix}_PASSWORD")
+        if password and not username and registry == NVIDIA:
+            username = NVIDIA_USER
+        if username and password:
+            if ":" in username:  # it cannot be told from the password (RFC 7617)
+                remarks.append(f"{prefix}_USERNAME holds ':', which no user name can have")
+                continue
+            return Credentials(username, password, f"{prefix}_USERNAME and {prefix}_PASSWORD")
+        if username or password:
+            missing = "PASSWORD" if username else "USERNAME"
+            remarks.append(f"{prefix}_{missing} is not set, so the other half is not used")
+    return None
+
+
+def _of_file(path: Path, registry: str, name: str, remarks: list[str]) -> Credentials | None:
+    shown = _shown(path)
+    try:
+        with path.open("rb") as file:
+            tree = json.loads(file.read(_LARGEST_FILE))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        remarks.append(f"{shown} cannot be read: {error.strerror}")
+        return None
+    except (ValueError, RecursionError):
+        remarks.append(f"{shown} is no JSON file")
+        return None
+    if not isinstance(tree, dict):
+        remarks.append(f"{shown} has no map at its top")
+        return None
+    entry = _entry(tree.get("auths"), registry, name)
+    found = _of_entry(entry, shown, remarks) if entry is not None else None
+    if found is None and _has_helper(tree, registry):
+        remarks.append(f"{shown} leaves {registry} to a credential helper, and helpers are not used here")
+    return found
+
+
+def _entry(auths: Any, registry: str, name: str) -> Mapping[str, Any] | None:
+    """The entry for the longest path that leads to the repository (containers/image, containers-auth.json.5.md)."""
+    best: tuple[int, Mapping[str, Any]] | None = None
+    for key, entry in auths.items() if isinstance(auths, dict) else ():
+        host, path = _key(key)
+        fits = host == canonical_registry(registry) and (not path or f"{name}/".startswith(f"{path}/"))
+        if fits and isinstance(entry, dict) and (best is None or len(path) > best[0]):
+            best = len(path), entry
+    return best[1] if best else None
+
+
+def _key(key: str) -> tuple[str, str]:
+    """Host and path of "https://index.docker.io/v1/", "nvcr.io" or "quay.io/group"."""
+    try:
+        parts = urlsplit(key if "://" in key else f"https://{key}")
+    except ValueError:
+        return "", ""
+    path = parts.path.strip("/")
+    return canonical_registry(parts.netloc), "" if path in ("v1", "v2") else path
+
+
+def _of_entry(entry: Mapping[str, Any], shown: str, remarks: list[str]) -> Credentials | None:
+    username, password = entry.get("username"), entry.get("password")
+    coded = entry.get("auth")
+    if isinstance(coded, str) and coded:
+        try:
+            username, _, password = base64.b64decode(coded, validate=True).decode().partition(":")
+        except (binascii.Error, ValueError):
+            remarks.append(f"{shown} has an entry for it whose `auth` is no base64 of NAME:PASSWORD")
+            return None
+        password = password.strip("\0")  # Docker's own padding (docker/cli, decodeAuth)
+    if isinstance(username, str) and isinstance(password, str) and username and password:
+        return Credentials(username, password, shown)
+    if entry.get("identitytoken") or entry.get("registrytoken"):
+        remarks.append(f"{shown} has a token for it instead of name and password, and such tokens are not used here")
+    return None
+
+
+def _has_helper(tree: Mapping[str, Any], registry: str) -> bool:
+    helpers = tree.get("credHelpers")
+    named = isinstance(helpers, dict) and any(_key(key)[0] == canonical_registry(registry) for key in helpers)
+    return named or bool(tree.get("credsStore"))
+
+
+def _shown(path: Path) -> str:
+    """With ~ for the home folder."""
+    home = os.environ.get("HOME")
+    return (
+        f"~{str(path)[len(home.rstrip('/')) :]}" if home and str(path).startswith(home.rstrip("/") + "/") else str(path)
+    )

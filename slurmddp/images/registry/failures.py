@@ -1,0 +1,84 @@
+"""What a user is told where a registry answers that it cannot or will not."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from slurmddp.errors import ExternalError, SlurmddpError, UserError
+
+if TYPE_CHECKING:
+    from http.client import HTTPMessage
+
+# Nothing else of an error's text is shown: a registry might repeat what was sent to it
+# (distribution-spec, "Error Codes").
+_CODES = frozenset(
+    {
+        "BLOB_UNKNOWN",
+        "BLOB_UPLOAD_INVALID",
+        "BLOB_UPLOAD_UNKNOWN",
+        "DIGEST_INVALID",
+        "MANIFEST_BLOB_UNKNOWN",
+        "MANIFEST_INVALID",
+        "MANIFEST_UNKNOWN",
+        "NAME_INVALID",
+        "NAME_UNKNOWN",
+        "SIZE_INVALID",
+        "TAG_INVALID",
+        "UNAUTHORIZED",
+        "DENIED",
+        "UNSUPPORTED",
+        "TOOMANYREQUESTS",
+        "UNAVAILABLE",
+        "UNKNOWN",
+    }
+)
+
+
+def outside(what: str, todo: str | None = None) -> ExternalError:
+    """An ExternalError that says what to do as UserError does."""
+    return ExternalError(f"{what}\n  -> {todo}" if todo else what)
+
+
+def bad_status(status: int, headers: HTTPMessage, body: bytes, host: str, what: str) -> SlurmddpError:
+    """Of an answer other than 200, 401, 403 and 404."""
+    code = error_code(body)
+    shown = f"status {status}, {code}" if code else f"status {status}"
+    if status == 429:
+        wait = headers.get("Retry-After", "")
+        after = f" for {wait} s" if wait.isdecimal() and len(wait) < 7 else ""
+        return outside(
+            f"{host} limits the rate of requests and refuses {what} ({shown})",
+            f"wait{after} and try again, log in (registries allow more to those whom they know), or use a mirror",
+        )
+    if status >= 500:
+        return outside(f"{host} has a problem of its own with {what} ({shown})", "try again later")
+    if status == 407:
+        return outside(f"the proxy on the way to {host} wants a user name and a password ({shown})")
+    return outside(f"{host} gives an unexpected answer about {what} ({shown})", "check the host: is it a registry?")
+
+
+def not_found(body: bytes, host: str, image: str, digest: str | None) -> UserError:
+    """Of a 404 about what the user named."""
+    code = error_code(body)
+    if digest:
+        return UserError(
+            f"{image} does not exist at {host}, or no longer: registries remove images that no tag names",
+            todo="pin the tag again; or check the name",
+        )
+    if code == "NAME_UNKNOWN":
+        return UserError(f"{image} does not exist: {host} has no image of this name", todo="check the name")
+    if code == "MANIFEST_UNKNOWN":
+        return UserError(f"{image} does not exist: {host} has no such tag", todo="check the tag, and the name")
+    return UserError(
+        f"{image} does not exist at {host} (status 404)", todo="check name and tag; is this host a registry?"
+    )
+
+
+def error_code(body: bytes) -> str | None:
+    """The code of the first error in a registry's answer, where it is one of the specification's."""
+    try:
+        code = json.loads(body)["errors"][0]["code"]
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        return None
+    return code if isinstance(code, str) and code in _CODES else None

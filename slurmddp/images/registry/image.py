@@ -1,0 +1,69 @@
+"""What a registry says of an image."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slurmddp.images.registry.reference import Reference, pinned
+
+# nvidia/cuda sets NCCL_VERSION to the version of Debian's or Red Hat's package (NV_LIBNCCL_PACKAGE_VERSION, such as
+# 2.17.1-1 or 2.15.5-1+cuda11.8): what follows the dash is the package's revision, not NCCL's.
+_PACKAGE_REVISION = re.compile(r"(\d+(?:\.\d+)*)-\d[\w.+~]*")
+
+
+@dataclass(frozen=True)
+class RegistryImage:
+    """An image by its manifest and configuration. None, or "": the image does not say.
+
+    reference:       what was asked for, spelled out.
+    digest:          of what the reference names, an image or an index of images; with it, a name is pinned.
+    platform_digest: of this architecture's manifest; the same where there is no index.
+    architecture:    in Go's words: amd64, arm64.
+    env:             the environment that the image sets.
+    created:         RFC 3339, as the image has it.
+    size:            bytes of the layers as they are pulled (compressed).
+    """
+
+    reference: Reference
+    digest: str
+    platform_digest: str
+    architecture: str
+    os: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    entrypoint: tuple[str, ...] | None = None
+    cmd: tuple[str, ...] | None = None
+    created: str | None = None
+    size: int = 0
+
+    @property
+    def pinned(self) -> str:
+        """NAME@sha256:..., which will name the same image for as long as the registry keeps it."""
+        return pinned(self.reference, self.digest)
+
+    @property
+    def cuda_driver_version(self) -> str | None:
+        """The NVIDIA driver whose libraries the image bundles, such as 575.51.02."""
+        return self._variable("CUDA_DRIVER_VERSION")
+
+    @property
+    def cuda_version(self) -> str | None:
+        """As the image writes it: with two to four numbers."""
+        return self._variable("CUDA_VERSION")
+
+    @property
+    def torch_version(self) -> str | None:
+        """As the image writes it, with all of its local version (2.7.0a0+79aa17489c)."""
+        return self._variable("PYTORCH_BUILD_VERSION") or self._variable("PYTORCH_VERSION")
+
+    @property
+    def nccl_version(self) -> str | None:
+        """NCCL's own version, without the revision of its Debian package."""
+        found = self._variable("NCCL_VERSION")
+        match = _PACKAGE_REVISION.fullmatch(found) if found else None
+        return match.group(1) if match else found
+
+    def _variable(self, name: str) -> str | None:
+        return self.env.get(name, "").strip() or None

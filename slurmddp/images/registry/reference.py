@@ -1,0 +1,140 @@
+"""Names of images in registries, as Docker reads them (distribution/reference, normalize.go and regexp.go)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from slurmddp.errors import UserError
+
+DOCKER_HUB = "docker.io"
+DEFAULT_TAG = "latest"
+_HUB_NAMES = (DOCKER_HUB, "index.docker.io", "registry-1.docker.io")
+_LONGEST_NAME = 255
+
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_HOST = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{{1,5}}))?", re.ASCII)
+_PART = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+FORMS = "write HOST/NAME:TAG or HOST/NAME@sha256:DIGEST, such as nvcr.io/nvidia/pytorch:25.04-py3"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An image in a registry, spelled out: `ubuntu` is docker.io, library/ubuntu, latest.
+
+    registry: host, with its port where it has one.
+    name:     the repository's path in it.
+    tag:      None where only a digest was written.
+    digest:   "sha256:" and 64 digits; where there is one, it decides, and the tag is only read by people.
+    """
+
+    registry: str
+    name: str
+    tag: str | None = None
+    digest: str | None = None
+
+    @property
+    def repository(self) -> str:
+        """Registry and name, without tag and digest."""
+        return f"{self.registry}/{self.name}"
+
+    @property
+    def selector(self) -> str:
+        """What a registry is asked for: the digest, else the tag."""
+        return self.digest or self.tag or DEFAULT_TAG
+
+    def __str__(self) -> str:
+        tag = f":{self.tag}" if self.tag else ""
+        return f"{self.repository}{tag}" + (f"@{self.digest}" if self.digest else "")
+
+
+def parse_reference(text: str) -> Reference:
+    """The image that `text` names, with or without docker:// before it. Raises UserError."""
+    body = text.removeprefix("docker://")
+    if not body:
+        raise UserError("the image's name is empty", todo=FORMS)
+    if not body.isascii() or not body.isprintable() or " " in body:
+        raise UserError(f"the image {text!r} holds a space or a character that names of images cannot have", todo=FORMS)
+    rest, at, digest = body.partition("@")
+    if at:
+        check_digest(digest, text)
+    registry, path = _split_registry(rest)
+    name, colon, tag = path.partition(":")
+    if colon and not _TAG.fullmatch(tag):
+        raise UserError(f"the image {text!r} has the tag {tag!r}, which is none", todo=_TAG_RULE)
+    _check_registry(registry, text)
+    _check_name(name, text)
+    if registry in _HUB_NAMES:
+        registry = DOCKER_HUB
+        name = name if "/" in name else f"library/{name}"
+    if len(f"{registry}/{name}") > _LONGEST_NAME:
+        raise UserError(f"the image's name is longer than {_LONGEST_NAME} characters", todo=FORMS)
+    return Reference(registry, name, tag or (None if at else DEFAULT_TAG), digest or None)
+
+
+_TAG_RULE = "a tag is 1 to 128 of A-Z a-z 0-9 _ . - and begins with a letter, a digit or _"
+
+
+def pinned(reference: Reference | str, digest: str) -> str:
+    """The image by its digest alone: NAME@sha256:... always names the same bytes.
+
+    The tag is left out, because some programs refuse a name that has both (containers/image, docker transport).
+    Raises UserError.
+    """
+    parsed = parse_reference(reference) if isinstance(reference, str) else reference
+    check_digest(digest, str(parsed))
+    return f"{parsed.repository}@{digest}"
+
+
+def check_digest(digest: str, text: str) -> None:
+    """Raise UserError, naming the image `text`, where this is no SHA-256 digest."""
+    if _DIGEST.fullmatch(digest):
+        return
+    algorithm, colon, _ = digest.partition(":")
+    if colon and algorithm != "sha256":
+        raise UserError(
+            f"the image {text!r} has a digest of the kind {algorithm!r}; only sha256 is read here", todo=FORMS
+        )
+    raise UserError(
+        f"the image {text!r} has a digest that is none",
+        todo="a digest is sha256: and 64 of 0-9 a-f; write all of it",
+    )
+
+
+def is_digest(text: object) -> bool:
+    """Whether it is a SHA-256 digest as registries write it."""
+    return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
+
+
+def canonical_registry(host: str) -> str:
+    """The one name of a registry that has several: docker.io for Docker Hub; host names in lower case."""
+    lower = host.lower()
+    return DOCKER_HUB if lower in _HUB_NAMES else lower
+
+
+def _split_registry(text: str) -> tuple[str, str]:
+    """What stands before the first slash is a registry only where it cannot be part of a Docker Hub name."""
+    first, slash, rest = text.partition("/")
+    if slash and (any(mark in first for mark in ".:[") or first == "localhost" or first != first.lower()):
+        return canonical_registry(first), rest
+    return DOCKER_HUB, text
+
+
+def _check_registry(registry: str, text: str) -> None:
+    match = _HOST.fullmatch(registry)
+    port = match.group("port") if match else None
+    if not match or (port is not None and not 0 < int(port) < 65536):
+        raise UserError(
+            f"the image {text!r} names the registry {registry!r}, which is no HOST or HOST:PORT", todo=FORMS
+        )
+
+
+def _check_name(name: str, text: str) -> None:
+    if name and all(_PART.fullmatch(part) for part in name.split("/")):
+        return
+    if name != name.lower():
+        raise UserError(f"the image {text!r} has capital letters in its name", todo=f"write {name.lower()!r}")
+    raise UserError(f"the image {text!r} has the name {name!r}, which is none", todo=FORMS)

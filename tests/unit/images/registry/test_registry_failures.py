@@ -1,0 +1,239 @@
+"""What goes wrong on the way to a registry, and what a broken one answers: each is one clear message."""
+
+import json
+import socket
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurmddp.errors import ExternalError, SlurmddpError, UserError
+from slurmddp.images.registry import documents
+from slurmddp.images.registry.client import LARGEST, resolve
+from slurmddp.images.registry.documents import digest_of
+from slurmddp.images.registry.settings import RegistrySettings
+from tests.registry_answers import Reply, Request, Server, closed_port, silent_port
+
+CONFIG = json.dumps({"architecture": "amd64", "os": "linux"}).encode()
+TYPE = "application/vnd.oci.image.config.v1+json"
+
+
+def manifest(**more: object) -> bytes:
+    config = {"mediaType": TYPE, "digest": digest_of(CONFIG), "size": len(CONFIG)}
+    return json.dumps({"schemaVersion": 2, "config": config, "layers": [], **more}).encode()
+
+
+def failure(reply: Reply, blob: Reply | None = None, tag: str = ":1") -> SlurmddpError:
+    """What resolving an image comes to where the registry gives these answers about manifest and configuration."""
+
+    def answer(request: Request) -> Reply:
+        return (blob or Reply(200, CONFIG)) if "/blobs/" in request.path else reply
+
+    with Server(answer) as server, pytest.raises(SlurmddpError) as error:
+        resolve(f"{server.host}/lab/a{tag}", architecture="amd64")
+    return error.value
+
+
+def test_the_good_answers_that_the_others_are_changed_from() -> None:
+    with Server(lambda request: Reply(200, CONFIG if "/blobs/" in request.path else manifest())) as server:
+        assert resolve(f"{server.host}/lab/a", architecture="amd64").digest == digest_of(manifest())
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "message"),
+    [
+        (Reply(401), UserError, "does not show"),
+        (Reply(403, b'{"errors": [{"code": "DENIED"}]}'), UserError, "to everybody (status 403), and no credentials"),
+        (Reply(404, b'{"errors": [{"code": "NAME_UNKNOWN"}]}'), UserError, "has no image of this name"),
+        (Reply(404, b'{"errors": [{"code": "MANIFEST_UNKNOWN"}]}'), UserError, "has no such tag"),
+        (Reply(404, b"<html>"), UserError, "(status 404)\n  -> check name and tag; is this host a registry?"),
+        (Reply(429, b'{"errors": [{"code": "TOOMANYREQUESTS"}]}', {"Retry-After": "60"}), ExternalError,
+         "limits the rate of requests and refuses the manifest of HOST/lab/a:1 (status 429, TOOMANYREQUESTS)\n"
+         "  -> wait for 60 s and try again, log in"),
+        (Reply(429, b"", {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}), ExternalError, "-> wait and try again"),
+        (Reply(500), ExternalError, "has a problem of its own with the manifest of HOST/lab/a:1 (status 500)"),
+        (Reply(503, b'{"errors": [{"code": "your PASSW0RD"}]}'), ExternalError, "(status 503)\n  -> try again later"),
+        (Reply(418), ExternalError, "unexpected answer about the manifest of HOST/lab/a:1 (status 418)"),
+        (Reply(200, b"<html>log in</html>"), ExternalError, "is no JSON object\n  -> check the host"),
+        (Reply(200, b"[]"), ExternalError, "is no JSON object"),
+        (Reply(200, b"[" * 100000), ExternalError, "is no JSON object"),
+        (Reply(200, b"{}"), ExternalError, "does not follow the specification"),
+        (Reply(200, manifest(), {"Docker-Content-Digest": "sha256:" + "0" * 64}), ExternalError,
+         "lies about the manifest of HOST/lab/a:1: its bytes have the digest sha256:"),
+        (Reply(200, b"{", length=100), ExternalError, "does not answer as a registry does (IncompleteRead)"),
+        (Reply(200, b" " * (LARGEST + 1)), ExternalError, "the manifest of HOST/lab/a:1 has more than 4 MiB"),
+        (Reply(200, b'{"schemaVersion": 1, "fsLayers": []}'), UserError, "is stored in Docker's old schema 1"),
+        (Reply(200, manifest(manifests=[])), ExternalError, "does not follow the specification"),
+        (Reply(200, manifest(mediaType="application/vnd.oci.image.index.v1+json")), ExternalError,
+         "does not follow the specification"),
+        (Reply(200, manifest(layers=[{"size": -1}])), ExternalError, "does not follow the specification"),
+        (Reply(200, manifest(layers=[1])), ExternalError, "does not follow the specification"),
+        (Reply(200, manifest(config={"mediaType": TYPE, "digest": "sha256:../..", "size": 1})), ExternalError,
+         "does not follow the specification"),
+        (Reply(200, manifest(config={"mediaType": TYPE, "digest": digest_of(b""), "size": LARGEST + 1})), ExternalError,
+         "the configuration of HOST/lab/a:1 has 4194305 bytes; more than 4 MiB are not read"),
+        (Reply(200, b'{"schemaVersion": 2, "manifests": []}'), UserError, "is not made for amd64: there is nothing"),
+        (Reply(200, b'{"schemaVersion": 2, "manifests": [{"digest": "../x"}]}'), ExternalError, "does not follow"),
+        (Reply(302, b"", {"Location": "/again"}), ExternalError, "redirects more than 5 times"),
+        (Reply(302, b"", {"Location": "file:///etc/passwd"}), ExternalError, "redirects to an address that is none"),
+        (Reply(302, b"", {"Location": "http://evil.example/"}), UserError, "over plain HTTP from evil.example"),
+    ],
+)  # fmt: skip
+def test_answers_about_the_manifest(reply: Reply, kind: type[SlurmddpError], message: str) -> None:
+    error = failure(reply)
+    assert type(error) is kind
+    host = str(error).partition("127.0.0.1:")[2].split("/")[0].split()[0].rstrip(":,")
+    assert message in str(error).replace(f"127.0.0.1:{host}", "HOST")
+    assert "PASSW0RD" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("blob", "kind", "message"),
+    [
+        (Reply(404), ExternalError, "(status 404), though it lists it"),
+        (Reply(429), ExternalError, "limits the rate of requests and refuses the configuration of"),
+        (Reply(200, CONFIG + b" "), ExternalError, "lies about the configuration of"),
+        (Reply(200, b" " * (LARGEST + 1)), ExternalError, "has more than 4 MiB"),
+    ],
+)
+def test_answers_about_the_configuration(blob: Reply, kind: type[SlurmddpError], message: str) -> None:
+    error = failure(Reply(200, manifest()), blob)
+    assert type(error) is kind and message in str(error)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"architecture": None},
+        {"architecture": "amd64\n"},
+        {"config": {"Env": "A=b"}},
+        {"config": {"Env": [1]}},
+        {"config": {"Labels": {"a": 1}}},
+        {"config": {"Cmd": {}}},
+    ],
+)
+def test_a_configuration_that_is_none(change: dict[str, object]) -> None:
+    body = json.dumps({"architecture": "amd64", "os": "linux", **change}).encode()
+    config = {"mediaType": TYPE, "digest": digest_of(body), "size": len(body)}
+    error = failure(Reply(200, manifest(config=config)), Reply(200, body))
+    assert type(error) is ExternalError and "the configuration of" in str(error)
+
+
+def test_a_digest_is_held_against_the_bytes() -> None:
+    error = failure(Reply(200, manifest()), tag="@sha256:" + "0" * 64)
+    assert type(error) is ExternalError and "lies about the manifest" in str(error)
+
+
+def test_an_index_of_indexes() -> None:
+    inner = b'{"schemaVersion": 2, "manifests": []}'
+    entry = {"digest": digest_of(inner), "platform": {"architecture": "amd64", "os": "linux"}}
+    outer = json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode()
+    server = Server(lambda request: Reply(200, inner if "sha256:" in request.path else outer))
+    with server, pytest.raises(ExternalError, match="is an index of indexes"):
+        resolve(f"{server.host}/lab/a", architecture="amd64")
+
+
+def test_a_connection_that_was_closed_meanwhile_is_made_anew() -> None:
+    """A server that closes each connection after its answer, without having said so."""
+
+    class Closing(Server):
+        def handle(self, handler, request):  # type: ignore[no-untyped-def]
+            super().handle(handler, request)
+            handler.close_connection = True
+
+    with Closing(lambda request: Reply(200, CONFIG if "/blobs/" in request.path else manifest())) as server:
+        assert resolve(f"{server.host}/lab/a", architecture="amd64").os == "linux"
+        assert len(server.requests) == 2
+
+
+def test_nobody_listens() -> None:
+    with closed_port() as port:
+        with pytest.raises(ExternalError) as error:
+            resolve(f"127.0.0.1:{port}/lab/a")
+        assert f"cannot reach 127.0.0.1:{port}: the connection is refused" in str(error.value)
+        assert "export HTTPS_PROXY=http://HOST:PORT" in str(error.value)
+        settings = RegistrySettings(proxy=f"http://u:S3CRET@127.0.0.1:{port}")
+        with pytest.raises(ExternalError) as error:
+            resolve("nvcr.io/lab/a", settings=settings)
+        assert f"cannot reach the proxy 127.0.0.1:{port} on the way to nvcr.io: the connection is refused" in str(
+            error.value
+        )
+        assert "S3CRET" not in str(error.value)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_nobody_answers(scheme: str) -> None:
+    with silent_port() as port:
+        settings = RegistrySettings(mirrors={"nvcr.io": f"{scheme}://127.0.0.1:{port}"}, timeout=0.2)
+        with pytest.raises(ExternalError, match=rf"cannot reach 127.0.0.1:{port}: no answer within 0.2 s"):
+            resolve("nvcr.io/lab/a", settings=settings)
+
+
+def test_a_host_that_is_not_known() -> None:
+    too_long = "h" * 64 + ".example"  # no name server could be asked
+    for host in ("registry.invalid", too_long):
+        with pytest.raises(ExternalError, match=rf"cannot reach {host}: the name {host} is not known\n  -> check its"):
+            resolve(f"{host}/lab/a")
+    with pytest.raises(
+        ExternalError, match=r"the proxy p.invalid:1 on the way to a.io: the name p.invalid is not known"
+    ):
+        resolve("a.io/lab/a", settings=RegistrySettings(proxy="http://p.invalid:1"))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "message"),
+    [
+        ("http", "HOST does not answer as a registry does (BadStatusLine)\n  -> check host and port"),
+        ("https", "no TLS connection with HOST: WRONG_VERSION_NUMBER\n  -> if it speaks plain HTTP: list it"),
+    ],
+)
+def test_what_listens_is_no_registry(scheme: str, message: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def speak() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
+
+        thread = threading.Thread(target=speak)
+        thread.start()
+        host = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(ExternalError) as error:
+            resolve("nvcr.io/lab/a", settings=RegistrySettings(mirrors={"nvcr.io": f"{scheme}://{host}"}))
+        thread.join()
+    said = str(error.value).replace(host, "HOST")
+    assert said.startswith(message) or (scheme == "https" and said.startswith("no TLS connection with HOST: "))
+
+
+_SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just("sha256:" + "0" * 64)
+_KEYS = [
+    "config",
+    "layers",
+    "manifests",
+    "digest",
+    "size",
+    "mediaType",
+    "platform",
+    "architecture",
+    "os",
+    "schemaVersion",
+]
+_JSON = st.recursive(
+    _SCALARS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(_KEYS), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(st.sampled_from(_KEYS), _JSON, max_size=6))
+def test_no_manifest_breaks_it(tree: dict[str, object]) -> None:
+    try:
+        if documents.is_index(tree, "", "h", "i"):
+            documents.choose(documents.platforms(tree, "h", "i"), "amd64", "i")
+        else:
+            assert documents.read_manifest(tree, "h", "i").layers_size >= 0
+    except SlurmddpError as error:
+        assert str(error)
