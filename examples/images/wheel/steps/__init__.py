@@ -1,0 +1,1 @@
+"""A package that is built in one stage and used in the next."""

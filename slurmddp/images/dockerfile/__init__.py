@@ -1,0 +1,10 @@
+"""Turns a Dockerfile into an Apptainer definition file.
+
+lines -> stages -> interpret (words, scope, copying, running) -> through (spython) -> the template.
+"""
+
+from __future__ import annotations
+
+from slurmddp.images.dockerfile.convert import Converted, convert
+
+__all__ = ["Converted", "convert"]

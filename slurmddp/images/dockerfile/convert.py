@@ -1,0 +1,157 @@
+"""A Dockerfile in, the text of a definition file out; what cannot be right is refused with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from slurmddp import __version__
+from slurmddp.errors import UserError
+from slurmddp.images.base import Base
+from slurmddp.images.dockerfile.copying import STAGING
+from slurmddp.images.dockerfile.ignore import read_ignore
+from slurmddp.images.dockerfile.interpret import Interpreter, Setting
+from slurmddp.images.dockerfile.lines import Instruction, read
+from slurmddp.images.dockerfile.running import Running, runscript
+from slurmddp.images.dockerfile.stages import Stage, chain, find_stage, image_base, split_stages
+from slurmddp.images.dockerfile.through import Source, sections
+from slurmddp.render.engine import render
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A Dockerfile as a definition file.
+
+    definition: the whole text.
+    base:       the image that the final stage starts from, through other stages where its FROM names one.
+    sources:    local files and folders whose content goes in.
+    notes:      for the user: what has no effect under Apptainer, or may differ.
+    """
+
+    definition: str
+    base: Base
+    sources: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+def convert(path: Path, *, arguments: Mapping[str, str] = MappingProxyType({}), target: str | None = None) -> Converted:
+    """Convert the Dockerfile at `path`, whose folder is the build context.
+
+    arguments: values for its ARGs, as `docker build --build-arg` takes them.
+    target:    the stage to build, by name or number; the last one without it.
+
+    Raises UserError for what cannot be converted, with file and line; ExternalError where spython fails;
+    ValueError where anything would be left that Apptainer takes for a build argument.
+    """
+    _check_arguments(arguments)
+    instructions = read(path)
+    path = path.absolute()
+    stages, declared = split_stages(instructions, arguments)
+    final = _target(stages, target, path)
+    ignore = read_ignore(path)
+    conversion = _Conversion(stages)
+    setting = Setting(path.parent, ignore, arguments, declared, conversion.name)
+    setting.used.update(name for name in declared if name in arguments)
+    running, workdir = conversion.walk(final, setting)
+    notes = setting.notes
+    if not ignore.file:
+        _note_context(instructions, path, notes)
+    for name in sorted(set(arguments) - setting.used):
+        notes.append(f"the build argument {name} is used by no ARG of {path.name}")
+    for stage in stages:
+        if stage.number not in conversion.visited:
+            notes.append(f"{stage.begin.where}: the stage {stage.name or stage.number} is not needed and left out")
+    made = sections(conversion.sources)
+    text = render(
+        "container/dockerfile.def.j2",
+        version=__version__,
+        stages=made,
+        staging=STAGING,
+        runscript=runscript(running, workdir) if running.said else [],
+    )
+    if "{{" in text:
+        raise ValueError("the definition file holds '{{', which Apptainer takes for a build argument")
+    return Converted(text, made[-1].base, tuple(dict.fromkeys(setting.paths)), tuple(dict.fromkeys(notes)))
+
+
+def _check_arguments(arguments: Mapping[str, str]) -> None:
+    for name, value in arguments.items():
+        if not value.replace("\t", " ").isprintable():
+            raise UserError(f"the build argument {name} holds a line break or a control character", todo="one line")
+
+
+def _target(stages: tuple[Stage, ...], target: str | None, path: Path) -> Stage:
+    if target is None:
+        return stages[-1]
+    found = find_stage(stages, target)
+    if found is None:
+        names = ", ".join(stage.name or str(stage.number) for stage in stages)
+        raise UserError(f"there is no stage {target!r}", where=str(path), todo=f"name one of: {names}")
+    return found
+
+
+def _note_context(instructions: tuple[Instruction, ...], path: Path, notes: list[str]) -> None:
+    """A COPY of the whole folder takes .git, data and secrets along."""
+    for instruction in instructions:
+        if instruction.keyword in ("COPY", "ADD") and not dict(instruction.flags).get("from"):
+            first = (instruction.array() or instruction.text.split())[0]
+            if first.rstrip("/") in (".", "*", ""):
+                notes.append(
+                    f"{instruction.where}: all of {path.parent} goes into the image, .git and data too; "
+                    ".dockerignore beside the Dockerfile keeps files out"
+                )
+
+
+@dataclass
+class _Conversion:
+    """Finds the stages that the wanted one needs while it walks over it, those first."""
+
+    stages: tuple[Stage, ...]
+    sources: list[Source] = field(default_factory=list)
+    visited: set[int] = field(default_factory=set)
+    _names: dict[str, str] = field(default_factory=dict)
+    _walking: list[Stage] = field(default_factory=list)
+    _setting: Setting | None = None
+
+    def walk(self, stage: Stage, setting: Setting) -> tuple[Running, str | None]:
+        """Add the stage's source after those that it copies from; what it runs, and its WORKDIR."""
+        self._setting = setting
+        self._walking.append(stage)
+        whole = chain(self.stages, stage)
+        self.visited.update(part.number for part in whole)
+        interpreter = Interpreter(image_base(whole[0].image, whole[0].begin), setting)
+        for part in whole:
+            interpreter.stage(part.body)
+        self._walking.pop()
+        running = interpreter.running if self._walking else interpreter.finish()
+        name = self._unique(stage.name or f"stage-{stage.number}")
+        self._names[f"stage {stage.number}"] = name
+        base = image_base(whole[0].image, whole[0].begin)
+        self.sources.append(Source(name, base, tuple(interpreter.steps)))
+        return running, interpreter.workdir
+
+    def name(self, wanted: str, instruction: Instruction) -> str:
+        """The name, in the definition file, of the stage or image that COPY --from names."""
+        stage = find_stage(self.stages, wanted)
+        if stage is None and wanted.isdigit():
+            raise instruction.error(f"there is no stage {wanted}", "stages are counted from 0")
+        key = f"stage {stage.number}" if stage else f"image {wanted}"
+        if key in self._names:
+            return self._names[key]
+        assert self._setting is not None
+        if stage is None:
+            self._names[key] = self._unique(f"image-{len(self._names)}")
+            self.sources.append(Source(self._names[key], image_base(wanted, instruction), ()))
+        else:
+            if stage.number >= self._walking[-1].number:
+                raise instruction.error(f"the stage {wanted} does not come before this line", "move it up")
+            self.walk(stage, self._setting)
+        return self._names[key]
+
+    def _unique(self, name: str) -> str:
+        taken = set(self._names.values()) | {stage.name for stage in self.stages if stage.name != name}
+        while name in taken:
+            name += "-1"
+        return name

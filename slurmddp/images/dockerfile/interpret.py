@@ -1,0 +1,217 @@
+"""One stage of a Dockerfile, instruction by instruction: steps that a definition file can say in the same order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurmddp.images.base import Base
+from slurmddp.images.dockerfile.copying import Staged, from_context, from_stage, place, read_copy
+from slurmddp.images.dockerfile.ignore import Ignore
+from slurmddp.images.dockerfile.lines import Instruction
+from slurmddp.images.dockerfile.refuse import check
+from slurmddp.images.dockerfile.running import Running, run_lines
+from slurmddp.images.dockerfile.scope import PROXIES, Scope
+from slurmddp.images.dockerfile.words import Reference, known, pairs, shell, shell_parts
+
+# What these images' own configuration says (their published Dockerfiles and `docker inspect`); of others it is unknown
+_WORKDIRS = {"nvcr.io/nvidia/pytorch": "/workspace", "pytorch/pytorch": "/workspace"}
+_ENTRYPOINTS = {"nvcr.io/nvidia/pytorch": ("/opt/nvidia/nvidia_entrypoint.sh",)}
+_ROOT = re.compile(r"(root|0)(:(root|0))?")
+_NOTED = {
+    "EXPOSE": "ports are the host's own under Apptainer: nothing to convert",
+    "VOLUME": "Apptainer has no volumes: bind a folder of the host there when the image runs",
+    "STOPSIGNAL": "Apptainer sends the signals that it gets: nothing to convert",
+    "HEALTHCHECK": "Apptainer does not look after what runs: nothing to convert",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a stage: what spython is to see (`kind`), and its texts.
+
+    run:     lines: commands.
+    env:     values: (name, word of the shell).
+    workdir: path.
+    files:   files: (source, destination); stage: the name of the stage that they are from, None for the host.
+    label:   values: (name, text).
+    """
+
+    kind: str
+    keyword: str
+    line: int
+    lines: tuple[str, ...] = ()
+    values: tuple[tuple[str, str], ...] = ()
+    path: str = ""
+    files: tuple[tuple[str, str], ...] = ()
+    stage: str | None = None
+
+
+@dataclass
+class Setting:
+    """What all stages of one conversion share.
+
+    stage_of: the definition file's name for what COPY --from names.
+    """
+
+    context: Path
+    ignore: Ignore
+    given: Mapping[str, str]
+    declared: Mapping[str, str | None]
+    stage_of: Callable[[str, Instruction], str]
+    used: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+    paths: list[Path] = field(default_factory=list)
+
+
+class Interpreter:
+    """Walks over a stage; `steps`, `running` and `workdir` are the result. Raises UserError."""
+
+    def __init__(self, base: Base, setting: Setting) -> None:
+        repository = base.source.split("@")[0].rpartition(":")[0] or base.source
+        self._setting = setting
+        self._scope = Scope(setting.given, setting.declared, setting.used)
+        self._user = ""
+        self._staged = 0
+        self._base = repository
+        self._cwd = _WORKDIRS.get(repository)
+        self.steps: list[Step] = []
+        self.running = Running()
+        self.workdir: str | None = None  # as far as the Dockerfile sets it
+        proxies = [(name, setting.given[name]) for name in PROXIES if name in setting.given]
+        setting.used.update(name for name, _ in proxies)
+        if self._cwd:
+            self.steps.append(Step("workdir", "FROM", 0, path=self._cwd))
+        if proxies:
+            self.steps.append(Step("run", "ARG", 0, tuple(f"export {name}={shell(value)}" for name, value in proxies)))
+
+    def stage(self, body: tuple[Instruction, ...]) -> None:
+        """Take over the instructions of one stage."""
+        if self.running.own:
+            self.running = Running(self.running.entrypoint, self.running.command)
+        for instruction in body:
+            check(instruction)
+            handler = getattr(self, f"on_{instruction.keyword.lower()}", None)
+            if handler:
+                handler(instruction)
+            else:
+                self._note(instruction, f"{instruction.keyword}: {_NOTED[instruction.keyword]}")
+
+    def finish(self) -> Running:
+        """What the image runs, with the base's own ENTRYPOINT where it is known."""
+        running = self.running
+        if running.entrypoint is None and running.command is not None:
+            entrypoint = _ENTRYPOINTS.get(self._base)
+            if entrypoint:
+                return Running(entrypoint, running.command)
+            said = "the Dockerfile has a CMD and no ENTRYPOINT"
+            self._setting.notes.append(f"{said}: where the base {self._base} has an ENTRYPOINT, it is not run")
+        return running
+
+    def _note(self, instruction: Instruction, text: str) -> None:
+        self._setting.notes.append(f"{instruction.where}: {text}")
+
+    def _add_step(self, kind: str, instruction: Instruction, **values: object) -> None:
+        self.steps.append(Step(kind, instruction.keyword, instruction.line, **values))  # type: ignore[arg-type]
+
+    def on_run(self, instruction: Instruction) -> None:
+        if self._user:
+            raise instruction.error(
+                f"RUN after USER {self._user} is not converted: a build has one user, who appears as root",
+                "move USER below the last RUN, or take it away: Apptainer runs as the caller anyway",
+            )
+        self._quoted_wrongly(instruction)
+        self._add_step("run", instruction, lines=tuple(run_lines(instruction)))
+
+    def on_env(self, instruction: Instruction) -> None:
+        found = self._scope.env(instruction)
+        for name, parts in found:
+            if name in ("HOME", "PWD"):
+                self._note(instruction, f"Apptainer sets {name} itself when the image runs; the build sees this value")
+            if any(isinstance(part, Reference) and part.name != "PATH" for part in parts):
+                said = f"{name} refers to a variable of the base image"
+                self._note(instruction, f"{said}: where that has none, the host's comes in when the image runs")
+        self._add_step("env", instruction, values=tuple((name, shell_parts(parts)) for name, parts in found))
+
+    def on_arg(self, instruction: Instruction) -> None:
+        found = self._scope.arg(instruction, self._setting.notes)
+        if found:
+            words = " ".join(f"{name}={shell(value)}" for name, value in found)
+            self._add_step("run", instruction, lines=(f"export {words}",))
+
+    def on_workdir(self, instruction: Instruction) -> None:
+        text = known(instruction.text, self._scope.lookup, instruction)
+        self._cwd = self.workdir = place(text, self._folder(text, instruction)).rstrip("/") or "/"
+        self._add_step("workdir", instruction, path=self._cwd)
+
+    def _folder(self, path: str, instruction: Instruction) -> str:
+        """The folder that a relative path begins at."""
+        if self._cwd is None:
+            if not path.startswith("/"):
+                self._note(
+                    instruction, f"{path!r} begins at / here; a WORKDIR of the base image {self._base} is unknown"
+                )
+            return "/"
+        return self._cwd
+
+    def on_copy(self, instruction: Instruction) -> None:
+        copy = read_copy(instruction, self._scope.lookup, self._cwd or "/")
+        written = (instruction.array() or instruction.text.split())[-1]
+        if not written.startswith(("/", "$", '"', "'")):
+            self._folder(written, instruction)
+        if copy.stage:
+            stage: str | None = self._setting.stage_of(copy.stage, instruction)
+            staged = from_stage(copy, self._staged + 1)
+        else:
+            stage = None
+            staged = from_context(copy, self._staged + 1, self._setting.context, self._setting.ignore)
+        self._put(instruction, staged, stage)
+
+    on_add = on_copy
+
+    def _put(self, instruction: Instruction, staged: Staged, stage: str | None) -> None:
+        self._staged += staged.count
+        self._setting.paths.extend(staged.paths)
+        if staged.files:
+            self._add_step("files", instruction, files=staged.files, stage=stage)
+        self._add_step("run", instruction, lines=staged.commands)
+
+    def on_user(self, instruction: Instruction) -> None:
+        name = known(instruction.text, self._scope.lookup, instruction)
+        self._user = "" if _ROOT.fullmatch(name) else name
+        if self._user:
+            self._note(instruction, f"USER {name} has no effect: Apptainer runs as the caller")
+
+    def on_cmd(self, instruction: Instruction) -> None:
+        self._quoted_wrongly(instruction)
+        self.running = self.running.with_command(instruction)
+
+    def on_entrypoint(self, instruction: Instruction) -> None:
+        self._quoted_wrongly(instruction)
+        self.running = self.running.with_entrypoint(instruction)
+
+    def _quoted_wrongly(self, instruction: Instruction) -> None:
+        if re.match(r"\[\s*['\"]", instruction.text) and instruction.array() is None:
+            self._note(
+                instruction, "this is no JSON array, so it is one line for /bin/sh, as in Docker: use double quotes"
+            )
+
+    def on_label(self, instruction: Instruction) -> None:
+        found = []
+        for name, raw in pairs(instruction):
+            values = [known(text, self._scope.lookup, instruction) for text in (name, raw)]
+            for text in values:
+                if "{{" in text or not text.isprintable():
+                    todo = "write the label without"
+                    raise instruction.error(f"the label {text!r} holds '{{{{', or what is no plain text", todo)
+            if not re.fullmatch(r"[^\s#%][^\s]*", values[0]) or values[0].lower().startswith("bootstrap:"):
+                raise instruction.error(f"{values[0]!r} is no name of a label", "letters, digits, dots and -")
+            found.append((values[0], values[1]))
+        self._add_step("label", instruction, values=tuple(found))
+
+    def on_maintainer(self, instruction: Instruction) -> None:
+        if "{{" in instruction.text:
+            raise instruction.error("the label maintainer holds '{{'", "write it without")
+        self._add_step("label", instruction, values=(("maintainer", instruction.text),))

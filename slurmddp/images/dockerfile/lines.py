@@ -1,0 +1,211 @@
+"""Cuts a Dockerfile into instructions as Docker does, and keeps the line that each one begins at.
+
+Follows BuildKit's frontend/dockerfile/parser: directives, comments inside an instruction, continuation lines.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from slurmddp.errors import UserError
+
+_KEYWORDS = re.compile(
+    "ADD|ARG|CMD|COPY|ENTRYPOINT|ENV|EXPOSE|FROM|HEALTHCHECK|LABEL|MAINTAINER|ONBUILD|RUN|SHELL|STOPSIGNAL|USER|"
+    "VOLUME|WORKDIR"
+)
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+
+_DIRECTIVE = re.compile(r"#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(.+?)\s*")
+_COMMENT = re.compile(r"\s*#")
+_HEREDOC = re.compile(r"\d*<<-?['\"]?[A-Za-z_0-9.]+['\"]?")
+_FLAG = re.compile(r"--([a-z][a-z-]*)(?:=(\S*))?(?:\s+|$)")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction.
+
+    keyword: in upper case.
+    text:    what follows it and its options, on one line, as Docker joins it.
+    pieces:  the same text, cut where the file has its line breaks.
+    flags:   the options before the text, (name, value or "").
+    escape:  the character that continues a line and takes a meaning away.
+    """
+
+    keyword: str
+    text: str
+    pieces: tuple[str, ...]
+    line: int
+    file: str
+    flags: tuple[tuple[str, str], ...] = ()
+    escape: str = "\\"
+
+    @property
+    def where(self) -> str:
+        """`Dockerfile:12`, for messages."""
+        return f"{self.file}:{self.line}"
+
+    def error(self, what: str, todo: str) -> UserError:
+        """The error that this instruction cannot be converted."""
+        return UserError(what, where=self.where, todo=todo)
+
+    def array(self) -> list[str] | None:
+        """The text as a JSON array of strings, Docker's exec form; None where it is none.
+
+        Raises UserError for what no line of a definition file can hold.
+        """
+        if not self.text.startswith("["):
+            return None
+        try:
+            found = json.loads(self.text)
+        except ValueError:
+            return None
+        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+            return None
+        for item in found:
+            if not item.replace("\t", " ").isprintable():
+                raise self.error(
+                    f"{item!r} holds a line break or another character that one line cannot hold",
+                    "put these commands into a script, COPY it and run that",
+                )
+        return found
+
+
+def read(path: Path) -> tuple[Instruction, ...]:
+    """The instructions of the Dockerfile at `path`. Raises UserError where it cannot be read or cut."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UserError(f"the Dockerfile {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"the Dockerfile {path} is not UTF-8 text") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, file: str) -> tuple[Instruction, ...]:
+    """The instructions of a Dockerfile's text; `file` stands in messages. Raises UserError."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    for number, line in enumerate(lines, 1):
+        if _CONTROL.search(line):
+            raise UserError(
+                "the line holds a control character",
+                where=f"{file}:{number}",
+                todo="write the line in plain text",
+            )
+    escape = _escape(lines, file)
+    found: list[Instruction] = []
+    position = 0
+    while position < len(lines):
+        start = position
+        if not lines[position].strip() or _COMMENT.match(lines[position]):
+            position += 1
+            continue
+        pieces, position = _join(lines, position, escape)
+        found.append(_instruction(pieces, start + 1, file, escape))
+    if not found:
+        raise UserError("the Dockerfile is empty", where=file, todo="it begins with FROM")
+    return tuple(found)
+
+
+def split(text: str, escape: str = "\\") -> list[str]:
+    """The words of `text`, cut at white space outside of quotes; quotes and escapes stay in them."""
+    words: list[str] = []
+    word, quoted, position = "", "", 0
+    while position < len(text):
+        char = text[position]
+        if char == escape and quoted != "'" and position + 1 < len(text):
+            word += text[position : position + 2]
+            position += 2
+            continue
+        if quoted:
+            quoted = "" if char == quoted else quoted
+        elif char in "'\"":
+            quoted = char
+        elif char.isspace():
+            if word:
+                words.append(word)
+            word = ""
+            position += 1
+            continue
+        word += char
+        position += 1
+    return [*words, word] if word else words
+
+
+def _escape(lines: list[str], file: str) -> str:
+    """The escape character that a directive at the head names."""
+    escape = "\\"
+    for number, line in enumerate(lines, 1):
+        match = _DIRECTIVE.fullmatch(line.strip())
+        if not match:
+            break
+        name, value = match.group(1).lower(), match.group(2)
+        if name == "escape":
+            if value not in ("\\", "`"):
+                raise UserError(f"the escape character cannot be {value!r}", where=f"{file}:{number}", todo="\\ or `")
+            escape = value
+        elif name == "syntax" and not re.match(r"(docker\.io/)?docker/dockerfile(:|$)", value):
+            raise UserError(
+                f"this Dockerfile is written for another frontend, {value}",
+                where=f"{file}:{number}",
+                todo="write it in Docker's own syntax and take the line away",
+            )
+        elif name not in ("syntax", "check"):
+            break
+    return escape
+
+
+def _join(lines: list[str], position: int, escape: str) -> tuple[list[str], int]:
+    """The pieces of the instruction at `position`, and the line after it."""
+    mark = re.escape(escape)
+    continued = re.compile(rf"(?P<kept>|.*[^{mark}]){mark}[ \t]*")
+    pieces: list[str] = []
+    while position < len(lines):
+        line = lines[position]
+        position += 1
+        if pieces and (not line.strip() or _COMMENT.match(line)):
+            continue
+        match = continued.fullmatch(line)
+        pieces.append(match.group("kept") if match else line)
+        if not match:
+            break
+    return pieces, position
+
+
+def _instruction(pieces: list[str], line: int, file: str, escape: str) -> Instruction:
+    words = "".join(pieces).split(None, 1)
+    keyword = words[0].upper() if words else ""
+    bare = Instruction(keyword, "", (), line, file, (), escape)
+    if not _KEYWORDS.fullmatch(keyword):
+        raise bare.error(
+            f"{words[0] if words else escape!r} is no instruction", "see Docker's reference of Dockerfiles"
+        )
+    text = words[1].strip() if len(words) > 1 else ""
+    flags: list[tuple[str, str]] = []
+    while match := _FLAG.match(text):
+        flags.append((match.group(1), match.group(2) or ""))
+        text = text[match.end() :]
+    if not text:
+        raise bare.error(f"{keyword} says nothing", f"write what {keyword} is to do, or take the line away")
+    if keyword in ("RUN", "COPY", "ADD") and any(map(_HEREDOC.fullmatch, split(text, escape))):
+        raise bare.error(
+            f"{keyword} with a heredoc is not converted",
+            "put the text into a file beside the Dockerfile, COPY it, and RUN it if it is a script",
+        )
+    return replace(bare, text=text, pieces=_tail(pieces, text), flags=tuple(flags))
+
+
+def _tail(pieces: list[str], text: str) -> tuple[str, ...]:
+    """The last pieces, which make up `text`."""
+    joined = "".join(pieces)
+    skip = len(joined.rstrip()) - len(text)
+    kept: list[str] = []
+    for piece in pieces:
+        kept.append(piece[skip:])
+        skip = max(0, skip - len(piece))
+    kept = [piece for piece in kept if piece.strip()] or [text]
+    kept[-1] = kept[-1].rstrip()
+    return tuple(kept) if "".join(kept) == text else (text,)

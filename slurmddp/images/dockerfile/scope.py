@@ -1,0 +1,72 @@
+"""Which variables a line of a stage knows: ENV and ARG so far, and that the rest is the base image's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from slurmddp.images.dockerfile.lines import Instruction
+from slurmddp.images.dockerfile.stages import platform_arguments, read_arguments
+from slurmddp.images.dockerfile.words import Parts, Reference, expand, known, pairs
+
+# Docker takes these as build arguments without any ARG, and keeps them out of the image
+PROXIES = tuple(
+    form(name)
+    for name in ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
+    for form in (str, str.upper)
+)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"(TOKEN|PASSWORD|PASSWD|SECRET|APIKEY|API_KEY|CREDENTIAL)", re.IGNORECASE)
+
+
+class Scope:
+    """Variables of one stage.
+
+    given:    the build's arguments.
+    declared: those that an ARG before the first FROM names, with their values.
+    used:     names of the build's arguments that an ARG took.
+    """
+
+    def __init__(self, given: Mapping[str, str], declared: Mapping[str, str | None], used: set[str]) -> None:
+        self._given = given
+        self._declared = declared
+        self._used = used
+        self._arguments: dict[str, str | None] = {}
+        self._environment: dict[str, str | None] = {}  # None: set, to what only the build knows
+
+    def lookup(self, name: str) -> str | Reference | None:
+        """What the name stands for on this line."""
+        if name in self._environment:
+            value = self._environment[name]
+            return Reference(name) if value is None else value
+        return self._arguments[name] if name in self._arguments else Reference(name)
+
+    def env(self, instruction: Instruction) -> list[tuple[str, Parts]]:
+        """Take over an ENV: its names and values. Raises UserError."""
+        found = []
+        for name, raw in pairs(instruction):
+            if not _NAME.fullmatch(name):
+                raise instruction.error(f"{name!r} is no name of a variable that a shell has", "letters, digits and _")
+            found.append((name, expand(raw, self.lookup, instruction)))
+        for name, parts in found:  # all values of a line are those before it
+            literal = all(isinstance(part, str) for part in parts)
+            self._environment[name] = "".join(part for part in parts if isinstance(part, str)) if literal else None
+        return found
+
+    def arg(self, instruction: Instruction, notes: list[str]) -> list[tuple[str, str]]:
+        """Take over an ARG: the names and values that the commands after it see. Raises UserError."""
+        found = []
+        for name, raw in read_arguments(instruction):
+            default = None if raw is None else known(raw, self.lookup, instruction)
+            if name in self._given:
+                self._used.add(name)
+                value: str | None = self._given[name]
+                if _SECRET.search(name):
+                    notes.append(f"{instruction.where}: everyone who has the image can read the argument {name} in it")
+            else:
+                outer = self._declared.get(name, platform_arguments().get(name))
+                value = outer if default is None else default
+            self._arguments[name] = value
+            if value is not None and name not in self._environment:
+                found.append((name, value))
+        return found

@@ -1,0 +1,115 @@
+"""What cannot be right is refused with file and line, what it is, and what to write instead."""
+
+import pytest
+
+from slurmddp.errors import UserError
+
+from .conftest import Dock
+
+HEAD = "FROM debian:12 AS one\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what", "todo"),
+    [
+        (HEAD + "RUN <<EOF\necho a\nEOF\n", 2, "RUN with a heredoc", "COPY it"),
+        (HEAD + "RUN cat > /x <<-'EOF' && ls\na\nEOF\n", 2, "RUN with a heredoc", "COPY it"),
+        (HEAD + "COPY <<EOF /x\na\nEOF\n", 2, "COPY with a heredoc", "COPY it"),
+        (HEAD + "RUN true\nRUN --mount=type=cache,target=/root/.cache pip install x\n", 3, "RUN --mount", "cache"),
+        (HEAD + "RUN \\\n  --network=none true\n", 2, "RUN --network", "take the option away"),
+        (HEAD + "RUN --security=insecure true\n", 2, "RUN --security", "rights"),
+        (HEAD + 'SHELL ["/bin/bash", "-c"]\n', 2, "SHELL", '["/bin/bash", "-c", "..."]'),
+        (HEAD + "ONBUILD RUN x\n", 2, "ONBUILD", "needs it"),
+        (HEAD + "USER me\nRUN true\n", 3, "RUN after USER me", "last RUN"),
+        (HEAD + "ADD https://example.org/x.tar.gz /x\n", 2, "ADD of an address", "curl"),
+        (HEAD + "ADD git@example.org:x.git /x\n", 2, "ADD of an address", "curl"),
+        (HEAD + "COPY --parents a /x\n", 2, "COPY --parents", "take the option away"),
+        (HEAD + "COPY missing /x\n", 2, "'missing' is not in", "folder"),
+        (HEAD + "COPY ../a /x\n", 2, "leads out of the folder", "move"),
+        (HEAD + "COPY a\n", 2, "needs a source and a destination", "COPY"),
+        (HEAD + "COPY file* /x\n", 2, "2 sources match", "/x/"),
+        (HEAD + "COPY file1 file2 /x\n", 2, "several sources", "end it with /"),
+        (HEAD + "COPY ignored /x\n", 2, "is kept out by", "folder"),
+        (HEAD + "COPY alone /x\n", 2, "'alone' is kept out by", "!"),
+        (HEAD + "COPY out /x\n", 2, "leads out of", "copy the file"),
+        (HEAD + "COPY --chown=$(id) file1 /x\n", 2, "is not USER:GROUP", "--chown=USER:GROUP"),
+        (HEAD + "COPY --from=7 /x /x\n", 2, "no stage 7", "from 0"),
+        (HEAD + "COPY --from=one /x /x\n", 2, "does not come before", "move it up"),
+        (HEAD + "FROM debian:12\nCOPY --from=one / /\n", 3, "cannot be copied", "one by one"),
+        (HEAD + "FROM debian:12\nCOPY --from=one /a/*/b /\n", 3, "pattern in a folder's name", "name the folder"),
+        (HEAD + "WORKDIR $CONDA/x\n", 2, "$CONDA is set by no ARG or ENV", "ARG CONDA=VALUE"),
+        (HEAD + "ENV A\n", 2, "has no value", "ENV A=VALUE"),
+        (HEAD + "ENV A=b c\n", 2, "'c' is not NAME=VALUE", 'A="b c"'),
+        (HEAD + "ENV A-B=c\n", 2, "no name of a variable", "letters"),
+        (HEAD + "ENV B=${A\n", 2, "not closed", "close it"),
+        (HEAD + 'ENV A="b\n', 2, "not closed", "close it"),
+        (HEAD + "ENV A=x\nENV B=${A%y}\n", 3, "${A%y} is not converted", "write the value out"),
+        (HEAD + "ENV B=${A:-${C}}\n", 2, "is not converted", "write the value out"),
+        (HEAD + "ARG A\nENV B=${A:?needed}\n", 3, "$A is not set: needed", "ARG A=VALUE"),
+        (HEAD + "LABEL a={{x}}\n", 2, "'{{'", "without"),
+        (HEAD + "LABEL %a=x\n", 2, "no name of a label", "letters"),
+        (HEAD + "MAINTAINER {{x}}\n", 2, "'{{'", "without"),
+        (HEAD + 'RUN ["sh", "-c", "a\\nb"]\n', 2, "line break", "script"),
+        (HEAD + 'CMD ["a\\u0000"]\n', 2, "line break or another character", "script"),
+        (HEAD + "NONSENSE x\n", 2, "'NONSENSE' is no instruction", "reference"),
+        (HEAD + "RUN\n", 2, "RUN says nothing", "take the line away"),
+        ("RUN true\n", 1, "only ARG may stand before", "FROM IMAGE"),
+        ("ARG A=1\n", 1, "only ARG may stand before", "FROM IMAGE"),
+        ("ARG A\nFROM $A\n", 2, "names nothing", "value"),
+        ("FROM {{ x }}\n", 1, "is not understood", "FROM IMAGE"),
+        ("FROM {{x}}\n", 1, "{{x}}", "HOST/NAME:TAG"),
+        ("FROM scratch\n", 1, "scratch", "small base"),
+        ("FROM a AS b c\n", 1, "is not understood", "FROM IMAGE AS NAME"),
+        ("FROM a AS 1x\n", 1, "cannot be a stage's name", "letter"),
+        ("FROM a AS x\nFROM b AS X\n", 2, "is one already", "letter"),
+        ("FROM --platform=linux/mips64 a\n", 1, "the stage is for linux/mips64", "such a machine"),
+        ("# syntax=example.org/other\nFROM a\n", 1, "another frontend", "Docker's own"),
+        ("# escape=x\nFROM a\n", 1, "escape character", "`"),
+        ("FROM a\nRUN a\x00b\n", 2, "control character", "plain text"),
+    ],
+)
+def test_refused(dock: Dock, text: str, line: int, what: str, todo: str) -> None:
+    dock.files(file1="", file2="", ignored="", **{".dockerignore": "ignored\nalone\n!other", "alone/x": ""})
+    (dock.context / "out").symlink_to("/etc/passwd")
+    with pytest.raises(UserError) as caught:
+        dock.convert(text)
+    error = caught.value
+    assert error.where == f"{dock.context}/Dockerfile:{line}"
+    assert what in error.what
+    assert error.todo is not None and todo in error.todo
+
+
+def test_what_is_not_needed_is_not_refused(dock: Dock) -> None:
+    made = dock.convert("FROM scratch AS export\nSHELL x\nFROM debian:12\nRUN true\n")
+    assert "export" in made.notes[0]
+    dock.convert('FROM debian:12\nRUN echo "a <<EOF" $((1<<2)) <<< x\n')  # no heredocs
+
+
+def test_the_file_itself(dock: Dock) -> None:
+    with pytest.raises(UserError, match="is empty"):
+        dock.convert("# nothing\n")
+    with pytest.raises(UserError, match="there is no stage 'x'"):
+        dock.convert("FROM debian:12 AS a\n", target="x")
+    with pytest.raises(UserError, match="build argument A holds a line break"):
+        dock.convert("FROM debian:12\nARG A\n", A="1\n%post")
+    (dock.context / "Dockerfile").unlink()
+    (dock.context / "Dockerfile").mkdir()
+    with pytest.raises(UserError, match="cannot be read"):
+        from slurmddp.images.dockerfile import convert
+
+        convert(dock.context / "Dockerfile")
+
+
+def test_a_name_that_files_cannot_carry(dock: Dock) -> None:
+    dock.files(**{"dir/it's": "", "$x": ""})
+    dock.convert("FROM debian:12\nCOPY dir /x\n")  # within a folder that goes in whole it is no matter
+    with pytest.raises(UserError, match=r"%files does not carry"):
+        dock.convert('FROM debian:12\nCOPY ["\\\\$x", "/x"]\n')
+    (dock.context / "dir/link").symlink_to("it's")
+    with pytest.raises(UserError, match=r"%files does not carry"):
+        dock.convert("FROM debian:12\nCOPY dir /x\n")
+
+
+def test_secrets_given_as_arguments_are_noted(dock: Dock) -> None:
+    made = dock.convert("FROM debian:12\nARG HF_TOKEN\nRUN true\n", HF_TOKEN="x")
+    assert "everyone who has the image can read the argument HF_TOKEN" in made.notes[0]
