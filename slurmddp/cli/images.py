@@ -29,25 +29,35 @@ def build_image(
     requirements: Annotated[
         str | None, typer.Option(metavar="FILE", help="Install a requirements file with pip.")
     ] = None,
+    dockerfile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Convert a Dockerfile; its folder is the build context.")
+    ] = None,
+    build_arg: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="For an ARG of the Dockerfile; may be repeated.")
+    ] = None,
+    stage: Annotated[str | None, typer.Option(help="Stage of the Dockerfile to build; default: the last.")] = None,
     site: opt.Site = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Ask whether the base's tag leads elsewhere by now.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Build it again, and replace what is there.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the definition file; build nothing.")] = False,
 ) -> None:
     """Build an image with this machine's Apptainer or Singularity; unchanged inputs need no second build."""
     import os
 
-    from slurmddp.errors import UserError
+    from slurmddp.images.make import Request, preview
     from slurmddp.images.make import build_image as build
-    from slurmddp.images.recipe import read_recipe
-    from slurmddp.launch.image import rules_of
+    from slurmddp.launch.image import rules_of, wanted_image
 
-    if recipe is None and base is None:
-        todo = "--recipe ngc-pytorch, or --base 25.04 (an NGC release, docker://REF, a .sif, a root folder)"
-        raise UserError("nothing says what the image is made from", todo=todo)
+    cwd = Path.cwd()
     options = {"base": base, "apt": apt, "pip": pip, "requirements": requirements}
-    image = read_recipe(recipe, options, Path.cwd(), os.environ)
-    result = build(target, image, Path.cwd(), force, dry_run, opt.say, rules_of(site))
+    wanted = wanted_image(recipe, dockerfile, build_arg or [], stage, options, cwd, os.environ)
+    request = Request(wanted, target, cwd, force, update)
     if dry_run:
-        typer.echo(result.definition, nl=False)
-    else:
-        typer.echo(result.target)
+        typer.echo(preview(request, opt.say).definition, nl=False)
+        return
+    result = build(request, opt.say, rules_of(site))
+    if result.up_to_date:
+        opt.say("nothing to do: it was made from just these inputs; --force builds it again")
+    typer.echo(result.target)

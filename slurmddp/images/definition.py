@@ -12,12 +12,11 @@ REQUIREMENTS = "/usr/local/share/slurmddp/requirements.txt"
 def render_definition(image: Ingredients, version: str, digest: str | None = None, commit: str | None = None) -> str:
     """The text of the definition file; `version` is slurmddp's own.
 
-    digest: of a base in a registry (sha256:...), which then stands in the place of its tag; commit: of the recipe.
+    digest: of a base in a registry (sha256:...); commit: of the recipe. Both are told in the image.
     Raises ValueError where anything would be left that Apptainer takes for a build argument.
     """
     index = ["--index-url", image.index] if image.index else []
     words = [*index, *(["--requirement", REQUIREMENTS] if image.requirements else []), *image.pip]
-    source = image.base.source if digest is None else f"{_untagged(image.base.source)}@{digest}"
     labels = [
         ("slurmddp.version", version),
         ("slurmddp.recipe", image.name),
@@ -32,17 +31,9 @@ def render_definition(image: Ingredients, version: str, digest: str | None = Non
         image=image,
         version=version,
         digest=digest,
-        source=source,
         words=words,
         labels=[(name, value) for name, value in labels if value],
     )
     if "{{" in text or "}}" in text:
         raise ValueError("the definition file holds '{{' or '}}', which Apptainer takes for a build argument")
     return text
-
-
-def _untagged(source: str) -> str:
-    """`host:5000/name:tag` without tag and digest."""
-    source = source.partition("@")[0]
-    head, slash, last = source.rpartition("/")
-    return head + slash + last.partition(":")[0]

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import UserError
-from slurmddp.images.definition import render_definition
 from slurmddp.images.lock import read_lock, sha256
-from slurmddp.images.recipe import Ingredients
+from slurmddp.images.wanted import Wanted
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,14 @@ class Inputs:
         return f"changed since: {', '.join(changed)}"
 
 
-def inputs_of(image: Ingredients, known: Mapping[str, Any] | None = None) -> Inputs:
+def inputs_of(image: Wanted, known: Mapping[str, Any] | None = None) -> Inputs:
     """Hash what the image is made from.
 
     known: `files` of an earlier lock, whose hashes are taken where size and time are as they were.
     Raises UserError for a file that cannot be read.
     """
     hasher = _Hasher(known or {})
-    # slurmddp's own version and the commit are told in the image, and change nothing in it.
-    definition = render_definition(image, version="")
-    parts = {"base": image.base.reference, "definition": hashlib.sha256(definition.encode()).hexdigest()}
+    parts = {"base": image.base.reference, "definition": hashlib.sha256(image.plain.encode()).hexdigest()}
     if image.base.bootstrap != "docker" and not os.path.isdir(image.base.source):
         parts["base file"] = hasher.base(Path(image.base.source))
     for source in image.sources:

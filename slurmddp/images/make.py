@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slurmddp import __version__
 from slurmddp.errors import UserError
+from slurmddp.images import pinning
 from slurmddp.images.builder import Built, build, check_name, check_target, find_builder
-from slurmddp.images.definition import render_definition
 from slurmddp.images.exclusive import only_build
 from slurmddp.images.inputs import Inputs, inputs_of
 from slurmddp.images.lock import read_lock
 from slurmddp.images.privilege import choose, look
-from slurmddp.images.recipe import Ingredients
-from slurmddp.images.workspace import make_folders, mksquashfs_options, workspace
+from slurmddp.images.registry.image import RegistryImage
+from slurmddp.images.registry.settings import RegistrySettings
+from slurmddp.images.wanted import Wanted
+from slurmddp.images.workspace import check_space, make_folders, mksquashfs_options, workspace
 
 #: Where images go that were given no name, below the folder of the command.
 FOLDER = "images"
@@ -32,12 +35,14 @@ class Rules:
     prefer:             its container runtime, `apptainer` or `singularity`, taken first where both are there.
     cache:              a folder for downloads and for the image while it is built; None: the builder's own places.
     processors, memory: what mksquashfs may take; memory in MiB.
+    registries:         how they are reached.
     """
 
     prefer: str | None = None
     cache: Path | None = None
     processors: int | None = None
     memory: int | None = None
+    registries: RegistrySettings = field(default_factory=RegistrySettings)
 
 
 @dataclass(frozen=True)
@@ -45,101 +50,149 @@ class BuildResult:
     """definition: the definition file's text; built: the image, None in a dry run and where there is nothing to do."""
 
     target: Path
-    image: Ingredients
     definition: str
     built: Built | None
     up_to_date: bool = False
 
 
-def build_image(
-    target: Path | None,
-    image: Ingredients,
-    cwd: Path,
-    force: bool,
-    dry_run: bool,
-    report: Callable[[str], None],
-    rules: Rules = Rules(),
-) -> BuildResult:
-    """Render the definition of an image and build it into `target`, unless an image of these inputs is there.
+@dataclass(frozen=True)
+class Request:
+    """What was asked for.
 
-    target:  None for images/NAME-HASH.sif, of the recipe's name and the inputs' hash.
-    cwd:     where a relative target begins.
-    dry_run: touch and run nothing; what stands in the way of a build is then said, not raised.
-    report:  gets every line for people: what is about to happen, and the builder's own output as it comes.
-    rules:   the site's.
-
-    Raises UserError, ExternalError (the build failed), and Stopped (ctrl-C, SIGTERM, SIGHUP): the target is
-    then as it was.
+    target: where the image goes; None for images/NAME-HASH.sif. A relative one begins at `cwd`.
+    force:  build it whatever is there, and replace that.
+    update: ask the registry whether the base's tag leads to another image by now.
     """
-    inputs = inputs_of(image, _hashed_before(target, image, cwd))
-    if target is None:
-        target = Path(FOLDER, f"{image.name}-{inputs.key[:_SHOWN]}.sif")
-    target = Path(os.path.abspath(cwd / target))
-    definition = render_definition(image, __version__)
-    if dry_run:
-        _preview(target, inputs, force, report)
-        return BuildResult(target, image, definition, None)
-    check_name(target)
-    if force or not is_made_from(target, inputs):
-        _refuse_other(target, inputs, force)
-        built = _build(target, image, definition, inputs, force, rules, report)
-        return BuildResult(target, image, definition, built)
-    report(f"nothing to do: {target} was made from just these inputs; --force builds it again")
-    return BuildResult(target, image, definition, None, up_to_date=True)
+
+    image: Wanted
+    target: Path | None
+    cwd: Path
+    force: bool = False
+    update: bool = False
+
+
+def preview(request: Request, report: Callable[[str], None]) -> BuildResult:
+    """A dry run: touch and run nothing, ask no registry; what stands in the way of a build is said, not raised."""
+    inputs, found = _look(request)
+    target = found or request.target or Path(FOLDER, f"{request.image.name}-{_short(inputs, {})}.sif")
+    target = Path(os.path.abspath(request.cwd / target))
+    for note in request.image.notes:
+        report(f"note: {note}")
+    try:
+        check_name(target)
+        if found is not None and not request.force:
+            report(f"note: there is nothing to do: {target} was made from just these inputs")
+        else:
+            _refuse_other(target, inputs, request.force)
+    except UserError as error:
+        report(f"warning: {error}")
+    return BuildResult(target, request.image.definition(None, None), None)
+
+
+def build_image(request: Request, report: Callable[[str], None], rules: Rules | None = None) -> BuildResult:
+    """Build the image, unless one of these inputs is there.
+
+    A base in a registry is taken by the digest that its tag has now; an image that is there keeps the digest of its
+    own time, until --update or --force asks again.
+    report: gets every line for people: what is about to happen, and the builder's own output as it comes.
+
+    Raises UserError, ExternalError (the build failed), and Stopped (ctrl-C, SIGTERM, SIGHUP): what was there is then
+    as it was.
+    """
+    rules = rules or Rules()
+    inputs, found = _look(request)
+    if found is not None and not (request.force or request.update):
+        return _nothing_to_do(found, request)
+    if request.target is not None:
+        check_name(Path(os.path.abspath(request.cwd / request.target)))
+        if found is None:
+            _refuse_other(Path(os.path.abspath(request.cwd / request.target)), inputs, request.force)
+    plain = request.image.definition(None, None)
+    bases = pinning.resolve_all(pinning.registry_bases(plain), rules.registries)
+    digests = {name: image.digest for name, image in bases.items()}
+    if found is not None and not request.force:
+        if (read_lock(found) or {}).get("digests") == digests:
+            return _nothing_to_do(found, request)
+        if request.target is not None:
+            raise UserError(
+                f"{found} exists already, and its base has changed in the registry",
+                todo="--force replaces it once the new image is built; or leave the name out",
+            )
+    target = request.target or Path(FOLDER, f"{request.image.name}-{_short(inputs, digests)}.sif")
+    target = Path(os.path.abspath(request.cwd / target))
+    for note in request.image.notes:
+        report(f"note: {note}")
+    built, definition = _build(target, request, inputs, bases, rules, report)
+    return BuildResult(target, definition, built)
+
+
+def _look(request: Request) -> tuple[Inputs, Path | None]:
+    """The inputs' hashes, and the image that was made from just these; None where there is none."""
+    if request.target is None:
+        pattern = f"{glob.escape(request.image.name)}-*.sif"
+        newest = sorted((request.cwd / FOLDER).glob(pattern), key=os.path.getmtime, reverse=True)
+        places = [Path(os.path.abspath(place)) for place in newest]
+    else:
+        places = [Path(os.path.abspath(request.cwd / request.target))]
+    locks = [(place, lock) for place in places if (lock := read_lock(place)) is not None]
+    hashed = ((locks[0][1].get("inputs") or {}).get("files") if locks else None) or {}
+    inputs = inputs_of(request.image, hashed)
+    made = (place for place, lock in locks if (lock.get("inputs") or {}).get("key") == inputs.key)
+    return inputs, next(made, None)
+
+
+def _short(inputs: Inputs, digests: Mapping[str, str]) -> str:
+    """What the name of an image ends with: of its inputs, and of the bases in registries."""
+    whole = "\n".join([inputs.key, *sorted(digests.values())])
+    return hashlib.sha256(whole.encode()).hexdigest()[:_SHOWN]
+
+
+def _nothing_to_do(found: Path, request: Request) -> BuildResult:
+    return BuildResult(found, request.image.definition(None, None), None, up_to_date=True)
 
 
 def _build(
     target: Path,
-    image: Ingredients,
-    definition: str,
+    request: Request,
     inputs: Inputs,
-    force: bool,
+    bases: Mapping[str, RegistryImage],
     rules: Rules,
     report: Callable[[str], None],
-) -> Built:
+) -> tuple[Built, str]:
+    image = request.image
     builder = find_builder(rules.prefer)
     way = choose(builder.flavour, look())
     place = workspace(rules.cache, os.environ)
     squash = mksquashfs_options(builder.flavour, builder.version, rules.processors, rules.memory)
+    check_space(sum(base.size for base in bases.values()) or None, target, place)
     make_folders(place)
+    own = bases.get(image.base.source)
+    definition = pinning.pin(image.definition(own.digest if own else None, None), bases, rules.registries)
+    variables = dict(place.variables)
+    if rules.registries.proxy:
+        variables |= dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"), rules.registries.proxy)
+    if pinning.speaks_plainly(bases, rules.registries):
+        variables |= {"APPTAINER_NOHTTPS": "1", "SINGULARITY_NOHTTPS": "1"}
+    facts: dict[str, Any] = {
+        "recipe": image.name,
+        "base": image.base.reference,
+        "digests": {name: base.digest for name, base in bases.items()},
+        "registry": pinning.facts_of(own) if own else None,
+        "pip": list(image.pip),
+        "slurmddp": __version__,
+        "inputs": inputs.facts(),
+        "mode": way.mode,
+    }
     with only_build(target, report):
         report(f"building {target} from {image.base.reference} with {builder.name} {builder.version}")
         if way.note:
             report(f"note: {way.note}")
-        facts = {
-            "recipe": image.name,
-            "base": image.base.reference,
-            "pip": list(image.pip),
-            "slurmddp": __version__,
-            "inputs": inputs.facts(),
-            "mode": way.mode,
-        }
-        return build(
-            definition,
-            target,
-            builder,
+        built = build(
+            definition, target, builder,
             options=(*way.options, *squash),
-            variables=place.variables,
-            facts=facts,
-            force=force,
-            report=report,
-        )
-
-
-def _hashed_before(target: Path | None, image: Ingredients, cwd: Path) -> Mapping[str, Any]:
-    """The hashes of files that the image's lock has; without a name, the newest lock of this recipe."""
-    if target is None:
-        found = sorted((cwd / FOLDER).glob(f"{glob.escape(image.name)}-*.sif"), key=os.path.getmtime)
-        target = found[-1] if found else None
-    lock = read_lock(Path(os.path.abspath(cwd / target))) if target is not None else None
-    files = ((lock or {}).get("inputs") or {}).get("files")
-    return files if isinstance(files, dict) else {}
-
-
-def is_made_from(target: Path, inputs: Inputs) -> bool:
-    """Whether the image is there, whole, and made from these inputs."""
-    lock = read_lock(target)
-    return lock is not None and (lock.get("inputs") or {}).get("key") == inputs.key
+            variables=variables, facts=facts, force=request.force, report=report,
+        )  # fmt: skip
+    return built, definition
 
 
 def _refuse_other(target: Path, inputs: Inputs, force: bool) -> None:
@@ -151,14 +204,3 @@ def _refuse_other(target: Path, inputs: Inputs, force: bool) -> None:
             todo="--force replaces it once the new image is built; or leave the name out: each one gets its own",
         )
     check_target(target, force)
-
-
-def _preview(target: Path, inputs: Inputs, force: bool, report: Callable[[str], None]) -> None:
-    try:
-        check_name(target)
-        if not force and is_made_from(target, inputs):
-            report(f"note: there is nothing to do: {target} was made from just these inputs")
-        else:
-            _refuse_other(target, inputs, force)
-    except UserError as error:
-        report(f"warning: {error}")

@@ -40,12 +40,17 @@ class Building(Model):
     """How images are built here.
 
     cache: a folder for layers and for the image while it is built (default: paths.cache); processors, memory: what
-    compressing the image may take of a login node that others use.
+    compressing the image may take of a login node that others use. proxy: http://HOST:PORT on the way to registries and
+    packages; mirrors: a registry's host -> HOST[:PORT][/PATH] that is asked instead; insecure: hosts with which plain
+    HTTP is spoken.
     """
 
     cache: PathStr | None = None
     processors: Count | None = 4
     memory: Mebibytes | None = None
+    proxy: Line | None = None
+    mirrors: dict[Line, Line] = {}
+    insecure: tuple[Line, ...] = ()
 
 
 class Site(Model):

@@ -16,9 +16,10 @@ from slurmddp import __version__
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.builder import Builder, build_command, find_builder, parse_version
 from slurmddp.images.lock import read_lock
-from slurmddp.images.make import BuildResult, Rules, build_image
+from slurmddp.images.make import BuildResult, Request, Rules, build_image, preview
 from slurmddp.images.privilege import choose, look
 from slurmddp.images.recipe import read_recipe
+from slurmddp.images.wanted import of_recipe
 
 from .conftest import Apptainer
 
@@ -28,9 +29,10 @@ NEW = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0new"
 def make(folder: Path, name: str = "out/image.sif", **changes: object) -> tuple[BuildResult, list[str]]:
     said: list[str] = []
     wanted = {"base": changes.pop("base", "base.sif"), "pip": changes.pop("pip", ())}
-    options: dict[str, object] = {"cwd": folder, "force": False, "dry_run": False}
-    image = read_recipe(None, wanted, folder, {})
-    result = build_image(Path(name), image, report=said.append, **{**options, **changes})  # type: ignore[arg-type]
+    image = of_recipe(read_recipe(None, wanted, folder, {}))
+    rules, dry_run = changes.pop("rules", None), changes.pop("dry_run", False)
+    request = Request(image, Path(name), folder, **changes)  # type: ignore[arg-type]
+    result = preview(request, said.append) if dry_run else build_image(request, said.append, rules)  # type: ignore[arg-type]
     return result, said
 
 
@@ -66,6 +68,8 @@ def test_an_image_its_definition_its_log_and_its_lock(apptainer: Apptainer, base
         "pip": ["einops"],
         "packages": ["einops==0.8.1", "torch==2.7.0"],
         "recipe": "image",
+        "digests": {},
+        "registry": None,
         "slurmddp": __version__,
         "host": platform.node(),
         "inputs": lock["inputs"],
@@ -158,12 +162,13 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import sys
 from pathlib import Path
 from slurmddp.errors import SlurmddpError
-from slurmddp.images.make import build_image
+from slurmddp.images.make import Request, build_image
 from slurmddp.images.recipe import read_recipe
+from slurmddp.images.wanted import of_recipe
 try:
     show = lambda line: print(line, flush=True)
-    image = read_recipe(None, {"base": "base.sif"}, Path.cwd(), {})
-    build_image(Path("image.sif"), image, Path.cwd(), True, False, show)
+    image = of_recipe(read_recipe(None, {"base": "base.sif"}, Path.cwd(), {}))
+    build_image(Request(image, Path("image.sif"), Path.cwd(), force=True), show)
 except SlurmddpError as error:
     print(error, flush=True)
     sys.exit(error.exit_code)

@@ -1,0 +1,59 @@
+"""The bases of a definition file that lie in registries, and the file with their digests in the place of their tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slurmddp.images.registry.image import RegistryImage
+    from slurmddp.images.registry.settings import RegistrySettings
+
+# Both header lines as our templates write them.
+_HEADER = re.compile(r"^Bootstrap: docker\nFrom: (?P<source>[^\n]+)$", re.MULTILINE)
+
+
+def registry_bases(definition: str) -> tuple[str, ...]:
+    """The names behind `From:` that are asked for in a registry, each once, in their order."""
+    return tuple(dict.fromkeys(found["source"] for found in _HEADER.finditer(definition)))
+
+
+def resolve_all(names: Iterable[str], settings: RegistrySettings) -> dict[str, RegistryImage]:
+    """What the registries say of these images. Raises UserError and ExternalError as `registry.client.resolve` does."""
+    from slurmddp.images.registry.client import resolve
+
+    return {name: resolve(name, settings=settings) for name in names}
+
+
+def pin(definition: str, images: Mapping[str, RegistryImage], settings: RegistrySettings) -> str:
+    """The definition with each of these bases by its digest, and at the mirror where the settings name one."""
+
+    def line(found: re.Match[str]) -> str:
+        image = images.get(found["source"])
+        if image is None:
+            return found.group(0)
+        return f"Bootstrap: docker\nFrom: {settings.location(image.reference).repository}@{image.digest}"
+
+    return _HEADER.sub(line, definition)
+
+
+def speaks_plainly(images: Mapping[str, RegistryImage], settings: RegistrySettings) -> bool:
+    """Whether any of them is had over plain HTTP, which Apptainer and Singularity have to be told."""
+    return any(settings.location(image.reference).scheme == "http" for image in images.values())
+
+
+def facts_of(image: RegistryImage) -> dict[str, object]:
+    """What the lock tells of a base in a registry."""
+    return {
+        "reference": str(image.reference),
+        "digest": image.digest,
+        "platform_digest": image.platform_digest,
+        "architecture": image.architecture,
+        "created": image.created,
+        "layer_bytes": image.size,
+        "cuda": image.cuda_version,
+        "driver": image.cuda_driver_version,
+        "torch": image.torch_version,
+        "nccl": image.nccl_version,
+    }

@@ -1,0 +1,66 @@
+"""What is to be built, whether a recipe or a Dockerfile says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmddp import __version__
+from slurmddp.errors import UserError
+from slurmddp.images.base import Base
+from slurmddp.images.definition import render_definition
+from slurmddp.images.recipe import Ingredients
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An image to be.
+
+    name:       of the recipe, or of the Dockerfile's folder.
+    base:       what its last stage starts from.
+    sources:    files and folders whose content goes in, the base not among them.
+    plain:      the definition with nothing in it that changes nothing in the image: what its inputs' hash is made of.
+    definition: (digest of the base or None, commit or None) -> the definition file's text.
+    notes:      for the user, before the build.
+    """
+
+    name: str
+    base: Base
+    sources: tuple[Path, ...]
+    pip: tuple[str, ...]
+    plain: str
+    definition: Callable[[str | None, str | None], str]
+    notes: tuple[str, ...] = ()
+
+
+def of_recipe(image: Ingredients) -> Wanted:
+    """An image as its recipe and the command line say."""
+    return Wanted(
+        image.name,
+        image.base,
+        image.sources,
+        image.pip,
+        # slurmddp's own version and the commit are told in the image, and change nothing in it.
+        plain=render_definition(image, version=""),
+        definition=lambda digest, commit: render_definition(image, __version__, digest, commit),
+    )
+
+
+def of_dockerfile(path: Path, arguments: Mapping[str, str], target: str | None) -> Wanted:
+    """An image as a Dockerfile says. Raises UserError, with file and line, for what cannot be converted."""
+    from slurmddp.images.dockerfile import convert
+
+    if not path.is_file():
+        raise UserError(f"there is no Dockerfile {path}", where="--dockerfile", todo="name the file itself")
+    made = convert(path, arguments=arguments, target=target)
+    folder = path.absolute().parent.name
+    return Wanted(
+        "".join(char if char.isalnum() or char in "._-" else "-" for char in folder).strip("-.") or "image",
+        made.base,
+        made.sources,
+        (),
+        plain=made.definition.replace(__version__, ""),
+        definition=lambda digest, commit: made.definition,
+        notes=made.notes,
+    )
