@@ -6,11 +6,17 @@ from typing import Annotated
 import typer
 
 from slurmddp.cli import options as opt
+from slurmddp.cli.follow import Json
 
 
 def register(app: typer.Typer) -> None:
     """Put the group's commands on the app."""
     app.command("build-image")(build_image)
+    group = typer.Typer(help="Inspect, list and clean up images.", no_args_is_help=True, rich_markup_mode=None)
+    group.command("list")(list_images)
+    for command in (inspect, gc):
+        group.command()(command)
+    app.add_typer(group, name="image")
 
 
 def build_image(
@@ -61,3 +67,49 @@ def build_image(
     if result.up_to_date:
         opt.say("nothing to do: it was made from just these inputs; --force builds it again")
     typer.echo(result.target)
+
+
+Folder = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where the images are.")]
+
+
+def inspect(
+    image: Annotated[Path, typer.Argument(metavar="IMAGE.sif", help="An image.")],
+    driver: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="Say whether it runs with this NVIDIA driver: 535.183.01")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="The GPUs behind that driver: h100, a100, ...")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What an image was made from, and what is in it, by its lock."""
+    from slurmddp.images.shelf import shelved
+    from slurmddp.report.images import as_dict, details
+
+    found = shelved(image)
+    typer.echo(opt.json_text(as_dict(found)) if as_json else details(found, driver, gpu))
+
+
+def list_images(folder: Folder = Path("images"), as_json: Json = False) -> None:
+    """The images of a folder, newest first, and whether their locks are theirs."""
+    from slurmddp.images.shelf import on_shelf
+    from slurmddp.report.images import as_dict, table
+
+    found = on_shelf(folder)
+    typer.echo(opt.json_text([as_dict(image) for image in found]) if as_json else table(found))
+
+
+def gc(
+    folder: Folder = Path("images"),
+    keep: Annotated[int, typer.Option(min=0, metavar="N", help="Keep the N newest of each recipe.")] = 1,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them; without it they are only named.")] = False,
+) -> None:
+    """Remove images that newer ones have replaced and no run of yours uses, and what killed builds have left."""
+    from slurmddp.images.shelf import removable
+    from slurmddp.launch.image import used_images
+    from slurmddp.report.images import removal
+
+    found = removable(folder, keep, used_images())
+    for path in (path for item in found for path in item.paths if yes):
+        path.unlink(missing_ok=True)
+    typer.echo(removal(found, done=yes))

@@ -23,7 +23,7 @@ def only_build(target: Path, report: Callable[[str], None]) -> Iterator[None]:
 
     Raises UserError where another build of this image is running, and says where.
     """
-    path = target.with_name(f".{target.name}.building")
+    path = _place(target)
     descriptor = _held(path, report)
     try:
         yield
@@ -32,6 +32,27 @@ def only_build(target: Path, report: Callable[[str], None]) -> Iterator[None]:
         with contextlib.suppress(OSError):
             path.unlink()
         os.close(descriptor)
+
+
+def is_held(target: Path) -> bool:
+    """Whether a build of this image is running, here or, where the file system's locks reach, elsewhere."""
+    try:
+        descriptor = os.open(_place(target), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # another user's
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _place(target: Path) -> Path:
+    return target.with_name(f".{target.name}.building")
 
 
 def _held(path: Path, report: Callable[[str], None]) -> int:

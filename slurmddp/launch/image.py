@@ -78,3 +78,18 @@ def rules_of(site: str | None, environment: Mapping[str, str] = os.environ) -> R
             profile.images.proxy, dict(profile.images.mirrors), frozenset(profile.images.insecure)
         ),
     )
+
+
+def used_images() -> list[Path]:
+    """The images of all runs in the user's index whose folders are still there: a run may be resumed at any time."""
+    from slurmddp.runs import index, manifest
+
+    found = []
+    for entry in index.entries():
+        try:
+            image = manifest.read(entry.folder).get("image")
+        except UserError:
+            continue  # a folder of the index's that is no run's any more
+        if isinstance(image, dict) and image.get("path"):
+            found.append(Path(str(image["path"])))
+    return found

@@ -1,0 +1,112 @@
+"""Images in a folder, by what their locks say; which of them nobody needs any more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from slurmddp.errors import UserError
+from slurmddp.images.driver import ImageCuda, of_release
+from slurmddp.images.lock import lock_path, read_lock
+
+#: What a build writes beside an image.
+_BESIDE = (".def", ".build.log", ".lock.json")
+#: What a build that was killed leaves: .NAME.sif.0123abcd.part, .def or .lock.
+_DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.(part|def|lock)")
+State = Literal["whole", "changed", "no lock"]
+
+
+@dataclass(frozen=True)
+class Shelved:
+    """One image. state: whether its lock is that of this very file; lock: what it says, empty where it is not."""
+
+    path: Path
+    bytes: int
+    mtime: float
+    state: State
+    lock: Mapping[str, Any]
+
+    @property
+    def recipe(self) -> str:
+        """The recipe's name, or empty."""
+        return str(self.lock.get("recipe") or "")
+
+    @property
+    def cuda(self) -> ImageCuda:
+        """What its base brings, by its registry's word or by NVIDIA's release."""
+        said = self.lock.get("registry") or {}
+        tag = re.search(r"nvcr\.io/nvidia/pytorch:(\d\d\.\d\d)-py3", str(self.lock.get("base") or ""))
+        known = ImageCuda(None, None, None)
+        if tag:
+            try:
+                known = of_release(tag[1])
+            except UserError:
+                known = ImageCuda(None, None, True)  # one of NVIDIA's that the table does not have
+        return ImageCuda(said.get("cuda") or known.cuda, said.get("driver") or known.driver, known.compat)
+
+
+def shelved(path: Path) -> Shelved:
+    """One image file. Raises UserError where there is none."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise UserError(
+            f"there is no image {path}: {error.strerror}", todo="`slurmddp image list` shows those here"
+        ) from None
+    lock = read_lock(path)
+    state: State = "whole" if lock is not None else "changed" if lock_path(path).exists() else "no lock"
+    return Shelved(path, found.st_size, found.st_mtime, state, lock or {})
+
+
+def on_shelf(folder: Path) -> list[Shelved]:
+    """The .sif files of a folder, newest first. Raises UserError where there is no such folder."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}", todo="name the folder that your images are in")
+    return sorted(map(shelved, folder.glob("*.sif")), key=lambda image: image.mtime, reverse=True)
+
+
+@dataclass(frozen=True)
+class Removable:
+    """What nobody needs, and why."""
+
+    paths: tuple[Path, ...]
+    bytes: int
+    why: str
+
+
+def removable(folder: Path, keep: int, used: Iterable[Path]) -> list[Removable]:
+    """Images of a recipe beyond the newest `keep`, but none that is in `used`; and what killed builds have left.
+
+    Only images of ours are named, whose locks are theirs: of the others nobody knows how to make them again.
+    """
+    needed = {path.resolve() for path in used}
+    found: list[Removable] = []
+    newer: dict[str, int] = {}
+    for image in on_shelf(folder):
+        if image.state != "whole" or not image.recipe:
+            continue
+        newer[image.recipe] = newer.get(image.recipe, 0) + 1
+        if newer[image.recipe] > keep and image.path.resolve() not in needed:
+            paths = tuple(
+                path for path in (image.path, *map(image.path.with_name, _beside(image.path))) if path.exists()
+            )
+            why = f"{newer[image.recipe] - 1} newer of recipe {image.recipe}"
+            found.append(Removable(paths, sum(path.stat().st_size for path in paths), why))
+    for path in sorted(folder.iterdir()):
+        if _DRAFT.fullmatch(path.name) and not _is_being_built(path):
+            found.append(Removable((path,), path.stat().st_size, "left by a build that was killed"))
+    return found
+
+
+def _beside(image: Path) -> list[str]:
+    return [image.name + end for end in _BESIDE]
+
+
+def _is_being_built(draft: Path) -> bool:
+    """Whether the build that writes this file may still be running: its image is locked."""
+    from slurmddp.images.exclusive import is_held
+
+    return is_held(draft.with_name(draft.name.rsplit(".", 2)[0].removeprefix(".")))

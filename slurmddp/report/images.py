@@ -1,0 +1,90 @@
+"""`slurmddp image`: images on disk, for people and programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from slurmddp.images.driver import check
+from slurmddp.images.shelf import Removable, Shelved
+from slurmddp.runtime.console import human
+
+_PACKAGES = 12
+
+
+def as_dict(image: Shelved) -> dict[str, Any]:
+    """For --json. The keys are stable; `lock` is the whole of it, empty where it is not this file's."""
+    return {
+        "path": str(image.path),
+        "bytes": image.bytes,
+        "modified": round(image.mtime, 3),
+        "state": image.state,
+        "cuda": image.cuda.cuda,
+        "driver": image.cuda.driver,
+        "lock": dict(image.lock),
+    }
+
+
+def table(images: Sequence[Shelved]) -> str:
+    """One line an image, newest first."""
+    if not images:
+        return "no images here"
+    rows = [("IMAGE", "SIZE", "MADE", "RECIPE", "BASE", "TORCH", "STATE")]
+    for image in images:
+        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(image.mtime))
+        facts = (str(image.lock.get(key) or "-") for key in ("recipe", "base", "torch"))
+        rows.append((image.path.name, human(image.bytes), made, *facts, image.state))  # type: ignore[arg-type]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def details(image: Shelved, driver: str | None, gpu: str | None) -> str:
+    """All that is known of one image; with a driver, whether it runs there."""
+    lock, said = image.lock, image.lock.get("registry") or {}
+    states = {
+        "whole": "whole: its lock is that of this file",
+        "changed": "CHANGED since its lock was written, or copied without its time (cp -p, rsync -a keep it)",
+        "no lock": "no lock: slurmddp did not build it, or its .lock.json was not copied with it",
+    }
+    builder = lock.get("builder") or {}
+    rows = [
+        ("image", str(image.path)),
+        ("size", human(image.bytes)),
+        ("state", states[image.state]),
+        ("sha256", lock.get("sha256")),
+        ("recipe", lock.get("recipe")),
+        ("base", lock.get("base")),
+        ("digest", said.get("digest")),
+        ("torch", lock.get("torch") or said.get("torch")),
+        ("CUDA", image.cuda.cuda),
+        ("NCCL", said.get("nccl")),
+        ("driver", image.cuda.driver and f"{image.cuda.driver} (what its CUDA was released with)"),
+        ("built", lock.get("created") and f"{lock['created']} on {lock.get('host')}"),
+        ("by", builder and f"{builder.get('name')} {builder.get('version')}, {lock.get('mode')}"),
+        ("packages", _packages(lock.get("packages"))),
+    ]
+    lines = [f"{name:<9} {value}" for name, value in rows if value]
+    if driver is not None:
+        verdict = check(image.cuda, driver, gpu=gpu)
+        lines += ["", f"{'on ' + driver:<9} {verdict.why}", *([f"  -> {verdict.todo}"] if verdict.todo else [])]
+    return "\n".join(lines)
+
+
+def _packages(found: object) -> str | None:
+    if not isinstance(found, list):
+        return None
+    more = f", and {len(found) - _PACKAGES} more (--json shows all)" if len(found) > _PACKAGES else ""
+    return ", ".join(map(str, found[:_PACKAGES])) + more
+
+
+def removal(found: Sequence[Removable], *, done: bool) -> str:
+    """What is, or would be, removed."""
+    if not found:
+        return "nothing to remove"
+    lines = [f"{item.paths[0].name}  {human(item.bytes)}  {item.why}" for item in found]
+    total = human(sum(item.bytes for item in found))
+    lines.append(f"removed: {total}" if done else f"would be removed: {total}; --yes removes it")
+    return "\n".join(lines)

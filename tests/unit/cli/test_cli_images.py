@@ -1,0 +1,100 @@
+"""`slurmddp image`: what is on the shelf, what is in it, and what nobody needs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmddp.images.exclusive import only_build
+from slurmddp.images.lock import lock_path, lock_text
+from slurmddp.runs import index, manifest
+from slurmddp.runs.layout import RunFolder
+from tests.helpers import Desk, Result
+
+Cli = Callable[..., Result]
+
+NGC = "docker://nvcr.io/nvidia/pytorch:25.04-py3"
+
+
+def put(folder: Path, name: str, recipe: str, age: int, **lock: Any) -> Path:
+    """An image of ours with its lock, so many seconds old."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_bytes(b"x" * 2048)
+    os.utime(path, (1_800_000_000 - age,) * 2)
+    state = path.stat()
+    facts = {"bytes": state.st_size, "mtime": state.st_mtime, "sha256": "0" * 64, "recipe": recipe, "base": NGC, **lock}
+    lock_path(path).write_text(lock_text(facts))
+    (folder / f"{name}.def").write_text("Bootstrap: docker\n")
+    return path
+
+
+@pytest.fixture
+def images(desk: Desk) -> Path:
+    folder = desk.project / "images"
+    put(folder, "ngc-old.sif", "ngc", 300)
+    put(folder, "ngc-used.sif", "ngc", 200)
+    put(folder, "ngc-new.sif", "ngc", 100, torch="2.7.0", packages=[f"p{number}==1" for number in range(20)])
+    put(folder, "other-1.sif", "other", 400)
+    changed = put(folder, "changed.sif", "ngc", 500)
+    changed.write_bytes(b"y")
+    (folder / "theirs.sif").write_bytes(b"z")
+    return folder
+
+
+def test_list(images: Path, cli: Cli) -> None:
+    lines = cli("image", "list").out.splitlines()
+    assert lines[0].split() == ["IMAGE", "SIZE", "MADE", "RECIPE", "BASE", "TORCH", "STATE"]
+    row = next(line for line in lines if line.startswith("ngc-new.sif"))
+    assert "2.0 KiB" in row and NGC in row and row.endswith("2.7.0  whole")
+    assert next(line for line in lines if line.startswith("changed.sif")).endswith("changed")
+    assert next(line for line in lines if line.startswith("theirs.sif")).endswith("no lock")
+    found = json.loads(cli("image", "list", str(images), "--json").out)
+    assert {item["state"] for item in found} == {"whole", "changed", "no lock"}
+    assert cli("image", "list", "nowhere").code == 2
+
+
+def test_inspect(images: Path, cli: Cli) -> None:
+    out = cli("image", "inspect", "images/ngc-new.sif").out
+    assert "state     whole" in out and f"base      {NGC}" in out
+    assert "CUDA      12.9.0.036" in out and "driver    575.51.02" in out and "and 8 more" in out
+    assert "minor-version" in cli("image", "inspect", "images/ngc-new.sif", "--driver", "535.183.01").out
+    forward = cli("image", "inspect", "images/ngc-new.sif", "--driver", "470.57.02", "--gpu", "a100").out
+    assert "CUDA 12.x needs driver" in forward
+    assert json.loads(cli("image", "inspect", "images/ngc-new.sif", "--json").out)["lock"]["torch"] == "2.7.0"
+    assert "no lock: slurmddp did not build it" in cli("image", "inspect", "images/theirs.sif").out
+    assert "CHANGED" in cli("image", "inspect", "images/changed.sif").out
+    missing = cli("image", "inspect", "images/gone.sif")
+    assert missing.code == 2 and "there is no image" in missing.err
+
+
+def test_gc_keeps_what_is_newest_used_or_not_ours(
+    images: Path, desk: Desk, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, desk.environment.get(name, ""))
+    run = RunFolder(desk.project / "runs" / "gpt-20260101-120000-abcd")
+    run.path.mkdir(parents=True)
+    facts = {"schema": 1, "run": run.id, "name": "gpt", "image": {"path": str(images / "ngc-used.sif")}}
+    run.manifest.write_text(json.dumps(facts))
+    index.record(index.Entry(run.id, str(run.path), "2026-01-01T12:00:00+00:00", "gpt"))
+    assert manifest.read(run)["image"]["path"].endswith("ngc-used.sif")
+    left = images / ".ngc-new.sif.0123abcd.part"
+    left.write_bytes(b"half")
+    before = sorted(path.name for path in images.iterdir())
+
+    said = cli("image", "gc").out
+    assert "ngc-old.sif" in said and "2 newer of recipe ngc" in said and "left by a build that was killed" in said
+    assert "--yes" in said and sorted(path.name for path in images.iterdir()) == before
+    with only_build(images / "ngc-new.sif", [].append):
+        assert "killed" not in cli("image", "gc").out, "it may be the one that is being built"
+    assert "removed: " in cli("image", "gc", "--yes").out
+    gone = set(before) - {path.name for path in images.iterdir()}
+    assert gone == {"ngc-old.sif", "ngc-old.sif.def", "ngc-old.sif.lock.json", left.name}
+    assert "nothing to remove" in cli("image", "gc").out
+    assert "other-1.sif" in cli("image", "gc", "--keep", "0").out
