@@ -1,0 +1,177 @@
+"""Images as alice makes them on the login host, without root: from a real registry, by recipe and by Dockerfile."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.registry import PROGRAM, Registry
+
+from .build import wanted
+from .cluster import Cluster
+from .runs import Alice
+
+pytestmark = pytest.mark.cluster
+
+PORT = 5000
+BASE = f"127.0.0.1:{PORT}/lab/base:1.0"
+HOME = "/home/alice/shelf"
+#: Stands in for the real one, which is large: what a build compares is what it says.
+TORCH = {
+    "torch/__init__.py": "from . import cuda, version\n__version__ = '2.13.0'\n",
+    "torch/version.py": "cuda = '12.9'\n",
+    "torch/cuda/__init__.py": "from . import nccl\n",
+    "torch/cuda/nccl.py": "def version():\n    return (2, 26, 3)\n",
+    "torch-2.13.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n",
+}
+ENVIRONMENT = ["CUDA_DRIVER_VERSION=575.51.02", "CUDA_VERSION=12.9.0.036", "PATH=/usr/local/bin:/usr/bin:/bin"]
+
+
+def layer(files: dict[str, str], below: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"{below}/{name}")
+            entry.size = len(text.encode())
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    return buffer.getvalue()
+
+
+def packed(root: Path, target: Path) -> Path:
+    """A root folder as a layer. All of it is root's."""
+    with gzip.open(target, "wb", compresslevel=1) as file:
+        command = ["tar", "-C", str(root), "--owner=0", "--group=0", "--numeric-owner", "-c", "."]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as tar:
+            assert tar.stdout is not None
+            shutil.copyfileobj(tar.stdout, file)
+    assert tar.returncode == 0
+    return target
+
+
+@pytest.fixture(scope="module")
+def alice(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alice]:
+    """Alice, and a registry on the login host that has one base: Debian with Python and something called torch."""
+    folder = tmp_path_factory.mktemp("registry")
+    with Registry.started(folder) as registry:
+        root = packed(wanted().image_roots / "bookworm", folder / "root.tar.gz")
+        torch = layer(TORCH, "usr/local/lib/python3.11/dist-packages")
+        registry.push("lab/base", "1.0", {"config": {"Env": ENVIRONMENT}}, [root, torch])
+    there = cluster.machine_path("/home/alice/registry")
+    shutil.copytree(registry.storage, there / "storage")
+    shutil.copy(shutil.which(PROGRAM) or PROGRAM, there / PROGRAM)
+    settings = {
+        "version": "0.1",
+        "storage": {"filesystem": {"rootdirectory": "/home/alice/registry/storage"}, "delete": {"enabled": True}},
+        "http": {"addr": f"127.0.0.1:{PORT}"},
+    }
+    cluster.write("/home/alice/registry/config.yml", json.dumps(settings))  # JSON is YAML
+    cluster.run("login", ["chown", "-R", "alice:", "/home/alice/registry"], user="root")
+    server = cluster.popen(
+        "login", ["/home/alice/registry/docker-registry", "serve", "/home/alice/registry/config.yml"]
+    )
+    ask = ["python3", "-c", f"import socket; socket.create_connection(('127.0.0.1', {PORT}))"]
+    cluster.wait_for(lambda: cluster.run("login", ask, check=False).returncode == 0, "the registry listens", 20)
+    yield Alice(cluster, "")
+    server.kill()
+    server.wait()
+
+
+def build(alice: Alice, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = ["slurmddp", "build-image", "--site", "testcluster", *words]
+    return alice.cluster.run("login", command, cwd=HOME, check=check, timeout=300)
+
+
+def lock(alice: Alice, image: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(alice.cluster.machine_path(f"{image}.lock.json").read_text())
+    return found
+
+
+def test_a_recipe_becomes_an_image_that_is_built_once(alice: Alice) -> None:
+    cluster = alice.cluster
+    cluster.write(f"{HOME}/src/hello.py", "print('hello')\n")
+    recipe = (
+        f"base: docker://{BASE}\nfiles: ['src:/opt/my project/src']\nenvironment: {{WORD: \"it's $5\"}}\n"
+        "setup:\n- |\n  cat > /opt/made <<'END'\n    two words\n  END\n- echo 100% >> /opt/made\n"
+        "test: [python3 '/opt/my project/src/hello.py']\nlabels: {team: speech}\n"
+    )
+    cluster.write(f"{HOME}/mine.yaml", recipe)
+    done = build(alice, "--recipe", "mine.yaml")
+    image = done.stdout.strip()
+    assert image.startswith(f"{HOME}/images/mine-") and "torch 2.13.0, CUDA 12.9, NCCL (2, 26, 3)" in done.stderr
+    inside = "cat /opt/made; echo $WORD; python3 '/opt/my project/src/hello.py'; id -un"
+    shown = cluster.run("login", ["srun", "-w", "node1", "apptainer", "exec", image, "sh", "-c", inside]).stdout
+    assert shown.splitlines() == ["    two words", "100%", "it's $5", "hello", "alice"]
+
+    facts = lock(alice, image)
+    assert facts["registry"]["driver"] == "575.51.02" and facts["digests"][BASE].startswith("sha256:")
+    assert facts["torch"] == "2.13.0" and facts["packages"] and facts["host"] == "login"
+    definition = cluster.machine_path(f"{image}.def").read_text()
+    assert f"From: 127.0.0.1:{PORT}/lab/base@{facts['digests'][BASE]}" in definition
+    labels = cluster.run("login", ["apptainer", "inspect", "--labels", image]).stdout
+    assert "team: speech" in labels and f"slurmddp.digest: {facts['digests'][BASE]}" in labels
+
+    again = build(alice, "--recipe", "mine.yaml")
+    assert again.stdout.strip() == image and "nothing to do" in again.stderr
+    assert "nothing to do" in build(alice, "--recipe", "mine.yaml", "--update").stderr
+    told = alice.command("image", "inspect", image, "--driver", "535.183.01").stdout
+    assert "minor-version compatibility" in told and "speech" not in told
+
+
+def test_a_failing_test_leaves_no_image_and_says_so(alice: Alice) -> None:
+    failed = build(alice, "bad.sif", "--base", f"docker://{BASE}", "--recipe", "bad.yaml", check=False)
+    assert failed.returncode == 2 and "there is no" in failed.stderr
+    alice.cluster.write(f"{HOME}/bad.yaml", f"base: docker://{BASE}\ntest: [echo what it says; false]\n")
+    failed = build(alice, "bad.sif", "--recipe", "bad.yaml", check=False)
+    assert failed.returncode == 1, failed.stderr
+    assert "the image's own test failed" in failed.stderr and "| what it says" in failed.stderr
+    left = [path.name for path in alice.cluster.machine_path(HOME).iterdir() if "bad.sif" in path.name]
+    assert left == ["bad.sif.build.log"]
+
+
+def test_without_the_internet_the_message_says_so(alice: Alice) -> None:
+    failed = build(alice, "net.sif", "--base", f"docker://{BASE}", "--pip", "einops", check=False)
+    assert failed.returncode == 1 and "could not reach the internet" in failed.stderr
+
+
+def test_what_the_registry_does_not_have(alice: Alice) -> None:
+    for name in ("lab/base:2.0", "lab/gone:1.0", f"lab/base@sha256:{'0' * 64}"):
+        failed = build(alice, "x.sif", "--base", f"docker://127.0.0.1:{PORT}/{name}", check=False)
+        assert failed.returncode == 2 and name.split(":")[0].split("@")[0] in failed.stderr, failed.stderr
+
+
+def test_dockerfiles_behave_as_they_say(alice: Alice) -> None:
+    cluster = alice.cluster
+    examples = Path(__file__).parents[2] / "examples/images"
+    for path in (path for path in (examples / "pinned").rglob("*") if path.is_file()):
+        place = f"{HOME}/pinned/{path.relative_to(examples / 'pinned')}"
+        cluster.write(place, path.read_text(), mode=path.stat().st_mode & 0o777)
+    done = build(alice, "pinned.sif", "--dockerfile", "pinned/Dockerfile", "--build-arg", f"BASE={BASE}")
+    assert done.stdout.strip() == f"{HOME}/pinned.sif"
+    shown = cluster.run("login", ["srun", "-w", "node1", "apptainer", "run", f"{HOME}/pinned.sif"]).stdout
+    assert "hello from /opt/app" in shown and "made with an exec form" in shown and "two words" in shown
+    inside = ["stat", "-c", "%u %a", "/opt/app/settings.ini"]
+    assert cluster.run("login", ["apptainer", "exec", f"{HOME}/pinned.sif", *inside]).stdout.split()[1] == "644"
+
+    text = f"""
+FROM {BASE} AS made
+ARG WORD=salt
+ENV TASTE=$WORD
+RUN ["/bin/sh", "-c", "printf '%s\\\\n' \\"$TASTE\\" > /taste"]
+FROM {BASE}
+COPY --from=made /taste /opt/taste
+WORKDIR /opt
+ENTRYPOINT ["cat", "taste"]
+"""
+    cluster.write(f"{HOME}/stages/Dockerfile", text)
+    build(alice, "stages.sif", "--dockerfile", "stages/Dockerfile", "--build-arg", "WORD=two words")
+    assert cluster.run("login", ["apptainer", "run", f"{HOME}/stages.sif"]).stdout == "two words\n"
+    assert list(lock(alice, f"{HOME}/stages.sif")["digests"]) == [BASE]
