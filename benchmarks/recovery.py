@@ -4,7 +4,7 @@
 
 Brings up a cluster of its own (root only, see tests/cluster/README.md) and takes it down again. One run at a time, each
 fault at a moment of chance; tests/cluster/proof.py says what has to hold for a run to have survived. --write puts the
-table into docs/reliability.md. Exit code 1 where a run did not survive or a target is missed, 2 without a cluster.
+table into docs/reliability.md, after each round. Exit code 1 where a run did not survive or a target is missed, 2 without a cluster.
 """
 
 from __future__ import annotations
@@ -71,10 +71,8 @@ def main() -> int:
     except ClusterError as error:
         print(f"no measurement: {error}", file=sys.stderr)
         return 2
-    table, targets = _table(rows), _targets(rows)
-    print(table, *(line for line, _ in targets), sep="\n")
-    if options.write:
-        _write(PAGE, f"{table}\n" + "".join(f"- {line}\n" for line, _ in targets))
+    targets = _targets(rows)
+    print(_text(rows))
     return 1 if any(row.failures for row in rows) or not all(held for _, held in targets) else 0
 
 
@@ -87,6 +85,8 @@ def _measure(cluster: Cluster, options: argparse.Namespace) -> list[Row]:
                 cluster.reset()
                 chance = random.Random(f"{options.seed} {number} {row.scenario.name}")
                 _play(bench, row, chance)
+            if options.write:  # a round is most of a quarter of an hour: what was seen is not lost
+                _write(PAGE, _text(rows))
     finally:
         bench.close()
     return rows
@@ -138,6 +138,11 @@ def _targets(rows: Sequence[Row]) -> list[tuple[str, bool]]:
     _judge(found, killed, ratios, WORKER_TARGET, lambda values: _spread(values, 2))
     _judge(found, lost, beyond, NODE_TARGET, _spread)
     return found
+
+
+def _text(rows: Sequence[Row]) -> str:
+    """The table, and a line for each target."""
+    return f"{_table(rows)}\n" + "".join(f"- {line}\n" for line, _ in _targets(rows))
 
 
 def _judge(
