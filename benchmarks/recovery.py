@@ -4,16 +4,19 @@
 
 Brings up a cluster of its own (root only, see tests/cluster/README.md) and takes it down again. One run at a time, each
 fault at a moment of chance; tests/cluster/proof.py says what has to hold for a run to have survived. --write puts the
-table into docs/reliability.md, after each round. Exit code 1 where a run did not survive or a target is missed, 2 without a cluster.
+table into docs/reliability.md, after each round. Exit code 1 where a run did not survive or a target is missed, 2
+without a cluster.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import platform
 import random
 import statistics
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -141,8 +144,10 @@ def _targets(rows: Sequence[Row]) -> list[tuple[str, bool]]:
 
 
 def _text(rows: Sequence[Row]) -> str:
-    """The table, and a line for each target."""
-    return f"{_table(rows)}\n" + "".join(f"- {line}\n" for line, _ in _targets(rows))
+    """Where and when, the table, and a line for each target."""
+    ranks = "two nodes of one rank each"
+    where = f"On {os.cpu_count()} cores, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}; {ranks}."
+    return f"{where}\n\n{_table(rows)}\n" + "".join(f"- {line}\n" for line, _ in _targets(rows))
 
 
 def _judge(
