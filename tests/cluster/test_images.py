@@ -109,7 +109,7 @@ def test_a_recipe_becomes_an_image_that_is_built_once(alice: Alice) -> None:
     assert image.startswith(f"{HOME}/images/mine-") and "torch 2.13.0, CUDA 12.9, NCCL (2, 26, 3)" in done.stderr
     inside = "cat /opt/made; echo $WORD; python3 '/opt/my project/src/hello.py'; id -un"
     shown = cluster.run("login", ["srun", "-w", "node1", "apptainer", "exec", image, "sh", "-c", inside]).stdout
-    assert shown.splitlines() == ["    two words", "100%", "it's $5", "hello", "alice"]
+    assert shown.splitlines() == ["  two words", "100%", "it's $5", "hello", "alice"]
 
     facts = lock(alice, image)
     assert facts["registry"]["driver"] == "575.51.02" and facts["digests"][BASE].startswith("sha256:")
