@@ -66,7 +66,7 @@ def _dry_run(prepared: "Prepared", as_json: bool) -> None:
         opt.say(f"warning: on this machine {problem.what}")
     for problem in absent_addresses(prepared.plan):
         opt.say(f"warning: {problem.where}: {problem.what}")
-    for doubt in doubts(prepared.plan):
+    for doubt in doubts(prepared):
         opt.say(f"warning: {doubt}")
     script = job_script(prepared.plan)
     command = preview(prepared.plan)
@@ -115,11 +115,14 @@ def plan(
 
         typer.echo("\n".join(node_commands(prepared.plan, head, port)))
         return
-    from slurmddp.launch.checks import absent_inputs
+    from slurmddp.launch.checks import absent_inputs, driver_verdict
     from slurmddp.report.plan import plan_report
 
     for problem in absent_inputs(prepared):
         opt.say(f"warning: on this machine {problem.what}")
+    verdict = driver_verdict(prepared)
+    if verdict is not None:
+        opt.say(f"{'warning' if verdict.kind == 'impossible' else 'note'}: the image's CUDA: {verdict.why}")
     typer.echo(plan_report(prepared.plan, prepared.resolved))
 
 

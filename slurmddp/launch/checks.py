@@ -6,13 +6,18 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmddp.alerts import secrets
 from slurmddp.errors import UserError
 from slurmddp.images.sif import is_sif
 from slurmddp.launch.prepare import Prepared
+from slurmddp.plan.layout import partition_of
 from slurmddp.plan.model import Plan
 from slurmddp.plan.program import host_path
+
+if TYPE_CHECKING:
+    from slurmddp.images.driver import Verdict
 
 
 def problems(prepared: Prepared) -> Iterator[UserError]:
@@ -78,11 +83,34 @@ def _inputs(prepared: Prepared) -> Iterator[tuple[str, tuple[str, ...], str, str
         yield what, key, path, host_path(path, plan.container.binds)
 
 
-def doubts(plan: Plan) -> Iterator[str]:
-    """What may be right all the same: a bind of the site's that only its compute nodes have."""
-    for bind in plan.container.binds:
+def doubts(prepared: Prepared) -> Iterator[str]:
+    """What may be right all the same: a bind of the site's that only its compute nodes have, a driver that is too old
+    by what the profile says of it."""
+    verdict = driver_verdict(prepared)
+    if verdict is not None and verdict.kind not in ("native", "minor"):
+        yield f"the image on the driver of these nodes: {verdict.why}" + (f"; {verdict.todo}" if verdict.todo else "")
+    for bind in prepared.plan.container.binds:
         if bind.by_site and not os.path.exists(bind.source):
             yield f"the site's bind source {bind.source} does not exist on this machine; do the compute nodes have it?"
+
+
+def driver_verdict(prepared: Prepared) -> Verdict | None:
+    """Whether the nodes' driver, as the profile has it, runs the image's CUDA, as its lock has it.
+
+    None where NVIDIA's driver has no part in the job, or nothing is known of it or of the image's CUDA.
+    """
+    plan, resolved = prepared.plan, prepared.resolved
+    partition = partition_of(resolved)
+    driver = partition.driver or resolved.site.driver
+    uses_it = plan.layout.gpus_per_node > 0 and resolved.site.gpu_vendor == "nvidia"
+    if driver is None or not uses_it or not plan.container.image or not os.path.isfile(plan.container.image):
+        return None
+    from slurmddp.images.driver import check
+    from slurmddp.images.shelf import shelved
+
+    gpu = resolved.job.resources.gpu_type or partition.gpu_type
+    cuda = shelved(Path(plan.container.image)).cuda
+    return check(cuda, driver, gpu=gpu) if cuda.cuda is not None else None
 
 
 def _image(plan: Plan, where: str) -> Iterator[UserError]:

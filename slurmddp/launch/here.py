@@ -36,7 +36,7 @@ def run_here(prepared: Prepared, show: Callable[[str], None] | None, say: Callab
             todo=f"salloc --nodes={plan.layout.nodes} first, or `slurmddp submit`, or --site local",
         )
     refuse_problems(prepared)
-    warnings = [*doubts(plan), *still_going(prepared)]
+    warnings = [*doubts(prepared), *still_going(prepared)]
     folder = make_run_folder(prepared, warnings)
     command = ("bash", str(folder.job_sh), str(folder.path))
     with folder.job_log.open("ab") as log:

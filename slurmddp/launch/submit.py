@@ -57,7 +57,7 @@ def submit(prepared: Prepared) -> Handed:
     """Make the run folder and start the job. Raises UserError with nothing left behind."""
     plan = prepared.plan
     refuse_problems(prepared)
-    warnings = [*doubts(plan), *still_going(prepared)]
+    warnings = [*doubts(prepared), *still_going(prepared)]
     root = Path(plan.runs_root)
     absent = [path for path in (root, *root.parents) if not os.path.lexists(path)]
     folder = make_run_folder(prepared, warnings)

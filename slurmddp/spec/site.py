@@ -1,18 +1,30 @@
 """A site's profile: what its cluster has and how it wants to be asked."""
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from slurmddp.spec.alerts import Deadman, Outlet
 from slurmddp.spec.types import Adds, Count, Line, Mebibytes, Model, Name, PathStr, SbatchValue, Seconds
 
 
+def _driver(text: str) -> str:
+    if not re.fullmatch(r"[0-9]{3,}(\.[0-9]+)*", text):
+        raise ValueError("must be a driver's version, such as 535.183.01")
+    return text
+
+
+Driver = Annotated[str, AfterValidator(_driver)]
+
+
 class Partition(Model):
-    """One kind of node. `ask` overrides how it is asked for: some sites want a constraint, not a partition."""
+    """One kind of node. `ask` overrides how it is asked for: some sites want a constraint, not a partition. driver: the
+    version of NVIDIA's, such as 535.183.01, where it is not the site's."""
 
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
     gpu_type: SbatchValue | None = None
+    driver: Driver | None = None
     cpus_per_node: Annotated[int, Field(ge=1)] | None = None
     mem_per_node: Mebibytes | None = None
     max_time: Seconds | None = None
@@ -75,6 +87,7 @@ class Site(Model):
     internet_on_nodes: bool | None = None
     alerts: Outlet = Outlet.model_construct()
     deadman: Deadman | None = None
+    driver: Driver | None = None
     images: Building = Building.model_construct()
     requeue: Literal["allowed", "chain"] = "allowed"
     notes: Annotated[tuple[Line, ...], Adds()] = ()

@@ -14,7 +14,7 @@ from slurmddp.images.exclusive import only_build
 from slurmddp.images.lock import lock_path, lock_text
 from slurmddp.runs import index, manifest
 from slurmddp.runs.layout import RunFolder
-from tests.helpers import Desk, Result
+from tests.helpers import LM_JOB, Desk, Result
 
 Cli = Callable[..., Result]
 
@@ -98,3 +98,38 @@ def test_gc_keeps_what_is_newest_used_or_not_ours(
     assert gone == {"ngc-old.sif", "ngc-old.sif.def", "ngc-old.sif.lock.json", left.name}
     assert "nothing to remove" in cli("image", "gc").out
     assert "other-1.sif" in cli("image", "gc", "--keep", "0").out
+
+
+SIF = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\00001\00002\0"
+
+
+@pytest.mark.parametrize(
+    ("driver", "planned", "submitted"),
+    [
+        ("575.57.08", "note: the image's CUDA: native", ""),
+        ("535.183.01", "note: the image's CUDA: minor-version compatibility", ""),
+        ("470.57.02", "CUDA 12.x needs driver 525.60.13 or newer, the nodes have 470.57.02", "CUDA 12.x needs driver"),
+        ("418.40", "CUDA 12.x needs driver", "the image on the driver of these nodes: CUDA 12.x needs driver"),
+    ],
+)
+def test_the_driver_of_the_profile_and_the_cuda_of_the_image(
+    desk: Desk, cli: Cli, driver: str, planned: str, submitted: str
+) -> None:
+    profile = desk.config / "sites" / "gpus.yaml"
+    text = profile.read_text().replace("gpus_per_node: 4", f"gpus_per_node: 4, driver: '{driver}'", 1)
+    assert driver in text
+    profile.write_text(text)
+    image = put(desk.project / "images", "ngc.sif", "ngc", 0)
+    image.write_bytes(SIF)
+    facts = json.loads(lock_path(image).read_text()) | {"bytes": len(SIF), "mtime": image.stat().st_mtime}
+    lock_path(image).write_text(lock_text(facts))
+    desk.write("job.yaml", LM_JOB)
+    assert planned in cli("plan", "job.yaml", "--image", "images/ngc.sif").err
+    said = cli("submit", "job.yaml", "--dry-run", "--image", "images/ngc.sif").err
+    assert (submitted in said) if submitted else ("the image on the driver of these nodes" not in said)
+
+
+def test_a_driver_that_is_none(desk: Desk, cli: Cli) -> None:
+    desk.site("name: s\ntitle: t\ndriver: new\n")
+    desk.write("job.yaml", LM_JOB)
+    assert "must be a driver's version, such as 535.183.01" in cli("plan", "job.yaml", "--site", "s").err
