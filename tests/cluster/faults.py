@@ -81,6 +81,13 @@ def training_nodes(run: Run) -> list[str]:
     return sorted({node for node, _, _ in agents(run)})
 
 
+def others(cluster: Cluster, run: Run) -> list[str]:
+    """The nodes that train and are not the batch host."""
+    found = [node for node in training_nodes(run) if node != nodes_of(cluster, run)[0]]
+    assert found, f"the job began on its batch host alone: {cluster.job(run.job_id)}"
+    return found
+
+
 def agents(run: Run) -> list[tuple[str, int, str]]:
     """(node, pid, command line) of the torchrun agents."""
     return [each for each in run.processes() if "torch.distributed.run" in each[2] and "srun" not in each[2]]
@@ -186,7 +193,7 @@ def flip_and_kill(cluster: Cluster, run: Run, chance: random.Random) -> Injected
 def cut_network(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
     """Pull the cable of a node that trains and is not the batch host. It stays out."""
     wait_for_step(run, 1)
-    node = chance.choice([node for node in training_nodes(run) if node != nodes_of(cluster, run)[0]])
+    node = chance.choice(others(cluster, run))
     moment(run, chance)
     done = now(run, node)
     cluster.cut_network(node)
@@ -196,7 +203,7 @@ def cut_network(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
 def lose_node(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
     """A power cut on a node that trains and is not the batch host."""
     wait_for_step(run, 1)
-    node = chance.choice([node for node in training_nodes(run) if node != nodes_of(cluster, run)[0]])
+    node = chance.choice(others(cluster, run))
     moment(run, chance)
     done = now(run, node)
     cluster.kill_host(node)
