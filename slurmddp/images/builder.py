@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images import spython_adapter
+from slurmddp.images.definition import PACKAGES
 from slurmddp.images.explain import explain
 from slurmddp.images.lock import lock_path, lock_text, sha256, writing
 from slurmddp.images.process import StopSignals
@@ -27,8 +28,6 @@ from slurmddp.images.sif import is_sif
 Flavour = Literal["apptainer", "singularityce", "singularity"]
 Report = Callable[[str], None]
 
-#: The list of the image's Python packages, which its definition writes.
-PACKAGES = "/usr/local/share/slurmddp/packages.txt"
 NAMES = ("apptainer", "singularity")
 _SHOWN_LINES = 20
 #: Lines of the build's end in which its cause is looked for.

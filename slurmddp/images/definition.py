@@ -5,8 +5,12 @@ from __future__ import annotations
 from slurmddp.images.recipe import Ingredients
 from slurmddp.render.engine import render
 
+#: Where an image keeps what its build has noted: the template and the lock look for it here.
+SHARE = "/usr/local/share/slurmddp"
 #: Where the image has the requirements file that it was made from.
-REQUIREMENTS = "/usr/local/share/slurmddp/requirements.txt"
+REQUIREMENTS = f"{SHARE}/requirements.txt"
+#: The list of the image's Python packages.
+PACKAGES = f"{SHARE}/packages.txt"
 
 
 def render_definition(image: Ingredients, version: str, digest: str | None = None, commit: str | None = None) -> str:
@@ -32,6 +36,9 @@ def render_definition(image: Ingredients, version: str, digest: str | None = Non
         version=version,
         digest=digest,
         words=words,
+        share=SHARE,
+        requirements=REQUIREMENTS,
+        packages=PACKAGES,
         labels=[(name, value) for name, value in labels if value],
     )
     if "{{" in text or "}}" in text:

@@ -70,12 +70,16 @@ class Request:
     force: bool = False
     update: bool = False
 
+    def place(self, target: Path) -> Path:
+        """The absolute path of a target."""
+        return Path(os.path.abspath(self.cwd / target))
+
 
 def preview(request: Request, report: Callable[[str], None]) -> BuildResult:
     """A dry run: touch and run nothing, ask no registry; what stands in the way of a build is said, not raised."""
     inputs, found = _look(request)
     target = found or request.target or Path(FOLDER, f"{request.image.name}-{_short(inputs, {})}.sif")
-    target = Path(os.path.abspath(request.cwd / target))
+    target = request.place(target)
     for note in request.image.notes:
         report(f"note: {note}")
     try:
@@ -104,9 +108,10 @@ def build_image(request: Request, report: Callable[[str], None], rules: Rules | 
     if found is not None and not (request.force or request.update):
         return _nothing_to_do(found, request)
     if request.target is not None:
-        check_name(Path(os.path.abspath(request.cwd / request.target)))
+        wanted = request.place(request.target)
+        check_name(wanted)
         if found is None:
-            _refuse_other(Path(os.path.abspath(request.cwd / request.target)), inputs, request.force)
+            _refuse_other(wanted, inputs, request.force)
     plain = request.image.definition(None, None)
     bases = pinning.resolve_all(pinning.registry_bases(plain), rules.registries)
     digests = {name: image.digest for name, image in bases.items()}
@@ -119,7 +124,7 @@ def build_image(request: Request, report: Callable[[str], None], rules: Rules | 
                 todo="--force replaces it once the new image is built; or leave the name out",
             )
     target = request.target or Path(FOLDER, f"{request.image.name}-{_short(inputs, digests)}.sif")
-    target = Path(os.path.abspath(request.cwd / target))
+    target = request.place(target)
     for note in request.image.notes:
         report(f"note: {note}")
     built, definition = _build(target, request, inputs, bases, rules, report)
@@ -130,10 +135,9 @@ def _look(request: Request) -> tuple[Inputs, Path | None]:
     """The inputs' hashes, and the image that was made from just these; None where there is none."""
     if request.target is None:
         pattern = f"{glob.escape(request.image.name)}-*.sif"
-        newest = sorted((request.cwd / FOLDER).glob(pattern), key=os.path.getmtime, reverse=True)
-        places = [Path(os.path.abspath(place)) for place in newest]
+        places = sorted(request.place(Path(FOLDER)).glob(pattern), key=os.path.getmtime, reverse=True)
     else:
-        places = [Path(os.path.abspath(request.cwd / request.target))]
+        places = [request.place(request.target)]
     locks = [(place, lock) for place in places if (lock := read_lock(place)) is not None]
     hashed = ((locks[0][1].get("inputs") or {}).get("files") if locks else None) or {}
     inputs = inputs_of(request.image, hashed)

@@ -12,9 +12,9 @@ from slurmddp.errors import UserError
 from slurmddp.images.base import Base, parse_base
 from slurmddp.images.dockerfile.lines import Instruction, split
 from slurmddp.images.dockerfile.words import Lookup, known
+from slurmddp.images.registry.documents import ARCHITECTURES
 
 _NAME = re.compile(r"[a-z][a-z0-9._-]*")
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Stage:
 
 def platform_arguments() -> dict[str, str]:
     """The arguments that BuildKit predefines: TARGETARCH and the others, for this machine."""
-    architecture = _MACHINES.get(platform.machine(), platform.machine())
+    architecture = ARCHITECTURES.get(platform.machine(), platform.machine())
     values = {"PLATFORM": f"linux/{architecture}", "OS": "linux", "ARCH": architecture, "VARIANT": ""}
     return {side + name: value for side in ("TARGET", "BUILD") for name, value in values.items()}
 
