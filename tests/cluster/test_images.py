@@ -104,7 +104,7 @@ def test_a_recipe_becomes_an_image_that_is_built_once(alice: Alice) -> None:
         "test: [python3 '/opt/my project/src/hello.py']\nlabels: {team: speech}\n"
     )
     cluster.write(f"{HOME}/mine.yaml", recipe)
-    done = build(alice, "--recipe", "mine.yaml")
+    done = build(alice, "--recipe", "mine.yaml", "--force")  # an earlier try of this test may have made it
     image = done.stdout.strip()
     assert image.startswith(f"{HOME}/images/mine-") and "torch 2.13.0, CUDA 12.9, NCCL (2, 26, 3)" in done.stderr
     inside = "cat /opt/made; echo $WORD; python3 '/opt/my project/src/hello.py'; id -un"

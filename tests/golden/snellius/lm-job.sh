@@ -459,7 +459,7 @@ release_hold() {
 job=$1 restarts=$2 excluded=${3// /,} events=$4 attempt=$5 host=$6
 [[ -n "$SLURM_CONF" ]] || unset SLURM_CONF
 trap '' TERM INT HUP
-told=
+told= held=0
 for ((seconds = 0; seconds < 180; seconds++)); do
   sleep 1
   report=$(timeout 5 scontrol show job "$job" -o)
@@ -467,6 +467,8 @@ for ((seconds = 0; seconds < 180; seconds++)); do
   [[ "$report" =~ \ Restarts=([0-9]+) ]] && ((BASH_REMATCH[1] > restarts)) || continue
   case "$report" in
     *JobState=PENDING*Reason=BeginTime*)
+      # Within the second in which it ended the last one, a node refuses a job's new start, and the job fails for it.
+      ((++held > 2)) || continue
       scontrol update JobId="$job" StartTime=now || continue
       [[ -n "$told" ]] || printf '{"time": %s, "event": "hold_released", "attempt": %d, "job_id": "%s", "node": "%s"}\n' \
         "$(date +%s.%3N)" "$attempt" "$job" "$host" >>"$events"
