@@ -79,7 +79,8 @@ class BindPlan(NamedTuple):
 
 
 class ContainerPlan(NamedTuple):
-    """executable: what runs the ranks' command on a node; empty for runtime `none`."""
+    """executable: what runs the ranks' command on a node; empty for runtime `none`. compat: each node chooses which
+    libcuda the ranks get, by its driver."""
 
     runtime: Literal["apptainer", "singularity", "none"]
     executable: str
@@ -88,6 +89,7 @@ class ContainerPlan(NamedTuple):
     options: tuple[str, ...]
     binds: tuple[BindPlan, ...]
     python: str
+    compat: bool = False
 
 
 class Variable(NamedTuple):

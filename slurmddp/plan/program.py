@@ -59,15 +59,17 @@ def plan_container(resolved: Resolved, layout: Layout, program: Program, context
             where=resolved.place("container", "image"),
             todo=f"make a file of it first: slurmddp build-image image.sif --base {wanted.image}",
         )
-    device = {"nvidia": ("--nv",), "amd": ("--rocm",), "none": ()}[resolved.site.gpu_vendor]
+    device: tuple[str, ...] = {"nvidia": ("--nv",), "amd": ("--rocm",), "none": ()}[resolved.site.gpu_vendor]
+    options = (*(device if layout.gpus_per_node else ()), *wanted.options)
     return ContainerPlan(
         runtime=runtime,
         executable=runtime,
         environment_prefix=_ENVIRONMENT_PREFIX[runtime],
         image=absolute(wanted.image, context.cwd),
-        options=(*(device if layout.gpus_per_node else ()), *wanted.options),
+        options=options,
         binds=_binds(resolved, program, context),
         python=wanted.python or "python3",
+        compat=wanted.compat and "--nv" in options,
     )
 
 

@@ -163,13 +163,15 @@ class Bind(Model):
 
 
 class Container(Model):
-    """What the ranks run in. `base` and `pip` say what `slurmddp build-image` makes the image from."""
+    """What the ranks run in. `base` and `pip` say what `slurmddp build-image` makes the image from. compat: each node
+    with NVIDIA GPUs chooses between its own libcuda and the image's by its driver; false leaves it as the image has it."""
 
     runtime: Literal["apptainer", "singularity", "none"] | None = None
     image: PathStr | None = None
     python: Line | None = None
     binds: Annotated[tuple[Bind, ...], Adds()] = ()
     options: Annotated[tuple[RuntimeOption, ...], Adds()] = ()
+    compat: bool = True
     base: Line | None = None
     pip: Annotated[tuple[Line, ...], Adds()] = ()
 

@@ -7,13 +7,12 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from slurmddp.images.driver import minor_floors
 from slurmddp.render.engine import render
-from tests.helpers import check_bash, has
+from tests.helpers import LM_JOB, Desk, check_bash, has
 
 CLOSED = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Sun May 12 19:39:15 UTC 2024\n"
@@ -27,9 +26,8 @@ print(json.dumps([os.getpid(), dict(os.environ), sys.argv[1:], sorted(os.listdir
 SHELLS = ["/bin/sh", "bash --posix"]
 
 
-def fragment(*, check: bool = True, vendor: str = "nvidia", runtime: str = "apptainer") -> str:
-    plan = SimpleNamespace(driver_check=check, container=SimpleNamespace(runtime=runtime))
-    return render("sbatch/node/driver.sh.j2", plan=plan, gpu_vendor=vendor)
+def fragment() -> str:
+    return render("sbatch/node/driver.sh.j2")
 
 
 def script(text: str) -> str:
@@ -146,10 +144,19 @@ def test_the_program_inside_is_posix_shell(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"check": False}, {"vendor": "amd"}, {"vendor": ""}, {"runtime": "none"}], ids=lambda other: str(other)
+    ("site", "options", "there"),
+    [
+        ("gpus", [], True),
+        ("gpus", ["container.compat=false"], False),
+        ("gpus", ["container.runtime=none"], False),
+        ("cores", ["resources.ranks_per_node=2", "container.runtime=apptainer", "container.image=i.sif"], False),
+    ],
 )
-def test_there_is_nothing_without_nvidia_without_a_container_or_switched_off(other: dict[str, object]) -> None:
-    assert fragment(**other).strip() == ""  # type: ignore[arg-type]
+def test_it_is_in_the_script_of_a_node_with_nvidia_gpus_and_a_container(
+    desk: Desk, site: str, options: list[str], there: bool
+) -> None:
+    text = desk.scripts(LM_JOB.replace("gpus", site), *options)[1]
+    assert (fragment() in text) is there
 
 
 def test_the_least_drivers_are_those_of_the_table() -> None:

@@ -123,6 +123,7 @@ ASKED = (
     {"awk", "cat", "date", "find", "getent", "head", "ip", "kill", "scontrol", "sed", "stat", "tail", "timeout"}
     | {"best_cause", "cause_in_logs", "cause_text", "cd", "compgen", "from_marker", "i", "json", "marker", "plain"}
     | {"IFS", "printf"}
+    | {"LD_LIBRARY_PATH", "decide", "readlink", "without_compat"}  # in the container: which libcuda is there
 )
 
 
