@@ -6,7 +6,9 @@ lasts a while, over). What it broke of the cluster itself, the scenario's owner 
 
 from __future__ import annotations
 
+import contextlib
 import random
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -151,15 +153,13 @@ def fill_disk(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
     room = chance.choice([0, 1 << 18])
     ballast = cluster.machine_path(BALLAST)
     try:
-        with ballast.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(1 << 16))
-            except OSError:
-                file.truncate(max(0, file.tell() - room))
         deadline = time.monotonic() + SAVING
-        while time.monotonic() < deadline and not failed_saves(run):
-            time.sleep(0.1)
+        with ballast.open("wb", buffering=0) as file:
+            while time.monotonic() < deadline and not failed_saves(run):
+                free = shutil.disk_usage(ballast.parent).free
+                with contextlib.suppress(OSError):  # again and again: older checkpoints are pruned
+                    file.write(bytes(max(0, free - room)))
+                time.sleep(0.1)
         assert room == 0 or failed_saves(run), "a checkpoint found room"
     finally:
         ballast.unlink()
