@@ -49,7 +49,7 @@ def test_each_node_chooses_by_its_own_driver(cluster: Cluster, torch_image: str)
 
     run = alice.submit(
         "driver/script.py", "--site", "driven", "--image", alice.image, "--nodes", "2", "--time", "5m",
-        "--set", "resources.ranks_per_node=1", "--set", "resources.sbatch_extra=[--nodelist=node1,node2]",
+        "--set", "resources.ranks_per_node=1", "--set", "resources.sbatch_extra=[--exclude=node3]",
     )  # fmt: skip
     run.wait("done")
     lines = run.logs().splitlines()
