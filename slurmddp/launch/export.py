@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ CONTENTS = ("model", "all")
 _USERS_MISTAKE = 2  # the exit code of slurmddp.runtime.export for what its user can put right
 _NOT_FOUND = 127  # of a shell and of env(1)
 _ERROR = "slurmddp: error: "
+# As in node.sh: inherited ones would change what the container sees.
+_INHERITED = re.compile("(APPTAINER|SINGULARITY)_(BIND|BINDPATH|MOUNT|CONTAIN|CONTAINALL|COMPAT)")
 
 # Setup lines need a shell without -e and -u, and must not see our arguments, which scripts that they source would take
 # for their own. $1: where to run (a folder with nothing that Python could import by mistake); $2: how many lines; then
@@ -113,11 +116,7 @@ def build_command(
     variables = {container.environment_prefix + name: value for name, value in variables.items()}
     if container.runtime != "none":
         variables[f"{container.executable.upper()}_NO_EVAL"] = "1"
-    inherited = {
-        name: value
-        for name, value in clean_environment(environment).items()
-        if name.removeprefix("APPTAINER_").removeprefix("SINGULARITY_") not in ("BIND", "BINDPATH")
-    }
+    inherited = {name: item for name, item in clean_environment(environment).items() if not _INHERITED.fullmatch(name)}
     # The job's own may hold a token: by the environment, which a list of processes does not show.
     passed = {container.environment_prefix + name: value for name, value in own.items()}
     setup = prepared.plan.setup

@@ -35,7 +35,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
     container = plan_container(resolved, layout, program, context)
     cache = absolute(job.paths.cache, context.cwd) if job.paths.cache else None
     groups = plan_environment(resolved, layout, container.runtime, cache)
-    needs_node_folder = any(variable.base == "scratch" for group in groups for variable in group.variables)
+    scratched = any(variable.base == "scratch" for group in groups for variable in group.variables)
     recovery, more = plan_recovery(resolved, context.inside)
     notes += more
     alerts, more = plan_alerts(resolved, context)
@@ -73,7 +73,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         program=program,
         runs_root=absolute(job.paths.runs, context.cwd),
         cache=cache,
-        node_folder=absolute(job.paths.node, context.cwd) if needs_node_folder else None,
+        node_folder=absolute(job.paths.node, context.cwd) if scratched or container.contained else None,
         snapshot=job.snapshot,
         snapshot_limit=job.snapshot_limit * 1024 * 1024,
         resume_from=context.resume_from,

@@ -80,7 +80,7 @@ class BindPlan(NamedTuple):
 
 class ContainerPlan(NamedTuple):
     """executable: what runs the ranks' command on a node; empty for runtime `none`. compat: each node chooses which
-    libcuda the ranks get, by its driver."""
+    libcuda the ranks get, by its driver. contained: it has a /dev, /tmp and home of its own."""
 
     runtime: Literal["apptainer", "singularity", "none"]
     executable: str
@@ -90,6 +90,7 @@ class ContainerPlan(NamedTuple):
     binds: tuple[BindPlan, ...]
     python: str
     compat: bool = False
+    contained: bool = False
 
 
 class Variable(NamedTuple):

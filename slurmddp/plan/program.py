@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os.path
+import re
 from typing import Any
 
 from slurmddp.errors import UserError
@@ -70,7 +71,21 @@ def plan_container(resolved: Resolved, layout: Layout, program: Program, context
         binds=_binds(resolved, program, context),
         python=wanted.python or "python3",
         compat=wanted.compat and "--nv" in options,
+        contained=any(map(contains, options)),
     )
+
+
+def contains(option: str) -> bool:
+    """Whether an option of `apptainer exec` gives the container a /dev, /tmp and home of its own.
+
+    Apptainer and SingularityCE both know -c, -C, the long names, and --compat, which implies --containall
+    (cmd/internal/cli/action_flags.go). Short ones may stand together, as in -ce; -B, -H, -S, -W and -o take the rest
+    of the word for their value.
+    """
+    name, given, value = option.partition("=")
+    if given and value.lower() in ("0", "f", "false"):
+        return False
+    return name in ("--contain", "--containall", "--compat") or re.match("-[^-BHSWo]*[cC]", name) is not None
 
 
 def data_paths(job: Job, context: Context) -> tuple[str, ...]:

@@ -164,7 +164,7 @@ class Bind(Model):
 
 class Container(Model):
     """What the ranks run in. `base` and `pip` say what `slurmddp build-image` makes the image from. compat: each node
-    with NVIDIA GPUs chooses between its own libcuda and the image's by its driver; false leaves it as the image has it."""
+    with NVIDIA GPUs chooses by its driver between its own libcuda and the image's; false: as the image has it."""
 
     runtime: Literal["apptainer", "singularity", "none"] | None = None
     image: PathStr | None = None

@@ -150,3 +150,37 @@ def test_a_broken_node_is_named_before_anything_starts(alice: Alice, broken_cont
     assert not [row for row in run.lines("events.jsonl") if row["event"] == "attempt_started"]
     assert not [line for node in alice.cluster.nodes for line in lines(run, f"{node}.log")]
     alice.cluster.run("login", ["scancel", run.job_id], check=False)
+
+
+@pytest.fixture
+def on_two_nodes(alice: Alice) -> Iterator[str]:
+    """A folder that node2 lacks."""
+    for node in ("login", "node1", "node3"):
+        alice.cluster.sh(node, "mkdir /srv/books", user="root")
+    yield "/srv/books"
+    for node in ("login", "node1", "node3"):
+        alice.cluster.sh(node, "rmdir /srv/books", user="root")
+
+
+def test_a_bind_that_one_node_lacks_is_named_before_anything_starts(alice: Alice, on_two_nodes: str) -> None:
+    run = submit_script(alice, 3, 3, "--set", f"container.binds=[{on_two_nodes}]")
+    event = run.wait_for_event("preflight")
+    assert event["bad"] == "node2"
+    run.wait("failed", "requeued", timeout=120)
+    excluded = [row for row in run.lines("events.jsonl") if row["event"] == "node_excluded"]
+    assert [row["excluded"] for row in excluded] == ["node2"]
+    assert "cannot bind /srv/books (No such file or directory) - mount or make it on this node" in excluded[0]["reason"]
+    assert not [row for row in run.lines("events.jsonl") if row["event"] == "attempt_started"]
+    alice.cluster.run("login", ["scancel", run.job_id], check=False)
+
+
+@pytest.mark.parametrize("option", ["--contain", "--containall"])
+def test_a_contained_container_trains(alice: Alice, option: str) -> None:
+    """With a /dev, /tmp and home of its own, and with process ids of its own."""
+    small = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M"}
+    container = {"image": alice.image, "options": [option]}
+    run = alice.submit(alice.job_file(f"own{option[1:]}", resources=small, container=container, train={"steps": 10}))
+    run.wait("done")
+    assert [line.split()[1] for line in verdict(run)] == ["ok", "ok"]
+    assert max(row["step"] for row in run.metrics()) == 10
+    alice.cluster.wait_for(lambda: not run.processes(), f"nothing is left: {run.processes()}", 10)

@@ -19,8 +19,8 @@ fail() {
   exit 1
 }
 
-# An inherited bind path would change the job silently; one that a setup line makes is meant.
-unset APPTAINER_BINDPATH APPTAINER_BIND SINGULARITY_BINDPATH SINGULARITY_BIND
+# What is inherited of these would change the job silently; what a setup line makes of them is meant.
+unset {APPTAINER,SINGULARITY}_{BIND,BINDPATH,MOUNT,CONTAIN,CONTAINALL,COMPAT}
 
 # --- setup lines of the site and the job: `module` and conda need a shell without -e and -u
 set +eu
@@ -210,6 +210,17 @@ if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
   preflight=("${container[@]}" python3 -m slurmddp.runtime.preflight "$run")
   complaint=$logs/preflight/$host.stderr
   mkdir -p "$logs/preflight" || fail "cannot write into the run folder ($logs)"
+  binds=( # their sources: where one is missing, the container does not start, and names no other
+    /home/alice/project
+  )
+  absent=
+  patience=10 # seconds, for the first that does not answer
+  for bind in "${binds[@]}"; do
+    # No waiting for stat itself: on a dead mount no signal ends it.
+    read -r -t "$patience" there < <(stat -L -c yes -- "$bind" 2>&1) || there="no answer" patience=1
+    [[ "$there" == yes ]] || absent+="${absent:+, }$bind (${there##*: })"
+  done
+  [[ -z "$absent" ]] || fail "cannot bind $absent - mount or make it on this node, or correct container.binds"
   network=
   if [[ -n "${interface:-}" ]]; then # with its prefix length
     network=$(ip -o -4 addr show dev "$interface" | awk -v own="$address/" 'index($4, own) == 1 {print $4; exit}')
@@ -247,6 +258,10 @@ export APPTAINERENV_SLURMDDP_NO_PROGRESS=3
 export APPTAINERENV_PYTHONPATH="$run/code":"$run"/code/project
 # the interface that the nodes see each other by
 export APPTAINERENV_GLOO_SOCKET_IFNAME="$interface"
+# which GPUs are the job's, past --cleanenv and --containall too
+for name in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; do
+  [[ ! -v "$name" ]] || export "APPTAINERENV_$name=${!name}"
+done
 # python: unbuffered logs
 export APPTAINERENV_PYTHONUNBUFFERED=1
 

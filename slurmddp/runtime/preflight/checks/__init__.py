@@ -9,12 +9,12 @@ and what it measures joins its report.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from slurmddp.runtime.preflight.checks import code, devices, folders, packages, space
+from slurmddp.runtime.preflight.checks import code, devices, folders, packages, rdma, space
 from slurmddp.runtime.preflight.findings import Finding, bad
 from slurmddp.runtime.preflight.place import Place
 
 #: What a node can tell by itself.
-ALONE: tuple[Callable[[Place], Iterable[Finding]], ...] = (devices.check, folders.check, space.check)
+ALONE: tuple[Callable[[Place], Iterable[Finding]], ...] = (devices.check, rdma.check, folders.check, space.check)
 
 
 class Same(NamedTuple):

@@ -1,0 +1,207 @@
+"""How node.sh starts the container: command line and environment of both runtimes, what is inherited, what a contained
+container is given back, and the sources of the binds. Real bash; a stand-in for the runtime writes down what it gets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurmddp.render.scripts import node_script
+from tests.helpers import LM_JOB, SIF, Desk, check_bash, has
+
+DUMP = '#!/bin/bash\nprintf "%s\\0" "$@" >"$DUMP.argv"\ncat /proc/self/environ >"$DUMP.env"\n'
+RUNTIMES = ["apptainer", "singularity"]
+PLAIN = ("container.compat=false",)  # nothing between the image and the ranks' command
+
+
+class Node:
+    """node.sh of a job on a desk, and what the runtime got."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.run = desk.root / "run"
+        (self.run / "logs").mkdir(parents=True)
+        for name in RUNTIMES:
+            desk.program(name, DUMP)
+
+    def script(self, *options: str, node_folder: str | None = None) -> str:
+        return node_script(self.desk.plan(LM_JOB, *PLAIN, *options)._replace(node_folder=node_folder))
+
+    def start(self, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        ours = dict.fromkeys(("SLURMDDP_ATTEMPT", "SLURMDDP_PORT", "SLURMDDP_RENDEZVOUS_ID"), "61000")
+        environment = {
+            **self.desk.environment, **ours,
+            "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node7", "SLURMDDP_NODES": "1", "SLURMDDP_RUN": str(self.run),
+            "SLURMDDP_LOGS": str(self.run / "logs"), "DUMP": str(self.desk.root / "dump"), **variables,
+        }  # fmt: skip
+        path = self.desk.write("node.sh", script)
+        words = ["bash", str(path)]
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+    def got(self) -> tuple[list[str], dict[str, str]]:
+        """Arguments and environment of the runtime."""
+        arguments = (self.desk.root / "dump.argv").read_text().split("\0")[:-1]
+        pairs = (self.desk.root / "dump.env").read_text().split("\0")[:-1]
+        return arguments, dict(pair.split("=", 1) for pair in pairs)
+
+    def ranks(self, script: str, **variables: str) -> tuple[list[str], dict[str, str]]:
+        done = self.start(script, **variables)
+        assert done.returncode == 0, done.stderr
+        return self.got()
+
+
+@pytest.fixture
+def node(desk: Desk) -> Node:
+    return Node(desk)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_the_whole_command_line_of_either_runtime(node: Node, runtime: str) -> None:
+    cache = node.desk.root / "cache"
+    options = ('container.options=["--no-home"]', 'container.binds=["/scratch/in:/in:ro"]', f"paths.cache={cache}")
+    arguments, environment = node.ranks(node.script(f"container.runtime={runtime}", *options))
+    assert arguments[: arguments.index("-m")] == [
+        "exec", "--nv", "--no-home", "--pwd", str(node.run), "--bind", f"{node.run}:{node.run}:rw",
+        "--bind", f"{cache}:{cache}:rw", "--bind", "/scratch/in:/in:ro", "--bind", "/data/books:/data/books:ro",
+        "/images/torch.sif", "python3",
+    ]  # fmt: skip
+    assert arguments[-3:] == ["-m", "slurmddp.runtime.train", str(node.run)]
+    own, other = ("APPTAINER", "SINGULARITY")[:: 1 if runtime == "apptainer" else -1]
+    assert environment[f"{own}_CACHEDIR"] == f"{cache}/{runtime}"
+    assert environment[f"{own}_NO_EVAL"] == "1"
+    assert environment[f"{own}ENV_SLURMDDP_RUN"] == str(node.run)
+    assert environment[f"{own}ENV_PYTHONPATH"] == f"{node.run}/code"
+    assert environment[f"{own}ENV_PYTHONNOUSERSITE"] == "1"
+    assert environment[f"{own}ENV_HF_HOME"] == f"{cache}/huggingface"
+    assert not [name for name in environment if name.startswith(other)]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("value", ["=mlx5_0,mlx5_1", "a=b,c=d=", 'x,"y",z', "a\\,b", "$HOME ${x} `id`", " "])
+def test_a_value_gets_through_as_it_is(node: Node, runtime: str, value: str) -> None:
+    """`--env` would take it for a list."""
+    options = (f"container.runtime={runtime}", f"network.variables.NCCL_IB_HCA={value}")
+    arguments, environment = node.ranks(node.script(*options, f"environment.OWN={value}"))
+    prefix = f"{runtime.upper()}ENV_"
+    assert environment[f"{prefix}NCCL_IB_HCA"] == environment[f"{prefix}OWN"] == value
+    assert not [word for word in arguments if word.startswith("--env")]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_what_would_change_the_container_silently_is_not_inherited(node: Node, runtime: str) -> None:
+    kinds = ("BIND", "BINDPATH", "MOUNT", "CONTAIN", "CONTAINALL", "COMPAT")
+    leaks = {f"{prefix}_{kind}": "/leak" for prefix in ("APPTAINER", "SINGULARITY") for kind in kinds}
+    own = f"{runtime.upper()}_BIND"
+    setup = [f"export PATH={node.desk.bin}:$PATH", f"export {own}=/meant"]
+    options = (f"container.runtime={runtime}", f"setup={json.dumps(setup)}")
+    _, environment = node.ranks(node.script(*options), **leaks)
+    assert {name: environment[name] for name in leaks if name in environment} == {own: "/meant"}
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_the_gpus_that_slurm_gave_get_through(node: Node, runtime: str) -> None:
+    """--cleanenv and --containall pass on nothing else of the step's variables."""
+    given = {"CUDA_VISIBLE_DEVICES": "2,3", "ROCR_VISIBLE_DEVICES": ""}
+    _, environment = node.ranks(node.script(f"container.runtime={runtime}"), **given)
+    prefix = f"{runtime.upper()}ENV_"
+    assert (environment[f"{prefix}CUDA_VISIBLE_DEVICES"], environment[f"{prefix}ROCR_VISIBLE_DEVICES"]) == ("2,3", "")
+    assert f"{prefix}HIP_VISIBLE_DEVICES" not in environment
+    _, environment = node.ranks(
+        node.script(f"container.runtime={runtime}", "environment.CUDA_VISIBLE_DEVICES=0"), **given
+    )
+    assert environment[f"{prefix}CUDA_VISIBLE_DEVICES"] == "0"
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_contained_container_gets_the_network_s_devices(node: Node, runtime: str) -> None:
+    devices = node.desk.root / "dev"
+    (devices / "infiniband").mkdir(parents=True)
+    for name in ("gdrdrv", "cxi0", "cxi1", "cxi_service"):
+        (devices / name).touch()
+
+    def started(*options: str) -> list[str]:
+        script = node.script(f"container.runtime={runtime}", *options)
+        assert script.count("/dev/infiniband") == ("container.options" in "".join(options))
+        for name in ("infiniband", "gdrdrv", "cxi"):
+            script = script.replace(f" /dev/{name}", f" {devices}/{name}")
+        arguments, _ = node.ranks(script)
+        return [after for word, after in itertools.pairwise(arguments) if word == "--bind"]
+
+    given = [str(devices / name) for name in ("infiniband", "gdrdrv", "cxi0", "cxi1")]
+    plain = started()
+    assert not [bind for bind in plain if bind.startswith(str(devices))]
+    assert started('container.options=["--containall"]') == [*given, *plain]
+    (devices / "infiniband").rmdir()
+    assert started('container.options=["--containall"]') == [*given[1:], *plain]
+
+
+def test_a_contained_container_s_tmp_and_home_lie_on_the_node_s_own_folder(node: Node) -> None:
+    own = node.desk.root / "disk"
+    place = f"{own}/slurmddp-{os.getuid()}-61000"
+    arguments, _ = node.ranks(node.script('container.options=["-c"]', node_folder=str(own)))
+    assert arguments[:5] == ["exec", "--workdir", place, "--nv", "-c"]  # the user's own --workdir would win
+    assert Path(place).is_dir()
+    arguments, _ = node.ranks(node.script(node_folder=str(own)))
+    assert "--workdir" not in arguments
+
+
+def preflight(node: Node, script: str) -> tuple[str, list[str]]:
+    """node.sh's complaint, and what it left for job.sh. The container is not started."""
+    done = node.start(script, SLURMDDP_STEP="preflight")
+    assert done.returncode == 1 and not (node.desk.root / "dump.argv").exists()
+    return done.stderr, (node.run / "logs/preflight/node7.failed").read_text().splitlines()
+
+
+def test_every_bind_that_the_node_lacks_is_named(node: Node) -> None:
+    """The user's, the site's and the dataset's; before the container, which would not start, and name the first."""
+    text = (node.desk.config / "sites" / "gpus.yaml").read_text()
+    node.desk.site(text.replace("runtime: apptainer", "runtime: apptainer, binds: ['/no where/$$HOME']"))
+    there = node.desk.write("there")
+    loop = node.desk.root / "loop"
+    loop.symlink_to(loop)
+    script = node.script(f'container.binds=["{there}:/there:ro", "{loop}:/loop"]')
+    complaint, left = preflight(node, script)
+    said = (
+        f"cannot bind /no where/$HOME (No such file or directory), {loop} (Too many levels of symbolic links), "
+        "/data/books (No such file or directory) - mount or make it on this node, or correct container.binds"
+    )
+    assert complaint == f"slurmddp: node node7: {said}\n"
+    assert left == [said]
+
+
+def test_a_mount_that_is_dead_holds_nothing_up(node: Node) -> None:
+    pid = node.desk.root / "pid"
+    stat = f'#!/bin/bash\ncase $* in *dead*) echo $$ >>{pid}; exec sleep 600;; esac\nexec /usr/bin/stat "$@"\n'
+    node.desk.program("stat", stat)
+    script = node.script('container.binds=["/dead/one", "/", "/dead/two"]', "train.data.path=/usr")
+    assert script.count("patience=10 ") == 1
+    try:
+        complaint, _ = preflight(node, script.replace("patience=10 ", "patience=2 "))
+    finally:
+        for word in pid.read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(word), signal.SIGKILL)
+    assert ": cannot bind /dead/one (no answer), /dead/two (no answer) - mount or make it" in complaint
+
+
+def test_with_all_binds_there_the_preflight_goes_on(node: Node) -> None:
+    image = node.desk.write("image.sif", SIF)
+    options = ('container.binds=["/usr:/host:ro"]', "train.data.path=/etc", f"container.image={image}")
+    done = node.start(node.script(*options), SLURMDDP_STEP="preflight")
+    assert done.returncode == 0, done.stderr
+    assert node.got()[0][-3:] == ["-m", "slurmddp.runtime.preflight", str(node.run)]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.skipif(not has("shellcheck"), reason="shellcheck is not installed")
+def test_bash_and_shellcheck_have_nothing_to_say(node: Node, runtime: str, tmp_path: Path) -> None:
+    options = (f"container.runtime={runtime}", 'container.options=["--contain"]', 'container.binds=["/a b:/c"]')
+    check_bash(node.script(*options, node_folder="/local disk"), "node.sh", tmp_path)
