@@ -47,6 +47,9 @@ def build_image(
         bool, typer.Option("--update", help="Ask whether the base's tag leads elsewhere by now.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Build it again, and replace what is there.")] = False,
+    on_node: Annotated[
+        bool, typer.Option("--on-node", help="Build it in a batch job, and follow that to its end.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the definition file; build nothing.")] = False,
 ) -> None:
     """Build an image with this machine's Apptainer or Singularity; unchanged inputs need no second build."""
@@ -54,19 +57,33 @@ def build_image(
 
     from slurmddp.images.make import Request, preview
     from slurmddp.images.make import build_image as build
-    from slurmddp.launch.image import rules_of, wanted_image
+    from slurmddp.launch.image import commit_of, rules_of, wanted_image
 
     cwd = Path.cwd()
     options = {"base": base, "apt": apt, "pip": pip, "requirements": requirements}
     wanted = wanted_image(recipe, dockerfile, build_arg or [], stage, options, cwd, os.environ)
-    request = Request(wanted, target, cwd, force, update)
+    request = Request(wanted, target, cwd, force, update, commit_of)
+    if on_node:
+        from slurmddp.launch.build_job import OnNode
+
+        more = {"recipe": recipe, "dockerfile": dockerfile, "build-arg": build_arg, "stage": stage}
+        job = OnNode(request, {**more, **options}, site, os.environ)
+        if dry_run:
+            typer.echo(job.preview(opt.say), nl=False)
+        else:
+            _tell_built(*job.build(opt.say))
+        return
     if dry_run:
         typer.echo(preview(request, opt.say).definition, nl=False)
         return
-    result = build(request, opt.say, rules_of(site))
-    if result.up_to_date:
+    result = build(request, opt.say, rules_of(site) if site else lambda: rules_of(None))
+    _tell_built(result.target, result.up_to_date)
+
+
+def _tell_built(image: Path, up_to_date: bool) -> None:
+    if up_to_date:
         opt.say("nothing to do: it was made from just these inputs; --force builds it again")
-    typer.echo(result.target)
+    typer.echo(image)
 
 
 Folder = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where the images are.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +11,15 @@ from typing import Literal
 
 from slurmddp.errors import UserError
 from slurmddp.images import releases
+from slurmddp.images.registry.documents import ARCHITECTURES
+from slurmddp.images.registry.reference import parse_reference
 from slurmddp.images.releases import Release
-from slurmddp.images.sif import is_sif
+from slurmddp.images.sif import is_sif, sif_architecture
 
 Bootstrap = Literal["docker", "localimage", "docker-archive"]
 
 FORMS = "an NGC release (25.04), docker://REFERENCE, docker-archive:FILE, a .sif file or a root folder"
 
-_REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
 # `docker:` and `docker-archive:` are ours to read; every other word before :// is a kind that Apptainer knows
 # and we do not
 _SCHEME = re.compile(r"(docker|docker-archive|[A-Za-z][A-Za-z0-9-]*(?=://)):(.*)")
@@ -74,6 +76,22 @@ def _check_source(text: str) -> None:
         )
 
 
+def check_architecture(base: Base) -> None:
+    """Raise UserError for a .sif that was made for other processors than this machine's."""
+    if base.bootstrap != "localimage" or os.path.isdir(base.source):
+        return
+    here = ARCHITECTURES.get(platform.machine(), platform.machine())
+    try:
+        found = sif_architecture(Path(base.source))
+    except OSError:
+        return  # whoever reads it next says so
+    if found not in (None, here):
+        raise UserError(
+            f"the base {base.source} is made for {found}, and this machine is {here}",
+            todo=f"take a base for {here}, or build on a machine of the kind that will run it",
+        )
+
+
 def parse_base(text: str, cwd: Path, where: str | None = "--base") -> Base:
     """The base that `text` names; relative paths begin at `cwd`.
 
@@ -101,8 +119,9 @@ def _parse(text: str, cwd: Path) -> Base:
 def _with_scheme(scheme: str, rest: str, cwd: Path) -> Base:
     if scheme == "docker":
         name = rest.removeprefix("//")
-        if not rest.startswith("//") or not _REFERENCE.fullmatch(name):
+        if not rest.startswith("//"):
             raise UserError(f"'docker:{rest}' is not an image in a registry", todo="write docker://HOST/NAME:TAG")
+        parse_reference(name)
         return Base("docker", name, releases.of_reference(name))
     if scheme == "docker-archive":
         path = _absolute(rest.removeprefix("//"), cwd)

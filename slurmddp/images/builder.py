@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import hashlib
 import os
@@ -20,18 +19,16 @@ from typing import Any, Literal
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images import spython_adapter
 from slurmddp.images.definition import PACKAGES
-from slurmddp.images.explain import explain
 from slurmddp.images.lock import lock_path, lock_text, sha256, writing
+from slurmddp.images.log import BuildLog, log_path
 from slurmddp.images.process import StopSignals
 from slurmddp.images.sif import is_sif
+from slurmddp.images.target import check_target
 
 Flavour = Literal["apptainer", "singularityce", "singularity"]
 Report = Callable[[str], None]
 
 NAMES = ("apptainer", "singularity")
-_SHOWN_LINES = 20
-#: Lines of the build's end in which its cause is looked for.
-_READ_LINES = 400
 # Python's own variables reach %test (apptainer, internal/pkg/build/stage.go, runTestScript, runs it without
 # --cleanenv), and inherited binds change what a build sees.
 _SCRUBBED = re.compile(
@@ -95,24 +92,6 @@ def build_command(builder: Builder, definition: Path, image: Path, options: tupl
     return [builder.name, "build", "--force", *options, str(image), str(definition)]
 
 
-def check_name(target: Path) -> None:
-    """Raise UserError for a path at which no image can be."""
-    if ":" in target.name or "," in target.name or not target.name.isprintable():
-        raise UserError(
-            f"the image's name {target.name!r} holds ':', ',' or a control character",
-            todo="leave them out: ':' and ',' break bind specifications",
-        )
-    if target.is_dir():
-        raise UserError(f"{target} is a folder", todo=f"name a file in it: {target / 'image.sif'}")
-
-
-def check_target(target: Path, force: bool) -> None:
-    """Raise UserError for a path at which no image can or may be written."""
-    check_name(target)
-    if os.path.lexists(target) and not force:
-        raise UserError(f"{target} exists already", todo="--force replaces it once the new image is built")
-
-
 def build(
     definition: str,
     target: Path,
@@ -134,13 +113,13 @@ def build(
     the log is new.
     """
     check_target(target, force)
-    log = target.with_name(target.name + ".build.log")
+    log = log_path(target)
     with StopSignals() as stop, _draft(target) as (draft, draft_definition, draft_lock):
         with writing(target):
             draft_definition.write_text(definition, encoding="utf-8")
         command = build_command(builder, draft_definition, draft, options)
-        _run_build(command, variables, definition, log, stop, report)
-        torch = _inspect(builder, draft, log, stop)
+        said = _run_build(command, variables, definition, log, stop, report)
+        torch = _inspect(builder, draft, said, stop)
         stop.check()
         state = draft.stat()
         digest = sha256(draft, stop.check)
@@ -152,7 +131,7 @@ def build(
             "torch": torch,
             "builder": asdict(builder),
             "definition_sha256": hashlib.sha256(definition.encode()).hexdigest(),
-            "packages": _packages(builder, draft, stop),
+            "packages": _packages(builder, draft, PACKAGES in definition, stop),
             "host": platform.node(),
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             **facts,
@@ -171,22 +150,17 @@ def build(
 
 def _run_build(
     command: list[str], variables: Mapping[str, str], definition: str, log: Path, stop: StopSignals, report: Report
-) -> None:
-    """Run the builder, its output shown and kept.
+) -> BuildLog:
+    """Run the builder, its output shown and kept: the log, which is closed.
 
     Raises ExternalError with the output's end, Stopped, UserError.
     """
     environment = {key: value for key, value in os.environ.items() if not _SCRUBBED.fullmatch(key)} | dict(variables)
-    last: collections.deque[str] = collections.deque(maxlen=_READ_LINES)
-    with writing(log):
-        file = log.open("w", encoding="utf-8", errors="replace")
-    with file:
-        file.write("".join(f"# {line}\n" for line in [" ".join(command), "", *definition.splitlines(), ""]))
+    with BuildLog(log) as kept:
+        kept.note(" ".join(command), "", *definition.splitlines(), "")
 
         def keep(line: str) -> None:
-            file.write(line + "\n")
-            file.flush()
-            last.append(line)
+            kept.said(line)
             report(line)
 
         started = time.monotonic()
@@ -195,39 +169,38 @@ def _run_build(
         except OSError as error:
             raise ExternalError(f"`{command[0]}` cannot be started: {error.strerror}") from None
         seconds = time.monotonic() - started
-        file.write(f"# exit code {code} after {seconds:.0f} s\n")
+        kept.note(f"exit code {code} after {seconds:.0f} s")
     if code != 0:
-        raise ExternalError(_failure(f"`{command[0]} build` failed with exit code {code}", last, log))
+        raise ExternalError(kept.failure(f"`{command[0]} build` failed with exit code {code}"))
+    return kept
 
 
-def _inspect(builder: Builder, image: Path, log: Path, stop: StopSignals) -> str | None:
+def _inspect(builder: Builder, image: Path, said: BuildLog, stop: StopSignals) -> str | None:
     """The torch version that the build recorded. Raises ExternalError where what was built is no image."""
     if not image.is_file() or not is_sif(image):
-        raise ExternalError(f"`{builder.name} build` said that it was done but wrote no SIF image; its log: {log}")
+        raise ExternalError(said.failure(f"`{builder.name} build` said that it was done but wrote no SIF image"))
     try:
         found = spython_adapter.labels(builder.name, image).get("slurmddp.torch")
-    except ExternalError:
+    except ExternalError as error:
         stop.check()  # ctrl-C in a terminal ends this small command too
-        raise
+        raise ExternalError(said.failure(str(error))) from None
     return None if found == "none" else found
 
 
-def _packages(builder: Builder, image: Path, stop: StopSignals) -> list[str] | None:
-    """What `pip freeze` said in the build; None where this machine cannot run images, or the image has no list."""
+def _packages(builder: Builder, image: Path, listed: bool, stop: StopSignals) -> list[str] | None:
+    """What `pip freeze` said in the build, or says now; None where this machine cannot run images, or there is no pip.
+
+    listed: the build has written it down. An image without such a list may have that of its base.
+    """
     try:
-        text = spython_adapter.file_in(builder.name, image, PACKAGES)
+        if listed:
+            text = spython_adapter.file_in(builder.name, image, PACKAGES)
+        else:
+            text = spython_adapter.packages_in(builder.name, image)
     except ExternalError:
         stop.check()
         return None
     return text.splitlines()
-
-
-def _failure(head: str, last: collections.deque[str], log: Path) -> str:
-    """What is told: the cause, where it is known, and the end of the log."""
-    shown = "".join(f"  | {line}\n" for line in list(last)[-_SHOWN_LINES:]) or "  | (it said nothing)\n"
-    cause = explain(last)
-    told = f": {cause.why}\n  -> {cause.todo}\nthe" if cause else "; the"
-    return f"{head}{told} end of its log:\n{shown}the whole log: {log}"
 
 
 @contextlib.contextmanager

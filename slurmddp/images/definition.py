@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from slurmddp.images.recipe import Ingredients
+from typing import TYPE_CHECKING
+
 from slurmddp.render.engine import render
+
+if TYPE_CHECKING:  # it brings pydantic, which a Dockerfile does not need
+    from slurmddp.images.recipe import Ingredients
 
 #: Where an image keeps what its build has noted: the template and the lock look for it here.
 SHARE = "/usr/local/share/slurmddp"

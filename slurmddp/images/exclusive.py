@@ -74,9 +74,10 @@ def _held(path: Path, report: Callable[[str], None]) -> int:
                 raise UserError(f"{path} cannot be locked: {error.strerror}") from None
             report("note: this file system has no locks: a second build of this image would not be noticed")
         if _is_at(descriptor, path):
-            os.ftruncate(descriptor, 0)
             since = time.strftime("%Y-%m-%d %H:%M:%S")
-            os.write(descriptor, f"process {os.getpid()} on {platform.node()}, since {since}\n".encode())
+            with contextlib.suppress(OSError):  # a full disk: the lock is held all the same
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"process {os.getpid()} on {platform.node()}, since {since}\n".encode())
             return descriptor
         os.close(descriptor)
 

@@ -42,13 +42,14 @@ def _uv_conflict(found: re.Match[str]) -> Cause:
 
 
 def _fixed(why: str, todo: str) -> Callable[[re.Match[str]], Cause]:
-    return lambda found: Cause(why.format(*found.groups()), todo)
+    return lambda found: Cause(why.format(*(part for part in found.groups() if part is not None)), todo)
 
 
 _NETWORK = "build where the internet can be reached (a login node), or name the site's proxy or package mirror"
 #: The first that fits counts: what ended a build is the most particular of what was said.
 _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Cause]], ...] = (
-    (r"No space left on device|[Dd]isk quota exceeded", _fixed(
+    # "No" as C says it, "no" as Go does; a kernel that allows no more user namespaces says the same of them
+    (r"^(?!.*(?:user namespace|unshare)).*(?:[Nn]o space left on device|[Dd]isk quota exceeded)", _fixed(
         "there is no space left (on the disk, or in the quota, of the image, the cache or the temporary folder)",
         "APPTAINER_TMPDIR and APPTAINER_CACHEDIR name roomier places; `apptainer cache clean` empties the cache",
     )),
@@ -75,6 +76,10 @@ _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Cause]], ...] = (
         "{0}", "the packages that were asked for bring another torch: take versions that go with the base's",
     )),
     (r"slurmddp: (this image has no python3 on its PATH)", _fixed("{0}", "--apt python3, or another base")),
+    (r"Running testscript(?!(?:.|\n)*(?:Adding|Creating SIF))", _fixed(
+        "the image's own test failed",
+        "the lines below are what it said; the recipe's `test` and an import of torch are in it",
+    )),
     (r"toomanyrequests|429 Too Many Requests", _fixed(
         "the registry refuses more downloads for now", "log in (`apptainer registry login`), or try again later",
     )),
@@ -89,12 +94,9 @@ _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Cause]], ...] = (
     (r"dial tcp: lookup \S+|no such host|connection refused|i/o timeout|network is unreachable", _fixed(
         "the registry could not be reached", _NETWORK,
     )),
-    (r"could not use fakeroot|no mapping entry|newuidmap.*not|user namespaces? (?:are|is) (?:not|disabled)", _fixed(
+    (r"could not use fakeroot|no mapping entry|newuidmap.*not|user namespaces? (?:are|is) (?:not|disabled)"
+     r"|[Ff]ailed to create user namespace|unshare: unshare failed", _fixed(
         "this machine does not let its users build images",
         "ask the administrators for ranges in /etc/subuid and /etc/subgid",
-    )),
-    (r"Running testscript(?!(.|\n)*(?:Adding|Creating SIF))", _fixed(
-        "the image's own test failed",
-        "the lines above are what it said; the recipe's `test` and an import of torch are in it",
     )),
 )  # fmt: skip

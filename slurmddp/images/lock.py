@@ -1,7 +1,7 @@
 """The lock file beside an image: what it was made from, and its hash, which nobody computes twice.
 
 `<image file name>.lock.json` holds at least `bytes`, `mtime` (seconds, a float) and `sha256`; a reader trusts
-the hash while the file's size and time are those.
+the hash while the file's size and time are those, or the time is that without its fraction.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 from slurmddp.errors import UserError
 
 _CHUNK = 1 << 22
+#: Seconds: file systems keep times in steps of up to a microsecond.
+_CLOCK = 1e-5
 
 
 def lock_path(image: Path) -> Path:
@@ -31,8 +34,16 @@ def read_lock(image: Path) -> dict[str, Any] | None:
         lock = json.loads(lock_path(image).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    same = isinstance(lock, dict) and lock.get("bytes") == state.st_size and lock.get("mtime") == state.st_mtime
-    return lock if same else None
+    if not isinstance(lock, dict) or lock.get("bytes") != state.st_size:
+        return None
+    return lock if _same_time(lock.get("mtime"), state.st_mtime) else None
+
+
+def _same_time(then: object, now: float) -> bool:
+    """In seconds. What keeps a file's time on its way elsewhere may keep whole seconds only: scp -p, tar."""
+    if not isinstance(then, (int, float)) or isinstance(then, bool):
+        return False
+    return abs(then - now) < _CLOCK or now == math.floor(then)
 
 
 def lock_text(facts: Mapping[str, Any]) -> str:

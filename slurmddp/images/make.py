@@ -6,22 +6,24 @@ import glob
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmddp import __version__
-from slurmddp.errors import UserError
+from slurmddp.errors import ExternalError, UserError
 from slurmddp.images import pinning
-from slurmddp.images.builder import Built, build, check_name, check_target, find_builder
-from slurmddp.images.exclusive import only_build
+from slurmddp.images.base import check_architecture
 from slurmddp.images.inputs import Inputs, inputs_of
 from slurmddp.images.lock import read_lock
-from slurmddp.images.privilege import choose, look
-from slurmddp.images.registry.image import RegistryImage
 from slurmddp.images.registry.settings import RegistrySettings
+from slurmddp.images.target import check_name, check_target
 from slurmddp.images.wanted import Wanted
-from slurmddp.images.workspace import check_space, make_folders, mksquashfs_options, workspace
+
+if TYPE_CHECKING:
+    from slurmddp.images.builder import Built
+    from slurmddp.images.registry.image import RegistryImage
 
 #: Where images go that were given no name, below the folder of the command.
 FOLDER = "images"
@@ -62,6 +64,7 @@ class Request:
     target: where the image goes; None for images/NAME-HASH.sif. A relative one begins at `cwd`.
     force:  build it whatever is there, and replace that.
     update: ask the registry whether the base's tag leads to another image by now.
+    commit: folder -> the commit that it is at, or None; asked of where the recipe lies, when the image is built.
     """
 
     image: Wanted
@@ -69,10 +72,24 @@ class Request:
     cwd: Path
     force: bool = False
     update: bool = False
+    commit: Callable[[Path], str | None] = lambda folder: None
 
     def place(self, target: Path) -> Path:
         """The absolute path of a target."""
         return Path(os.path.abspath(self.cwd / target))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a request comes to. target: an absolute path; bases: those in registries, by name, as they are now.
+
+    up_to_date: it is there, made from just these inputs.
+    """
+
+    target: Path
+    inputs: Inputs
+    bases: Mapping[str, RegistryImage]
+    up_to_date: bool = False
 
 
 def preview(request: Request, report: Callable[[str], None]) -> BuildResult:
@@ -84,6 +101,7 @@ def preview(request: Request, report: Callable[[str], None]) -> BuildResult:
         report(f"note: {note}")
     try:
         check_name(target)
+        check_architecture(request.image.base)
         if found is not None and not request.force:
             report(f"note: there is nothing to do: {target} was made from just these inputs")
         else:
@@ -93,42 +111,69 @@ def preview(request: Request, report: Callable[[str], None]) -> BuildResult:
     return BuildResult(target, request.image.definition(None, None), None)
 
 
-def build_image(request: Request, report: Callable[[str], None], rules: Rules | None = None) -> BuildResult:
+def build_image(
+    request: Request, report: Callable[[str], None], rules: Rules | Callable[[], Rules] | None = None
+) -> BuildResult:
     """Build the image, unless one of these inputs is there.
 
     A base in a registry is taken by the digest that its tag has now; an image that is there keeps the digest of its
     own time, until --update or --force asks again.
     report: gets every line for people: what is about to happen, and the builder's own output as it comes.
+    rules:  of the site, or how to find them out, which is not asked for where there is nothing to do.
 
     Raises UserError, ExternalError (the build failed), and Stopped (ctrl-C, SIGTERM, SIGHUP): what was there is then
     as it was.
     """
-    rules = rules or Rules()
+    found_out = cache(rules if callable(rules) else lambda: rules or Rules())
+    decision = decide(request, found_out)
+    if decision.up_to_date:
+        return BuildResult(decision.target, request.image.definition(None, None), None, up_to_date=True)
+    check_architecture(request.image.base)
+    request = replace(request, image=request.image.with_bases(decision.bases))
+    for note in request.image.notes:
+        report(f"note: {note}")
+    built, definition = _build(decision.target, request, decision.inputs, decision.bases, found_out(), report)
+    return BuildResult(decision.target, definition, built)
+
+
+def decide(
+    request: Request,
+    rules: Rules | Callable[[], Rules],
+    unreachable: Callable[[ExternalError], None] | None = None,
+) -> Decision:
+    """What is to be built, and where: all that can be refused before a builder is needed. Changes nothing.
+
+    unreachable: gets the error where a registry gives no answer, and the digests stay unknown; without it, or where
+    they were asked for by --update, the error is raised. Raises UserError, ExternalError.
+    """
     inputs, found = _look(request)
     if found is not None and not (request.force or request.update):
-        return _nothing_to_do(found, request)
+        return Decision(found, inputs, {}, up_to_date=True)
+    rules = rules() if callable(rules) else rules
     if request.target is not None:
         wanted = request.place(request.target)
         check_name(wanted)
         if found is None:
             _refuse_other(wanted, inputs, request.force)
-    plain = request.image.definition(None, None)
-    bases = pinning.resolve_all(pinning.registry_bases(plain), rules.registries)
+    try:
+        plain = request.image.definition(None, None)
+        bases = pinning.resolve_all(pinning.registry_bases(plain), rules.registries)
+    except ExternalError as error:
+        if unreachable is None or (found is not None and not request.force):
+            raise
+        unreachable(error)
+        bases = {}
     digests = {name: image.digest for name, image in bases.items()}
     if found is not None and not request.force:
         if (read_lock(found) or {}).get("digests") == digests:
-            return _nothing_to_do(found, request)
+            return Decision(found, inputs, bases, up_to_date=True)
         if request.target is not None:
             raise UserError(
                 f"{found} exists already, and its base has changed in the registry",
                 todo="--force replaces it once the new image is built; or leave the name out",
             )
     target = request.target or Path(FOLDER, f"{request.image.name}-{_short(inputs, digests)}.sif")
-    target = request.place(target)
-    for note in request.image.notes:
-        report(f"note: {note}")
-    built, definition = _build(target, request, inputs, bases, rules, report)
-    return BuildResult(target, definition, built)
+    return Decision(request.place(target), inputs, bases)
 
 
 def _look(request: Request) -> tuple[Inputs, Path | None]:
@@ -151,10 +196,6 @@ def _short(inputs: Inputs, digests: Mapping[str, str]) -> str:
     return hashlib.sha256(whole.encode()).hexdigest()[:_SHOWN]
 
 
-def _nothing_to_do(found: Path, request: Request) -> BuildResult:
-    return BuildResult(found, request.image.definition(None, None), None, up_to_date=True)
-
-
 def _build(
     target: Path,
     request: Request,
@@ -163,6 +204,12 @@ def _build(
     rules: Rules,
     report: Callable[[str], None],
 ) -> tuple[Built, str]:
+    # Here: most calls find that there is nothing to do, or print a definition
+    from slurmddp.images.builder import build, find_builder
+    from slurmddp.images.exclusive import only_build
+    from slurmddp.images.privilege import choose, look
+    from slurmddp.images.workspace import check_space, make_folders, mksquashfs_options, workspace
+
     image = request.image
     builder = find_builder(rules.prefer)
     way = choose(builder.flavour, look())
@@ -171,7 +218,8 @@ def _build(
     check_space(sum(base.size for base in bases.values()) or None, target, place)
     make_folders(place)
     own = bases.get(image.base.source)
-    definition = pinning.pin(image.definition(own.digest if own else None, None), bases, rules.registries)
+    commit = request.commit(image.folder) if image.folder else None
+    definition = pinning.pin(image.definition(own.digest if own else None, commit), bases, rules.registries)
     variables = dict(place.variables)
     if rules.registries.proxy:
         variables |= dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"), rules.registries.proxy)
@@ -179,6 +227,7 @@ def _build(
         variables |= {"APPTAINER_NOHTTPS": "1", "SINGULARITY_NOHTTPS": "1"}
     facts: dict[str, Any] = {
         "recipe": image.name,
+        "commit": commit,
         "base": image.base.reference,
         "digests": {name: base.digest for name, base in bases.items()},
         "registry": pinning.facts_of(own) if own else None,

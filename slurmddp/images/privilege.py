@@ -48,7 +48,7 @@ class Way:
 
 def look() -> Facts:
     """Find out, by trying where that is harmless."""
-    user = getpass.getuser()
+    user = _user()
     refusal = _namespace_refusal()
     mapped = shutil.which("newuidmap") is not None and shutil.which("newgidmap") is not None
     return Facts(
@@ -99,6 +99,14 @@ def _ask(facts: Facts) -> str:
         return f"ask the administrators for user namespaces: {ask}; {elsewhere}"
     ask = f"`singularity config fakeroot --add {facts.user}`, and the package uidmap"
     return f"ask the administrators for {ask}; {elsewhere}"
+
+
+def _user() -> str:
+    """The login name; the number where the system has no name for it (containers, LDAP that is away)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def _namespace_refusal() -> str:

@@ -28,6 +28,7 @@ class Ingredients:
 
     name:         of the recipe; "image" where the command line alone says it all.
     requirements: a requirements file, read when the image is built; files: (source, path in the image).
+    folder:       of the recipe's file; None for a shipped one, and for the command line alone.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Ingredients:
     setup: tuple[str, ...] = ()
     test: tuple[str, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
+    folder: Path | None = None
 
     @property
     def sources(self) -> tuple[Path, ...]:
@@ -83,12 +85,13 @@ def read_recipe(
     shipped one at `cwd`), those of the options at `cwd`.
     Raises UserError that lists every mistake with its place.
     """
-    documents, folder, name = [], cwd, "image"
+    documents, folder, name, own = [], cwd, "image", None
     if recipe is not None:
         path = recipe_file(recipe, cwd)
         shipped = path.parent == asset_folder("containers")
         documents.append(read_file(path, "recipe", f"containers/{path.name}" if shipped else str(path)))
-        folder, name = (cwd if shipped else path.parent), path.stem
+        own = None if shipped else path.parent
+        folder, name = own or cwd, path.stem
     documents.append(_of_options(options))
     layered = merge(Recipe, documents)
     found = Expander(environment).model(validate(Recipe, layered))
@@ -102,7 +105,7 @@ def read_recipe(
         name=name, base=base, title=found.title, apt=found.apt, pip=pip, index=found.index, installer=found.installer,
         environment=tuple(found.environment.items()), setup=found.setup, test=found.test,
         labels=tuple(sorted(found.labels.items())),
-        files=tuple((_source(folder / item.source), item.destination) for item in found.files),
+        files=tuple((_source(folder / item.source), item.destination) for item in found.files), folder=own,
     )  # fmt: skip
     if found.requirements is None:
         return made

@@ -63,9 +63,15 @@ def release(tag: str) -> Release:
 
 def of_reference(name: str) -> Release | None:
     """The release behind a registry name such as `nvcr.io/nvidia/pytorch:25.04-py3`; None for any other."""
-    repository, _, tag = name.partition(":")
+    tag = tag_of(name)
+    return releases().get(tag) if tag else None
+
+
+def tag_of(name: str) -> str | None:
+    """The tag, `25.04`, of a registry name that is one of NVIDIA's PyTorch images, whether the table has it or not."""
+    repository, _, tag = name.partition("@")[0].partition(":")
     match = TAG.fullmatch(tag) if repository == REPOSITORY and tag.endswith("-py3") else None
-    return releases().get(match.group(1)) if match else None
+    return match.group(1) if match else None
 
 
 def nearest(tag: str) -> list[str]:

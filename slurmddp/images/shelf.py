@@ -11,11 +11,12 @@ from typing import Any, Literal
 from slurmddp.errors import UserError
 from slurmddp.images.driver import ImageCuda, of_release
 from slurmddp.images.lock import lock_path, read_lock
+from slurmddp.images.releases import tag_of
 
 #: What a build writes beside an image.
 _BESIDE = (".def", ".build.log", ".lock.json")
-#: What a build that was killed leaves: .NAME.sif.0123abcd.part, .def or .lock.
-_DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.(part|def|lock)")
+#: What a build that was killed leaves: .NAME.sif.0123abcd.part, .def or .lock; .job: a batch job's log (--on-node).
+_DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.(part|def|lock|job)")
 State = Literal["whole", "changed", "no lock"]
 
 
@@ -38,11 +39,11 @@ class Shelved:
     def cuda(self) -> ImageCuda:
         """What its base brings, by its registry's word or by NVIDIA's release."""
         said = self.lock.get("registry") or {}
-        tag = re.search(r"nvcr\.io/nvidia/pytorch:(\d\d\.\d\d)-py3", str(self.lock.get("base") or ""))
+        tag = tag_of(str(self.lock.get("base") or "").removeprefix("docker://"))
         known = ImageCuda(None, None, None)
         if tag:
             try:
-                known = of_release(tag[1])
+                known = of_release(tag)
             except UserError:
                 known = ImageCuda(None, None, True)  # one of NVIDIA's that the table does not have
         return ImageCuda(said.get("cuda") or known.cuda, said.get("driver") or known.driver, known.compat)
@@ -99,6 +100,13 @@ def removable(folder: Path, keep: int, used: Iterable[Path]) -> list[Removable]:
         if _DRAFT.fullmatch(path.name) and not _is_being_built(path):
             found.append(Removable((path,), path.stat().st_size, "left by a build that was killed"))
     return found
+
+
+def left_over(image: Path) -> list[Path]:
+    """What killed builds of this one image have left beside it; none while it is being built."""
+    begins = f".{image.name}."
+    found = [path for path in image.parent.iterdir() if path.name.startswith(begins) and _DRAFT.fullmatch(path.name)]
+    return [path for path in found if path.name.rsplit(".", 2)[0] == begins[:-1] and not _is_being_built(path)]
 
 
 def _beside(image: Path) -> list[str]:

@@ -60,6 +60,12 @@ def file_in(name: str, image: Path, path: str) -> str:
     return _run([name, "exec", "--contain", "--no-home", str(image), "cat", path])
 
 
+def packages_in(name: str, image: Path) -> str:
+    """What `pip freeze` says in an image. Raises ExternalError where that cannot be run here, or there is no pip."""
+    shut = ["--contain", "--no-home", "--cleanenv"]  # nothing of this machine's Python, and no settings of its pip
+    return _run([name, "exec", *shut, str(image), "python3", "-m", "pip", "freeze", "--all"])
+
+
 def _spython_version() -> Any:
     kept = os.environ.pop(_VERSION_VARIABLE, None)
     try:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmddp import __version__
 from slurmddp.errors import UserError
 from slurmddp.images.base import Base
 from slurmddp.images.definition import render_definition
-from slurmddp.images.recipe import Ingredients
+
+if TYPE_CHECKING:
+    from slurmddp.images.recipe import Ingredients
+    from slurmddp.images.registry.image import RegistryImage
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class Wanted:
     plain:      the definition with nothing in it that changes nothing in the image: what its inputs' hash is made of.
     definition: (digest of the base or None, commit or None) -> the definition file's text.
     notes:      for the user, before the build.
+    folder:     where the user wrote it down, whose commit is told in the image; None where nobody did.
+    informed:   what registries say of the bases, by their names -> the same image, with what follows from it.
     """
 
     name: str
@@ -32,6 +38,12 @@ class Wanted:
     plain: str
     definition: Callable[[str | None, str | None], str]
     notes: tuple[str, ...] = ()
+    folder: Path | None = None
+    informed: Callable[[Mapping[str, RegistryImage]], Wanted] | None = None
+
+    def with_bases(self, bases: Mapping[str, RegistryImage]) -> Wanted:
+        """The image once registries were asked; `plain` stays what it is."""
+        return self.informed(bases) if self.informed else self
 
 
 def of_recipe(image: Ingredients) -> Wanted:
@@ -44,6 +56,7 @@ def of_recipe(image: Ingredients) -> Wanted:
         # slurmddp's own version and the commit are told in the image, and change nothing in it.
         plain=render_definition(image, version=""),
         definition=lambda digest, commit: render_definition(image, __version__, digest, commit),
+        folder=image.folder,
     )
 
 
@@ -54,13 +67,21 @@ def of_dockerfile(path: Path, arguments: Mapping[str, str], target: str | None) 
     if not path.is_file():
         raise UserError(f"there is no Dockerfile {path}", where="--dockerfile", todo="name the file itself")
     made = convert(path, arguments=arguments, target=target)
-    folder = path.absolute().parent.name
-    return Wanted(
-        "".join(char if char.isalnum() or char in "._-" else "-" for char in folder).strip("-.") or "image",
+    folder = path.absolute().parent
+
+    def informed(bases: Mapping[str, RegistryImage]) -> Wanted:
+        again = convert(path, arguments=arguments, target=target, bases=bases)
+        return replace(wanted, definition=again.labelled, notes=again.notes)
+
+    wanted = Wanted(
+        "".join(char if char.isalnum() or char in "._-" else "-" for char in folder.name).strip("-.") or "image",
         made.base,
         made.sources,
         (),
         plain=made.definition.replace(__version__, ""),
-        definition=lambda digest, commit: made.definition,
+        definition=made.labelled,
         notes=made.notes,
+        folder=folder,
+        informed=informed,
     )
+    return wanted

@@ -6,15 +6,16 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmddp.errors import UserError
 from slurmddp.images.make import Rules
-from slurmddp.images.recipe import read_recipe
 from slurmddp.images.registry.settings import RegistrySettings
 from slurmddp.images.wanted import Wanted, of_dockerfile, of_recipe
-from slurmddp.sites.catalogue import Catalogue
-from slurmddp.sites.detect import detect
-from slurmddp.spec.expand import Expander, Unexpanded
+
+if TYPE_CHECKING:  # profiles and recipes bring pydantic, which a Dockerfile's definition does not need
+    from slurmddp.spec.document import Document
+    from slurmddp.spec.site import Site
 
 
 def wanted_image(
@@ -38,6 +39,8 @@ def wanted_image(
             bases = "an NGC release, docker://REF, a .sif, a root folder"
             todo = f"--recipe ngc-pytorch, or --base 25.04 ({bases}), or --dockerfile FILE"
             raise UserError("nothing says what the image is made from", todo=todo)
+        from slurmddp.images.recipe import read_recipe
+
         return of_recipe(read_recipe(recipe, options, cwd, environment))
     if recipe is not None or given:
         other = "--recipe" if recipe is not None else given[0]
@@ -51,33 +54,78 @@ def wanted_image(
     return of_dockerfile(cwd / dockerfile, pairs, stage)
 
 
-def rules_of(site: str | None, environment: Mapping[str, str] = os.environ) -> Rules:
-    """The rules of the site that is named, by --site or SLURMDDP_SITE, or that this host belongs to; else none.
+def commit_of(folder: Path) -> str | None:
+    """The commit that a folder is at, "-dirty" where files in it differ; None without git, or outside of its trees."""
+    from slurmddp.runs import git
 
-    Raises UserError for a site that is unknown or wrong.
+    try:
+        state = git.state(folder)
+    except git.GitError:
+        return None
+    if state is None or state.commit is None:
+        return None
+    return state.commit + ("-dirty" if state.dirty else "")
+
+
+def named_site(site: str | None, environment: Mapping[str, str]) -> tuple[str, Site, Document] | None:
+    """The site that is named, by --site or SLURMDDP_SITE, or that this host belongs to: name, profile, the job's layer.
+
+    Raises UserError for one that is unknown or wrong.
     """
+    from slurmddp.sites.catalogue import Catalogue
+    from slurmddp.sites.detect import detect
+
     catalogue = Catalogue(environment)
     name = site or environment.get("SLURMDDP_SITE")
     if name is None:
         found = detect(catalogue, platform.node(), environment)
         if found is None:
-            return Rules()
+            return None
         name = found[0]
-    profile, layer = catalogue.load(name)
+    return name, *catalogue.load(name)
+
+
+def rules_of(site: str | None, environment: Mapping[str, str] = os.environ) -> Rules:
+    """The rules of the site that is named, by --site or SLURMDDP_SITE, or that this host belongs to; else none.
+
+    Raises UserError for a site that is unknown or wrong.
+    """
+    from slurmddp.spec.expand import Expander, Unexpanded
+
+    named = named_site(site, environment)
+    of_job = _of_this_job(environment)
+    if named is None:
+        return Rules(processors=of_job[0], memory=of_job[1]) if of_job else Rules()
+    _, profile, layer = named
     paths = layer.tree.get("paths") or {}
     written = profile.images.cache or paths.get("cache")
     cache = Expander(environment).text(str(written), ("paths", "cache")) if written else None
     runtime = (layer.tree.get("container") or {}).get("runtime")
+    processors, memory = of_job or (profile.images.processors, profile.images.memory)
     return Rules(
         prefer=str(runtime) if runtime in ("apptainer", "singularity") else None,
         # A variable that is not set here: the builder's own places are better than a folder of that name.
         cache=Path(cache).absolute() if cache and not isinstance(cache, Unexpanded) else None,
-        processors=profile.images.processors,
-        memory=profile.images.memory,
+        processors=processors,
+        memory=memory,
         registries=RegistrySettings(
             profile.images.proxy, dict(profile.images.mirrors), frozenset(profile.images.insecure)
         ),
     )
+
+
+def _of_this_job(environment: Mapping[str, str]) -> tuple[int, int | None] | None:
+    """Processors, and MiB for mksquashfs, on a node of a Slurm job; None elsewhere: a login node's limits hold there.
+
+    By itself it takes a quarter of the node's memory, whatever the job was given. SLURMD_NODENAME is set on nodes
+    alone, not in salloc's shell on a login node.
+    """
+    processors = environment.get("SLURM_CPUS_ON_NODE", "")
+    if "SLURMD_NODENAME" not in environment or not processors.isdecimal():
+        return None
+    whole, each = (environment.get(f"SLURM_MEM_PER_{word}", "") for word in ("NODE", "CPU"))
+    memory = int(whole) if whole.isdecimal() else int(each) * int(processors) if each.isdecimal() else 0
+    return int(processors), memory // 2 or None  # the other half is for the pages that it reads and writes
 
 
 def used_images() -> list[Path]:

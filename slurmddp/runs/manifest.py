@@ -118,7 +118,7 @@ def image_facts(image: Path) -> dict[str, Any]:
         facts["sif_id"] = sif_id(image)
         if facts["sif_id"]:
             facts["kind"] = "sif"
-        facts["sha256"] = _locked_hash(image, found)
+        facts["sha256"] = _locked_hash(image)
         if facts["sha256"] is None and found.st_size < _HASH_BELOW:
             facts["sha256"] = sha256(image)
     except OSError as error:
@@ -150,14 +150,12 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _locked_hash(image: Path, found: os.stat_result) -> str | None:
-    """The hash in IMAGE.lock.json ({bytes, mtime, sha256}) if it is of a file of this size and time."""
-    try:
-        lock = json.loads(image.with_name(image.name + ".lock.json").read_bytes())
-        same = lock["bytes"] == found.st_size and abs(float(lock["mtime"]) - found.st_mtime) < 1e-3
-        return str(lock["sha256"]) if same else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # no lock, not ours, or damaged: the hash is then computed, or null with its note
+def _locked_hash(image: Path) -> str | None:
+    """The hash in IMAGE.lock.json; None where there is none of just this file: it is then computed, or null."""
+    from slurmddp.images.lock import read_lock  # here: only submissions need it
+
+    found = (read_lock(image) or {}).get("sha256")
+    return found if isinstance(found, str) else None
 
 
 def _user() -> str:

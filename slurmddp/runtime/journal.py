@@ -22,13 +22,19 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        size = os.fstat(self._descriptor).st_size
+        # A line that was cut, by the end of its writer or by a full disk, must not take the next one with it.
+        self._cut = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one object. Numbers that JSON lacks (nan, inf) are written as null. Raises OSError."""
         line = (json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
+        if self._cut:
+            line = b"\n" + line
         written = os.write(self._descriptor, line)
-        if written != len(line):
+        self._cut = written != len(line)
+        if self._cut:
             raise OSError(f"{self.path}: only {written} of {len(line)} bytes were written (is the disk full?)")
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from slurmddp.spec.alerts import Deadman, Outlet
-from slurmddp.spec.types import Adds, Count, Line, Mebibytes, Model, Name, PathStr, SbatchValue, Seconds
+from slurmddp.spec.types import Adds, Count, Line, Mebibytes, Model, Name, PathStr, SbatchFlag, SbatchValue, Seconds
 
 
 def _driver(text: str) -> str:
@@ -48,18 +48,46 @@ class Fact(Model):
     note: Line | None = None
 
 
+#: What `build-image --on-node` sets itself: it follows the job by them.
+_FOLLOWED = frozenset(
+    ("--output", "--error", "--export", "--chdir", "--array", "--wrap", "--wait", "--parsable", "--requeue")
+) | frozenset(("-o", "-e", "-D", "-a", "-W"))
+
+
+def _not_followed(text: str) -> str:
+    if text.split("=")[0] in _FOLLOWED:
+        raise ValueError("is what build-image sets itself: leave it out")
+    return text
+
+
+class BuildJob(Model):
+    """What `build-image --on-node` asks Slurm for; what is not said here is as jobs have it.
+
+    partition, account: default resources.partition and resources.account; time: one hour, or the partition's limit;
+    cpus_per_node: images.processors; mem_per_node: Slurm's default; sbatch: further options.
+    """
+
+    partition: SbatchValue | None = None
+    time: Seconds | None = None
+    account: SbatchValue | None = None
+    cpus_per_node: Count | None = None
+    mem_per_node: Mebibytes | None = None
+    sbatch: tuple[Annotated[SbatchFlag, AfterValidator(_not_followed)], ...] = ()
+
+
 class Building(Model):
     """How images are built here.
 
     cache: a folder for layers and for the image while it is built (default: paths.cache); processors, memory: what
-    compressing the image may take of a login node that others use. proxy: http://HOST:PORT on the way to registries and
-    packages; mirrors: a registry's host -> HOST[:PORT][/PATH] that is asked instead; insecure: hosts with which plain
-    HTTP is spoken.
+    compressing the image may take of a login node that others use; on_node: the job of --on-node. proxy:
+    http://HOST:PORT on the way to registries and packages; mirrors: a registry's host -> HOST[:PORT][/PATH] that is
+    asked instead; insecure: hosts with which plain HTTP is spoken.
     """
 
     cache: PathStr | None = None
     processors: Count | None = 4
     memory: Mebibytes | None = None
+    on_node: BuildJob = BuildJob.model_construct()
     proxy: Line | None = None
     mirrors: dict[Line, Line] = {}
     insecure: tuple[Line, ...] = ()

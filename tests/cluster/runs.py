@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from slurmddp.runs.events import read_lines
+
 from .cluster import Cluster
 
 #: A job small enough that starting its processes is what takes the time.
@@ -108,10 +110,8 @@ class Run:
         return self.cluster.run("login", ["slurmddp", "logs", self.id], check=False).stdout
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """The whole JSON lines of a file in the run folder."""
-        path = self.folder / name
-        text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        """The whole JSON lines of a file in the run folder; a full disk may have cut one."""
+        return list(read_lines(self.folder / name).records)
 
     def metrics(self) -> list[dict[str, Any]]:
         return self.lines("metrics.jsonl")

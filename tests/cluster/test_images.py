@@ -175,3 +175,40 @@ ENTRYPOINT ["cat", "taste"]
     build(alice, "stages.sif", "--dockerfile", "stages/Dockerfile", "--build-arg", "WORD=two words")
     assert cluster.run("login", ["apptainer", "run", f"{HOME}/stages.sif"]).stdout == "two words\n"
     assert list(lock(alice, f"{HOME}/stages.sif")["digests"]) == [BASE]
+
+
+def test_a_build_on_a_node(alice: Alice, base_image_root: str, plain_image_root: str) -> None:
+    cluster = alice.cluster
+
+    def left(name: str) -> list[str]:
+        return sorted(path.name for path in cluster.machine_path(HOME).iterdir() if name in path.name)
+
+    cluster.write(f"{HOME}/onnode.yaml", f"base: {base_image_root}\n")
+    done = build(alice, "onnode.sif", "--recipe", "onnode.yaml", "--on-node", "--force")
+    assert done.stdout == f"{HOME}/onnode.sif\n" and f"builds {HOME}/onnode.sif\n" in done.stderr
+    assert lock(alice, f"{HOME}/onnode.sif")["host"] in cluster.nodes
+    shown = cluster.run("login", ["apptainer", "exec", f"{HOME}/onnode.sif", "python3", "-c", "import torch; print(1)"])
+    assert shown.stdout == "1\n"
+    assert left("onnode.sif") == ["onnode.sif", "onnode.sif.build.log", "onnode.sif.def", "onnode.sif.lock.json"]
+    assert "nothing to do" in build(alice, "onnode.sif", "--recipe", "onnode.yaml", "--on-node").stderr
+
+    setup = "echo 'E: Unable to locate package gitt'; false"
+    cluster.write(f"{HOME}/onbad.yaml", json.dumps({"base": plain_image_root, "setup": [setup]}))
+    failed = build(alice, "onbad.sif", "--recipe", "onbad.yaml", "--on-node", check=False)
+    assert failed.returncode == 1 and failed.stdout == "", failed.stderr
+    assert "has no package gitt" in failed.stderr and "could not build it (exit code 1)" in failed.stderr
+    assert left("onbad.sif") == ["onbad.sif.build.log"]
+
+    cluster.write(f"{HOME}/onslow.yaml", json.dumps({"base": plain_image_root, "setup": ["echo slow now; sleep 4321"]}))
+    command = "slurmddp build-image onslow.sif --recipe onslow.yaml --on-node --site testcluster"
+    queue = "squeue --noheader --name=build-onslow --format=%T"
+    # A shell of scripts starts background jobs with SIGINT ignored; set -m makes it start them as a terminal's does.
+    script = f"set -m; {command} 2> onslow.said & until grep -qx 'slow now' onslow.said; do kill -0 %1 || break"
+    script += f"; sleep 0.2; done; {queue}; kill -INT %1; wait %1; echo code $?; {queue}"
+    stopped = cluster.sh("login", script, cwd=HOME, timeout=180)
+    said = cluster.machine_path(f"{HOME}/onslow.said").read_text()
+    assert stopped.stdout.splitlines() == ["RUNNING", "code 130"], f"{said}\n{stopped}"
+    assert "cancelling job" in said and "stopped by SIGINT" in said
+    assert left("onslow.sif") == ["onslow.sif.build.log"]
+    for node in cluster.nodes:
+        assert cluster.run(node, ["pgrep", "-f", "sleep 4321"], check=False).stdout == "", node

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -48,6 +49,23 @@ def test_events_are_lines_of_json(tmp_path: Path) -> None:
 def test_a_full_disk_is_an_error() -> None:
     with pytest.raises(OSError, match="No space"):
         JsonLines(Path("/dev/full")).write({"a": 1})
+
+
+def test_a_line_that_was_cut_takes_no_other_with_it(tmp_path: Path) -> None:
+    """By a disk that was full for a while (here: the limit on a file's size), and by the end of an earlier writer."""
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"a": 0}\n{"cut by its wri')
+    with JsonLines(path) as lines:
+        lines.write({"a": 1})
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, hard))
+        try:
+            with pytest.raises(OSError, match="only 5 of"):
+                lines.write({"a": 2})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        lines.write({"a": 3})
+    assert path.read_text().splitlines() == ['{"a": 0}', '{"cut by its wri', '{"a": 1}', '{"a":', '{"a": 3}']
 
 
 def test_stop_file_is_looked_for_once_an_interval(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from slurmddp import __version__
 from slurmddp.errors import UserError
@@ -16,31 +18,47 @@ from slurmddp.images.dockerfile.interpret import Interpreter, Setting
 from slurmddp.images.dockerfile.lines import Instruction, read
 from slurmddp.images.dockerfile.running import Running, runscript
 from slurmddp.images.dockerfile.stages import Stage, chain, find_stage, image_base, split_stages
-from slurmddp.images.dockerfile.through import Source, sections
+from slurmddp.images.dockerfile.through import Section, Source, sections
 from slurmddp.render.engine import render
+
+if TYPE_CHECKING:
+    from slurmddp.images.registry.image import RegistryImage
 
 
 @dataclass(frozen=True)
 class Converted:
     """A Dockerfile as a definition file.
 
-    definition: the whole text.
+    labelled:   (digest of the base or None, commit or None) -> the whole text, which tells of both.
     base:       the image that the final stage starts from, through other stages where its FROM names one.
     sources:    local files and folders whose content goes in.
     notes:      for the user: what has no effect under Apptainer, or may differ.
     """
 
-    definition: str
+    labelled: Callable[[str | None, str | None], str]
     base: Base
     sources: tuple[Path, ...]
     notes: tuple[str, ...]
 
+    @property
+    def definition(self) -> str:
+        """The text without digest and commit."""
+        return self.labelled(None, None)
 
-def convert(path: Path, *, arguments: Mapping[str, str] = MappingProxyType({}), target: str | None = None) -> Converted:
+
+def convert(
+    path: Path,
+    *,
+    arguments: Mapping[str, str] = MappingProxyType({}),
+    target: str | None = None,
+    bases: Mapping[str, RegistryImage] = MappingProxyType({}),
+) -> Converted:
     """Convert the Dockerfile at `path`, whose folder is the build context.
 
     arguments: values for its ARGs, as `docker build --build-arg` takes them.
     target:    the stage to build, by name or number; the last one without it.
+    bases:     what registries say of the bases, by their names; WORKDIR and ENTRYPOINT of others are assumed, with a
+               note.
 
     Raises UserError for what cannot be converted, with file and line; ExternalError where spython fails;
     ValueError where anything would be left that Apptainer takes for a build argument.
@@ -52,7 +70,7 @@ def convert(path: Path, *, arguments: Mapping[str, str] = MappingProxyType({}), 
     final = _target(stages, target, path)
     ignore = read_ignore(path)
     conversion = _Conversion(stages)
-    setting = Setting(path.parent, ignore, arguments, declared, conversion.name)
+    setting = Setting(path.parent, ignore, arguments, declared, conversion.name, bases)
     setting.used.update(name for name in declared if name in arguments)
     running, workdir = conversion.walk(final, setting)
     notes = setting.notes
@@ -64,16 +82,25 @@ def convert(path: Path, *, arguments: Mapping[str, str] = MappingProxyType({}), 
         if stage.number not in conversion.visited:
             notes.append(f"{stage.begin.where}: the stage {stage.name or stage.number} is not needed and left out")
     made = sections(conversion.sources)
+    lines = runscript(running, workdir) if running.said else []
+    written = partial(_text, made, lines)
+    written(None, None)
+    return Converted(written, made[-1].base, tuple(dict.fromkeys(setting.paths)), tuple(dict.fromkeys(notes)))
+
+
+def _text(stages: Sequence[Section], lines: Sequence[str], digest: str | None, commit: str | None) -> str:
     text = render(
         "container/dockerfile.def.j2",
         version=__version__,
-        stages=made,
+        stages=stages,
         staging=STAGING,
-        runscript=runscript(running, workdir) if running.said else [],
+        runscript=lines,
+        digest=digest,
+        commit=commit,
     )
     if "{{" in text:
         raise ValueError("the definition file holds '{{', which Apptainer takes for a build argument")
-    return Converted(text, made[-1].base, tuple(dict.fromkeys(setting.paths)), tuple(dict.fromkeys(notes)))
+    return text
 
 
 def _check_arguments(arguments: Mapping[str, str]) -> None:

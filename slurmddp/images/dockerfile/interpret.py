@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmddp.images.base import Base
 from slurmddp.images.dockerfile.copying import Staged, from_context, from_stage, place, read_copy
@@ -16,7 +17,11 @@ from slurmddp.images.dockerfile.running import Running, run_lines
 from slurmddp.images.dockerfile.scope import PROXIES, Scope
 from slurmddp.images.dockerfile.words import Reference, known, pairs, shell, shell_parts
 
-# What these images' own configuration says (their published Dockerfiles and `docker inspect`); of others it is unknown
+if TYPE_CHECKING:
+    from slurmddp.images.registry.image import RegistryImage
+
+# What these images' own configuration says (their published Dockerfiles and `docker inspect`), for a conversion that
+# asks no registry; of others it is unknown then
 _WORKDIRS = {"nvcr.io/nvidia/pytorch": "/workspace", "pytorch/pytorch": "/workspace"}
 _ENTRYPOINTS = {"nvcr.io/nvidia/pytorch": ("/opt/nvidia/nvidia_entrypoint.sh",)}
 _ROOT = re.compile(r"(root|0)(:(root|0))?")
@@ -54,6 +59,7 @@ class Setting:
     """What all stages of one conversion share.
 
     stage_of: the definition file's name for what COPY --from names.
+    bases:    what registries say of bases, by their names; without it WORKDIR and ENTRYPOINT of most are unknown.
     """
 
     context: Path
@@ -61,6 +67,7 @@ class Setting:
     given: Mapping[str, str]
     declared: Mapping[str, str | None]
     stage_of: Callable[[str, Instruction], str]
+    bases: Mapping[str, RegistryImage] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     paths: list[Path] = field(default_factory=list)
@@ -76,14 +83,18 @@ class Interpreter:
         self._user = ""
         self._staged = 0
         self._base = repository
-        self._cwd = _WORKDIRS.get(repository)
+        self._said = setting.bases.get(base.source)
+        self._cwd = f"/{(self._said.workdir or '').strip('/')}" if self._said else _WORKDIRS.get(repository)
         self.steps: list[Step] = []
         self.running = Running()
         self.workdir: str | None = None  # as far as the Dockerfile sets it
         proxies = [(name, setting.given[name]) for name in PROXIES if name in setting.given]
         setting.used.update(name for name, _ in proxies)
-        if self._cwd:
+        if self._cwd and self._cwd != "/":
             self.steps.append(Step("workdir", "FROM", 0, path=self._cwd))
+        if self._said and self._said.user and not _ROOT.fullmatch(self._said.user):
+            said = f"the base {repository} sets USER {self._said.user}"
+            setting.notes.append(f"{said}: RUN has root here, and Apptainer runs the image as the caller")
         if proxies:
             self.steps.append(Step("run", "ARG", 0, tuple(f"export {name}={shell(value)}" for name, value in proxies)))
 
@@ -103,9 +114,11 @@ class Interpreter:
         """What the image runs, with the base's own ENTRYPOINT where it is known."""
         running = self.running
         if running.entrypoint is None and running.command is not None:
-            entrypoint = _ENTRYPOINTS.get(self._base)
+            entrypoint = self._said.entrypoint if self._said else _ENTRYPOINTS.get(self._base)
             if entrypoint:
                 return Running(entrypoint, running.command)
+            if self._said:
+                return running
             said = "the Dockerfile has a CMD and no ENTRYPOINT"
             self._setting.notes.append(f"{said}: where the base {self._base} has an ENTRYPOINT, it is not run")
         return running

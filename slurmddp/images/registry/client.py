@@ -125,6 +125,8 @@ def _image(
         labels=documents.texts(config.get("Labels"), host, what),
         entrypoint=documents.strings(config.get("Entrypoint"), host, what),
         cmd=documents.strings(config.get("Cmd"), host, what),
+        workdir=_text(config, "WorkingDir", host, what) or None,
+        user=_text(config, "User", host, what) or None,
         created=created or None,
         size=manifest.layers_size,
     )

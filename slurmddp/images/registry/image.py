@@ -22,6 +22,7 @@ class RegistryImage:
     platform_digest: of this architecture's manifest; the same where there is no index.
     architecture:    in Go's words: amd64, arm64.
     env:             the environment that the image sets.
+    workdir, user:   what its configuration sets; None: it sets none (/ and root then).
     created:         RFC 3339, as the image has it.
     size:            bytes of the layers as they are pulled (compressed).
     """
@@ -35,6 +36,8 @@ class RegistryImage:
     labels: Mapping[str, str] = field(default_factory=dict)
     entrypoint: tuple[str, ...] | None = None
     cmd: tuple[str, ...] | None = None
+    workdir: str | None = None
+    user: str | None = None
     created: str | None = None
     size: int = 0
 

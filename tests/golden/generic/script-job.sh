@@ -29,9 +29,11 @@ say() { printf '%(%F %T)T job.sh: %s\n' -1 "$*"; }
 
 # One line of JSON in events.jsonl. Usage: event NAME '"key": value, ...'; `node` is this one, if no other is named
 event() {
-  local facts=$2
+  local facts=$2 end=
   [[ "$facts" == *'"node": '* ]] || facts="\"node\": \"$host\", $facts"
-  printf '{"time": %s, "event": "%s", "attempt": %d, "job_id": "%s", %s}\n' \
+  # A line that a full disk has cut, or the end of a rank, must not take this one with it
+  [[ -z "$(tail -c 1 "$run/events.jsonl" 2>/dev/null)" ]] || end=$'\n'
+  printf '%s{"time": %s, "event": "%s", "attempt": %d, "job_id": "%s", %s}\n' "$end" \
     "$(date +%s.%3N)" "$1" "$attempt" "$job_id" "$facts" >>"$run/events.jsonl"
 }
 

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-SIF = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\00001\00002\0"
+
+def sif(architecture: bytes = b"00") -> bytes:
+    """The header of a SIF; 02 is amd64, 04 arm64, and 00 does not say."""
+    return b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0" + b"01\0" + architecture + b"\0"
+
+
+SIF = sif()
 
 FAKE = r"""#!/bin/bash
 # $FAKE_BUILD is what `build` does; $FAKE_CALLS gets one line a call

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import UserError
-from slurmddp.images.base import Base, parse_base
+from slurmddp.images.base import Base, check_architecture, parse_base
 from slurmddp.images.releases import release
+
+from .conftest import sif
 
 NGC = "nvcr.io/nvidia/pytorch:25.04-py3"
 
@@ -29,6 +31,30 @@ def test_an_ngc_release(text: str, tmp_path: Path) -> None:
 )
 def test_any_image_of_a_registry(name: str, tmp_path: Path) -> None:
     assert parse_base(f"docker://{name}", tmp_path) == Base("docker", name)
+
+
+@pytest.mark.parametrize(
+    ("code", "machine", "refused"),
+    [
+        (b"04", "x86_64", "base.sif is made for arm64, and this machine is amd64"),
+        (b"02", "aarch64", "base.sif is made for amd64, and this machine is arm64"),
+        (b"02", "x86_64", ""),
+        (b"04", "aarch64", ""),
+        (b"00", "x86_64", ""),
+        (b"", "x86_64", ""),
+    ],
+)
+def test_a_sif_for_other_processors(
+    code: bytes, machine: str, refused: str, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base.write_bytes(sif(code))
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    found = parse_base(str(base), Path("/"))  # a dry run may look at it anywhere
+    if not refused:
+        check_architecture(found)
+        return
+    with pytest.raises(UserError, match=refused):
+        check_architecture(found)
 
 
 def test_an_image_by_its_path(base: Path, tmp_path: Path) -> None:
@@ -69,9 +95,12 @@ def test_a_root_folder(tmp_path: Path) -> None:
         ("ubuntu:22.04", "does not exist", "docker://ubuntu:22.04"),
         (NGC, "does not exist", f"docker://{NGC}"),
         ("docker:debian", "is not an image in a registry", "docker://HOST/NAME:TAG"),
-        ("docker://", "is not an image in a registry", "docker://"),
-        ("docker://a b", "is not an image in a registry", "docker://"),
-        ("docker://$(id)", "is not an image in a registry", "docker://"),
+        ("docker://", "the image's name is empty", "HOST/NAME:TAG"),
+        ("docker://a b", "'a b' holds a space", "HOST/NAME:TAG"),
+        ("docker://$(id)", "the name '$(id)', which is none", "HOST/NAME:TAG"),
+        ("docker://host/Name", "has capital letters in its name", "host/name"),
+        ("docker://a@sha256:12", "has a digest that is none", "all of it"),
+        ("docker://a:-x", "has the tag '-x', which is none", "a tag is"),
         ("library://a/b", "bases of the kind 'library' are not known", "docker://REFERENCE"),
         ("docker-archive:none.tar", "does not exist", "docker save"),
         ("plain.txt", "is not a SIF image", "an NGC release"),

@@ -54,6 +54,11 @@ def test_pip(tmp_path: Path, wanted: str, why: str) -> None:
     ("said", "why"),
     [
         ("mksquashfs: write failed: No space left on device", "there is no space left"),
+        ("FATAL: While performing build: while creating SIF: write x: no space left on device", "there is no space"),
+        ("ERROR: Failed to create user namespace: No space left on device", "this machine does not let its users"),
+        ("unshare: unshare failed: No space left on device", "this machine does not let its users build"),
+        ("E: Version '9' for 'git' was not found", "the base's Debian or Ubuntu has no package git"),
+        ("INFO:    Running testscript\ncurl: connection refused", "the image's own test failed"),
         ("FATAL: exec /bin/sh failed: exec format error", "the base is of another processor architecture"),
         ("E: Unable to locate package gitt", "the base's Debian or Ubuntu has no package gitt"),
         ("slurmddp: torch was 2.7.0 in the base and is 2.13.0 now", "torch was 2.7.0 in the base and is 2.13.0 now"),

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from slurmddp.errors import UserError
-from slurmddp.images.releases import Release, of_reference, release, releases
+from slurmddp.images.releases import Release, of_reference, release, releases, tag_of
 
 
 def test_a_release_has_what_the_table_says() -> None:
@@ -46,7 +46,10 @@ def test_what_is_no_tag_is_refused(text: str) -> None:
 
 def test_a_registry_name_is_recognised() -> None:
     assert of_reference("nvcr.io/nvidia/pytorch:25.04-py3") == release("25.04")
+    assert of_reference(f"nvcr.io/nvidia/pytorch:25.04-py3@sha256:{'0' * 64}") == release("25.04")
     assert of_reference("nvcr.io/nvidia/pytorch:25.07-py3") is None
+    assert tag_of("nvcr.io/nvidia/pytorch:25.07-py3") == "25.07", "NVIDIA's all the same"
+    assert tag_of("nvcr.io/nvidia/pytorch:25.04-py3-igpu") is None
     assert of_reference("docker.io/library/debian:12") is None
 
 

@@ -52,5 +52,8 @@ def test_what_is_no_json_is_a_typed_error(no_apptainer: Apptainer) -> None:
 
 
 def test_spython_is_imported_only_when_singularity_is_asked() -> None:
-    code = "import sys, slurmddp.images.make; sys.exit('spython' in sys.modules or 'yaml' in sys.modules)"
+    code = (
+        "import sys, slurmddp.images.make, slurmddp.launch.image\n"
+        "sys.exit(any(name in sys.modules for name in ('spython', 'yaml', 'pydantic', 'jinja2', 'ssl')))"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

@@ -5,15 +5,19 @@ import re
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slurmddp.images.base import Base
+from slurmddp.images.dockerfile import convert
 from slurmddp.images.dockerfile.lines import parse
 from slurmddp.images.dockerfile.running import run_lines
 from slurmddp.images.dockerfile.words import expand, pairs, shell
+from slurmddp.images.registry.image import RegistryImage
+from slurmddp.images.registry.reference import parse_reference
 from slurmddp.images.releases import release
 
 from .conftest import Dock, cut
@@ -439,3 +443,19 @@ def test_quoted_values_are_taken_as_docker_takes_them(value: str) -> None:
     assert "".join(map(str, expand(raw, lambda _: None, single))) == value.replace("'", "")
     ((_, raw),) = pairs(double)
     assert "".join(map(str, expand(raw, lambda _: None, double))) == value
+
+
+def test_each_stage_begins_in_the_workdir_of_its_own_base(dock: Dock) -> None:
+    text = 'FROM one AS made\nWORKDIR a\nFROM two AS mid\nFROM mid\nCOPY --from=made /x /y\nWORKDIR b\nCMD ["x"]\n'
+    path = dock.file("Dockerfile", text)
+    digest = "sha256:" + "0" * 64
+
+    def said(name: str, **config: Any) -> RegistryImage:
+        return RegistryImage(parse_reference(name), digest, digest, "amd64", "linux", **config)
+
+    bases = {"one": said("one", workdir="/srv/{{ x }}/"), "two": said("two", workdir="rel", user="root:root")}
+    made = convert(path, bases=bases)
+    first, second = (part.sections["%post"] for part in cut(made.definition))
+    assert "/rel" not in first and "/srv/" in first and "/rel/b" in second and "/srv" not in second
+    assert not any("WORKDIR" in note or "ENTRYPOINT" in note or "USER" in note for note in made.notes)
+    assert any("begins at / here" in note for note in convert(path).notes)

@@ -1,0 +1,160 @@
+"""What `slurmddp build-image` costs beside the build: a definition, and finding that there is nothing to do.
+
+    python -m benchmarks.images [--pairs N] [--bin FOLDER]
+
+Definitions are measured beyond start-up, which is a command of the same program that reads its arguments and has
+nothing to do: `image list` of an empty folder. Exit code 1 where a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks import environments
+from benchmarks.measure import Comparison, Cost, in_turn, run
+
+#: Stands for Apptainer: an image that says that it is one.
+BUILDER = r"""#!/bin/sh
+case $1 in
+  --version) echo "apptainer version 1.4.5" ;;
+  inspect) echo '{"data": {"attributes": {"labels": {}}}, "type": "container"}' ;;
+  exec) exit 255 ;;
+  build) for last; do image=$before before=$last; done
+    printf '#!/usr/bin/env run-singularity\n\000SIF_MAGIC\00001\00000\000' > "$image" ;;
+esac
+"""
+DOCKERFILE = """\
+FROM docker.io/library/debian:12 AS made
+ARG WORD=salt
+RUN echo $WORD > /word
+FROM docker.io/library/debian:12
+ENV A=1 B="two words"
+WORKDIR /srv
+COPY --from=made /word /srv/
+COPY main.py /srv/
+RUN apt-get update && apt-get install -y python3
+ENTRYPOINT ["python3", "/srv/main.py"]
+"""
+IMAGE_BYTES = 10 * 2**30
+RENDER_TARGET = 50.0
+NOTHING_TARGET = 300.0
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """Milliseconds of a command, and of start-up, pair by pair; `target`: what the median difference may be at most."""
+
+    title: str
+    ours: Sequence[float]
+    start: Sequence[float]
+    target: float
+
+    @property
+    def differences(self) -> list[float]:
+        return [mine - other for mine, other in zip(self.ours, self.start, strict=True)]
+
+    @property
+    def holds(self) -> bool:
+        return statistics.median(self.differences) <= self.target
+
+    def report(self) -> str:
+        """Several lines for people."""
+        spread = Comparison(self.title, "ms", self.ours, self.start).report()
+        found = self.differences
+        middle = f"min {min(found):.1f}  median {statistics.median(found):.1f}  max {max(found):.1f} ms"
+        met = "holds" if self.holds else "MISSED"
+        return f"{spread}\n  beyond  {middle}\n  target  at most {self.target:.0f} ms beyond start-up: {met}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.images", description="The cost of images, unbuilt.")
+    parser.add_argument("--pairs", type=int, default=21, metavar="N", help="pairs of each (default: %(default)s)")
+    parser.add_argument("--bin", type=Path, metavar="FOLDER", help="an environment's bin (default: one that is made)")
+    options = parser.parse_args()
+    bin_folder = options.bin or environments.ours()
+    print(f"Python {sys.version.split()[0]}; {environments.versions(bin_folder / 'python', 'slurmddp', 'spython')}")
+    with tempfile.TemporaryDirectory() as name:
+        bench = Bench(Path(name), bin_folder / "slurmddp")
+        found = [
+            bench.rendering("definition of a recipe", "build-image", "--recipe", "ngc-pytorch", "--dry-run"),
+            bench.rendering("definition of a Dockerfile", "build-image", "--dockerfile", "Dockerfile", "--dry-run"),
+        ]
+        comparisons = [measure(options.pairs) for measure in found]
+        nothing = bench.nothing_to_do(options.pairs)
+    for comparison in comparisons:
+        print(f"\n{comparison.report()}")
+    print(f"\nnothing to do, an image of {IMAGE_BYTES >> 30} GiB: wall clock")
+    middle = statistics.median(nothing)
+    holds = middle <= NOTHING_TARGET
+    print(f"  ours    min {min(nothing):.0f}  median {middle:.0f}  max {max(nothing):.0f} ms ({len(nothing)} runs)")
+    print(f"  target  at most {NOTHING_TARGET:.0f} ms: {'holds' if holds else 'MISSED'}")
+    return 0 if holds and all(comparison.holds for comparison in comparisons) else 1
+
+
+class Bench:
+    """A folder with all that the commands need; nothing of the user's own is read."""
+
+    def __init__(self, folder: Path, program: Path) -> None:
+        self.folder = folder
+        self.program = str(program)
+        for made in ("home", "bin", "empty", "images"):
+            (folder / made).mkdir()
+        (folder / "Dockerfile").write_text(DOCKERFILE)
+        (folder / "main.py").write_text("")
+        (folder / "bin/apptainer").write_text(BUILDER)
+        (folder / "bin/apptainer").chmod(0o755)
+        path = f"{folder / 'bin'}:{os.environ.get('PATH', '/usr/bin:/bin')}"
+        self.environment = {**environments.environment(), "HOME": str(folder / "home"), "PATH": path}
+        self._run = partial(run, cwd=folder, environment=self.environment)
+
+    def start(self) -> Cost:
+        return self._run([self.program, "image", "list", "empty"])
+
+    def rendering(self, title: str, *words: str) -> partial[Beyond]:
+        """To be called with the number of pairs; the command is tried once before."""
+        shown = self._output(*words)
+        if "Bootstrap: docker\n" not in shown:
+            raise RuntimeError(f"{' '.join(words)} printed no definition:\n{shown}")
+        return partial(self._beyond, title, [self.program, *words])
+
+    def _beyond(self, title: str, command: Sequence[str], pairs: int) -> Beyond:
+        mine, start = in_turn(lambda: self._run(command), self.start, pairs)
+        ours = [cost.cpu * 1000 for cost in mine]
+        return Beyond(f"{title} / start-up: CPU", ours, [cost.cpu * 1000 for cost in start], RENDER_TARGET)
+
+    def nothing_to_do(self, runs: int) -> list[float]:
+        """Milliseconds of the whole command for an image that is there, of 10 GiB that nobody has to read."""
+        base = self.folder / "base.sif"
+        base.write_bytes(b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\x00" + b"01\x0000\x00")
+        words = ("build-image", "large.sif", "--base", "base.sif")
+        image = Path(self._output(*words).strip())
+        lock = image.with_name(f"{image.name}.lock.json")
+        os.truncate(image, IMAGE_BYTES)  # a sparse file: it takes no room, and reading it takes as long
+        state = image.stat()
+        facts = {**json.loads(lock.read_text()), "bytes": state.st_size, "mtime": state.st_mtime}
+        lock.write_text(json.dumps(facts))
+        if "nothing to do" not in self._output(*words, streams="both"):
+            raise RuntimeError("the image was built again")
+        return [self._run([self.program, *words]).wall * 1000 for _ in range(runs + 1)][1:]
+
+    def _output(self, *words: str, streams: str = "out") -> str:
+        done = subprocess.run(
+            [self.program, *words], cwd=self.folder, env=self.environment, check=False, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr}")
+        return done.stdout + (done.stderr if streams == "both" else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""A build's log: kept beside the image, and its end shown where the build fails."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from pathlib import Path
+
+from slurmddp.images.explain import explain
+from slurmddp.images.lock import writing
+
+_SHOWN_LINES = 20
+#: Lines of the build's end in which its cause is looked for.
+_READ_LINES = 400
+
+
+def log_path(image: Path) -> Path:
+    """Where the log of the image's build is."""
+    return image.with_name(image.name + ".build.log")
+
+
+class BuildLog:
+    """Takes what a builder says, line by line.
+
+    A disk that has no room for the log any more does not end the build: what ends it says more.
+    Raises UserError where the log cannot be begun.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._refused = ""
+        self._last: collections.deque[str] = collections.deque(maxlen=_READ_LINES)
+        with writing(path):
+            # Without a buffer: nothing is left that could fail when it is closed
+            self._file = path.open("wb", buffering=0)
+
+    def said(self, line: str) -> None:
+        """A line of the builder's."""
+        self._last.append(line)
+        self._write(line)
+
+    def note(self, *lines: str) -> None:
+        """Lines of our own, as comments."""
+        self._write(*(f"# {line}" for line in lines))
+
+    def failure(self, head: str) -> str:
+        """What people are told: the cause, where it is known, the end of the log, and where all of it is."""
+        shown = "".join(f"  | {line}\n" for line in list(self._last)[-_SHOWN_LINES:]) or "  | (it said nothing)\n"
+        cause = explain(self._last)
+        told = f": {cause.why}\n  -> {cause.todo}\nthe" if cause else "; the"
+        cut = f" (cut off: {self._refused})" if self._refused else ""
+        return f"{head}{told} end of its log:\n{shown}the whole log: {self.path}{cut}"
+
+    def _write(self, *lines: str) -> None:
+        if self._refused:
+            return
+        text = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+        try:
+            while text:
+                text = text[self._file.write(text) :]
+        except OSError as error:
+            self._refused = error.strerror or str(error)
+
+    def __enter__(self) -> BuildLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):  # some file systems say only now what they have refused
+            self._file.close()

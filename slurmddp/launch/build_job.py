@@ -1,0 +1,168 @@
+"""`slurmddp build-image --on-node`: the same command in a batch job, which is submitted, followed and ended here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmddp.errors import ExternalError, UserError
+from slurmddp.images.exclusive import is_held
+from slurmddp.images.lock import writing
+from slurmddp.images.make import Request, decide, preview
+from slurmddp.images.process import StopSignals
+from slurmddp.images.shelf import left_over
+from slurmddp.launch.build_ask import HERE, Asked, ask
+from slurmddp.launch.build_wait import BuildJob, end, follow
+from slurmddp.launch.image import rules_of
+from slurmddp.render.engine import render
+from slurmddp.slurm.base import JobId
+from slurmddp.slurm.client import Slurm
+
+_SCRIPT = "build.sh"
+
+
+@dataclass(frozen=True)
+class OnNode:
+    """A build to be done in a job.
+
+    given: the command line's own options, option -> value, list of values or None; site: as --site has it.
+    """
+
+    request: Request
+    given: Mapping[str, str | Path | list[str] | None]
+    site: str | None
+    environment: Mapping[str, str]
+
+    def preview(self, report: Callable[[str], None]) -> str:
+        """A dry run: the definition, then the script that sbatch would get. Raises UserError."""
+        asked = ask(self.site, self.environment)
+        result = preview(self.request, report)
+        script = self._script(asked, result.target)
+        log = _log_path(result.target, "NNNNNNNN")
+        report(f"would run: {shlex.join(Slurm().command((), _SCRIPT, (str(log),), log=str(log)))}")
+        return f"{result.definition}\n# --- {_SCRIPT}: what sbatch gets\n{script}"
+
+    def build(self, report: Callable[[str], None]) -> tuple[Path, bool]:
+        """Build it in a job; the image, and whether there was nothing to do.
+
+        What can be refused without a builder is refused here, before anything is submitted. The job's log goes to
+        `report` as it grows. Raises UserError, ExternalError, and Stopped (ctrl-C, SIGTERM, SIGHUP): the job is
+        cancelled then.
+        """
+        asked = ask(self.site, self.environment)
+        _require_slurm()
+
+        def unreachable(error: ExternalError) -> None:
+            report(f"note: the base's registry is asked on the node alone, here it gives no answer: {error}")
+
+        decision = decide(self.request, rules_of(self.site, self.environment), unreachable)
+        if decision.up_to_date:
+            return decision.target, True
+        target = decision.target
+        if is_held(target):
+            raise UserError(f"{target} is being built already", todo="wait for it, or name another file")
+        self._run(target, self._script(asked, target), report)
+        return target, False
+
+    def _run(self, target: Path, script: str, report: Callable[[str], None]) -> None:
+        log = _log_path(target, secrets.token_hex(4))
+        slurm = Slurm()
+        with StopSignals() as stop:
+            with _place_for(log):
+                try:
+                    job_id = _submit(slurm, script, log, self.request.cwd)
+                except (UserError, ExternalError):
+                    stop.check()  # ctrl-C in a terminal ends sbatch, too
+                    raise
+            job = BuildJob(slurm, job_id, log, target)
+            report(f"job {job_id} builds {target}")
+            try:
+                failure = follow(job, report, stop)
+            except BaseException:
+                end(job, report)
+                raise
+            finally:
+                # The job is over: what is still there of it, it was killed before it could clean up.
+                for path in (log, *left_over(target)):
+                    with contextlib.suppress(OSError):
+                        path.unlink(missing_ok=True)
+        if failure is not None:
+            raise failure
+
+    def _script(self, asked: Asked, target: Path) -> str:
+        name = re.sub(r"[^A-Za-z0-9._+-]", "-", self.request.image.name)[:80]
+        words = ["build-image", str(target), *_options(self.given), *(["--force"] if self.request.force else [])]
+        if asked.site is not None:  # a node's own name would not tell
+            words.append(f"--site={asked.site}")
+        return render(
+            "sbatch/build.sh.j2",
+            options=(f"--job-name=build-{name}", *asked.options),
+            setup=asked.setup,
+            cwd=str(self.request.cwd),
+            python=sys.executable,
+            words=words,
+        )
+
+
+def _options(given: Mapping[str, str | Path | list[str] | None]) -> Iterator[str]:
+    """The options once more, each value behind its own '='."""
+    for name, value in given.items():
+        for item in value if isinstance(value, list) else [value]:
+            if item is not None:
+                yield f"--{name}={item}"
+
+
+def _require_slurm() -> None:
+    if shutil.which("sbatch") is None:
+        todo = f"call it on a login node of the cluster (`module load slurm` on some), or {HERE}"
+        raise UserError("sbatch is not on this machine", where="--on-node", todo=todo)
+
+
+def _log_path(target: Path, token: str) -> Path:
+    """The job's log, beside the image; `slurmddp image gc` knows the name. Raises UserError."""
+    if "\\" in str(target):  # sbatch cannot be told of such a path
+        todo = "name the image in another folder"
+        raise UserError(f"the image's path {str(target)!r} holds a backslash", where="--on-node", todo=todo)
+    return target.with_name(f".{target.name}.{token}.job")
+
+
+@contextlib.contextmanager
+def _place_for(log: Path) -> Iterator[None]:
+    """The log's folder and the empty log, before there is a job: a node's new file may be seen late.
+
+    Where the block fails, what was made is removed. Raises UserError.
+    """
+    absent = [path for path in (log.parent, *log.parent.parents) if not os.path.lexists(path)]
+    try:
+        with writing(log):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.touch()
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # another build is in there by now
+            log.unlink(missing_ok=True)
+            for path in absent:
+                path.rmdir()
+        raise
+
+
+def _submit(slurm: Slurm, script: str, log: Path, cwd: Path) -> JobId:
+    """Hand the script over; sbatch keeps its own copy. Raises UserError, ExternalError."""
+    with tempfile.TemporaryDirectory(prefix="slurmddp-") as folder:
+        path = Path(folder, _SCRIPT)
+        path.write_text(script, encoding="utf-8")
+        command = slurm.command((), str(path), (str(log),), log=str(log))
+        try:
+            return slurm.submit(command, cwd)
+        except UserError as error:
+            todo = "images.on_node in the site's profile says what is asked for; --dry-run --on-node shows it"
+            raise UserError(error.what, todo=todo) from None

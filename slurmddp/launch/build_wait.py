@@ -1,0 +1,180 @@
+"""The job of `build-image --on-node`, from its submission to its end: its log as it grows, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from slurmddp.errors import ExternalError, UserError
+from slurmddp.images.lock import read_lock
+from slurmddp.images.process import StopSignals
+from slurmddp.slurm.base import JobId, JobView, Scheduler
+
+#: Slurm's words for a job that is over (squeue(1), "JOB STATE CODES").
+ENDED = frozenset((
+    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+    "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL",
+))  # fmt: skip
+#: Seconds between two looks at the log, and between two questions to Slurm, which have time: the log tells of the end.
+LOOK_EVERY = 0.3
+ASK_EVERY = 5.0
+#: Seconds that a shared file system may take to show what a node has written.
+LATE = 20.0
+#: Seconds that a cancelled job is waited for: Slurm's KillWait is 30 s where nobody has changed it.
+CANCEL_WAIT = 60.0
+
+_SHARED = "nodes and this machine have to share the image's folder: name the image in such a one"
+
+
+class BuildJob(NamedTuple):
+    """A submitted build. log: the job's output, whose last line the script writes; target: the image."""
+
+    scheduler: Scheduler
+    id: JobId
+    log: Path
+    target: Path
+
+
+def follow(job: BuildJob, report: Callable[[str], None], stop: StopSignals) -> UserError | ExternalError | None:
+    """Give the log's lines to `report` until the job is over; the error that its end is, exit code 2 or 1, or None.
+
+    Raises Stopped, UserError and ExternalError while the job goes on.
+    """
+    log = _Log(job.log)
+    watch = _Watch(job, report, stop)
+    while True:
+        stop.check()
+        for line in log.new_lines():
+            report(line)
+        if log.code is not None and log.code < 128:
+            return _end_of(job, log.code)
+        # One that was ended by a signal: Slurm knows why.
+        if watch.is_over(at_once=log.code is not None, empty=log.empty):
+            return _verdict(job, watch.view, log)
+        time.sleep(LOOK_EVERY)
+
+
+def end(job: BuildJob, report: Callable[[str], None]) -> None:
+    """Cancel the job and wait until it is over. Never raises: something has gone wrong already."""
+
+    def tell(text: str) -> None:
+        with contextlib.suppress(OSError):  # the terminal may be what has gone
+            report(text)
+
+    tell(f"cancelling job {job.id}")
+    deadline = time.monotonic() + CANCEL_WAIT
+    asked = False
+    while time.monotonic() < deadline:
+        try:
+            if not asked:
+                job.scheduler.cancel(job.id)
+                asked = True
+            view = job.scheduler.job(job.id)
+            if view is None or view.state in ENDED:
+                return
+        except (ExternalError, UserError):
+            pass  # busy, or ended by the terminal's second ctrl-C: once more
+        time.sleep(0.5)
+    tell(f"warning: job {job.id} has not ended yet: look at squeue, and cancel it by `scancel {job.id.id}`")
+
+
+class _Log:
+    """The log: its new whole lines, and the exit code that its last line tells. empty: nothing has come of it yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.code: int | None = None
+        self.empty = True
+        self._path = path
+        self._offset = 0
+
+    def new_lines(self) -> Iterator[str]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return  # not there yet, or not now: a file system that is slow
+        whole = data.rfind(b"\n") + 1
+        self._offset += whole
+        self.empty = self.empty and not whole
+        last = f"{self._path}: exit code "
+        for line in data[:whole].decode("utf-8", "replace").splitlines():
+            if line.startswith(last) and line.removeprefix(last).isdecimal():
+                self.code = int(line.removeprefix(last))
+            else:
+                yield line
+
+
+class _Watch:
+    """What Slurm says of the job, now and then; changes are told."""
+
+    def __init__(self, job: BuildJob, report: Callable[[str], None], stop: StopSignals) -> None:
+        self.view: JobView | None = None
+        self._job, self._report, self._stop = job, report, stop
+        self._next = 0.0
+        self._told = ""
+        self._over_since: float | None = None
+
+    def is_over(self, *, at_once: bool, empty: bool) -> bool:
+        """Whether Slurm says that the job is over, and the log has had time to be seen (not waited for `at_once`)."""
+        now = time.monotonic()
+        if self._over_since is not None:
+            return at_once or now - self._over_since >= LATE
+        if now >= self._next:
+            self._next = now + (1.0 if at_once else ASK_EVERY)
+            self._ask()
+        return False
+
+    def _ask(self) -> None:
+        try:
+            self.view = view = self._job.scheduler.job(self._job.id)
+        except ExternalError as error:
+            self._stop.check()  # ctrl-C in a terminal ends this small command, too
+            self._tell(f"note: {error}")  # the job goes on, whether the controller answers or not
+            return
+        if view is None or view.state in ENDED:
+            self._over_since = time.monotonic()
+        elif view.state == "PENDING":
+            self._tell(f"job {self._job.id} waits" + (f" ({view.reason})" if view.reason else ""))
+        elif view.state == "RUNNING":
+            self._tell(f"job {self._job.id} runs on {view.nodes}")
+
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            self._report(text)
+        self._told = text
+
+
+def _end_of(job: BuildJob, code: int) -> UserError | ExternalError | None:
+    """The error where the build failed, or its image cannot be seen here."""
+    if code == 2:
+        return UserError(f"job {job.id} has refused to build it", todo="the lines above say why")
+    if code != 0:
+        return ExternalError(f"job {job.id} could not build it (exit code {code}): the lines above say why")
+    deadline = time.monotonic() + LATE
+    while read_lock(job.target) is None:
+        if time.monotonic() >= deadline:
+            return UserError(f"job {job.id} has built it, but {job.target} is not here", todo=_SHARED)
+        time.sleep(LOOK_EVERY)
+    return None
+
+
+def _verdict(job: BuildJob, view: JobView | None, log: _Log) -> UserError | ExternalError:
+    """Why a job that did not come to its script's end ended, by Slurm's word."""
+    if view is None:
+        return ExternalError(f"Slurm has forgotten job {job.id}, and its log does not tell how the build ended")
+    if log.empty and view.state in ("COMPLETED", "FAILED"):
+        return UserError(f"job {job.id} has ended, and nothing that it wrote is seen in {job.log.parent}", todo=_SHARED)
+    where = f" on {view.nodes}" if view.nodes else ""
+    more = "images.on_node.{} in the site's profile gives it more"
+    why, todo = {
+        "TIMEOUT": ("reached its time limit", more.format("time")),
+        "OUT_OF_MEMORY": ("took more memory than it was given", more.format("mem_per_node")),
+        "CANCELLED": ("was cancelled", ""),
+        "PREEMPTED": ("was preempted", "try again, or name another partition by images.on_node.partition"),
+        "NODE_FAIL": ("lost its node", "try again"),
+    }.get(view.state, (f"ended as {view.state}", ""))
+    return ExternalError(f"job {job.id} {why}{where}: no image was made" + (f"\n  -> {todo}" if todo else ""))
