@@ -35,6 +35,10 @@ def build_image(
     requirements: Annotated[
         str | None, typer.Option(metavar="FILE", help="Install a requirements file with pip.")
     ] = None,
+    job: Annotated[
+        Path | None,
+        typer.Option(metavar="JOB.yaml", help="What a job file says: container.recipe, base and pip, into its image."),
+    ] = None,
     dockerfile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Convert a Dockerfile; its folder is the build context.")
     ] = None,
@@ -57,9 +61,13 @@ def build_image(
 
     from slurmddp.images.make import Request, preview
     from slurmddp.images.make import build_image as build
-    from slurmddp.launch.image import commit_of, rules_of, wanted_image
+    from slurmddp.launch.image import commit_of, image_of_job, rules_of, wanted_image
 
     cwd = Path.cwd()
+    if job is not None:
+        said = image_of_job(job)
+        recipe, base, pip = recipe or said.recipe, base or said.base, [*said.pip, *(pip or [])]
+        target, site = target or said.target, site or said.site
     options = {"base": base, "apt": apt, "pip": pip, "requirements": requirements}
     wanted = wanted_image(recipe, dockerfile, build_arg or [], stage, options, cwd, os.environ)
     request = Request(wanted, target, cwd, force, update, commit_of)
@@ -67,11 +75,11 @@ def build_image(
         from slurmddp.launch.build_job import OnNode
 
         more = {"recipe": recipe, "dockerfile": dockerfile, "build-arg": build_arg, "stage": stage}
-        job = OnNode(request, {**more, **options}, site, os.environ)
+        batch = OnNode(request, {**more, **options}, site, os.environ)
         if dry_run:
-            typer.echo(job.preview(opt.say), nl=False)
+            typer.echo(batch.preview(opt.say), nl=False)
         else:
-            _tell_built(*job.build(opt.say))
+            _tell_built(*batch.build(opt.say))
         return
     if dry_run:
         typer.echo(preview(request, opt.say).definition, nl=False)

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 def problems(prepared: Prepared) -> Iterator[UserError]:
     """Everything that is missing here, the most likely slip first."""
     plan, resolved = prepared.plan, prepared.resolved
-    yield from _image(plan, resolved.place("container", "image"))
+    said = resolved.job.container
+    of_job = " --job JOB.yaml" if said.recipe or said.base else ""
+    yield from _image(plan, resolved.place("container", "image"), of_job)
     yield from absent_inputs(prepared)
     told = {host for *_, host in _inputs(prepared)}
     for bind in plan.container.binds:
@@ -113,12 +115,12 @@ def driver_verdict(prepared: Prepared) -> Verdict | None:
     return check(cuda, driver, gpu=gpu) if cuda.cuda is not None else None
 
 
-def _image(plan: Plan, where: str) -> Iterator[UserError]:
+def _image(plan: Plan, where: str, of_job: str) -> Iterator[UserError]:
     image = plan.container.image
     if image is None:
         return
     if not os.path.exists(image):
-        yield UserError(f"the image {image} does not exist", where=where, todo="slurmddp build-image makes one")
+        yield UserError(f"the image {image} does not exist", where=where, todo=f"slurmddp build-image{of_job} makes it")
     elif os.path.isfile(image) and not is_sif(Path(image)):
         yield UserError(
             f"{image} is no SIF image", where=where, todo="name a .sif file; build or copy it again if it is one"

@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.images.make import Rules
@@ -52,6 +52,32 @@ def wanted_image(
             value = environment.get(name, "")
         pairs[name] = value
     return of_dockerfile(cwd / dockerfile, pairs, stage)
+
+
+class OfJob(NamedTuple):
+    """What a job says of its image. target: container.image; site: where it was found that the job runs."""
+
+    recipe: str | None
+    base: str | None
+    pip: tuple[str, ...]
+    target: Path | None
+    site: str
+
+
+def image_of_job(job: Path) -> OfJob:
+    """What `build-image --job` makes. Raises UserError for a mistake in the job, and where it names no recipe."""
+    from slurmddp.launch.prepare import Request, resolved_job
+
+    resolved = resolved_job(Request(str(job)))
+    container = resolved.job.container
+    if container.recipe is None and container.base is None:
+        raise UserError(
+            "neither container.recipe nor container.base is set",
+            where=str(job),
+            todo="say what the image is made from: container: {recipe: ngc-pytorch}, or {base: 25.04}",
+        )
+    target = Path(container.image) if container.image else None
+    return OfJob(container.recipe, container.base, container.pip, target, resolved.site.name)
 
 
 def commit_of(folder: Path) -> str | None:

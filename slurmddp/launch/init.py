@@ -46,6 +46,7 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
         task=None if script else (task or "lm"),
         standard_library=unexpand(sysconfig.get_path("stdlib")),
         asks=[key for key in asks if key not in known],
+        recipe={"nvidia": "ngc-pytorch", "none": "cpu-debian"}.get(profile.gpu_vendor),
         has_gpus=profile.gpu_vendor != "none",
         in_container=container.get("runtime", "apptainer") != "none",
         site_image=container.get("image"),

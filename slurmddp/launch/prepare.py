@@ -53,8 +53,19 @@ class Prepared(NamedTuple):
 
 def prepare(request: Request) -> Prepared:
     """Raises UserError for every mistake in the job, the site or the command line."""
-    job_file, options = _job_and_options(request)
     resumed = _resumed_runs(request)
+    resolved = resolved_job(request, resumed)
+    cwd = _cwd(request.environment)
+    folders = tuple(str(path / "checkpoints") for path in resumed)
+    allocation = _allocation(request.environment) if request.inside else None
+    seconds = _save_seconds(resumed)
+    context = Context(cwd, sys.executable, folders, request.inside, allocation, seconds)
+    return Prepared(resolved, make_plan(resolved, context), resumed, seconds)
+
+
+def resolved_job(request: Request, resumed: Sequence[Path] = ()) -> Resolved:
+    """The job and its site, without a plan. Raises UserError."""
+    job_file, options = _job_and_options(request)
     if job_file is None and request.job is None:
         if not resumed:
             raise UserError("no job is named", todo="name a job file (`slurmddp init job.yaml` writes one) or a script")
@@ -63,13 +74,7 @@ def prepare(request: Request) -> Prepared:
         job_file = RunFolder(resumed[0]).job_yaml
     catalogue = Catalogue(request.environment)
     sources = Sources(job_file, options, request.environment, config_files(request.environment))
-    resolved = resolve(sources, catalogue.load, lambda: _detected(catalogue, request), strict=request.strict)
-    cwd = _cwd(request.environment)
-    folders = tuple(str(path / "checkpoints") for path in resumed)
-    allocation = _allocation(request.environment) if request.inside else None
-    seconds = _save_seconds(resumed)
-    context = Context(cwd, sys.executable, folders, request.inside, allocation, seconds)
-    return Prepared(resolved, make_plan(resolved, context), resumed, seconds)
+    return resolve(sources, catalogue.load, lambda: _detected(catalogue, request), strict=request.strict)
 
 
 def _save_seconds(runs: Sequence[Path]) -> float | None:

@@ -40,16 +40,16 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
     """
     files = run_files(prepared, "RUN_ID")
     container = prepared.resolved.job.container
-    if container.base is not None:
+    if container.base is not None or container.recipe is not None:
         from slurmddp.images.definition import render_definition
         from slurmddp.images.recipe import read_recipe
 
         options = {"base": container.base, "pip": container.pip}
         files["image.def"] = render_definition(
-            read_recipe(None, options, Path.cwd(), os.environ), prepared.plan.version
+            read_recipe(container.recipe, options, Path.cwd(), os.environ), prepared.plan.version
         )
     elif prepared.plan.container.runtime != "none":
-        say("note: no image.def: container.base does not say what the image is made from")
+        say("note: no image.def: neither container.recipe nor container.base says what the image is made from")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

@@ -163,8 +163,9 @@ class Bind(Model):
 
 
 class Container(Model):
-    """What the ranks run in. `base` and `pip` say what `slurmddp build-image` makes the image from. compat: each node
-    with NVIDIA GPUs chooses by its driver between its own libcuda and the image's; false: as the image has it."""
+    """What the ranks run in. `recipe`, `base` and `pip` say what `slurmddp build-image --job` makes the image from.
+    compat: each node with NVIDIA GPUs chooses by its driver between its own libcuda and the image's; false: as the
+    image has it."""
 
     runtime: Literal["apptainer", "singularity", "none"] | None = None
     image: PathStr | None = None
@@ -172,6 +173,7 @@ class Container(Model):
     binds: Annotated[tuple[Bind, ...], Adds()] = ()
     options: Annotated[tuple[RuntimeOption, ...], Adds()] = ()
     compat: bool = True
+    recipe: Line | None = None
     base: Line | None = None
     pip: Annotated[tuple[Line, ...], Adds()] = ()
 

@@ -14,7 +14,7 @@ import pytest
 
 from slurmddp.images.lock import lock_path
 from slurmddp.images.registry.documents import ARCHITECTURES
-from tests.helpers import Desk, Result
+from tests.helpers import LM_JOB, Desk, Result
 from tests.registry import Registry
 
 Cli = Callable[..., Result]
@@ -189,3 +189,27 @@ def test_a_copy_without_its_time_or_its_lock_is_told(bench: Desk, build: Callabl
     assert "copied without its time (cp -p, rsync -a keep it)" in shown and "recipe" not in shown
     (bench.project / "there/mine.sif.lock.json").unlink()
     assert "or its .lock.json was not copied with it" in cli("image", "inspect", "there/mine.sif").out
+
+
+def test_an_image_as_the_job_file_says(bench: Desk, build: Callable[..., Any], cli: Cli) -> None:
+    job = LM_JOB + "container: {image: here/it.sif, recipe: recipes/mine.yaml, pip: [einops]}\n"
+    bench.write("job.yaml", job)
+    bench.write("books/a.txt", "text")
+    missing = cli("submit", "job.yaml")
+    assert missing.code == 2 and "build-image --job JOB.yaml makes it" in missing.err
+    definition, lock, _ = build("--job", "job.yaml", "--pip", "rich")
+    assert (bench.project / "here/it.sif").is_file() and lock["recipe"] == "mine"
+    assert "einops" in definition and "rich" in definition
+    assert cli("render", "job.yaml", "-o", "out").code == 0
+    assert "einops" in (bench.project / "out/image.def").read_text()
+    elsewhere = cli("build-image", "other.sif", "--job", "job.yaml", "--base", "25.04", "--dry-run")
+    assert "From: nvcr.io/nvidia/pytorch:25.04-py3" in elsewhere.out
+
+
+def test_a_job_file_that_does_not_say_what_its_image_is_made_from(bench: Desk, cli: Cli) -> None:
+    bench.write("job.yaml", LM_JOB)
+    done = cli("build-image", "--job", "job.yaml")
+    assert done.code == 2 and "neither container.recipe nor container.base is set" in done.err
+    assert "job.yaml" in done.err and "{recipe: ngc-pytorch}" in done.err
+    done = cli("build-image", "--job", "nowhere.yaml")
+    assert done.code == 2 and "nowhere.yaml" in done.err
