@@ -3,8 +3,8 @@
     python -m benchmarks.images [--pairs N] [--bin FOLDER]
 
 Definitions are measured beyond start-up: the same command with a file that is not there, which it refuses once it has
-loaded all that reads files. What is left is reading, checking and rendering, with the loading of Jinja. Exit code 1 where a
-target is missed.
+loaded all that reads files. What is left is reading, checking and rendering, with the loading of Jinja. Exit code 1
+where a target is missed.
 """
 
 from __future__ import annotations
