@@ -7,7 +7,9 @@ import io
 import json
 import shutil
 import subprocess
+import sys
 import tarfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,7 +66,8 @@ def alice(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with Registry.started(folder) as registry:
         root = packed(wanted().image_roots / "bookworm", folder / "root.tar.gz")
         torch = layer(TORCH, "usr/local/lib/python3.11/dist-packages")
-        registry.push("lab/base", "1.0", {"config": {"Env": ENVIRONMENT}}, [root, torch])
+        pins = layer({"constraint.txt": "numberkit==1.0\n"}, "etc/pip")
+        registry.push("lab/base", "1.0", {"config": {"Env": ENVIRONMENT}}, [root, torch, pins])
     there = cluster.machine_path("/home/alice/registry")
     shutil.copytree(registry.storage, there / "storage")
     shutil.copy(shutil.which(PROGRAM) or PROGRAM, there / PROGRAM)
@@ -124,6 +127,54 @@ def test_a_recipe_becomes_an_image_that_is_built_once(alice: Alice) -> None:
     assert "nothing to do" in build(alice, "--recipe", "mine.yaml", "--update").stderr
     told = alice.command("image", "inspect", image, "--driver", "535.183.01").stdout
     assert "minor-version compatibility" in told and "speech" not in told
+
+
+def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
+    """A package with nothing in it, in an index of its own (PEP 503)."""
+    facts = f"{name}-{version}.dist-info"
+    needs = "".join(f"Requires-Dist: {item}\n" for item in requires)
+    files = {
+        f"{facts}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+        f"{facts}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{path},,\n" for path in [*files, f"{facts}/RECORD"])
+    place = folder / name
+    place.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(place / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        for path, text in {**files, f"{facts}/RECORD": record}.items():
+            file.writestr(path, text)
+
+
+def test_pip_and_uv_keep_the_base_s_torch_and_its_pins(alice: Alice, tmp_path: Path) -> None:
+    index = tmp_path / "simple"
+    wheel(index, "numberkit", "1.0")
+    wheel(index, "numberkit", "2.0")  # which the base's own pins refuse
+    wheel(index, "speech", "1.0", "torch>=2", "numberkit")
+    wheel(index, "hasty", "1.0", "torch<2.13")
+    (index / "uv").mkdir()
+    download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(index / "uv"), "uv>=0.5"]
+    subprocess.run(download, check=True, timeout=300)
+    for folder in index.iterdir():
+        links = "".join(f'<a href="{path.name}">{path.name}</a>\n' for path in sorted(folder.iterdir()))
+        (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>\n{links}</body></html>\n")
+    cluster = alice.cluster
+    shutil.copytree(index, cluster.machine_path(f"{HOME}/simple"), dirs_exist_ok=True)
+    for installer in ("pip", "uv"):
+        recipe = {
+            "base": f"docker://{BASE}", "installer": installer, "index": "file:///opt/simple",
+            "files": ["simple:/opt/simple"], "pip": ["speech"],
+        }  # fmt: skip
+        cluster.write(f"{HOME}/{installer}.yaml", json.dumps(recipe))
+        done = build(alice, f"{installer}.sif", "--recipe", f"{installer}.yaml", "--force")
+        assert done.stdout == f"{HOME}/{installer}.sif\n"
+        packages = lock(alice, f"{HOME}/{installer}.sif")["packages"]
+        assert {"numberkit==1.0", "speech==1.0", "torch==2.13.0"} <= set(packages)
+        assert any(name.startswith("uv==") for name in packages) is (installer == "uv")
+
+        failed = build(alice, "hasty.sif", "--recipe", f"{installer}.yaml", "--pip", "hasty", "--force", check=False)
+        assert failed.returncode == 1 and "hasty" in failed.stderr.split("failed with exit code")[1].split("-> ")[0]
+        assert "torch" in failed.stderr.split("-> ")[1].splitlines()[0]
+        assert not cluster.machine_path(f"{HOME}/hasty.sif").exists()
 
 
 def test_a_failing_test_leaves_no_image_and_says_so(alice: Alice) -> None:
