@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import shutil
 import subprocess
-import sys
-import tarfile
-import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,53 +17,32 @@ from tests.registry import PROGRAM, Registry
 from .build import wanted
 from .cluster import Cluster
 from .runs import Alice
+from .standins import make_index, push_all
 
 pytestmark = pytest.mark.cluster
 
 PORT = 5000
 BASE = f"127.0.0.1:{PORT}/lab/base:1.0"
 HOME = "/home/alice/shelf"
-#: Stands in for the real one, which is large: what a build compares is what it says.
-TORCH = {
-    "torch/__init__.py": "from . import cuda, version\n__version__ = '2.13.0'\n",
-    "torch/version.py": "cuda = '12.9'\n",
-    "torch/cuda/__init__.py": "from . import nccl\n",
-    "torch/cuda/nccl.py": "def version():\n    return (2, 26, 3)\n",
-    "torch-2.13.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n",
-}
-ENVIRONMENT = ["CUDA_DRIVER_VERSION=575.51.02", "CUDA_VERSION=12.9.0.036", "PATH=/usr/local/bin:/usr/bin:/bin"]
-
-
-def layer(files: dict[str, str], below: str) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(f"{below}/{name}")
-            entry.size = len(text.encode())
-            tar.addfile(entry, io.BytesIO(text.encode()))
-    return buffer.getvalue()
-
-
-def packed(root: Path, target: Path) -> Path:
-    """A root folder as a layer. All of it is root's."""
-    with gzip.open(target, "wb", compresslevel=1) as file:
-        command = ["tar", "-C", str(root), "--owner=0", "--group=0", "--numeric-owner", "-c", "."]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as tar:
-            assert tar.stdout is not None
-            shutil.copyfileobj(tar.stdout, file)
-    assert tar.returncode == 0
-    return target
+EXAMPLES = Path(__file__).parents[2] / "examples/images"
+#: What the examples start from, in the place of the registries that cannot be reached.
+MIRRORED = f"""\
+name: mirrored
+title: the test cluster with mirrors
+bases: [testcluster]
+images: {{mirrors: {{docker.io: "127.0.0.1:{PORT}/hub", nvcr.io: "127.0.0.1:{PORT}/ngc"}}}}
+"""
 
 
 @pytest.fixture(scope="module")
 def alice(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alice]:
     """Alice, and a registry on the login host that has one base: Debian with Python and something called torch."""
     folder = tmp_path_factory.mktemp("registry")
+    make_index(folder / "simple")
     with Registry.started(folder) as registry:
-        root = packed(wanted().image_roots / "bookworm", folder / "root.tar.gz")
-        torch = layer(TORCH, "usr/local/lib/python3.11/dist-packages")
-        pins = layer({"constraint.txt": "numberkit==1.0\n"}, "etc/pip")
-        registry.push("lab/base", "1.0", {"config": {"Env": ENVIRONMENT}}, [root, torch, pins])
+        push_all(registry, wanted().image_roots / "bookworm", folder / "simple", folder)
+    shutil.copytree(folder / "simple", cluster.machine_path(f"{HOME}/simple"))
+    cluster.write("/home/alice/.config/slurmddp/sites/mirrored.yaml", MIRRORED)
     there = cluster.machine_path("/home/alice/registry")
     shutil.copytree(registry.storage, there / "storage")
     shutil.copy(shutil.which(PROGRAM) or PROGRAM, there / PROGRAM)
@@ -77,7 +52,7 @@ def alice(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "http": {"addr": f"127.0.0.1:{PORT}"},
     }
     cluster.write("/home/alice/registry/config.yml", json.dumps(settings))  # JSON is YAML
-    cluster.run("login", ["chown", "-R", "alice:", "/home/alice/registry"], user="root")
+    cluster.run("login", ["chown", "-R", "alice:", "/home/alice/registry", HOME], user="root")
     server = cluster.popen(
         "login", ["/home/alice/registry/docker-registry", "serve", "/home/alice/registry/config.yml"]
     )
@@ -89,8 +64,16 @@ def alice(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def build(alice: Alice, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    command = ["slurmddp", "build-image", "--site", "testcluster", *words]
+    site = [] if "--site" in words else ["--site", "testcluster"]
+    command = ["slurmddp", "build-image", *site, *words]
     return alice.cluster.run("login", command, cwd=HOME, check=check, timeout=300)
+
+
+def example(alice: Alice, name: str) -> None:
+    """A folder of examples/images in alice's."""
+    for path in (path for path in (EXAMPLES / name).rglob("*") if path.is_file()):
+        place = f"{HOME}/{name}/{path.relative_to(EXAMPLES / name)}"
+        alice.cluster.write(place, path.read_text(), mode=path.stat().st_mode & 0o777)
 
 
 def lock(alice: Alice, image: str) -> dict[str, Any]:
@@ -129,36 +112,8 @@ def test_a_recipe_becomes_an_image_that_is_built_once(alice: Alice) -> None:
     assert "minor-version compatibility" in told and "speech" not in told
 
 
-def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
-    """A package with nothing in it, in an index of its own (PEP 503)."""
-    facts = f"{name}-{version}.dist-info"
-    needs = "".join(f"Requires-Dist: {item}\n" for item in requires)
-    files = {
-        f"{facts}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
-        f"{facts}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = "".join(f"{path},,\n" for path in [*files, f"{facts}/RECORD"])
-    place = folder / name
-    place.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(place / f"{name}-{version}-py3-none-any.whl", "w") as file:
-        for path, text in {**files, f"{facts}/RECORD": record}.items():
-            file.writestr(path, text)
-
-
-def test_pip_and_uv_keep_the_base_s_torch_and_its_pins(alice: Alice, tmp_path: Path) -> None:
-    index = tmp_path / "simple"
-    wheel(index, "numberkit", "1.0")
-    wheel(index, "numberkit", "2.0")  # which the base's own pins refuse
-    wheel(index, "speech", "1.0", "torch>=2", "numberkit")
-    wheel(index, "hasty", "1.0", "torch<2.13")
-    (index / "uv").mkdir()
-    download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(index / "uv"), "uv>=0.5"]
-    subprocess.run(download, check=True, timeout=300)
-    for folder in index.iterdir():
-        links = "".join(f'<a href="{path.name}">{path.name}</a>\n' for path in sorted(folder.iterdir()))
-        (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>\n{links}</body></html>\n")
+def test_pip_and_uv_keep_the_base_s_torch_and_its_pins(alice: Alice) -> None:
     cluster = alice.cluster
-    shutil.copytree(index, cluster.machine_path(f"{HOME}/simple"), dirs_exist_ok=True)
     for installer in ("pip", "uv"):
         recipe = {
             "base": f"docker://{BASE}", "installer": installer, "index": "file:///opt/simple",
@@ -201,10 +156,7 @@ def test_what_the_registry_does_not_have(alice: Alice) -> None:
 
 def test_dockerfiles_behave_as_they_say(alice: Alice) -> None:
     cluster = alice.cluster
-    examples = Path(__file__).parents[2] / "examples/images"
-    for path in (path for path in (examples / "pinned").rglob("*") if path.is_file()):
-        place = f"{HOME}/pinned/{path.relative_to(examples / 'pinned')}"
-        cluster.write(place, path.read_text(), mode=path.stat().st_mode & 0o777)
+    example(alice, "pinned")
     done = build(alice, "pinned.sif", "--dockerfile", "pinned/Dockerfile", "--build-arg", f"BASE={BASE}")
     assert done.stdout.strip() == f"{HOME}/pinned.sif"
     shown = cluster.run("login", ["srun", "-w", "node1", "apptainer", "run", f"{HOME}/pinned.sif"]).stdout
@@ -218,6 +170,7 @@ ARG WORD=salt
 ENV TASTE=$WORD
 RUN ["/bin/sh", "-c", "printf '%s\\\\n' \\"$TASTE\\" > /taste"]
 FROM {BASE}
+RUN echo "$CUDA_VERSION" > /opt/of-the-base
 COPY --from=made /taste /opt/taste
 WORKDIR /opt
 ENTRYPOINT ["cat", "taste"]
@@ -226,6 +179,29 @@ ENTRYPOINT ["cat", "taste"]
     build(alice, "stages.sif", "--dockerfile", "stages/Dockerfile", "--build-arg", "WORD=two words")
     assert cluster.run("login", ["apptainer", "run", f"{HOME}/stages.sif"]).stdout == "two words\n"
     assert list(lock(alice, f"{HOME}/stages.sif")["digests"]) == [BASE]
+    seen = cluster.run("login", ["apptainer", "exec", f"{HOME}/stages.sif", "cat", "/opt/of-the-base"]).stdout
+    assert seen == "12.9.0.036\n", "the base's variables are there in a RUN"
+
+
+def test_the_examples_build_and_run(alice: Alice) -> None:
+    """From stand-ins for python:3.12-slim and NVIDIA's image, in a registry that mirrors theirs."""
+    example(alice, "wheel")
+    build(alice, "wheel.sif", "--dockerfile", "wheel/Dockerfile", "--site", "mirrored", "--force")
+    assert list(lock(alice, f"{HOME}/wheel.sif")["digests"]) == ["python:3.12-slim"]
+    run = partial(alice.cluster.run, "login")
+    assert run(["apptainer", "run", f"{HOME}/wheel.sif"]).stdout == "1 2 3\n"
+    assert run(["apptainer", "run", f"{HOME}/wheel.sif", "5"]).stdout == "1 2 3 4 5\n"
+    assert run(["apptainer", "exec", f"{HOME}/wheel.sif", "cat", "/etc/built"]).stdout == "the wheel is in\n"
+
+    example(alice, "ngc-training")
+    build(alice, "ngc.sif", "--dockerfile", "ngc-training/Dockerfile", "--site", "mirrored", "--force")
+    packages = lock(alice, f"{HOME}/ngc.sif")["packages"]
+    assert {"datasets==3.6.0", "numberkit==1.0", "torch==2.13.0"} <= set(packages), "its own torch and pins stay"
+    done = run(["apptainer", "run", f"{HOME}/ngc.sif"])
+    assert done.stdout == "a first run: 100 steps\n"
+    assert "from the base\ntraining on login\n" in done.stderr
+    again = run(["apptainer", "run", f"{HOME}/ngc.sif", "--steps", "7", "--name", "an other run"])
+    assert again.stdout == "an other run: 7 steps\n"
 
 
 def test_a_build_on_a_node(alice: Alice, base_image_root: str, plain_image_root: str) -> None:

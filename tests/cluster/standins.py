@@ -1,0 +1,106 @@
+"""Images for the local registry that stand in for those of outside ones: their layers, and an index of packages."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.registry import Registry
+
+#: Stands in for the real one, which is large: what a build compares is what it says.
+TORCH = {
+    "torch/__init__.py": "from . import cuda, version\n__version__ = '2.13.0'\n",
+    "torch/version.py": "cuda = '12.9'\n",
+    "torch/cuda/__init__.py": "from . import nccl\n",
+    "torch/cuda/nccl.py": "def version():\n    return (2, 26, 3)\n",
+    "torch-2.13.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n",
+}
+PACKAGES = "usr/local/lib/python3.11/dist-packages"
+ENVIRONMENT = ["CUDA_DRIVER_VERSION=575.51.02", "CUDA_VERSION=12.9.0.036", "PATH=/usr/local/bin:/usr/bin:/bin"]
+#: Where the stand-ins have their packages from.
+INDEX = "/opt/simple"
+_PIP = [f"PIP_INDEX_URL=file://{INDEX}", "PIP_BREAK_SYSTEM_PACKAGES=1"]
+#: As NVIDIA's own ends: what it was given.
+_ENTRYPOINT = "#!/bin/sh\necho 'from the base' >&2\nexec \"$@\"\n"
+_PYTHON = {"python": '#!/bin/sh\nexec python3 "$@"\n'}
+
+
+def push_all(registry: Registry, root: Path, index: Path, folder: Path) -> None:
+    """lab/base:1.0, and, below hub/ and ngc/, what two Dockerfiles of examples/images start from.
+
+    root: a root folder with Debian's Python; index: of packages; folder: for what is made on the way.
+    """
+    whole = packed(root, folder / "root.tar.gz")
+    torch = layer(TORCH, PACKAGES)
+    pins = layer({"constraint.txt": "numberkit==1.0\n"}, "etc/pip")
+    packages = layer({str(path.relative_to(index)): path.read_bytes() for path in index.rglob("*.*")}, INDEX[1:])
+    python = layer(_PYTHON, "usr/local/bin", mode=0o755)
+    registry.push("lab/base", "1.0", {"config": {"Env": ENVIRONMENT}}, [whole, torch, pins])
+    slim = {"Env": [*_PIP, ENVIRONMENT[-1]], "Cmd": ["python3"]}
+    registry.push("hub/library/python", "3.12-slim", {"config": slim}, [whole, packages, python])
+    ngc = {"Env": [*ENVIRONMENT, *_PIP, "PIP_CONSTRAINT=/etc/pip/constraint.txt"], "WorkingDir": "/workspace"}
+    entrypoint = layer({"nvidia_entrypoint.sh": _ENTRYPOINT}, "opt/nvidia", mode=0o755)
+    layers = [whole, torch, pins, packages, python, entrypoint]
+    registry.push("ngc/nvidia/pytorch", "25.04-py3", {"config": ngc}, layers)
+
+
+def layer(files: Mapping[str, str | bytes], below: str, mode: int = 0o644) -> bytes:
+    """Files below a folder of the image."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
+        for name, content in files.items():
+            data = content.encode() if isinstance(content, str) else content
+            entry = tarfile.TarInfo(f"{below}/{name}")
+            entry.size, entry.mode = len(data), mode
+            tar.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def packed(root: Path, target: Path) -> Path:
+    """A root folder as a layer. All of it is root's."""
+    with gzip.open(target, "wb", compresslevel=1) as file:
+        command = ["tar", "-C", str(root), "--owner=0", "--group=0", "--numeric-owner", "-c", "."]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as tar:
+            assert tar.stdout is not None
+            shutil.copyfileobj(tar.stdout, file)
+    assert tar.returncode == 0
+    return target
+
+
+def make_index(index: Path) -> None:
+    """A package index in a folder (PEP 503): packages with nothing in them, and the real uv and setuptools."""
+    wheel(index, "numberkit", "1.0")
+    wheel(index, "numberkit", "2.0")  # which the base's own pins refuse
+    wheel(index, "speech", "1.0", "torch>=2", "numberkit")
+    wheel(index, "hasty", "1.0", "torch<2.13")
+    wheel(index, "einops", "0.8.1")
+    wheel(index, "datasets", "3.6.0", "numberkit")
+    for name, wanted in (("uv", "uv>=0.5"), ("setuptools", "setuptools>=77")):
+        (index / name).mkdir()
+        download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(index / name), wanted]
+        subprocess.run(download, check=True, timeout=300)
+    for folder in index.iterdir():
+        links = "".join(f'<a href="{path.name}">{path.name}</a>\n' for path in sorted(folder.iterdir()))
+        (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>\n{links}</body></html>\n")
+
+
+def wheel(index: Path, name: str, version: str, *requires: str) -> None:
+    """A package with nothing in it."""
+    facts = f"{name}-{version}.dist-info"
+    needs = "".join(f"Requires-Dist: {item}\n" for item in requires)
+    files = {
+        f"{facts}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+        f"{facts}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{facts}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{facts}/RECORD"])
+    (index / name).mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(index / name / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        for path, text in files.items():
+            file.writestr(path, text)
