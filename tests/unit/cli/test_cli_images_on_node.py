@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -224,12 +225,24 @@ def test_a_job_that_never_came_to_its_end(place: Place, build: Build, state: str
     assert place.left == []
 
 
+def _as_in_a_terminal() -> None:
+    """What runs in the background, or under nohup, is born with these ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def started(place: Place) -> Iterator[subprocess.Popen[str]]:
+    """The command as a process of its own, ended after two minutes at the latest."""
     command = [sys.executable, "-m", "slurmddp", "build-image", "x.sif", "--base=base.sif", "--on-node", "--site=gpus"]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=place.project, env=place.desk.environment, stderr=pipe, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=place.project, env=place.desk.environment, stderr=pipe, text=True, preexec_fn=_as_in_a_terminal
+    ) as process:
+        end = threading.Timer(120, process.kill)
+        end.start()
         yield process
         process.kill()
+        end.cancel()
 
 
 @pytest.mark.parametrize("waits", [False, True])
