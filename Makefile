@@ -68,14 +68,15 @@ lint: $(VENV)/.test
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n auto tests/unit tests/golden
+	$(BIN)/python -m pytest -q -n auto --timeout=300 tests/unit tests/golden
 
 # Real processes on a busy machine miss a deadline now and then: a test may be run once more, and the last line says so.
+# Nothing may hang for ever: --timeout is far beyond what the slowest test takes, with its fixtures (a second try has none).
 runtime-test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --reruns 1 --rerun-show-tracebacks --durations=25 tests/runtime
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=900 tests/runtime
 
 cluster-test: $(VENV)/.test
-	$(BIN)/python -m pytest -q --reruns 1 --rerun-show-tracebacks --durations=25 tests/cluster
+	$(BIN)/python -m pytest -q --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=1800 tests/cluster
 
 # --- the test cluster, for people (root only; see tests/cluster/README.md)
 
