@@ -25,8 +25,9 @@ def explain(lines: Iterable[str]) -> Cause | None:
 
 
 def _conflict(found: re.Match[str]) -> Cause:
-    package, pinned = found["package"].strip(), found["pinned"]
-    wants = package if package.startswith("The user requested") else f"{package} {found['wants']}"
+    pinned = found["pinned"]
+    # All of them: which one the pin does not suit, pip does not say.
+    wants = "; ".join(line.strip() for line in found["wants"].splitlines())
     wants = wants.replace("The user requested", "what was asked for is")
     name = re.split(r"[=<>!~ ]", pinned)[0]
     keeps = "which is built for its CUDA and NCCL" if name == "torch" else "which its own packages were tested with"
@@ -37,7 +38,8 @@ def _conflict(found: re.Match[str]) -> Cause:
 
 
 def _uv_conflict(found: re.Match[str]) -> Cause:
-    said = " ".join(found["said"].split())
+    # It begins with an arrow, or, in newer versions, with a word
+    said = " ".join(found["said"].split()).removeprefix("\u2570\u2500\u25b6 ").removeprefix("cause: ")
     return Cause(f"the packages do not go together: {said}", "take other versions, or a base with another torch")
 
 
@@ -58,11 +60,11 @@ _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Cause]], ...] = (
         "take a base for this architecture, or build on such a machine",
     )),
     (
-        r"The conflict is caused by:\n +(?P<package>[^\n]*?)(?: (?P<wants>depends on [^\n]*))?\n"
-        r"(?:[^\n]*\n)*? +The user requested \(constraint\) (?P<pinned>[^\n]*)",
+        r"The conflict is caused by:\n(?P<wants>(?: +[^\n]*\n)+?)"
+        r" +The user requested \(constraint\) (?P<pinned>[^\n]*)",
         _conflict,
     ),
-    (r"No solution found when resolving dependencies:\n(?P<said>(?:.*\n?){1,6})", _uv_conflict),
+    (r"No solution found when resolving dependencies:?\n(?P<said>(?: +.*\n?){1,6})", _uv_conflict),
     (r"NewConnectionError|[Tt]emporary failure (?:in name resolution|resolving)|Could not resolve host", _fixed(
         "the build could not reach the internet", _NETWORK,
     )),

@@ -53,6 +53,21 @@ def test_pip(tmp_path: Path, wanted: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
+        (  # pip of Debian 12
+            "The conflict is caused by:\n    speech 1.0 depends on torch>=2\n    hasty 1.0 depends on torch<2.13\n"
+            "    The user requested (constraint) torch==2.13.0\n\nTo fix this you could try to:",
+            "speech 1.0 depends on torch>=2; hasty 1.0 depends on torch<2.13, and the base keeps torch==2.13.0, which",
+        ),
+        (  # uv 0.13
+            "error: No solution found when resolving dependencies\n  cause: Because all versions of hasty depend on "
+            "torch<2.13 and you require torch==2.13.0, we can conclude\n         that it is unsatisfiable.",
+            "the packages do not go together: Because all versions of hasty depend on torch<2.13 and you require",
+        ),
+        (  # uv 0.5
+            "  \u00d7 No solution found when resolving dependencies:\n  \u2570\u2500\u25b6 Because hasty==1.0 depends "
+            "on torch<2.13\n      and you require hasty, it is unsatisfiable.",
+            "the packages do not go together: Because hasty==1.0 depends on torch<2.13 and you require hasty, it",
+        ),
         ("mksquashfs: write failed: No space left on device", "there is no space left"),
         ("FATAL: While performing build: while creating SIF: write x: no space left on device", "there is no space"),
         ("ERROR: Failed to create user namespace: No space left on device", "this machine does not let its users"),
