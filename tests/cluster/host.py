@@ -111,7 +111,8 @@ def start_init(command: Sequence[str], log: Path) -> tuple[subprocess.Popen[str]
 
 
 def entry(init: ProcessId, argv: Sequence[str], user: str, cwd: str | None, env: Mapping[str, str]) -> list[str]:
-    """The command that runs `argv` in a host as a login would: that user, nothing of our environment."""
+    """The command that runs `argv` in a host as a login would: that user, nothing of our environment, and no signal
+    ignored, which tests that run in the background or under nohup would hand down."""
     home = "/root" if user == "root" else f"/home/{user}"
     path = "/usr/local/bin:/usr/bin:/bin" + (":/usr/local/sbin:/usr/sbin:/sbin" if user == "root" else "")
     login = {
@@ -125,7 +126,7 @@ def entry(init: ProcessId, argv: Sequence[str], user: str, cwd: str | None, env:
     return [
         "nsenter", "--target", str(init.pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--",
         "/usr/bin/setpriv", "--reuid", user, "--regid", user, "--init-groups", "--",
-        "/usr/bin/env", "-i", *(f"{name}={value}" for name, value in {**login, **env}.items()),
+        "/usr/bin/env", "-i", "--default-signal", *(f"{name}={value}" for name, value in {**login, **env}.items()),
         "/bin/sh", "-c", 'umask 022; cd -- "$0" && exec "$@"', cwd or home, *argv,
     ]  # fmt: skip
 
