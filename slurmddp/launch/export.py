@@ -16,6 +16,7 @@ from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.process import StopSignals
 from slurmddp.launch.prepare import Prepared, Request, prepare
 from slurmddp.plan.model import BindPlan, ContainerPlan
+from slurmddp.plan.program import INHERITED
 from slurmddp.runs import checkpoints
 from slurmddp.runs.checkpoints import Stored
 from slurmddp.runs.layout import RunFolder
@@ -27,8 +28,7 @@ CONTENTS = ("model", "all")
 _USERS_MISTAKE = 2  # the exit code of slurmddp.runtime.export for what its user can put right
 _NOT_FOUND = 127  # of a shell and of env(1)
 _ERROR = "slurmddp: error: "
-# As in node.sh: inherited ones would change what the container sees.
-_INHERITED = re.compile("(APPTAINER|SINGULARITY)_(BIND|BINDPATH|MOUNT|CONTAIN|CONTAINALL|COMPAT)")
+_INHERITED = re.compile(f"(APPTAINER|SINGULARITY)_({'|'.join(INHERITED)})")
 
 # Setup lines need a shell without -e and -u, and must not see our arguments, which scripts that they source would take
 # for their own. $1: where to run (a folder with nothing that Python could import by mistake); $2: how many lines; then

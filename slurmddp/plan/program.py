@@ -13,6 +13,8 @@ from slurmddp.spec.expand import begins_open
 from slurmddp.spec.job import Job
 from slurmddp.spec.resolve import Resolved
 
+#: Behind APPTAINER_ and SINGULARITY_: inherited, these would change what a container sees.
+INHERITED = ("BIND", "BINDPATH", "MOUNT", "CONTAIN", "CONTAINALL", "COMPAT")
 _ENVIRONMENT_PREFIX = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_", "none": ""}
 
 

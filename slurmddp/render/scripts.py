@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurmddp.plan.model import Plan, Variable
+from slurmddp.plan.program import INHERITED
 from slurmddp.render.engine import render
 from slurmddp.slurm.base import KEPT, LEAKING
 
@@ -56,6 +57,7 @@ def node_script(plan: Plan) -> str:
         interface_exact=interface.startswith("="),
         python_path=_value(own, "PYTHONPATH"),
         gpu_vendor=_gpu_vendor(plan),
+        inherited=INHERITED,
     )
 
 

@@ -8,11 +8,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from tests.registry import Registry
+from tests.wheels import wheel
 
 #: Stands in for the real one, which is large: what a build compares is what it says.
 TORCH = {
@@ -76,12 +76,12 @@ def packed(root: Path, target: Path) -> Path:
 
 def make_index(index: Path) -> None:
     """A package index in a folder (PEP 503): packages with nothing in them, and the real uv and setuptools."""
-    wheel(index, "numberkit", "1.0")
-    wheel(index, "numberkit", "2.0")  # which the base's own pins refuse
-    wheel(index, "speech", "1.0", "torch>=2", "numberkit")
-    wheel(index, "hasty", "1.0", "torch<2.13")
-    wheel(index, "einops", "0.8.1")
-    wheel(index, "datasets", "3.6.0", "numberkit")
+    wheel(index / "numberkit", "numberkit", "1.0")
+    wheel(index / "numberkit", "numberkit", "2.0")  # which the base's own pins refuse
+    wheel(index / "speech", "speech", "1.0", "torch>=2", "numberkit")
+    wheel(index / "hasty", "hasty", "1.0", "torch<2.13")
+    wheel(index / "einops", "einops", "0.8.1")
+    wheel(index / "datasets", "datasets", "3.6.0", "numberkit")
     for name, wanted in (("uv", "uv>=0.5"), ("setuptools", "setuptools>=77")):
         (index / name).mkdir()
         download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(index / name), wanted]
@@ -89,18 +89,3 @@ def make_index(index: Path) -> None:
     for folder in index.iterdir():
         links = "".join(f'<a href="{path.name}">{path.name}</a>\n' for path in sorted(folder.iterdir()))
         (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>\n{links}</body></html>\n")
-
-
-def wheel(index: Path, name: str, version: str, *requires: str) -> None:
-    """A package with nothing in it."""
-    facts = f"{name}-{version}.dist-info"
-    needs = "".join(f"Requires-Dist: {item}\n" for item in requires)
-    files = {
-        f"{facts}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
-        f"{facts}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    files[f"{facts}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{facts}/RECORD"])
-    (index / name).mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(index / name / f"{name}-{version}-py3-none-any.whl", "w") as file:
-        for path, text in files.items():
-            file.writestr(path, text)

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from slurmddp.images.explain import explain
-
-
-def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
-    """A package without content."""
-    facts = f"{name}-{version}.dist-info"
-    needs = "".join(f"Requires-Dist: {item}\n" for item in requires)
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
-        file.writestr(f"{facts}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
-        file.writestr(f"{facts}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        file.writestr(f"{facts}/RECORD", "")
+from tests.wheels import wheel
 
 
 def pip_says(folder: Path, wanted: str) -> list[str]:
