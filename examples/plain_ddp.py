@@ -2,7 +2,7 @@
 
     slurmddp submit examples/plain_ddp.py --nodes 2 -- --epochs 10
 
-plain_ddp_resumable.py is the same with a few other lines.
+plain_ddp_resumable.py is the same with five other lines.
 """
 
 import argparse

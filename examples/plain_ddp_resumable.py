@@ -1,4 +1,4 @@
-"""plain_ddp.py with a few other lines: it goes on where it was, on any number of ranks, and ends when it is asked to.
+"""plain_ddp.py with five other lines: it goes on where it was, on any number of ranks, and ends when it is asked to.
 
     diff examples/plain_ddp.py examples/plain_ddp_resumable.py
     slurmddp submit examples/plain_ddp_resumable.py --nodes 2 -- --epochs 10
@@ -38,8 +38,7 @@ def main() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)).to(device)
     model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    checkpointer = Checkpointer(model, optimizer, sampler=sampler, every_steps=100)
-    step = checkpointer.resume()
+    step, loader = Checkpointer(model, optimizer, sampler=sampler, every_steps=100).follow(loader)
 
     for epoch in range(options.epochs):
         sampler.set_epoch(epoch)
@@ -51,8 +50,6 @@ def main() -> None:
             step += 1
             if dist.get_rank() == 0 and step % 20 == 0:
                 print(f"epoch {epoch}  step {step}  loss {loss.item():.6f}", flush=True)
-            if checkpointer.after(step):
-                return
         if dist.get_rank() == 0:
             torch.save(model.module.state_dict(), options.output)
 

@@ -147,22 +147,15 @@ class Trainer:
                     return
 
     def _warm_up(self, first: Micro) -> peak.Utilisation:
-        """Two passes for nothing; the first also counts what a target costs the model.
-
-        After the first, which runs uncompiled, DDP regroups its buckets; after the second, their sizes are known, by
-        which the sums choose theirs: in the first step of a resume as in all others.
-        """
-        session = self.session
-        stepper, train = session.stepper, session.job.train
-        targets = 0
+        """A pass for nothing, which also counts what a target costs the model."""
+        session, targets = self.session, 0
 
         def once() -> None:
             nonlocal targets
-            targets = stepper.warm_up(first)
+            targets = session.stepper.warm_up(first)
 
         flops = peak.count_flops(once)
-        once()
-        return peak.utilisation(session.world, PRECISIONS[train.precision], flops, targets)
+        return peak.utilisation(session.world, PRECISIONS[session.job.train.precision], flops, targets)
 
     def _wishes(self) -> Wishes:
         return Wishes(

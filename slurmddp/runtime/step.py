@@ -97,8 +97,8 @@ class Stepper:
         buffers = [(buffer, buffer.clone()) for buffer in self._parallel.module.buffers()]
         with self._parallel.exchanging(last=True):
             loss = self._forward(micro)
-            _backward(loss.total * 0.0)
-        self._optimizer.zero_grad(set_to_none=True)
+            self._parallel.backward(loss.total * 0.0, last=True)
+        self._parallel.clear_gradients()
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
@@ -115,7 +115,7 @@ class Stepper:
         run out.
         """
         self._timer.begin(step)
-        self._optimizer.zero_grad(set_to_none=True)
+        self._parallel.clear_gradients()
         totals, used = self._gradients(micros, wishes)
         if totals.count == 0 and not totals.not_finite:
             raise RuntimeFailure(f"step {step}: the global batch has no {self._task.unit} to learn from", shared=True)
@@ -169,7 +169,8 @@ class Stepper:
                     # Before the last backward pass, which it travels with: it costs next to nothing.
                     reduction = sums.reduce(self._parallel.reduce)
                 self._timer.mark(FORWARD)
-                _backward(self._scaler.scale(loss.total * (factor if micro.real else 0.0)))
+                total = self._scaler.scale(loss.total * (factor if micro.real else 0.0))
+                self._parallel.backward(total, micro.last)
                 self._timer.mark(BACKWARD)
         return reduction.wait(), used
 
@@ -194,7 +195,3 @@ class Stepper:
         # Under "skip" the scale stays; told so, the scaler forgets what it has seen of this step.
         self._scaler.update(self._scaler.get_scale() / (2 if self._policy == "halve" else 1))
         return text
-
-
-def _backward(total: torch.Tensor) -> None:
-    total.backward()  # type: ignore[no-untyped-call]

@@ -111,7 +111,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_few_lines_are_other_ones() -> None:
+def test_five_lines_are_other_ones() -> None:
     """Lines of code: neither docstrings nor empty ones."""
     before, after = (
         (EXAMPLES / name).read_text().split('"""', 2)[2].splitlines()
@@ -119,8 +119,8 @@ def test_few_lines_are_other_ones() -> None:
     )
     changes = [line for line in difflib.unified_diff(before, after, n=0, lineterm="") if line[1:].strip()][2:]
     added = [line for line in changes if line[0] == "+"]
-    assert len(added) == 8, added  # An import, the set-up, two for the samples, two for checkpoints, two for the stop.
-    assert len([line for line in changes if line[0] == "-"]) <= 8
+    assert len(added) == 5, added  # An import, the set-up, two for the samples, one for checkpoints and the stop.
+    assert len([line for line in changes if line[0] == "-"]) <= 6
 
 
 @pytest.mark.ranks(3)

@@ -5,9 +5,9 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,9 @@ from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
 from slurmddp.runtime.errors import RuntimeFailure, UserError
 from slurmddp.runtime.evaluation import share_buffers
 from slurmddp.runtime.library import groups, restoring, shared
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Checkpointer:
@@ -163,6 +166,32 @@ class Checkpointer:
             self.finish()
         return stop
 
+    def follow(self, loader: "Sized[T]") -> "tuple[int, Followed[T]]":
+        """`resume`, and `after` each batch of `loader`: for a loop that makes one step of each batch.
+
+        Returns the number of steps that are done, and the loader, to be gone through as before, epoch by epoch. When
+        the loop comes back for the next batch, the step of the one before is done; `break` only where none was made.
+        Where the ranks were asked to stop, the script then ends there with exit code 0 (SystemExit), inside of
+        `distributed`.
+
+        >>> import tempfile, torch
+        >>> from slurmddp.runtime import Checkpointer
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> checkpointer = Checkpointer(model, optimizer, folder.name, every_steps=2)
+        >>> step, batches = checkpointer.follow([torch.ones(2), torch.zeros(2), torch.ones(2)])
+        >>> for rows in batches:
+        ...     model(rows).sum().backward()
+        ...     optimizer.step()
+        ...     step += 1
+        >>> checkpointer.finish()  # doctest: +ELLIPSIS
+        checkpoint step-00000002, ...B in ... s, the step held up for ... s
+        checkpoint step-00000003, ...B in ... s, the step held up for ... s
+        """
+        step = self.resume()
+        return step, Followed(self, loader, step)
+
     def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
         """Begin to save the state after `step`, with rank 0's `extra`: JSON values. Every rank has to call it.
 
@@ -248,3 +277,32 @@ class Checkpointer:
             self._failed.append(result)
             now.console.warn(f"the checkpoint of step {result.step} could not be written: {result.message}")
             now.record("checkpoint_failed", step=result.step, why=result.message, older=result.older)
+
+
+class Sized(Protocol[T_co]):
+    """A loader: its batches, and how many there are."""
+
+    def __iter__(self) -> Iterator[T_co]:
+        """The batches of an epoch."""
+        ...
+
+    def __len__(self) -> int:
+        """Their number."""
+        ...
+
+
+class Followed(Generic[T]):
+    """A loader's batches, with what has to be done after each step between them. See Checkpointer.follow."""
+
+    def __init__(self, checkpointer: Checkpointer, loader: Sized[T], step: int) -> None:
+        self._checkpointer, self._loader, self._step = checkpointer, loader, step
+
+    def __iter__(self) -> Iterator[T]:
+        for batch in self._loader:
+            yield batch
+            self._step += 1
+            if self._checkpointer.after(self._step):
+                raise SystemExit(0)
+
+    def __len__(self) -> int:
+        return len(self._loader)

@@ -43,6 +43,7 @@ class Sharded(Parallel):
             fully_shard(block, mesh=grid)
         fully_shard(bare, mesh=grid)
         self.module = self.model = bare
+        self._parameters = list(bare.parameters())
         self._parts: list[Any] = [part for part in bare.modules() if hasattr(part, "set_requires_gradient_sync")]
         self.divides_by = self._only_sum(world.size)
 
