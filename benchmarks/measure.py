@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import subprocess
@@ -45,9 +46,24 @@ class Comparison:
             f"  theirs  {_spread(self.theirs)} {self.unit}",
             f"  ratio   {_spread(self.ratios)} ({len(self.ours)} pairs)",
         ]
+        if (certain := interval(self.ratios)) is not None:
+            lines.append(f"  median  {certain[0]:.3f} to {certain[1]:.3f} with 95 % confidence")
         if self.target is not None:
             lines.append(f"  target  at most {self.target}: {'holds' if self.holds else 'MISSED'}")
         return "\n".join(lines)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Where the median of what `values` are drawn from lies with 95 % confidence, whatever its distribution: between
+    two of the values themselves (the sign test's interval). None for fewer than six.
+    """
+    count, below = len(values), 0.0
+    for rank in range(count // 2):
+        below += math.comb(count, rank) / 2**count
+        if below > 0.025:
+            ordered = sorted(values)
+            return (ordered[rank - 1], ordered[count - rank]) if rank else None
+    return None
 
 
 def run(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> Cost:

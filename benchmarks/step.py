@@ -1,6 +1,6 @@
 """The time of a training step: ours with all its checks, a bare DDP loop, Lightning Fabric, Hugging Face Accelerate.
 
-    python -m benchmarks.step [--pairs N] [--ranks N]
+    python -m benchmarks.step [--pairs N] [--block STEPS] [--ranks N]
 
 All four run in the same processes, in turn, a block of steps each, at two sizes of the model: what else the machine
 does falls on all of them alike. Exit code 1 where a target is missed.
@@ -37,13 +37,14 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sizes", nargs="*", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--loops", nargs="*", default=["ours", "bare", "fabric", "accelerate"])
+    parser.add_argument("--block", type=int, help="steps in a block; many small ones tell more than few large ones")
     parser.add_argument("--here", action="store_true", help="with this Python, not an environment made for it")
     options = parser.parse_args()
     python = Path(sys.executable) if options.here else environments.peers() / "python"
     print(environments.versions(python, "torch", *([] if options.here else ["lightning-fabric", "accelerate"])))
     good = True
     for size in options.sizes:
-        wanted = {"pairs": options.pairs, "block": SIZES[size]["block"], "loops": options.loops}
+        wanted = {"pairs": options.pairs, "block": options.block or SIZES[size]["block"], "loops": options.loops}
         times = measured(python, make_job(SIZES[size], options.ranks), wanted, options.ranks)["times"]
         first, *others = options.loops
         for name in others:
