@@ -1,8 +1,7 @@
 """The toy task with trouble at a place in time, for tests of stopping and of hangs.
 
 `data.trouble`: {"kind", "rank", "call", "where": "loss"|"held_out"|"data", "once": path or absent, "path"}. `call`
-counts what this rank does of that kind, from 1; of the two losses of the warm-up the first is call 0, so call n + 1 is
-step n in a run that has not been resumed. `data.pace`: seconds that every loss takes at least.
+counts what this rank does of that kind, from 1; the loss of the warm-up is the first, so call n + 1 is step n in a run that has not been resumed. `data.pace`: seconds that every loss takes at least.
 """
 
 import os
@@ -24,7 +23,7 @@ class Trouble:
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._wanted: Mapping[str, Any] = data.get("trouble") or {}
-        self._calls = {"loss": -1, "held_out": 0, "data": 0}
+        self._calls = {"loss": 0, "held_out": 0, "data": 0}
 
     def pass_by(self, where: str) -> None:
         self._calls[where] += 1
