@@ -1,7 +1,8 @@
 """The toy task with trouble at a place in time, for tests of stopping and of hangs.
 
 `data.trouble`: {"kind", "rank", "call", "where": "loss"|"held_out"|"data", "once": path or absent, "path"}. `call`
-counts what this rank does of that kind, from 1; the loss of the warm-up is the first, so call n + 1 is step n in a run that has not been resumed. `data.pace`: seconds that every loss takes at least.
+counts what this rank does of that kind, from 1; the loss of the warm-up is the first, so call n + 1 is step n in a run
+that has not been resumed. `data.pace`: seconds that every loss takes at least.
 """
 
 import os
