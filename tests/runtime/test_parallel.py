@@ -1,5 +1,6 @@
 """DDP, FSDP2 and HSDP against one process; the options of each; checkpoints from any of them into any other."""
 
+import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from slurmddp.runtime.checkpoint import shards, state
 from slurmddp.runtime.checkpoint.staging import Staging
 from slurmddp.runtime.data import batch
 from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.measure.meter import Vector
 from slurmddp.runtime.parallel import mesh
 from slurmddp.runtime.parallel import model as parallel
 from slurmddp.runtime.tasks.gpt import GPT
@@ -337,6 +339,44 @@ def test_buckets_are_told_once_a_step(ranks: Ranks) -> None:
             assert len(seen) > 1
             assert [index for index, _ in seen] == list(range(len(seen)))
             assert [last for _, last in seen] == [False] * (len(seen) - 1) + [True]
+
+
+def beside_gradients(joined: World, count: int, bucket_mb: float) -> tuple[list[float], bool, int, float, float]:
+    """Sums of `count` values; whether gradients are the same bits as without them; in how many tensors they are; their
+    norm, and the true one.
+    """
+    training = Training(joined, "gpt", train__ddp__bucket_mb=bucket_mb)
+    both, sums = [], []
+    for loaded in (False, True):
+        training.parallel.clear_gradients()
+        with training.parallel.exchanging(True):
+            loss = loss_of(training.parallel.model, "gpt", tokens(joined.rank)[:MICRO])
+            if loaded:
+                vector = Vector(count, joined.device)
+                for index in range(count):
+                    vector.add(index, (joined.rank + 1) * 10.0**index)
+                pending = training.parallel.reduce(vector)
+            training.parallel.backward(loss, True)
+            if loaded:
+                sums = pending.wait()
+        both.append(
+            [whole(item.grad).clone() for item in training.parallel.module.parameters() if item.grad is not None]
+        )
+    parts, true = training.parallel.gradients(), math.sqrt(sum(float(item.double().square().sum()) for item in both[1]))
+    same = all(torch.equal(one, other) for one, other in zip(*both, strict=True))
+    return sums, same, len(parts), training.parallel.finish_gradients(1.0, math.inf), true
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize(("count", "bucket_mb"), [(5, 25), (5, 0.005), (32, 25), (33, 25)])
+def test_sums_go_with_the_gradients_and_leave_them_alone(ranks: Ranks, count: int, bucket_mb: float) -> None:
+    """Also where they are too many for that."""
+    for sums, same, parts, norm, true in ranks(3, beside_gradients, count, bucket_mb):
+        exact = [6 * 10.0**index for index in range(count)]
+        assert sums == pytest.approx([math.nan if count <= 32 and one > 2**51 else one for one in exact], nan_ok=True)
+        assert same
+        assert parts == 1 if bucket_mb == 25 else parts > 1
+        assert norm == pytest.approx(true, rel=1e-6)
 
 
 def from_different_seeds(joined: World) -> bool:
