@@ -1,5 +1,6 @@
 """The model in shards: FSDP2, and HSDP where there are replicas of them."""
 
+import contextlib
 import datetime
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -32,7 +33,7 @@ class Sharded(Parallel):
 
         Raises UserError where torch is too old, or a parameter is a scalar, which cannot be sharded.
         """
-        fully_shard = _fully_shard()
+        fully_shard = _fully_shard(world.device)
         _check_shapes(bare)
         _give_all_the_same(bare, world)
         self.mesh = dict(sizes)
@@ -80,18 +81,20 @@ class Sharded(Parallel):
         return float(squares.sqrt())
 
 
-def _fully_shard() -> Any:
+def _fully_shard(device: torch.device) -> Any:
     try:
         from torch.distributed.fsdp import fully_shard  # torch 2.6
-    except ImportError:
-        try:
-            from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
-        except ImportError as error:
-            raise UserError(
-                f"parallel.shard above 1 needs FSDP2, which torch has from version 2.6 on; here it is "
-                f"{torch.__version__}: take a newer image, or set parallel.shard to 1",
-                shared=True,
-            ) from error
+    except ImportError as error:
+        if device.type == "cuda":  # Before that it stood elsewhere, and made CUDA streams even for a CPU.
+            with contextlib.suppress(ImportError):
+                from torch.distributed._composable.fsdp import fully_shard as earlier  # type: ignore[attr-defined]
+
+                return earlier
+        raise UserError(
+            f"parallel.shard above 1 needs FSDP2, which torch has from version 2.6 on; here it is "
+            f"{torch.__version__}: take a newer image, or set parallel.shard to 1",
+            shared=True,
+        ) from error
     return fully_shard
 
 
