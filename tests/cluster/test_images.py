@@ -53,9 +53,9 @@ def alice(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     }
     cluster.write("/home/alice/registry/config.yml", json.dumps(settings))  # JSON is YAML
     cluster.run("login", ["chown", "-R", "alice:", "/home/alice/registry", HOME], user="root")
-    server = cluster.popen(
-        "login", ["/home/alice/registry/docker-registry", "serve", "/home/alice/registry/config.yml"]
-    )
+    # Its lines go to a file: in a pipe that nobody reads it would stand still after 64 KiB of them.
+    serve = "cd /home/alice/registry; exec ./docker-registry serve config.yml >log 2>&1"
+    server = cluster.popen("login", ["sh", "-c", serve])
     ask = ["python3", "-c", f"import socket; socket.create_connection(('127.0.0.1', {PORT}))"]
     cluster.wait_for(lambda: cluster.run("login", ask, check=False).returncode == 0, "the registry listens", 20)
     yield Alice(cluster, "")
