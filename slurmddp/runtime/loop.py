@@ -147,7 +147,10 @@ class Trainer:
                     return
 
     def _warm_up(self, first: Micro) -> peak.Utilisation:
-        """A pass for nothing, which also counts what a target costs the model."""
+        """A pass for nothing, which also counts what a target costs the model.
+
+        It runs uncompiled. A second one compiles the model, where that is wanted: the first step would take that long.
+        """
         session, targets = self.session, 0
 
         def once() -> None:
@@ -155,6 +158,8 @@ class Trainer:
             targets = session.stepper.warm_up(first)
 
         flops = peak.count_flops(once)
+        if session.job.train.compile:
+            once()
         return peak.utilisation(session.world, PRECISIONS[session.job.train.precision], flops, targets)
 
     def _wishes(self) -> Wishes:
