@@ -29,12 +29,12 @@ class Buckets:
         assert dist.group.WORLD is not None
         self._world = dist.group.WORLD
         self._on_bucket = on_bucket
+        self._on_cpu = device.type == "cpu"
         self._begun: list[dist.Work] = []
         self._buffers: list[torch.Tensor] = []
         self._places: list[int] = []
-        self._apart = True
-        self._pieces: list[torch.Tensor] = []
-        model.register_comm_hook(self, _sum_in_bf16 if bf16 else _begin_sum if device.type == "cpu" else _sum)
+        self._pieces: list[torch.Tensor] | None = None
+        model.register_comm_hook(self, _sum_in_bf16 if bf16 else _begin_sum if self._on_cpu else _sum)
 
     def arrive(self) -> None:
         """After a backward pass that exchanges gradients: wait for what of it is still on its way."""
@@ -42,19 +42,18 @@ class Buckets:
             work.wait()
         self._begun.clear()
 
-    def whole(self, parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor] | None:
-        """The buckets of the last pass; None where the gradients of `parameters` are not all parts of them."""
+    def pieces(self, parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor] | None:
+        """The buckets of the last pass, in pieces of which a norm is quick and exact on a CPU; None on a GPU, and where
+        the gradients of `parameters` are not all in them.
+        """
         places = [buffer.untyped_storage().data_ptr() for buffer in self._buffers]
         if places != self._places:  # DDP has made them anew: after its first pass, and never again.
             gradients = [item.grad for item in parameters if item.grad is not None]
-            self._apart = any(item.untyped_storage().data_ptr() not in places for item in gradients)
-            self._pieces = [piece for buffer in self._buffers for piece in torch.split(buffer, _PIECE)]
+            apart = any(item.untyped_storage().data_ptr() not in places for item in gradients)
+            pieces = [piece for buffer in self._buffers for piece in torch.split(buffer, _PIECE)]
+            self._pieces = None if apart or not self._on_cpu else pieces
             self._places = places
-        return None if self._apart else self._buffers
-
-    def pieces(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What `whole` gave, in pieces of which a norm is quick and exact; anything else as it is."""
-        return self._pieces if gradients is self._buffers else gradients
+        return self._pieces
 
     def tell(self, bucket: dist.GradBucket) -> torch.Tensor:  # type: ignore[name-defined]
         """For the hook: a bucket is ready. Returns its gradients."""

@@ -108,7 +108,7 @@ class Replicated(Parallel):
         self._parameters = list(bare.parameters())
         self.mesh = mesh.sizes(world.size, None, 1)
         compressed = options.compression == "bf16"
-        self._on_cpu = on_cpu = world.device.type == "cpu"
+        on_cpu = world.device.type == "cpu"
         carries = not compressed and on_cpu and 1 < world.size <= MOST_RANKS and _all_fp32(bare)
         self._carrier = Carrier(bare) if carries else None
         self._ddp = DistributedDataParallel(
@@ -142,13 +142,12 @@ class Replicated(Parallel):
             carrier.unload()
 
     def gradients(self) -> list[torch.Tensor]:
-        """On a CPU whole buckets, where they can be had: a few tensors instead of one for each parameter."""
-        whole = self._buckets.whole(self._parameters) if self._on_cpu else None
-        return super().gradients() if whole is None else whole
+        """On a CPU pieces of whole buckets, where they can be had: fewer tensors than one for each parameter."""
+        pieces = self._buckets.pieces(self._parameters)
+        return super().gradients() if pieces is None else pieces
 
     def _norm(self, gradients: list[torch.Tensor]) -> float:
-        pieces = self._buckets.pieces(gradients)
-        return float(torch.linalg.vector_norm(norms(pieces))) if pieces else 0.0
+        return float(torch.linalg.vector_norm(norms(gradients))) if gradients else 0.0
 
 
 def wrap(bare: nn.Module, job: Job, world: World, on_bucket: OnBucket | None = None) -> Parallel:
