@@ -234,9 +234,9 @@ def trained(kind: str, steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer
     if kind == "fsdp":
         from torch.distributed.device_mesh import init_device_mesh
 
-        from slurmddp.runtime.parallel.sharding import _fully_shard
+        from torch.distributed.fsdp import fully_shard
 
-        _fully_shard()(bare, mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
+        fully_shard(bare, mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.5, 0.9))
     rows = torch.arange(24.0).reshape(4, 6).cos()
     for _ in range(steps):
