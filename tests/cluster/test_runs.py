@@ -159,8 +159,8 @@ def test_interrupting_a_run_in_an_allocation_saves_first(alice: Alice) -> None:
 def test_the_lines_of_plan_per_node_run_without_slurm(alice: Alice) -> None:
     # One write: with unbuffered output, the parts of two ranks' prints mix.
     say = "os.write(1, b'WORLD %d\\n' % d.get_world_size())"
-    lines = ("import os, torch.distributed as d", "d.init_process_group('gloo')", say)
-    alice.cluster.write("/home/alice/scripts/world.py", "\n".join([*lines, "d.barrier()", ""]))
+    script = ("import os, torch.distributed as d", "d.init_process_group('gloo')", say, "d.barrier()", "")
+    alice.cluster.write("/home/alice/scripts/world.py", "\n".join(script))
     options = ["--site", "testcluster", "--image", alice.image, "--nodes", "2", "--set", "resources.ranks_per_node=2"]
     planned = alice.command("plan", "scripts/world.py", *options, "--per-node", "--head", "node1").stdout
     lines = [line for line in planned.splitlines() if not line.startswith("#")]

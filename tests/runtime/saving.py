@@ -120,7 +120,9 @@ def start(size: int, function: Callable[..., None], *arguments: Any) -> list[Bas
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed.checkpoint", __name__])
     port = free_port()
-    ranks = [context.Process(target=_rank, args=(rank, size, port, function, arguments)) for rank in range(size)]
+    ranks: list[BaseProcess] = [
+        context.Process(target=_rank, args=(rank, size, port, function, arguments)) for rank in range(size)
+    ]
     for process in ranks:
         process.start()
     return ranks

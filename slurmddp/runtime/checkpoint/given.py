@@ -15,7 +15,7 @@ from slurmddp.runtime.folder import RunFolder
 try:
     from torch.distributed.tensor import DTensor, distribute_tensor
 except ImportError:  # torch 2.4
-    from torch.distributed._tensor import DTensor, distribute_tensor  # type: ignore[attr-defined]
+    from torch.distributed._tensor import DTensor, distribute_tensor
 
 _MODEL = "model."
 #: What wrappers put before names: DDP and DataParallel, torch.compile. The latter's may stand inside a name.

@@ -179,7 +179,7 @@ def join(here: Environment, *, timeout: float, backend: str | None) -> World:
 def alone(backend: str | None = None) -> None:
     """A process group of one, which needs neither addresses nor ports; for tensors on any device."""
     backend = backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
 def around(here: Environment) -> World:

@@ -55,7 +55,7 @@ class Buckets:
             self._places = places
         return self._pieces
 
-    def tell(self, bucket: dist.GradBucket) -> torch.Tensor:  # type: ignore[name-defined]
+    def tell(self, bucket: dist.GradBucket) -> torch.Tensor:
         """For the hook: a bucket is ready. Returns its gradients."""
         index = bucket.index()
         if self._on_bucket is not None:
@@ -71,7 +71,7 @@ class Buckets:
         self._begun.append(self._world.allreduce([buffer]))
 
 
-def _begin_sum(buckets: Buckets, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]
+def _begin_sum(buckets: Buckets, bucket: dist.GradBucket) -> Future:
     """Start to add up a bucket over all ranks, in place, and tell DDP that it is done.
 
     What DDP does after that moves no number, since gradients are views of the buckets. A callback that gives it the
@@ -84,12 +84,12 @@ def _begin_sum(buckets: Buckets, bucket: dist.GradBucket) -> Future:  # type: ig
     return done
 
 
-def _sum(buckets: Buckets, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]
+def _sum(buckets: Buckets, bucket: dist.GradBucket) -> Future:
     """Add up a bucket over all ranks."""
     return _added_up(buckets.tell(bucket)).then(_first)
 
 
-def _sum_in_bf16(buckets: Buckets, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]
+def _sum_in_bf16(buckets: Buckets, bucket: dist.GradBucket) -> Future:
     """As `_sum`, rounded to bf16 on the way: half the bytes."""
     buffer = buckets.tell(bucket)
     return _added_up(buffer.to(torch.bfloat16)).then(lambda future: buffer.copy_(_first(future)))

@@ -87,7 +87,7 @@ def _fully_shard(device: torch.device) -> Any:
     except ImportError as error:
         if device.type == "cuda":  # Before that it stood elsewhere, and made CUDA streams even for a CPU.
             with contextlib.suppress(ImportError):
-                from torch.distributed._composable.fsdp import fully_shard as earlier  # type: ignore[attr-defined]
+                from torch.distributed._composable.fsdp import fully_shard as earlier
 
                 return earlier
         raise UserError(
