@@ -16,8 +16,9 @@ from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.job import Job
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.measure.timing import StepTimer
-from slurmddp.runtime.parallel import model as parallel
 from slurmddp.runtime.parallel.mesh import kind
+from slurmddp.runtime.parallel.model import Parallel
+from slurmddp.runtime.parallel.wrap import wrap
 from slurmddp.runtime.step import Stepper
 from slurmddp.runtime.tasks.protocol import Samples, Task
 from slurmddp.runtime.watch.watch import Watch
@@ -51,7 +52,7 @@ class Session:
     data: Data
     weights: batch.Weights
     rate: float
-    parallel: parallel.Parallel
+    parallel: Parallel
     trained: Trained
     timer: StepTimer
     stepper: Stepper
@@ -173,13 +174,13 @@ def _data(job: Job, joined: world.World) -> Data:
     return data
 
 
-def _model(job: Job, joined: world.World, task: Task, timer: StepTimer) -> tuple[Trained, parallel.Parallel]:
+def _model(job: Job, joined: world.World, task: Task, timer: StepTimer) -> tuple[Trained, Parallel]:
     """The model, built alike on all ranks; from then on, every rank's random stream is its own."""
     train = job.train
     randomness.seed_all(randomness.derive(train.seed, "model"))
     bare: nn.Module = joined.together(task.build_model)
     randomness.seed_all(randomness.derive(train.seed, 0, joined.rank))
-    together = parallel.wrap(bare, job, joined, lambda index, is_last: timer.bucket())
+    together = wrap(bare, job, joined, lambda index, is_last: timer.bucket())
     optim = optimizer.build(together.module, train.optimizer)
     scaler = torch.amp.GradScaler(joined.device.type, enabled=train.precision == "fp16")
     return Trained(together.module, optim, scaler), together

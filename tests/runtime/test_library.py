@@ -233,7 +233,6 @@ def trained(kind: str, steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer
         model = nn.parallel.DistributedDataParallel(bare)
     if kind == "fsdp":
         from torch.distributed.device_mesh import init_device_mesh
-
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(bare, mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),)))

@@ -1,5 +1,7 @@
 """DDP, FSDP2 and HSDP against one process; the options of each; checkpoints from any of them into any other."""
 
+import contextlib
+import io
 import math
 import sys
 from functools import partial
@@ -19,11 +21,11 @@ from slurmddp.runtime.data import batch
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.measure.meter import Vector
 from slurmddp.runtime.parallel import mesh
-from slurmddp.runtime.parallel import model as parallel
+from slurmddp.runtime.parallel.wrap import wrap
 from slurmddp.runtime.tasks.gpt import GPT
 from slurmddp.runtime.world import World
 
-from .harness import Failed, Ranks, make_job
+from .harness import Failed, Ranks, Run, make_job, trainer
 
 STEPS, MICRO, CONTEXT, CLIP = 10, 2, 8, 0.2
 TOTALS = (7, 2)  # In turn: of the 2 samples, a third rank gets none.
@@ -108,7 +110,7 @@ class Training:
         wanted = job.parse(make_job(**changes))
         bare = build(kind, seed, dropout)
         torch.manual_seed(joined.rank)
-        self.parallel = parallel.wrap(bare, wanted, joined, lambda index, last: self.buckets.append((index, last)))
+        self.parallel = wrap(bare, wanted, joined, lambda index, last: self.buckets.append((index, last)))
         optim = optimizer.build(self.parallel.module, wanted.train.optimizer)
         scaler = torch.amp.GradScaler("cpu", enabled=wanted.train.precision == "fp16", init_scale=256.0)
         self.trained = state.Trained(self.parallel.module, optim, scaler)
@@ -273,6 +275,31 @@ def test_compile(ranks: Ranks, options: dict[str, Any]) -> None:
     assert graphs > 1  # The probe's, and the model's.
 
 
+def graphs_before_the_first_step(joined: World, root: Path) -> int:
+    import torch._dynamo.utils
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with mock.patch.object(torch, "compile", partial(torch.compile, backend="aot_eager")):
+        made = trainer(joined, root)
+    run, seen = made.session.stepper.run, []
+
+    def first_looking(*arguments: Any, **options: Any) -> Any:
+        seen.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        return run(*arguments, **options)
+
+    with mock.patch.object(made.session.stepper, "run", first_looking), contextlib.redirect_stdout(io.StringIO()):
+        assert len(list(made.steps())) == len(seen)
+    return int(seen[0])
+
+
+@pytest.mark.ranks(1)
+def test_the_model_is_compiled_before_the_first_step(ranks: Ranks, tmp_path: Path) -> None:
+    """Where nobody waits for a step, or takes one that long for a hang."""
+    run = Run.create(tmp_path / "run", train__compile=True, train__steps=2)
+    assert ranks(1, graphs_before_the_first_step, run.root)[0] > 1  # The probe's, and the model's.
+
+
 def without_compiler(joined: World) -> None:
     import torch._inductor.config as config
 
@@ -293,7 +320,7 @@ def without_fsdp2(joined: World) -> None:
 def with_a_scalar(joined: World) -> None:
     model = nn.Linear(2, 2)
     model.scale = nn.Parameter(torch.tensor(1.0))
-    parallel.wrap(model, job.parse(make_job(parallel__shard=2)), joined)
+    wrap(model, job.parse(make_job(parallel__shard=2)), joined)
 
 
 def without_blocks(joined: World) -> None:

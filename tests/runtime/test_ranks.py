@@ -13,7 +13,7 @@ from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.evaluation import evaluate
 from slurmddp.runtime.measure.timing import StepTimer
-from slurmddp.runtime.parallel import model as parallel
+from slurmddp.runtime.parallel.wrap import wrap
 from slurmddp.runtime.step import Stepper, Wishes
 from slurmddp.runtime.world import World
 
@@ -34,7 +34,7 @@ def gradients_of_step(joined: World, total: int, micro: int, precision: str) -> 
     task = toy.Toy({}, {})
     bare = model_of(task)
     scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16", init_scale=256.0)
-    together = parallel.wrap(bare, wanted, joined)
+    together = wrap(bare, wanted, joined)
     trained = Trained(bare, optimizer.build(bare, wanted.train.optimizer), scaler)
     stepper = Stepper(joined, task, together, trained, wanted, StepTimer())
     lists = loading.training_lists(

@@ -1,0 +1,33 @@
+"""How ranks share the model: whole on each of them (DDP), in shards (FSDP), or replicas of shards (HSDP)."""
+
+from torch import nn
+
+from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.job import Job
+from slurmddp.runtime.parallel import mesh, shaping
+from slurmddp.runtime.parallel.buckets import OnBucket
+from slurmddp.runtime.parallel.model import Parallel
+from slurmddp.runtime.parallel.replicating import Replicated
+from slurmddp.runtime.world import World
+
+
+def wrap(bare: nn.Module, job: Job, world: World, on_bucket: OnBucket | None = None) -> Parallel:
+    """Make `bare`, built alike on every rank and on the CPU, what the job asks for; every rank has to call it.
+
+    Build the optimizer afterwards, from the result's `module`. `on_bucket` hears of DDP's buckets; shards have none.
+    Raises a shared UserError for what the user can put right.
+    """
+    try:
+        sizes = mesh.sizes(world.size, job.parallel.replicate, job.parallel.shard)
+    except ValueError as error:
+        raise UserError(str(error), shared=True) from error
+    sharded = sizes[mesh.SHARD] > 1
+    if not sharded:
+        bare.to(world.device)
+    shaping.shape(bare, job.train, world, sharded=sharded)
+    if sharded:
+        # Not before it is needed: a DDP run need not wait for the import of DTensors.
+        from slurmddp.runtime.parallel.sharding import Sharded
+
+        return Sharded(bare, world, sizes, job.timeouts.collective)
+    return Replicated(bare, world, job.train.ddp, on_bucket)
