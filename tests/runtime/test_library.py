@@ -293,6 +293,31 @@ def _load(world: Any, kind: str, folder: Path) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize(("made", "steps"), [(True, 2), (False, 1)])
+def test_a_loop_that_is_left_counts_its_last_step_where_one_was_made(
+    ranks: Ranks, tmp_path: Path, made: bool, steps: int
+) -> None:
+    assert ranks(2, _leave_in_the_second_batch, tmp_path, made) == [steps, steps]
+
+
+def _leave_in_the_second_batch(world: Any, folder: Path, made: bool) -> int:
+    from slurmddp.runtime import Checkpointer
+
+    model, optimizer = trained("ddp", steps=0)
+    checkpointer = Checkpointer(model, optimizer, folder)
+    _, batches = checkpointer.follow([torch.ones(4, 6), torch.zeros(4, 6), torch.ones(4, 6)])
+    for number, rows in enumerate(batches):
+        if number == 1 and not made:
+            break
+        model(rows).square().sum().backward()
+        optimizer.step()
+        if number == 1:
+            break
+    checkpointer.finish()
+    return Checkpointer(*trained("ddp", steps=0), folder).resume()
+
+
+@pytest.mark.ranks(2)
 def test_the_copies_are_of_the_step_that_was_saved(ranks: Ranks, tmp_path: Path) -> None:
     """Steps go on while it is being written."""
     for saved, loaded in ranks(2, _save_and_go_on, tmp_path):

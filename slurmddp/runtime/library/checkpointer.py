@@ -107,6 +107,8 @@ class Checkpointer:
             mesh=restoring.mesh_of(bare, self._world.size),
         )
         optimizer.register_step_pre_hook(lambda *_: self._writer.copied())
+        optimizer.register_step_post_hook(self._updated)
+        self._updates = 0
         self._shared.finishing.append(self.finish)
         self._last: int | None = None
         self._seen: tuple[int, Mapping[str, Any]] | None = None
@@ -170,9 +172,9 @@ class Checkpointer:
         """`resume`, and `after` each batch of `loader`: for a loop that makes one step of each batch.
 
         Returns the number of steps that are done, and the loader, to be gone through as before, epoch by epoch. When
-        the loop comes back for the next batch, the step of the one before is done; `break` only where none was made.
-        Where the ranks were asked to stop, the script then ends there with exit code 0 (SystemExit), inside of
-        `distributed`.
+        the loop comes back for the next batch, the step of the one before is done. Behind a `break` it counts where the
+        optimizer has made one. Where the ranks were asked to stop, the script ends as the loop comes back, with exit
+        code 0 (SystemExit), inside of `distributed`.
 
         >>> import tempfile, torch
         >>> from slurmddp.runtime import Checkpointer
@@ -227,6 +229,9 @@ class Checkpointer:
             raise RuntimeFailure(
                 f"the checkpoint of step {failed[-1].step} could not be written: {failed[-1].message}", shared=True
             )
+
+    def _updated(self, *_: object) -> None:
+        self._updates += 1
 
     def _is_time(self) -> bool:
         every = self._every_seconds
@@ -298,10 +303,18 @@ class Followed(Generic[T]):
         self._checkpointer, self._loader, self._step = checkpointer, loader, step
 
     def __iter__(self) -> Iterator[T]:
+        checkpointer = self._checkpointer
         for batch in self._loader:
-            yield batch
+            before = checkpointer._updates
+            try:
+                yield batch
+            except GeneratorExit:  # `break`: the other ranks may be elsewhere, so this one is only noted.
+                if checkpointer._updates > before:
+                    self._step += 1
+                    checkpointer._seen = (self._step, {})
+                raise
             self._step += 1
-            if self._checkpointer.after(self._step):
+            if checkpointer.after(self._step):
                 raise SystemExit(0)
 
     def __len__(self) -> int:
