@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from . import host, network, preflight
@@ -108,12 +108,14 @@ class Cluster:
         return self.layout.state.is_file() and self.state().fabric.alive()
 
     def reset(self, timeout: float = 60) -> None:
-        """As good as new for the next test: cables mended, hosts up, no jobs, all nodes idle."""
+        """As good as new for the next test: cables mended, hosts up, slurmctld there, no jobs, all nodes idle."""
         for name in self.hosts:
             if not self.host_is_up(name):
                 self.restart_host(name)
             self.mend_network(name)
             self.slow_link(name, None)
+        if not self.controller_answers():
+            self.restart_controller()
         self.run(LOGIN, ["scancel", "--user", "alice"], check=False)
         resume = ["scontrol", "update", f"NodeName={','.join(NODES)}", "State=RESUME"]
         self.run(LOGIN, resume, user="root", check=False)  # an error for each node that needs none
@@ -234,19 +236,25 @@ class Cluster:
     def restart_controller(self) -> None:
         """End slurmctld, as an operator does, and start it again; returns once it answers.
 
-        A crash would be another matter: it forgets what began within the last seconds.
+        A crash would be another matter: it forgets what began within the last seconds. It comes to that where
+        slurmctld does not end within 10 s of a SIGTERM: now and then its threads wait for each other for ever.
         """
-        for pid, argv in self.processes(CONTROLLER, user=None):
-            if argv[0].startswith("slurmctld"):
-                self.run(CONTROLLER, ["kill", "-TERM", str(pid)], user="root", check=False)
-
-        def gone() -> bool:
-            return not any(argv[0].startswith("slurmctld") for _, argv in self.processes(CONTROLLER, user=None))
-
-        self.wait_for(gone, "slurmctld is gone", 10)
+        for signal in ("TERM", "KILL"):
+            for pid in self._controllers():
+                self.run(CONTROLLER, ["kill", f"-{signal}", str(pid)], user="root", check=False)
+            with suppress(ClusterError):
+                self.wait_for(lambda: not self._controllers(), "slurmctld is gone", 10)
+                break
         self.run(CONTROLLER, ["slurmctld"], user="root")
-        answers = ["scontrol", "ping"]
-        self.wait_for(lambda: "is UP" in self.run(LOGIN, answers, check=False).stdout, "slurmctld answers", 30)
+        self.wait_for(self.controller_answers, "slurmctld answers", 30)
+
+    def _controllers(self) -> list[int]:
+        processes = self.processes(CONTROLLER, user=None)
+        return [pid for pid, argv in processes if argv[0].startswith("slurmctld")]
+
+    def controller_answers(self) -> bool:
+        """Whether jobs can be submitted; takes its time where it is there and silent."""
+        return "is UP" in self.run(LOGIN, ["scontrol", "ping"], check=False).stdout
 
     def cut_network(self, name: str) -> None:
         """Pull the host's cable: it runs on, and nobody hears of it."""

@@ -220,7 +220,7 @@ def lose_batch_host(cluster: Cluster, run: Run, chance: random.Random) -> Inject
 
 
 def restart_controller(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
-    """slurmctld crashes and comes back."""
+    """slurmctld ends and comes back."""
     moment(run, chance)
     done = now(run)
     cluster.restart_controller()
