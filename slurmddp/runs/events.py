@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from slurmddp.runtime.journal import JsonLines
 
 
 @dataclass(frozen=True)
@@ -52,20 +53,6 @@ def append_event(path: Path, event: str, **fields: Any) -> None:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one JSON object with a single write, so that lines of several processes do not mix.
-
-    POSIX promises that for O_APPEND on one host; on NFS two hosts that append at the same moment may
-    overwrite each other, which is why each file has few writers. A last line that was cut is closed first.
-    Raises OSError.
-    """
-    line = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", errors="surrogateescape")
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            line = b"\n" + line
-        written = os.write(descriptor, line)
-        if written != len(line):
-            raise OSError(f"{path}: only {written} of {len(line)} bytes were written (is the disk full?)")
-    finally:
-        os.close(descriptor)
+    """Append one JSON object, as the runtime does: see JsonLines. Raises OSError."""
+    with JsonLines(path) as lines:
+        lines.write(record)

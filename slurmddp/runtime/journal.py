@@ -15,21 +15,24 @@ class JsonLines:
     """A file of JSON objects, one a line.
 
     Each line is one os.write on a descriptor opened with O_APPEND: lines of several processes never mix
-    (POSIX promises it on one host; on a network file system short lines of one writer at a time are what we
-    rely on, which is why events come mostly from rank 0).
+    (POSIX promises it on one host; on NFS two hosts that append at the same moment may overwrite each other,
+    which is why each file has few writers).
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Makes the file where there is none. Raises OSError, also where its folder is missing."""
         self.path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         size = os.fstat(self._descriptor).st_size
         # A line that was cut, by the end of its writer or by a full disk, must not take the next one with it.
         self._cut = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one object. Numbers that JSON lacks (nan, inf) are written as null. Raises OSError."""
-        line = (json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
+        """Append one object. Numbers that JSON lacks (nan, inf) are written as null; names of files that are no UTF-8
+        as the bytes that they are. Raises OSError.
+        """
+        text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
+        line = text.encode(errors="surrogateescape")
         if self._cut:
             line = b"\n" + line
         written = os.write(self._descriptor, line)
@@ -54,6 +57,7 @@ class Events:
     """events.jsonl as one rank of one attempt writes it."""
 
     def __init__(self, path: Path, *, attempt: int, node: str, rank: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._lines = JsonLines(path)
         self._who = {"attempt": attempt, "node": node, "rank": rank}
         self._since = round(time.time(), 3)

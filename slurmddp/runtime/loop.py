@@ -122,7 +122,9 @@ class Trainer:
             return
         trace = None
         if train.trace_samples:
-            trace = JsonLines(session.folder.trace(session.world.attempt, session.world.rank))
+            path = session.folder.trace(session.world.attempt, session.world.rank)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            trace = JsonLines(path)
         micros = watch.follow(
             session.micro_batches(session.order(start.origin), first_step=start.step, position=start.samples)
         )
