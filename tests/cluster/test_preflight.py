@@ -184,3 +184,38 @@ def test_a_contained_container_trains(alice: Alice, option: str) -> None:
     assert [line.split()[1] for line in verdict(run)] == ["ok", "ok"]
     assert max(row["step"] for row in run.metrics()) == 10
     alice.cluster.wait_for(lambda: not run.processes(), f"nothing is left: {run.processes()}", 10)
+
+
+@pytest.fixture
+def without_slurmd(fresh_cluster: Cluster) -> Iterator[str]:
+    """A node that Slurm takes for idle, and cannot reach."""
+    node = "node2"
+    for pid, argv in fresh_cluster.processes(node, user=None):
+        if argv[0].endswith("slurmd"):
+            fresh_cluster.run(node, ["kill", "-KILL", str(pid)], user="root")
+    yield node
+    if not any(argv[0].endswith("slurmd") for _, argv in fresh_cluster.processes(node, user=None)):
+        start_slurmd(fresh_cluster, node)
+
+
+def start_slurmd(cluster: Cluster, node: str) -> None:
+    cluster.run(node, ["slurmd", "-N", node], user="root")
+
+
+def test_a_node_that_slurm_cannot_reach_is_named_and_no_other(alice: Alice, without_slurmd: str) -> None:
+    """srun ends what it has started on the others, which then have not answered."""
+    run = submit_script(alice, 0, 3)
+    run.wait_for_event("job_ended")
+    (excluded,) = (row for row in run.lines("events.jsonl") if row["event"] == "node_excluded")
+    assert excluded["excluded"] == without_slurmd
+    assert excluded["reason"].startswith("preflight: Slurm could not start anything there: ")
+
+
+def test_a_node_whose_slurmd_is_back_in_a_moment_is_used(alice: Alice, without_slurmd: str) -> None:
+    run = submit_script(alice, 0, 3)
+    log, asked_again = run.folder / "logs/job.log", f"Slurm could not start the preflight on {without_slurmd}: "
+    alice.cluster.wait_for(lambda: log.exists() and asked_again in log.read_text(), "it is asked again", 60)
+    start_slurmd(alice.cluster, without_slurmd)
+    run.wait("done")
+    assert not [row for row in run.lines("events.jsonl") if row["event"] == "node_excluded"]
+    assert {line.split()[0] for line in verdict(run)} == set(alice.cluster.nodes)

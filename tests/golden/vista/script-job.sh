@@ -316,7 +316,7 @@ cause_in_logs() {
 nodes=()    # that may be used
 chosen=()   # that train in this attempt
 excluded=() # lost, or found bad: not used again
-suspects=() # their agent was killed: used again only where too few others are left
+suspects=() # their agent was killed, or Slurm did not reach them: used again only where too few others are left
 
 # The words that are not in a list, one a line. Usage: without "LIST" WORD...
 without() {
@@ -348,6 +348,13 @@ list_nodes() {
   ((${#lost[@]} == 0)) || exclude "Slurm has lost it" "${lost[@]}"
   mapfile -t nodes < <(without "${excluded[*]}" "${nodes[@]}")
   lost_nodes="${lost[*]}"
+}
+
+# Nodes on which srun could start nothing in this attempt, with what it says of each: NODE TEXT, one a line. It ends what
+# it has started on the others, so what became of those says nothing.
+unreached() {
+  sed -n 's/^srun: error: Task launch for [^ ]* failed on node \([^ :]*\): /\1 /p' "$logs/srun.err" 2>/dev/null |
+    awk '!seen[$1]++'
 }
 
 # The first nodes that nothing speaks against; spares are those that are left over. False where there are too few.
@@ -400,17 +407,17 @@ sweep() {
 
 # --- before the ranks start: can these nodes train? Those that cannot are excluded. False where this attempt is over.
 check_nodes() {
-  local node line verdict="$logs/preflight/verdict" bad=() began=$SECONDS
+  local node line verdict="$logs/preflight/verdict" missed=() bad=() began=$SECONDS
   chosen=("${nodes[@]}") # spares, too
-  choose_port "${chosen[0]}"
-  bound=(timeout --kill-after=5 600)
-  together=0 SLURMDDP_STEP=preflight SLURMDDP_PREFLIGHT_NODES="${chosen[*]}" \
-    on_nodes "$logs/preflight/%N.log" bash "$run/node.sh"
-  child=
+  ask_nodes
   [[ -z "$ending" && ! -e "$run/stop" ]] || return 0
   for node in "${chosen[@]}"; do
     line=
-    if [[ -s "$logs/preflight/$node.failed" ]]; then
+    if ((${#missed[@]} > 0)); then
+      line=$(printf '%s\n' "${missed[@]}" | awk -v node="$node" '$1 == node {sub(/^[^ ]+ /, ""); print; exit}' | plain)
+      [[ -n "$line" ]] || continue # Whether it can train is seen once it is asked without those.
+      line="Slurm could not start anything there: $line"
+    elif [[ -s "$logs/preflight/$node.failed" ]]; then
       line="bad $(plain <"$logs/preflight/$node.failed")"
     elif [[ -e "$verdict" ]]; then
       line=$(awk -v node="$node" '$1 == node {sub(/^[^ ]+ /, ""); print; exit}' "$verdict" | plain)
@@ -439,6 +446,27 @@ check_nodes() {
   fi
   decision=next
   [[ -e "$verdict" ]] # Without one, the others are not checked yet.
+}
+
+# Where srun could not reach a node it is asked once more: its slurmd may just be starting. Sets `missed`.
+ask_nodes() {
+  local try
+  for try in 1 2; do
+    choose_port "${chosen[0]}"
+    bound=(timeout --kill-after=5 600)
+    together=0 SLURMDDP_STEP=preflight SLURMDDP_PREFLIGHT_NODES="${chosen[*]}" \
+      on_nodes "$logs/preflight/%N.log" bash "$run/node.sh"
+    child=
+    mapfile -t missed < <(unreached)
+    ((${#missed[@]} > 0 && try == 1)) && [[ -z "$ending" && ! -e "$run/stop" ]] || return 0
+    say "Slurm could not start the preflight on ${missed[0]%% *}: ${missed[0]#* }; once more"
+    mv "$logs/srun.err" "$logs/srun.first.err"
+    rm -f "$logs"/preflight/*
+    sleep 5 &
+    child=$!
+    wait_for_child
+    child=
+  done
 }
 
 # --- back into the queue: the run goes on in a new attempt, on other nodes where these are bad
@@ -582,8 +610,14 @@ decide_after_failure() {
     cause="- $lost_nodes lost by Slurm (NodeFail)"
     return # The run is not at fault.
   fi
-  # The first task that ended badly; the others were ended because of it.
-  mapfile -t -O "${#suspects[@]}" suspects < <(sed -n '/: task /{s/^srun: error: \([^ :]*\): task [0-9]*: Killed.*/\1/p;q}' "$logs/srun.err")
+  local missed
+  mapfile -t missed < <(unreached)
+  if ((${#missed[@]} > 0)); then
+    suspects+=("${missed[@]%% *}")
+    cause="- ${missed[0]%% *} Slurm could not start the ranks there: $(plain <<<"${missed[0]#* }")"
+  else # The first task that ended badly; the others were ended because of it.
+    mapfile -t -O "${#suspects[@]}" suspects < <(sed -n '/: task /{s/^srun: error: \([^ :]*\): task [0-9]*: Killed.*/\1/p;q}' "$logs/srun.err")
+  fi
   if no_progress; then
     decision=failed
     cause="${cause}; no progress in 3 starts"
