@@ -39,7 +39,7 @@ def alice(cluster: Cluster, torch_image: str) -> Alice:
     return Alice(cluster, torch_image)
 
 
-def submit_script(alice: Alice, seconds: int, nodes: int, *more: str) -> Run:
+def submit_script(alice: Alice, seconds: int, nodes: int | str, *more: str) -> Run:
     return alice.submit(
         "scripts/leaves.py", "--site", "testcluster", "--image", alice.image, "--time", "10m",
         "--set", f"resources.nodes={nodes}", "--set", "resources.ranks_per_node=1", *TINY, *more, "--", str(seconds),
@@ -219,3 +219,14 @@ def test_a_node_whose_slurmd_is_back_in_a_moment_is_used(alice: Alice, without_s
     run.wait("done")
     assert not [row for row in run.lines("events.jsonl") if row["event"] == "node_excluded"]
     assert {line.split()[0] for line in verdict(run)} == set(alice.cluster.nodes)
+
+
+def test_without_a_preflight_the_next_attempt_is_made_without_that_node(alice: Alice, without_slurmd: str) -> None:
+    run = submit_script(alice, 0, "{min: 2, max: 2, spares: 1}", "--set", "recovery.preflight=false")
+    run.wait("done")
+    rows = run.lines("events.jsonl")
+    first, again = (row["nodes"].split() for row in rows if row["event"] == "attempt_started")
+    assert without_slurmd in first and without_slurmd not in again and len(again) == 2
+    ended = next(row for row in rows if row["event"] == "attempt_ended")
+    assert ended["node"] == without_slurmd
+    assert ended["cause"].startswith("Slurm could not start the ranks there: ")
