@@ -71,12 +71,13 @@ unit: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n auto --timeout=300 tests/unit tests/golden
 
 # Real processes on a busy machine miss a deadline now and then: a test may be run once more, and the last line says so.
+# Half of the time is waiting, so two go on at once: tests/cluster on a cluster of its own each, a file at a time.
 # Nothing may hang for ever: --timeout is far beyond what the slowest test takes, with its fixtures (a second try has none).
 runtime-test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=900 tests/runtime
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=900 tests/runtime
 
 cluster-test: $(VENV)/.test
-	$(BIN)/python -m pytest -q --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=1800 tests/cluster
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=1800 tests/cluster
 
 # --- the test cluster, for people (root only; see tests/cluster/README.md)
 

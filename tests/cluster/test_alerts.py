@@ -225,6 +225,8 @@ def test_accounting_tells_what_the_controller_has_forgotten(cluster: Cluster) ->
         assert deadman(run, "alerted")["deadman"] != ""
         run.wait_for_event("alert")
         # As long after that the controller knows the job no more, nor the run's events of a dead-man job.
+        asked = ["sacct", "--noheader", "--allocations", "--format=State", f"--jobs={run.job_id}"]
+        other.wait_for(lambda: "FAILED" in other.run("login", asked).stdout, "accounting knows the job's end", 60)
         folder = run.answer["run_folder"]
         other.sh("login", f"mkdir ~/gone; ln -s /bin/false ~/gone/scontrol; sed -i /deadman/d {folder}/events.jsonl")
         other.sh("login", f"PATH=~/gone:$PATH bash {folder}/deadman.sh {folder} {run.job_id}")
