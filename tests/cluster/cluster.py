@@ -240,17 +240,17 @@ class Cluster:
         slurmctld does not end within 10 s of a SIGTERM: now and then its threads wait for each other for ever.
         """
         for signal in ("TERM", "KILL"):
-            for pid in self._controllers():
+            for pid in self.daemons(CONTROLLER, "slurmctld"):
                 self.run(CONTROLLER, ["kill", f"-{signal}", str(pid)], user="root", check=False)
             with suppress(ClusterError):
-                self.wait_for(lambda: not self._controllers(), "slurmctld is gone", 10)
+                self.wait_for(lambda: not self.daemons(CONTROLLER, "slurmctld"), "slurmctld is gone", 10)
                 break
         self.run(CONTROLLER, ["slurmctld"], user="root")
         self.wait_for(self.controller_answers, "slurmctld answers", 30)
 
-    def _controllers(self) -> list[int]:
-        processes = self.processes(CONTROLLER, user=None)
-        return [pid for pid, argv in processes if argv[0].startswith("slurmctld")]
+    def daemons(self, name: str, daemon: str) -> list[int]:
+        """Process ids, as the host sees them, of what is called by that name there."""
+        return [pid for pid, argv in self.processes(name, user=None) if argv[0].startswith(daemon)]
 
     def controller_answers(self) -> bool:
         """Whether jobs can be submitted; takes its time where it is there and silent."""

@@ -190,11 +190,10 @@ def test_a_contained_container_trains(alice: Alice, option: str) -> None:
 def without_slurmd(fresh_cluster: Cluster) -> Iterator[str]:
     """A node that Slurm takes for idle, and cannot reach."""
     node = "node2"
-    for pid, argv in fresh_cluster.processes(node, user=None):
-        if argv[0].endswith("slurmd"):
-            fresh_cluster.run(node, ["kill", "-KILL", str(pid)], user="root")
+    for pid in fresh_cluster.daemons(node, "slurmd"):
+        fresh_cluster.run(node, ["kill", "-KILL", str(pid)], user="root")
     yield node
-    if not any(argv[0].endswith("slurmd") for _, argv in fresh_cluster.processes(node, user=None)):
+    if not fresh_cluster.daemons(node, "slurmd"):
         start_slurmd(fresh_cluster, node)
 
 

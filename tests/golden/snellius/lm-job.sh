@@ -416,13 +416,13 @@ check_nodes() {
   for node in "${chosen[@]}"; do
     line=
     if ((${#missed[@]} > 0)); then
-      line=$(printf '%s\n' "${missed[@]}" | awk -v node="$node" '$1 == node {sub(/^[^ ]+ /, ""); print; exit}' | plain)
+      said_of "$node" <(printf '%s\n' "${missed[@]}")
       [[ -n "$line" ]] || continue # Whether it can train is seen once it is asked without those.
       line="Slurm could not start anything there: $line"
     elif [[ -s "$logs/preflight/$node.failed" ]]; then
       line="bad $(plain <"$logs/preflight/$node.failed")"
     elif [[ -e "$verdict" ]]; then
-      line=$(awk -v node="$node" '$1 == node {sub(/^[^ ]+ /, ""); print; exit}' "$verdict" | plain)
+      said_of "$node" "$verdict"
     elif [[ "$node" != "${chosen[0]}" ]]; then
       continue # The first node should have said it.
     fi
@@ -449,6 +449,9 @@ check_nodes() {
   decision=next
   [[ -e "$verdict" ]] # Without one, the others are not checked yet.
 }
+
+# Usage: said_of NODE FILE; the answer, the rest of the first line that begins with the node's name, is in `line`
+said_of() { line=$(awk -v node="$1" '$1 == node {sub(/^[^ ]+ /, ""); print; exit}' "$2" | plain); }
 
 # Where srun could not reach a node it is asked once more: its slurmd may just be starting. Sets `missed`.
 ask_nodes() {
