@@ -15,6 +15,7 @@ from .build import Parts, build, locked
 from .errors import ClusterError
 from .host import ADDRESSES, CONTROLLER, LOGIN, NODES, USER_IDS
 from .process import ProcessId, processes_of
+from .roots import USERS
 from .state import Layout, State, state_base
 
 # Inside the hosts: what a definition with `Bootstrap: localimage` starts from.
@@ -27,7 +28,8 @@ FINISHED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"
 class Cluster:
     """One instance, found by its name: a new object for the name of a running instance drives that instance.
 
-    Hosts: ctl (slurmctld), login, node1 to node3 (slurmd). The user is alice; /home is shared by all hosts.
+    Hosts: ctl (slurmctld), login, node1 to node3 (slurmd). The user is alice, and bob is
+    a second one who attacks her; /home is shared by all hosts.
     """
 
     hosts = tuple(ADDRESSES)
@@ -116,7 +118,7 @@ class Cluster:
             self.slow_link(name, None)
         if not self.controller_answers():
             self.restart_controller()
-        self.run(LOGIN, ["scancel", "--user", "alice"], check=False)
+        self.run(LOGIN, ["scancel", f"--user={','.join(USERS)}"], check=False)
         resume = ["scontrol", "update", f"NodeName={','.join(NODES)}", "State=RESUME"]
         self.run(LOGIN, resume, user="root", check=False)  # an error for each node that needs none
 
@@ -202,15 +204,16 @@ class Cluster:
         return self.layout.home / Path(path).relative_to("/home")
 
     def write(self, path: str, text: str, *, mode: int = 0o644) -> None:
-        """Write a file of alice's below /home/alice, with the folders it needs."""
+        """Write a file below /home/USER, owned by that user (/scratch: alice), with the folders it needs."""
         target = self.machine_path(path)
+        owner = USERS.get(Path(path).parts[2], USERS["alice"])
         for folder in reversed(target.parents):
             if not folder.exists():
                 folder.mkdir()
-                os.chown(folder, USER_IDS["alice"], USER_IDS["alice"])
+                os.chown(folder, owner, owner)
         target.write_text(text)
         target.chmod(mode)
-        os.chown(target, USER_IDS["alice"], USER_IDS["alice"])
+        os.chown(target, owner, owner)
 
     # --- faults ---
 

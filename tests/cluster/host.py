@@ -10,7 +10,7 @@ from . import accounting, network
 from .build import Parts
 from .errors import ClusterError
 from .process import ProcessId, kill_tree
-from .roots import CHECKOUT, USER, USER_ID
+from .roots import CHECKOUT, USERS
 from .state import Layout
 
 HERE = Path(__file__).resolve().parent
@@ -22,7 +22,7 @@ CONTROLLER, LOGIN = "ctl", "login"
 NODES = ("node1", "node2", "node3")
 # Of /scratch, the small file system that all hosts share: a test can fill it.
 SCRATCH_SIZE = "128m"
-USER_IDS = {"root": 0, USER: USER_ID}
+USER_IDS = {"root": 0, **USERS}
 
 
 def start_fabric(layout: Layout) -> tuple[ProcessId, subprocess.Popen[str]]:
@@ -170,8 +170,9 @@ def write_shared(layout: Layout, parts: Parts, munge_key: bytes, with_accounting
     (shared / "hosts").write_text("\n".join([*names, f"{network.BRIDGE_ADDRESS} fabric"]) + "\n")
     (shared / "munge.key").write_bytes(munge_key)
     (shared / "munge.key").chmod(0o400)
-    home = layout.home / USER
-    shutil.copytree(parts.host_root / "etc/skel", home)
-    for path in [home, *home.rglob("*")]:
-        shutil.chown(path, USER_ID, USER_ID)
-    home.chmod(0o755)
+    for user, number in USERS.items():
+        home = layout.home / user
+        shutil.copytree(parts.host_root / "etc/skel", home)
+        for path in [home, *home.rglob("*")]:
+            shutil.chown(path, number, number)
+        home.chmod(0o755)

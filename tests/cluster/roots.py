@@ -12,7 +12,7 @@ from . import debian
 from .errors import ClusterUnavailable
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-USER, USER_ID = "alice", 1000
+USERS = {"alice": 1000, "bob": 1001}  # alice runs the jobs; bob is another user of the same nodes
 
 HOST_SUITES = ("trixie", "sid")  # Apptainer is in sid only; everything else comes from trixie
 HOST_PYTHON = "3.13"
@@ -30,10 +30,13 @@ IMAGE_REQUIREMENTS = ("torch==2.13.0", "numpy", "pillow")
 # Where an index's plain torch is the CUDA build (gigabytes), "--index-url ADDRESS" leads to a CPU one.
 PIP_ARGUMENTS_VARIABLE = "SLURMDDP_CLUSTER_PIP_ARGS"
 
-# Mount points and the one user are part of the root, so that a host needs no set-up of its own for them.
+# Mount points and the users are part of the root, so that a host needs no set-up of its own for them.
 HOST_FILES = Path(__file__).resolve().parent / "rootfs"  # laid over the root: every file in it is a program
 HOST_HOOKS = (
-    f'chroot "$1" useradd --uid {USER_ID} --user-group --no-create-home --shell /bin/bash {USER}',
+    *(
+        f'chroot "$1" useradd --uid {number} --user-group --no-create-home --shell /bin/bash {name}'
+        for name, number in USERS.items()
+    ),
     'mkdir -p "$1/opt/slurmddp" "$1/opt/slurmddp-venv" "$1/opt/images" "$1/var/spool/slurmd"',
 )
 # EXTERNALLY-MANAGED would refuse the `pip install` that a definition's %post may do; no training image does.
