@@ -1,5 +1,5 @@
-# `make demo` and `make test` set up all that they need. Others: lint, unit, cluster-test, cluster-up, cluster-down,
-# cluster-shell, benchmark, clean.
+# `make demo` and `make test` install all that they need. Others: test-full, lint, unit, runtime-test, cluster-test,
+# cluster-up, cluster-down, cluster-shell, benchmark, clean.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ RESUME ?=
 STEPS ?=
 DEMO := demo.yaml
 
-.PHONY: demo test lint unit runtime-test cluster-test cluster-up cluster-down cluster-shell benchmark clean system
+.PHONY: demo test test-full lint unit runtime-test cluster-test cluster-up cluster-down cluster-shell benchmark clean system
 
 # --- set-up: one virtual environment, made anew when what it is made of changes
 
@@ -59,7 +59,12 @@ demo: $(VENV)/.train
 
 # --- tests
 
+# `make test` runs one test per feature; `make test-full` also runs those marked `long` (repetitions, long faults).
+SELECT := -m "not long"
 test: system lint unit runtime-test cluster-test
+
+test-full: SELECT :=
+test-full: test
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -68,16 +73,16 @@ lint: $(VENV)/.test
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n auto --timeout=300 tests/unit tests/golden
+	$(BIN)/python -m pytest -q -n auto --timeout=300 $(SELECT) tests/unit tests/golden
 
 # Real processes on a busy machine miss a deadline now and then: a test may be run once more, and the last line says so.
 # Half of the time is waiting, so two go on at once: tests/cluster on a cluster of its own each, a file at a time.
 # Nothing may hang for ever: --timeout is far beyond what the slowest test takes, with its fixtures (a second try has none).
 runtime-test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=900 tests/runtime
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=900 $(SELECT) tests/runtime
 
 cluster-test: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=1800 tests/cluster
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=1800 $(SELECT) tests/cluster
 
 # --- the test cluster, for people (root only; see tests/cluster/README.md)
 
