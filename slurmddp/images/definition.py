@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slurmddp.render.engine import render
+from slurmddp.images.sections import render_sections
 
 if TYPE_CHECKING:  # it brings pydantic, which a Dockerfile does not need
     from slurmddp.images.recipe import Ingredients
@@ -21,7 +21,7 @@ def render_definition(image: Ingredients, version: str, digest: str | None = Non
     """The text of the definition file; `version` is slurmddp's own.
 
     digest: of a base in a registry (sha256:...); commit: of the recipe. Both are told in the image.
-    Raises ValueError where anything would be left that Apptainer takes for a build argument.
+    Raises UserError for a value that would open a section, or that Apptainer takes for a build argument.
     """
     index = ["--index-url", image.index] if image.index else []
     words = [*index, *(["--requirement", REQUIREMENTS] if image.requirements else []), *image.pip]
@@ -34,7 +34,7 @@ def render_definition(image: Ingredients, version: str, digest: str | None = Non
         ("slurmddp.pip", " ".join(image.pip)),
         *image.labels,
     ]
-    text = render(
+    return render_sections(
         "container/image.def.j2",
         image=image,
         version=version,
@@ -45,6 +45,3 @@ def render_definition(image: Ingredients, version: str, digest: str | None = Non
         packages=PACKAGES,
         labels=[(name, value) for name, value in labels if value],
     )
-    if "{{" in text or "}}" in text:
-        raise ValueError("the definition file holds '{{' or '}}', which Apptainer takes for a build argument")
-    return text

@@ -19,7 +19,7 @@ from slurmddp.images.dockerfile.lines import Instruction, read
 from slurmddp.images.dockerfile.running import Running, runscript
 from slurmddp.images.dockerfile.stages import Stage, chain, find_stage, image_base, split_stages
 from slurmddp.images.dockerfile.through import Section, Source, sections
-from slurmddp.render.engine import render
+from slurmddp.images.sections import render_sections
 
 if TYPE_CHECKING:
     from slurmddp.images.registry.image import RegistryImage
@@ -60,8 +60,7 @@ def convert(
     bases:     what registries say of the bases, by their names; WORKDIR and ENTRYPOINT of others are assumed, with a
                note.
 
-    Raises UserError for what cannot be converted, with file and line; ExternalError where spython fails;
-    ValueError where anything would be left that Apptainer takes for a build argument.
+    Raises UserError for what cannot be converted, with file and line; ExternalError where spython fails.
     """
     _check_arguments(arguments)
     instructions = read(path)
@@ -89,7 +88,7 @@ def convert(
 
 
 def _text(stages: Sequence[Section], lines: Sequence[str], digest: str | None, commit: str | None) -> str:
-    text = render(
+    return render_sections(
         "container/dockerfile.def.j2",
         version=__version__,
         stages=stages,
@@ -98,9 +97,6 @@ def _text(stages: Sequence[Section], lines: Sequence[str], digest: str | None, c
         digest=digest,
         commit=commit,
     )
-    if "{{" in text:
-        raise ValueError("the definition file holds '{{', which Apptainer takes for a build argument")
-    return text
 
 
 def _check_arguments(arguments: Mapping[str, str]) -> None:

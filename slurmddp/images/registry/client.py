@@ -122,9 +122,7 @@ def _image(
         architecture=made_for,
         os=system or "linux",
         env=documents.variables(config.get("Env"), host, what),
-        labels=documents.texts(config.get("Labels"), host, what),
-        entrypoint=documents.strings(config.get("Entrypoint"), host, what),
-        cmd=documents.strings(config.get("Cmd"), host, what),
+        entrypoint=documents.words(config.get("Entrypoint"), host, what),
         workdir=_text(config, "WorkingDir", host, what) or None,
         user=_text(config, "User", host, what) or None,
         created=created or None,
@@ -155,6 +153,8 @@ def _text(tree: Mapping[str, Any], key: str, host: str, what: str) -> str:
     value = tree.get(key)
     if value is None:
         return ""
-    if not isinstance(value, str) or not value.isprintable():
-        raise outside(f"what {host} sends as {what} has {key!r} that is no text", "is this host a registry?")
+    if not isinstance(value, str):
+        raise documents.unreadable(host, what)
+    if not value.isprintable():
+        raise documents.not_one_line(host, what, key)
     return value

@@ -148,27 +148,36 @@ def read_manifest(tree: Mapping[str, Any], host: str, image: str) -> Manifest:
 
 
 def variables(value: Any, host: str, what: str) -> dict[str, str]:
-    """Of ["NAME=VALUE", ...] or null; the last of a name counts. Raises ExternalError."""
-    pairs = [text.partition("=") for text in strings(value, host, what) or ()]
+    """Of ["NAME=VALUE", ...] or null; the last of a name counts. Raises ExternalError.
+
+    A variable that is no single printable line is left out: the versions that are read from them are all such lines.
+    """
+    pairs = [text.partition("=") for text in _list(value, host, what) or () if text.isprintable()]
     return {name: text for name, mark, text in pairs if mark and name}
 
 
-def strings(value: Any, host: str, what: str) -> tuple[str, ...] | None:
-    """Of a list of texts or null. Raises ExternalError."""
+def words(value: Any, host: str, what: str) -> tuple[str, ...] | None:
+    """A command as a list of single printable lines, or null: it is written into a definition. Raises ExternalError."""
+    found = _list(value, host, what)
+    if found is not None and not all(text.isprintable() for text in found):
+        raise not_one_line(host, what, "Entrypoint")
+    return found
+
+
+def not_one_line(host: str, what: str, key: str) -> ExternalError:
+    """Of a value that could open a section of a definition file."""
+    return outside(
+        f"what {host} sends as {what} holds a line break or a control character in its {key}",
+        "such an image is not built from: take another one, or ask who made it",
+    )
+
+
+def _list(value: Any, host: str, what: str) -> tuple[str, ...] | None:
     if value is None:
         return None
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise unreadable(host, what)
     return tuple(value)
-
-
-def texts(value: Any, host: str, what: str) -> dict[str, str]:
-    """Of an object of texts or null. Raises ExternalError."""
-    if value is None:
-        return {}
-    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise unreadable(host, what)
-    return dict(value)
 
 
 def _objects(value: Any, host: str, what: str) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ _PACKAGE_REVISION = re.compile(r"(\d+(?:\.\d+)*)-\d[\w.+~]*")
 
 @dataclass(frozen=True)
 class RegistryImage:
-    """An image by its manifest and configuration. None, or "": the image does not say.
+    """An image by its manifest and configuration. None, or "": the image does not say. All texts are single lines.
 
     reference:       what was asked for, spelled out.
     digest:          of what the reference names, an image or an index of images; with it, a name is pinned.
@@ -33,9 +33,7 @@ class RegistryImage:
     architecture: str
     os: str
     env: Mapping[str, str] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
     entrypoint: tuple[str, ...] | None = None
-    cmd: tuple[str, ...] | None = None
     workdir: str | None = None
     user: str | None = None
     created: str | None = None

@@ -199,5 +199,5 @@ def test_an_address_with_a_user_but_no_password_passes() -> None:
 
 
 def test_nothing_is_left_that_apptainer_would_replace() -> None:
-    with pytest.raises(ValueError, match="build argument"):
+    with pytest.raises(UserError, match="build argument"):
         render_definition(image(NGC), "{{ 1 }}")

@@ -109,8 +109,11 @@ def test_answers_about_the_configuration(blob: Reply, kind: type[SlurmddpError],
         {"architecture": "amd64\n"},
         {"config": {"Env": "A=b"}},
         {"config": {"Env": [1]}},
-        {"config": {"Labels": {"a": 1}}},
-        {"config": {"Cmd": {}}},
+        {"config": {"Entrypoint": {}}},
+        {"config": {"Entrypoint": ["/bin/sh\n%setup\ntouch /tmp/x"]}},
+        {"config": {"Entrypoint": ["/bin/sh", "\x1b]52;c;eA==\x07"]}},
+        {"config": {"WorkingDir": "/srv\n%setup"}},
+        {"config": {"User": "root\u2028%setup"}},
     ],
 )
 def test_a_configuration_that_is_none(change: dict[str, object]) -> None:
