@@ -1,13 +1,12 @@
 """The `slurmddp` command: groups its commands and turns errors into one message and an exit code."""
 
 import gc
-import os
 import sys
 from typing import Annotated
 
 import typer
 
-from slurmddp.cli import alerts, checkpoints, follow, images, jobs, sites
+from slurmddp.cli import alerts, checkpoints, follow, images, jobs, options, sites
 from slurmddp.errors import SlurmddpError
 
 app = typer.Typer(
@@ -47,8 +46,7 @@ def main() -> None:
         print(f"slurmddp: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # The reader of our output (head, less) has gone: nothing is left to say, and nowhere to say it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        options.drop_output()
         sys.exit(141)
     except OSError as error:
         # Whatever a command did not foresee: a full disk, a folder that may not be read.

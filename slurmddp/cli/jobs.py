@@ -90,7 +90,12 @@ def run(
     opt.show_notes(prepared)
     from slurmddp.launch.here import run_here
 
-    raise typer.Exit(run_here(prepared, show=None if quiet else typer.echo, say=opt.say))
+    try:
+        code = run_here(prepared, show=None if quiet else typer.echo, say=opt.say)
+    except BrokenPipeError:
+        opt.drop_output()
+        code = 1  # cancelled, as `status` reports it
+    raise typer.Exit(code)
 
 
 @opt.job_command()

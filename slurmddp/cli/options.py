@@ -1,6 +1,8 @@
 """The options that all commands on a job share, and what becomes of them."""
 
 import inspect
+import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -110,6 +112,15 @@ def _asked(values: dict[str, Any]) -> Asked:
 def say(text: str) -> None:
     """A message: stderr, so that stdout holds results alone."""
     typer.echo(text, err=True)
+
+
+def drop_output() -> None:
+    """Let what is still buffered for a reader that has gone (head, less) vanish: Python exits with 120 otherwise."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def json_text(value: Any) -> str:

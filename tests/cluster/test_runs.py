@@ -149,9 +149,10 @@ def test_interrupting_a_run_in_an_allocation_saves_first(alice: Alice) -> None:
     salloc = ["salloc", "--nodes=1", "--cpus-per-task=2", "--mem=3000M", "--time=5"]
     # A shell of scripts starts background jobs with SIGINT ignored; set -m makes it start them as a terminal's does.
     script = f"set -m; slurmddp run {job} & until grep -q 'step *10/' ~/runs/interrupted-*/logs/*/*.log 2>/dev/null"
-    script += "; do sleep 0.5; done; kill -INT %1; wait %1"
+    script += "; do sleep 0.5; done; kill -INT %1; wait %1; echo exited with $?"
     done = alice.cluster.run("login", [*salloc, "bash", "-c", script], timeout=120)
-    assert "asking the ranks to save and end" in done.stderr
+    assert "is saving and will exit" in done.stderr
+    assert "exited with 1" in done.stdout
     markers = sorted(alice.cluster.machine_path("/home/alice/runs").glob("interrupted-*/markers/attempt-000.json"))
     assert json.loads(markers[-1].read_text())["state"] == "stopped"
 
