@@ -1,4 +1,7 @@
-"""The addresses of the targets: read at submission, kept for the run outside of its folder, removed behind it."""
+"""What a run needs and nobody may read: the addresses of its alerts, the variables of `environment_from`.
+
+Both are read at submission, kept outside of the run folder in files of mode 0600, and removed after the run.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from slurmddp.errors import UserError
@@ -23,6 +26,8 @@ _LONGEST = 2000
 _ALLOWED = frozenset(map(chr, range(0x21, 0x7F))) - set('"\\')
 #: The file in a run's secrets that says where its folder is; alert.sh takes no name with a dot for an address.
 _OWNER = ".run"
+#: The file with the variables of `environment_from`, which node.sh reads: NAME=VALUE, a NUL byte behind each.
+_VARIABLES = ".environment"
 #: How long the secrets of a run that has ended stay: an operator may requeue it, and then it waits in the queue.
 _KEPT_SECONDS = 30 * 86400
 
@@ -71,25 +76,49 @@ def take(
     return found
 
 
-def keep(folder: RunFolder, addresses: Mapping[str, str], environment: Mapping[str, str]) -> None:
-    """Write a run's addresses where its alert.sh finds them: files of mode 0600. Raises UserError."""
+def take_variables(names: Sequence[str], environment: MutableMapping[str, str]) -> dict[str, str]:
+    """Value by name of the variables of `environment_from`, which are removed from `environment` as addresses are.
+
+    Raises one UserError for all that are not set; nothing is removed then.
+    """
+    missing = [name for name in names if not environment.get(name)]
+    if missing:
+        raise UserError(
+            f"not set in this shell: {', '.join(missing)}",
+            where="environment_from",
+            todo=f"export {missing[0]}=... and submit again, or leave it out of environment_from",
+        )
+    return {name: environment.pop(name) for name in names}
+
+
+def keep(
+    folder: RunFolder,
+    addresses: Mapping[str, str],
+    environment: Mapping[str, str],
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Write a run's secrets where its alert.sh and node.sh find them: files of mode 0600. Raises UserError."""
+    texts = {name: f"{text}\n" for name, text in addresses.items()}
+    texts[_OWNER] = f"{folder.path}\n"
+    if variables:
+        texts[_VARIABLES] = "".join(f"{name}={value}\0" for name, value in variables.items())
     place = of_run(folder.id, environment)
     try:
         config_folder(environment).mkdir(parents=True, exist_ok=True)
         place.parent.mkdir(mode=0o700, exist_ok=True)
         place.parent.chmod(0o700)
         place.mkdir(mode=0o700, exist_ok=True)
-        for name, text in {**addresses, _OWNER: str(folder.path)}.items():
+        for name, text in texts.items():
             descriptor = os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
                 os.fchmod(descriptor, 0o600)
-                file.write(text + "\n")
+                file.write(text)
     except OSError as error:
         forget(folder.id, environment)
         raise UserError(
-            f"the addresses of the alerts cannot be kept: {error.strerror}",
+            f"the secrets of the run cannot be kept: {error.strerror}",
             where=str(error.filename or place),
-            todo="make room in your home folder, or leave `alerts` out",
+            todo="make room in your home folder, or leave `alerts` and `environment_from` out",
         ) from error
 
 

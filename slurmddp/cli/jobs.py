@@ -57,14 +57,14 @@ def submit(
 def _dry_run(prepared: "Prepared", as_json: bool) -> None:
     import shlex
 
-    from slurmddp.launch.checks import absent_addresses, doubts, problems
+    from slurmddp.launch.checks import absent_secrets, doubts, problems
     from slurmddp.launch.preview import preview
     from slurmddp.render.scripts import job_script
     from slurmddp.report.cost import cost_line
 
     for problem in problems(prepared):
         opt.say(f"warning: on this machine {problem.what}")
-    for problem in absent_addresses(prepared.plan):
+    for problem in absent_secrets(prepared.plan):
         opt.say(f"warning: {problem.where}: {problem.what}")
     for doubt in doubts(prepared):
         opt.say(f"warning: {doubt}")

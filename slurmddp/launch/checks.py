@@ -62,8 +62,12 @@ def absent_inputs(prepared: Prepared) -> Iterator[UserError]:
             )
 
 
-def absent_addresses(plan: Plan) -> Iterator[UserError]:
-    """What `submit` would refuse about the addresses of the alerts; nothing is taken out of the environment."""
+def absent_secrets(plan: Plan) -> Iterator[UserError]:
+    """What `submit` would refuse about addresses of alerts and variables; nothing is taken out of the environment."""
+    try:
+        secrets.take_variables(plan.environment_from, dict(os.environ))
+    except UserError as error:
+        yield error
     project = plan.program.project if plan.snapshot else None
     for target in plan.alerts.targets if plan.alerts else ():
         try:

@@ -188,7 +188,7 @@ def _prepared(folder: RunFolder, environment: Mapping[str, str]) -> Prepared:
     """The run's job with the profile that it was submitted with; with today's where that one cannot be read."""
     # What stands in the environment of today's shell is no layer of a job that is resolved already.
     clean = {name: value for name, value in environment.items() if not name.startswith("SLURMDDP_")}
-    request = Request(str(folder.job_yaml), strict=False, environment=clean)
+    request = Request(str(folder.job_yaml), strict=False, written=True, environment=clean)
     try:
         return prepare(replace(request, options=[("site", str(folder.site_yaml), str(folder.site_yaml))]))
     except UserError:

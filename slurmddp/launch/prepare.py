@@ -16,6 +16,7 @@ from slurmddp.plan.model import Context, Plan
 from slurmddp.sites.catalogue import Catalogue, config_files
 from slurmddp.spec.document import is_null
 from slurmddp.spec.resolve import Resolved, Sources, resolve
+from slurmddp.spec.sensitive import refuse_secrets
 
 if TYPE_CHECKING:
     from slurmddp.runs.layout import RunFolder
@@ -31,6 +32,7 @@ class Request:
     args:    what stood behind `--`: the script's arguments.
     options: (key path, value, how the user wrote it).
     resume:  the run to continue: id, prefix, job id, folder or `last`.
+    written: a run's own job.yaml: what looks like a secret in it is written down already.
     """
 
     job: str | None
@@ -39,6 +41,7 @@ class Request:
     resume: str | None = None
     strict: bool = True
     inside: bool = False
+    written: bool = False
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
@@ -55,6 +58,8 @@ def prepare(request: Request) -> Prepared:
     """Raises UserError for every mistake in the job, the site or the command line."""
     resumed = _resumed_runs(request)
     resolved = resolved_job(request, resumed)
+    if not request.written:
+        refuse_secrets(resolved)
     cwd = _cwd(request.environment)
     folders = tuple(str(path / "checkpoints") for path in resumed)
     allocation = _allocation(request.environment) if request.inside else None

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from slurmddp.runs.create import Draft, create
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.survey import survey
 from slurmddp.slurm.choose import scheduler_for, scheduler_named
+from slurmddp.spec.sensitive import redacted, refuse_values
 
 
 @dataclass(frozen=True)
@@ -91,29 +92,34 @@ def submit(prepared: Prepared) -> Handed:
 def make_run_folder(prepared: Prepared, warnings: list[str]) -> RunFolder:
     """The run folder with scripts, snapshot and manifest. Raises UserError with nothing left behind.
 
-    The addresses of its alerts are read here, and leave this process's environment: the job must not inherit them.
+    Its secrets (addresses of alerts, environment_from) are read here, and leave this process's environment: the job
+    must not inherit them.
     """
     plan = prepared.plan
 
     def fill(draft: Draft) -> None:
-        _fill(draft, prepared, warnings)
+        _fill(draft, prepared, warnings, variables)
 
     secrets.forget_old(os.environ)
     targets = plan.alerts.targets if plan.alerts else ()
     addresses = secrets.take(targets, os.environ, plan.program.project if plan.snapshot else None)
-    folder = create(Path(plan.runs_root), plan.name, {}, fill=fill)
+    variables = secrets.take_variables(plan.environment_from, os.environ)
+    folder = create(Path(plan.runs_root), plan.name, {}, fill=fill, mode=plan.runs_mode)
     try:
-        if addresses:
-            secrets.keep(folder, addresses, os.environ)
+        if addresses or variables:
+            secrets.keep(folder, addresses, os.environ, variables)
     except UserError:
         shutil.rmtree(folder.path)
         raise
     return folder
 
 
-def _fill(draft: Draft, prepared: Prepared, warnings: list[str]) -> None:
+def _fill(draft: Draft, prepared: Prepared, warnings: list[str], variables: Mapping[str, str]) -> None:
+    """variables: the secrets of `environment_from`, which must stand in none of the files."""
     plan = prepared.plan
-    draft.write(run_files(prepared, draft.final.id))
+    files = run_files(prepared, draft.final.id)
+    refuse_values(variables, files)
+    draft.write(files)
     snapshot.copy_runtime(draft.folder.code_runtime)
     project = Path(plan.program.project) if plan.program.project else None
     if project is not None and plan.snapshot:
@@ -125,7 +131,7 @@ def _fill(draft: Draft, prepared: Prepared, warnings: list[str]) -> None:
     facts = manifest.build(
         draft.final,
         name=plan.name,
-        command=sys.argv,
+        command=redacted(sys.argv, variables.values()),
         project=project,
         code_hash=snapshot.code_hash(draft.folder.code),
         image=Path(image) if image else None,

@@ -170,6 +170,7 @@ class Plan(NamedTuple):
     """cwd: the folder of submission. workdir: where the ranks' command runs; empty for the run folder.
 
     time, stop_lead and the time-outs in seconds, snapshot_limit in bytes; interface as in NCCL_SOCKET_IFNAME.
+    environment_from: variables with secrets, whose values are no part of any plan. runs_mode: of a run folder.
     cache: a folder that all nodes share; node_folder: one of each node's own, None where nothing needs it.
     """
 
@@ -189,6 +190,7 @@ class Plan(NamedTuple):
     sbatch: tuple[str, ...]
     container: ContainerPlan
     environment: tuple[VariableGroup, ...]
+    environment_from: tuple[str, ...]
     setup: tuple[str, ...]
     rendezvous: Literal["c10d", "static"]
     rendezvous_timeout: int
@@ -200,6 +202,7 @@ class Plan(NamedTuple):
     interface: str | None
     program: Program
     runs_root: str
+    runs_mode: int
     cache: str | None
     node_folder: str | None
     snapshot: bool

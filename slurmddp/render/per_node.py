@@ -18,6 +18,8 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     if not program.script:
         lines.append("# RUN_FOLDER, at the same path on all nodes: slurmddp render JOB.yaml -o RUN_FOLDER")
     lines += [f"# on each node first: {line}" for line in plan.setup]
+    passed = plan.container.environment_prefix
+    lines += [f"# on each node first, not in this line: export {passed}{name}=..." for name in plan.environment_from]
     if layout.world is None:
         cores = "" if layout.gpus_per_node else f"; RANKS: one for each {layout.threads_per_rank} cores"
         lines.append(f"# on each node first: export OMP_NUM_THREADS=N, its cores divided by its ranks{cores}")

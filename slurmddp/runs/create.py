@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import re
+import stat
 import string
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -52,14 +53,15 @@ class Draft:
     final:  where it will be (for texts that name the run folder).
     folder: where it is now, a sibling of that: write there.
 
-    Folders and files are made with plain modes, so the umask, the setgid bit and default ACLs of the parent
-    decide who may read them.
+    mode: of the run folder, who may look into it at all. What lies in it is made with plain modes, so the umask, the
+    setgid bit and default ACLs of the parent decide the rest.
     """
 
-    def __init__(self, root: Path, name: str, *, now: datetime | None = None) -> None:
+    def __init__(self, root: Path, name: str, *, now: datetime | None = None, mode: int = 0o700) -> None:
         root = Path(os.path.abspath(root))
         self._made: list[Path] = []
         self._done = False
+        self._mode = mode
         new_id(name, now)  # a bad name is refused before anything is made
         try:
             self._make_root(root)
@@ -86,6 +88,9 @@ class Draft:
     def commit(self) -> RunFolder:
         """Put the folder in its place. Raises UserError."""
         try:
+            # A setgid bit is the parent's doing, and stays. The mode is also the mask of a default ACL.
+            setgid = self.folder.path.stat().st_mode & stat.S_ISGID
+            self.folder.path.chmod(self._mode | setgid)
             # Nobody else makes this folder: whoever does must own the temporary one first.
             self.folder.path.rename(self.final.path)
         except OSError as error:
@@ -136,6 +141,7 @@ def create(
     *,
     fill: Callable[[Draft], None] | None = None,
     now: datetime | None = None,
+    mode: int = 0o700,
 ) -> RunFolder:
     """Make a run folder below `root` with these files (path relative to the folder -> text).
 
@@ -143,7 +149,7 @@ def create(
     made are the folders that the job writes into, logs, markers and checkpoints: sbatch does not make the
     log's folder. Raises UserError, and whatever `fill` raises; then nothing is left.
     """
-    with Draft(root, name, now=now) as draft:
+    with Draft(root, name, now=now, mode=mode) as draft:
         try:
             draft.write(files)
             for folder in (draft.folder.logs, draft.folder.markers, draft.folder.checkpoints):
@@ -179,7 +185,7 @@ def _reserve(root: Path, name: str, now: datetime | None) -> tuple[RunFolder, Ru
         final = root / run_id
         part = root / f".{run_id}.part"
         try:
-            part.mkdir()
+            part.mkdir(0o700)
         except FileExistsError:
             continue
         if os.path.lexists(final):

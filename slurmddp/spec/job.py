@@ -11,6 +11,7 @@ from slurmddp.spec.types import (
     Adds,
     Count,
     EnvMap,
+    EnvName,
     Free,
     Interface,
     Line,
@@ -406,22 +407,28 @@ class Checkpoint(Model):
 class Paths(Model):
     """Where run folders and caches live; off a home with a quota where the site has a better place.
 
-    node: a folder of each node's own disk or memory, for what a shared file system is too slow or too strict for.
+    mode: who may read a run folder: its owner, the group too, or everybody. Nobody else may write there: whoever can
+    replace its scripts runs code as the owner. node: a folder of each node's own disk or memory, for what a shared
+    file system is too slow or too strict for.
     """
 
     runs: PathStr = "runs"
+    mode: Literal["0700", "0750", "0755"] = "0700"
     cache: PathStr | None = None
     node: PathStr = "/tmp"
 
 
 class Job(Model):
-    """job.yaml."""
+    """job.yaml. environment_from: variables with secrets, read at submission, written to no file of the run folder, and
+    given to the ranks alone. not_secret: names that look like one and are none."""
 
     name: Name = "job"
     site: Line
     resources: Resources = Resources.model_construct()
     container: Container = Container.model_construct()
     environment: EnvMap = {}
+    environment_from: Annotated[tuple[EnvName, ...], Adds()] = ()
+    not_secret: Annotated[tuple[Line, ...], Adds()] = ()
     setup: Annotated[tuple[Line, ...], Adds()] = ()
     network: Network = Network.model_construct()
     launch: Launch = Launch.model_construct()
@@ -439,3 +446,16 @@ class Job(Model):
     @classmethod
     def _ours(cls, value: dict[str, str]) -> dict[str, str]:
         return without_reserved(value)
+
+    @field_validator("environment_from")
+    @classmethod
+    def _not_ours(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        without_reserved(dict.fromkeys(value, ""))
+        return tuple(dict.fromkeys(value))
+
+    @model_validator(mode="after")
+    def _one_source_each(self) -> "Job":
+        for name in self.environment_from:
+            if name in self.environment:
+                raise ValueError(f"environment and environment_from both set {name}: leave one of them out")
+        return self

@@ -150,6 +150,21 @@ def test_no_file_and_no_process_of_a_run_has_the_address(desk: Desk) -> None:
         assert b"abcdefghijkl" not in path.read_bytes(), path
 
 
+def test_a_message_holds_no_value_of_environment_from(desk: Desk) -> None:
+    """A script that fails with its token in the error's text, and an alert that shows the end of its log."""
+    desk.write("train.py", "")
+    token = "hf_abcdefghijkl$(id)"
+    lines = "site: here\nenvironment_from: [HF_TOKEN]\nalerts: [{to: json}]\n"
+    desk.write("job.yaml", "name: gpt\ntrain: {script: train.py}\n" + lines)
+    private(desk, "json", "http://127.0.0.1:9/x\n")
+    ranks = desk.program("ranks", '#!/bin/bash\necho "ValueError: $HF_TOKEN is not valid"\nexit 1\n')
+    desk.command("run", "job.yaml", "--quiet", "--set", f"container.python={ranks}", HF_TOKEN=token)
+    (run,) = (desk.project / "runs").iterdir()
+    assert token in "".join(path.read_text() for path in (run / "logs").rglob("*.log")), "the script printed it"
+    bodies = [path.read_text() for path in (run / "alerts" / "spool").glob("*/body")]
+    assert bodies and all("is not valid" in body and "hf_abcdefghijkl" not in body for body in bodies), bodies
+
+
 def test_a_refused_submission_leaves_no_address(desk: Desk) -> None:
     desk.write("train.py", "")
     desk.write("job.yaml", "name: gpt\nsite: cores\ntrain: {script: train.py}\nalerts: [{to: json, url_env: HOOK}]\n")

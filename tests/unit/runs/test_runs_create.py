@@ -1,4 +1,4 @@
-"""Run folders are made whole or not at all, readable for whom the parent's modes say."""
+"""Run folders are made whole or not at all, and closed to others unless a mode says otherwise."""
 
 import errno
 import multiprocessing
@@ -59,7 +59,9 @@ def test_all_that_is_in_it(tmp_path: Path) -> None:
     assert {name: (run.path / name).read_text() for name in FILES} == FILES
     assert run.manifest.read_text() == run.id
     assert run.logs.is_dir() and run.markers.is_dir()
-    assert (mode(run.job_sh), mode(run.job_yaml), mode(run.path)) == (0o755, 0o644, 0o755)
+    assert (mode(run.job_sh), mode(run.job_yaml), mode(run.path)) == (0o755, 0o644, 0o700)
+    assert mode(run.path.parent) == 0o755, "the folder of all runs is the user's own matter"
+    assert mode(create(tmp_path / "runs", "gpt", FILES, mode=0o750).path) == 0o750
 
 
 def test_same_second_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +114,8 @@ def test_group_and_setgid_of_the_parent(tmp_path: Path, mask: int, folder: int, 
         run = create(parent / "runs", "gpt", FILES)
     finally:
         os.umask(old)
-    folders = [run.path.parent, run.path, run.logs, run.path / "sub", run.path / "sub" / "deep"]
+    assert (mode(run.path), run.path.stat().st_gid) == (0o2700, 4711)
+    folders = [run.path.parent, run.logs, run.path / "sub", run.path / "sub" / "deep"]
     assert {(mode(path), path.stat().st_gid) for path in folders} == {(folder, 4711)}
     assert (mode(run.job_yaml), run.job_yaml.stat().st_gid) == (file, 4711)
     assert mode(run.job_sh) == script
