@@ -53,6 +53,8 @@ def test_which_lists_add() -> None:
         ("container", "options"),
         ("container", "pip"),
         ("setup",),
+        ("environment_from",),
+        ("not_secret",),
         ("alerts",),
     }
 
