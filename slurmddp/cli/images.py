@@ -46,6 +46,9 @@ def build_image(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="For an ARG of the Dockerfile; may be repeated.")
     ] = None,
     stage: Annotated[str | None, typer.Option(help="Stage of the Dockerfile to build; default: the last.")] = None,
+    allow_files: Annotated[
+        bool, typer.Option("--allow-files", help="Let a recipe copy files from outside of its own folder.")
+    ] = False,
     site: opt.Site = None,
     update: Annotated[
         bool, typer.Option("--update", help="Ask whether the base's tag leads elsewhere by now.")
@@ -69,13 +72,13 @@ def build_image(
         recipe, base, pip = recipe or said.recipe, base or said.base, [*said.pip, *(pip or [])]
         target, site = target or said.target, site or said.site
     options = {"base": base, "apt": apt, "pip": pip, "requirements": requirements}
-    wanted = wanted_image(recipe, dockerfile, build_arg or [], stage, options, cwd, os.environ)
+    wanted = wanted_image(recipe, dockerfile, build_arg or [], stage, options, cwd, os.environ, allow_files=allow_files)
     request = Request(wanted, target, cwd, force, update, commit_of)
     if on_node:
         from slurmddp.launch.build_job import OnNode
 
         more = {"recipe": recipe, "dockerfile": dockerfile, "build-arg": build_arg, "stage": stage}
-        batch = OnNode(request, {**more, **options}, site, os.environ)
+        batch = OnNode(request, {**more, **options}, site, os.environ, allow_files)
         if dry_run:
             typer.echo(batch.preview(opt.say), nl=False)
         else:

@@ -23,6 +23,9 @@ FORMS = "an NGC release (25.04), docker://REFERENCE, docker-archive:FILE, a .sif
 # `docker:` and `docker-archive:` are ours to read; every other word before :// is a kind that Apptainer knows
 # and we do not
 _SCHEME = re.compile(r"(docker|docker-archive|[A-Za-z][A-Za-z0-9-]*(?=://)):(.*)")
+# Apptainer hands a source of %files to /bin/sh on the host, for its patterns, and cuts its line at quotes
+# (internal/pkg/build/files/files.go, expandPath): a file called `$(id)` would be a command.
+_CARRIED = re.compile(r"[\w@%+=:,./ -]+")
 _LOOKS_LIKE_REGISTRY = re.compile(r"[a-z0-9][\w.-]*(:\d+)?(/[a-z0-9][\w.-]*)*(:[\w.-]+)?(@sha256:[0-9a-f]+)?")
 
 
@@ -74,6 +77,11 @@ def _check_source(text: str) -> None:
             f"the base {text!r} holds '#', at which a definition file's line ends",
             todo="rename it, or link to it by another name",
         )
+
+
+def is_carried(path: str) -> bool:
+    """Whether %files carries this path unchanged: as a source it reaches a shell on the host."""
+    return _CARRIED.fullmatch(path) is not None and path == path.strip()
 
 
 def check_architecture(base: Base) -> None:

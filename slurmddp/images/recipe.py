@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurmddp.assets import asset_folder
 from slurmddp.errors import UserError
-from slurmddp.images.base import Base, check_text, parse_base
+from slurmddp.images.base import Base, check_text, is_carried, parse_base
 from slurmddp.spec.document import Document, Key, Origin, read_file
 from slurmddp.spec.expand import Expander
 from slurmddp.spec.layers import merge
@@ -77,12 +78,18 @@ def recipe_file(name: str, cwd: Path) -> Path:
 
 
 def read_recipe(
-    recipe: str | None, options: Mapping[str, object], cwd: Path, environment: Mapping[str, str]
+    recipe: str | None,
+    options: Mapping[str, object],
+    cwd: Path,
+    environment: Mapping[str, str],
+    *,
+    allow_files: bool = False,
 ) -> Ingredients:
     """The ingredients of a recipe (None: of the options alone), with the command line's options laid over it.
 
     options: recipe keys, values as in a YAML file; lists add. Relative paths of a recipe begin at its own folder (of a
-    shipped one at `cwd`), those of the options at `cwd`.
+    shipped one at `cwd`), those of the options at `cwd`. What a recipe copies lies below its folder, links followed,
+    unless `allow_files`: whoever wrote a recipe that was downloaded must not get the user's files.
     Raises UserError that lists every mistake with its place.
     """
     documents, folder, name, own = [], cwd, "image", None
@@ -95,7 +102,14 @@ def read_recipe(
     documents.append(_of_options(options))
     layered = merge(Recipe, documents)
     found = Expander(environment).model(validate(Recipe, layered))
-    given = {key: str(origin_of(layered, (key,)).where) for key in ("base", "requirements") if key in layered.tree}  # type: ignore[union-attr]
+    given = {key: str(origin.where) for key in layered.tree if (origin := origin_of(layered, (key,))) is not None}
+    if found.index and _PASSWORD.search(found.index):
+        raise UserError(
+            "the index's address holds a user or password, which everyone could read in the image",
+            where=given["index"],
+            todo="name an index that needs none, or a mirror of it that the site offers",
+        )
+    within = None if allow_files else folder
     pip = tuple(
         check_requirement(item, _where(layered.origins.get(("pip", str(index))), "--pip"))
         for index, item in enumerate(found.pip)
@@ -105,12 +119,14 @@ def read_recipe(
         name=name, base=base, title=found.title, apt=found.apt, pip=pip, index=found.index, installer=found.installer,
         environment=tuple(found.environment.items()), setup=found.setup, test=found.test,
         labels=tuple(sorted(found.labels.items())),
-        files=tuple((_source(folder / item.source), item.destination) for item in found.files), folder=own,
+        files=tuple((_source(folder / item.source, within), item.destination) for item in found.files), folder=own,
     )  # fmt: skip
     if found.requirements is None:
         return made
-    place = cwd if given["requirements"].startswith("--") else folder
-    return replace(made, requirements=_requirements(place / found.requirements, given["requirements"]))
+    if given["requirements"].startswith("--"):
+        folder, within = cwd, None
+    path = _source(folder / found.requirements, within, given["requirements"])
+    return replace(made, requirements=_requirements(path, given["requirements"]))
 
 
 def _of_options(options: Mapping[str, object]) -> Document:
@@ -124,11 +140,37 @@ def _where(origin: Origin | None, otherwise: str) -> str:
     return origin.where if origin else otherwise
 
 
-def _source(path: Path) -> Path:
+def _source(path: Path, within: Path | None, where: str = "files") -> Path:
+    """A file or folder that %files is to copy, absolute. Raises UserError where it leads out of `within`."""
     path = Path(path.absolute())
     if not path.exists():
-        raise UserError(f"the file {path} does not exist", where="files", todo="correct the recipe's `files`")
+        raise UserError(f"the file {path} does not exist", where=where, todo="correct the recipe")
+    if not (path.is_file() or path.is_dir()):
+        raise UserError(f"{path} is neither a file nor a folder", where=where, todo="leave it out")
+    if not is_carried(str(path)):
+        raise UserError(
+            f"the name {str(path)!r} holds a character that Apptainer's %files does not carry",
+            where=where,
+            todo="rename it: letters, digits, spaces and @ % + = : , . / - _ are carried",
+        )
+    if within is not None:
+        root = os.path.realpath(within)
+        for place in (str(path), *_links_in(path)):
+            real = os.path.realpath(place)
+            if os.path.commonpath([root, real]) != root:
+                leads = f", which leads to {real}," if real != place else ""
+                raise UserError(
+                    f"{place}{leads} is not below the recipe's folder {root}",
+                    where=where,
+                    todo="copy it there; or, if you trust the recipe with it: `build-image --allow-files`",
+                )
     return path
+
+
+def _links_in(folder: Path) -> Iterator[str]:
+    """The symbolic links below a folder, which Apptainer follows when it copies (cp -L)."""
+    for place, folders, files in os.walk(folder):
+        yield from (link for name in (*folders, *files) if os.path.islink(link := os.path.join(place, name)))
 
 
 def check_requirement(text: str, where: str = "--pip") -> str:
@@ -161,7 +203,6 @@ def _requirements(path: Path, where: str) -> Path:
 
     Raises UserError for lines that name other files, which would not be there, and for passwords.
     """
-    path = Path(path.absolute())
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

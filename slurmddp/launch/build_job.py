@@ -34,13 +34,15 @@ _SCRIPT = "build.sh"
 class OnNode:
     """A build to be done in a job.
 
-    given: the command line's own options, option -> value, list of values or None; site: as --site has it.
+    given: the command line's own options, option -> value, list of values or None; site: as --site has it;
+    allow_files: --allow-files.
     """
 
     request: Request
     given: Mapping[str, str | Path | list[str] | None]
     site: str | None
     environment: Mapping[str, str]
+    allow_files: bool = False
 
     def preview(self, report: Callable[[str], None]) -> str:
         """A dry run: the definition, then the script that sbatch would get. Raises UserError."""
@@ -100,7 +102,13 @@ class OnNode:
 
     def _script(self, asked: Asked, target: Path) -> str:
         name = re.sub(r"[^A-Za-z0-9._+-]", "-", self.request.image.name)[:80]
-        words = ["build-image", str(target), *_options(self.given), *(["--force"] if self.request.force else [])]
+        switches = {"--force": self.request.force, "--allow-files": self.allow_files}
+        words = [
+            "build-image",
+            str(target),
+            *_options(self.given),
+            *(name for name, given in switches.items() if given),
+        ]
         if asked.site is not None:  # a node's own name would not tell
             words.append(f"--site={asked.site}")
         return render(

@@ -26,10 +26,13 @@ def wanted_image(
     options: Mapping[str, object],
     cwd: Path,
     environment: Mapping[str, str],
+    *,
+    allow_files: bool = False,
 ) -> Wanted:
     """What the command line names: a Dockerfile with its arguments (NAME=VALUE) and stage, or a recipe under `options`.
 
-    Raises UserError where it names nothing, both, or what does not go together.
+    allow_files: the recipe may copy files from outside of its folder. Raises UserError where the command line names
+    nothing, both, or what does not go together.
     """
     given = [f"--{name}" for name, value in options.items() if value]
     if dockerfile is None:
@@ -41,7 +44,7 @@ def wanted_image(
             raise UserError("nothing says what the image is made from", todo=todo)
         from slurmddp.images.recipe import read_recipe
 
-        return of_recipe(read_recipe(recipe, options, cwd, environment))
+        return of_recipe(read_recipe(recipe, options, cwd, environment, allow_files=allow_files))
     if recipe is not None or given:
         other = "--recipe" if recipe is not None else given[0]
         raise UserError(f"--dockerfile and {other} exclude each other", todo="leave one out")

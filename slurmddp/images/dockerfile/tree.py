@@ -8,11 +8,10 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurmddp.images.base import is_carried
 from slurmddp.images.dockerfile.ignore import Ignore, expression
 from slurmddp.images.dockerfile.lines import Instruction
 
-# Apptainer expands a source as a shell does, and cuts its line at quotes (internal/pkg/build/files/files.go)
-_CARRIED = re.compile(r"[\w@%+=:,./ -]+")
 _MAGIC = re.compile(r"[*?\[]")
 
 
@@ -128,7 +127,7 @@ def _walk_below(
 
 
 def _check(text: str, instruction: Instruction) -> None:
-    if not _CARRIED.fullmatch(text) or text != text.strip():
+    if not is_carried(text):
         raise instruction.error(
             f"the name {text!r} holds a character that Apptainer's %files does not carry",
             "rename it, or keep it out with .dockerignore",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
         "environment: {LEVEL: 03, EMPTY: ''}\nsetup:\n- |\n  make\n  make install\nlabels: {team: us}\n"
     )
     (tmp_path / "x").write_text("x")
-    image = read_recipe("images/mine.yaml", {}, tmp_path, {"WHERE": str(tmp_path)})
+    image = read_recipe("images/mine.yaml", {}, tmp_path, {"WHERE": str(tmp_path)}, allow_files=True)
     assert image.name == "mine"
     assert image.requirements == own / "wanted.txt"
     assert image.files == ((own / "src", "/opt/src"), (tmp_path / "x", "/opt/x"))
@@ -76,17 +77,53 @@ def test_relative_paths_of_the_command_line_begin_here(tmp_path: Path) -> None:
         ("base: 25.04\nenvironment: {A: '{{ x }}'}", "sets A, which holds '{{'"),
         ("base: 25.04\nlabels: {'a b': c}", "must be letters, digits"),
         ("base: 25.04\ninstaller: conda", "must be one of 'pip' or 'uv'"),
-        ("base: 25.04\nrequirements: gone.txt", "gone.txt cannot be read"),
+        ("base: 25.04\nrequirements: gone.txt", "mine.yaml:2: the file gone.txt does not exist"),
+        ("base: 25.04\nrequirements: pipe", "mine.yaml:2: pipe is neither a file nor a folder"),
+        ("base: 25.04\nfiles: ['pipe:/opt/b']", "pipe is neither a file nor a folder"),
+        ("base: 25.04\nfiles: ['$(id):/opt/b']", "$(id)' holds a character that Apptainer's %files"),
+        ("base: 25.04\nfiles: ['`id`:/opt/b']", "`id`' holds a character that Apptainer's %files does not carry"),
+        ("base: 25.04\nfiles: [\"a\\nb:/opt/b\"]", "holds a line break or control character"),
+        ("base: 25.04\nindex: 'https://me:word@example.org/simple'", "yaml:2: the index's address holds a user or"),
+        ("base: 25.04\nindex: 'https://token@example.org/simple'", "yaml:2: the index's address holds a user or"),
         ("base: 25.04\nrequirements: nested.txt", "nested.txt:2: '-r other.txt' names a file that the image"),
         ("base: 25.04\nrequirements: token.txt", "token.txt:1: holds a user or password"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_place(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "a").write_text("")
+    for name in ("a", "a\nb", "`id`", "$(id)"):
+        (tmp_path / name).write_text("")
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "nested.txt").write_text("einops\n-r other.txt\n")
     (tmp_path / "token.txt").write_text("--index-url https://me:word@example.org\n")
     (tmp_path / "mine.yaml").write_text(text + "\n")
     assert words in refused("mine.yaml", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "key", ["files: ['../secret:/x']", "files: ['link:/x']", "files: ['src:/x']", "files: ['SECRET:/x']",
+            "requirements: ../secret", "requirements: link"],
+)  # fmt: skip
+def test_a_recipe_copies_only_what_is_below_its_folder(tmp_path: Path, key: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("einops\n")
+    own = tmp_path / "downloaded"
+    (own / "src/deep").mkdir(parents=True)
+    (own / "link").symlink_to(secret)
+    (own / "src/deep/link").symlink_to("../../../secret")
+    (own / "mine.yaml").write_text(f"base: 25.04\n{key.replace('SECRET', str(secret))}\n")
+    found = refused("downloaded/mine.yaml", tmp_path)
+    assert "is not below the recipe's folder" in found and "secret" in found and "--allow-files" in found
+    image = read_recipe("downloaded/mine.yaml", {}, tmp_path, {}, allow_files=True)
+    assert image.sources
+
+    # Its own files, and links among them, are the recipe's to give; so is a file that the command line names.
+    (own / "link").unlink()
+    (own / "link").symlink_to("src/deep")
+    (own / "src/deep/link").unlink()
+    (own / "mine.yaml").write_text("base: 25.04\nfiles: ['link:/x', 'src:/y']\n")
+    assert len(read_recipe("downloaded/mine.yaml", {}, tmp_path, {}).files) == 2
+    image = read_recipe("downloaded/mine.yaml", {"requirements": "secret"}, tmp_path, {})
+    assert image.requirements == secret
 
 
 def test_an_unknown_recipe_and_a_missing_file(tmp_path: Path) -> None:
