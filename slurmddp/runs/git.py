@@ -1,4 +1,8 @@
-"""What git says about a folder: the files that belong to the project, the commit, whether it is dirty."""
+"""What git says about a folder: the files that belong to the project, the commit, whether it is dirty.
+
+A folder that was copied from somebody brings that person's .git/config, which can name programs. git runs none of them
+here: no filter, no file system monitor, no hook, no transport.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,13 @@ _REDIRECTS = frozenset(
 )
 
 
-@dataclass(frozen=True)
+# Programs of a configuration: `git status` starts them. The second one is for a clone that lacks objects, which git
+# would fetch by whatever program the configuration names for it (GIT_NO_LAZY_FETCH: git 2.45 and newer).
+_NO_PROGRAMS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+_NO_TRANSPORTS = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
+
+
+@dataclass(eq=False)  # an exception has to take its traceback and be hashable
 class GitError(Exception):
     """git is absent, refused, or took too long; `timed_out` tells the last. Callers go on without git."""
 
@@ -76,17 +86,53 @@ def state(folder: Path, *, timeout: float = 20.0) -> GitState | None:
         if error.timed_out:
             raise
         commit = ""  # a repository before its first commit
+    return GitState(commit or None, _is_dirty(folder, timeout, set()), root)
+
+
+def _is_dirty(folder: Path, timeout: float, seen: set[str]) -> bool:
+    """Whether files differ from the commit, in submodules too. `seen`: real paths, since links can make circles."""
+    # git asks a submodule by a git of its own, which reads that one's configuration; so submodules are asked here.
     # Limited to the folder: an edit elsewhere in a large repository is no edit of this project.
-    changes = run(folder, ("status", "--porcelain", "-z", "--", "."), timeout=timeout)
-    return GitState(commit or None, bool(changes), root)
+    status = ("status", "--porcelain", "-z", "--ignore-submodules=dirty", "--", ".")
+    if run(folder, status, timeout=timeout, options=_no_filters(folder, timeout)):
+        return True
+    seen.add(os.path.realpath(folder))
+    for record in run(folder, ("ls-files", "-s", "-z"), timeout=timeout).split(b"\0"):
+        if record.startswith(b"160000 "):
+            place = folder / os.fsdecode(record.partition(b"\t")[2])
+            new = os.path.realpath(place) not in seen
+            if new and os.path.lexists(place / ".git") and _is_dirty(place, timeout, seen):
+                return True
+    return False
 
 
-def run(folder: Path, arguments: Sequence[str], *, timeout: float) -> bytes:
-    """Standard output of a git command in a folder. Raises GitError. `timeout`: seconds."""
+def _no_filters(folder: Path, timeout: float) -> list[str]:
+    """Options that switch every filter off (gitattributes(5)), whichever configuration defines it. Raises GitError.
+
+    A file that a filter would change, such as one of LFS, then counts as changed where git has to look into it.
+    """
+    names = run(folder, ("config", "-z", "--name-only", "--get-regexp", r"^filter\."), timeout=timeout, none=1)
+    drivers = {os.fsdecode(name.rpartition(b".")[0]) for name in names.split(b"\0") if name}
+    options: list[str] = []
+    for driver in sorted(drivers):
+        if "=" in driver or "\n" in driver:  # no -c can name it
+            raise GitError(f"git is not asked in {folder}: its configuration has a filter with a strange name")
+        for setting in ("clean=", "smudge=", "process=", "required=false"):
+            options += ["-c", f"{driver}.{setting}"]
+    return options
+
+
+def run(
+    folder: Path, arguments: Sequence[str], *, timeout: float, options: Sequence[str] = (), none: int | None = None
+) -> bytes:
+    """Standard output of a git command in a folder. Raises GitError.
+
+    timeout: seconds; options: git's own; none: an exit code that means "nothing found".
+    """
     import subprocess  # here: 20 ms that many commands do not need
 
-    command = ["git", "-c", "core.fsmonitor=false", "--no-optional-locks", "-C", str(folder), *arguments]
-    environment = {name: value for name, value in os.environ.items() if name not in _REDIRECTS}
+    command = ["git", *_NO_PROGRAMS, *options, "--no-optional-locks", "-C", str(folder), *arguments]
+    environment = {name: value for name, value in os.environ.items() if name not in _REDIRECTS} | _NO_TRANSPORTS
     try:
         done = subprocess.run(
             command,
@@ -100,7 +146,7 @@ def run(folder: Path, arguments: Sequence[str], *, timeout: float) -> bytes:
         raise GitError(f"git took more than {timeout:g} s in {folder}", timed_out=True) from error
     except OSError as error:
         raise GitError(f"git could not be started: {error.strerror}") from error
-    if done.returncode != 0:
+    if done.returncode not in (0, none):
         said = done.stderr.decode("utf-8", errors="backslashreplace").strip()
         raise GitError(said or f"git {arguments[0]} failed with exit code {done.returncode}")
     return done.stdout
