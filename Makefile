@@ -1,19 +1,21 @@
-# `make demo` and `make test` install all that they need. Others: test-full, lint, unit, runtime-test, cluster-test,
-# cluster-up, cluster-down, cluster-shell, benchmark, clean.
+# `make demo` and `make test` install all that they need. Others: test-full, unit, lint, runtime-test, cluster-test,
+# versions-test, lock, cluster-up, cluster-down, cluster-shell, benchmark, clean.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The version that demo and tests run with; the package itself takes a wide range.
+# Demo and tests run with these versions; the package itself takes a wide range (pyproject.toml). `make lock` renews them.
+LOCK := requirements.lock
 TORCH := torch==2.13.0
+PIP := PIP_CONSTRAINT=$(LOCK) PIP_BUILD_CONSTRAINT=$(LOCK) $(BIN)/python -m pip install -q
 PIP_ARGS ?=
 RESUME ?=
 STEPS ?=
 DEMO := demo.yaml
 
-.PHONY: demo test test-full lint unit runtime-test cluster-test cluster-up cluster-down cluster-shell benchmark clean system
+.PHONY: demo test test-full unit lint runtime-test cluster-test versions-test lock cluster-up cluster-down cluster-shell benchmark clean system
 
-# --- set-up: one virtual environment, made anew when what it is made of changes
+# --- set-up: one virtual environment in stages; `make unit` needs no torch
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -28,13 +30,22 @@ python-venv:
 		apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends python3-venv; \
 	else echo "python3-venv is missing: ask for the Debian package, or use another PYTHON"; exit 1; fi
 
-$(VENV)/.train: $(VENV)/.made pyproject.toml
-	$(BIN)/pip install -q $(PIP_ARGS) '$(TORCH)' -e '.[train]'
+$(VENV)/.unit: $(VENV)/.made pyproject.toml $(LOCK)
+	$(PIP) $(PIP_ARGS) -e '.[unit]'
 	touch $@
 
-$(VENV)/.test: $(VENV)/.train
-	$(BIN)/pip install -q $(PIP_ARGS) '$(TORCH)' -e '.[train,test,lint]'
+$(VENV)/.train: $(VENV)/.made pyproject.toml $(LOCK)
+	$(PIP) $(PIP_ARGS) '$(TORCH)' -e '.[train]'
 	touch $@
+
+$(VENV)/.test: $(VENV)/.unit $(VENV)/.train
+	$(PIP) $(PIP_ARGS) '$(TORCH)' -e '.[test,lint]'
+	touch $@
+
+# The newest versions of everything, for Python 3.10 and later in one file.
+lock: $(VENV)/.uv
+	echo '$(TORCH)' | $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.10 --extra test --extra lint \
+		--no-annotate --custom-compile-command 'make lock' --constraint - pyproject.toml -o $(LOCK)
 
 # Debian packages that tests use: only as root, only where they are missing.
 system:
@@ -61,21 +72,29 @@ demo: $(VENV)/.train
 
 # `make test` runs one test per feature; `make test-full` also runs those marked `long` (repetitions, long faults).
 SELECT := -m "not long"
-test: system lint unit runtime-test cluster-test
+# A test that had to run twice counts over all parts; more than two fail the run (tests/reruns.py).
+test: export SLURMDDP_RERUNS := build/reruns
+test: forget-reruns system unit lint runtime-test cluster-test
 
 test-full: SELECT :=
-test-full: test
+test-full: test versions-test
+
+.PHONY: forget-reruns
+forget-reruns:
+	@rm -f build/reruns
+
+unit: $(VENV)/.unit
+	$(BIN)/python -m pytest -q -n $$(($$(nproc) + 1)) --timeout=300 $(SELECT) tests/unit tests/golden
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@if command -v shellcheck >/dev/null; then printf '%s\0' tests/golden/*/*.sh | xargs -0 -n 6 -P 2 shellcheck -x; \
+	else echo "shellcheck is not installed, so the scripts were not checked: make system"; test -z "$$SLURMDDP_REQUIRE_CLUSTER"; fi
 
-unit: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n auto --timeout=300 $(SELECT) tests/unit tests/golden
-
-# Real processes on a busy machine miss a deadline now and then: a test may be run once more, and the last line says so.
+# Real processes on a busy machine miss a deadline now and then: a test may run once more, and is named at the end.
 # Half of the time is waiting, so two go on at once: tests/cluster on a cluster of its own each, a file at a time.
 # Nothing may hang for ever: --timeout is far beyond what the slowest test takes, with its fixtures (a second try has none).
 runtime-test: $(VENV)/.test
@@ -83,6 +102,30 @@ runtime-test: $(VENV)/.test
 
 cluster-test: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=1800 $(SELECT) tests/cluster
+
+# The lowest versions that pyproject.toml allows, with torch 2.4 (3 GB with its CUDA packages), and the newest of today.
+# uv looks for Pythons in PATH, and may download one; it does not look into pyenv's folders.
+find-python = $(or $(lastword $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python$(1))),$(1))
+LOWEST_PYTHON ?= $(call find-python,3.10)
+NEWEST_PYTHON ?= $(call find-python,3.13)
+$(VENV)/.uv: $(VENV)/.made
+	$(BIN)/python -m pip install -q $(PIP_ARGS) uv
+	touch $@
+
+.venv-lowest/.made: $(VENV)/.uv pyproject.toml
+	$(BIN)/uv venv -q --clear --python $(LOWEST_PYTHON) $(@D)
+	$(BIN)/uv pip install -q --python $(@D) --resolution lowest-direct -e '.[test]'
+	touch $@
+
+.venv-newest/.made: $(VENV)/.uv pyproject.toml
+	$(BIN)/uv venv -q --clear --python $(NEWEST_PYTHON) $(@D)
+	$(BIN)/uv pip install -q --python $(@D) -e '.[unit]'
+	touch $@
+
+versions-test: .venv-lowest/.made .venv-newest/.made
+	.venv-newest/bin/python -m pytest -q -n 3 --timeout=300 tests/unit tests/golden
+	.venv-lowest/bin/python -m pytest -q -n 3 --timeout=300 tests/unit tests/golden
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q -n 2 --dist worksteal --reruns 1 --timeout=900 tests/runtime
 
 # --- the test cluster, for people (root only; see tests/cluster/README.md)
 
@@ -104,4 +147,4 @@ benchmark: $(VENV)/.test
 	$(BIN)/python -m benchmarks.recovery --write # as root; an hour
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .venv-lowest .venv-newest build dist *.egg-info

@@ -8,5 +8,7 @@ import os
 
 from hypothesis import settings
 
+from tests.reruns import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401 - pytest finds them here
+
 settings.register_profile("slurmddp", deadline=None, derandomize="SLURMDDP_REQUIRE_CLUSTER" in os.environ)
 settings.load_profile("slurmddp")

@@ -46,8 +46,9 @@ def wanted() -> Parts:
     """The folders that this checkout asks for, whether they exist yet or not."""
     cache = cache_folder()
     host_root = cache / f"host-{digest(*(path.read_text() for path in roots.host_files()))}"
-    venv = cache / f"venv-{digest(roots.login_requirements())}"
-    return Parts(host_root, cache / f"image-{digest()}", venv)
+    pins = roots.LOCK.read_text()
+    venv = cache / f"venv-{digest(roots.login_requirements(), pins)}"
+    return Parts(host_root, cache / f"image-{digest(pins)}", venv)
 
 
 def is_built(parts: Parts) -> bool:

@@ -29,6 +29,7 @@ IMAGE_PACKAGES = ("python3", "python3-pip", "python3-venv", "python-is-python3",
 IMAGE_REQUIREMENTS = ("torch==2.13.0", "numpy", "pillow")
 # Where an index's plain torch is the CUDA build (gigabytes), "--index-url ADDRESS" leads to a CPU one.
 PIP_ARGUMENTS_VARIABLE = "SLURMDDP_CLUSTER_PIP_ARGS"
+LOCK = CHECKOUT / "requirements.lock"  # the versions of everything that pip installs
 
 # Mount points and the users are part of the root, so that a host needs no set-up of its own for them.
 HOST_FILES = Path(__file__).resolve().parent / "rootfs"  # laid over the root: every file in it is a program
@@ -148,6 +149,8 @@ def start_wheel_download(folder: Path, requirements: Sequence[str], python: str)
     command += [
         "--dest",
         str(folder),
+        "--constraint",
+        str(LOCK),
         *shlex.split(os.environ.get(PIP_ARGUMENTS_VARIABLE, "")),
         *requirements,
     ]

@@ -1,13 +1,10 @@
-"""The scripts of every site, letter by letter; see README.md for how to renew them."""
+"""The scripts of every site, letter by letter; see README.md for how to renew them. `make lint` runs shellcheck on them."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from tests.golden.update import HERE, KINDS, SITES, present, scripts
-from tests.helpers import check_bash, has
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -17,12 +14,6 @@ def test_scripts_are_as_they_were(site: str, kind: str) -> None:
         path = HERE / site / f"{kind}-{name}"
         assert path.is_file(), f"{path.name} of {site} is missing: python -m tests.golden.update"
         assert text == path.read_text(encoding="utf-8"), "if this was meant: python -m tests.golden.update"
-
-
-@pytest.mark.parametrize("path", sorted(present()), ids=lambda path: f"{path.parent.name}-{path.stem}")
-@pytest.mark.skipif(not has("shellcheck"), reason="shellcheck is not installed")
-def test_bash_and_shellcheck_have_nothing_to_say(path: Path, tmp_path: Path) -> None:
-    check_bash(path.read_text(encoding="utf-8"), path.name, tmp_path)
 
 
 def test_nothing_is_left_of_sites_that_are_gone() -> None:
