@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runtime.checkpoint import layout
+
+#: A pickle of DCP's Metadata without tensors, as torch writes it but for its length.
+NO_TENSORS = (
+    b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81"
+    b"}(X\x13\0\0\0state_dict_metadata}X\x0c\0\0\0storage_data}ub."
+)
 
 
 def make_run(path: Path, *steps: int, job: dict[str, object] | None = None) -> RunFolder:
@@ -28,12 +35,32 @@ def make_checkpoint(root: Path, step: int, *, size: int = 1000) -> Path:
     (folder / layout.RNG).mkdir(parents=True)
     (folder / "__0_0.distcp").write_bytes(bytes([step % 256]) * size)
     (folder / layout.RNG / "rank-00000.pt").write_bytes(b"random")
+    (folder / ".metadata").write_bytes(NO_TENSORS)
     layout.write_json(folder / layout.DATA, {"step": step})
-    names = ["__0_0.distcp", f"{layout.RNG}/rank-00000.pt", layout.DATA]
+    names = ["__0_0.distcp", f"{layout.RNG}/rank-00000.pt", layout.DATA, ".metadata"]
     files = {name: asdict(layout.facts(folder / name)) for name in names}
     layout.write_json(folder / layout.MANIFEST, {"schema": layout.SCHEMA, "step": step, "world": 2, "files": files})
     layout.mark_complete(folder)
     return folder
+
+
+def replace(folder: Path, name: str, content: bytes) -> None:
+    """Put another file into a checkpoint, and vouch for it, as somebody would who means harm."""
+    (folder / name).write_bytes(content)
+    manifest = json.loads((folder / layout.MANIFEST).read_text())
+    manifest["files"][name] = asdict(layout.facts(folder / name))
+    layout.write_json(folder / layout.MANIFEST, manifest)
+    layout.mark_complete(folder)
+
+
+class Touch:
+    """Its pickle makes a file wherever it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch '{self.path}'",)
 
 
 def flip(path: Path) -> None:

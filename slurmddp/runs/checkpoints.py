@@ -104,12 +104,13 @@ def check(item: Stored, progress: Callable[[int], None] = lambda count: None) ->
 
     pool = ThreadPoolExecutor(min(_MOST_READERS, os.cpu_count() or 1))
     try:
-        files = glance(item.path)
+        files = glance(item.path)["files"]
         facts = pool.map(layout.facts, [item.path / name for name in files])
         for (name, wanted), actual in zip(files.items(), facts, strict=True):
             if actual.sha256 != wanted["sha256"]:
                 raise layout.Rejected(item.path, name, "has other content than was written (sha256 differs)")
             progress(actual.bytes)
+        layout.read_contents(item.path, files)
     except layout.Rejected as rejected:
         return replace(item, fault=f"{rejected.file} {rejected.why}")
     except OSError as error:
@@ -129,18 +130,12 @@ def newest_good(found: list[Stored], refused: Callable[[Stored], None]) -> Store
     return None
 
 
-def glance(path: Path) -> dict[str, dict[str, Any]]:
-    """The files of a complete checkpoint by the manifest, all there with the sizes that it gives: {bytes, sha256}.
+def glance(path: Path) -> dict[str, Any]:
+    """The manifest of a complete checkpoint whose files are all there with the sizes that it gives.
 
-    What `layout.verify` does, without reading what may be terabytes. Raises layout.Rejected.
+    What `layout.verify` does, without reading what may be terabytes. Raises layout.Rejected, OSError.
     """
-    try:
-        vouched = (path / layout.COMPLETE).read_text(encoding="ascii", errors="replace").strip()
-    except FileNotFoundError:
-        raise layout.Rejected(path, layout.COMPLETE, "is missing: the checkpoint was never finished") from None
-    manifest = _manifest(path)
-    if layout.facts(path / layout.MANIFEST).sha256 != vouched:
-        raise layout.Rejected(path, layout.MANIFEST, f"is not the one that {layout.COMPLETE} vouches for")
+    manifest = layout.read_manifest(path)
     for name, wanted in manifest["files"].items():
         try:
             size = (path / name).stat().st_size
@@ -148,25 +143,6 @@ def glance(path: Path) -> dict[str, dict[str, Any]]:
             raise layout.Rejected(path, name, "is missing") from None
         if size != wanted["bytes"]:
             raise layout.Rejected(path, name, f"has {size} bytes, not {wanted['bytes']}")
-    files: dict[str, dict[str, Any]] = manifest["files"]
-    return files
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads((path / layout.MANIFEST).read_text(encoding="utf-8"))
-        schema, files = manifest["schema"], manifest["files"]
-        fits = all(isinstance(item["bytes"], int) and isinstance(item["sha256"], str) for item in files.values())
-    except FileNotFoundError:
-        raise layout.Rejected(path, layout.MANIFEST, "is missing") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise layout.Rejected(path, layout.MANIFEST, f"is not a manifest: {error!r}") from error
-    if schema != layout.SCHEMA:
-        raise layout.Rejected(
-            path, layout.MANIFEST, f"has schema {schema}, and this version reads {layout.SCHEMA}: update slurmddp"
-        )
-    if not fits:
-        raise layout.Rejected(path, layout.MANIFEST, "is not a manifest: its files lack sizes or hashes")
     return manifest
 
 
@@ -179,9 +155,8 @@ def _look(path: Path, step: int, run: str, is_own: bool) -> Stored:
     try:
         saved = path.stat().st_mtime
         files, size = _extent(path)
-        glance(path)
+        world = glance(path)["world"]
         saved = (path / layout.COMPLETE).stat().st_mtime
-        world = _manifest(path).get("world")
     except layout.Rejected as rejected:
         fault = f"{rejected.file} {rejected.why}"
     except OSError as error:

@@ -6,7 +6,7 @@ import signal
 import sys
 import warnings
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from slurmddp.runtime.checkpoint import layout
 from slurmddp.runtime.errors import UserError
@@ -50,19 +50,17 @@ def write(checkpoint: Path, output: Path, *, form: str, what: str = "model", for
 
     if output.exists() and not force:
         raise UserError(f"{output} exists: name another file, or --force to replace it")
-    stored = shards.stored(checkpoint)
+    metadata = shards.read_metadata(checkpoint)
+    stored: dict[str, Any] = metadata.state_dict_metadata
     names = [name for name in stored if what == "all" or name.startswith(MODEL)]
     if not names:
         raise UserError(f"{checkpoint} holds no tensors named {MODEL}*: it has no model to export")
-    for name in names:
-        if not hasattr(stored[name], "properties"):
-            raise UserError(f"{checkpoint} holds {name}, which is not a tensor")
     outer = {name if what == "all" else name.removeprefix(MODEL): name for name in names}
     specs = {new: (tuple(stored[name].size), stored[name].properties.dtype) for new, name in outer.items()}
 
     def read(wanted: list[str]) -> dict[str, torch.Tensor]:
         tensors = {new: torch.empty(specs[new][0], dtype=specs[new][1]) for new in wanted}
-        shards.read(checkpoint, {outer[new]: tensor for new, tensor in tensors.items()})
+        shards.read(checkpoint, metadata, {outer[new]: tensor for new, tensor in tensors.items()})
         return tensors
 
     if form == "safetensors":

@@ -211,9 +211,10 @@ def tensors(run: Run, step: int = STEPS) -> dict[str, Any]:
     from slurmddp.runtime.checkpoint import shards
 
     folder = run.folder / f"checkpoints/step-{step:08d}"
-    stored = shards.stored(folder)
+    metadata = shards.read_metadata(folder)
+    stored = metadata.state_dict_metadata
     found = {name: torch.empty(item.size, dtype=item.properties.dtype) for name, item in stored.items()}
-    shards.read(folder, found)
+    shards.read(folder, metadata, found)
     return found
 
 

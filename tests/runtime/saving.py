@@ -66,10 +66,11 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def load(folder: Path) -> Tensors:
     """All tensors of a checkpoint, in one process."""
+    metadata = shards.read_metadata(folder)
     tensors = {
-        name: torch.empty(item.size, dtype=item.properties.dtype) for name, item in shards.stored(folder).items()
+        name: torch.empty(item.size, dtype=item.properties.dtype) for name, item in metadata.state_dict_metadata.items()
     }
-    shards.read(folder, tensors)
+    shards.read(folder, metadata, tensors)
     return tensors
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from slurmddp.runtime.checkpoint import layout, shards
+from slurmddp.runtime.checkpoint import layout
 from slurmddp.runtime.data.order import SampleOrder
 
 from .harness import Failed, Ranks, Run
+from .saving import load
 from .test_layout import flip
 
 # Dropout, and more parameters than DDP's first bucket: random states and the grouping of buckets matter.
@@ -20,14 +21,6 @@ LARGE: dict[str, Any] = {
     "checkpoint__every_steps": 3,
     "batch__global": 7,
 }
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint, read in this one process."""
-    stored = shards.stored(folder)
-    tensors = {name: torch.empty(item.size, dtype=item.properties.dtype) for name, item in stored.items()}
-    shards.read(folder, tensors)
-    return tensors
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
@@ -44,7 +37,7 @@ def test_a_resumed_run_has_the_same_bits(ranks: Ranks, tmp_path: Path, size: int
     ranks.train(size, parts, attempt=1)
     assert parts.events("resumed")[0]["random_states_restored"]
     assert parts.losses(1) == {step: loss for step, loss in whole.losses(0).items() if step > 3}
-    assert same(weights(whole.checkpoint(6)), weights(parts.checkpoint(6)))
+    assert same(load(whole.checkpoint(6)), load(parts.checkpoint(6)))
     assert whole.marker()["held_out"] == parts.marker(1)["held_out"]
 
 
@@ -72,7 +65,7 @@ def test_a_checkpoint_holds_what_it_should(ranks: Ranks, tmp_path: Path) -> None
 def test_damage_falls_back_to_the_one_before(ranks: Ranks, tmp_path: Path, damage: str) -> None:
     run = Run.create(tmp_path / "run", checkpoint__keep=1, train__steps=4)
     ranks.train(2, run)
-    whole = weights(run.checkpoint(4))
+    whole = load(run.checkpoint(4))
     Run.create(run.root, checkpoint__keep=2, train__steps=8)
     ranks.train(2, run, attempt=1)  # 4, 6, 8; the last two are kept.
     shard = run.checkpoint(8) / "__1_0.distcp"
@@ -92,7 +85,7 @@ def test_damage_falls_back_to_the_one_before(ranks: Ranks, tmp_path: Path, damag
     assert f"checkpoint refused: {run.checkpoint(8) / file}" in output
     assert run.events("resumed")[-1]["step"] == 6
     assert run.saved() == ["step-00000009"], "the damaged one goes with the old ones"
-    assert whole.keys() == weights(run.checkpoint(9)).keys()
+    assert whole.keys() == load(run.checkpoint(9)).keys()
 
 
 def touch_in(step: int, path: Path) -> dict[str, Any]:
@@ -205,9 +198,9 @@ def test_all_state_is_kept(ranks: Ranks, tmp_path: Path, change: dict[str, Any],
     parts = Run.create(tmp_path / "parts", **change)
     shutil.copytree(whole.checkpoint(4), parts.checkpoint(4))
     ranks.train(2, parts, attempt=1)
-    tensors = weights(parts.checkpoint(6))
+    tensors = load(parts.checkpoint(6))
     assert tensors[kept].abs().sum() > 0
-    assert same(tensors, weights(whole.checkpoint(6)))
+    assert same(tensors, load(whole.checkpoint(6)))
 
 
 @pytest.mark.ranks(2)

@@ -12,7 +12,8 @@ from slurmddp.runtime.parallel.replicas import Agreement, fingerprint
 from slurmddp.runtime.world import World
 
 from .harness import Failed, Ranks, Run, torchrun
-from .test_checkpoint import same, weights
+from .saving import load as weights
+from .test_checkpoint import same
 from .test_ranks import expected_stream
 
 LONG: dict[str, Any] = {

@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runtime.checkpoint import layout
+from tests.checkpoints import NO_TENSORS
 
 
 def make(root: Path, step: int, complete: bool = True) -> Path:
     folder = root / layout.folder_name(step)
     (folder / "rng").mkdir(parents=True)
-    names = ["__0_0.distcp", "rng/rank-00000.pt"]
+    names = ["__0_0.distcp", "rng/rank-00000.pt", ".metadata"]
     for name in names:
-        (folder / name).write_bytes(f"{name} of {step}".encode() * 100)
+        (folder / name).write_bytes(NO_TENSORS if name == ".metadata" else f"{name} of {step}".encode() * 100)
     files = {name: asdict(layout.facts(folder / name)) for name in names}
-    layout.write_json(folder / layout.MANIFEST, {"schema": layout.SCHEMA, "step": step, "files": files})
+    layout.write_json(folder / layout.MANIFEST, {"schema": layout.SCHEMA, "step": step, "world": 1, "files": files})
     if complete:
         layout.mark_complete(folder)
     return folder

@@ -26,6 +26,7 @@ from slurmddp.runtime.tasks.gpt import GPT
 from slurmddp.runtime.world import World
 
 from .harness import Failed, Ranks, Run, make_job, trainer
+from .saving import load
 
 STEPS, MICRO, CONTEXT, CLIP = 10, 2, 8, 0.2
 TOTALS = (7, 2)  # In turn: of the 2 samples, a third rank gets none.
@@ -457,13 +458,14 @@ def load_all(joined: World, root: Path, layouts: dict[str, dict[str, Any]]) -> d
     """Load each checkpoint into each layout: the tensors that are not as saved, and what `save_all` gives."""
     found: dict[tuple[str, str], Any] = {}
     for source in LAYOUTS:
-        saved = load_plainly(root / source)
+        saved = load(root / source)
         for name, options in layouts.items():
             training = Training(joined, "gpt", seed=1, **options)
-            stored = shards.stored(root / source)
+            metadata = shards.read_metadata(root / source)
+            stored = metadata.state_dict_metadata
             state.check(training.trained, stored)
             tensors = state.prepare(training.trained, stored)
-            shards.read(root / source, tensors)
+            shards.read(root / source, metadata, tensors)
             state.adopt(training.trained, tensors)
             now = {key: whole(tensor) for key, tensor in state.collect(training.trained).items()}
             wrong = [key for key in now | saved if key not in now or not torch.equal(now[key], saved[key])]
@@ -472,17 +474,10 @@ def load_all(joined: World, root: Path, layouts: dict[str, dict[str, Any]]) -> d
     return found
 
 
-def load_plainly(folder: Path) -> dict[str, torch.Tensor]:
-    stored = shards.stored(folder)
-    tensors = {name: torch.empty(item.size, dtype=item.properties.dtype) for name, item in stored.items()}
-    shards.read(folder, tensors)
-    return tensors
-
-
 @pytest.mark.ranks(4)
 def test_checkpoints_go_from_any_layout_into_any_other(ranks: Ranks, tmp_path: Path) -> None:
     saved = ranks(4, save_all, tmp_path)[0]
-    names = set(load_plainly(tmp_path / "ddp"))
+    names = set(load(tmp_path / "ddp"))
     assert {"model.tokens.weight", "optimizer.tokens.weight.exp_avg_sq", "optimizer.tokens.weight.step"} <= names
     fewer = {"fsdp of 3": {"parallel__shard": 3, "train__optimizer__fused": False}}
     for size, layouts in ((4, LAYOUTS), (3, fewer)):

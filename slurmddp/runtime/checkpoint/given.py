@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -77,7 +78,9 @@ def load_given(path: Path | str, model: nn.Module, *, verify: bool = True) -> Gi
     source = resolve_given(path) if verify else Path(path)
     targets = {_bare(name): value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     if source.is_dir():
-        stored = {name: item for name, item in shards.stored(source).items() if name.startswith(_MODEL)}
+        metadata = shards.read_metadata(source)
+        held: Mapping[str, Any] = metadata.state_dict_metadata
+        stored = {name: item for name, item in held.items() if name.startswith(_MODEL)}
         sizes = {name: tuple(item.size) for name, item in stored.items()}
         types = {name: item.properties.dtype for name, item in stored.items()}
         tensors: Mapping[str, torch.Tensor] = {}
@@ -92,7 +95,7 @@ def load_given(path: Path | str, model: nn.Module, *, verify: bool = True) -> Gi
     if other:
         remarks.append(f"converted from {', '.join(other)}")
     if source.is_dir():
-        shards.read(source, {old: targets[new] for new, old in names.items()})
+        shards.read(source, metadata, {old: targets[new] for new, old in names.items()})
     else:
         with torch.no_grad():
             for new, old in names.items():

@@ -6,10 +6,13 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+
+from slurmddp.runtime.checkpoint import contents
 
 MANIFEST = "manifest.json"
 DATA = "data.json"
@@ -21,6 +24,7 @@ _STEP = re.compile(r"step-(\d{8,})")
 _TEMPORARY = re.compile(r"\.(?:saving|old)-step-\d+-attempt-(\d+)-[0-9a-f]+")
 _CHUNK = 1 << 22
 _MOST_READERS = 8
+_LARGEST_MANIFEST = 1 << 28  # bytes: some million files
 
 
 class Rejected(Exception):
@@ -66,9 +70,9 @@ def found(root: Path) -> list[tuple[int, Path]]:
 
 
 def facts(path: Path, *, sync: bool = False) -> FileFacts:
-    """Bytes and sha256 of a file, read in chunks; with `sync`, its content is on stable storage on return."""
+    """Bytes and sha256 of a regular file, read in chunks; with `sync`, its content is on stable storage on return."""
     digest, size = hashlib.sha256(), 0
-    with path.open("rb", buffering=0) as file:
+    with open(_regular(path), "rb", buffering=0) as file:
         chunk = memoryview(bytearray(min(_CHUNK, max(os.fstat(file.fileno()).st_size, 1))))
         while count := file.readinto(chunk):
             digest.update(chunk[:count])
@@ -76,6 +80,15 @@ def facts(path: Path, *, sync: bool = False) -> FileFacts:
         if sync:
             os.fsync(file.fileno())
     return FileFacts(size, digest.hexdigest())
+
+
+def _regular(path: Path) -> int:
+    """Open a file to read. Raises OSError for a pipe or a device: somebody else's checkpoint may never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -113,26 +126,76 @@ def is_complete(folder: Path) -> bool:
     return (folder / COMPLETE).is_file()
 
 
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a complete checkpoint, as COMPLETE vouches for it; reads no other file.
+
+    `files` maps names, relative to the folder and in it, to {bytes, sha256}; `step` and `world` are numbers. Raises
+    Rejected, and OSError for what is there and cannot be read.
+    """
+    try:
+        with open(_regular(folder / COMPLETE), "rb") as file:
+            vouched = file.read(100).decode("ascii", errors="replace").strip()
+    except FileNotFoundError:
+        raise Rejected(folder, COMPLETE, "is missing: the checkpoint was never finished") from None
+    try:
+        with open(_regular(folder / MANIFEST), "rb") as file:
+            content = file.read(_LARGEST_MANIFEST)
+    except FileNotFoundError:
+        raise Rejected(folder, MANIFEST, "is missing") from None
+    if hashlib.sha256(content).hexdigest() != vouched:
+        raise Rejected(folder, MANIFEST, f"is not the one that {COMPLETE} vouches for")
+    try:
+        manifest: dict[str, Any] = json.loads(content)
+        schema = manifest["schema"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Rejected(folder, MANIFEST, f"is not a manifest: {error!r}") from error
+    if schema != SCHEMA:
+        raise Rejected(folder, MANIFEST, f"has schema {schema}, and this version reads {SCHEMA}: update slurmddp")
+    try:
+        numbers = [manifest["step"], manifest["world"], *(item["bytes"] for item in manifest["files"].values())]
+        hashes = [item["sha256"] for item in manifest["files"].values()]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Rejected(folder, MANIFEST, f"is not a manifest: {error!r}") from error
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise Rejected(folder, MANIFEST, "is not a manifest: step, world and sizes have to be whole numbers")
+    if not all(isinstance(text, str) for text in hashes):
+        raise Rejected(folder, MANIFEST, "is not a manifest: its files lack hashes")
+    for name in manifest["files"]:
+        if "\0" in name or name.startswith("/") or ".." in PurePosixPath(name).parts:
+            raise Rejected(folder, MANIFEST, f"names the file {name!r}, which is not in the checkpoint's folder")
+    return manifest
+
+
+def read_contents(folder: Path, files: Iterable[str] | None = None) -> dict[str, contents.Stored]:
+    """The tensors of a checkpoint by name, from .metadata, of which nothing is run.
+
+    `files`: those that the manifest vouches for; none other may hold tensors. Raises Rejected, OSError.
+    """
+    try:
+        stored = contents.read(folder / contents.FILE)
+    except FileNotFoundError:
+        raise Rejected(folder, contents.FILE, "is missing") from None
+    except contents.Refused as refused:
+        raise Rejected(folder, contents.FILE, str(refused)) from refused
+    if files is not None:
+        for file in sorted({contents.FILE, *(chunk.file for item in stored.values() for chunk in item.chunks)}):
+            if file not in files:
+                raise Rejected(folder, file, f"is not in {MANIFEST}, so nothing vouches for it")
+    return stored
+
+
 def verify(folder: Path) -> dict[str, Any]:
     """Check every file of a checkpoint against its manifest, and return the manifest.
 
-    Raises Rejected that names the first file that is missing, of another size, or of another content.
+    Raises Rejected that names the first file that is missing, of another size, of another content, or that would run
+    code where it is loaded by other means than ours.
     """
     try:
-        vouched = (folder / COMPLETE).read_text(encoding="ascii", errors="replace").strip()
-    except FileNotFoundError:
-        raise Rejected(folder, COMPLETE, "is missing: the checkpoint was never finished") from None
+        manifest = read_manifest(folder)
     except OSError as error:
-        raise Rejected(folder, COMPLETE, f"cannot be read: {error.strerror}") from error
-    if _checked(folder, MANIFEST).sha256 != vouched:
-        raise Rejected(folder, MANIFEST, f"is not the one that {COMPLETE} vouches for")
-    try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        schema, files = manifest["schema"], dict(manifest["files"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise Rejected(folder, MANIFEST, f"is not a manifest: {error!r}") from error
-    if schema != SCHEMA:
-        raise Rejected(folder, MANIFEST, f"has schema {schema}, and this version reads {SCHEMA}")
+        name = Path(error.filename or MANIFEST).name
+        raise Rejected(folder, name, f"cannot be read: {error.strerror}") from error
+    files = manifest["files"]
     for (name, wanted), actual in zip(files.items(), _all_checked(folder, list(files)), strict=True):
         if isinstance(actual, Rejected):
             raise actual
@@ -140,6 +203,7 @@ def verify(folder: Path) -> dict[str, Any]:
             raise Rejected(folder, name, f"has {actual.bytes} bytes, not {wanted['bytes']}")
         if actual.sha256 != wanted["sha256"]:
             raise Rejected(folder, name, "has other content than was written (sha256 differs)")
+    read_contents(folder, files)
     return manifest
 
 

@@ -11,6 +11,7 @@ import mmap
 import os
 import pickle
 import secrets
+import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from slurmddp.runtime.checkpoint import layout
+from slurmddp.runtime.checkpoint import layout, tensorfile
 from slurmddp.runtime.errors import UserError
 
 SAFETENSORS = ".safetensors"
@@ -115,21 +116,15 @@ def read(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _load(path: Path) -> Any:
-    try:
+    def load() -> Any:
+        if tarfile.is_tarfile(path):  # of torch 0.1: torch before 2.6 unpacks one wherever its members say
+            raise pickle.UnpicklingError("a tar archive")
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError:  # written by torch before 1.6, or with the old format: it cannot be mapped
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UserError(
-            f"{path} holds more than tensors, or is no file of torch.save, and is not loaded (it could run code): "
-            "save the model's state_dict() alone"
-        ) from error
-    except OSError:
-        raise
-    except Exception as error:  # the unpickler takes any bytes for instructions, and stumbles in as many ways
-        why = (str(error) or repr(error)).splitlines()[0]
-        raise UserError(f"{path} is damaged, or no file of torch.save: {why}") from error
+
+    return tensorfile.guarded(path, load, "save the model's state_dict() alone")
 
 
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
@@ -144,7 +139,7 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         header = json.loads(content[8 : 8 + length])
         header.pop(_METADATA, None)
         return {name: _mapped(content, 8 + length, size, **facts) for name, facts in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
         raise UserError(f"{path} is damaged, or no safetensors file: {error}") from error
 
 
@@ -152,6 +147,8 @@ def _mapped(
     content: mmap.mmap, data: int, size: int, *, dtype: str, shape: list[int], data_offsets: list[int]
 ) -> torch.Tensor:
     kind, (begin, end) = _NAMES[dtype], data_offsets
+    if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+        raise ValueError(f"shape {shape} and offsets {data_offsets} have to be whole numbers from 0 on")
     if not 0 <= begin <= end <= size - data or end - begin != _bytes(shape, kind):
         raise ValueError(f"offsets {begin} to {end} do not fit {dtype} {shape} in {size - data} bytes of tensors")
     if begin == end:

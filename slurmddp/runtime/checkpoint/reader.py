@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from slurmddp.runtime import randomness
-from slurmddp.runtime.checkpoint import layout, shards, state
+from slurmddp.runtime.checkpoint import layout, shards, state, tensorfile
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.world import World
 
@@ -39,12 +37,20 @@ def choose(roots: Sequence[Path], on_rejected: Callable[[layout.Rejected], None]
         for _, folder in layout.found(root):
             try:
                 manifest = layout.verify(folder)
+                return Choice(folder, manifest["step"], manifest["world"], _data(folder))
             except layout.Rejected as rejected:
                 on_rejected(rejected)
-                continue
-            data = json.loads((folder / layout.DATA).read_text(encoding="utf-8"))
-            return Choice(folder, manifest["step"], manifest["world"], data)
     return None
+
+
+def _data(folder: Path) -> dict[str, Any]:
+    try:
+        data = json.loads((folder / layout.DATA).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise layout.Rejected(folder, layout.DATA, f"cannot be read: {error}") from error
+    if not isinstance(data, dict):
+        raise layout.Rejected(folder, layout.DATA, f"holds a {type(data).__name__}, not an object")
+    return data
 
 
 def check_data(choice: Choice, now: Mapping[str, Any]) -> list[str]:
@@ -80,7 +86,8 @@ def load(choice: Choice, trained: state.Trained, world: World) -> None:
 
     Raises UserError where the model is another one.
     """
-    stored = world.together(lambda: shards.stored(choice.path))
+    metadata = world.together(lambda: shards.read_metadata(choice.path))
+    stored = metadata.state_dict_metadata
     try:
         state.check(trained, stored)
     except UserError as error:
@@ -90,7 +97,7 @@ def load(choice: Choice, trained: state.Trained, world: World) -> None:
             shared=True,
         ) from error
     tensors = state.prepare(trained, stored)
-    world.together(lambda: shards.read(choice.path, tensors))
+    world.together(lambda: shards.read(choice.path, metadata, tensors))
     state.adopt(trained, tensors)
 
 
@@ -103,6 +110,6 @@ def restore_randomness(choice: Choice, world: World, seed: int) -> bool:
         randomness.seed_all(randomness.derive(seed, choice.step, world.rank))
         return False
     path = choice.path / layout.RNG / f"rank-{world.rank:05d}.pt"
-    found = world.together(lambda: torch.load(path, map_location="cpu", weights_only=True))
+    found = world.together(lambda: tensorfile.load(path))
     randomness.restore(found, world.device)
     return True

@@ -13,13 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem
 
+from slurmddp.runtime.checkpoint import contents, layout, tensorfile
 from slurmddp.runtime.checkpoint.files import HashedFiles
 from slurmddp.runtime.checkpoint.layout import FileFacts
+from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.world import World
 
 
@@ -77,21 +87,59 @@ def finish(folder: Path, metadata: Metadata, results: list[Any]) -> dict[str, Fi
     return {path.removesuffix(".tmp"): facts for path, facts in files.facts.items()}
 
 
-def stored(folder: Path) -> dict[str, Any]:
-    """What a checkpoint holds: name to an object with `size`, and `properties.dtype`."""
-    return dict(FileSystemReader(folder).read_metadata().state_dict_metadata)
+def read_metadata(folder: Path) -> Metadata:
+    """What a checkpoint holds and where, made from values that were checked: DCP's own reader unpickles the file.
+
+    Raises UserError that names the folder and what was refused.
+    """
+    try:
+        found = layout.read_contents(folder)
+    except layout.Rejected as rejected:
+        raise UserError(f"{rejected}") from rejected
+    tensors: dict[str, Any] = {}
+    storage: dict[MetadataIndex, _StorageInfo] = {}
+    for name, item in found.items():
+        dtype = getattr(torch, item.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise UserError(f"{folder / contents.FILE}: {name} is of type {item.dtype}, which this torch does not have")
+        chunks = [ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)) for one in item.chunks]
+        tensors[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(item.size), chunks)
+        for chunk in item.chunks:
+            storage[MetadataIndex(name, chunk.offsets)] = _StorageInfo(chunk.file, chunk.start, chunk.bytes)
+    return Metadata(tensors, {}, storage, StorageMeta())
 
 
-def read(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Load into `tensors` in place. Each rank reads what it needs, by itself: no collectives."""
+def read(folder: Path, metadata: Metadata, tensors: dict[str, torch.Tensor]) -> None:
+    """Load into `tensors` in place. Each rank reads what it needs, by itself: no collectives.
+
+    metadata: from `read_metadata`. Raises UserError that names the file for one that is damaged or holds more than
+    tensors, OSError.
+    """
     planner = DefaultLoadPlanner()
-    reader = FileSystemReader(folder)
-    metadata = reader.read_metadata()
     planner.set_up_planner(tensors, metadata, True)
-    reader.set_up_storage_reader(metadata, True)
-    own = reader.prepare_local_plan(planner.create_local_plan())
-    (plan,) = reader.prepare_global_plan(planner.create_global_plan([own]))
-    reader.read_data(planner.finish_plan(plan), planner).wait()
+    (plan,) = planner.create_global_plan([planner.create_local_plan()])
+    by_file: dict[str, list[ReadItem]] = {}
+    for item in planner.finish_plan(plan).items:
+        by_file.setdefault(metadata.storage_data[item.storage_index].relative_path, []).append(item)
+    # Not by DCP's FileSystemReader: with torch 2.4 it unpickles the tensors' files without weights_only.
+    for name, items in by_file.items():
+        with (folder / name).open("rb") as file:
+            for item in items:
+                info = metadata.storage_data[item.storage_index]
+                stored = tensorfile.load_part(file, info.offset, info.length)
+                _copy(folder / name, item, stored, planner)
+
+
+def _copy(path: Path, item: ReadItem, stored: Any, planner: DefaultLoadPlanner) -> None:
+    target = planner.resolve_tensor(item).detach()
+    try:
+        part = narrow_tensor_by_index(stored, item.storage_offsets, item.lengths)
+        if part.size() != target.size():
+            raise ValueError(f"{tuple(part.size())}, not {tuple(target.size())}")
+        target.copy_(part)
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise UserError(f"{path}: {item.storage_index.fqn} has another shape than {contents.FILE} says") from error
+    planner.commit_tensor(item, target)
 
 
 class _Parts(DefaultSavePlanner):

@@ -41,7 +41,8 @@ def adopt(
     now: shared.Shared, world: World, trained: state.Trained, sampler: Positioned | None, choice: reader.Choice
 ) -> None:
     """Load a checkpoint in place, and say so; every rank has to call it. Raises UserError where it does not fit."""
-    stored = world.together(lambda: shards.stored(choice.path))
+    metadata = world.together(lambda: shards.read_metadata(choice.path))
+    stored = metadata.state_dict_metadata
     try:
         state.check(trained, stored)
         groups.check(trained.optimizer, choice.data)
@@ -50,7 +51,7 @@ def adopt(
     except UserError as error:
         raise UserError(f"cannot resume from {choice.path}: {error}", shared=True) from error
     tensors = state.prepare(trained, stored)
-    world.together(lambda: shards.read(choice.path, tensors))
+    world.together(lambda: shards.read(choice.path, metadata, tensors))
     state.adopt(trained, tensors)
     groups.restore(trained.optimizer, choice.data)
     restored = reader.restore_randomness(choice, world, 0)

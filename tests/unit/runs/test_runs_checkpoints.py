@@ -82,7 +82,7 @@ def test_what_is_known_of_one(tmp_path: Path) -> None:
     path = folder.checkpoints / "step-00000007"
     sizes = [file.stat().st_size for file in path.rglob("*") if file.is_file()]
     assert (item.step, item.run, item.own, item.world) == (7, "run", True, 2)
-    assert (item.files, item.bytes) == (5, sum(sizes))
+    assert (item.files, item.bytes) == (6, sum(sizes))
     assert item.saved == (path / "COMPLETE").stat().st_mtime
 
 

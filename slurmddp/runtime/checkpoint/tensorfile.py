@@ -1,0 +1,51 @@
+"""Reads what torch.save wrote, tensors and plain values only: nothing that the file names is run.
+
+Always weights_only, and only the zip form for files of our own: torch before 2.6 unpacks a tar archive even with
+weights_only, wherever its members say (CVE-2025-32434).
+"""
+
+import io
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import torch
+from torch.distributed.checkpoint.utils import _create_file_view
+
+from slurmddp.runtime.errors import UserError
+
+_ZIP = b"PK\x03\x04"
+#: How torch names what it refused: 2.4 "Unsupported class os.system", later "GLOBAL os.system was not an allowed".
+_NAME = re.compile(r"(?:GLOBAL|class|operand) ([A-Za-z_][\w.]*\.\w+)")
+
+
+def load(path: Path) -> Any:
+    """The content of a file of ours. Raises UserError that names the file and what was refused."""
+    with path.open("rb") as file:
+        return load_part(file, 0, path.stat().st_size)
+
+
+def load_part(file: BinaryIO, start: int, size: int) -> Any:
+    """The content of one part of an open file, on the CPU. Raises as `load`."""
+    part: Any = _create_file_view(cast(io.IOBase, file), start, size)
+    if part.read(len(_ZIP)) != _ZIP:
+        raise UserError(f"{file.name} is damaged: at byte {start} there is nothing of torch.save")
+    part.seek(0)
+    return guarded(Path(file.name), lambda: torch.load(part, map_location="cpu", weights_only=True))
+
+
+def guarded(path: Path, action: Callable[[], Any], todo: str = "take another checkpoint") -> Any:
+    """The result of torch.load(weights_only=True) on `path`. Raises UserError that says what to do, OSError."""
+    try:
+        return action()
+    except pickle.UnpicklingError as error:
+        named = _NAME.search(str(error))
+        what = f"names {named[1]}: it holds more than tensors" if named else "holds more than tensors, or is damaged"
+        raise UserError(f"{path} {what}, and is not loaded (it could run code): {todo}") from error
+    except OSError:
+        raise
+    except Exception as error:  # the unpickler takes any bytes for instructions, and fails in many ways
+        why = (str(error) or repr(error)).splitlines()[0]
+        raise UserError(f"{path} is damaged, or no file of torch.save: {why}") from error

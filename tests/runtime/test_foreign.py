@@ -1,0 +1,176 @@
+"""A checkpoint of somebody who means harm, whose hashes are right: whatever loads it runs nothing of it."""
+
+import io
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slurmddp.runtime.checkpoint import layout, plain
+from slurmddp.runtime.checkpoint.given import load_given
+from slurmddp.runtime.errors import UserError
+from tests.checkpoints import Touch, replace
+
+from . import toy
+from .harness import ROOT, Failed, Ranks, Run
+
+
+@pytest.fixture(scope="module")
+def good(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = Run.create(tmp_path_factory.mktemp("run"), checkpoint__keep=3, train__steps=4)
+    ranks.train(2, run)
+    return run
+
+
+def in_metadata(folder: Path, evil: Touch) -> None:
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    metadata.planner_data = evil
+    replace(folder, ".metadata", pickle.dumps(metadata))
+
+
+def in_tensors(folder: Path, evil: Touch) -> None:
+    """What torch.save makes of it, in the place of every tensor."""
+    content = torch_saved(evil)
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    for info in metadata.storage_data.values():
+        info.offset, info.length = 0, len(content)
+    replace(folder, ".metadata", pickle.dumps(metadata))
+    for path in folder.glob("*.distcp"):
+        replace(folder, path.name, content)
+
+
+def in_old_tensors(folder: Path, evil: Touch) -> None:
+    """A bare pickle there, which old torch takes for its first format."""
+    in_tensors(folder, evil)
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    content = pickle.dumps(evil)
+    for info in metadata.storage_data.values():
+        info.offset, info.length = 0, len(content)
+    replace(folder, ".metadata", pickle.dumps(metadata))
+    for path in folder.glob("*.distcp"):
+        replace(folder, path.name, content)
+
+
+def in_randomness(folder: Path, evil: Touch) -> None:
+    replace(folder, "rng/rank-00000.pt", torch_saved(evil))
+
+
+def torch_saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+Plant = Callable[[Path, Touch], None]
+#: How, the file that the message names, and what it says of it.
+PLANTED = [
+    (in_metadata, ".metadata", "names posix.system"),
+    (in_tensors, "distcp", "names posix.system"),
+    (in_old_tensors, "distcp", "is damaged: at byte 0"),
+]
+
+
+@pytest.fixture
+def planted(good: Run, tmp_path: Path) -> Callable[[Plant], tuple[Run, Path]]:
+    """A copy of the good run in which somebody has changed both checkpoints, and the file that must not appear."""
+
+    def make(plant: Plant) -> tuple[Run, Path]:
+        shutil.copytree(good.root, tmp_path / "foreign")
+        run, sign = Run(tmp_path / "foreign"), tmp_path / "sign"
+        for step in (2, 4):
+            plant(run.checkpoint(step), Touch(sign))
+            manifest = layout.read_manifest(run.checkpoint(step))
+            assert all(
+                layout.facts(run.checkpoint(step) / name).sha256 == item["sha256"]
+                for name, item in manifest["files"].items()
+            )
+        return run, sign
+
+    return make
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(("plant", "file", "what"), PLANTED)
+def test_weights_to_start_from(
+    planted: Callable[[Plant], tuple[Run, Path]], plant: Plant, file: str, what: str
+) -> None:
+    run, sign = planted(plant)
+    for path in (run.root, run.checkpoint(4)):
+        with pytest.raises(UserError) as caught:
+            load_given(path, toy.create({}, {}).build_model())
+        assert file in str(caught.value) and what in str(caught.value) and "step-00000004" in str(caught.value)
+    assert not sign.exists()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(("plant", "file", "what"), PLANTED)
+def test_the_export(planted: Callable[[Plant], tuple[Run, Path]], plant: Plant, file: str, what: str) -> None:
+    run, sign = planted(plant)
+    for more in ([], ["--verified"]):
+        command = [sys.executable, "-m", "slurmddp.runtime.export", str(run.checkpoint(4)), "--output", "x.pt", *more]
+        variables = {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            command,
+            cwd=run.root,
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 2 and done.stdout == ""
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("slurmddp: error: ") and file in line and what in line and "step-00000004" in line
+    assert not sign.exists() and not (run.root / "x.pt").exists()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("plant", "file", "what"), [*PLANTED, (in_randomness, "rng/rank-00000.pt", "names posix.system")]
+)
+def test_a_run_that_resumes(
+    ranks: Ranks,
+    planted: Callable[[Plant], tuple[Run, Path]],
+    tmp_path: Path,
+    plant: Plant,
+    file: str,
+    what: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run, sign = planted(plant)
+    new = Run.create(tmp_path / "new", train__steps=5, resume_from=[str(run.root / "checkpoints")])
+    with pytest.raises(Failed) as caught:
+        ranks.train(2, new)
+    said = "".join(text for _, text in caught.value.failures.values())
+    if plant is in_metadata:
+        # Refused while it is verified: the one before is looked at, which is refused, too.
+        assert "none of the checkpoints to resume from is good" in said
+        rejected = new.events("checkpoint_rejected")
+        assert [Path(event["path"]).name for event in rejected] == ["step-00000004", "step-00000002"]
+        said = "".join(event["file"] + " " + event["why"] for event in rejected)
+    else:
+        assert "step-00000004" in said
+    assert file in said and what in said
+    assert not sign.exists()
+
+
+def test_the_tests_own_pickles_do_what_they_should(tmp_path: Path) -> None:
+    sign = tmp_path / "sign"
+    torch.load(io.BytesIO(torch_saved(Touch(sign))), weights_only=False)
+    assert sign.exists()
+
+
+def test_a_tar_archive_is_not_unpacked(tmp_path: Path) -> None:
+    """torch before 2.6 unpacks one even with weights_only (CVE-2025-32434)."""
+    import tarfile
+
+    with tarfile.open(tmp_path / "old.pt", "w") as archive:
+        archive.add(__file__, "storages")
+    with pytest.raises(UserError, match=r"old\.pt holds more than tensors"):
+        plain.read(tmp_path / "old.pt")
