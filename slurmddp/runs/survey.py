@@ -11,7 +11,15 @@ from pathlib import Path
 
 from slurmddp.errors import UserError
 from slurmddp.runs import git
-from slurmddp.runs.unwanted import SKIPPED_FOLDERS, SKIPPED_SUFFIXES, below, credential, is_image, is_run_folder
+from slurmddp.runs.unwanted import (
+    SKIPPED_FOLDERS,
+    SKIPPED_SUFFIXES,
+    below,
+    credential,
+    is_image,
+    is_netrc,
+    is_run_folder,
+)
 from slurmddp.runtime.console import human
 
 DEFAULT_LIMIT = 50 * 2**20  # bytes
@@ -163,6 +171,8 @@ class _Walk:
         if relative in self.excluded or (is_folder and self.runs_around(relative)):
             return
         secret = credential(relative, is_folder=is_folder)
+        if secret is None and stat.S_ISREG(mode) and is_netrc(source):
+            secret = relative
         if relative in self.tracked:
             if secret:
                 self.tracked_secrets[secret] = None
@@ -196,7 +206,7 @@ class _Walk:
                 self.found.warnings.append(f"{shown(relative)}: left out, the link points into {shown(runs)}/ of runs")
                 return
             if inside not in self.tracked:
-                if credential(inside, is_folder=False):
+                if credential(inside, is_folder=False) or is_netrc(target):
                     self.secrets[relative] = None
                     return
                 if is_image(inside):

@@ -13,9 +13,30 @@ SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "venv", "node_modul
 SKIPPED_SUFFIXES = (".pyc", ".pyo")
 _IMAGES = (".sif", ".sif.def", ".sif.build.log", ".sif.lock.json", ".sqsh", ".simg")
 _SECRET_FOLDERS = frozenset({".ssh", ".gnupg", ".aws"})
-_SECRET_NAMES = frozenset({".netrc", ".git-credentials", ".pypirc"})
-_SECRET_PATHS = frozenset({".docker/config.json", ".huggingface/token"})
-_SECRET_SUFFIXES = (".pem", ".key")
+_SECRET_NAMES = frozenset({".git-credentials", ".pypirc", ".npmrc", ".pgpass", "kubeconfig", "token.json"})
+_SECRET_PATHS = frozenset({".docker/config.json", ".kube/config"})
+_SECRET_SUFFIXES = (".pem", ".key", ".token", "credentials.json")
+#: A file that is called after what it holds: token, hf_token, wandb-api-key.txt, _netrc, netrc.bak.
+_SECRET_WORDS = re.compile(r"(?:.*[._-])?(?:token|api[_-]?key)(?:\.txt)?|(?:.*[._-])?netrc(?:[._-](?!.*py$).*)?")
+#: What a netrc file of any name begins with, behind comments (the format is that of ftp(1)).
+_NETRC = re.compile(rb"(?:\s|#[^\n]*\n)*(?:machine\s+\S+|default)\s+(?:(?:login|account)\s+\S+\s+){0,2}password\s")
+_NETRC_BYTES = 4096
+_NO_NETRC = (
+    ".py",
+    ".ipynb",
+    ".json",
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".md",
+    ".rst",
+    ".sh",
+    ".c",
+    ".cpp",
+    ".cu",
+    ".h",
+    ".png",
+)
 _SECRET_KEYS = ("id_rsa*", "id_ed25519*", "id_ecdsa*")
 _PART = re.compile(r"\.[A-Za-z0-9][A-Za-z0-9._+-]*-\d{8}-\d{6}-[a-z0-9]{4}\.part")  # see create.Draft
 
@@ -32,6 +53,17 @@ def credential(path: str, *, is_folder: bool) -> str | None:
         if is_file and (_is_secret_file(name) or "/".join(parts[-2:]).lower() in _SECRET_PATHS):
             return place
     return None
+
+
+def is_netrc(path: Path) -> bool:
+    """Whether this is a file with logins as curl and git read them, whatever it is called. False where unreadable."""
+    if path.name.lower().endswith(_NO_NETRC):
+        return False
+    try:
+        with path.open("rb") as file:
+            return _NETRC.match(file.read(_NETRC_BYTES)) is not None
+    except OSError:
+        return False  # whoever copies it says so
 
 
 def is_image(name: str) -> bool:
@@ -73,6 +105,6 @@ def _is_env(name: str) -> bool:
 
 
 def _is_secret_file(name: str) -> bool:
-    if name in _SECRET_NAMES or name.endswith(_SECRET_SUFFIXES):
+    if name in _SECRET_NAMES or name.endswith(_SECRET_SUFFIXES) or _SECRET_WORDS.fullmatch(name):
         return True
     return not name.endswith(".pub") and any(fnmatchcase(name, key) for key in _SECRET_KEYS)

@@ -112,9 +112,15 @@ def test_the_runs_root_and_the_cache_are_left_out(project: Path, tmp_path: Path)
 SECRETS = (
     ".ssh/id_x", ".ssh/config", "deep/.gnupg/ring", ".aws/credentials", ".netrc", ".env", ".env.local", "a.PEM",
     "deep/b.key", "id_rsa", "id_ed25519_work", "id_ecdsa.old", ".git-credentials", ".pypirc", ".docker/config.json",
-    "deep/.huggingface/token",
+    "deep/.huggingface/token", ".npmrc", "deep/.kube/config", "_netrc", "netrc.bak", "my.netrc", "credentials.json",
+    "gcloud/application_default_credentials.json", "token", "token.json", "hf_token", "wandb-api-key.txt", "a.token",
 )  # fmt: skip
-NO_SECRETS = (".env.example", "id_rsa.pub", "id_ed25519.pub", ".docker/Dockerfile", "config.json", "token", "key.py")
+NO_SECRETS = (
+    ".env.example", "id_rsa.pub", "id_ed25519.pub", ".docker/Dockerfile", "config.json", "key.py", "token.py",
+    "tokenizer.json", "special_tokens.json", "tokens.bin", "tokens/a.py", "tokens.txt", "netrc.py",
+    "kube/config",
+)  # fmt: skip
+NETRC = "# mine\n\nmachine api.wandb.ai\n  login user\n  password 0123\n"
 
 
 def test_credentials_are_left_out(project: Path) -> None:
@@ -135,6 +141,19 @@ def test_credentials_are_left_out(project: Path) -> None:
     assert names(found) == sorted([*expected, ".env", "deep/b.key", "settings"])
     assert [warning.split(":")[-1] for warning in found.warnings if "git tracks" in warning] == [" .env, deep/b.key"]
     assert len(found.warnings) == 2
+
+
+def test_a_netrc_file_is_left_out_whatever_it_is_called(project: Path) -> None:
+    make(project, "logins", "notes.txt", "machine.txt", "README.md", "parse.py")
+    (project / "logins").write_text(NETRC)
+    (project / "notes.txt").write_text("default login a password b\n")
+    (project / "machine.txt").write_text("machine learning is not a password\n" * 100)
+    for name in ("README.md", "parse.py"):
+        (project / name).write_text(NETRC)
+    (project / "link").symlink_to("logins")
+    found = survey(project)
+    assert names(found) == ["README.md", "env/bin/y.py", "lib/a.py", "machine.txt", "parse.py", "train.py"]
+    assert [warning.split(": ")[1] for warning in found.warnings] == ["link, logins, notes.txt"]
 
 
 def test_how_credentials_are_named(project: Path) -> None:
