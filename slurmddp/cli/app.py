@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from slurmddp.cli import alerts, checkpoints, follow, images, jobs, options, sites
+from slurmddp.cli import alerts, checkpoints, follow, images, jobs, options, sites, terminal
 from slurmddp.errors import SlurmddpError
 
 app = typer.Typer(
@@ -35,10 +35,7 @@ def main_options(
 
 def main() -> None:
     """Entry point. Exit codes: 0 done, 1 something outside failed, 2 a mistake of the user's."""
-    # A name that is not UTF-8 must not end in a traceback when it is printed.
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    terminal.guard()
     try:
         app(prog_name="slurmddp")
         sys.stdout.flush()  # here, where a full disk behind it is still an error that can be told

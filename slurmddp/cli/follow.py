@@ -7,6 +7,7 @@ import typer
 
 from slurmddp.cli import options as opt
 from slurmddp.cli.alerts import send_waiting
+from slurmddp.cli.terminal import write_line
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a prefix of it, job id, run folder, or `last`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
@@ -80,7 +81,7 @@ def logs(
     folder = find_run(run, os.environ)
     send_waiting([folder])
     for line in follow_logs(folder, follow=follow, node=node, attempt=attempt, say=opt.say):
-        typer.echo(line)
+        write_line(line)
 
 
 def cancel(

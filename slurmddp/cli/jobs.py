@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slurmddp.cli import options as opt
+from slurmddp.cli.terminal import write_exactly, write_line
 
 if TYPE_CHECKING:
     from slurmddp.launch.prepare import Prepared
@@ -76,7 +77,7 @@ def _dry_run(prepared: "Prepared", as_json: bool) -> None:
         return
     opt.say(f"would run: {shlex.join(command)}")
     opt.say(cost_line(prepared.plan))
-    typer.echo(script, nl=False)
+    write_exactly(script.encode("utf-8", errors="surrogateescape"))
 
 
 @opt.job_command(without=("time", "partition", "account"))
@@ -91,7 +92,7 @@ def run(
     from slurmddp.launch.here import run_here
 
     try:
-        code = run_here(prepared, show=None if quiet else typer.echo, say=opt.say)
+        code = run_here(prepared, show=None if quiet else write_line, say=opt.say)
     except BrokenPipeError:
         opt.drop_output()
         code = 1  # cancelled, as `status` reports it

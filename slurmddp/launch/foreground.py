@@ -68,7 +68,7 @@ class Foreground:
         self._act()  # a signal may have come before there was a process
         return self._child.pid
 
-    def follow(self, show: Callable[[str], None]) -> int:
+    def follow(self, show: Callable[[bytes], None]) -> int:
         """Show the logs until the job has ended; its exit code, 128 + N if signal N ended it."""
         follower = Follower(self._folder)
         while (code := self._wait()) is None:

@@ -15,9 +15,10 @@ from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import judge
 from slurmddp.slurm.local import job_id_of
+from slurmddp.visible import one_line
 
 
-def run_here(prepared: Prepared, show: Callable[[str], None] | None, say: Callable[[str], None]) -> int:
+def run_here(prepared: Prepared, show: Callable[[bytes], None] | None, say: Callable[[str], None]) -> int:
     """Run job.sh as a child and follow its logs to its end. Whatever ends the following cancels the run.
 
     show: gets the lines of the logs, None for none of them.
@@ -55,5 +56,5 @@ def _tell_cause(folder: RunFolder, say: Callable[[str], None]) -> None:
     """The last lines after torchrun's long traceback: why the run failed, and what tells more."""
     cause = find_cause(folder, evidence(folder).attempt)
     if cause is not None:
-        say(f"failed: {cause}")
+        say(f"failed: {one_line(cause)}")
     say(f"more: slurmddp status {folder.id}")

@@ -13,6 +13,7 @@ from slurmddp.runs.checkpoints import Leftover, Stored
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.pruning import Pruning
 from slurmddp.runtime.console import human
+from slurmddp.visible import one_line
 
 #: Bytes between two lines of progress while a checkpoint is hashed: a few seconds' work.
 SAY_EVERY = 4 * 2**30
@@ -53,12 +54,12 @@ def table(folder: RunFolder, found: list[Stored], left: list[Leftover]) -> str:
         widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]) - 1)]
         for row in shown:
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-            lines.append("  ".join([*cells, row[-1]]))
+            lines.append(one_line("  ".join([*cells, row[-1]])))
         if chosen is None:
             lines.append("none of them can be resumed from: a run would start from the beginning")
     else:
         lines.append(f"run {folder.id} has no checkpoints yet")
-    lines += [f"unfinished save: {item.path.name}, {human(item.bytes)}" for item in left]
+    lines += [one_line(f"unfinished save: {item.path.name}, {human(item.bytes)}") for item in left]
     return "\n".join(lines)
 
 
@@ -88,7 +89,8 @@ def verified(folder: RunFolder, step: int | None, say: Callable[[str], None]) ->
 def verdict(item: Stored) -> str:
     """One line: step, good or why not."""
     extent = f"{human(item.bytes)} in {item.files} files"
-    return f"step {item.step}  good, {extent}" if item.fault is None else f"step {item.step}  NOT USABLE: {item.fault}"
+    verdict = f"good, {extent}" if item.fault is None else f"NOT USABLE: {one_line(item.fault)}"
+    return f"step {item.step}  {verdict}"
 
 
 def refuse_while_going(folder: RunFolder) -> None:
@@ -130,7 +132,7 @@ def pruning_dict(planned: Pruning, *, done: bool) -> dict[str, Any]:
 
 
 def _why(item: Stored) -> str:
-    return f" ({item.fault})" if item.fault else ""
+    return f" ({one_line(item.fault)})" if item.fault else ""
 
 
 def _when(seconds: float) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from slurmddp.runs.files import open_plain
 from slurmddp.runs.layout import RunFolder
 
 
 class Follower:
-    """New lines of the batch log and of every node's log, in the order in which they are found.
+    """New lines of the batch log and of every node's log, as bytes, in the order in which they are found.
 
     A line of a node is prefixed with the node's name where more than one node has a log. A line without its
     end yet is kept back until it is whole.
@@ -21,7 +23,7 @@ class Follower:
         self.attempt = attempt
         self._offsets: dict[Path, int] = {}
 
-    def new_lines(self, *, to_the_end: bool = False) -> Iterator[str]:
+    def new_lines(self, *, to_the_end: bool = False) -> Iterator[bytes]:
         """All lines since the last call; `to_the_end` gives an unfinished last line, too."""
         if self.node is None:
             yield from self._lines(self.folder.job_log, to_the_end)
@@ -29,7 +31,7 @@ class Follower:
         many = len({path.name for path in logs}) > 1
         for path in logs:
             for line in self._lines(path, to_the_end):
-                yield f"{path.stem}: {line}" if many else line
+                yield os.fsencode(path.stem) + b": " + line if many else line
 
     def node_logs(self) -> list[Path]:
         """The nodes' logs of the attempts that are followed, oldest attempt first."""
@@ -37,14 +39,18 @@ class Follower:
         logs = sorted(self.folder.logs.glob(f"{pattern}/*.log"))
         return [path for path in logs if not path.name.startswith("nccl.") and self.node in (None, path.stem)]
 
-    def _lines(self, path: Path, to_the_end: bool) -> Iterator[str]:
-        start = self._offsets.get(path, 0)
+    def _lines(self, path: Path, to_the_end: bool) -> Iterator[bytes]:
+        """One after the other, so that a log of many GB needs no memory."""
         try:
-            with path.open("rb") as handle:
-                handle.seek(start)
-                data = handle.read()
+            handle = open_plain(path)
         except FileNotFoundError:
             return
-        whole = len(data) if to_the_end else data.rfind(b"\n") + 1
-        self._offsets[path] = start + whole
-        yield from data[:whole].decode("utf-8", errors="replace").splitlines()
+        with handle:
+            end = os.fstat(handle.fileno()).st_size  # what is written meanwhile comes the next time
+            start = handle.seek(self._offsets.get(path, 0))
+            while start < end and (line := handle.readline(end - start)):
+                if not (to_the_end or line.endswith(b"\n")):
+                    return
+                start += len(line)
+                self._offsets[path] = start
+                yield line.removesuffix(b"\n")

@@ -9,6 +9,7 @@ from typing import Any
 from slurmddp.images.driver import check
 from slurmddp.images.shelf import Removable, Shelved
 from slurmddp.runtime.console import human
+from slurmddp.visible import one_line
 
 _PACKAGES = 12
 
@@ -37,7 +38,7 @@ def table(images: Sequence[Shelved]) -> str:
         rows.append((image.path.name, human(image.bytes), made, *facts, image.state))  # type: ignore[arg-type]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        one_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()) for row in rows
     )
 
 
@@ -66,7 +67,7 @@ def details(image: Shelved, driver: str | None, gpu: str | None) -> str:
         ("by", builder and f"{builder.get('name')} {builder.get('version')}, {lock.get('mode')}"),
         ("packages", _packages(lock.get("packages"))),
     ]
-    lines = [f"{name:<9} {value}" for name, value in rows if value]
+    lines = [one_line(f"{name:<9} {value}") for name, value in rows if value]
     if driver is not None:
         verdict = check(image.cuda, driver, gpu=gpu)
         lines += ["", f"{'on ' + driver:<9} {verdict.why}", *([f"  -> {verdict.todo}"] if verdict.todo else [])]
@@ -84,7 +85,7 @@ def removal(found: Sequence[Removable], *, done: bool) -> str:
     """What is, or would be, removed."""
     if not found:
         return "nothing to remove"
-    lines = [f"{item.paths[0].name}  {human(item.bytes)}  {item.why}" for item in found]
+    lines = [one_line(f"{item.paths[0].name}  {human(item.bytes)}  {item.why}") for item in found]
     total = human(sum(item.bytes for item in found))
     lines.append(f"removed: {total}" if done else f"would be removed: {total}; --yes removes it")
     return "\n".join(lines)

@@ -18,6 +18,7 @@ from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import JobId, JobView
 from slurmddp.slurm.choose import scheduler_for
+from slurmddp.visible import one_line
 
 #: Seconds between two questions to the scheduler while a log is followed (the second where the script has written
 #: down its end, which a requeue may follow), and between two looks at the files.
@@ -148,10 +149,11 @@ def runs_table(found: list[RunStatus]) -> str:
     """One line a run: id, state, job, step, folder."""
     if not found:
         return "no runs yet"
-    rows = [("RUN", "STATE", "JOB", "STEP", "FOLDER")]
+    rows: list[tuple[str, ...]] = [("RUN", "STATE", "JOB", "STEP", "FOLDER")]
     for item in found:
         step = str((item.metrics or {}).get("step", ""))
-        rows.append((item.folder.id, item.state.state, item.job_id, step, str(item.folder.path)))
+        cells = (item.folder.id, item.state.state, item.job_id, step, str(item.folder.path))
+        rows.append(tuple(map(one_line, cells)))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows
@@ -160,32 +162,34 @@ def runs_table(found: list[RunStatus]) -> str:
 
 def status_text(found: RunStatus, goodput: str | None = None, recovered: str | None = None) -> str:
     """A few lines for people. goodput, recovered: what `report.goodput` says in a line."""
-    lines = [f"run      {found.folder.id}", f"state    {found.state.state}"]
+    lines = [f"run      {one_line(found.folder.id)}", f"state    {found.state.state}"]
     if found.state.detail:
-        lines[-1] += f" ({found.state.detail})"
+        lines[-1] += f" ({one_line(found.state.detail)})"
     if found.cause:
-        lines.append(f"cause    {found.cause}")
+        lines.append(f"cause    {one_line(found.cause)}")
     lines.append(f"job      {found.job_id or 'none'}")
     if found.attempt is not None:
         lines.append(f"attempt  {found.attempt}")
     if found.metrics and "step" in found.metrics:
         loss = found.metrics.get("loss")
-        lines.append(f"step     {found.metrics['step']}" + (f", loss {loss:.4g}" if isinstance(loss, float) else ""))
+        lines.append(
+            one_line(f"step     {found.metrics['step']}") + (f", loss {loss:.4g}" if isinstance(loss, float) else "")
+        )
     if recovered:
         lines.append(f"recovered {recovered}")
     for node, reason in found.excluded.items():
-        lines.append(f"without  {node}" + (f": {reason}" if reason else ""))
+        lines.append(one_line(f"without  {node}" + (f": {reason}" if reason else "")))
     if found.undelivered:
         lines.append(f"alerts   {found.undelivered} undelivered, in {found.folder.alert_spool}")
     if goodput:
         lines.append(f"goodput  {goodput}")
-    lines += [f"folder   {found.folder.path}", f"log      {found.folder.job_log}"]
+    lines += [one_line(f"folder   {found.folder.path}"), one_line(f"log      {found.folder.job_log}")]
     return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
 
 
 def follow_logs(
     folder: RunFolder, *, follow: bool, node: str | None, attempt: int | None, say: Callable[[str], None]
-) -> Iterator[str]:
+) -> Iterator[bytes]:
     """The lines of the logs; with `follow`, until the run has ended, `say` telling of states without a log.
 
     Raises UserError for a node without a log.
@@ -217,7 +221,7 @@ def follow_logs(
             noted.update(status.notes)
             ended = now.exit_code != state.EXIT_CODES["running"]
             if now.state != told and now.state != "running":
-                say(f"{now.state} ({now.detail})" if now.detail else now.state)
+                say(one_line(f"{now.state} ({now.detail})" if now.detail else now.state))
             told = now.state
         yield from follower.new_lines(to_the_end=ended)
         if ended:

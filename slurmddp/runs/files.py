@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -11,3 +14,18 @@ def write_whole(path: Path, text: str) -> None:
     part = path.with_name(f"{path.name}.part-{os.getpid()}")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open for reading what must be a plain file. Raises OSError, also for a pipe, whose reading may never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "is no plain file", str(path))
+
+
+def read_plain(path: Path, limit: int) -> bytes:
+    """At most the first `limit` bytes of a plain file. Raises OSError."""
+    with open_plain(path) as file:
+        return file.read(limit)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from slurmddp.errors import UserError
 from slurmddp.spec.document import Key, Origin
 from slurmddp.spec.layers import Layered, submodel
+from slurmddp.visible import one_line
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
@@ -95,7 +96,7 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
         return f"{because.where}: {detail['msg']}" if because else str(detail["msg"])
     origin = origin_of(layered, key)
     place = f"{origin.where}: " if origin else ""
-    shown = ".".join(key)
+    shown = one_line(".".join(key))
     kind = detail["type"]
     if kind == "extra_forbidden":
         near = nearest_key(model, key)

@@ -34,6 +34,8 @@ def cli(desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
                 patch.setenv(name, value)
             patch.chdir(desk.project)
             patch.setattr(sys, "argv", ["slurmddp", *arguments])
+            for name in ("stdout", "stderr"):  # `main` replaces them: put back what is there now
+                patch.setattr(sys, name, getattr(sys, name))
             capsys.readouterr()
             try:
                 main()

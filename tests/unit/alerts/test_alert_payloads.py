@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from slurmddp.visible import visible
 from tests.helpers import ROOT, check_bash
 from tests.unit.alerts.conftest import TARGETS, Alerts
 
@@ -138,6 +139,8 @@ FRAGMENTS = st.sampled_from(
         b"\xf4\x90\x80\x80", b"\xc0\x80", b"\xe2\x82", b"\xf0\x9f\x98\x80", "ä日本".encode(), b"`", b"```", b"<!here>",
         b"&lt;", b"%s%n", b"$(id)", b"`id`", HOOK.encode(), TOPIC.encode(), FLOW.encode(), TOKENS[0], b"x" * 5000,
         HOOK[:-4].encode() + b"\n" + HOOK[-4:].encode(), HOOK.replace("abcdefgh", "abcd\x1b[0mefgh").encode(),
+        b"\xc2\x9b31m", "\u202e\u2066\u200f\u061c\u2029".encode(), b"\xe2\xc2\x80\x80\xae", b"\xe2\x80\xe2\x80\xae\xae",
+        HOOK.replace("abcdefgh", "abcd\u202eefgh").encode(),
         b"x" * 290 + HOOK.encode(), ("é" * 700).encode(), b"\n" * 40,
     ]
 )  # fmt: skip
@@ -147,6 +150,10 @@ BYTES = st.lists(st.one_of(FRAGMENTS, st.binary(max_size=40)), max_size=40).map(
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(log=BYTES, cause=BYTES)
 @example(log=b"\xed\xa0\x80 \xf4\x90\x80\x80 \xf8\x88\x80\x80\x80 \xef\xbf\xbf\n" * 20, cause=b"\xff")
+@example(
+    log="a \u202e b \u2067 c \x9b31m \u200f\u061c\u2028\n".encode() * 9,
+    cause=b"\xe2\xc2\x80\x80\xae \xe2\x80\xe2\x80\xae\xae",
+)
 @example(log=("日" * 70000).encode(), cause=("😀" * 3000).encode())
 @example(log=b"x" * 70000 + HOOK.encode(), cause=HOOK.encode() * 50)
 @example(log=HOOK.encode() * 1500, cause=b"rank 1 on node1: " + b"\\" * 2000)
@@ -160,7 +167,7 @@ def test_any_bytes_make_valid_messages_without_the_address(silent: Alerts, log: 
         assert not any(token in body for token in TOKENS), (target, body)
         text = body.decode("utf-8")  # strict
         shown = [text] if target == "ntfy" else texts(json.loads(text))
-        assert not any((ord(char) < 32 and char not in "\n\t") or char == "\x7f" for part in shown for char in part)
+        assert all(visible(part) == part for part in shown), target
         assert "[31m" not in text or b"[31m" in log.replace(b"\x1b[31m", b"") + cause.replace(b"\x1b[31m", b"")
     assert len(json.loads(silent.body("discord"))["content"]) <= 2000
     assert len(silent.body("ntfy")) <= 4096
