@@ -24,6 +24,14 @@ job_id=${SLURM_JOB_ID:?this script runs inside a Slurm job}
 slurm_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID} # a task's own id is that of the whole array
 slurm_job=${slurm_job:-$job_id}
 
+# An earlier job was asked to stop, not this one. A rename: whatever moment `slurmddp cancel` chooses, its file is read.
+stop=
+if mv "$run/stop" "$run/.stop" 2>/dev/null; then
+  read -r stop <"$run/.stop"
+  [[ "$stop" != "cancelled by the user" ]] || mv -n "$run/.stop" "$run/stop"
+  rm -f "$run/.stop"
+fi
+
 # --- what is told: lines in job.log, events for programs, alerts for people
 say() { printf '%(%F %T)T job.sh: %s\n' -1 "$*"; }
 
@@ -108,13 +116,17 @@ ask_slurm() {
   [[ ! "$report" =~ \ NodeList=([A-Za-z0-9][^ ]*) ]] || node_list=${BASH_REMATCH[1]}
 }
 
-# The ranks see the file, agree on it, save and end. The first reason stays. Usage: ask_to_stop REASON
+# The ranks see the file, save and exit. The first reason stays: -C keeps one that a cancel writes in this moment.
+# Usage: ask_to_stop REASON
 ask_to_stop() {
   [[ ! -e "$run/stop" ]] || return 0
   say "asking the ranks to save and end (stop file): $1"
-  printf '%s\n' "$1" >"$run/stop"
+  (set -C && printf '%s\n' "$1" >"$run/stop")
   [[ "$1" == SIG* ]] || alert stopping stopping "$1" "the ranks save and end"
 }
+
+# True where nothing may start on the nodes any more
+must_end() { [[ -n "$ending" || -e "$run/stop" ]]; }
 
 # USR2 comes ahead of the time limit and, where the site says so, of a preemption.
 warned() {
@@ -272,13 +284,17 @@ best_cause() {
 # What the nodes' logs say: an exception (PyTorch writes the rank before each line), a node that could not begin, ranks
 # that a signal ended, of which torchrun tells; and srun, of agents that one ended. RUN/ranks: the node of each rank.
 cause_in_logs() {
+  local path logged=()
   [[ -e "$run/ranks" ]] || : >"$run/ranks"
-  awk -v ranks="$run/ranks" '
+  for path in "$logs"/*.log "$logs/srun.err"; do
+    [[ ! -e "$path" ]] || logged+=("$path") # mawk stops at a file that is not there
+  done
+  awk '
     function keep(place, rank, node, text) { if (!(place in best)) best[place] = rank " " node " " text }
     function by_signal(number) { return number == 9 ? "killed by SIGKILL (out of memory?)" : "killed by signal " number }
     function ended_by_others(number) { return number == 15 || number == 6 || number == 2 }
     function value(text) { gsub(/[^-0-9]/, "", text); return text + 0 }
-    FILENAME == ranks { rank_of[$1, count[$1]++] = FNR - 1; next }
+    FILENAME == ARGV[1] { rank_of[$1, count[$1]++] = FNR - 1; next }
     FNR == 1 { node = FILENAME; sub(".*/", "", node); sub("[.]log$", "", node); root = 0 }
     node == "srun.err" {
       split($0, part, ": ") # srun: error: node3: task 2: Killed
@@ -310,7 +326,7 @@ cause_in_logs() {
       else if (!ended_by_others(-$3)) best[3] = rank " " node " " by_signal(-$3)
     }
     END { for (place = 1; place <= 4; place++) if (place in best) { print best[place]; exit } }
-  ' "$run/ranks" "$logs"/*.log "$logs"/srun.err 2>/dev/null | plain
+  ' "$run/ranks" "${logged[@]}" | plain
 }
 
 # --- nodes: those of the allocation that are left, and those of them that train
@@ -382,6 +398,7 @@ on_nodes() {
     --output="$log" --open-mode=append \
     "$@" 2>>"$logs/srun.err" &
   child=$!
+  [[ -z "$ending" ]] || kill -TERM "$child" 2>/dev/null # the signal came before there was a child
   wait_for_child
 }
 
@@ -411,7 +428,7 @@ check_nodes() {
   local node line verdict="$logs/preflight/verdict" missed=() bad=() began=$SECONDS
   chosen=("${nodes[@]}") # spares, too
   ask_nodes
-  [[ -z "$ending" && ! -e "$run/stop" ]] || return 0
+  ! must_end || return 0
   for node in "${chosen[@]}"; do
     line=
     if ((${#missed[@]} > 0)); then
@@ -462,7 +479,7 @@ ask_nodes() {
       on_nodes "$logs/preflight/%N.log" bash "$run/node.sh"
     child=
     mapfile -t missed < <(unreached)
-    ((${#missed[@]} > 0 && try == 1)) && [[ -z "$ending" && ! -e "$run/stop" ]] || return 0
+    ((${#missed[@]} > 0 && try == 1)) && ! must_end || return 0
     say "Slurm could not start the preflight on ${missed[0]%% *}: ${missed[0]#* }; once more"
     mv "$logs/srun.err" "$logs/srun.first.err"
     rm -f "$logs"/preflight/*
@@ -571,7 +588,10 @@ no_progress() {
 decide() {
   local state stop=
   state=$(from_marker state)
-  [[ ! -e "$run/stop" ]] || read -r stop <"$run/stop"
+  if [[ -e "$run/stop" ]]; then
+    read -r stop <"$run/stop"
+    stop=${stop:-stop file}
+  fi
   cause="- - "
   if [[ -n "$ending" ]]; then
     decision=stopped
@@ -638,10 +658,17 @@ run_attempt() {
   noted=
   marker_seen=
   list_nodes
-  check_nodes || return
-  if ! choose_nodes; then
+  must_end || check_nodes || return
+  if ! must_end && ! choose_nodes; then
     decision=requeue
     cause="- - too few nodes are left: ${nodes[*]:-none}"
+    return
+  fi
+  if must_end; then
+    say "asked to stop before the ranks started"
+    exit_code=0
+    decide 0
+    end_attempt
     return
   fi
   choose_port "${chosen[0]}"
@@ -651,18 +678,23 @@ run_attempt() {
   exit_code=$?
   read_events
   decide "$exit_code"
+  end_attempt
+  [[ "$decision" != next ]] || recovering=$cause
+  [[ -n "$ending" ]] || sweep
+}
+
+end_attempt() {
   local rank node text
   read -r rank node text <<<"$cause"
   event attempt_ended "\"exit_code\": $exit_code, \"cause\": $(json "$text"), \"node\": $(json "${node#-}"), \"rank\": ${rank/-/null}, \"decision\": \"$decision\""
   say "attempt $attempt ended with exit code $exit_code${text:+, $(cause_text "$cause")}: $decision"
-  [[ "$decision" != next ]] || recovering=$cause
-  [[ -n "$ending" ]] || sweep
 }
 
 # What is done about the last attempt's decision, and who is told. Returns the job's exit code.
 finish() {
   local why
   export SLURMDDP_ALERT_BUDGET=8 # seconds
+  [[ "$decision" != next ]] || decide "$exit_code" # a signal came between two attempts
   why=$(cause_text "$cause")
   if [[ "$decision" == requeue && -z "$ending" ]] && ! requeue "$why"; then
     decision=failed
@@ -686,8 +718,6 @@ ended() {
 
 open_attempt
 trap ended EXIT
-stop=
-[[ ! -e "$run/stop" ]] || read -r stop <"$run/stop"
 event job_started "\"nodes\": $(json "$SLURM_JOB_NODELIST")"
 say "job $job_id on $SLURM_JOB_NODELIST"
 exec {events}<"$run/events.jsonl"
@@ -698,13 +728,7 @@ case $(awk -F '"event": "' 'split($2, name, "\"") && name[1] ~ /^(job_started|re
   *) alert requeued running "its nodes were lost, or taken" "the job has begun again, and resumes" ;;
 esac
 
-if [[ "$stop" == "cancelled by the user" ]]; then # while Slurm was starting this script
-  decision=cancelled
-  cause="- - $stop"
-else
-  rm -f "$run/stop" # an earlier job was asked to stop, not this one
-  run_attempt
-fi
+run_attempt
 while [[ "$decision" == next && -z "$ending" ]]; do
   open_attempt
   run_attempt

@@ -51,6 +51,8 @@ INJECTIONS = [
     "$'\\n'touch CANARY",
     "a & touch CANARY",
     "a | touch CANARY",
+    ";>CANARY;",  # without a space, a quote or a dollar, which #SBATCH values cannot have
+    "a&>CANARY",
     ") ; touch CANARY ; (",
     "${x:=$(touch CANARY)}",
     "{{ 7 * 7 }}{% raw %}",
@@ -83,10 +85,10 @@ class Stage:
         (self.run / "logs").mkdir(parents=True)
         self.dump = self.desk.root / "dump"
 
-    def plan(self, job: dict[str, Any]) -> Plan | None:
+    def plan(self, job: dict[str, Any], *, inside: bool = False) -> Plan | None:
         """None: refused."""
         try:
-            return self.desk.plan(yaml_of(job))
+            return self.desk.plan(yaml_of(job), inside=inside)
         except UserError:
             return None
 
@@ -98,6 +100,11 @@ class Stage:
         """What job.sh starts through srun and node.sh."""
         self._script("node.sh", node_script(plan))
         return self._run(["bash", self._script("job.sh", job_script(plan)), str(self.run)])
+
+    @property
+    def srun(self) -> list[bytes]:
+        """The newest srun's arguments."""
+        return Path(f"{self.dump}.srun").read_bytes().split(b"\0")[:-1]
 
     def _script(self, name: str, text: str) -> str:
         path = self.run / name
@@ -120,7 +127,9 @@ class Stage:
             "SLURMDDP_NODES": "1",
             "SLURMDDP_RENDEZVOUS_ID": "id",
         }
-        done = subprocess.run(command, cwd=self.desk.project, env=environment, capture_output=True, check=False)
+        done = subprocess.run(
+            command, cwd=self.desk.project, env=environment, capture_output=True, check=False, timeout=120
+        )
         assert done.returncode == 0, done.stderr.decode(errors="replace")
         arguments = Path(f"{self.dump}.argv").read_bytes().split(b"\0")[:-1]
         pairs = Path(f"{self.dump}.env").read_bytes().split(b"\0")[:-1]
@@ -279,6 +288,20 @@ def test_values_of_sbatch_lines(stage: Stage, field: str, text: str) -> None:
     assert len(lines) == len(plan.sbatch)
     assert any(line.endswith(text) or f":{text}:" in line or f"={text}:" in line for line in lines)
     assert set(text).isdisjoint(" \n\t'\"$`\\#;" if field == "name" else " \n\t'\"$`\\#")
+
+
+@every_injection
+@thorough
+@given(text=TEXTS)
+@pytest.mark.parametrize("field", ["gpu_type", "sbatch_extra"])
+def test_values_of_a_step_inside_an_allocation(stage: Stage, field: str, text: str) -> None:
+    """`slurmddp run` has no #SBATCH lines: what they would ask for goes to srun."""
+    value = [f"--gres={text}"] if field == "sbatch_extra" else text
+    plan = stage.plan(gpu_job(resources={"gpus_per_node": 1, field: value}), inside=True)
+    if plan is None:
+        return
+    stage.job(plan)
+    assert b(f"--gres={text}" if field == "sbatch_extra" else f"--gpus-per-node={text}:1") in stage.srun
 
 
 @every_injection

@@ -59,6 +59,7 @@ class Node:
     script: Path
     own: str
     other: str
+    within: tuple[str, ...] = ()  # before each command
     started: list[subprocess.Popen[str]] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
 
@@ -70,7 +71,7 @@ class Node:
     def start(self, *words: str, code: str = WAIT, drop: tuple[str, ...] = (), **more: str) -> subprocess.Popen[str]:
         """A process with these variables, as far as its first line."""
         variables = {name: value for name, value in {**self.variables, **more}.items() if name not in drop}
-        command = [sys.executable, "-S", "-c", code, *words]
+        command = [*self.within, sys.executable, "-S", "-c", code, *words]
         process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True)
         self.started.append(process)
         return process
@@ -89,8 +90,9 @@ class Node:
             **more,
         }
         done = subprocess.run(
-            ["bash", str(self.script)], env=variables, capture_output=True, text=True, check=False, timeout=60
-        )
+            [*self.within, "bash", str(self.script)],
+            env=variables, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         report = self.root / "run" / "logs" / "sweep" / "node7"
         lines = report.read_text().splitlines()
@@ -289,8 +291,51 @@ def test_shared_memory_that_a_killed_process_had(node: Node) -> None:
     assert killed(own) and killed(third) and alive(other)
 
 
+#: Opens the files that its arguments name, and waits.
+OPENS = """
+import sys, time
+kept = [open(name, "a") for name in sys.argv[1:]]
+print(flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.fixture
+def alone(node: Node) -> Iterator[Node]:
+    """A node whose /dev/shm is new, beside a second file system that numbers its files in the same way."""
+    if os.getuid() != 0:
+        pytest.skip("mounting a file system needs root")
+    second = node.root / "second"
+    second.mkdir()
+    mounts = 'mount -t tmpfs none /dev/shm && mount -t tmpfs none "$0" && echo && exec sleep 3600'
+    command = ["unshare", "--mount", "sh", "-c", mounts, str(second)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            line_of(holder)
+            node.within = ("nsenter", "--mount", "--target", str(holder.pid))
+            yield node
+        finally:
+            holder.kill()
+
+
+def test_a_file_with_the_same_number_on_another_device_protects_nothing(alone: Node) -> None:
+    """An inode's number is unique on its device only. What somebody holds open in /dev/shm stays."""
+    seen = Path(f"/proc/{alone.within[-1]}/root")  # what is mounted there
+    shm, second = seen / "dev/shm", alone.root / "second"
+    own = [alone.rank(alone.own, name, code=MAPS) for name in ("psm_free", "psm_held")]
+    for process in own:
+        line_of(process)
+    others = [str(second / str(number)) for number in range(9)]
+    line_of(alone.start("/dev/shm/psm_held", *others, code=OPENS))
+    numbers = {Path(f"{seen}{name}").stat().st_ino for name in others}
+    assert (shm / "psm_free").stat().st_ino in numbers, "the two file systems number their files alike"
+    assert found(alone.sweep(alone.own), "segment") == {"psm_free"}
+    assert (shm / "psm_held").exists() and all(map(killed, own))
+
+
 def test_shared_memory_of_nobody_stays_while_others_live(node: Node) -> None:
-    """Whose it was is not known; a stranger, such as this test's own process, may open it by its name."""
+    """Whose it was is not known; a stranger may open it by its name."""
+    line_of(node.start())
     path = node.segment(f"torch_{secrets.token_hex(4)}")
     path.write_bytes(b"x")
     assert node.sweep(node.own, SLURMDDP_STARTED="1") == []

@@ -1,0 +1,211 @@
+"""The whole job.sh in bash, with stand-ins for srun and scontrol: what interrupts it, at every moment."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+
+from slurmddp.render.scripts import job_script
+from tests.helpers import LM_JOB, Desk
+
+#: The ranks: they run until the stop file appears or SIGTERM comes, for 20 s at most. The other steps succeed at once.
+SRUN = """#!/bin/bash
+step=${SLURMDDP_STEP:-train}
+[[ -z "${SLURMDDP_SWEEP:-}" ]] || step=sweep
+echo "$step" >>"$SLURMDDP_RUN/steps"
+[[ "$step" != preflight ]] || echo 'node1 ok' >"$SLURMDDP_LOGS/preflight/verdict"
+[[ "$step" == train ]] || exit 0
+trap 'echo TERM >>"$SLURMDDP_RUN/steps"; exit 1' TERM
+for ((i = 0; i < 200; i++)); do
+  [[ ! -e "$SLURMDDP_RUN/stop" ]] || { echo saved >>"$SLURMDDP_RUN/steps"; exit 0; }
+  sleep 0.1
+done
+echo late >>"$SLURMDDP_RUN/steps"
+"""
+SCONTROL = """#!/bin/bash
+case $2 in
+  hostnames) echo node1 ;;
+  *) echo 'JobId=7 JobState=RUNNING Reason=None Restarts=0 NodeList=node1' ;;
+esac
+"""
+#: Does something once, as soon as a condition holds, between two commands of job.sh: the moment is exact.
+INJECT = """
+if [[ "$0" == */job.sh ]]; then
+  commands=0 begun=0
+  inject() {{
+    ((++commands))
+    [[ ! -e '{run}/injected' ]] || return 0; {when} || return 0
+    {{ [[ ! -e '{run}/steps' ]] || cat '{run}/steps'; }} >'{run}/injected'
+    {what}
+  }}
+  set -T
+  trap inject DEBUG
+fi
+"""
+#: What `slurmddp cancel` does.
+CANCEL = "echo 'cancelled by the user' >'{run}/stop.part'; mv '{run}/stop.part' '{run}/stop'"
+
+
+@dataclass
+class Job:
+    """One run folder, and how job.sh went in it."""
+
+    desk: Desk
+    text: str
+    count: int = 0
+
+    def begin(self, node: str = SRUN) -> None:
+        """A new run folder. node: what the local site starts as node.sh."""
+        self.count += 1
+        self.run = self.desk.root / f"run{self.count}"
+        (self.run / "logs").mkdir(parents=True)
+        for name, text in (("job.sh", self.text), ("node.sh", node), ("sweep.sh", SRUN)):
+            (self.run / name).write_text(text)
+
+    def finish(self, **variables: str) -> None:
+        """Run job.sh."""
+        environment = {**self.desk.environment, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", **variables}
+        environment["SLURMD_NODENAME"] = "node1"
+        words = ["bash", str(self.run / "job.sh"), str(self.run)]
+        self.done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+    def go(self, when: str, what: str, *, before: str = "") -> list[str]:
+        """Run job.sh with something injected: the steps that it started. before: the stop file of an earlier job."""
+        self.begin()
+        if before:
+            (self.run / "stop").write_text(f"{before}\n")
+        hook = self.desk.root / "hook"
+        hook.write_text(INJECT.format(run=self.run, when=when.format(run=self.run), what=what.format(run=self.run)))
+        self.finish(BASH_ENV=str(hook))
+        assert (self.run / "injected").exists(), self.done.stdout + self.done.stderr
+        steps = self.run / "steps"
+        return steps.read_text().splitlines() if steps.exists() else []
+
+    @property
+    def events(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in (self.run / "events.jsonl").read_text().splitlines()]
+
+    @property
+    def end(self) -> tuple[object, object]:
+        """How the last attempt ended: decision and cause."""
+        (ended,) = (row for row in self.events if row["event"] == "attempt_ended")
+        return ended["decision"], ended["cause"]
+
+
+@pytest.fixture
+def job(desk: Desk) -> Job:
+    desk.program("srun", SRUN)
+    desk.program("scontrol", SCONTROL)
+    return Job(desk, job_script(desk.plan(LM_JOB)))
+
+
+@pytest.fixture
+def here(desk: Desk) -> Job:
+    return Job(desk, job_script(desk.plan(LM_JOB.replace("gpus", "here"))))
+
+
+@pytest.mark.parametrize("later", range(0, 30, 3))
+def test_a_cancel_of_a_job_that_has_just_begun_is_kept(job: Job, later: int) -> None:
+    """`slurmddp cancel` asks by the stop file as soon as there is a job_started; an older stop file goes."""
+    started = "[[ -s '{run}/events.jsonl' ]] && ((++begun > " + str(later) + "))"
+    assert "late" not in job.go(started, CANCEL, before="time limit")
+    assert job.end == ("stopped", "cancelled by the user")
+    assert (job.run / "stop").read_text() == "cancelled by the user\n"
+
+
+@pytest.mark.parametrize("command", range(1, 16, 2))
+def test_a_cancel_while_an_older_stop_file_is_taken_away(job: Job, command: int) -> None:
+    """Of a job that Slurm has started again: its earlier start has said job_started."""
+    assert "train" not in job.go(f"((commands == {command}))", CANCEL, before="time limit")
+    assert job.end == ("stopped", "cancelled by the user")
+
+
+def test_the_stop_file_of_an_earlier_job_is_not_for_this_one(job: Job) -> None:
+    assert job.go("[[ -e '{run}/steps' && \"$(<'{run}/steps')\" == *train* ]]", CANCEL, before="time limit") == [
+        "preflight",
+        "train",
+        "saved",
+        "sweep",
+    ]
+
+
+ASKS = {
+    "stop": ("echo 'time limit' >'{run}/stop'", ("requeue", "time limit")),
+    "cancel": (CANCEL, ("stopped", "cancelled by the user")),
+    "SIGTERM": ("kill -TERM $$", ("cancelled", "cancelled")),
+}
+
+
+@pytest.mark.parametrize("site", ["gpus", "here"])
+@pytest.mark.parametrize("asked", ASKS)
+def test_what_is_asked_to_stop_early_does_not_start_its_ranks(
+    request: pytest.FixtureRequest, site: str, asked: str
+) -> None:
+    """At moments from job_started on, through the preflight; where the ranks' step is just being started, it ends."""
+    job: Job = request.getfixturevalue("job" if site == "gpus" else "here")
+    what, (decision, cause) = ASKS[asked]
+    early = 0
+    for command in range(3, 400, 31 if asked == "SIGTERM" else 17):
+        steps = job.go("[[ -s '{run}/events.jsonl' ]] && ((++begun == " + str(command) + "))", what)
+        if "train" in (job.run / "injected").read_text().split():
+            break
+        early += "train" not in steps
+        assert "train" not in steps or {"saved", "TERM"} & set(steps), (command, steps)
+        assert job.end == ("stopped" if site == "here" and decision == "requeue" else decision, cause), command
+        assert "late" not in steps
+    assert early >= (3 if site == "gpus" else 1)
+
+
+def test_sigterm_during_the_preflight(job: Job) -> None:
+    """The preflight itself gets it, and nothing is started after it."""
+    hold = SRUN.replace('[[ "$step" == train ]] || exit 0', "")
+    job.desk.program("srun", hold)
+    assert job.go("[[ -e '{run}/steps' ]]", "kill -TERM $$") in (["preflight", "TERM"], ["preflight", "saved"])
+    assert job.end == ("cancelled", "cancelled")
+
+
+LOGS = {
+    "an exception": (
+        "[rank0]: Traceback (most recent call last):\n[rank0]: ValueError: no such book",
+        0,
+        "ValueError: no such book",
+    ),
+    "a setup line": (
+        "slurmddp: node N: setup line failed with exit code 3: false",
+        None,
+        "setup line failed with exit code 3: false",
+    ),
+    "a signal": (
+        "E1122 20:00:00.000000 1 api.py:1] failed (exitcode: -9) local_rank: 1 (pid: 7) of binary: python",
+        1,
+        "killed by SIGKILL (out of memory?)",
+    ),
+}
+
+
+@pytest.mark.parametrize("awk", ["mawk", "gawk"])
+@pytest.mark.parametrize("kind", LOGS)
+@pytest.mark.parametrize("site", ["gpus", "here"])
+def test_the_cause_is_found_in_the_logs(request: pytest.FixtureRequest, site: str, kind: str, awk: str) -> None:
+    """With either awk: Debian's and Ubuntu's is mawk, which reads nothing at all where one of its files is missing."""
+    program = shutil.which(awk)
+    if program is None:
+        pytest.skip(f"{awk} is not installed")
+    job: Job = request.getfixturevalue("job" if site == "gpus" else "here")
+    (job.desk.bin / "awk").symlink_to(program)
+    text, rank, cause = LOGS[kind]
+    name = "node1" if site == "gpus" else platform.node()
+    only_train = "[[ -z ${SLURMDDP_STEP:-}${SLURMDDP_SWEEP:-} ]] || exit 0"
+    ranks = f"{only_train}\ncat >\"$SLURMDDP_LOGS/{name}.log\" <<'END'\n{text}\nEND\nexit 1\n"
+    if site == "gpus":
+        job.desk.program("srun", SRUN.split("trap")[0] + ranks)
+    job.begin(ranks)
+    (job.run / "ranks").write_text(f"{name}\n{name}\n")
+    job.finish()
+    ended = next(row for row in job.events if row["event"] == "attempt_ended")
+    assert (ended["rank"], ended["node"], ended["cause"]) == (rank, name, cause), job.done.stderr
