@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import platform
 import re
 import secrets
@@ -19,6 +18,7 @@ from typing import Any, Literal
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images import spython_adapter
 from slurmddp.images.definition import PACKAGES
+from slurmddp.images.environment import passed_environment
 from slurmddp.images.lock import lock_path, lock_text, sha256, writing
 from slurmddp.images.log import BuildLog, log_path
 from slurmddp.images.process import StopSignals
@@ -29,11 +29,6 @@ Flavour = Literal["apptainer", "singularityce", "singularity"]
 Report = Callable[[str], None]
 
 NAMES = ("apptainer", "singularity")
-# Python's own variables reach %test (apptainer, internal/pkg/build/stage.go, runTestScript, runs it without
-# --cleanenv), and inherited binds change what a build sees.
-_SCRUBBED = re.compile(
-    r"PYTHON.*|VIRTUAL_ENV|(APPTAINER|SINGULARITY)_(BIND|BINDPATH|MOUNT|NV|ROCM|CONTAINLIBS|WRITABLE_TMPFS)"
-)
 
 
 @dataclass(frozen=True)
@@ -155,7 +150,7 @@ def _run_build(
 
     Raises ExternalError with the output's end, Stopped, UserError.
     """
-    environment = {key: value for key, value in os.environ.items() if not _SCRUBBED.fullmatch(key)} | dict(variables)
+    environment = passed_environment() | dict(variables)
     with BuildLog(log) as kept:
         kept.note(" ".join(command), "", *definition.splitlines(), "")
 

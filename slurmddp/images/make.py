@@ -208,6 +208,7 @@ def _build(
     from slurmddp.images.builder import build, find_builder
     from slurmddp.images.exclusive import only_build
     from slurmddp.images.privilege import choose, look
+    from slurmddp.images.registry.credentials import for_builder
     from slurmddp.images.workspace import check_space, make_folders, mksquashfs_options, workspace
 
     image = request.image
@@ -225,6 +226,10 @@ def _build(
         variables |= dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"), rules.registries.proxy)
     if pinning.speaks_plainly(bases, rules.registries):
         variables |= {"APPTAINER_NOHTTPS": "1", "SINGULARITY_NOHTTPS": "1"}
+    credentials, notes = for_builder({rules.registries.location(base.reference).registry for base in bases.values()})
+    variables |= credentials
+    for note in notes:
+        report(f"note: {note}")
     facts: dict[str, Any] = {
         "recipe": image.name,
         "commit": commit,

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from slurmddp.errors import UserError
+
 if TYPE_CHECKING:
     from slurmddp.images.registry.image import RegistryImage
     from slurmddp.images.registry.settings import RegistrySettings
@@ -20,9 +22,21 @@ def registry_bases(definition: str) -> tuple[str, ...]:
 
 
 def resolve_all(names: Iterable[str], settings: RegistrySettings) -> dict[str, RegistryImage]:
-    """What the registries say of these images. Raises UserError and ExternalError as `registry.client.resolve` does."""
-    from slurmddp.images.registry.client import resolve
+    """What the registries say of these images. Raises UserError and ExternalError as `registry.client.resolve` does.
 
+    Some over plain HTTP and some over HTTPS are refused: the builder can be told for all of a build's registries only.
+    """
+    from slurmddp.images.registry.client import resolve
+    from slurmddp.images.registry.reference import parse_reference
+
+    names = tuple(names)
+    by_scheme = {settings.location(parse_reference(name)).scheme: name for name in names}
+    if len(by_scheme) > 1:
+        raise UserError(
+            f"{by_scheme['http']} comes over plain HTTP and {by_scheme['https']} over HTTPS, and a builder speaks plain"
+            " HTTP with all registries of a build or with none",
+            todo="take both from one registry; or make a .sif of one of them first, and start from that",
+        )
     return {name: resolve(name, settings=settings) for name in names}
 
 

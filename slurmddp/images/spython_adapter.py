@@ -1,7 +1,7 @@
 """The one place that drives spython; each of its failures becomes one of our errors.
 
 What is guarded against was tried with spython 0.3.14: its version helper returns '' where the binary is
-missing and a dict where it fails, and obeys a variable that names a version; inspect returns a dict on
+missing and a dict where it fails, and obeys SPYTHON_SINGULARITY_VERSION; inspect returns a dict on
 failure too, and may raise SystemExit or whatever its JSON parsing raises. It drives only a binary called
 `singularity`, so Apptainer under its own name is asked directly. Builds do not go through it at all (see
 builder.py).
@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slurmddp.errors import ExternalError
+from slurmddp.images.environment import passed_environment
 
 SPYTHON_BINARY = "singularity"
-# spython takes its value for the version and does not look at the binary
-_VERSION_VARIABLE = "SPYTHON_SINGULARITY_VERSION"
+# A program of the image gets nothing of this machine's: neither files nor variables
+_SHUT = ("--contain", "--no-home", "--cleanenv")
 
 Result = TypeVar("Result")
 
@@ -57,22 +58,16 @@ def labels(name: str, image: Path) -> dict[str, str]:
 
 def file_in(name: str, image: Path, path: str) -> str:
     """A text file of an image. Raises ExternalError where the image cannot be run here, or has no such file."""
-    return _run([name, "exec", "--contain", "--no-home", str(image), "cat", path])
+    return _run([name, "exec", *_SHUT, str(image), "cat", path])
 
 
 def packages_in(name: str, image: Path) -> str:
     """What `pip freeze` says in an image. Raises ExternalError where that cannot be run here, or there is no pip."""
-    shut = ["--contain", "--no-home", "--cleanenv"]  # nothing of this machine's Python, and no settings of its pip
-    return _run([name, "exec", *shut, str(image), "python3", "-m", "pip", "freeze", "--all"])
+    return _run([name, "exec", *_SHUT, str(image), "python3", "-m", "pip", "freeze", "--all"])
 
 
 def _spython_version() -> Any:
-    kept = os.environ.pop(_VERSION_VARIABLE, None)
-    try:
-        return import_module("spython.utils").get_singularity_version()
-    finally:
-        if kept is not None:
-            os.environ[_VERSION_VARIABLE] = kept
+    return import_module("spython.utils").get_singularity_version()
 
 
 def _spython_client() -> Any:
@@ -80,7 +75,14 @@ def _spython_client() -> Any:
 
 
 def _guarded(command: str, call: Callable[[], Result]) -> Result:
-    """The call's result; whatever it raises, also SystemExit, becomes an ExternalError."""
+    """The call's result; whatever it raises, also SystemExit, becomes an ExternalError.
+
+    spython hands this process's environment to the program, and obeys a variable of its own: it sees a small one.
+    """
+    kept = dict(os.environ)
+    small = passed_environment()
+    os.environ.clear()
+    os.environ.update(small)
     try:
         return call()
     except ImportError:
@@ -89,11 +91,20 @@ def _guarded(command: str, call: Callable[[], Result]) -> Result:
         raise ExternalError(f"`{command}` failed: there is no program {error.filename or command.split()[0]}") from None
     except (Exception, SystemExit) as error:
         raise ExternalError(f"`{command}` failed: {type(error).__name__}: {error}") from error
+    finally:
+        os.environ.update(kept)
 
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+        done = subprocess.run(
+            command,
+            env=passed_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
     except OSError as error:
         raise ExternalError(f"`{' '.join(command)}` failed: {error.strerror}") from None
     if done.returncode != 0:

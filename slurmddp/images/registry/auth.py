@@ -14,8 +14,8 @@ from urllib.parse import urlencode, urlsplit
 
 from slurmddp.errors import SlurmddpError, UserError
 from slurmddp.images.registry.credentials import Credentials, Found, advice
-from slurmddp.images.registry.failures import bad_status, outside
-from slurmddp.images.registry.settings import Location
+from slurmddp.images.registry.failures import NO_REGISTRY, bad_status, outside
+from slurmddp.images.registry.settings import Location, is_loopback
 
 if TYPE_CHECKING:
     from slurmddp.images.registry.transport import Answer
@@ -86,7 +86,7 @@ def authorize(challenges: Sequence[Challenge], found: Found, location: Location,
 def refused(status: int, location: Location, found: Found, image: str) -> UserError:
     """What a user is told after 401 or 403."""
     source = found.credentials.source if found.credentials else None
-    where = advice(_account(location), location.mirrored)
+    where = advice(location.registry)
     remarks = "".join(f"; {remark}" for remark in found.remarks)
     if source:
         return UserError(
@@ -98,11 +98,6 @@ def refused(status: int, location: Location, found: Found, image: str) -> UserEr
         f"found{remarks}",
         todo=f"check the image's name (an unknown one gets the same answer), or log in: {where}",
     )
-
-
-def _account(location: Location) -> str:
-    """The name under which a login for this host is kept."""
-    return location.repository.partition("/")[0]
 
 
 def _token(challenge: Challenge, found: Found, location: Location, get: Get, image: str) -> str:
@@ -135,7 +130,10 @@ def _token_url(challenge: Challenge, location: Location) -> str:
     except ValueError:
         good = False
     if not good:
-        raise outside(f"{location.host} names no address at which a token is to be had", "is this host a registry?")
+        raise outside(f"{location.host} names no address at which a token is to be had", NO_REGISTRY)
+    # From elsewhere it would have us ask services of this very machine
+    if is_loopback(parts.hostname or "") and not is_loopback(location.host):
+        raise outside(f"{location.host} sends us to this machine itself, {parts.netloc}, for a token", NO_REGISTRY)
     given = urlencode({key: value for key, value in query.items() if value})
     return f"{realm}{'&' if parts.query else '?'}{given}"
 

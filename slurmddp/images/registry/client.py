@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from slurmddp.images.registry import documents
 from slurmddp.images.registry.auth import authorize, parse_challenges, refused
 from slurmddp.images.registry.credentials import Found, find_credentials
+from slurmddp.images.registry.deadline import within
 from slurmddp.images.registry.failures import bad_status, not_found, outside
 from slurmddp.images.registry.image import RegistryImage
 from slurmddp.images.registry.reference import Reference, is_digest, parse_reference
@@ -29,16 +30,28 @@ def resolve(
 
     architecture: amd64 or x86_64, arm64 or aarch64, ...; None: this machine's.
 
-    Every byte that is read is held against its digest. Raises UserError (no such image, not for this
-    architecture, not authorised) and ExternalError (what the registry or the way to it does wrong).
+    All of it takes at most `settings.timeout`, whatever the registry sends. Every byte that is read is held against its
+    digest. Raises UserError (no such image, not for this architecture, not authorised) and ExternalError (what the
+    registry or the way to it does wrong).
     """
     from slurmddp.images.registry.transport import Transport  # loads ssl and http.client
 
     parsed = parse_reference(reference) if isinstance(reference, str) else reference
     wanted = documents.ARCHITECTURES.get(architecture or platform.machine(), architecture or platform.machine())
     settings = settings or RegistrySettings()
-    with Transport(settings) as transport:
-        return _resolve(_Repository(transport, settings.location(parsed), parsed), wanted)
+    location = settings.location(parsed)
+
+    def ask() -> RegistryImage:
+        with Transport(settings) as transport:
+            return _resolve(_Repository(transport, location, parsed), wanted)
+
+    try:
+        return within(settings.timeout, ask)
+    except TimeoutError:
+        raise outside(
+            f"{location.host} took more than {settings.timeout:g} s to answer about {parsed}",
+            "try again later, or use a mirror; a registry answers within seconds",
+        ) from None
 
 
 class _Repository:
@@ -63,8 +76,7 @@ class _Repository:
         answer = self._ask(path, what, accept)
         # Where a redirect has led to a store, the store's own answer is no question for the registry's credentials
         if answer.status == 401 and self._authorization is None and not answer.redirected:
-            host, mirrored = self.location.repository.partition("/")[0], self.location.mirrored
-            self._found = find_credentials(host, self.location.name, mirrored=mirrored)
+            self._found = find_credentials(self.location.registry, self.location.name)
             challenges = parse_challenges(answer.headers.get_all("WWW-Authenticate") or [])
             self._authorization = authorize(challenges, self._found, self.location, self._token, self.image)
             answer = self._ask(path, what, accept)

@@ -1,6 +1,7 @@
 """Whose name and password a registry is shown: from the environment, or from the login files of Apptainer and Docker.
 
-They are only read. A password is in no message and in no repr.
+Each belongs to one registry, and no other is shown it: a Dockerfile can name any host. They are only read. A password
+is in no message and in no repr.
 """
 
 from __future__ import annotations
@@ -9,18 +10,21 @@ import base64
 import binascii
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from slurmddp.images.registry.reference import canonical_registry
+from slurmddp.errors import UserError
+from slurmddp.images.registry.reference import canonical_registry, is_registry
 
 NVIDIA = "nvcr.io"
 #: NVIDIA's registry takes an API key as the password of this user, dollar sign included (NGC user guide).
 NVIDIA_USER = "$oauthtoken"
 _PREFIXES = ("APPTAINER_DOCKER", "SINGULARITY_DOCKER")
+#: Names the registry that the environment's name and password are for.
+HOST_VARIABLE = "SLURMDDP_REGISTRY_HOST"
 _LARGEST_FILE = 4 << 20
 
 
@@ -46,18 +50,42 @@ class Found:
     remarks: tuple[str, ...] = ()
 
 
-def find_credentials(registry: str, name: str, *, mirrored: bool = False) -> Found:
+def find_credentials(registry: str, name: str) -> Found:
     """Those for the repository `name` at the host `registry`: the environment's, else the first file's that has some.
 
-    mirrored: the host is a mirror; the environment's are for the registry that the user named, and not for it.
+    Raises UserError where SLURMDDP_REGISTRY_HOST is no host.
     """
     remarks: list[str] = []
-    found = None if mirrored else _of_environment(registry, remarks)
-    for path in [] if found else login_files():
+    for host, credentials in _of_environment(remarks):
+        if host == canonical_registry(registry):
+            return Found(credentials, tuple(remarks))
+        remarks.append(f"{credentials.source} are for {host} alone")
+    for path in login_files():
         found = _of_file(path, registry, name, remarks)
         if found:
-            break
-    return Found(found, tuple(remarks))
+            return Found(found, tuple(remarks))
+    return Found(None, tuple(remarks))
+
+
+def for_builder(registries: Collection[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Variables with the environment's credentials for a builder that pulls from these registries, and notes.
+
+    A builder shows them to every registry that it pulls from: it gets them where all are the one they are for.
+    Raises UserError where SLURMDDP_REGISTRY_HOST is no host.
+    """
+    notes: list[str] = []
+    names = {canonical_registry(registry) for registry in registries}
+    for host, credentials in _of_environment(notes) if names else ():
+        if names == {host}:
+            pair = (("USERNAME", credentials.username), ("PASSWORD", credentials.password))
+            return {f"{prefix}_{half}": value for prefix in _PREFIXES for half, value in pair}, tuple(notes)
+        if host in names:
+            others = ", ".join(sorted(names - {host}))
+            notes.append(
+                f"{credentials.source} are for {host}, and are not used to pull, since the builder would show them to "
+                f"{others}, too: for a private image, `apptainer registry login docker://{host}`"
+            )
+    return {}, tuple(notes)
 
 
 def login_files() -> list[Path]:
@@ -70,31 +98,44 @@ def login_files() -> list[Path]:
     return [*(folder / "docker-config.json" for folder in folders), docker / "config.json"]
 
 
-def advice(registry: str, mirrored: bool) -> str:
+def advice(registry: str) -> str:
     """Where credentials for this registry are looked for."""
-    variables = "APPTAINER_DOCKER_USERNAME and APPTAINER_DOCKER_PASSWORD (or SINGULARITY_DOCKER_...)"
+    variables = f"APPTAINER_DOCKER_USERNAME, APPTAINER_DOCKER_PASSWORD, and {HOST_VARIABLE} to {registry}"
     if registry == NVIDIA:
         variables = "APPTAINER_DOCKER_PASSWORD (or SINGULARITY_DOCKER_PASSWORD) to an API key of NGC"
     files = ", ".join(_shown(path) for path in login_files())
-    login = f"`apptainer registry login docker://{registry}`; files that are read: {files}"
-    return f"{login} (the environment's are not shown to a mirror)" if mirrored else f"set {variables}, or {login}"
+    return f"set {variables}, or `apptainer registry login docker://{registry}`; files that are read: {files}"
 
 
-def _of_environment(registry: str, remarks: list[str]) -> Credentials | None:
+def _of_environment(remarks: list[str]) -> Iterator[tuple[str, Credentials]]:
+    """The registry and the credentials of each pair of variables."""
+    named = os.environ.get(HOST_VARIABLE, "").strip()
+    if named and not is_registry(named):
+        raise UserError(
+            f"{named!r} is no registry", where=HOST_VARIABLE, todo="write HOST or HOST:PORT, such as ghcr.io"
+        )
     for prefix in _PREFIXES:
         username = os.environ.get(f"{prefix}_USERNAME")
         password = os.environ.get(f"{prefix}_PASSWORD")
-        if password and not username and registry == NVIDIA:
+        if not (username or password):
+            continue
+        if password and not username and canonical_registry(named or NVIDIA) == NVIDIA:
             username = NVIDIA_USER
-        if username and password:
-            if ":" in username:  # it cannot be told from the password (RFC 7617)
-                remarks.append(f"{prefix}_USERNAME holds ':', which no user name can have")
-                continue
-            return Credentials(username, password, f"{prefix}_USERNAME and {prefix}_PASSWORD")
-        if username or password:
+        if not (username and password):
             missing = "PASSWORD" if username else "USERNAME"
             remarks.append(f"{prefix}_{missing} is not set, so the other half is not used")
-    return None
+            continue
+        credentials = Credentials(username, password, f"{prefix}_USERNAME and {prefix}_PASSWORD")
+        if ":" in username:  # it cannot be told from the password (RFC 7617)
+            remarks.append(f"{prefix}_USERNAME holds ':', which no user name can have")
+        elif username == NVIDIA_USER:
+            yield NVIDIA, credentials
+        elif named:
+            yield canonical_registry(named), credentials
+        else:
+            remarks.append(
+                f"{credentials.source} are not used, since they name no registry: export {HOST_VARIABLE}=HOST"
+            )
 
 
 def _of_file(path: Path, registry: str, name: str, remarks: list[str]) -> Credentials | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.images.registry.failures import outside
+from slurmddp.images.registry.failures import NO_REGISTRY, outside
 from slurmddp.images.registry.reference import is_digest
 
 INDEXES = (
@@ -192,4 +192,4 @@ def _text(value: Any) -> str:
 
 def unreadable(host: str, what: str) -> ExternalError:
     """Of a document that is JSON but not what the specification says."""
-    return outside(f"what {host} sends as {what} does not follow the specification", "is this host a registry?")
+    return outside(f"what {host} sends as {what} does not follow the specification", NO_REGISTRY)

@@ -10,6 +10,7 @@ from slurmddp.errors import ExternalError, SlurmddpError, UserError
 if TYPE_CHECKING:
     from http.client import HTTPMessage
 
+NO_REGISTRY = "is this host a registry?"
 # Nothing else of an error's text is shown: a registry might repeat what was sent to it
 # (distribution-spec, "Error Codes").
 _CODES = frozenset(

@@ -123,10 +123,15 @@ def _split_registry(text: str) -> tuple[str, str]:
     return DOCKER_HUB, text
 
 
-def _check_registry(registry: str, text: str) -> None:
-    match = _HOST.fullmatch(registry)
+def is_registry(host: str) -> bool:
+    """Whether it is HOST or HOST:PORT."""
+    match = _HOST.fullmatch(host)
     port = match.group("port") if match else None
-    if not match or (port is not None and not 0 < int(port) < 65536):
+    return match is not None and (port is None or 0 < int(port) < 65536)
+
+
+def _check_registry(registry: str, text: str) -> None:
+    if not is_registry(registry):
         raise UserError(
             f"the image {text!r} names the registry {registry!r}, which is no HOST or HOST:PORT", todo=FORMS
         )

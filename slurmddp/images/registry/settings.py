@@ -30,15 +30,11 @@ class Proxy:
 
 @dataclass(frozen=True)
 class Location:
-    """Where an image is really asked for: scheme, host (with port) and the repository's path there.
-
-    mirrored: it is not the registry that the reference names.
-    """
+    """Where an image is really asked for: scheme, host (with port) and the repository's path there."""
 
     scheme: str
     host: str
     name: str
-    mirrored: bool
 
     @property
     def url(self) -> str:
@@ -46,10 +42,14 @@ class Location:
         return f"{self.scheme}://{self.host}/v2/{self.name}"
 
     @property
+    def registry(self) -> str:
+        """The host as a reference writes it, and as people log in to it."""
+        return DOCKER_HUB if self.host == _API_HOSTS[DOCKER_HUB] else self.host
+
+    @property
     def repository(self) -> str:
-        """Host and path as a reference writes them, for a program that is to pull from here."""
-        host = DOCKER_HUB if self.host == _API_HOSTS[DOCKER_HUB] else self.host
-        return f"{host}/{self.name}"
+        """Registry and path, for a program that is to pull from here."""
+        return f"{self.registry}/{self.name}"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class RegistrySettings:
               plain HTTP: http_proxy) of the environment.
     mirrors:  a registry's host -> HOST[:PORT][/PATH] that is asked instead of it, and alone.
     insecure: hosts, with or without a port, with which plain HTTP is spoken; loopback hosts need no mention.
-    timeout:  seconds without any progress after which it is given up.
+    timeout:  seconds that all answers about one image may take together.
     """
 
     proxy: str | None = None
@@ -68,14 +68,19 @@ class RegistrySettings:
     insecure: frozenset[str] = frozenset()
     timeout: float = 30.0
 
+    @property
+    def patience(self) -> float:
+        """Seconds without any progress; fewer than in all, so that the message can say where there was none."""
+        return self.timeout / 2
+
     def location(self, reference: Reference) -> Location:
         """Where this image is asked for. Raises UserError for a mirror that is none."""
         for registry, mirror in self.mirrors.items():
             if canonical_registry(registry) == reference.registry:
                 scheme, host, path = self._mirror(registry, mirror)
-                return Location(scheme, host, f"{path}/{reference.name}" if path else reference.name, True)
+                return Location(scheme, host, f"{path}/{reference.name}" if path else reference.name)
         host = _API_HOSTS.get(reference.registry, reference.registry)
-        return Location("http" if self.plain_allowed(host) else "https", host, reference.name, False)
+        return Location("http" if self.plain_allowed(host) else "https", host, reference.name)
 
     def plain_allowed(self, host: str) -> bool:
         """Whether plain HTTP may be spoken with this host (with or without a port)."""

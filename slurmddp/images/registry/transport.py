@@ -10,21 +10,18 @@ import http.client
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from time import monotonic
 from types import TracebackType
 from urllib.parse import quote, urljoin, urlsplit
 
 from slurmddp import __version__
 from slurmddp.errors import UserError
-from slurmddp.images.registry.failures import outside
-from slurmddp.images.registry.settings import Proxy, RegistrySettings
+from slurmddp.images.registry.failures import NO_REGISTRY, outside
+from slurmddp.images.registry.settings import Proxy, RegistrySettings, is_loopback
 from slurmddp.images.registry.unreachable import unreachable
 
 _MOST_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _CHUNK = 1 << 16
-#: An answer may take this many times the time-out in all: a drip of bytes never ends otherwise.
-_PATIENCE = 10
 
 
 @dataclass(frozen=True)
@@ -91,6 +88,8 @@ class Transport:
             onward = origin_of(target)
             if onward is None:
                 raise outside(f"{origin.name} redirects to an address that is none, for {what}")
+            if is_loopback(onward.host) and not is_loopback(first.host):
+                raise outside(f"{origin.name} redirects to this machine itself, {onward.name}, for {what}", NO_REGISTRY)
             origin = onward
         raise outside(f"{first.name} redirects more than {_MOST_REDIRECTS} times, for {what}")
 
@@ -116,7 +115,7 @@ class Transport:
                 # A connection that was kept may have been closed by the other side meanwhile
                 return self._exchange(self._connect(origin, proxy), origin, path, headers, limit, what)
         except (OSError, http.client.HTTPException, UnicodeError) as error:
-            raise unreachable(error, origin.name, proxy.name if proxy else None, self._settings.timeout) from None
+            raise unreachable(error, origin.name, proxy.name if proxy else None, self._settings.patience) from None
 
     def _exchange(
         self,
@@ -142,7 +141,7 @@ class Transport:
         return Answer(response.status, response.msg, body, origin)
 
     def _connect(self, origin: Origin, proxy: Proxy | None) -> http.client.HTTPConnection:
-        timeout = self._settings.timeout
+        timeout = self._settings.patience
         host, port = (proxy.host, proxy.port) if proxy else (origin.host, origin.port)
         if origin.scheme == "http":
             return http.client.HTTPConnection(host, port, timeout=timeout)
@@ -155,14 +154,11 @@ class Transport:
     def _read(self, response: http.client.HTTPResponse, limit: int, origin: Origin, what: str) -> bytes:
         """The body. Raises ExternalError above `limit`, and http.client's and socket's errors."""
         announced = response.length
-        end = monotonic() + _PATIENCE * self._settings.timeout
         body = bytearray()
         while chunk := response.read1(_CHUNK):
             body += chunk
             if len(body) > limit:
                 raise outside(f"{what} has more than {limit >> 20} MiB, which none has; {origin.name} sent it")
-            if monotonic() > end:
-                raise TimeoutError
         if announced is not None and len(body) != announced:
             raise http.client.IncompleteRead(bytes(body), announced - len(body))
         return bytes(body)

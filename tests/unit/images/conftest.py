@@ -1,5 +1,6 @@
-"""A stand-in for Apptainer: a small script on PATH that does what the variable FAKE_BUILD says."""
+"""A stand-in for Apptainer: a small script on PATH that does what the settings beside it say."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ def sif(architecture: bytes = b"00") -> bytes:
 SIF = sif()
 
 FAKE = r"""#!/bin/bash
-# $FAKE_BUILD is what `build` does; $FAKE_CALLS gets one line a call
+# $FAKE_BUILD is what `build` does; $FAKE_CALLS gets one line a call. Not from the environment: that one is the user's
+. "${0%/*}/settings"
 echo "$(basename "$0") $*" >> "$FAKE_CALLS"
 case $1 in
   --version) echo "${FAKE_VERSION-apptainer version 1.4.5-1}"; exit "${FAKE_VERSION_CODE:-0}" ;;
@@ -42,21 +44,24 @@ class Apptainer:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.bin = folder / "bin"
         self.bin.mkdir()
-        self._patch = patch
         self._calls = folder / "calls"
         patch.setenv("PATH", f"{self.bin}:/usr/bin:/bin")
-        patch.setenv("FAKE_CALLS", str(self._calls))
+        self.set("CALLS", str(self._calls))
         self.builds(GOOD_BUILD)
 
     def install(self, name: str = "apptainer", version: str | None = None, code: int = 0) -> None:
         (self.bin / name).write_text(FAKE)
         (self.bin / name).chmod(0o755)
         if version is not None:
-            self._patch.setenv("FAKE_VERSION", version)
-        self._patch.setenv("FAKE_VERSION_CODE", str(code))
+            self.set("VERSION", version)
+        self.set("VERSION_CODE", str(code))
 
     def builds(self, script: str) -> None:
-        self._patch.setenv("FAKE_BUILD", script)
+        self.set("BUILD", script)
+
+    def set(self, name: str, value: str) -> None:
+        with (self.bin / "settings").open("a") as file:
+            file.write(f"FAKE_{name}={shlex.quote(value)}\n")
 
     @property
     def calls(self) -> list[str]:

@@ -21,7 +21,7 @@ from slurmddp.images.privilege import choose, look
 from slurmddp.images.recipe import read_recipe
 from slurmddp.images.wanted import of_recipe
 
-from .conftest import Apptainer
+from .conftest import GOOD_BUILD, Apptainer
 
 NEW = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0new"
 
@@ -82,7 +82,7 @@ def test_an_image_its_definition_its_log_and_its_lock(apptainer: Apptainer, base
 
 
 def test_the_sites_rules_reach_the_builder(apptainer: Apptainer, base: Path, tmp_path: Path) -> None:
-    apptainer.builds('echo "in $APPTAINER_TMPDIR, $SINGULARITY_CACHEDIR"; ' + os.environ["FAKE_BUILD"])
+    apptainer.builds('echo "in $APPTAINER_TMPDIR, $SINGULARITY_CACHEDIR"; ' + GOOD_BUILD)
     _, said = make(tmp_path, rules=Rules(cache=tmp_path / "scratch", processors=2, memory=512))
     assert f"in {tmp_path}/scratch/images/tmp, {tmp_path}/scratch/images/cache" in said
     assert (tmp_path / "scratch/images/tmp").is_dir()
@@ -142,10 +142,8 @@ def test_a_failure_shows_the_end_of_a_long_log(apptainer: Apptainer, base: Path,
     assert names(tmp_path / "out") == ["image.sif.build.log"]
 
 
-def test_what_the_inspection_refuses_is_not_installed(
-    apptainer: Apptainer, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_INSPECT_FAILS", "1")
+def test_what_the_inspection_refuses_is_not_installed(apptainer: Apptainer, base: Path, tmp_path: Path) -> None:
+    apptainer.set("INSPECT_FAILS", "1")
     with pytest.raises(ExternalError, match=r"FATAL: no image(.|\n)*\| \+ pip install\nthe whole log: .*build\.log"):
         make(tmp_path)
     assert names(tmp_path / "out") == ["image.sif.build.log"]
@@ -154,7 +152,7 @@ def test_what_the_inspection_refuses_is_not_installed(
 def test_a_process_that_the_build_left_running_does_not_hold_us(
     apptainer: Apptainer, base: Path, tmp_path: Path
 ) -> None:
-    apptainer.builds(f"{os.environ['FAKE_BUILD']}; sleep 30 &")
+    apptainer.builds(f"{GOOD_BUILD}; sleep 30 &")
     started = time.monotonic()
     make(tmp_path)
     assert time.monotonic() - started < 15
@@ -261,15 +259,20 @@ def test_a_dry_run_touches_and_runs_nothing(apptainer: Apptainer, base: Path, tm
     assert len(said) == 1 and said[0].startswith("warning: ") and "exists already" in said[0]
 
 
-def test_python_and_binds_of_the_user_stay_out(
+def test_the_image_s_code_gets_few_of_the_user_s_variables(
     apptainer: Apptainer, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "APPTAINER_BINDPATH", "SINGULARITY_BIND"):
+    for name in (
+        "PYTHONPATH", "VIRTUAL_ENV", "LD_PRELOAD", "WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY",
+        "SSH_AUTH_SOCK", "APPTAINER_BINDPATH", "SINGULARITY_BIND", "APPTAINER_ENV", "APPTAINERENV_A",
+        "SINGULARITYENV_A", "APPTAINER_DOCKER_PASSWORD", "DOCKER_PASSWORD", "APPTAINER_NOHTTPS",
+    ):  # fmt: skip
         monkeypatch.setenv(name, "/x")
-    monkeypatch.setenv("APPTAINER_TMPDIR", "/kept")
-    apptainer.builds(f"env; {os.environ['FAKE_BUILD']}")
+    for name in ("APPTAINER_TMPDIR", "https_proxy", "NO_PROXY", "LC_ALL", "SSL_CERT_FILE"):
+        monkeypatch.setenv(name, "/kept")
+    apptainer.builds(f"env; {GOOD_BUILD}")
     _, said = make(tmp_path)
-    assert "APPTAINER_TMPDIR=/kept" in said
+    assert len([line for line in said if line.endswith("=/kept")]) == 5
     assert [line for line in said if line.endswith("=/x")] == []
 
 

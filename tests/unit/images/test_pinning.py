@@ -115,6 +115,34 @@ def test_every_stage_of_a_dockerfile_is_pinned(registry: Registry, apptainer: Ap
     assert json.loads(lock_path(result.target).read_text())["digests"] == dict(zip(names, (first, second), strict=True))
 
 
+def test_the_builder_gets_credentials_for_their_registry_alone(
+    registry: Registry, apptainer: Apptainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(registry)
+    apptainer.builds('echo "shown: $APPTAINER_DOCKER_USERNAME $SINGULARITY_DOCKER_PASSWORD."; ' + FAKE)
+    monkeypatch.setenv("APPTAINER_DOCKER_USERNAME", "ann")
+    monkeypatch.setenv("APPTAINER_DOCKER_PASSWORD", "S3CRET")
+    _, said = build(registry, tmp_path, force=True)
+    assert "shown:  ." in said and "are not used, since they name no registry" in said
+    monkeypatch.setenv("SLURMDDP_REGISTRY_HOST", "ghcr.io")
+    _, said = build(registry, tmp_path, force=True)
+    assert "shown:  ." in said and "are not used" not in said
+    monkeypatch.setenv("SLURMDDP_REGISTRY_HOST", registry.host)
+    _, said = build(registry, tmp_path, force=True)
+    assert "shown: ann S3CRET." in said
+
+
+def test_plain_http_for_one_base_of_several_is_refused(
+    registry: Registry, apptainer: Apptainer, tmp_path: Path
+) -> None:
+    push(registry)
+    plain = registry.reference("lab/torch", "1.0")
+    (tmp_path / "Dockerfile").write_text(f"FROM {plain} AS made\nFROM ghcr.io/lab/b:1\nCOPY --from=made /x /y\n")
+    with pytest.raises(UserError, match=rf"{plain} comes over plain HTTP and ghcr.io/lab/b:1 over HTTPS"):
+        build_image(Request(of_dockerfile(tmp_path / "Dockerfile", {}, None), None, tmp_path), [].append)
+    assert apptainer.calls == []
+
+
 def test_what_the_registry_refuses_leaves_nothing(registry: Registry, apptainer: Apptainer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"lab/torch:1\.0"):
         build(registry, tmp_path)

@@ -1,5 +1,6 @@
 """spython's traps, each with the library itself and a stand-in for the program that it runs."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,13 +22,11 @@ def test_a_missing_program_is_a_typed_error(name: str, no_apptainer: Apptainer) 
 
 
 @pytest.mark.parametrize("name", ["singularity", "apptainer"])
-def test_a_program_that_fails_is_a_typed_error(
-    name: str, no_apptainer: Apptainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_that_fails_is_a_typed_error(name: str, no_apptainer: Apptainer) -> None:
     no_apptainer.install(name, "no such module", code=1)
     with pytest.raises(ExternalError, match=f"`{name} --version` failed"):
         spython_adapter.version_text(name)
-    monkeypatch.setenv("FAKE_INSPECT_FAILS", "1")
+    no_apptainer.set("INSPECT_FAILS", "1")
     with pytest.raises(ExternalError, match="FATAL: no image"):
         spython_adapter.labels(name, Path("/x.sif"))
 
@@ -41,6 +40,27 @@ def test_version_and_labels(
     assert spython_adapter.version_text(name) == "singularity-ce version 4.1.0"
     assert spython_adapter.labels(name, Path("/x.sif")) == {"slurmddp.torch": "2.7.0"}
     assert capfd.readouterr() == ("", "")  # stdout is the command's own
+
+
+@pytest.mark.parametrize("name", ["singularity", "apptainer"])
+def test_a_program_of_an_image_gets_nothing_of_the_user_s(
+    name: str, no_apptainer: Apptainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen"
+    no_apptainer.install(name)
+    text = (no_apptainer.bin / name).read_text().replace("case $1 in", f"env >> {seen}\ncase $1 in")
+    (no_apptainer.bin / name).write_text(text)
+    monkeypatch.setenv("WANDB_API_KEY", "S3CRET")
+    monkeypatch.setenv("APPTAINERENV_TOKEN", "S3CRET")
+    monkeypatch.setenv("APPTAINER_DOCKER_PASSWORD", "S3CRET")
+    spython_adapter.version_text(name)
+    spython_adapter.labels(name, Path("/x.sif"))
+    spython_adapter.file_in(name, Path("/x.sif"), "/etc/x")
+    spython_adapter.packages_in(name, Path("/x.sif"))
+    assert "PATH=" in seen.read_text() and "S3CRET" not in seen.read_text()
+    runs = [call for call in no_apptainer.calls if " exec " in call]
+    assert len(runs) == 2 and all("--contain --no-home --cleanenv" in call for call in runs)
+    assert os.environ["WANDB_API_KEY"] == "S3CRET"  # this process keeps its own
 
 
 def test_what_is_no_json_is_a_typed_error(no_apptainer: Apptainer) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.registry import Registry
 
-_OURS = ("APPTAINER", "SINGULARITY", "DOCKER", "SSL_CERT")
+_OURS = ("APPTAINER", "SINGULARITY", "DOCKER", "SSL_CERT", "SLURMDDP_REGISTRY")
 
 
 @pytest.fixture(autouse=True)

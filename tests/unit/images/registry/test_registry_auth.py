@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -67,19 +68,25 @@ def bearer(server_host: str, **more: str) -> str:
     return "Bearer " + ",".join(f'{key}="{value}"' for key, value in parameters.items())
 
 
+Named = Callable[[str], None]
+
+
 @pytest.fixture
-def named(monkeypatch: pytest.MonkeyPatch) -> None:
+def named(monkeypatch: pytest.MonkeyPatch) -> Named:
+    """Credentials in the environment; called with the registry that they are for."""
     monkeypatch.setenv("APPTAINER_DOCKER_USERNAME", "ann")
     monkeypatch.setenv("APPTAINER_DOCKER_PASSWORD", SECRET)
+    return lambda host: monkeypatch.setenv("SLURMDDP_REGISTRY_HOST", host)
 
 
 def seen(server: Server) -> list[tuple[str, str]]:
     return [(request.path.split("?")[0], request.headers.get("authorization", "")) for request in server.requests]
 
 
-def test_a_token_is_asked_for_once_and_only_to_pull(named: None) -> None:
+def test_a_token_is_asked_for_once_and_only_to_pull(named: Named) -> None:
     guarded = Guarded("", "Bearer T0KEN")
     with Server(guarded) as server:
+        named(server.host)
         guarded.challenge = bearer(server.host, scope="repository:a/b:pull,push repository:h:5000/c:*")
         resolve(f"{server.host}/a/b", architecture="amd64")
         paths = [path for path, _ in seen(server)]
@@ -94,6 +101,7 @@ def test_a_token_service_that_says_no_is_not_repeated(monkeypatch: pytest.Monkey
     monkeypatch.setenv("APPTAINER_DOCKER_PASSWORD", "WR0NG")
     guarded = Guarded("", "Bearer T0KEN")
     with Server(guarded) as server:
+        monkeypatch.setenv("SLURMDDP_REGISTRY_HOST", server.host)
         guarded.challenge = bearer(server.host)
         with pytest.raises(UserError) as error:
             resolve(f"{server.host}/a/b", architecture="amd64")
@@ -102,18 +110,19 @@ def test_a_token_service_that_says_no_is_not_repeated(monkeypatch: pytest.Monkey
     assert "WR0NG" not in said and base64.b64encode(b"ann:WR0NG").decode() not in said
 
 
-def test_a_redirect_to_another_host_gets_no_credentials(named: None) -> None:
+def test_a_redirect_to_another_host_gets_no_credentials(named: Named) -> None:
     accepted = "Basic " + base64.b64encode(f"ann:{SECRET}".encode()).decode()
     with Server(lambda request: Reply(200, CONFIG)) as store:
         for place, status in ((f"http://{store.host}/blob?signature=a b", 307), (f"//{store.host}/blob", 302)):
             store.requests.clear()
             with Server(Guarded('Basic realm="x"', accepted, Reply(status, b"", {"Location": place}))) as server:
+                named(server.host)
                 assert resolve(f"{server.host}/a/b", architecture="amd64").os == "linux"
                 assert seen(server)[-1][1] == accepted
             assert seen(store) == [("/blob", "")]
 
 
-def test_a_redirect_within_a_host_keeps_them(named: None) -> None:
+def test_a_redirect_within_a_host_keeps_them(named: Named) -> None:
     accepted = "Basic " + base64.b64encode(f"ann:{SECRET}".encode()).decode()
     guarded = Guarded('Basic realm="x"', accepted)
 
@@ -122,11 +131,12 @@ def test_a_redirect_within_a_host_keeps_them(named: None) -> None:
         return Reply(307, b"", {"Location": "/else/blobs/x"}) if away else guarded(request)
 
     with Server(moved) as server:
+        named(server.host)
         resolve(f"{server.host}/a/b", architecture="amd64")
         assert seen(server)[-1] == ("/else/blobs/x", accepted)
 
 
-def test_a_store_that_wants_to_know_who_asks_is_told_nothing(named: None) -> None:
+def test_a_store_that_wants_to_know_who_asks_is_told_nothing(named: Named) -> None:
     with Server(lambda request: Reply(401, b"", {"WWW-Authenticate": 'Basic realm="mine"'})) as store:
         guarded = Guarded("", "", Reply(307, b"", {"Location": f"http://{store.host}/blob"}))
         guarded.accepted = None  # type: ignore[assignment]  # everybody's
@@ -138,9 +148,10 @@ def test_a_store_that_wants_to_know_who_asks_is_told_nothing(named: None) -> Non
         assert seen(store) == [("/blob", "")]
 
 
-def test_credentials_never_go_over_plain_http_to_a_host_that_is_not_listed(named: None) -> None:
+def test_credentials_never_go_over_plain_http_to_a_host_that_is_not_listed(named: Named) -> None:
     guarded = Guarded('Bearer realm="http://tokens.example/t"', "Bearer T0KEN")
     with Server(guarded) as server, Proxy(server.port) as proxy:
+        named(server.host)
         settings = RegistrySettings(proxy=f"http://{proxy.host}")
         with pytest.raises(UserError) as error:
             resolve(f"{server.host}/a/b", architecture="amd64", settings=settings)
@@ -148,12 +159,51 @@ def test_credentials_never_go_over_plain_http_to_a_host_that_is_not_listed(named
         assert proxy.requests == [] and all(not shown for _, shown in seen(server))
 
 
-def test_a_mirror_is_not_shown_the_environments_credentials(named: None) -> None:
+def test_a_mirror_is_not_shown_the_environments_credentials(named: Named) -> None:
     with Server(Guarded('Basic realm="x"', "nobody's")) as mirror:
         settings = RegistrySettings(mirrors={"nvcr.io": mirror.host})
-        with pytest.raises(UserError, match="the environment's are not shown to a mirror"):
+        named("nvcr.io")
+        with pytest.raises(UserError, match=r"are for nvcr\.io alone"):
             resolve("nvcr.io/a/b", architecture="amd64", settings=settings)
         assert [shown for _, shown in seen(mirror)] == [""]
+
+
+def test_a_host_that_a_dockerfile_names_is_not_shown_the_environments_credentials(named: Named) -> None:
+    with Server(Guarded("", "nobody's")) as evil:
+        evil_guarded = Guarded(bearer(evil.host), "nobody's")
+        for challenge in (bearer(evil.host), 'Basic realm="x"'):
+            evil_guarded.challenge = challenge
+            with Server(evil_guarded) as server:
+                for host in (None, "ghcr.io", "nvcr.io"):
+                    if host:
+                        named(host)
+                    with pytest.raises((UserError, ExternalError)):
+                        resolve(f"{server.host}/a/b", architecture="amd64")
+                assert seen(server) and all(not shown for _, shown in seen(server) + seen(evil))
+
+
+@pytest.mark.parametrize(
+    "realm", ["http://127.0.0.1:PORT/token", "http://localhost:PORT/token", "https://[::1]:PORT/t"]
+)
+def test_a_realm_on_this_machine_is_for_registries_on_this_machine(realm: str) -> None:
+    with Server(lambda request: Reply(200, b'{"token": "x"}')) as local:
+        guarded = Guarded(f'Bearer realm="{realm.replace("PORT", str(local.port))}"', "Bearer x")
+        with Server(guarded) as server, Proxy(server.port) as proxy:
+            settings = RegistrySettings(insecure=frozenset({"lab.example"}), proxy=f"http://{proxy.host}")
+            with pytest.raises(ExternalError, match=r"lab\.example sends us to this machine itself"):
+                resolve("lab.example/a/b", architecture="amd64", settings=settings)
+        assert local.requests == []
+
+
+def test_a_redirect_to_this_machine_is_for_registries_on_this_machine() -> None:
+    with Server(lambda request: Reply(200, CONFIG)) as local:
+        guarded = Guarded("", "", Reply(307, b"", {"Location": f"http://{local.host}/admin"}))
+        guarded.accepted = None  # type: ignore[assignment]  # everybody's
+        with Server(guarded) as server, Proxy(server.port) as proxy:
+            settings = RegistrySettings(insecure=frozenset({"lab.example"}), proxy=f"http://{proxy.host}")
+            with pytest.raises(ExternalError, match=r"lab\.example redirects to this machine itself, 127\.0\.0\.1"):
+                resolve("lab.example/a/b", architecture="amd64", settings=settings)
+        assert local.requests == []
 
 
 @pytest.mark.parametrize(

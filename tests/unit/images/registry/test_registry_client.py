@@ -178,6 +178,7 @@ def test_a_private_registry(tmp_path: Path, home: Path, monkeypatch: pytest.Monk
         (home / ".apptainer").mkdir()
         (home / ".apptainer/docker-config.json").write_text(json.dumps(login))
         assert resolve(name, architecture="amd64").digest == pushed.digest
+        monkeypatch.setenv("SLURMDDP_REGISTRY_HOST", registry.host)
         monkeypatch.setenv("APPTAINER_DOCKER_USERNAME", "ann")
         monkeypatch.setenv("APPTAINER_DOCKER_PASSWORD", "S3CRET")
         with pytest.raises(UserError) as error:
@@ -197,6 +198,7 @@ def test_a_registry_with_a_token_service(tmp_path: Path, monkeypatch: pytest.Mon
         assert [request.headers.get("authorization") for request in tokens.requests] == [None]
         with pytest.raises(UserError, match=r"to everybody \(status 401\)"):
             resolve(registry.reference("lab/own", "1"), architecture="amd64")
+        monkeypatch.setenv("SLURMDDP_REGISTRY_HOST", registry.host)
         monkeypatch.setenv("SINGULARITY_DOCKER_USERNAME", "ann")
         monkeypatch.setenv("SINGULARITY_DOCKER_PASSWORD", "S3CRET")
         tokens.requests.clear()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.images.registry.credentials import advice, find_credentials, login_files
+from slurmddp.errors import UserError
+from slurmddp.images.registry.credentials import advice, find_credentials, for_builder, login_files
 
 
 def login(path: Path, tree: object) -> None:
@@ -18,8 +19,8 @@ def coded(text: str) -> dict[str, str]:
     return {"auth": base64.b64encode(text.encode()).decode()}
 
 
-def found(registry: str, name: str = "a/b", mirrored: bool = False) -> tuple[str, str, str] | None:
-    credentials = find_credentials(registry, name, mirrored=mirrored).credentials
+def found(registry: str, name: str = "a/b") -> tuple[str, str, str] | None:
+    credentials = find_credentials(registry, name).credentials
     return (credentials.username, credentials.password, credentials.source) if credentials else None
 
 
@@ -29,13 +30,63 @@ def test_there_are_none() -> None:
 
 
 def test_apptainers_variables_go_before_singularitys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMDDP_REGISTRY_HOST", "GHCR.io")
     monkeypatch.setenv("SINGULARITY_DOCKER_USERNAME", "sue")
     monkeypatch.setenv("SINGULARITY_DOCKER_PASSWORD", "s:1")
     assert found("ghcr.io") == ("sue", "s:1", "SINGULARITY_DOCKER_USERNAME and SINGULARITY_DOCKER_PASSWORD")
     monkeypatch.setenv("APPTAINER_DOCKER_USERNAME", "ann")
     monkeypatch.setenv("APPTAINER_DOCKER_PASSWORD", "a")
     assert found("ghcr.io") == ("ann", "a", "APPTAINER_DOCKER_USERNAME and APPTAINER_DOCKER_PASSWORD")
-    assert found("ghcr.io", mirrored=True) is None, "they are for the registry that the user named"
+
+
+@pytest.mark.parametrize(
+    ("username", "named", "registry", "shown"),
+    [
+        ("ann", "", "ghcr.io", False), ("ann", "", "nvcr.io", False), ("ann", "", "docker.io", False),
+        ("ann", "ghcr.io", "ghcr.io", True), ("ann", "ghcr.io", "evil.example", False),
+        ("ann", "ghcr.io", "nvcr.io", False), ("ann", "ghcr.io", "ghcr.io:444", False),
+        ("ann", "index.docker.io", "docker.io", True), ("ann", "h.org:5000", "h.org:5000", True),
+        ("ann", "h.org:5000", "h.org", False), ("$oauthtoken", "", "nvcr.io", True), ("", "", "nvcr.io", True),
+        ("", "nvcr.io", "nvcr.io", True), ("$oauthtoken", "", "evil.example", False), ("", "", "evil.example", False),
+        ("$oauthtoken", "ghcr.io", "ghcr.io", False), ("$oauthtoken", "ghcr.io", "nvcr.io", True),
+        ("", "ghcr.io", "ghcr.io", False), ("", "ghcr.io", "nvcr.io", False),
+    ],
+)  # fmt: skip
+def test_the_environments_are_for_one_registry(
+    username: str, named: str, registry: str, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APPTAINER_DOCKER_USERNAME", username)
+    monkeypatch.setenv("APPTAINER_DOCKER_PASSWORD", "S3CRET")
+    monkeypatch.setenv("SLURMDDP_REGISTRY_HOST", named)
+    result = find_credentials(registry, "a/b")
+    assert (result.credentials is not None) == shown
+    variables, _ = for_builder([registry])
+    assert ("S3CRET" in variables.values()) == shown
+    if shown:
+        assert set(variables) == {
+            f"{prefix}_DOCKER_{half}" for prefix in ("APPTAINER", "SINGULARITY") for half in ("USERNAME", "PASSWORD")
+        }
+        assert variables["SINGULARITY_DOCKER_USERNAME"] == (username or "$oauthtoken")
+    else:
+        assert result.remarks and "S3CRET" not in str(result.remarks)
+
+
+def test_a_builder_that_pulls_from_several_registries_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("APPTAINER_DOCKER_PASSWORD", "S3CRET")
+    variables, notes = for_builder(["evil.example", "nvcr.io"])
+    assert variables == {} and "the builder would show them to evil.example, too" in "".join(notes)
+    assert "apptainer registry login docker://nvcr.io" in "".join(notes)
+    assert for_builder([]) == ({}, ()) and for_builder(["evil.example"]) == ({}, ())
+    monkeypatch.setenv("APPTAINER_DOCKER_USERNAME", "ann")
+    variables, notes = for_builder(["ghcr.io"])
+    assert variables == {} and "are not used, since they name no registry: export SLURMDDP_REGISTRY" in "".join(notes)
+    assert for_builder([]) == ({}, ())
+
+
+def test_a_host_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMDDP_REGISTRY_HOST", "https://ghcr.io/")
+    with pytest.raises(UserError, match=r"SLURMDDP_REGISTRY_HOST: 'https://ghcr\.io/' is no registry"):
+        find_credentials("ghcr.io", "a/b")
 
 
 def test_nvidias_registry_needs_the_password_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,8 +94,9 @@ def test_nvidias_registry_needs_the_password_alone(monkeypatch: pytest.MonkeyPat
     assert (found("nvcr.io") or ())[:2] == ("$oauthtoken", "key")
     other = find_credentials("ghcr.io", "a/b")
     assert other.credentials is None
-    assert other.remarks == ("APPTAINER_DOCKER_USERNAME is not set, so the other half is not used",)
-    assert "to an API key of NGC" in advice("nvcr.io", False)
+    assert other.remarks == ("APPTAINER_DOCKER_USERNAME and APPTAINER_DOCKER_PASSWORD are for nvcr.io alone",)
+    assert "to an API key of NGC" in advice("nvcr.io")
+    assert "SLURMDDP_REGISTRY_HOST to ghcr.io" in advice("ghcr.io")
 
 
 def test_the_login_files_in_their_order(home: Path) -> None:

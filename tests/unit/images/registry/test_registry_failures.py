@@ -1,8 +1,10 @@
 """What goes wrong on the way to a registry, and what a broken one answers: each is one clear message."""
 
+import contextlib
 import json
 import socket
 import threading
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -168,9 +170,55 @@ def test_nobody_listens() -> None:
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_nobody_answers(scheme: str) -> None:
     with silent_port() as port:
-        settings = RegistrySettings(mirrors={"nvcr.io": f"{scheme}://127.0.0.1:{port}"}, timeout=0.2)
+        settings = RegistrySettings(mirrors={"nvcr.io": f"{scheme}://127.0.0.1:{port}"}, timeout=0.4)
         with pytest.raises(ExternalError, match=rf"cannot reach 127.0.0.1:{port}: no answer within 0.2 s"):
             resolve("nvcr.io/lab/a", settings=settings)
+
+
+_DRIPS = {
+    "status": b"HTTP/1.1 200 " + b"O" * 9999,
+    "header": b"HTTP/1.1 200 OK\r\nX-A: " + b"a" * 9999,
+    "chunk size": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"0" * 9999,
+    "chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\n" + b"{" * 9999,
+    "trailer": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: " + b"a" * 9999,
+    "body": b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n" + b"{" * 9999,
+    "handshake": b"\x16\x03\x03\x3f\xff\x02\x00\x3f\xfb\x03\x03" + b"a" * 9999,
+}
+
+
+@pytest.mark.parametrize("what", _DRIPS)
+def test_a_registry_that_sends_byte_by_byte_has_one_deadline(what: str) -> None:
+    """One of a byte's time-out would wait for ever: each byte comes in time."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                connection.sendall(_DRIPS[what][:60])
+                for byte in _DRIPS[what][60:]:
+                    if over.wait(0.05):
+                        return
+                    connection.sendall(bytes([byte]))
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        host = f"127.0.0.1:{listening.getsockname()[1]}"
+        scheme = "https" if what == "handshake" else "http"
+        settings = RegistrySettings(mirrors={"nvcr.io": f"{scheme}://{host}"}, timeout=1)
+        begun = time.monotonic()
+        try:
+            with pytest.raises(ExternalError) as error:
+                resolve("nvcr.io/lab/a", settings=settings)
+        finally:
+            over.set()
+            thread.join()
+        assert time.monotonic() - begun < 3
+    said = str(error.value)
+    late = f"{host} took more than 1 s to answer about nvcr.io/lab/a:latest\n  -> try again later"
+    assert late in said or (what == "handshake" and f"cannot reach {host}: no answer within 0.5 s" in said)
+    assert RegistrySettings().timeout == 30
 
 
 def test_a_host_that_is_not_known() -> None:
