@@ -86,17 +86,16 @@ class Checkpointing:
         for result in self._writer.finish():
             self._report(result)
 
-    def finish(self) -> None:
-        """Wait for what is being written; the last state is tried once more where it could not be.
+    def finish(self, step: int) -> None:
+        """Wait for what is being written. Where the last save failed, save the present state, of `step`, instead.
 
         Raises RuntimeFailure on all ranks where that fails, too.
         """
         self.settle()
-        step = self._begun
-        if self._safe == step:
+        if self._safe == self._begun:
             return
         self._begun = self._safe
-        self.save(step)
+        self.save(step)  # under its own step: the state that could not be written has changed since
         self.settle()
         if self._safe != step:
             raise RuntimeFailure(f"the last state, of step {step}, could not be written (see above)", shared=True)

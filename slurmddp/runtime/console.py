@@ -1,5 +1,6 @@
 """What rank 0 shows to people, line by line."""
 
+import contextlib
 import sys
 import time
 
@@ -13,12 +14,14 @@ class Console:
     def say(self, text: str) -> None:
         """Print one line at once: the output mostly goes to a file that somebody follows."""
         if self._enabled:
-            print(text, flush=True)
+            with contextlib.suppress(OSError, ValueError):  # A full disk, or nobody reads: no reason to end a run.
+                print(text, flush=True)
 
     def warn(self, text: str) -> None:
         """The same on stderr."""
         if self._enabled:
-            print(f"warning: {text}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError, ValueError):
+                print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 class Speed:

@@ -13,7 +13,7 @@ from slurmddp.runtime.evaluation import Evaluation, evaluate
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.housekeeping import Collector
 from slurmddp.runtime.job import Job
-from slurmddp.runtime.journal import Events, JsonLines
+from slurmddp.runtime.journal import Events, Journal
 from slurmddp.runtime.measure import peak
 from slurmddp.runtime.measure.timing import CHECKPOINT, OTHER
 from slurmddp.runtime.parallel.mesh import REPLICATE
@@ -88,7 +88,7 @@ class Trainer:
             session.console.say(f"stopping   at step {self._step} of {self._steps}: {reason}")
             session.record("stopping", step=self._step, reason=reason)
         watch.enter("checkpoint")
-        self._checkpointing.finish()
+        self._checkpointing.finish(self._step)
         watch.enter("end")
         state = "stopped" if self._stopped else "done"
         facts = {"state": state, "step": self._step, "steps": self._steps, "reason": reason}
@@ -124,7 +124,7 @@ class Trainer:
         if train.trace_samples:
             path = session.folder.trace(session.world.attempt, session.world.rank)
             path.parent.mkdir(parents=True, exist_ok=True)
-            trace = JsonLines(path)
+            trace = Journal(path)
         micros = watch.follow(
             session.micro_batches(session.order(start.origin), first_step=start.step, position=start.samples)
         )

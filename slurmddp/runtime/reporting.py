@@ -4,7 +4,7 @@ import time
 
 from slurmddp.runtime import console
 from slurmddp.runtime.evaluation import Evaluation
-from slurmddp.runtime.journal import JsonLines
+from slurmddp.runtime.journal import Journal
 from slurmddp.runtime.measure import timing
 from slurmddp.runtime.measure.dashboards import Dashboard
 from slurmddp.runtime.measure.judging import Notice
@@ -29,7 +29,7 @@ class Reporter:
         self._began = began
         self._progress = Progress(session.folder.progress, job.train.steps) if here.is_main else None
         self._tell(start.step)
-        self._metrics = JsonLines(session.folder.metrics) if here.is_main else None
+        self._metrics = Journal(session.folder.metrics) if here.is_main else None
         self._dashboard = Dashboard(
             session.folder.tensorboard,
             enabled=here.is_main and job.train.tensorboard,
@@ -131,7 +131,7 @@ class Reporter:
             self._session.console.warn(f"straggler: {notice.text()}")
             self._session.record("straggler_begins" if notice.begins else "straggler_ends", **notice.record())
 
-    def _log(self, metrics: JsonLines, step: int, outcome: Outcome, rate: float) -> None:
+    def _log(self, metrics: Journal, step: int, outcome: Outcome, rate: float) -> None:
         """On rank 0: every log_every steps, and at the attempt's first and last."""
         session, steps = self._session, self._session.job.train.steps
         if step == self._start.step + 1:

@@ -227,3 +227,35 @@ def test_after_a_save_that_fails_training_goes_on(ranks: Ranks, tmp_path: Path) 
     assert failed["step"] == 4 and failed["older"]
     assert failed["why"].startswith("rank 0 on node0: [Errno 20] is in the way of a checkpoint")
     assert layout.verify(run.checkpoint(2)) and layout.verify(run.checkpoint(6))
+
+
+@pytest.mark.ranks(2)
+def test_a_save_that_failed_is_made_up_for_at_the_end_by_its_own_step(ranks: Ranks, tmp_path: Path) -> None:
+    """The weights of step 5 must not be stored as those of step 4, which could not be written."""
+    whole = Run.create(tmp_path / "whole", train__steps=5)
+    ranks.train(2, whole)
+    run = Run.create(tmp_path / "run", train__steps=5, checkpoint__at_end=False)
+    (run.root / "checkpoints").mkdir()
+    run.checkpoint(4).write_text("a file in the way")
+    ranks.train(2, run)
+    assert [event["step"] for event in run.events("checkpoint_failed")] == [4]
+    assert [event["step"] for event in run.events("checkpoint_saved")] == [2, 5]
+    assert run.checkpoint(4).read_text() == "a file in the way"
+    assert layout.verify(run.checkpoint(5))["step"] == 5
+    assert same(load(run.checkpoint(5)), load(whole.checkpoint(5)))
+    assert run.marker()["state"] == "done"
+
+
+@pytest.mark.ranks(2)
+def test_journals_on_a_full_disk_do_not_end_a_run(ranks: Ranks, tmp_path: Path) -> None:
+    """After a save that failed, too: its event cannot be written either."""
+    run = Run.create(tmp_path / "run", train__steps=5)
+    (run.root / "checkpoints").mkdir()
+    run.checkpoint(4).write_text("a file in the way")
+    for name in ("events.jsonl", "metrics.jsonl"):
+        (run.root / name).symlink_to("/dev/full")
+    said = ranks.train(2, run)
+    assert "warning: checkpoint of step 4 could not be written" in said
+    for name in ("events.jsonl", "metrics.jsonl"):
+        assert said.count(f"warning: {name} cannot be written (No space left on device): training continues") == 1
+    assert run.marker()["state"] == "done" and layout.verify(run.checkpoint(5))

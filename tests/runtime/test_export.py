@@ -142,12 +142,24 @@ def test_a_file_that_is_cut(tmp_path: Path, name: str, cut: int) -> None:
         {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]},
         {"dtype": "F99", "shape": [2], "data_offsets": [0, 8]},
         {"dtype": "F32", "shape": [2]},
+        {"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [0, -2], "data_offsets": [0, 0]},
+        {"dtype": "F32", "shape": [0, 10**30], "data_offsets": [0, 0]},
+        {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [True, 2], "data_offsets": [0, 8]},
         7,
     ],
 )
 def test_a_header_that_lies(tmp_path: Path, entry: object) -> None:
     header = json.dumps({"x": entry}).encode()
     (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(UserError, match="damaged, or no safetensors"):
+        plain.read(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("text", ["[" * 1_000_000, '{"x":' * 1_000_000, "9" * 1_000_000])
+def test_a_deep_header(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text.encode())
     with pytest.raises(UserError, match="damaged, or no safetensors"):
         plain.read(tmp_path / "x.safetensors")
 

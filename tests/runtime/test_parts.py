@@ -18,10 +18,11 @@ from slurmddp.runtime.data import loading
 from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.job import Schedule
-from slurmddp.runtime.journal import Events, JsonLines
+from slurmddp.runtime.journal import Events, Journal, JsonLines
 from slurmddp.runtime.tasks.lm import Windows
 from slurmddp.runtime.tasks.options import OPTIONS, checked
 from slurmddp.runtime.tasks.text import ByteStream, find_files
+from slurmddp.runtime.watch import failures
 from slurmddp.runtime.watch.stop import StopFile
 
 
@@ -36,7 +37,7 @@ def test_schedule(kind: Any, middle: float, end: float) -> None:
 
 
 def test_events_are_lines_of_json(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "events.jsonl"
+    path = tmp_path / "events.jsonl"
     for rank in range(2):
         Events(path, attempt=1, node="n", rank=rank).write("saved", step=3, loss=float("nan"), text="a\nb ü")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -49,6 +50,36 @@ def test_events_are_lines_of_json(tmp_path: Path) -> None:
 def test_a_full_disk_is_an_error() -> None:
     with pytest.raises(OSError, match="No space"):
         JsonLines(Path("/dev/full")).write({"a": 1})
+
+
+def test_a_journal_on_a_full_disk_ends_no_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/dev/full")
+    journal = Journal(path)
+    for number in range(3):
+        journal.write({"a": number})
+    assert capfd.readouterr().err == (
+        "warning: metrics.jsonl cannot be written (No space left on device): training continues\n"
+    )
+    path.unlink()
+    again = Journal(path)
+    again._lost = 3
+    again.write({"a": 3})
+    again.write({"a": 4})
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"a": 3, "lines_lost": 3}, {"a": 4}]
+
+
+def test_the_breaker_on_a_full_disk_ends_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Here the limit on a file's size: a file that is /dev/full cannot be read to its end."""
+    (tmp_path / "began").write_text("0\n")
+    (tmp_path / "failures").write_text("0 1\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, hard))
+    try:
+        assert failures.begin(tmp_path, 0, {failures.LIMIT: "2"}) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "warning: the failure of the last start is not counted" in capsys.readouterr().err
 
 
 def test_a_line_that_was_cut_takes_no_other_with_it(tmp_path: Path) -> None:

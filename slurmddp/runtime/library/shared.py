@@ -3,7 +3,6 @@
 `distributed` makes it; where a script has made its process group itself, it is made around that one.
 """
 
-import contextlib
 import dataclasses
 import datetime
 import os
@@ -65,8 +64,7 @@ class Shared:
     def record(self, event: str, **facts: object) -> None:
         """Write an event that is about the whole run, where there is a run folder; rank 0 does."""
         if self.events is not None and self.world.is_main:
-            with contextlib.suppress(OSError):
-                self.events.write(event, **facts)
+            self.events.write(event, **facts)
 
     def agree(self, *wishes: bool) -> list[bool]:
         """Each wish that any rank has. A collective on the host, small: a fraction of a millisecond; no GPU waits."""

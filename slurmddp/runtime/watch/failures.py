@@ -64,12 +64,15 @@ def begin(root: Path, attempt: int, environ: Mapping[str, str] = os.environ) -> 
     if not limit.isdecimal():
         return None
     began, failed = root / "began", root / "failures"
-    if _text(began).strip() == str(attempt):
-        # Nobody starts ranks twice in an attempt but torchrun, after a failure: a clean end leaves a marker.
-        with failed.open("a", encoding="ascii") as file:
-            file.write(f"{attempt} {_step(root, environ)}\n")
-    else:
-        began.write_text(f"{attempt}\n", encoding="ascii")
+    try:
+        if _text(began).strip() == str(attempt):
+            # Nobody starts ranks twice in an attempt but torchrun, after a failure: a clean end leaves a marker.
+            with failed.open("a", encoding="ascii") as file:
+                file.write(f"{attempt} {_step(root, environ)}\n")
+        else:
+            began.write_text(f"{attempt}\n", encoding="ascii")
+    except OSError as error:  # A full disk may have space again before the next save.
+        say(f"warning: the failure of the last start is not counted: {error}\n")
     steps = stuck(_text(failed).splitlines(), int(limit))
     if steps is None:
         return None
