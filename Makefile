@@ -77,6 +77,7 @@ test: export SLURMDDP_RERUNS := build/reruns
 test: forget-reruns system unit lint runtime-test cluster-test
 
 test-full: SELECT :=
+test-full: export SLURMDDP_KILLS := 20
 test-full: test versions-test
 
 .PHONY: forget-reruns

@@ -70,6 +70,7 @@ class Scenario:
     alone:    whether it breaks the cluster for others: nodes, or who may have them.
     same:     whether the run ends on as many ranks as the undisturbed one, so that the weights are equal bit for bit.
     deaf:     the fault stops the receiver of alerts, which is started again after the run.
+    long:     `make test` leaves it out: another test plays the same fault, without comparing every weight.
     """
 
     name: str
@@ -83,24 +84,25 @@ class Scenario:
     alone: bool = False
     same: bool = True
     deaf: bool = False
+    long: bool = False
     timeout: float = 240
 
 
 SCENARIOS = (
     Scenario("SIGKILL of a rank", faults.signal_rank("KILL"), says=("SIGKILL",)),
-    Scenario("SIGKILL of an agent", faults.kill_agent),
+    Scenario("SIGKILL of an agent", faults.kill_agent, long=True),
     Scenario("SIGSTOP of a rank", faults.signal_rank("STOP"), alert="hang"),
     Scenario("exception in a rank", faults.raise_in_rank, says=("told to fail by the file raise",)),
     Scenario("full disk during a save", faults.fill_disk, {"paths": {"runs": "/scratch/runs"}}, alert=None),
     Scenario("flipped bit, then SIGKILL", faults.flip_and_kill, says=("SIGKILL",), event="checkpoint_rejected"),
     Scenario("webhook server down", faults.stop_receiver, DEAF_JOB, alert=None, deaf=True),
     Scenario("slurmctld restarted", faults.restart_controller, alert=None, silent=True),
-    Scenario("requeue by an operator", faults.requeue, alert="requeued"),
-    Scenario("scancel", faults.scancel, ends="cancelled", alert="stopping"),
-    Scenario("time limit", faults.time_limit, {"timeouts": {"stop": "20s"}}, alert="requeued"),
-    Scenario("preemption, without warning", faults.preempt, LOW, alert="requeued", alone=True),
-    Scenario("preemption, with warning", faults.preempt, LOW_WARNED, alert="requeued", alone=True),
-    Scenario("node lost, a spare there", faults.lose_node, SPARE, alone=True),
+    Scenario("requeue by an operator", faults.requeue, alert="requeued", long=True),
+    Scenario("scancel", faults.scancel, ends="cancelled", alert="stopping", long=True),
+    Scenario("time limit", faults.time_limit, {"timeouts": {"stop": "20s"}}, alert="requeued", long=True),
+    Scenario("preemption, without warning", faults.preempt, LOW, alert="requeued", alone=True, long=True),
+    Scenario("preemption, with warning", faults.preempt, LOW_WARNED, alert="requeued", alone=True, long=True),
+    Scenario("node lost, a spare there", faults.lose_node, SPARE, alone=True, long=True),
     Scenario("network of a node cut, fewer go on", faults.cut_network, FEWER, alone=True, same=False),
     Scenario("batch host lost", faults.lose_batch_host, SPARE, alert="requeued", alone=True, timeout=300),
 )  # fmt: skip

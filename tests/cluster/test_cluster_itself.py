@@ -103,6 +103,7 @@ def test_a_cut_cable_is_silence_and_can_be_mended(fresh_cluster: Cluster) -> Non
     fresh_cluster.wait_for(lambda: fresh_cluster.run("login", ping, check=False).returncode == 0, "mended", timeout=10)
 
 
+@pytest.mark.long
 def test_a_slow_link_is_slow(fresh_cluster: Cluster) -> None:
     try:
         fresh_cluster.slow_link("node1", "200ms")
@@ -113,6 +114,7 @@ def test_a_slow_link_is_slow(fresh_cluster: Cluster) -> None:
     assert float(reply.split("time=")[1].split()[0]) >= 200
 
 
+@pytest.mark.long
 def test_a_throttled_link_is_slow(fresh_cluster: Cluster) -> None:
     fresh_cluster.slow_link("node1", None, rate="256kbit")
     reply = fresh_cluster.run("login", ["ping", "-c4", "-i0.2", "-W5", "-s6000", "node1"]).stdout
@@ -120,6 +122,7 @@ def test_a_throttled_link_is_slow(fresh_cluster: Cluster) -> None:
     assert max(float(line.split("time=")[1].split()[0]) for line in reply.splitlines() if "time=" in line) > 50
 
 
+@pytest.mark.long
 def test_a_killed_host_goes_down_and_comes_back(fresh_cluster: Cluster) -> None:
     fresh_cluster.kill_host("node3")
     assert not fresh_cluster.host_is_up("node3")
@@ -131,6 +134,7 @@ def test_a_killed_host_goes_down_and_comes_back(fresh_cluster: Cluster) -> None:
     assert fresh_cluster.run("login", ["srun", "-w", "node3", "hostname"]).stdout.strip() == "node3"
 
 
+@pytest.mark.long
 def test_a_restarted_controller_knows_the_job_and_its_end(cluster: Cluster) -> None:
     job = cluster.run("login", ["sbatch", "--parsable", "-o/dev/null", "--wrap", "sleep 3"], cwd="/tmp").stdout.strip()
     cluster.wait_job(job, {"RUNNING"})
@@ -138,6 +142,7 @@ def test_a_restarted_controller_knows_the_job_and_its_end(cluster: Cluster) -> N
     assert cluster.wait_job(job) == "COMPLETED"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("partition", "signals"), [("low", "USR2 TERM"), ("low-warned", "USR2")])
 def test_a_higher_partition_pushes_a_job_out(fresh_cluster: Cluster, partition: str, signals: str) -> None:
     """The signal that it asked for comes first; how long after it the end comes is the partition's matter. Where that
@@ -175,6 +180,7 @@ def test_all_hosts_share_a_small_file_system(cluster: Cluster) -> None:
     cluster.machine_path("/scratch/file").unlink()
 
 
+@pytest.mark.long
 def test_a_cluster_with_accounting_remembers_a_job(cluster: Cluster) -> None:
     with Cluster.started(f"{cluster.name}-accounts", accounting=True) as other:
         job = other.run("login", ["sbatch", "--parsable", "-o/dev/null", "--wrap", "exit 3"], cwd="/tmp").stdout.strip()
@@ -182,6 +188,7 @@ def test_a_cluster_with_accounting_remembers_a_job(cluster: Cluster) -> None:
         other.wait_for(lambda: other.run("login", told).stdout.strip() == "FAILED|3:0", "sacct knows it", 20)
 
 
+@pytest.mark.long
 def test_a_second_cluster_runs_beside_the_first(cluster: Cluster) -> None:
     with Cluster.started(f"{cluster.name}-second") as second:
         assert second.run("login", ["srun", "-N3", "true"]).returncode == 0

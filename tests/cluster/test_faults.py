@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -73,7 +74,11 @@ def player(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Player]:
     bench.alice.cluster.reset()
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name.replace(" ", "-"))
+def parameter(scenario: Scenario) -> Any:
+    return pytest.param(scenario, id=scenario.name.replace(" ", "-"), marks=[pytest.mark.long] if scenario.long else [])
+
+
+@pytest.mark.parametrize("scenario", map(parameter, SCENARIOS))
 def test_a_run_survives(player: Player, scenario: Scenario) -> None:
     print(f"SLURMDDP_FAULTS_SEED={SEED}")
     outcome = player.outcome(scenario)

@@ -15,8 +15,8 @@ from .runs import Alice, Run
 pytestmark = pytest.mark.cluster
 
 SEED = random.randrange(10**6)
-#: How often a rank is killed; SLURMDDP_KILLS=20 for a longer look.
-KILLS = int(os.environ.get("SLURMDDP_KILLS", "3"))
+#: How often a rank is killed; `make test-full` does it 20 times.
+KILLS = int(os.environ.get("SLURMDDP_KILLS", "2"))
 ONE_RANK_A_NODE = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M"}
 #: Stands in for Python and torchrun where job.sh itself is what is tested: WISH says what becomes of the ranks.
 AGENT = """#!/bin/bash
@@ -85,8 +85,9 @@ def end(run: Run) -> None:
     run.cluster.wait_for(lambda: not run.processes(), f"no process is left: {run.processes()}", 30)
 
 
-def test_requeued_from_the_batch_script_there_is_no_hold_10_of_10(alice: Alice) -> None:
-    runs = [pretend(alice, "stop") for _ in range(10)]
+@pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.long)])
+def test_requeued_from_the_batch_script_there_is_no_hold(alice: Alice, times: int) -> None:
+    runs = [pretend(alice, "stop") for _ in range(times)]
     for run in runs:
         run.wait_for_event("attempt_started")
         # What Slurm sends by itself ahead of the time limit, to the batch script alone.
