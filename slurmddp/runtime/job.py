@@ -275,7 +275,13 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+    # In Python 3.10 `list[str]` is an instance of type, too: hence the origin.
+    if (
+        origin is None
+        and isinstance(hint, type)
+        and isinstance(value, hint)
+        and (hint is bool or not isinstance(value, bool))
+    ):
         return value
     wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     name = wanted.get(hint) or {list: "a list", dict: "an object"}.get(origin, str(hint))

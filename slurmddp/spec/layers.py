@@ -96,9 +96,11 @@ def _copied(value: Any) -> Any:
 
 def submodel(annotation: Any) -> type[BaseModel] | None:
     """The model inside an annotation such as `Model`, `Model | None` or `dict[str, Model]`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    origin = typing.get_origin(annotation)
+    # In Python 3.10 `list[str]` is an instance of type, too.
+    if origin is None and isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, dict, tuple):
+    if origin in (typing.Union, types.UnionType, typing.Annotated, dict, tuple):
         for part in typing.get_args(annotation):
             found = submodel(part)
             if found is not None:
