@@ -10,6 +10,8 @@ from slurmddp.errors import UserError
 from slurmddp.launch.prepare import Prepared
 from slurmddp.render.documents import job_json, job_yaml, site_yaml
 from slurmddp.render.scripts import alert_script, deadman_script, guard_script, job_script, node_script, sweep_script
+from slurmddp.runs.create import write_key
+from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.snapshot import copy_runtime
 
 
@@ -58,8 +60,11 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
                 raise UserError(f"{path} exists and differs", todo="choose another folder with -o, or remove it")
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
-        if "job.json" in files and not (folder / "code").exists():
-            copy_runtime(folder / "code" / "slurmddp")
+        own = RunFolder(folder)
+        if not own.code.exists():
+            copy_runtime(own.code_runtime)
+        if not own.key.exists():
+            write_key(own.key)
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror}", todo="choose another folder: -o DIR") from None
     return [folder / name for name in files]

@@ -20,12 +20,8 @@ def plan_environment(resolved: Resolved, layout: Layout, runtime: str, cache: st
         _group("python: unbuffered logs", PYTHONUNBUFFERED="1"),
         # Without a container, ~/.local may be just where the user's packages are.
         _group("the image's own packages, not those of ~/.local", PYTHONNOUSERSITE="1") if runtime != "none" else None,
-        _group(
-            "torchrun: cores for each rank; a restarted worker must not meet the addresses of the dead ones",
-            # Where only a node knows how many ranks it starts, node.sh sets their threads.
-            **({"OMP_NUM_THREADS": str(layout.threads_per_rank)} if layout.world else {}),
-            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
-        ),
+        # Where only a node knows how many ranks it starts, node.sh sets their threads.
+        _group("cores for each rank", OMP_NUM_THREADS=str(layout.threads_per_rank)) if layout.world else None,
         _flight_recorder(gpus=layout.gpus_per_node > 0),
         _caches(cache) if cache else None,
         _node_caches() if resolved.site.gpu_vendor == "amd" else None,

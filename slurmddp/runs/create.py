@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import re
+import secrets
 import stat
 import string
 from collections.abc import Callable, Mapping
@@ -152,6 +153,7 @@ def create(
     with Draft(root, name, now=now, mode=mode) as draft:
         try:
             draft.write(files)
+            write_key(draft.folder.key)
             for folder in (draft.folder.logs, draft.folder.markers, draft.folder.checkpoints):
                 folder.mkdir(exist_ok=True)
             if fill:
@@ -169,6 +171,11 @@ def write_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
+
+
+def write_key(path: Path) -> None:
+    """Make a run's key, which nobody but its owner may read. Raises OSError, also where it exists."""
+    write_file(path, secrets.token_hex(32).encode() + b"\n", mode=0o600)
 
 
 def folder_error(error: OSError, path: Path) -> UserError:

@@ -61,6 +61,11 @@ class RunFolder:
         return self.path / "manifest.json"
 
     @property
+    def key(self) -> Path:
+        """What the run's messages between nodes are signed with: the owner's alone (mode 0600)."""
+        return self.path / "rendezvous.key"
+
+    @property
     def submission(self) -> Path:
         """What the scheduler answered: job id, command, time. Absent until then."""
         return self.path / "submission.json"

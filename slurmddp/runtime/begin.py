@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from slurmddp.runtime import environment
 from slurmddp.runtime.watch import failures
 
 _PR_SET_PDEATHSIG = 1
@@ -20,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 _MARK = b"SLURMDDP_RUN="
 
 #: Called before the script starts, in order; one that raises SystemExit keeps it from starting.
-CHECKS: list[Callable[[], None]] = [failures.check]
+CHECKS: list[Callable[[], None]] = [environment.number_start, failures.check]
 
 
 def main(words: list[str]) -> NoReturn:

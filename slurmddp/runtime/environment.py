@@ -9,6 +9,9 @@ from pathlib import Path
 
 from slurmddp.runtime.errors import UserError
 
+#: Which start of the ranks this is within the attempt, from 0; the same on all nodes. Set by slurmddp.runtime.agent.
+START = "SLURMDDP_START"
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -39,6 +42,16 @@ def read(environ: Mapping[str, str] = os.environ) -> Environment:
         node=environ.get("SLURMDDP_NODE") or socket.gethostname(),
         stop_file=Path(stop_file) if stop_file else None,
     )
+
+
+def number_start() -> None:
+    """Give TORCHELASTIC_RESTART_COUNT the same value on all nodes, before torch reads it.
+
+    torchrun counts on each node the restarts that began there. torch 2.4 makes it part of the names in the ranks'
+    store, so that ranks of two nodes never met.
+    """
+    if START in os.environ:
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ[START]
 
 
 def seconds_since_start() -> float:

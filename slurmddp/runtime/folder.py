@@ -16,6 +16,11 @@ class RunFolder:
         return self.root / "job.json"
 
     @property
+    def key(self) -> Path:
+        """What the run's messages between nodes are signed with: its owner's alone (mode 0600)."""
+        return self.root / "rendezvous.key"
+
+    @property
     def events(self) -> Path:
         """What happened: JSON lines, append only."""
         return self.root / "events.jsonl"

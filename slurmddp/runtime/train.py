@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> None:
     events: Events | None = None
     folder: RunFolder | None = None
     try:
+        environment.number_start()
         place = environment.read()
         if len(arguments) != 1:
             raise UserError("usage: python -m slurmddp.runtime.train RUN_DIR (under torchrun)")

@@ -32,7 +32,8 @@ from slurmddp.spec.types import (
 RESERVED = frozenset(
     {
         "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-        "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+        "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
         # Read-only in bash, or the node script's own words: with no container, its variables are the ranks'.
         "UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO",
         "run", "logs", "interface", "container", "torchrun", "program",

@@ -92,7 +92,7 @@ def others(cluster: Cluster, run: Run) -> list[str]:
 
 def agents(run: Run) -> list[tuple[str, int, str]]:
     """(node, pid, command line) of the torchrun agents."""
-    return [each for each in run.processes() if "torch.distributed.run" in each[2] and "srun" not in each[2]]
+    return [each for each in run.processes() if "slurmddp.runtime.agent" in each[2] and "srun" not in each[2]]
 
 
 def process_of(run: Run, rank: int) -> tuple[str, int]:

@@ -48,7 +48,7 @@ def kind(command: str) -> str:
         return "slurmstepd"
     if command.startswith(APPTAINER):
         return "apptainer"
-    return "torchrun" if "-m torch.distributed.run " in command else command
+    return "torchrun" if "-m slurmddp.runtime.agent " in command else command
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ def test_what_a_run_leaves_is_swept_and_named_and_nothing_else(alice: Alice, bes
 
 
 def agent_of(run: Run, node: str) -> int:
-    found = [pid for at, pid, command in run.processes() if at == node and " -m torch.distributed.run" in command]
+    found = [pid for at, pid, command in run.processes() if at == node and " -m slurmddp.runtime.agent" in command]
     assert len(found) == 1, run.processes()
     return found[0]
 

@@ -20,7 +20,7 @@ KILLS = int(os.environ.get("SLURMDDP_KILLS", "2"))
 ONE_RANK_A_NODE = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M"}
 #: Stands in for Python and torchrun where job.sh itself is what is tested: WISH says what becomes of the ranks.
 AGENT = """#!/bin/bash
-[[ "$*" == *torch.distributed.run* ]] || exit 0
+[[ "$*" == *slurmddp.runtime.agent* ]] || exit 0
 first() { ((SLURMDDP_ATTEMPT == 0)); }
 case "$WISH" in
   stop) ! first || until [[ -e "$SLURMDDP_RUN/stop" ]]; do sleep 0.1; done ;;
@@ -193,7 +193,7 @@ class TestRanks:
     def test_a_killed_agent_is_started_again_where_it_was(self, ranks: Run) -> None:
         run = ranks
         node = random.Random(SEED).choice(events(run, "attempt_started")[0]["nodes"].split())
-        agents = [one for one in run.processes() if one[0] == node and "-m torch.distributed.run" in one[2]]
+        agents = [one for one in run.processes() if one[0] == node and "-m slurmddp.runtime.agent" in one[2]]
         now = time.time()
         run.cluster.run(node, ["kill", "-KILL", *(str(process) for _, process, _ in agents)])
         assert resumed_after(run, now, attempt=1)["step"] > 0

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store, TCPStore
 
+from slurmddp.runtime.agent import stores
 from slurmddp.runtime.world import World
 
 _SECOND = 1.0
@@ -179,14 +180,13 @@ def connect(world: World) -> Store:
     def host() -> tuple[str, int]:
         nonlocal server
         name = os.environ.get("MASTER_ADDR", "localhost")  # By which all ranks have reached rank 0 already.
-        server = TCPStore(name, 0, is_master=True, wait_for_workers=False, timeout=_CONNECT)
+        several = int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
+        server = stores.serve(stores.resolve(name, 0), 0, _CONNECT, several_nodes=several)
         return name, server.port
 
     name, port = world.on_main(host)
     own = server
-    return world.together(
-        lambda: own or TCPStore(name, port, is_master=False, wait_for_workers=False, timeout=_CONNECT)
-    )
+    return world.together(lambda: own or stores.connect(name, port, _CONNECT))
 
 
 class Arrivals:

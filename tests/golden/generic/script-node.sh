@@ -49,10 +49,10 @@ is_host=$((node_rank == 0))
 
 # --- torchrun, one agent a node
 torchrun=(
-  python3 -m torch.distributed.run
+  python3 -m slurmddp.runtime.agent "$run" # torchrun, whose agents sign what they tell each other
   --nnodes="$SLURMDDP_NODES" --nproc-per-node=4 --max-restarts=100
   --log-dir="$logs/torchrun/$host" # its error files; they would stay in /tmp
-  --rdzv-backend=c10d --rdzv-endpoint="$head:$SLURMDDP_PORT" --rdzv-id="$SLURMDDP_RENDEZVOUS_ID"
+  --rdzv-backend=slurmddp-c10d --rdzv-endpoint="$head:$SLURMDDP_PORT" --rdzv-id="$SLURMDDP_RENDEZVOUS_ID"
   --rdzv-conf="is_host=$is_host,join_timeout=600,read_timeout=600"
   --local-addr="$address"
 )
@@ -256,7 +256,7 @@ export APPTAINERENV_SLURMDDP_STOP_FILE="$run/stop"
 export APPTAINERENV_SLURMDDP_PROGRESS_FILE="$run/progress"
 export APPTAINERENV_SLURMDDP_NO_PROGRESS=3
 export APPTAINERENV_PYTHONPATH="$run/code":"$run"/code/project
-# the interface that the nodes see each other by
+# the interface that the nodes see each other by; one node needs none
 export APPTAINERENV_GLOO_SOCKET_IFNAME="$interface"
 # which GPUs are the job's, past --cleanenv and --containall too
 for name in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; do
@@ -268,9 +268,8 @@ export APPTAINERENV_PYTHONUNBUFFERED=1
 # the image's own packages, not those of ~/.local
 export APPTAINERENV_PYTHONNOUSERSITE=1
 
-# torchrun: cores for each rank; a restarted worker must not meet the addresses of the dead ones
+# cores for each rank
 export APPTAINERENV_OMP_NUM_THREADS=8
-export APPTAINERENV_TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 # flight recorder: what each rank was doing when a collective hung (both the old and the new names)
 export APPTAINERENV_TORCH_FR_BUFFER_SIZE=2000

@@ -38,10 +38,10 @@ is_host=$((node_rank == 0))
 
 # --- torchrun, one agent a node
 torchrun=(
-  /usr/bin/python3 -m torch.distributed.run
+  /usr/bin/python3 -m slurmddp.runtime.agent "$run" # torchrun, whose agents sign what they tell each other
   --nnodes="$SLURMDDP_NODES" --nproc-per-node=2 --max-restarts=100
   --log-dir="$logs/torchrun/$host" # its error files; they would stay in /tmp
-  --rdzv-backend=c10d --rdzv-endpoint="$head:$SLURMDDP_PORT" --rdzv-id="$SLURMDDP_RENDEZVOUS_ID"
+  --rdzv-backend=slurmddp-c10d --rdzv-endpoint="$head:$SLURMDDP_PORT" --rdzv-id="$SLURMDDP_RENDEZVOUS_ID"
   --rdzv-conf="is_host=$is_host,join_timeout=600,read_timeout=600"
   --local-addr="$address"
 )
@@ -91,12 +91,13 @@ export SLURMDDP_STOP_FILE="$run/stop"
 export SLURMDDP_PROGRESS_FILE="$run/progress"
 export SLURMDDP_NO_PROGRESS=3
 export PYTHONPATH="$run/code":"$run"/code/project
+# the interface that the nodes see each other by; one node needs none
+export GLOO_SOCKET_IFNAME=lo
 # python: unbuffered logs
 export PYTHONUNBUFFERED=1
 
-# torchrun: cores for each rank; a restarted worker must not meet the addresses of the dead ones
+# cores for each rank
 export OMP_NUM_THREADS=1
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 # flight recorder: what each rank was doing when a collective hung
 export TORCH_FR_BUFFER_SIZE=2000

@@ -1,0 +1,31 @@
+"""torchrun, with the rendezvous backends slurmddp-c10d and slurmddp-static: see the package."""
+
+import os
+import sys
+from pathlib import Path
+
+from torch.distributed.elastic.rendezvous import RendezvousStateError
+from torch.distributed.run import main as torchrun
+
+from slurmddp.runtime import signing
+from slurmddp.runtime.agent import handlers
+from slurmddp.runtime.errors import UserError
+
+
+def main(words: list[str]) -> None:
+    """words: the run folder, then torchrun's own options. A forged rendezvous ends with one message and code 1."""
+    try:
+        if len(words) < 2:
+            raise UserError("usage: python -m slurmddp.runtime.agent RUN_FOLDER TORCHRUN_OPTIONS ...")
+        handlers.register(signing.load(Path(words[0])))
+        # The handlers open the ranks' store, one for each start: torch must neither open another one nor share the
+        # agents', where ranks would meet addresses of the start before.
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        torchrun(words[1:])
+    except (UserError, RendezvousStateError, signing.ForgedError) as error:
+        print(f"slurmddp: error: {os.environ.get('SLURMDDP_NODE', 'this node')}: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

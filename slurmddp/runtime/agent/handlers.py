@@ -1,0 +1,157 @@
+"""torchrun's rendezvous handlers, with signed messages and a store of their own for the ranks of each start."""
+
+import datetime
+import json
+import os
+import socket
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from slurmddp.runtime.agent import stores
+from slurmddp.runtime.agent.signed import SignedBackend, SignedStore
+from slurmddp.runtime.environment import START
+from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.signing import Key
+
+C10D, STATIC = "slurmddp-c10d", "slurmddp-static"
+_RANKS_STORE = "slurmddp/ranks_store"
+_RANKS_TIMEOUT = datetime.timedelta(minutes=5)
+
+
+def register(key: Key) -> None:
+    """Make the backends known to torchrun: --rdzv-backend=slurmddp-c10d and slurmddp-static."""
+    rendezvous_handler_registry.register(C10D, lambda parameters: Handler(C10D, _c10d(parameters, key), parameters))
+    rendezvous_handler_registry.register(
+        STATIC, lambda parameters: Handler(STATIC, _static(parameters, key), parameters)
+    )
+
+
+class Handler(RendezvousHandler):
+    """Opens a store for the ranks after each rendezvous, and gives everything else to a handler of torch's own."""
+
+    def __init__(self, name: str, inner: RendezvousHandler, parameters: RendezvousParameters) -> None:
+        """`inner`: its `next_rendezvous` returns a SignedStore."""
+        self._name, self._inner, self._parameters = name, inner, parameters
+        self._ranks_store: TCPStore | None = None
+
+    def get_backend(self) -> str:
+        return self._name
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The ranks are all clients of a store that is here."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Raises RendezvousStateError and ForgedError for messages of others."""
+        self._ranks_store = None  # the ranks of the start before are gone
+        found = self._inner.next_rendezvous()
+        store: Any = found.store
+        if found.rank == 0:
+            name, several = self._own_name(), self._parameters.max_nodes > 1
+            address = stores.resolve(name, 0)
+            self._ranks_store = stores.serve(address, 0, _RANKS_TIMEOUT, several_nodes=several)
+            store.set(_RANKS_STORE, json.dumps([name, self._ranks_store.port]))
+        name, port = json.loads(store.get(_RANKS_STORE))
+        os.environ[START] = store.start
+        return RendezvousInfo(store, found.rank, found.world_size, RendezvousStoreInfo(name, port))
+
+    def _own_name(self) -> str:
+        """MASTER_ADDR, where this node is the first one: the address, or else the name, by which ranks reach it."""
+        if self._parameters.max_nodes == 1:
+            return stores.LOOPBACK
+        if self._parameters.local_addr:
+            return self._parameters.local_addr
+        host, port = _endpoint(self._parameters)
+        own = stores.own_address(stores.resolve(host, port), port)
+        return socket.getfqdn() if stores.is_loopback(own) else own
+
+    def is_closed(self) -> bool:
+        return self._inner.is_closed()
+
+    def set_closed(self) -> None:
+        self._inner.set_closed()  # type: ignore[no-untyped-call]
+
+    def num_nodes_waiting(self) -> int:
+        return self._inner.num_nodes_waiting()
+
+    def get_run_id(self) -> str:
+        return self._inner.get_run_id()
+
+    def shutdown(self) -> bool:
+        return self._inner.shutdown()
+
+
+class _Static(StaticTCPRendezvous):
+    """torch's, on a store that is there already."""
+
+    def __init__(self, parameters: RendezvousParameters, store: SignedStore) -> None:
+        host, port = _endpoint(parameters)
+        super().__init__(host, port, _rank(parameters), parameters.max_nodes, parameters.run_id, timeout=1)
+        self._signed = store
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        found: Any = self._signed
+        return RendezvousInfo(
+            found, self.rank, self.world_size, RendezvousStoreInfo(self.master_addr, self.master_port)
+        )
+
+
+def _static(parameters: RendezvousParameters, key: Key) -> RendezvousHandler:
+    timeout = datetime.timedelta(seconds=parameters.get_as_int("timeout", 600) or 600)
+    store = PrefixStore(parameters.run_id, _agents_store(parameters, timeout, is_host=_rank(parameters) == 0))
+    return _Static(parameters, SignedStore(store, key, _where(parameters), start=0))
+
+
+def _c10d(parameters: RendezvousParameters, key: Key) -> RendezvousHandler:
+    timeout = datetime.timedelta(seconds=parameters.get_as_int("read_timeout", 60) or 60)
+    is_host = parameters.get_as_bool("is_host", parameters.max_nodes == 1 or None)
+    if is_host is None:
+        raise UserError("--rdzv-conf has no is_host: give 1 on the head node and 0 on the others")
+    store, where = _agents_store(parameters, timeout, is_host=is_host), _where(parameters)
+    backend = SignedBackend(C10D, C10dRendezvousBackend(store, parameters.run_id), key, where)
+    inner: Any = create_handler(store, backend, parameters)
+    # torch has no public way to the number of a rendezvous, nor to give it another kind of store to hand out.
+    if not (hasattr(inner, "_get_store") and hasattr(inner, "_state_holder")):
+        raise UserError(f"torch {torch.__version__} has another DynamicRendezvousHandler than slurmddp can sign for")
+    plain = inner._get_store
+    inner._get_store = lambda: SignedStore(plain(), key, where, start=inner._state_holder.state.round)
+    return inner  # type: ignore[no-any-return]
+
+
+def _agents_store(parameters: RendezvousParameters, timeout: datetime.timedelta, *, is_host: bool) -> TCPStore:
+    """The store that the agents meet in. Raises UserError where its port is in use."""
+    host, port = _endpoint(parameters)
+    several = parameters.max_nodes > 1
+    address = stores.resolve(host, port) if several else stores.LOOPBACK
+    if is_host:
+        return stores.serve(address, port, timeout, several_nodes=several)
+    return stores.connect(address, port, timeout)
+
+
+def _endpoint(parameters: RendezvousParameters) -> tuple[str, int]:
+    return parse_rendezvous_endpoint(parameters.endpoint, default_port=0)
+
+
+def _rank(parameters: RendezvousParameters) -> int:
+    rank = parameters.get_as_int("rank")
+    if rank is None:
+        raise UserError("--rdzv-conf has no rank: give 0 on the head node, 1 on the next, and so on")
+    return rank
+
+
+def _where(parameters: RendezvousParameters) -> tuple[str, str]:
+    return parameters.run_id, os.environ.get("SLURMDDP_ATTEMPT", "0")

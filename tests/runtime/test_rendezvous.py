@@ -1,0 +1,274 @@
+"""What somebody without the run's key can do to the rendezvous: nothing but make the attempt fail."""
+
+import datetime
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousStateError
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+
+from slurmddp.runs.create import write_key
+from slurmddp.runtime import signing
+from slurmddp.runtime.agent import stores
+from slurmddp.runtime.agent.signed import SignedBackend, SignedStore
+from slurmddp.runtime.errors import UserError
+from tests import storeclient
+
+from .harness import ROOT, free_port
+
+ID = "run-1-0"
+SECOND = datetime.timedelta(seconds=5)
+PLAIN, SIGNED, STATIC = "c10d", "slurmddp-c10d", "slurmddp-static"
+#: A user's script: what torchrun told this rank, and a sum over all of them.
+SCRIPT = """
+import os, sys, time
+print(" ".join(f"{name}={os.environ.get(name)}" for name in ("RANK", "MASTER_ADDR", "SLURMDDP_START")), flush=True)
+if len(sys.argv) > 1:
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    one = torch.ones(1)
+    dist.all_reduce(one)
+    print(f"sum={one.item()}", flush=True)
+    if os.environ["RANK"] == "1" and os.environ["SLURMDDP_START"] == "0":
+        time.sleep(3)
+        os._exit(3)
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_key(tmp_path / "rendezvous.key")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return tmp_path
+
+
+class Agents:
+    """torchrun agents as node.sh starts them, or torch's own, on this machine's loopback interface."""
+
+    def __init__(self, run: Path, backend: str, nodes: int, **environment: str) -> None:
+        self.run, self.backend, self.nodes, self.port = run, backend, nodes, free_port()
+        self.environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SLURMDDP_NODE": "here", **environment}
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, node: int, *script: str, ranks: int = 1) -> "subprocess.Popen[str]":
+        module = ["torch.distributed.run"] if self.backend == PLAIN else ["slurmddp.runtime.agent", str(self.run)]
+        conf = f"rank={node}" if self.backend == STATIC else f"is_host={int(node == 0)},join_timeout=60"
+        command = [
+            *(sys.executable, "-m", *module, f"--nnodes={self.nodes}", f"--nproc-per-node={ranks}"),
+            *("--max-restarts", str(0 if self.backend == STATIC else 3), f"--rdzv-backend={self.backend}"),
+            *(f"--rdzv-endpoint=127.0.0.1:{self.port}", f"--rdzv-id={ID}", f"--rdzv-conf={conf}"),
+            *(f"--local-addr=127.0.0.{node + 1}", str(self.run / "script.py"), *script),
+        ]
+        environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **self.environment}
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.run
+        )
+        self.started.append(process)
+        return process
+
+    def plant(self, values: dict[str, bytes]) -> None:
+        """As soon as the store is there."""
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return storeclient.plant("127.0.0.1", self.port, values)
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+
+@pytest.fixture
+def agents(run: Path) -> Iterator[Any]:
+    made: list[Agents] = []
+
+    def make(backend: str, nodes: int, **environment: str) -> Agents:
+        made.append(Agents(run, backend, nodes, **environment))
+        return made[-1]
+
+    yield make
+    for process in [process for one in made for process in one.started]:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def output(process: "subprocess.Popen[str]", timeout: float = 90) -> tuple[int, str]:
+    out, errors = process.communicate(timeout=timeout)
+    return process.returncode, out + errors
+
+
+class TestState:
+    @pytest.mark.parametrize("backend", [PLAIN, SIGNED])
+    def test_a_planted_state_runs_no_code(self, agents: Any, run: Path, backend: str) -> None:
+        """With torch's own backend it does: then the attack itself is sound."""
+        mark = run / "planted"
+        waiting = agents(backend, 2)
+        agent = waiting.start(0)
+        waiting.plant({f"torch.rendezvous.{ID}": storeclient.state(str(mark))})
+        code, text = output(agent)
+        assert code == 1
+        assert mark.exists() == (backend == PLAIN)
+        if backend == SIGNED:
+            assert f"slurmddp: error: here: somebody else changed the state of rendezvous {ID} (not signed" in text
+            assert "Traceback" not in text
+
+    def test_only_what_was_signed_here_and_now_is_read(self, run: Path) -> None:
+        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=SECOND)
+
+        def backend(key: signing.Key, where: Sequence[str] = ("id", "0")) -> SignedBackend:
+            return SignedBackend("x", C10dRendezvousBackend(server, "id"), key, where)
+
+        key = signing.load(run)
+        first, name = backend(key), "torch.rendezvous.id"
+        assert first.get_state() is None
+        one = first.set_state(b"one")
+        assert one is not None and one[0] == b"one" and one[2]
+        old = server.get(name).decode()
+        two = first.set_state(b"two", one[1])
+        assert two is not None and two[0] == b"two" and two[2]
+        late = backend(key)
+        assert late.get_state() == (b"two", two[1])
+        assert late.set_state(b"lost", one[1]) == (b"two", two[1], False)
+        for stranger in (backend(signing.Key(b"x" * 32)), backend(key, ("id", "1")), backend(key, ("other", "0"))):
+            with pytest.raises(RendezvousStateError, match="not signed with this run's key"):
+                stranger.get_state()
+            with pytest.raises(RendezvousStateError, match="not signed with this run's key"):
+                stranger.set_state(b"mine", one[1])
+        server.set(name, old)
+        with pytest.raises(RendezvousStateError, match="an older one was put back"):
+            first.get_state()
+        for planted in ("Y2FuaW1hZGFt", "", "a", "not base 64", "\x00\xff"):  # the first: torch's word for none
+            server.set(name, planted)
+            with pytest.raises(RendezvousStateError, match="somebody else changed the state"):
+                first.get_state()
+
+
+class TestStore:
+    def test_values_are_bound_to_their_name_and_start(self, run: Path) -> None:
+        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=SECOND)
+        store = SignedStore(server, signing.load(run), ("id", "0"), start=0)
+        store.multi_set(["a", "b"], ["1", b"2"])
+        assert store.multi_get(["a", "b"]) == [b"1", b"2"]
+        assert store.add("count", 2) == 2
+        moved = server.get("a").decode()
+        server.set("b", moved)
+        with pytest.raises(signing.ForgedError, match="somebody else wrote b into"):
+            store.get("b")
+        with pytest.raises(signing.ForgedError, match="somebody else wrote a into"):
+            SignedStore(server, signing.load(run), ("id", "0"), start=1).get("a")
+
+    @pytest.mark.parametrize("backend", [PLAIN, SIGNED])
+    def test_a_forged_master_addr_leads_no_rank_away(self, agents: Any, backend: str) -> None:
+        """Planted before the agents meet, so that the second one reads it at once."""
+        pair = agents(backend, 2)
+        first = pair.start(0)
+        names = ("MASTER_ADDR", "slurmddp/ranks_store", "torchelastic/assigned_ranks/1")
+        values = {f"torch.rendezvous.{ID}.0/{name}": b"127.6.6.6" for name in names}
+        pair.plant(values)
+        second = pair.start(1)
+        pair.plant(values)
+        text = output(second)[1]
+        first.terminate()
+        text += output(first)[1]
+        assert ("MASTER_ADDR=127.6.6.6" in text) == (backend == PLAIN), text
+        if backend == SIGNED:
+            assert "slurmddp: error: here: somebody else wrote" in text and "RANK=" not in text
+
+
+class TestStarts:
+    @pytest.mark.parametrize("backend", [SIGNED, STATIC])
+    def test_several_nodes_meet(self, agents: Any, backend: str) -> None:
+        pair = agents(backend, 2)
+        both = [pair.start(node) for node in (0, 1)]
+        for node, process in enumerate(both):
+            code, text = output(process)
+            assert code == 0, text
+            assert f"RANK={node} MASTER_ADDR=127.0.0.1 SLURMDDP_START=0" in text
+
+    @pytest.mark.ranks(2)
+    def test_on_one_node_everything_listens_on_loopback_also_after_a_restart(self, agents: Any) -> None:
+        one = agents(SIGNED, 1, GLOO_SOCKET_IFNAME="lo")
+        agent = one.start(0, "20", ranks=2)
+        seen: set[str] = set()
+        deadline = time.monotonic() + 60
+        while agent.poll() is None and time.monotonic() < deadline:
+            seen |= listening(agent.pid)
+            time.sleep(0.05)
+            if len(seen) >= 7:
+                break
+        agent.terminate()
+        text = output(agent)[1]
+        assert "RANK=0 MASTER_ADDR=127.0.0.1 SLURMDDP_START=1" in text, text
+        assert text.count("sum=2.0") >= 2
+        # The agents' store, the ranks' of both starts, and gloo's, of two ranks twice.
+        assert f"127.0.0.1:{one.port}" in seen and len(seen) >= 7, seen
+        assert {address.rpartition(":")[0] for address in seen} == {"127.0.0.1"}, seen
+
+    def test_a_port_in_use_is_one_message(self, agents: Any) -> None:
+        one = agents(SIGNED, 1)
+        with socket.create_server(("127.0.0.1", one.port)):
+            code, text = output(one.start(0))
+        assert code == 1
+        assert f"slurmddp: error: here: cannot listen on port {one.port} of 127.0.0.1: Address already in use" in text
+        assert "Traceback" not in text
+
+    def test_several_nodes_listen_on_one_address_only(self) -> None:
+        own = stores.own_address("192.0.2.1", 9)  # of TEST-NET-1: of the interface that leads out
+        store = stores.serve(own, 0, SECOND, several_nodes=True)
+        assert {line for line in listening(os.getpid()) if line.endswith(f":{store.port}")} == {f"{own}:{store.port}"}
+
+
+class TestKey:
+    def test_it_is_for_its_owner_alone(self, run: Path) -> None:
+        path = run / "rendezvous.key"
+        assert path.stat().st_mode & 0o777 == 0o600
+        sealed = signing.load(run).seal(b"text", "here")
+        assert signing.load(run).open(sealed, "here") == b"text"
+        path.chmod(0o640)
+        with pytest.raises(UserError, match=r"others may read the run's key .*chmod 600"):
+            signing.load(run)
+
+    @pytest.mark.parametrize("what", ["missing", "link", "folder", "short"])
+    def test_a_bad_one_is_one_message(self, run: Path, agents: Any, what: str) -> None:
+        path = run / "rendezvous.key"
+        path.rename(run / "other")
+        if what == "link":
+            path.symlink_to(run / "other")
+        elif what == "folder":
+            path.mkdir()
+        elif what == "short":
+            path.write_text("x")
+            path.chmod(0o600)
+        code, text = output(agents(SIGNED, 1).start(0))
+        assert code == 1 and text.count("slurmddp: error: here:") == 1 and str(path) in text
+        assert "Traceback" not in text
+
+
+def listening(root: int) -> set[str]:
+    """Addresses on which a process and its descendants listen, as `ss -ltnp` shows them."""
+    ours = {f"pid={pid}," for pid in descendants(root)}
+    lines = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return {line.split()[3] for line in lines if any(pid in line for pid in ours)}
+
+
+def descendants(root: int) -> set[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found = {root}
+    while grown := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= grown
+    return found
