@@ -163,7 +163,9 @@ def test_the_lines_of_plan_per_node_run_without_slurm(alice: Alice) -> None:
     script = ("import os, torch.distributed as d", "d.init_process_group('gloo')", say, "d.barrier()", "")
     alice.cluster.write("/home/alice/scripts/world.py", "\n".join(script))
     options = ["--site", "testcluster", "--image", alice.image, "--nodes", "2", "--set", "resources.ranks_per_node=2"]
+    alice.command("render", "scripts/world.py", *options, "-o", "per-node")
     planned = alice.command("plan", "scripts/world.py", *options, "--per-node", "--head", "node1").stdout
+    planned = planned.replace("RUN_FOLDER", "/home/alice/per-node")
     lines = [line for line in planned.splitlines() if not line.startswith("#")]
     assert len(lines) == 2
     started = [alice.cluster.popen(node, ["bash", "-c", line]) for node, line in zip(NODES, lines, strict=False)]

@@ -4,6 +4,8 @@ import datetime
 import json
 import os
 import socket
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,15 +30,19 @@ from slurmddp.runtime.signing import Key
 
 C10D, STATIC = "slurmddp-c10d", "slurmddp-static"
 _RANKS_STORE = "slurmddp/ranks_store"
+Make = Callable[[RendezvousParameters, Key], RendezvousHandler]
 _RANKS_TIMEOUT = datetime.timedelta(minutes=5)
 
 
 def register(key: Key) -> None:
     """Make the backends known to torchrun: --rdzv-backend=slurmddp-c10d and slurmddp-static."""
-    rendezvous_handler_registry.register(C10D, lambda parameters: Handler(C10D, _c10d(parameters, key), parameters))
-    rendezvous_handler_registry.register(
-        STATIC, lambda parameters: Handler(STATIC, _static(parameters, key), parameters)
-    )
+    kinds = {C10D: _c10d, STATIC: _static}
+    for name, make in kinds.items():
+        rendezvous_handler_registry.register(name, partial(_handler, name, make, key))
+
+
+def _handler(name: str, make: Make, key: Key, parameters: RendezvousParameters) -> "Handler":
+    return Handler(name, make(parameters, key), parameters)
 
 
 class Handler(RendezvousHandler):

@@ -70,7 +70,7 @@ class SignedStore:
     """
 
     def __init__(self, store: Any, key: Key, where: Sequence[str], *, start: int) -> None:
-        """`store`: torch's. `where`: rendezvous id and attempt. Every signature covers them, the number of the start, and the name."""
+        """`store`: torch's. `where`: rendezvous id and attempt. Signatures cover these, the start, and the name."""
         self.start = str(start)
         self._store, self._key, self._where = store, key, ("store", *where, self.start)
 

@@ -255,8 +255,9 @@ def test_what_the_ranks_read_is_json_without_surprises(desk: Desk) -> None:
 
 def test_a_line_for_each_node(desk: Desk) -> None:
     plan = desk.plan(SCRIPT_JOB, "resources.nodes=3", "environment.A=b c")
-    comment, *lines = node_commands(plan, "head.example.org", 29400)
+    comment, folder, *lines = node_commands(plan, "head.example.org", 29400)
     assert comment.startswith("# own: line N on node N")
+    assert folder.endswith("slurmddp render JOB.yaml -o RUN_FOLDER")
     assert len(lines) == 3
     for node, line in enumerate(lines):
         words = subprocess.run(
@@ -271,8 +272,8 @@ def test_a_line_for_each_node(desk: Desk) -> None:
 
 
 def test_static_lines_have_the_node_s_rank(desk: Desk) -> None:
-    _, *lines = node_commands(desk.plan(SCRIPT_JOB, "resources.nodes=2", "launch.rendezvous=static"), "h", 29400)
-    assert ["--node-rank=0" in lines[0], "--node-rank=1" in lines[1]] == [True, True]
+    _, _, *lines = node_commands(desk.plan(SCRIPT_JOB, "resources.nodes=2", "launch.rendezvous=static"), "h", 29400)
+    assert [f"--rdzv-conf=rank={node} " in lines[node] for node in (0, 1)] == [True, True]
 
 
 def test_the_resolved_job_means_the_same_files_from_another_folder(desk: Desk) -> None:
