@@ -7,27 +7,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slurmddp.cli import options as opt
+from slurmddp.cli.help import App
 
 if TYPE_CHECKING:
     from slurmddp.runs.layout import RunFolder
 
 
-def register(app: typer.Typer) -> None:
+def register(app: App) -> None:
     """Put the group's commands on the app."""
-    group = typer.Typer(help="Alerts: see whether they arrive.", no_args_is_help=True, rich_markup_mode=None)
-    group.command("test")(alert_test)
+    group = App(help="Test whether alerts arrive")
+    group.add(None, alert_test, name="test")
     group.callback()(_group)
-    app.add_typer(group, name="alert")
-    app.command("watch-alerts")(watch_alerts)
+    app.add_typer(group, name="alert", rich_help_panel="Sites and alerts")
+    app.add("Sites and alerts", watch_alerts, name="watch-alerts")
 
 
 def _group() -> None:
-    """Makes typer keep `test` as a word of its own, though it is the only one."""
+    """Make typer keep the command `test`, though it is the only one of its group."""
 
 
 @opt.job_command()
 def alert_test(asked: opt.Asked) -> None:
-    """Send a sample of each kind to each target, from this machine, and say what came back."""
+    """Send a sample of each kind of alert to each target, and show the answers."""
     from slurmddp.alerts.sample import send_samples
 
     results = send_samples(asked.prepare(strict=False).plan, os.environ)
@@ -38,14 +39,15 @@ def alert_test(asked: opt.Asked) -> None:
 
 def watch_alerts(
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs as for `status`; without: all known ones.")
+        list[str] | None,
+        typer.Argument(metavar="RUN", help="Runs, named as for status. Default: all.", autocompletion=opt.run_names),
     ] = None,
-    every: Annotated[int, typer.Option(min=1, metavar="SECONDS", help="How often to look.")] = 20,
+    every: Annotated[int, typer.Option(min=1, metavar="SECONDS", help="Seconds between two looks")] = 20,
     once: Annotated[
-        bool, typer.Option("--once", help="Look once, send, and end. Exit code 1: something waits.")
+        bool, typer.Option("--once", help="Look once, send, then exit. Exit code 1: something was not sent.")
     ] = False,
 ) -> None:
-    """Send the alerts that nodes leave in the run folders: for sites whose nodes have no internet. Ends with Ctrl-C."""
+    """Send the alerts of runs whose nodes have no internet, until Ctrl-C."""
     import time
 
     from slurmddp.alerts.spool import deliver_all

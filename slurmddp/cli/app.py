@@ -7,24 +7,21 @@ from typing import Annotated
 import typer
 
 from slurmddp.cli import alerts, checkpoints, follow, images, jobs, options, sites, terminal
+from slurmddp.cli.help import App
 from slurmddp.errors import SlurmddpError
 
-app = typer.Typer(
+app = App(
     name="slurmddp",
-    help="From a PyTorch training script to a finished multi-node run on Slurm with Apptainer or Singularity.",
-    add_completion=False,
-    no_args_is_help=True,
-    # Plain help: the pretty kind imports a library that costs more time than all the rest.
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    help="Run PyTorch training scripts on many nodes, with Slurm and Apptainer or Singularity",
+    epilog="Start here: slurmddp init, slurmddp plan job.yaml, slurmddp submit job.yaml",
 )
-for group in (jobs, follow, alerts, checkpoints, images, sites):
+for group in (jobs, follow, checkpoints, images, sites, alerts):
     group.register(app)
 
 
 @app.callback(invoke_without_command=True)
 def main_options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version, then exit")] = False,
 ) -> None:
     if version:
         from slurmddp import __version__
@@ -34,7 +31,7 @@ def main_options(
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 something outside failed, 2 a mistake of the user's."""
+    """Run the command line. Exit codes: 0 done, 1 something outside of us failed, 2 a mistake of the user's."""
     terminal.guard()
     try:
         app(prog_name="slurmddp")

@@ -8,23 +8,23 @@ import typer
 
 from slurmddp.cli import options as opt
 from slurmddp.cli.follow import Json, Run
+from slurmddp.cli.help import App
 
-Step = Annotated[int | None, typer.Option(min=0, metavar="N", help="Only the checkpoint of this step.")]
+Step = Annotated[int | None, typer.Option(min=0, metavar="N", help="Only the checkpoint of this step")]
 
 
-def register(app: typer.Typer) -> None:
+def register(app: App) -> None:
     """Put the group's commands on the app."""
-    group = typer.Typer(
-        help="List, verify, prune and export the checkpoints of a run.", no_args_is_help=True, rich_markup_mode=None
-    )
-    group.command("list")(list_checkpoints)
-    for command in (verify, prune, export):
-        group.command()(command)
-    app.add_typer(group, name="checkpoint")
+    group = App(help="List, verify, prune and export the checkpoints of a run")
+    group.add(None, list_checkpoints, name="list")
+    group.add(None, verify)
+    group.add(None, prune, example="slurmddp checkpoint prune last --keep 3 --dry-run")
+    group.add(None, export, example="slurmddp checkpoint export last -o model.safetensors")
+    app.add_typer(group, name="checkpoint", rich_help_panel="Runs")
 
 
 def list_checkpoints(run: Run, as_json: Json = False) -> None:
-    """List the checkpoints of a run and of those that it continues; which one would be resumed from."""
+    """List the checkpoints of a run and of the runs it continues, and the one to resume from."""
     from slurmddp.launch.find import find_run
     from slurmddp.report.checkpoints import as_dict, table
     from slurmddp.runs.checkpoints import leftovers, survey
@@ -38,7 +38,7 @@ def list_checkpoints(run: Run, as_json: Json = False) -> None:
 
 
 def verify(run: Run, step: Step = None, as_json: Json = False) -> None:
-    """Compare every file of a run's checkpoints with its hash. Exit code: 0 all good, 1 not all."""
+    """Compare every file of a run's checkpoints with its hash. Exit code: 0 all good, 1 some damaged."""
     from slurmddp.launch.find import find_run
     from slurmddp.report.checkpoints import as_dict, verdict, verified
 
@@ -54,15 +54,15 @@ def verify(run: Run, step: Step = None, as_json: Json = False) -> None:
 
 def prune(
     run: Run,
-    keep: Annotated[int, typer.Option(min=1, metavar="N", help="Keep the N newest whose content is good.")],
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="Keep the N newest good ones")],
     keep_every: Annotated[
-        int | None, typer.Option(min=1, metavar="M", help="Keep also each one whose step is a multiple of M.")
+        int | None, typer.Option(min=1, metavar="M", help="Also keep those whose step is a multiple of M")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed; remove nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Even while the run is still going.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also prune while the run is going")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove old, unfinished and damaged checkpoints of a run; never the newest good one."""
+    """Remove old, unfinished and damaged checkpoints of a run, but never the newest good one."""
     from slurmddp.launch.find import find_run
     from slurmddp.report import checkpoints as report
     from slurmddp.runs import pruning
@@ -87,18 +87,21 @@ def export(
     step: Step = None,
     format_: Annotated[
         str | None,
-        typer.Option("--format", metavar="pt|safetensors", help="What to write; else as FILE's name ends, or pt."),
+        typer.Option(
+            "--format", metavar="pt|safetensors", help="File format. Default: that of FILE's suffix, else pt."
+        ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where; else model.pt or model.safetensors.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="File to write. Default: model.pt or model.safetensors."),
     ] = None,
     what: Annotated[
         str,
-        typer.Option(metavar="model|all", help="The weights, or all tensors by their names in the checkpoint."),
+        typer.Option(metavar="model|all", help="The weights, or all tensors under their names in the checkpoint"),
     ] = "model",
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists")] = False,
 ) -> None:
-    """Write the weights of a checkpoint to one plain file, with the torch of the run's image or environment."""
+    """Write the weights of a checkpoint to one file, with the PyTorch of the run's image or environment."""
     from slurmddp.launch.export import Wanted
     from slurmddp.launch.export import export as export_now
     from slurmddp.launch.find import find_run

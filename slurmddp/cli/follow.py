@@ -7,20 +7,29 @@ import typer
 
 from slurmddp.cli import options as opt
 from slurmddp.cli.alerts import send_waiting
+from slurmddp.cli.help import App
 from slurmddp.cli.terminal import write_line
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a prefix of it, job id, run folder, or `last`.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Run id or its first characters, job id, run folder, or last", autocompletion=opt.run_names
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout")]
 
 
-def register(app: typer.Typer) -> None:
+def register(app: App) -> None:
     """Put the group's commands on the app."""
-    for command in (runs, status, goodput, logs, cancel):
-        app.command()(command)
+    app.add("Runs", runs)
+    app.add("Runs", status, example="slurmddp status last")
+    app.add("Runs", logs, example="slurmddp logs last -f")
+    app.add("Runs", cancel, example="slurmddp cancel last --wait")
+    app.add("Runs", goodput)
 
 
 def runs(
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many, the newest.")] = 20,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, metavar="N", help="Show the N newest")] = 20,
     as_json: Json = False,
 ) -> None:
     """List runs, the newest last."""
@@ -33,7 +42,7 @@ def runs(
 
 
 def status(run: Run, as_json: Json = False) -> None:
-    """Say how a run is. Exit code: 0 done, 1 ended otherwise, 3 not ended yet."""
+    """Show the state of a run. Exit code: 0 done; 1 failed, stopped or cancelled; 3 still pending or running."""
     from slurmddp.launch.find import find_run
     from slurmddp.report.goodput import goodput_line, recovered_line, run_ledger
     from slurmddp.report.status import run_status, status_text
@@ -50,7 +59,7 @@ def status(run: Run, as_json: Json = False) -> None:
 
 
 def goodput(run: Run, as_json: Json = False) -> None:
-    """Say what a run's time went into, from submission to its end or to now."""
+    """Show where a run's time went."""
     from slurmddp.launch.find import find_run
     from slurmddp.report.goodput import goodput_dict, goodput_text, never_submitted, run_ledger
     from slurmddp.report.status import run_status
@@ -70,11 +79,11 @@ def goodput(run: Run, as_json: Json = False) -> None:
 
 def logs(
     run: Run,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False,
-    node: Annotated[str | None, typer.Option(help="Only this node.")] = None,
-    attempt: Annotated[int | None, typer.Option(min=0, help="Only this attempt.")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the logs until the run ends")] = False,
+    node: Annotated[str | None, typer.Option(metavar="NAME", help="Show this node only")] = None,
+    attempt: Annotated[int | None, typer.Option(min=0, metavar="N", help="Show this attempt only")] = None,
 ) -> None:
-    """Show the logs of a run: the batch log, then each node's."""
+    """Show the logs of a run: of its batch script, then of each node."""
     from slurmddp.launch.find import find_run
     from slurmddp.report.status import follow_logs
 
@@ -86,10 +95,10 @@ def logs(
 
 def cancel(
     run: Run,
-    now: Annotated[bool, typer.Option("--now", help="At once, without saving.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="End the run at once, without saving")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the run has ended")] = False,
 ) -> None:
-    """End a run for good: it saves and ends; one that only waits is taken out of the queue."""
+    """End a run for good. A running one saves a checkpoint first; a pending one leaves the queue."""
     from slurmddp.launch.cancel import cancel_run, wait_until_over
     from slurmddp.launch.find import find_run
     from slurmddp.report.status import run_status

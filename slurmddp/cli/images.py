@@ -7,59 +7,60 @@ import typer
 
 from slurmddp.cli import options as opt
 from slurmddp.cli.follow import Json
+from slurmddp.cli.help import App
 
 
-def register(app: typer.Typer) -> None:
+def register(app: App) -> None:
     """Put the group's commands on the app."""
-    app.command("build-image")(build_image)
-    group = typer.Typer(help="Inspect, list and clean up images.", no_args_is_help=True, rich_markup_mode=None)
-    group.command("list")(list_images)
-    for command in (inspect, gc):
-        group.command()(command)
-    app.add_typer(group, name="image")
+    app.add("Images", build_image, name="build-image", example="slurmddp build-image image.sif --base 25.04")
+    group = App(help="List, inspect and clean up images")
+    group.add(None, list_images, name="list")
+    group.add(None, inspect, example="slurmddp image inspect image.sif --driver 535.183.01 --gpu h100")
+    group.add(None, gc)
+    app.add_typer(group, name="image", rich_help_panel="Images")
 
 
 def build_image(
     target: Annotated[
-        Path | None, typer.Argument(metavar="[IMAGE.sif]", help="The image to make; default: images/NAME-HASH.sif.")
+        Path | None, typer.Argument(metavar="IMAGE.sif", help="Image to make. Default: images/NAME-HASH.sif.")
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="What to make: ngc-pytorch, ngc-pytorch-ofed, cpu-debian, or a file."),
+        typer.Option(metavar="NAME|FILE", help="Recipe: ngc-pytorch, ngc-pytorch-ofed, cpu-debian, or a file"),
     ] = None,
     base: Annotated[
-        str | None, typer.Option(help="NGC release (25.04), docker://REF, a .sif, or a root folder.")
+        str | None, typer.Option(metavar="BASE", help="NGC release (25.04), docker://REF, a .sif, or a root folder")
     ] = None,
-    apt: Annotated[list[str] | None, typer.Option(metavar="PACKAGE", help="Install with apt; may be repeated.")] = None,
-    pip: Annotated[list[str] | None, typer.Option(metavar="PACKAGE", help="Install with pip; may be repeated.")] = None,
+    apt: Annotated[list[str] | None, typer.Option(metavar="PACKAGE", help="Install with apt; may be repeated")] = None,
+    pip: Annotated[list[str] | None, typer.Option(metavar="PACKAGE", help="Install with pip; may be repeated")] = None,
     requirements: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Install a requirements file with pip.")
+        str | None, typer.Option(metavar="FILE", help="Install a requirements file with pip")
     ] = None,
     job: Annotated[
         Path | None,
-        typer.Option(metavar="JOB.yaml", help="What a job file says: container.recipe, base and pip, into its image."),
+        typer.Option(metavar="JOB.yaml", help="Take container.recipe, base, pip and image from a job file"),
     ] = None,
     dockerfile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Convert a Dockerfile; its folder is the build context.")
+        Path | None, typer.Option(metavar="FILE", help="Convert a Dockerfile; its folder is the build context")
     ] = None,
     build_arg: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="For an ARG of the Dockerfile; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Set an ARG of the Dockerfile; may be repeated")
     ] = None,
-    stage: Annotated[str | None, typer.Option(help="Stage of the Dockerfile to build; default: the last.")] = None,
+    stage: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Stage of the Dockerfile to build. Default: the last.")
+    ] = None,
     allow_files: Annotated[
-        bool, typer.Option("--allow-files", help="Let a recipe copy files from outside of its own folder.")
+        bool, typer.Option("--allow-files", help="Let a recipe copy files from outside of its own folder")
     ] = False,
     site: opt.Site = None,
     update: Annotated[
-        bool, typer.Option("--update", help="Ask whether the base's tag leads elsewhere by now.")
+        bool, typer.Option("--update", help="Check whether the base tag now points to a new digest")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Build it again, and replace what is there.")] = False,
-    on_node: Annotated[
-        bool, typer.Option("--on-node", help="Build it in a batch job, and follow that to its end.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the definition file; build nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Build again, and replace an image that is there")] = False,
+    on_node: Annotated[bool, typer.Option("--on-node", help="Build in a batch job, and follow its log")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the definition file; build nothing")] = False,
 ) -> None:
-    """Build an image with this machine's Apptainer or Singularity; unchanged inputs need no second build."""
+    """Build an image with Apptainer or Singularity, unless nothing has changed since the last build."""
     import os
 
     from slurmddp.images.make import Request, preview
@@ -97,20 +98,18 @@ def _tell_built(image: Path, up_to_date: bool) -> None:
     typer.echo(image)
 
 
-Folder = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where the images are.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the images")]
 
 
 def inspect(
-    image: Annotated[Path, typer.Argument(metavar="IMAGE.sif", help="An image.")],
+    image: Annotated[Path, typer.Argument(metavar="IMAGE.sif", help="Image to inspect")],
     driver: Annotated[
-        str | None, typer.Option(metavar="VERSION", help="Say whether it runs with this NVIDIA driver: 535.183.01")
+        str | None, typer.Option(metavar="VERSION", help="Check whether it runs with this NVIDIA driver")
     ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="The GPUs behind that driver: h100, a100, ...")
-    ] = None,
+    gpu: Annotated[str | None, typer.Option(metavar="TYPE", help="GPU type for that check, such as h100")] = None,
     as_json: Json = False,
 ) -> None:
-    """What an image was made from, and what is in it, by its lock."""
+    """Show what an image was made from and what is in it, as its lock file says."""
     from slurmddp.images.shelf import shelved
     from slurmddp.report.images import as_dict, details
 
@@ -119,7 +118,7 @@ def inspect(
 
 
 def list_images(folder: Folder = Path("images"), as_json: Json = False) -> None:
-    """The images of a folder, newest first, and whether their locks are theirs."""
+    """List the images of a folder, newest first, and whether each matches its lock file."""
     from slurmddp.images.shelf import on_shelf
     from slurmddp.report.images import as_dict, table
 
@@ -129,10 +128,10 @@ def list_images(folder: Folder = Path("images"), as_json: Json = False) -> None:
 
 def gc(
     folder: Folder = Path("images"),
-    keep: Annotated[int, typer.Option(min=0, metavar="N", help="Keep the N newest of each recipe.")] = 1,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove them; without it they are only named.")] = False,
+    keep: Annotated[int, typer.Option(min=0, metavar="N", help="Keep the N newest of each recipe")] = 1,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them. Without it they are only listed.")] = False,
 ) -> None:
-    """Remove images that newer ones have replaced and no run of yours uses, and what killed builds have left."""
+    """Remove images that newer ones replace and no run of yours uses, and leftovers of killed builds."""
     from slurmddp.images.shelf import removable
     from slurmddp.launch.image import used_images
     from slurmddp.report.images import removal

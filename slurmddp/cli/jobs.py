@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slurmddp.cli import options as opt
+from slurmddp.cli.help import App
 from slurmddp.cli.terminal import write_exactly, write_line
 
 if TYPE_CHECKING:
     from slurmddp.launch.prepare import Prepared
 
 
-def register(app: typer.Typer) -> None:
+def register(app: App) -> None:
     """Put the group's commands on the app."""
-    for command in (submit, run, plan, render, init):
-        app.command()(command)
+    app.add("Jobs", init, example="slurmddp init job.yaml --site leonardo")
+    app.add("Jobs", plan, example="slurmddp plan job.yaml --nodes 8")
+    app.add("Jobs", submit, example="slurmddp submit train.py --nodes 4 --image image.sif -- --lr 3e-4")
+    app.add("Jobs", run, example="slurmddp run job.yaml --site local")
+    app.add("Jobs", render)
 
 
 @opt.job_command()
@@ -24,12 +28,12 @@ def submit(
     resume: opt.Resume = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the sbatch script on stdout; touch nothing, need no Slurm."),
+        typer.Option("--dry-run", help="Print the sbatch script; write and submit nothing"),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout")] = False,
     explain: opt.Explain = None,
 ) -> None:
-    """Render, check, make the run folder, and call sbatch."""
+    """Check the job, write its run folder, and submit it with sbatch."""
     prepared = asked.prepare(strict=not (dry_run or explain), resume=resume)
     if explain:
         opt.show_explanation(prepared, explain)
@@ -84,9 +88,9 @@ def _dry_run(prepared: "Prepared", as_json: bool) -> None:
 def run(
     asked: opt.Asked,
     resume: opt.Resume = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Do not show the ranks' output.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not show the output of the ranks")] = False,
 ) -> None:
-    """Run here and now: inside an allocation (salloc, or another batch job), or on the local site."""
+    """Run a job now, inside an allocation (salloc, a batch job) or on this machine. Ctrl-C cancels it."""
     prepared = asked.prepare(strict=True, resume=resume, inside=True)
     opt.show_notes(prepared)
     from slurmddp.launch.here import run_here
@@ -105,13 +109,15 @@ def plan(
     resume: opt.Resume = None,
     per_node: Annotated[
         bool,
-        typer.Option("--per-node", help="Print the torchrun line of each node, for clusters without Slurm."),
+        typer.Option("--per-node", help="Print each node's torchrun command, for clusters without Slurm"),
     ] = False,
-    head: Annotated[str, typer.Option(metavar="HOST", help="With --per-node: the first node's address.")] = "HEAD",
-    port: Annotated[int, typer.Option(help="With --per-node: the rendezvous port.", min=1024, max=65535)] = 29400,
+    head: Annotated[str, typer.Option(metavar="HOST", help="Address of the first node, for --per-node")] = "HEAD",
+    port: Annotated[
+        int, typer.Option(metavar="PORT", help="Rendezvous port, for --per-node", min=1024, max=65535)
+    ] = 29400,
     explain: opt.Explain = None,
 ) -> None:
-    """Show the arithmetic: ranks, global batch, ways to reach it, and what the job may cost."""
+    """Show what a job would do: ranks, global batch, behaviour on faults, GPU-hours."""
     prepared = asked.prepare(strict=False, resume=resume)
     if explain:
         opt.show_explanation(prepared, explain)
@@ -135,11 +141,11 @@ def plan(
 @opt.job_command()
 def render(
     asked: opt.Asked,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write into.")] = Path(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to")] = Path(
         "rendered"
     ),
 ) -> None:
-    """Write all files of the job: job.sh, node.sh, image definition, resolved job."""
+    """Write the files of a job to a folder: scripts, image definition, resolved job."""
     prepared = asked.prepare(strict=False)
     opt.show_notes(prepared)
     from slurmddp.launch.write import write_rendered
@@ -149,14 +155,19 @@ def render(
 
 
 def init(
-    path: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The file to write; it must not exist yet.")],
+    path: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="File to write; it must not exist yet")] = Path(
+        "job.yaml"
+    ),
     site: opt.Site = None,
-    task: Annotated[str | None, typer.Option(help="A bundled task: lm or images.")] = None,
-    script: Annotated[str | None, typer.Option(help="A training script of your own.")] = None,
+    task: Annotated[str | None, typer.Option(metavar="lm|images", help="Train a bundled task")] = None,
+    script: Annotated[str | None, typer.Option(metavar="FILE", help="Train your own script")] = None,
 ) -> None:
-    """Write a commented job file that submits as it stands on `local` and `testcluster`."""
+    """Write a commented job file for this cluster, or for this machine where there is no Slurm."""
     from slurmddp.launch.init import write_job_file
 
-    site_name = write_job_file(path, site, task, script)
+    made = write_job_file(path, site, task, script)
     typer.echo(path)
-    opt.say(f"a job for site {site_name} (another: --site NAME); look at it, then: slurmddp submit {path} --dry-run")
+    opt.say(f"site    {made.site} ({made.why})")
+    if made.guessed:
+        opt.say("to choose another site: `slurmddp sites` lists them, `slurmddp init --site NAME` takes one")
+    opt.say(f"next    slurmddp plan {path}")

@@ -11,29 +11,54 @@ import typer
 if TYPE_CHECKING:
     from slurmddp.launch.prepare import Prepared
 
-Site = Annotated[str | None, typer.Option(help="Site profile: a name, or the path of a YAML file.")]
-Explain = Annotated[str | None, typer.Option(metavar="KEY", help="Say which layer set this key, and end.")]
+
+def site_names(incomplete: str) -> list[str]:
+    """Complete the name of a site, for the shell."""
+    from slurmddp.sites.catalogue import Catalogue
+
+    return [name for name in Catalogue(os.environ).names() if name.startswith(incomplete)]
+
+
+def run_names(incomplete: str) -> list[str]:
+    """Complete the id of a run, for the shell."""
+    from slurmddp.runs import index
+
+    return [name for name in ("last", *(entry.id for entry in index.entries())) if name.startswith(incomplete)]
+
+
+Site = Annotated[
+    str | None,
+    typer.Option(metavar="SITE", help="Site profile: a name, or a YAML file", autocompletion=site_names),
+]
+Explain = Annotated[str | None, typer.Option(metavar="KEY", help="Show where a setting comes from, then exit")]
 Resume = Annotated[
     str | None,
-    typer.Option(metavar="RUN", help="Continue from this run's newest checkpoint, in a new run folder."),
+    typer.Option(
+        metavar="RUN", help="Continue from the newest checkpoint of RUN, in a new run", autocompletion=run_names
+    ),
 ]
+
+
+def _setting(metavar: str, help: str, *names: str, kind: Any = str | None, **more: Any) -> Any:
+    return Annotated[kind, typer.Option(*names, metavar=metavar, help=help, rich_help_panel="Job settings", **more)]
+
 
 #: What every command on a job takes: parameter -> how it stands on the command line.
 _SHARED: dict[str, Any] = {
     "job": Annotated[
-        str | None, typer.Argument(metavar="JOB.yaml|SCRIPT.py", help="Job file, or a script of your own.")
+        str | None, typer.Argument(metavar="JOB.yaml|SCRIPT.py", help="Job file, or your training script")
     ],
-    "args": Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script, behind --.")],
-    "site": Site,
-    "name": Annotated[str | None, typer.Option(help="Name of the job.")],
-    "nodes": Annotated[str | None, typer.Option(metavar="N", help="resources.nodes: 4, 2-4, 4+1 (one spare)")],
-    "gpus": Annotated[str | None, typer.Option(metavar="N", help="resources.gpus_per_node")],
-    "time": Annotated[str | None, typer.Option(help="resources.time: 30m, 12h, 24:00:00, 1-12:00:00")],
-    "partition": Annotated[str | None, typer.Option(help="resources.partition")],
-    "account": Annotated[str | None, typer.Option(help="resources.account")],
-    "image": Annotated[str | None, typer.Option(help="container.image")],
-    "set_": Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key; repeatable.")],
-    "debug": Annotated[bool, typer.Option("--debug", help="network.debug: verbose NCCL and PyTorch logs; slow.")],
+    "args": Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments for the script, after --")],
+    "site": _setting("SITE", "Site profile: a name, or a YAML file", autocompletion=site_names),
+    "name": _setting("NAME", "Name of the job"),
+    "nodes": _setting("N", "Nodes: 4, 2-4 (a range), 4+1 (one spare)"),
+    "gpus": _setting("N", "GPUs per node"),
+    "time": _setting("TIME", "Time limit: 30m, 1h30m, 24:00:00"),
+    "partition": _setting("NAME", "Partition"),
+    "account": _setting("NAME", "Account to charge"),
+    "image": _setting("FILE", "Container image"),
+    "set_": _setting("KEY=VALUE", "Set any key of the job file; may be repeated", "--set", kind=list[str] | None),
+    "debug": _setting("", "Verbose NCCL and PyTorch logs; slow", "--debug", kind=bool),
 }
 
 #: The key that each of the named options sets.

@@ -5,14 +5,19 @@ from typing import Annotated
 
 import typer
 
+from slurmddp.cli import options as opt
+from slurmddp.cli.help import App
 
-def register(app: typer.Typer) -> None:
+
+def register(app: App) -> None:
     """Put the group's commands on the app."""
-    app.command()(sites)
+    app.add("Sites and alerts", sites)
 
 
 def sites(
-    name: Annotated[str | None, typer.Argument(metavar="SITE", help="Show this profile whole.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="SITE", help="Show this profile only", autocompletion=opt.site_names)
+    ] = None,
 ) -> None:
     """List the site profiles, or show one with the sources of its values."""
     from slurmddp.report.sites import site_list, site_page

@@ -92,6 +92,8 @@ def _inputs(prepared: Prepared) -> Iterator[tuple[str, tuple[str, ...], str, str
 def doubts(prepared: Prepared) -> Iterator[str]:
     """What may be right all the same: a bind of the site's that only its compute nodes have, a driver that is too old
     by what the profile says of it."""
+    if prepared.plan.scheduler == "local" and "SLURM_JOB_ID" not in os.environ and shutil.which("sbatch"):
+        yield "site local trains on this machine; on a login node, choose your cluster's site, or --site generic"
     verdict = driver_verdict(prepared)
     if verdict is not None and verdict.kind not in ("native", "minor"):
         yield f"the image on the driver of these nodes: {verdict.why}" + (f"; {verdict.todo}" if verdict.todo else "")

@@ -5,21 +5,34 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import shutil
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.launch.prepare import job_name
 from slurmddp.render.engine import render
-from slurmddp.sites.catalogue import Catalogue
+from slurmddp.sites.catalogue import Catalogue, config_files
 from slurmddp.sites.detect import detect
 from slurmddp.spec.expand import unexpand
+from slurmddp.spec.resolve import named_site
+from slurmddp.spec.site import Site
 
 TASKS = ("lm", "images")
 
 
-def write_job_file(path: Path, site: str | None, task: str | None, script: str | None) -> str:
-    """Write the file and return the site's name. Raises UserError; an existing file is never touched."""
+class Made(NamedTuple):
+    """The site of a new job file, why it was chosen, and whether only because no profile matches this host."""
+
+    site: str
+    why: str
+    guessed: bool = False
+
+
+def write_job_file(path: Path, site: str | None, task: str | None, script: str | None) -> Made:
+    """Write the file. Raises UserError; an existing file is never touched."""
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path} does not end in .yaml", todo=f"slurmddp init {path.with_suffix('.yaml')}")
     if not str(path).isprintable():
@@ -29,10 +42,8 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
     if task is not None and task not in TASKS:
         raise UserError(f"unknown task {task!r}", where="--task", todo=f"one of {', '.join(TASKS)}, or --script")
     catalogue = Catalogue(os.environ)
-    if site is None:
-        found = detect(catalogue, platform.node(), os.environ)
-        site = os.environ.get("SLURMDDP_SITE") or (found[0] if found else "local")
-    profile, layer = catalogue.load(site)
+    made = Made(site, "--site") if site is not None else _choose_site(catalogue, os.environ)
+    profile, layer = catalogue.load(made.site)
     known = layer.tree.get("resources") or {}
     container = layer.tree.get("container") or {}
     asks = [key.removeprefix("resources.") for key in profile.required if key.startswith("resources.")]
@@ -40,7 +51,7 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
         "job.yaml.j2",
         name=job_name(path),
         file=shlex.quote(str(path)),
-        site=site,
+        site=made.site,
         title=profile.title,
         script=None if script is None else unexpand(script),
         task=None if script else (task or "lm"),
@@ -48,6 +59,8 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
         asks=[key for key in asks if key not in known],
         recipe={"nvidia": "ngc-pytorch", "none": "cpu-debian"}.get(profile.gpu_vendor),
         has_gpus=profile.gpu_vendor != "none",
+        knows_gpus=_knows_gpus(profile) or "gpus_per_node" in known,
+        knows_partitions=bool(profile.partitions),
         in_container=container.get("runtime", "apptainer") != "none",
         site_image=container.get("image"),
         slurm=profile.scheduler == "slurm",
@@ -59,4 +72,22 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
         raise UserError(f"{path} exists", todo="choose another name, or remove it") from None
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}", todo="choose another folder") from None
-    return site
+    return made
+
+
+def _choose_site(catalogue: Catalogue, environment: Mapping[str, str]) -> Made:
+    """As a job without `site:` would find it; where none matches, whether sbatch is here decides.
+
+    Jobs of the site `local` train on this machine, which must not be a login node.
+    """
+    found = named_site(environment, config_files(environment)) or detect(catalogue, platform.node(), environment)
+    if found is not None:
+        return Made(*found)
+    if shutil.which("sbatch", path=environment.get("PATH")):
+        return Made("generic", "no profile matches this host, and sbatch is here", True)
+    return Made("local", "no profile matches this host, and sbatch is not here", True)
+
+
+def _knows_gpus(profile: Site) -> bool:
+    """Whether the profile knows how many GPUs the nodes of some partition have."""
+    return any(partition.gpus_per_node is not None for partition in profile.partitions.values())

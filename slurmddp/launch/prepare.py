@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from slurmddp.errors import UserError
 from slurmddp.plan.build import make_plan
 from slurmddp.plan.model import Context, Plan
+from slurmddp.plan.sbatch import missing_settings
 from slurmddp.sites.catalogue import Catalogue, config_files
-from slurmddp.spec.document import is_null
+from slurmddp.spec.document import is_null, read_file
 from slurmddp.spec.resolve import Resolved, Sources, resolve
 from slurmddp.spec.sensitive import refuse_secrets
 
@@ -64,6 +65,9 @@ def prepare(request: Request) -> Prepared:
     folders = tuple(str(path / "checkpoints") for path in resumed)
     allocation = _allocation(request.environment) if request.inside else None
     seconds = _save_seconds(resumed)
+    missing = [] if request.inside else missing_settings(resolved)
+    if missing and request.strict:
+        raise missing[0]
     context = Context(cwd, sys.executable, folders, request.inside, allocation, seconds)
     return Prepared(resolved, make_plan(resolved, context), resumed, seconds)
 
@@ -78,8 +82,22 @@ def resolved_job(request: Request, resumed: Sequence[Path] = ()) -> Resolved:
 
         job_file = RunFolder(resumed[0]).job_yaml
     catalogue = Catalogue(request.environment)
-    sources = Sources(job_file, options, request.environment, config_files(request.environment))
+    configured = config_files(request.environment)
+    sources = Sources(job_file, options, request.environment, configured, _site_of(resumed))
     return resolve(sources, catalogue.load, lambda: _detected(catalogue, request), strict=request.strict)
+
+
+def _site_of(resumed: Sequence[Path]) -> tuple[str, str] | None:
+    """The site of the run that is resumed, and the file that says so; None where no run is."""
+    if not resumed:
+        return None
+    from slurmddp.runs.layout import RunFolder
+
+    path = RunFolder(resumed[0]).job_yaml
+    if not path.is_file():
+        return None  # whatever is wrong with that folder, the job may name its site itself
+    site = read_file(path, "resumed run").tree.get("site")
+    return (site, str(path)) if isinstance(site, str) else None
 
 
 def _save_seconds(runs: Sequence[Path]) -> float | None:

@@ -11,17 +11,17 @@ from slurmddp.plan.model import Context, Note, Plan
 from slurmddp.plan.parallel import check_parallel
 from slurmddp.plan.program import absolute, data_paths, plan_container, plan_program, runtime_job
 from slurmddp.plan.recovery import max_restarts, plan_recovery, plan_stop_lead
-from slurmddp.plan.sbatch import check_required, plan_sbatch
+from slurmddp.plan.sbatch import missing_settings, plan_sbatch
 from slurmddp.spec.resolve import Resolved
 
 
 def make_plan(resolved: Resolved, context: Context) -> Plan:
     """Raises UserError for whatever cannot become a job at this site."""
     job, site = resolved.job, resolved.site
-    if not context.inside:  # an allocation that exists was given all that its site requires
-        check_required(resolved)
     layout, notes = plan_layout(resolved, context.allocation)
-    notes = [Note("warning", text) for text in resolved.warnings] + notes
+    # An allocation that exists was given all that its site requires.
+    missing = [] if context.inside else [f"{error.what}: `submit` refuses it" for error in missing_settings(resolved)]
+    notes = [Note("warning", text) for text in (*resolved.warnings, *missing)] + notes
     batch = None
     wanted = job.train.batch
     if job.train.task or wanted.global_ or (wanted.micro and layout.world):

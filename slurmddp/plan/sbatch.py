@@ -102,18 +102,21 @@ def _gpu_request(resolved: Resolved, layout: Layout) -> list[tuple[str, str | No
     return [("--gpus-per-node", count)]
 
 
-def check_required(resolved: Resolved) -> None:
-    """Raises UserError for a value that the site requires of a job and this one lacks."""
+def missing_settings(resolved: Resolved) -> list[UserError]:
+    """An error for each setting that the site requires of a job and this one lacks: `submit` refuses such a job."""
+    missing = []
     for dotted in resolved.site.required:
         value: object = resolved.job
         for part in dotted.split("."):
             value = getattr(value, part, None)
         if value is None:
             option = f"--{dotted.removeprefix('resources.')}"
-            raise UserError(
+            error = UserError(
                 f"{dotted} is not set, and site {resolved.site.name} requires it",
                 todo=f"set {dotted} in the job file or your configuration, or pass {option} VALUE",
             )
+            missing.append(error)
+    return missing
 
 
 def _rejected(resolved: Resolved, flag: str, *key: str) -> UserError:

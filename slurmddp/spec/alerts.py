@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from slurmddp.spec.types import EnvName, Line, Model, Name, PathStr, SbatchFlag, SbatchValue, Seconds
+from slurmddp.spec.types import EnvName, Line, Model, Name, PathStr, SbatchFlag, SbatchValue, TimeLimit
 
 Kind = Literal["started", "requeued", "recovered", "hang", "stopping", "failed", "finished"]
 
@@ -95,6 +95,6 @@ class Deadman(Model):
     """
 
     partition: SbatchValue | None = None
-    time: Seconds = 300
+    time: TimeLimit = 300
     account: SbatchValue | None = None
     sbatch: tuple[SbatchFlag, ...] = ()

@@ -24,6 +24,7 @@ from slurmddp.spec.types import (
     SbatchValue,
     Seconds,
     Text,
+    TimeLimit,
     Whole,
     path_text,
 )
@@ -115,7 +116,7 @@ class Resources(Model):
     gpu_type: SbatchValue | None = None
     cpus_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
     mem_per_node: Mebibytes | None = None
-    time: Seconds | None = None
+    time: TimeLimit | None = None
     account: SbatchValue | None = None
     partition: SbatchValue | None = None
     qos: SbatchValue | None = None

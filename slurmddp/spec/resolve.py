@@ -26,12 +26,16 @@ ENVIRONMENT_PREFIX = "SLURMDDP_"
 
 
 class Sources(NamedTuple):
-    """What a command was given. `options` are (key path, value, how the user wrote it), in order."""
+    """What a command was given. `options` are (key path, value, how the user wrote it), in order.
+
+    resumed_site: the site of the run that is resumed, and where it is written; the job file may name another.
+    """
 
     job_file: Path | None
     options: Sequence[tuple[str, Any, str]]
     environment: Mapping[str, str]
     config_files: Sequence[Path]
+    resumed_site: tuple[str, str] | None = None
 
 
 class Resolved(NamedTuple):
@@ -56,6 +60,9 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
     `detect` is asked only where no layer names a site.
     """
     above = [read_file(path, "configuration") for path in sources.config_files]
+    if sources.resumed_site is not None:
+        name, where = sources.resumed_site
+        above.append(layer_of("resumed run", [("site", name, where)]))
     if sources.job_file is not None:
         above.append(read_file(sources.job_file, "job file"))
     above.append(environment_layer(sources.environment))
@@ -127,6 +134,12 @@ def layer_of(layer: str, pairs: Sequence[tuple[str, Any, str]]) -> Document:
     return Document(tree, origins)
 
 
+def named_site(environment: Mapping[str, str], config_files: Sequence[Path]) -> tuple[str, str] | None:
+    """The site that the user's configuration or SLURMDDP_SITE names, and where; None if neither does."""
+    layers = [read_file(path, "configuration") for path in config_files]
+    return _site_name([*layers, environment_layer(environment)])
+
+
 def _site_name(layers: Sequence[Document]) -> tuple[str, str] | None:
     for document in reversed(layers):
         if document.tree.get("site") is not None:
@@ -139,6 +152,6 @@ def _site_name(layers: Sequence[Document]) -> tuple[str, str] | None:
 
 def _no_site() -> tuple[str, str]:
     raise UserError(
-        "no site is named, and this host is none that the program knows",
-        todo="name one: --site NAME, `site: NAME` in the job file, or SLURMDDP_SITE (`slurmddp sites` lists them)",
+        "no site selected, and no profile matches this host",
+        todo="name one: --site NAME, or `site: NAME` in the job file (`slurmddp sites` lists them; try generic)",
     )

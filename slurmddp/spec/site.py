@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from slurmddp.spec.alerts import Deadman, Outlet
-from slurmddp.spec.types import Adds, Count, Line, Mebibytes, Model, Name, PathStr, SbatchFlag, SbatchValue, Seconds
+from slurmddp.spec.types import Adds, Count, Line, Mebibytes, Model, Name, PathStr, SbatchFlag, SbatchValue, TimeLimit
 
 
 def _driver(text: str) -> str:
@@ -27,7 +27,7 @@ class Partition(Model):
     driver: Driver | None = None
     cpus_per_node: Annotated[int, Field(ge=1)] | None = None
     mem_per_node: Mebibytes | None = None
-    max_time: Seconds | None = None
+    max_time: TimeLimit | None = None
     max_nodes: Annotated[int, Field(ge=1)] | None = None
     ask: dict[Literal["partition", "constraint", "qos"], SbatchValue] | None = None
 
@@ -68,7 +68,7 @@ class BuildJob(Model):
     """
 
     partition: SbatchValue | None = None
-    time: Seconds | None = None
+    time: TimeLimit | None = None
     account: SbatchValue | None = None
     cpus_per_node: Count | None = None
     mem_per_node: Mebibytes | None = None

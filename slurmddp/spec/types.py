@@ -42,19 +42,12 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}"
 _SBATCH = r"[A-Za-z0-9_.,:;=@/+*|&!()\[\]%~^-]+"
 _INTERFACE = r"[\^=]{0,2}[A-Za-z0-9_.,:@-]+"
 _ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_DURATION = r"(?:(\d+)-)?(\d+):(\d{1,2}):(\d{1,2})|(\d+(?:\.\d+)?)\s*(s|m|h|d|sec|min|hours?|days?)"
-_UNIT = {
-    "s": 1,
-    "sec": 1,
-    "m": 60,
-    "min": 60,
-    "h": 3600,
-    "hour": 3600,
-    "hours": 3600,
-    "d": 86400,
-    "day": 86400,
-    "days": 86400,
-}
+_NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
+_CLOCK = r"(?:(\d{1,9})-)?(\d{1,9}):(\d{1,2}):(\d{1,2})"
+#: At least one of days, hours, minutes, seconds, in this order: 1d12h, 1h30m, 90 s.
+_UNITS = r"(?=\d)" + " ?".join(
+    f"(?:{_NUMBER} ?{unit})?" for unit in ("d(?:ays?)?", "h(?:ours?)?", "m(?:in)?", "s(?:ec)?")
+)
 _MEMORY = r"(\d+)\s*([KMGT])(?:i?B)?"
 _MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
@@ -120,19 +113,36 @@ def _env_name(text: str) -> str:
     return text
 
 
+def seconds_of(text: str) -> int:
+    """Seconds of a duration as users write it: 90s, 30m, 1h30m, 1.5h, 2d, 24:00:00, 1-12:00:00, or seconds: 90.
+
+    Raises ValueError.
+    """
+    text = text.strip()
+    if clock := re.fullmatch(_CLOCK, text):
+        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+        if minutes > 59 or seconds > 59:
+            raise ValueError("has minutes or seconds above 59")
+        return days * 86400 + hours * 3600 + minutes * 60 + seconds
+    found = re.fullmatch(_UNITS, text)
+    if found:
+        parts = (float(part or 0) for part in found.groups())
+        return round(sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=True)))
+    if re.fullmatch(_NUMBER, text):
+        return round(float(text))
+    raise ValueError("must be a duration such as 90s, 30m, 1h30m, 24:00:00 or 1-12:00:00")
+
+
 def _seconds(value: Any) -> Any:
-    """Durations: 30m, 90s, 1.5h, 2d, 24:00:00, 1-12:00:00 -> seconds. A bare number is refused: minutes or seconds?"""
     if isinstance(value, int) and not isinstance(value, bool):
         return value  # built in Python, in seconds; text never arrives as an int
-    match = re.fullmatch(_DURATION, str(value).strip()) if isinstance(value, str) else None
-    if not match:
-        raise ValueError("must be a duration such as 30m, 12h, 24:00:00 or 1-12:00:00 (a bare number is ambiguous)")
-    days, hours, minutes, seconds, number, unit = match.groups()
-    if number is not None:
-        return round(float(number) * _UNIT[unit])
-    if int(minutes) > 59 or int(seconds) > 59:
-        raise ValueError("has minutes or seconds above 59")
-    return int(days or 0) * 86400 + int(hours) * 3600 + int(minutes) * 60 + int(seconds)
+    return seconds_of(value if isinstance(value, str) else "")
+
+
+def _time_limit(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(_NUMBER, value.strip()):
+        raise ValueError(f"needs a unit: Slurm would read minutes, other keys read seconds; write {value}m or {value}s")
+    return _seconds(value)
 
 
 def _mebibytes(value: Any) -> Any:
@@ -171,6 +181,8 @@ PathStr = Annotated[str, AfterValidator(path_text), PathText()]
 Interface = Annotated[str, AfterValidator(_interface)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 Seconds = Annotated[int, BeforeValidator(_seconds), Field(gt=0), Unit("s")]
+#: Seconds of what Slurm calls --time, where users of Slurm write minutes without a unit: a number alone is refused.
+TimeLimit = Annotated[int, BeforeValidator(_time_limit), Field(gt=0), Unit("s")]
 Mebibytes = Annotated[int, BeforeValidator(_mebibytes), Field(gt=0), Unit("M")]
 Count = Annotated[int, BeforeValidator(_count), Field(ge=1, le=10**12)]
 Whole = Annotated[int, BeforeValidator(_count), Field(ge=0, le=10**12)]

@@ -290,7 +290,7 @@ def test_init_writes_a_job_that_submits(ready: Desk, cli: Cli, site: str, what: 
         ready.write(f"../home/{image.removeprefix('$HOME/')}", SIF)
     made = cli("init", "new.yaml", "--site", site, *what)
     assert (made.code, made.out) == (0, "new.yaml\n"), made.err
-    done = cli("submit", "new.yaml", "--dry-run")
+    done = cli("submit", "new.yaml", "--dry-run", SLURM_JOB_ID="1")
     assert done.code == 0, done.err
     trouble = [line for line in done.err.splitlines() if line.startswith("warning: ")]
     assert not trouble, trouble
@@ -328,9 +328,68 @@ def test_init_asks_for_what_only_the_user_knows(ready: Desk, cli: Cli) -> None:
     )
     cli("init", "new.yaml", "--site", "strict")
     done = cli("submit", "new.yaml", "--dry-run")
-    assert done.code == 2
-    assert "resources.account is not set, and site strict requires it" in done.err
-    assert cli("submit", "new.yaml", "--dry-run", "--account", "a").code == 0
+    assert done.code == 0
+    assert "warning: resources.account is not set, and site strict requires it: `submit` refuses it" in done.err
+    assert "resources.account is not set" in cli("plan", "new.yaml").out
+    refused = cli("submit", "new.yaml")
+    assert refused.code == 2
+    assert "resources.account is not set, and site strict requires it" in refused.err
+    assert "resources.account" not in cli("submit", "new.yaml", "--dry-run", "--account", "a").err
+
+
+@pytest.fixture
+def elsewhere(ready: Desk) -> Desk:
+    """A host that no profile matches, whatever the machine of the tests is called."""
+    for name in ("gpus", "cores", "here"):
+        (ready.config / "sites" / f"{name}.yaml").unlink()
+    return ready
+
+
+def test_init_where_slurm_is_takes_the_generic_site_and_says_so(elsewhere: Desk) -> None:
+    (elsewhere.project / "job.yaml").unlink()
+    done = elsewhere.command("init")
+    assert (done.code, done.out) == (0, "job.yaml\n"), done.err
+    assert "site    generic (no profile matches this host, and sbatch is here)" in done.err
+    assert "slurmddp init --site NAME" in done.err
+    planned = elsewhere.command("plan", "job.yaml")
+    assert planned.code == 0 and "any Slurm cluster" in planned.out, planned.err
+    assert not elsewhere.command("submit", "job.yaml", "--dry-run").code
+
+
+def test_init_where_no_slurm_is_takes_this_machine(elsewhere: Desk) -> None:
+    (elsewhere.bin / "sbatch").unlink()
+    done = elsewhere.command("init", "new.yaml", PATH=str(elsewhere.bin))
+    assert "site    local (no profile matches this host, and sbatch is not here)" in done.err
+
+
+def test_init_takes_the_site_of_the_configuration_and_of_the_variable(ready: Desk, cli: Cli) -> None:
+    (ready.config / "config.yaml").write_text("site: cores\n")
+    assert "site    cores" in cli("init", "a.yaml").err
+    assert "site    here ($SLURMDDP_SITE)" in cli("init", "b.yaml", SLURMDDP_SITE="here").err
+    assert "site    gpus (--site)" in cli("init", "c.yaml", "--site", "gpus", SLURMDDP_SITE="here").err
+
+
+def test_training_on_a_machine_that_has_sbatch_is_warned_about(ready: Desk, cli: Cli) -> None:
+    job = ("train.py", "--site", "here", "--dry-run")
+    assert "trains on this machine" in cli("submit", *job).err
+    assert "trains on this machine" not in cli("submit", *job, SLURM_JOB_ID="1").err
+    (ready.bin / "sbatch").unlink()
+    assert "trains on this machine" not in cli("submit", *job, PATH=str(ready.bin)).err
+
+
+def test_a_script_that_resumes_a_run_keeps_its_site(ready: Desk, cli: Cli) -> None:
+    (ready.config / "config.yaml").write_text("site: gpus\n")
+    cli("submit", "train.py", "--site", "cores")
+    checkpoint = only_run(ready) / "checkpoints" / "step-00000010"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "COMPLETE").touch()
+    done = cli("submit", "train.py", "--resume", "last", "--explain", "site")
+    assert done.code == 0 and "cores" in done.out and "resumed run" in done.out, done.err + done.out
+    resumed = cli("submit", "train.py", "--resume", "last", "--json")
+    assert json.loads(resumed.out)["site"] == "cores", resumed.err
+    first = str(checkpoint.parents[1])
+    other = cli("submit", "train.py", "--resume", first, "--site", "gpus", "--image", "image.sif", "--json")
+    assert json.loads(other.out)["site"] == "gpus", other.err
 
 
 def test_sites(desk: Desk, cli: Cli) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurmddp.errors import UserError
+from slurmddp.plan.sbatch import missing_settings
 from tests.helpers import LM_JOB, Desk, refusal
 
 
@@ -112,9 +113,10 @@ def test_what_a_site_requires_is_asked_for_by_its_key(desk: Desk, key: str) -> N
     job = site(desk, f"required: [resources.{key}]").replace(
         "site: s", "site: s\nresources: {partition: null, gpus_per_node: 1}"
     )
-    shown = refused(desk, job)
-    assert f"resources.{key} is not set, and site s requires it" in shown
-    assert f"--{key}" in shown
+    (error,) = missing_settings(desk.resolve(job))
+    assert f"resources.{key} is not set, and site s requires it" in str(error)
+    assert f"--{key}" in str(error)
+    assert f"resources.{key} is not set" in desk.plan(job).notes[0].text
     value = {"account": "a", "partition": "p", "time": "1h"}[key]
     assert desk.plan(job, f"resources.{key}={value}")
     assert desk.plan(job, inside=True)

@@ -14,6 +14,7 @@ from slurmddp.report import interval
 from slurmddp.report.interval import History
 from slurmddp.runs.layout import RunFolder
 from slurmddp.spec.job import Checkpoint
+from slurmddp.spec.types import seconds_of
 from tests.checkpoints import make_run
 
 MINUTE, HOUR = 60.0, 3600.0
@@ -125,6 +126,11 @@ def test_what_is_now() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert interval.duration(seconds) == text
+
+
+@pytest.mark.parametrize("seconds", [0.2, 45, 91, 3600, 5400, 5401, 7300, 86400, 10**6])
+def test_the_suggested_interval_is_one_that_a_job_file_takes(seconds: float) -> None:
+    assert seconds_of(interval.duration(seconds)) == pytest.approx(seconds, rel=0.35, abs=1)
 
 
 # --- what runs measured

@@ -348,7 +348,7 @@ def test_an_unknown_site(desk: Desk, name: str) -> None:
 
 
 def test_no_site_at_all(desk: Desk) -> None:
-    with pytest.raises(UserError, match="no site is named"):
+    with pytest.raises(UserError, match="no site selected"):
         desk.resolve("train: {script: a.py}\n")
 
 

@@ -23,7 +23,7 @@ from tests.helpers import LM_JOB, Desk, refusal
         ("resources: {nodes: 0}", ":6: resources.nodes: should be greater than or equal to 1, not '0'"),
         ("resources: {nodes: [1]}", ":6: resources.nodes: must be a whole number, not ['1']"),
         ("resources: {nodes: }", ":6: resources.nodes: must be a whole number, not empty"),
-        ("resources: {time: 30}", ":6: resources.time: '30' must be a duration"),
+        ("resources: {time: 30}", ":6: resources.time: '30' needs a unit"),
         ("resources: {exclusive: maybe}", ":6: resources.exclusive: must be true or false, not 'maybe'"),
         ("resources: {account: [a]}", ":6: resources.account: must be text, not ['a']"),
         ("resources: 3", ":6: resources: must be a mapping of keys to values, not '3'"),

@@ -38,6 +38,11 @@ def refused(kind: Any, written: Any) -> str:
         ("2d", 172800),
         ("2 days", 172800),
         ("5 min", 300),
+        ("1h30m", 5400),
+        ("1d12h", 129600),
+        ("1h 30m 5s", 5405),
+        ("30", 30),
+        (Plain("1800"), 1800),
         (Plain("24:00:00"), 86400),
     ],
 )
@@ -46,14 +51,32 @@ def test_durations(written: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "written", ["30", "0s", "1:30", "00:60:00", "00:00:61", "-1h", "1h30m", "", "tomorrow", "0:0:0", True, None, 1.5]
+    "written",
+    [
+        "0",
+        "0s",
+        "1:30",
+        "00:60:00",
+        "00:00:61",
+        "-1h",
+        "30m1h",
+        "1h30",
+        "9" * 400 + "h",
+        "",
+        "tomorrow",
+        "0:0:0",
+        True,
+        None,
+        1.5,
+    ],
 )
 def test_what_is_no_clear_duration_is_refused(written: Any) -> None:
     refused(types.Seconds, written)
 
 
-def test_a_bare_number_is_told_to_be_ambiguous() -> None:
-    assert "a bare number is ambiguous" in refused(types.Seconds, Plain("30"))
+def test_a_time_limit_needs_a_unit() -> None:
+    assert "write 30m or 30s" in refused(types.TimeLimit, Plain("30"))
+    assert value(types.TimeLimit, Plain("1h30m")) == 5400
 
 
 @given(st.integers(1, 10**7))
