@@ -132,11 +132,11 @@ def gc(
     yes: Annotated[bool, typer.Option("--yes", help="Remove them. Without it they are only listed.")] = False,
 ) -> None:
     """Remove images that newer ones replace and no run of yours uses, and leftovers of killed builds."""
-    from slurmddp.images.shelf import removable
+    from slurmddp.images.shelf import removable, remove
     from slurmddp.launch.image import used_images
     from slurmddp.report.images import removal
 
     found = removable(folder, keep, used_images())
     for path in (path for item in found for path in item.paths if yes):
-        path.unlink(missing_ok=True)
+        remove(path)
     typer.echo(removal(found, done=yes))

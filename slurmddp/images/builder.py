@@ -109,11 +109,12 @@ def build(
     """
     check_target(target, force)
     log = log_path(target)
-    with StopSignals() as stop, _draft(target) as (draft, draft_definition, draft_lock):
+    with StopSignals() as stop, _drafts(target) as drafts:
+        draft, draft_definition, draft_lock = drafts / target.name, drafts / "definition", drafts / "lock"
         with writing(target):
             draft_definition.write_text(definition, encoding="utf-8")
         command = build_command(builder, draft_definition, draft, options)
-        said = _run_build(command, variables, definition, log, stop, report)
+        said = _run_build(command, variables, definition, BuildLog(log, drafts / "log"), stop, report)
         torch = _inspect(builder, draft, said, stop)
         stop.check()
         state = draft.stat()
@@ -144,14 +145,14 @@ def build(
 
 
 def _run_build(
-    command: list[str], variables: Mapping[str, str], definition: str, log: Path, stop: StopSignals, report: Report
+    command: list[str], variables: Mapping[str, str], definition: str, log: BuildLog, stop: StopSignals, report: Report
 ) -> BuildLog:
     """Run the builder, its output shown and kept: the log, which is closed.
 
     Raises ExternalError with the output's end, Stopped, UserError.
     """
     environment = passed_environment() | dict(variables)
-    with BuildLog(log) as kept:
+    with log as kept:
         kept.note(" ".join(command), "", *definition.splitlines(), "")
 
         def keep(line: str) -> None:
@@ -199,15 +200,16 @@ def _packages(builder: Builder, image: Path, listed: bool, stop: StopSignals) ->
 
 
 @contextlib.contextmanager
-def _draft(target: Path) -> Iterator[tuple[Path, Path, Path]]:
-    """Names beside the target for the image, definition and lock in the making; gone afterwards."""
+def _drafts(target: Path) -> Iterator[Path]:
+    """A folder beside the target for all that is in the making; gone afterwards.
+
+    Nobody else can enter it: in a folder that others can write to, they could lay a link in a draft's place.
+    """
+    folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    stem = f".{target.name}.{secrets.token_hex(4)}"
-    names = tuple(target.with_name(f"{stem}.{kind}") for kind in ("part", "def", "lock"))
+        folder.mkdir(mode=0o700)
     try:
-        yield names[0], names[1], names[2]
+        yield folder
     finally:
-        for path in names:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import platform
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,9 +36,12 @@ def only_build(target: Path, report: Callable[[str], None]) -> Iterator[None]:
 
 
 def is_held(target: Path) -> bool:
-    """Whether a build of this image is running, here or, where the file system's locks reach, elsewhere."""
+    """Whether a build of this image is running, here or, where the file system's locks reach, elsewhere.
+
+    Raises UserError where something else is in its lock's place.
+    """
     try:
-        descriptor = os.open(_place(target), os.O_RDWR | os.O_CLOEXEC)
+        descriptor = _open(_place(target), os.O_RDWR)
     except FileNotFoundError:
         return False
     except OSError:
@@ -55,15 +59,36 @@ def _place(target: Path) -> Path:
     return target.with_name(f".{target.name}.building")
 
 
+def _open(path: Path, flags: int) -> int:
+    """Open the lock file, which is written to: never where a link, a pipe or another name of a file leads.
+
+    Raises OSError, and UserError where it is such a thing: in a folder that others can write to, it is their trap.
+    """
+    trap = UserError(f"{path} is a link or a pipe, and no file of a build", todo="find out who made it, and remove it")
+    try:
+        # O_NONBLOCK: the opening of a pipe does not wait
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise trap from None
+        raise
+    state = os.fstat(descriptor)
+    if not stat.S_ISREG(state.st_mode) or state.st_nlink > 1:
+        os.close(descriptor)
+        raise trap
+    return descriptor
+
+
 def _held(path: Path, report: Callable[[str], None]) -> int:
     while True:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = _open(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            who = os.read(descriptor, 300).decode("utf-8", "replace").strip() or "another process"
+            who = os.read(descriptor, 300).decode("utf-8", "replace").strip()
+            who = who if who and who.isprintable() else "another process"
             os.close(descriptor)
             raise UserError(
                 f"this image is being built already, by {who}", todo="wait for it, or name another file"
@@ -86,7 +111,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
     """Whether the path still leads to the open file."""
     mine = os.fstat(descriptor)
     try:
-        there = path.stat()
+        there = path.lstat()
     except FileNotFoundError:
         return False
     return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)

@@ -32,7 +32,7 @@ def read_lock(image: Path) -> dict[str, Any] | None:
     try:
         state = image.stat()
         lock = json.loads(lock_path(image).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(lock, dict) or lock.get("bytes") != state.st_size:
         return None

@@ -20,19 +20,21 @@ def log_path(image: Path) -> Path:
 
 
 class BuildLog:
-    """Takes what a builder says, line by line.
+    """Takes what a builder says, line by line, in a draft that gets the log's name at the end.
 
-    A disk that has no room for the log any more does not end the build: what ends it says more.
+    What has that name before, a link of somebody else's too, is replaced and never written to. A disk that has no
+    room for the log any more does not end the build: what ends it says more.
     Raises UserError where the log cannot be begun.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, draft: Path) -> None:
         self.path = path
+        self._draft = draft
         self._refused = ""
         self._last: collections.deque[str] = collections.deque(maxlen=_READ_LINES)
-        with writing(path):
+        with writing(draft):
             # Without a buffer: nothing is left that could fail when it is closed
-            self._file = path.open("wb", buffering=0)
+            self._file = draft.open("xb", buffering=0)
 
     def said(self, line: str) -> None:
         """A line of the builder's."""
@@ -48,7 +50,7 @@ class BuildLog:
         shown = "".join(f"  | {line}\n" for line in list(self._last)[-_SHOWN_LINES:]) or "  | (it said nothing)\n"
         cause = explain(self._last)
         told = f": {cause.why}\n  -> {cause.todo}\nthe" if cause else "; the"
-        cut = f" (cut off: {self._refused})" if self._refused else ""
+        cut = f" (not whole: {self._refused})" if self._refused else ""
         return f"{head}{told} end of its log:\n{shown}the whole log: {self.path}{cut}"
 
     def _write(self, *lines: str) -> None:
@@ -67,3 +69,7 @@ class BuildLog:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):  # some file systems say only now what they have refused
             self._file.close()
+        try:
+            self._draft.replace(self.path)
+        except OSError as error:
+            self._refused = error.strerror or str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ from slurmddp.images.releases import tag_of
 
 #: What a build writes beside an image.
 _BESIDE = (".def", ".build.log", ".lock.json")
-#: What a build that was killed leaves: .NAME.sif.0123abcd.part, .def or .lock; .job: a batch job's log (--on-node).
+#: What a build that was killed leaves: .NAME.sif.0123abcd.part, a folder; .job: a batch job's log (--on-node). The
+#: others, and a .part that is a file, are of older versions.
 _DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.(part|def|lock|job)")
 State = Literal["whole", "changed", "no lock"]
 
@@ -98,8 +100,18 @@ def removable(folder: Path, keep: int, used: Iterable[Path]) -> list[Removable]:
             found.append(Removable(paths, sum(path.stat().st_size for path in paths), why))
     for path in sorted(folder.iterdir()):
         if _DRAFT.fullmatch(path.name) and not _is_being_built(path):
-            found.append(Removable((path,), path.stat().st_size, "left by a build that was killed"))
+            files = [path, *path.glob("*")] if path.is_dir() else [path]
+            size = sum(file.lstat().st_size for file in files)
+            found.append(Removable((path,), size, "left by a build that was killed"))
     return found
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a build's folder; a link itself, not what it leads to. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def left_over(image: Path) -> list[Path]:
@@ -117,4 +129,7 @@ def _is_being_built(draft: Path) -> bool:
     """Whether the build that writes this file may still be running: its image is locked."""
     from slurmddp.images.exclusive import is_held
 
-    return is_held(draft.with_name(draft.name.rsplit(".", 2)[0].removeprefix(".")))
+    try:
+        return is_held(draft.with_name(draft.name.rsplit(".", 2)[0].removeprefix(".")))
+    except UserError:
+        return True  # what is in the lock's place is for the user to look at

@@ -19,7 +19,7 @@ from slurmddp.images.exclusive import is_held
 from slurmddp.images.lock import writing
 from slurmddp.images.make import Request, decide, preview
 from slurmddp.images.process import StopSignals
-from slurmddp.images.shelf import left_over
+from slurmddp.images.shelf import left_over, remove
 from slurmddp.launch.build_ask import HERE, Asked, ask
 from slurmddp.launch.build_wait import BuildJob, end, follow
 from slurmddp.launch.image import rules_of
@@ -96,7 +96,7 @@ class OnNode:
                 # The job is over: what is still there of it, it was killed before it could clean up.
                 for path in (log, *left_over(target)):
                     with contextlib.suppress(OSError):
-                        path.unlink(missing_ok=True)
+                        remove(path)
         if failure is not None:
             raise failure
 
@@ -153,7 +153,7 @@ def _place_for(log: Path) -> Iterator[None]:
     try:
         with writing(log):
             log.parent.mkdir(parents=True, exist_ok=True)
-            log.touch()
+            log.open("xb").close()  # never through a link
         yield
     except BaseException:
         with contextlib.suppress(OSError):  # another build is in there by now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -11,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.errors import UserError
-from slurmddp.images.exclusive import only_build
+from slurmddp.errors import ExternalError, UserError
+from slurmddp.images.exclusive import is_held, only_build
 from slurmddp.images.inputs import Inputs, inputs_of
 from slurmddp.images.lock import lock_path, sha256
 from slurmddp.images.make import BuildResult, Request, build_image
 from slurmddp.images.recipe import read_recipe
 from slurmddp.images.wanted import of_recipe
 
-from .conftest import Apptainer
+from .conftest import GOOD_BUILD, Apptainer
 
 
 def build(folder: Path, target: str | None = None, *, force: bool = False, **wanted: object) -> tuple[BuildResult, str]:
@@ -147,3 +148,57 @@ def test_two_builds_of_one_image_do_not_meet(tmp_path: Path) -> None:
     with only_build(target, said.append):
         pass
     assert list(tmp_path.iterdir()) == [] and said == []
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "hard link", "pipe", "folder"])
+def test_what_somebody_laid_in_the_place_of_the_lock_is_not_touched(kind: str, tmp_path: Path) -> None:
+    secret, place, target = tmp_path / "bashrc", tmp_path / ".x.sif.building", tmp_path / "x.sif"
+    secret.write_text("mine")
+    if kind == "link":
+        place.symlink_to(secret)
+    elif kind == "dangling":
+        place.symlink_to(tmp_path / "new")
+    elif kind == "hard link":
+        place.hardlink_to(secret)
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.mkdir()
+    words = r"x\.sif\.building (is a link or a pipe|cannot be written: Is a directory)"
+    with pytest.raises(UserError, match=words), only_build(target, [].append):
+        pass
+    if kind != "folder":
+        with pytest.raises(UserError, match=words):
+            is_held(target)
+    assert secret.read_text() == "mine" and not (tmp_path / "new").exists() and os.path.lexists(place)
+
+
+def test_what_another_user_wrote_into_the_lock_does_not_reach_the_terminal(tmp_path: Path) -> None:
+    place = tmp_path / ".x.sif.building"
+    place.write_text("\x1b]52;c;cm0gLXJmIH4=\x07")
+    with place.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="by another process"), only_build(tmp_path / "x.sif", [].append):
+            pass
+
+
+def test_links_in_the_place_of_what_a_build_writes_are_replaced(
+    apptainer: Apptainer, base: Path, tmp_path: Path
+) -> None:
+    secret = tmp_path / "bashrc"
+    secret.write_text("mine")
+    for end in ("", ".def", ".build.log", ".lock.json"):
+        (tmp_path / f"x.sif{end}").symlink_to(secret)
+    # Whoever can write to the folder sees the builder's command line: its files are in a folder that is closed to them.
+    apptainer.builds(f'stat -c "mode %a" "${{image%/*}}"; {GOOD_BUILD}')
+    _, said = build(tmp_path, "x.sif", force=True)
+    assert secret.read_text() == "mine" and "mode 700" in said
+    assert not any((tmp_path / f"x.sif{end}").is_symlink() for end in ("", ".def", ".build.log", ".lock.json"))
+
+    (tmp_path / "x.sif.build.log").unlink()
+    (tmp_path / "x.sif.build.log").symlink_to(secret)
+    apptainer.builds("echo why; exit 1")
+    with pytest.raises(ExternalError, match="why"):
+        build(tmp_path, "x.sif", force=True)
+    assert secret.read_text() == "mine" and "why" in (tmp_path / "x.sif.build.log").read_text()
+    assert not (tmp_path / "x.sif.build.log").is_symlink()
