@@ -155,7 +155,7 @@ def _resumed_runs(request: Request) -> tuple[Path, ...]:
 
 def _continued(folder: RunFolder) -> list[Path]:
     """The runs that a run continued, newest first. Raises UserError where it keeps no checkpoints that we know."""
-    import json
+    from slurmddp.runs.files import read_json
 
     if not folder.job_json.is_file():
         from slurmddp.runs import manifest
@@ -170,7 +170,7 @@ def _continued(folder: RunFolder) -> list[Path]:
             )
         return runs
     try:
-        earlier = json.loads(folder.job_json.read_text(encoding="utf-8")).get("resume_from", [])
+        earlier = read_json(folder.job_json).get("resume_from", [])
     except (ValueError, AttributeError):
         raise UserError("is damaged", where=str(folder.job_json), todo="resume another run") from None
     return [Path(text).parent for text in earlier]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 from slurmddp.report.follow import Follower
 from slurmddp.runs.events import read_lines
+from slurmddp.runs.files import open_plain, read_plain
 from slurmddp.runs.layout import RunFolder
 
 # PyTorch writes an uncaught exception with the rank before each line; without a process group it is plain Python's.
@@ -19,16 +21,17 @@ _OURS = re.compile(r"^slurmddp: node \S+: (?P<what>.+)$")
 _TORCHRUN = re.compile("ChildFailedError|SignalException")
 _CONSEQUENCE = re.compile(
     "Connection (closed|reset)|Broken pipe|remote process exited|DistNetworkError|ncclRemoteError|Watchdog caught"
-    "|Rendezvous[A-Za-z]*Error"
+    "|Rendezvous[A-Za-z]{0,40}Error"
 )
-# The end of torchrun's report of a failure: the rank that it saw fail first, of those on this node.
-_ROOT_CAUSE = re.compile(
-    r"^Root Cause \(first observed failure\):.*?^\s*rank\s*: (?P<rank>\d+).*?^\s*exitcode\s*: (?P<code>-?\d+)",
-    re.MULTILINE | re.DOTALL,
-)
+# The end of torchrun's report of a failure: the rank that it saw fail first, of those on this node; in so many lines.
+_ROOT_CAUSE = "Root Cause (first observed failure):"
+_ROOT_FACT = re.compile(r" *(rank|exitcode) *: (-?[0-9]{1,9})\b")
+_ROOT_LINES = 10
 # torchrun ends the other ranks with these, and the process group ends one that waits in vain.
 _ENDED_BY_OTHERS = ("SIGTERM", "SIGINT", "SIGABRT")
 _LAST_BYTES = 1_000_000
+#: Characters of a line in which a cause is looked for, and that are shown of it.
+_LINE = 2000
 
 
 class _Found(NamedTuple):
@@ -89,7 +92,7 @@ def _of_preflight(place: Path, excluded: Mapping[str, str]) -> str | None:
     bad: dict[str, str] = {}
     for path in [*sorted(place.glob("*.failed")), place / "verdict"]:
         try:
-            text = path.read_text(encoding="utf-8", errors="replace")
+            text = read_plain(path, _LAST_BYTES).decode("utf-8", errors="replace")
         except OSError:
             continue  # no check, or one that found nothing
         if path.suffix == ".failed":
@@ -127,7 +130,7 @@ def _of_events(folder: RunFolder, attempt: int | None) -> list[_Found]:
 
 
 def _first_line(message: str) -> str:
-    first, _, rest = message.partition("\n")
+    first, _, rest = message[:_LINE].partition("\n")
     return f"{first.rstrip()} (more in events.jsonl)" if rest else first
 
 
@@ -143,7 +146,7 @@ def _hang(event: Mapping[str, Any]) -> str:
 
 def _of_logs(folder: RunFolder, attempt: int | None) -> Iterator[_Found]:
     for path, text in _logs(folder, attempt):
-        for line in text.splitlines():
+        for line in _lines(text):
             exception, ours = _EXCEPTION.match(line), _OURS.match(line)
             if exception and not _TORCHRUN.search(line):
                 rank = f"rank {exception['rank']} on " if exception["rank"] else ""
@@ -156,11 +159,21 @@ def _of_logs(folder: RunFolder, attempt: int | None) -> Iterator[_Found]:
 def _of_torchrun(folder: RunFolder, attempt: int | None) -> Iterator[_Found]:
     """Ranks that a signal ended, but for those that were ended because of another one."""
     for path, text in _logs(folder, attempt):
-        for found in _ROOT_CAUSE.finditer(text):
-            name = _signal_name(-int(found["code"]))
-            if name is not None and name not in _ENDED_BY_OTHERS:
+        lines = list(_lines(text))
+        for index, line in enumerate(lines):
+            if not line.startswith(_ROOT_CAUSE):
+                continue
+            told = (_ROOT_FACT.match(each) for each in lines[index + 1 : index + 1 + _ROOT_LINES])
+            facts = {found[1]: int(found[2]) for found in told if found}
+            name = _signal_name(-facts.get("exitcode", 0))
+            if name is not None and name not in _ENDED_BY_OTHERS and "rank" in facts:
                 why = " (out of memory?)" if name == "SIGKILL" else ""
-                yield _Found(f"rank {found['rank']} on {path.stem}: killed by {name}{why} (in {path})", False)
+                yield _Found(f"rank {facts['rank']} on {path.stem}: killed by {name}{why} (in {path})", False)
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Those that are not blank, each cut where it is longer than any that tells a cause."""
+    return (line[:_LINE] for line in text.splitlines() if line and not line.isspace())
 
 
 def _signal_name(number: int) -> str | None:
@@ -173,6 +186,9 @@ def _signal_name(number: int) -> str | None:
 def _logs(folder: RunFolder, attempt: int | None) -> Iterator[tuple[Path, str]]:
     """The nodes' logs, of each its last part."""
     for path in Follower(folder, attempt=attempt).node_logs():
-        with path.open("rb") as handle:
-            handle.seek(max(0, path.stat().st_size - _LAST_BYTES))
-            yield path, handle.read().decode("utf-8", errors="replace")
+        try:
+            with open_plain(path) as handle:
+                handle.seek(max(0, os.fstat(handle.fileno()).st_size - _LAST_BYTES))
+                yield path, handle.read(_LAST_BYTES).decode("utf-8", errors="replace")
+        except OSError:
+            continue  # removed meanwhile, or no log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +24,8 @@ def explain(resolved: Resolved, dotted: str) -> str:
     value = _lookup(resolved, key, dotted)
     layered = resolved.layered
     below = sorted(path for path in layered.origins if path[: len(key)] == key)
-    leaves = [path for path in below if not any(other != path and other[: len(path)] == path for other in below)]
+    # In this order, what is below a path stands right behind it.
+    leaves = [path for path, other in zip(below, [*below[1:], ()], strict=False) if other[: len(path)] != path]
     if not leaves:
         return f"{dotted} = {_shown(value)}\n  built-in"
     lines = []
@@ -50,7 +52,7 @@ def _lookup(resolved: Resolved, key: Key, dotted: str) -> Any:
         elif isinstance(value, dict):
             value = value.get(part, _Missing)
         elif isinstance(value, tuple | list):
-            value = value[int(part)] if part.isdigit() and int(part) < len(value) else _Missing
+            value = value[int(part)] if re.fullmatch("[0-9]{1,9}", part) and int(part) < len(value) else _Missing
         else:
             value = _Missing
         if value is _Missing:

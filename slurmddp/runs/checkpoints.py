@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.runs.files import read_json
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runtime.checkpoint import layout
 
@@ -187,7 +187,7 @@ def _roots(folder: RunFolder) -> list[Path]:
             todo="look for them where the script writes them",
         )
     try:
-        earlier = json.loads(folder.job_json.read_text(encoding="utf-8")).get("resume_from", [])
+        earlier = read_json(folder.job_json).get("resume_from", [])
         return [folder.checkpoints, *(Path(text) for text in earlier)]
     except (ValueError, AttributeError, TypeError) as error:
         raise UserError(f"is damaged ({error})", where=str(folder.job_json), todo="name another run") from error

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from slurmddp.runs.files import open_plain
 from slurmddp.runtime.journal import JsonLines
+
+#: Bytes of a line; a longer one is none that a run writes.
+LONGEST = 2**20
+#: What was read last, by path: a command reads the same file several times. One of another size or time is read anew.
+_KNOWN = 4
+_known: dict[Path, tuple[tuple[int, ...], Lines]] = {}
 
 
 @dataclass(frozen=True)
@@ -26,20 +34,32 @@ class Lines:
 def read_lines(path: Path) -> Lines:
     """Read a JSON lines file; an absent one is empty. Raises OSError if it cannot be read."""
     try:
-        raw = path.read_bytes()
+        file = open_plain(path)
     except FileNotFoundError:
+        _known.pop(path, None)
         return Lines(())
+    with file:
+        facts = os.fstat(file.fileno())
+        state = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+        if path not in _known or _known[path][0] != state:
+            while len(_known) >= _KNOWN:
+                _known.pop(next(iter(_known)))
+            _known[path] = state, _parse(file)
+    return _known[path][1]
+
+
+def _parse(file: BinaryIO) -> Lines:
     records: list[dict[str, Any]] = []
     damaged = 0
-    *whole, _torn = raw.split(b"\n")
-    for line in whole:
-        if not line.strip():
+    for line in file:
+        if line == b"\n" or line.isspace():
             continue
+        if not line.endswith(b"\n"):
+            break
         try:
-            record = json.loads(line)
-        except ValueError:  # UnicodeDecodeError and JSONDecodeError; counted, and the reader says so
-            damaged += 1
-            continue
+            record = json.loads(line) if len(line) <= LONGEST else None
+        except (ValueError, RecursionError):  # ValueError: bad UTF-8 or JSON, or a number of thousands of digits
+            record = None
         if isinstance(record, dict):
             records.append(record)
         else:

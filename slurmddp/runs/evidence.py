@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from slurmddp.errors import UserError
 from slurmddp.runs import events as event_files
 from slurmddp.runs import submission as submissions
+from slurmddp.runs.files import read_json
 from slurmddp.runs.layout import RunFolder, attempt_of
 from slurmddp.runs.submission import Submission
 from slurmddp.slurm.base import JobId
@@ -131,7 +131,7 @@ class Evidence:
     @property
     def attempt(self) -> int | None:
         """The newest attempt that anything tells of."""
-        attempts = [event["attempt"] for event in self.events if isinstance(event.get("attempt"), int)]
+        attempts = [number for event in self.events if (number := whole(event.get("attempt"))) is not None]
         return max([*attempts, *(self.markers or {})], default=None)
 
     @property
@@ -153,7 +153,7 @@ def evidence(folder: RunFolder) -> Evidence:
         if attempt is None:
             continue
         try:
-            found = json.loads(path.read_bytes())
+            found = read_json(path)
             markers[attempt] = Marker(
                 attempt,
                 state=str(found["state"]),
@@ -162,12 +162,12 @@ def evidence(folder: RunFolder) -> Evidence:
                 reason=str(found.get("reason") or ""),
                 held_out=found.get("held_out"),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             notes.append(f"{path}: damaged ({type(error).__name__}: {error})")
     sent = submissions.read(folder)
     return Evidence(sent, markers, lines.records, folder.stop.exists(), tuple(notes))
 
 
 def whole(value: Any) -> int | None:
-    """A whole number of a JSON file, or None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """A whole number of a JSON file that something can be counted with, or None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**15 else None

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+#: No file of ours that is read whole comes near.
+MAX_BYTES = 2**26
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -25,7 +29,15 @@ def open_plain(path: Path) -> BinaryIO:
     raise OSError(errno.EINVAL, "is no plain file", str(path))
 
 
-def read_plain(path: Path, limit: int) -> bytes:
+def read_plain(path: Path, limit: int = MAX_BYTES) -> bytes:
     """At most the first `limit` bytes of a plain file. Raises OSError."""
     with open_plain(path) as file:
         return file.read(limit)
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file; bytes that are no UTF-8 stay as surrogates. Raises OSError, ValueError if damaged."""
+    try:
+        return json.loads(read_plain(path).decode("utf-8", errors="surrogateescape"))
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None

@@ -15,6 +15,7 @@ from slurmddp import __version__
 from slurmddp.errors import UserError
 from slurmddp.runs import git
 from slurmddp.runs.create import write_file
+from slurmddp.runs.files import read_json
 from slurmddp.runs.layout import RunFolder
 
 SCHEMA = 1
@@ -76,7 +77,7 @@ def read(folder: RunFolder) -> dict[str, Any]:
     Raises UserError where it is absent, damaged or of a newer slurmddp.
     """
     try:
-        facts = json.loads(folder.manifest.read_text(encoding="utf-8", errors="surrogateescape"))
+        facts = read_json(folder.manifest)
     except (OSError, ValueError) as error:
         raise UserError(
             f"the manifest cannot be read: {error}", where=str(folder.manifest), todo="is this a run folder?"

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from slurmddp.errors import UserError
-from slurmddp.runs.files import write_whole
+from slurmddp.runs.files import read_json, write_whole
 from slurmddp.runs.layout import RunFolder
 
 SCHEDULERS = ("slurm", "local", "allocation")
@@ -50,11 +50,7 @@ def write(folder: RunFolder, submission: Submission) -> None:
 def read(folder: RunFolder) -> Submission | None:
     """What submission.json says; None if there is none. Raises UserError if it is damaged, OSError."""
     try:
-        text = folder.submission.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    try:
-        found: dict[str, Any] = json.loads(text)
+        found: dict[str, Any] = read_json(folder.submission)
         return Submission(
             job_id=str(found["job_id"]),
             scheduler=str(found["scheduler"]),
@@ -62,6 +58,8 @@ def read(folder: RunFolder) -> Submission | None:
             time=str(found["time"]),
             host=str(found.get("host", "")),
         )
+    except FileNotFoundError:
+        return None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"this file is damaged ({type(error).__name__}: {error})",

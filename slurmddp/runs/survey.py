@@ -25,6 +25,7 @@ from slurmddp.runtime.console import human
 DEFAULT_LIMIT = 50 * 2**20  # bytes
 DEFAULT_FILES = 20_000
 _GIT_TIMEOUT = 30.0  # seconds; only a huge folder with few ignored files takes longer
+_DEEPEST = 100  # folders in folders: no code lies there
 _NAMED = 30  # paths in a warning
 
 
@@ -160,6 +161,12 @@ class _Walk:
         self.seen += 1
         if self.seen > self.max_files:
             raise _too_many(self.found, self.limit, f"more than {self.max_files:,} files")
+        if relative.count("/") > _DEEPEST:
+            raise UserError(
+                f"{shown(relative[:80])}... is nested deeper than {_DEEPEST} folders",
+                where="train.project",
+                todo="a smaller train.project, or snapshot: false",
+            )
         source = self.found.root / relative
         try:
             mode = source.lstat().st_mode

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+from slurmddp.runs.files import read_json
 
 SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "venv", "node_modules", ".cache"})
 SKIPPED_SUFFIXES = (".pyc", ".pyo")
@@ -76,7 +77,7 @@ def is_run_folder(place: Path) -> bool:
     if _PART.fullmatch(place.name):
         return True
     try:
-        manifest = json.loads((place / "manifest.json").read_bytes())
+        manifest = read_json(place / "manifest.json")
     except (OSError, ValueError):
         return False  # none, unreadable or somebody else's: then it is a folder like any other
     ours = isinstance(manifest, dict) and "run" in manifest and "slurmddp" in manifest

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -59,33 +59,45 @@ class _Merger:
             else:
                 if path in self.origins:
                     self.overridden[path] = (*self.overridden.get(path, ()), self.origins[path])
-                self._forget(path)
+                self._forget(path, old)
                 below[name] = _copied(value)
-                self._take_origins(path, origins)
+                self._take_origins(path, value, origins)
 
     def _add(self, old: list[Any], new: list[Any], path: Key, origins: Mapping[Key, Origin]) -> None:
-        known = list(old)
-        depth = len(path)
+        known = {_frozen(item) for item in old}
         for index, item in enumerate(new):
-            if item in known:
+            if _frozen(item) in known:
                 continue
             place = (*path, str(len(old)))
             old.append(_copied(item))
             if path in origins:  # of the list itself: `--set` knows no other
                 self.origins[place] = origins[path]
-            for key, origin in origins.items():
-                if key[: depth + 1] == (*path, str(index)):
-                    moved = (*place, *key[depth + 1 :])
-                    self.origins[moved] = origin
+            self._take_origins(place, item, origins, (*path, str(index)))
 
-    def _forget(self, path: Key) -> None:
-        for key in [key for key in self.origins if key[: len(path)] == path]:
-            del self.origins[key]
+    def _forget(self, path: Key, value: Any) -> None:
+        for key in _keys(path, value):
+            self.origins.pop(key, None)
 
-    def _take_origins(self, path: Key, origins: Mapping[Key, Origin]) -> None:
-        for key, origin in origins.items():
-            if key[: len(path)] == path:
-                self.origins[key] = origin
+    def _take_origins(self, path: Key, value: Any, origins: Mapping[Key, Origin], source: Key | None = None) -> None:
+        """The origins of a value and of all below it, which has them at `source` if that is another key."""
+        for key, there in zip(_keys(path, value), _keys(source or path, value), strict=True):
+            if there in origins:
+                self.origins[key] = origins[there]
+
+
+def _keys(path: Key, value: Any) -> Iterator[Key]:
+    """The key of a value, and those of all below it: to look through all origins for them takes too long."""
+    yield path
+    if isinstance(value, dict | list):
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _keys((*path, str(name)), item)
+
+
+def _frozen(value: Any) -> Any:
+    """Something equal for equal values that can stand in a set."""
+    if isinstance(value, dict):
+        return frozenset((name, _frozen(item)) for name, item in value.items())
+    return ("list", *map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _copied(value: Any) -> Any:

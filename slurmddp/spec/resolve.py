@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurmddp.errors import UserError
-from slurmddp.spec.document import Document, Key, Origin, read_file, read_value
+from slurmddp.spec.document import MAX_DEPTH, Document, Key, Origin, read_file, read_value
 from slurmddp.spec.expand import Expander, expand_data
 from slurmddp.spec.job import Job
 from slurmddp.spec.layers import Layered, merge
@@ -121,6 +121,8 @@ def layer_of(layer: str, pairs: Sequence[tuple[str, Any, str]]) -> Document:
     origins: dict[Key, Origin] = {}
     for key, text, where in pairs:
         path = tuple(key.split("."))
+        if len(path) > MAX_DEPTH:
+            raise UserError(f"a key is nested deeper than {MAX_DEPTH} levels", where=where[:80])
         if not all(path):
             raise UserError(f"{key!r} is not a key", where=where, todo="write --set key.path=value")
         node = tree

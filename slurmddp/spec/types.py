@@ -48,7 +48,7 @@ _CLOCK = r"(?:(\d{1,9})-)?(\d{1,9}):(\d{1,2}):(\d{1,2})"
 _UNITS = r"(?=\d)" + " ?".join(
     f"(?:{_NUMBER} ?{unit})?" for unit in ("d(?:ays?)?", "h(?:ours?)?", "m(?:in)?", "s(?:ec)?")
 )
-_MEMORY = r"(\d+)\s*([KMGT])(?:i?B)?"
+_MEMORY = r"(\d{1,12})\s*([KMGT])(?:i?B)?"
 _MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
 
@@ -157,7 +157,7 @@ def _mebibytes(value: Any) -> Any:
 
 def _count(value: Any) -> Any:
     """Whole numbers may be written 100000, 100_000 or 1e5."""
-    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", value):
+    if isinstance(value, str) and re.fullmatch(r"\d{1,15}(\.\d{1,15})?[eE]\+?\d{1,2}", value):
         number = float(value)
         if number == int(number):
             return int(number)

@@ -35,6 +35,9 @@ _WANTED = {
 _NO_KEYS = ("[key]", "[number]", "[range]")
 
 
+#: Mistakes that are told of; the rest are counted.
+_TOLD = 20
+
 #: What to do about a mistake below a key, where its own message does not say it.
 _HINTS = {
     ("resources", "nodes"): "write 4, 2-4, 4+1 or 2-4+1 (+1: a spare), or {min: 2, max: 4, spares: 1}",
@@ -44,12 +47,15 @@ _HINTS = {
 
 
 def validate(model: type[AnyModel], layered: Layered) -> AnyModel:
-    """Raises one UserError that lists every mistake, each with its place."""
+    """Raises one UserError that lists the mistakes, each with its place."""
     try:
         return model.model_validate(layered.tree)
     except ValidationError as error:
-        messages = [_message(model, layered, detail) for detail in error.errors(include_url=False)]
-    raise UserError("\n".join(dict.fromkeys(messages)))
+        details = error.errors(include_url=False)
+    messages = list(dict.fromkeys(_message(model, layered, detail) for detail in details[:_TOLD]))
+    if len(details) > _TOLD:
+        messages.append(f"and {len(details) - _TOLD:,} more mistakes")
+    raise UserError("\n".join(messages))
 
 
 def origin_of(layered: Layered, key: Key) -> Origin | None:
@@ -96,7 +102,7 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
         return f"{because.where}: {detail['msg']}" if because else str(detail["msg"])
     origin = origin_of(layered, key)
     place = f"{origin.where}: " if origin else ""
-    shown = one_line(".".join(key))
+    shown = _cut(one_line(".".join(key)), 200)
     kind = detail["type"]
     if kind == "extra_forbidden":
         near = nearest_key(model, key)
@@ -124,5 +130,8 @@ def _hint(key: Key) -> str | None:
 
 
 def _short(value: Any) -> str:
-    text = repr(str(value)) if isinstance(value, str) else repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return _cut(repr(str(value)) if isinstance(value, str) else repr(value), 80)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
