@@ -39,6 +39,7 @@ def main(words: list[str]) -> NoReturn:
         check()
     sys.stdout.flush()
     sys.stderr.flush()
+    _see_the_end()
     os.execv(sys.executable, [sys.executable, *_options(words), *words])
 
 
@@ -68,6 +69,13 @@ def is_agent(pid: int) -> bool:
         return mine[0] in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
+
+
+def _see_the_end() -> None:
+    """Have the script's interpreter load hooks/sitecustomize.py, which restores PYTHONPATH at once."""
+    hooks = str(Path(__file__).resolve().parent / "hooks")
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = hooks if before is None else hooks + os.pathsep + before
 
 
 def _options(words: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from slurmddp.runtime import environment, job
 from slurmddp.runtime.errors import NotFiniteError, RuntimeFailure, UserError
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.watch import failures, marker
+from slurmddp.runtime.watch import failures, marker, usererrors
 from slurmddp.runtime.watch.ending import end_workers, leave, say
 from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
@@ -76,7 +76,9 @@ def fail(
             _report(error, place)
             if events is not None:
                 events.write("error", kind=type(error).__name__, message=str(error) or repr(error))
-        if folder and place and isinstance(error, FINAL) and (place.rank == 0 or not error.shared):
+        if not (folder and place and isinstance(error, FINAL)):
+            usererrors.note(error, root=folder.root if folder else None)
+        elif place.rank == 0 or not error.shared:
             marker.give_up(folder.marker(place.attempt), place.attempt, str(error))
     finally:
         leave(1)

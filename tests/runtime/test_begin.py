@@ -192,3 +192,18 @@ def test_workers_of_a_killed_torchrun_are_gone(tmp_path: Path) -> None:
         watched = [os.pidfd_open(pid) for pid in pids]
         agent.kill()
         assert all(wait_until_gone(descriptor, 30) for descriptor in watched)
+
+
+def test_a_sitecustomize_of_ones_own_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('mine')\n")
+    (tmp_path / "own.py").write_text("import os, sys\nprint(os.environ['PYTHONPATH'], sys.path[1:3])\n")
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    runs = [
+        subprocess.run(
+            [sys.executable, *begin, str(tmp_path / "own.py")], env=variables(PYTHONPATH=path), capture_output=True,
+            text=True, check=True, timeout=60,
+        ).stdout
+        for begin in ([], BEGIN)
+    ]  # fmt: skip
+    # The start of begin itself loads it, too.
+    assert runs[1] == "mine\n" + runs[0]

@@ -10,7 +10,7 @@ from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.library import shared, signals
-from slurmddp.runtime.watch import marker
+from slurmddp.runtime.watch import marker, usererrors
 from slurmddp.runtime.watch.ending import leave, say
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
@@ -109,6 +109,8 @@ def _finish(now: shared.Shared, folder: RunFolder | None) -> None:
 
 
 def _leave(exit_: SystemExit) -> None:
+    if exit_.code == usererrors.USAGE:
+        usererrors.note(None)
     if isinstance(exit_.code, int):
         leave(exit_.code)
     say(f"{exit_.code}\n")

@@ -68,7 +68,7 @@ def begin(root: Path, attempt: int, environ: Mapping[str, str] = os.environ) -> 
         if _text(began).strip() == str(attempt):
             # Nobody starts ranks twice in an attempt but torchrun, after a failure: a clean end leaves a marker.
             with failed.open("a", encoding="ascii") as file:
-                file.write(f"{attempt} {_step(root, environ)}\n")
+                file.write(f"{attempt} {step_of(root, environ)}\n")
         else:
             began.write_text(f"{attempt}\n", encoding="ascii")
     except OSError as error:  # A full disk may have space again before the next save.
@@ -116,7 +116,8 @@ def stuck(lines: Iterable[str], limit: int) -> int | None:
     return last[0] if len(last) == limit and max(last) <= last[0] else None
 
 
-def _step(root: Path, environ: Mapping[str, str]) -> int:
+def step_of(root: Path, environ: Mapping[str, str]) -> int:
+    """How far the run has come, as its ranks told; 0 where they did not."""
     words = _text(Path(environ.get(FILE) or root / "progress")).split()
     return int(words[0]) if words and words[0].isdecimal() else 0
 
