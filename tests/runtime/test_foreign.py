@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import metadata as dcp_metadata
 
-from slurmddp.runtime.checkpoint import layout, plain
+from slurmddp.runtime.checkpoint import contents, layout, plain
 from slurmddp.runtime.checkpoint.given import load_given
 from slurmddp.runtime.errors import UserError
 from tests.checkpoints import Touch, replace
@@ -158,6 +159,22 @@ def test_a_run_that_resumes(
         assert "step-00000004" in said
     assert file in said and what in said
     assert not sign.exists()
+
+
+@pytest.mark.ranks(2)
+def test_enums_as_the_first_releases_of_python_3_11_write_them(good: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They name getattr, which the reader does not call. Debian 12's Python is one of them."""
+    folder = good.checkpoint(4)
+    metadata, expected = pickle.loads((folder / ".metadata").read_bytes()), contents.read(folder / ".metadata")
+    member = dcp_metadata._MEM_FORMAT_ENCODING
+    monkeypatch.setattr(member, "__reduce_ex__", lambda self, _: (getattr, (type(self), self.name)))
+    old = pickle.dumps(metadata)
+    assert b"getattr" in old
+    monkeypatch.undo()
+    path = folder.parent / "old"
+    path.write_bytes(old)
+    assert contents.read(path) == expected
+    path.unlink()
 
 
 def test_the_tests_own_pickles_do_what_they_should(tmp_path: Path) -> None:

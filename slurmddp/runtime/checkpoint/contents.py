@@ -31,6 +31,9 @@ _ALLOWED = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
     "pathlib": {"Path", "PosixPath", "PurePosixPath"},
+    "builtins": {
+        "getattr"
+    },  # Python 3.11.0 to 3.11.3 (Debian 12's) write a member of an enum so; here it is a record, too
     "pathlib._local": {"Path", "PosixPath", "PurePosixPath"},  # as Python 3.13 writes them
 }
 _DTYPE = re.compile(r"(bfloat|float|uint|int|complex|bool|quint|qint|bits)[0-9a-z_]*")
