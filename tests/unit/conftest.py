@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import Desk, Result
 
-# `make unit` installs no torch. A test that imports it fails here too, where torch happens to be installed.
-sys.modules["torch"] = None  # type: ignore[assignment]
+
+@pytest.fixture(scope="module", autouse=True)
+def without_torch() -> Iterator[None]:
+    """`make unit` installs no torch: a test that imports it fails here too, where torch happens to be installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch", None)
+        yield
 
 
 @pytest.fixture
