@@ -29,13 +29,19 @@ def job_script(plan: Plan) -> str:
         preflight=_preflight(plan),
         step_options=[*overlap, *step],
         counts_gpus=counts_gpus,
+        guarded=_guarded(plan),
         **_ENVIRONMENT,
     )
 
 
 def guard_script(plan: Plan) -> str | None:
-    """guard.sh: brings back a job that has lost the node of job.sh; None where such a job ends by itself."""
-    return render("sbatch/guard.sh.j2", plan=plan, slurm=True, **_ENVIRONMENT) if plan.elastic else None
+    """guard.sh: brings back a job whose job.sh was killed, or lost with its node; None where no job is our own."""
+    return render("sbatch/guard.sh.j2", plan=plan, slurm=True, **_ENVIRONMENT) if _guarded(plan) else None
+
+
+def _guarded(plan: Plan) -> bool:
+    """Whether the end of job.sh is the end of a Slurm job, of which somebody has to take care."""
+    return plan.scheduler == "slurm" and not plan.inside
 
 
 def _preflight(plan: Plan) -> bool:

@@ -31,6 +31,7 @@ _PLAIN = {
     "FAILED": "failed", "LAUNCH_FAILED": "failed", "RECONFIG_FAIL": "failed",
 }  # fmt: skip
 _PLAIN_REASONS = ("NonZeroExitCode", "NodeDown")
+_SIGKILL = 9
 _HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 
 
@@ -82,6 +83,8 @@ def _by_slurm(job: JobView, facts: Evidence) -> RunState:
     ended = _exit_text(job.exit_code, job.signal)
     if job.state == "PENDING":
         return _pending(job, facts)
+    if job.state == "FAILED" and job.signal == _SIGKILL and facts.started:
+        return _script_killed(facts)
     if job.state in ("COMPLETED", "FAILED", "PREEMPTED"):
         found = _by_marker(facts, "preempted" if job.state == "PREEMPTED" else "")
         if found is not None:
@@ -113,6 +116,18 @@ def _by_slurm(job: JobView, facts: Evidence) -> RunState:
     reason = job.reason if state in ("failed", "node failure") and job.reason not in _PLAIN_REASONS else ""
     began = "" if facts.started else "before it began"
     return RunState(state, _join(ended if state == "failed" else "", reason, began, _progress(marker)))
+
+
+def _script_killed(facts: Evidence) -> RunState:
+    """job.sh was killed, so Slurm ended the job. Its SIGTERM made the ranks save, and leave a marker."""
+    if facts.cancel_requested:
+        return RunState("cancelled", _progress(facts.marker))
+    if facts.marker is not None and facts.marker.state == "done":
+        return RunState("done", _progress(facts.marker))
+    node = (facts.started or {}).get("node")
+    where = f" on {node}" if node else ""
+    what = f"SIGKILL of the job's script{where} (was the node out of memory?)"
+    return RunState("failed", _join(what, _progress(facts.marker)))
 
 
 def _pending(job: JobView, facts: Evidence) -> RunState:
@@ -160,10 +175,14 @@ def _by_folder(facts: Evidence) -> RunState:
             return RunState("done", _join(_progress(marker), "the job script's own end is not recorded"))
         if facts.cancel_requested and facts.started is None:
             return RunState("cancelled", "before it began")
+        if marker is not None and marker.state == "stopped" and marker.reason.startswith("SIGTERM"):
+            return _script_killed(facts)  # else it would have written its end, too
         return on_purpose or _lost(facts)
     word = str(ended.get("slurm_state") or "").split(" ")[0]
     code, signal = whole(ended.get("exit_code")), str(ended.get("signal") or "")
     state = _PLAIN.get(word)
+    if signal == "KILL" and not facts.requeued:  # guard.sh wrote it
+        return _script_killed(facts)
     if word == "COMPLETING" and "slurm_reason" in ended and signal:
         # What a trap sees of its own job at scancel (tried on 24.11.5) and at the time limit: only the reason
         # tells which of them it was.

@@ -115,6 +115,7 @@ class Cluster:
             if not self.host_is_up(name):
                 self.restart_host(name)
             self.mend_network(name)
+            network.drop_nothing(self.init_of(name).pid)
             self.slow_link(name, None)
         if not self.controller_answers():
             self.restart_controller()
@@ -266,6 +267,11 @@ class Cluster:
     def mend_network(self, name: str) -> None:
         """Put the cable back."""
         network.set_link(self.state().fabric.pid, name, up=True)
+
+    def part(self, one: str, other: str) -> None:
+        """Two hosts no longer reach each other, while every other host still reaches both."""
+        network.drop(self.init_of(one).pid, ADDRESSES[other])
+        network.drop(self.init_of(other).pid, ADDRESSES[one])
 
     def slow_link(self, name: str, delay: str | None, *, rate: str | None = None) -> None:
         """Delay (`100ms`, netem) or throttle (rate `1mbit`, tbf) what goes to a host; None for both ends it.

@@ -78,6 +78,16 @@ def set_link(fabric: int, host: str, up: bool) -> None:
     run_ip(fabric, f"link set {link_name(host)} {'up' if up else 'down'}")
 
 
+def drop(init: int, address: str) -> None:
+    """Let a host drop what it sends to an address; an address that it drops already stays so."""
+    run_ip(init, f"route replace blackhole {address}")
+
+
+def drop_nothing(init: int) -> None:
+    """Undo every `drop` on a host."""
+    run_ip(init, "route flush table main type blackhole")
+
+
 def shape(fabric: int, host: str, rules: str) -> None:
     """Put a queueing discipline (tc's words, `netem delay 100ms`) on the way to a host; "" for none."""
     base = ["nsenter", "--target", str(fabric), "--net", "tc", "qdisc"]

@@ -110,11 +110,41 @@ def watcher(run: Run) -> str:
     return str(json.loads((run.folder / "deadman.json").read_text())["job_id"])
 
 
+def kill_script(run: Run, *, guard: bool) -> None:
+    """SIGKILL of the job's script; guard: before that, of guard.sh, which would bring the job back."""
+    guards: list[tuple[str, int]] = []
+
+    def started() -> bool:
+        guards[:] = [
+            (node, pid)
+            for node, pid, command in run.processes()
+            if command.startswith("bash ") and "guard.sh" in command
+        ]
+        return bool(guards)
+
+    run.cluster.wait_for(started, "the guard has begun", 30)
+    for node, pid in guards if guard else []:
+        run.cluster.run(node, ["kill", "-KILL", str(pid)], check=False)  # with its shell went its sleep's
+    run.cluster.run("login", ["scancel", "--signal=KILL", "--batch", run.job_id])
+
+
+def test_a_script_that_is_killed_is_brought_back_and_told_of(alice: Alice, inbox: Inbox) -> None:
+    run = submit(
+        alice, inbox, alerts=[{"to": "json", "url_env": "HOOK", "insecure": True, "on": ["failed", "requeued"]}]
+    )
+    kill_script(run, guard=False)
+    run.wait_for_event("requeued")
+    run.wait_for_event("alert", lambda row: row["delivered"])
+    assert inbox.kinds() == ["requeued"] and "SIGKILL of the job's script" in inbox.received[0].json()["cause"]
+    alice.cluster.sh("login", "touch ~/told/go")
+    run.wait("done")
+
+
 def test_a_script_that_is_killed_is_told_of_by_the_dead_man_job(alice: Alice, inbox: Inbox) -> None:
     run = submit(alice, inbox)
     run.wait_for_event("job_started")
     assert states(run)[watcher(run)] == f"PENDING afterany:{run.job_id}(unfulfilled)"
-    alice.cluster.run("login", ["scancel", "--signal=KILL", "--batch", run.job_id])
+    kill_script(run, guard=True)
     deadman(run, "alerted")
     run.wait_for_event("alert", lambda row: row["delivered"])
     (request,) = inbox.received
@@ -220,8 +250,7 @@ def test_accounting_tells_what_the_controller_has_forgotten(cluster: Cluster) ->
     with Cluster.started(f"{cluster.name}-told", accounting=True) as other:
         inbox, alice = Inbox(other), profiles(other)
         run = submit(alice, inbox)
-        run.wait_for_event("job_started")
-        other.run("login", ["scancel", "--signal=KILL", "--batch", run.job_id])
+        kill_script(run, guard=True)
         assert deadman(run, "alerted")["deadman"] != ""
         run.wait_for_event("alert")
         # As long after that the controller knows the job no more, nor the run's events of a dead-man job.

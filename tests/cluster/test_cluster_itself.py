@@ -103,6 +103,17 @@ def test_a_cut_cable_is_silence_and_can_be_mended(fresh_cluster: Cluster) -> Non
     fresh_cluster.wait_for(lambda: fresh_cluster.run("login", ping, check=False).returncode == 0, "mended", timeout=10)
 
 
+def test_two_hosts_that_are_parted_reach_the_others(fresh_cluster: Cluster) -> None:
+    def reaches(one: str, other: str) -> bool:
+        return fresh_cluster.run(one, ["ping", "-c1", "-W1", other], check=False).returncode == 0
+
+    fresh_cluster.part("node1", "node2")
+    assert not reaches("node1", "node2") and not reaches("node2", "node1")
+    assert reaches("node1", "node3") and reaches("login", "node1") and reaches("login", "node2")
+    fresh_cluster.reset()
+    assert reaches("node1", "node2") and reaches("node2", "node1")
+
+
 @pytest.mark.long
 def test_a_slow_link_is_slow(fresh_cluster: Cluster) -> None:
     try:

@@ -78,6 +78,16 @@ def resumed_after(run: Run, since: float, attempt: int) -> dict:
     return run.wait_for_event("resumed", lambda row: row["time"] > since and row["attempt"] == attempt, timeout=150)
 
 
+def get_further(run: Run) -> None:
+    """Wait until the breaker sees progress: faults that come too quickly after each other end the run."""
+
+    def reached() -> bool:
+        failed = [int(line.split()[1]) for line in (run.folder / "failures").read_text().splitlines()]
+        return int((run.folder / "progress").read_text().split()[0]) > max(failed)
+
+    run.cluster.wait_for(reached, "steps beyond those of the failures", 60)
+
+
 def end(run: Run) -> None:
     """scancel, and nothing of it is left."""
     run.cluster.run("login", ["scancel", run.job_id])
@@ -200,7 +210,46 @@ class TestRanks:
         ended, started = run.wait_for_event("attempt_ended"), events(run, "attempt_started")
         assert (ended["node"], ended["cause"]) == (node, "the torchrun agent: Killed")
         assert started[0]["nodes"] == started[1]["nodes"]
-        end(run)
+
+    def test_a_sigterm_that_nobody_asked_for_is_a_fault(self, ranks: Run) -> None:
+        """As of earlyoom: the ranks save, and start again where they were."""
+        run = ranks
+        get_further(run)
+        now = time.time()
+        rank = random.Random(SEED).randrange(4)
+        ((node, process, _),) = run.processes(f"RANK={rank}")
+        run.cluster.run(node, ["kill", "-TERM", str(process)], user="root")
+        assert resumed_after(run, now, attempt=2)["step"] > 0
+        ended = events(run, "attempt_ended")[1]
+        assert (ended["rank"], ended["node"], ended["decision"]) == (rank, node, "next")
+        assert ended["cause"].startswith("SIGTERM that neither Slurm nor the user sent")
+
+    def test_a_killed_job_script_is_requeued(self, ranks: Run) -> None:
+        """With all of its step, as where cgroups track processes. Slurm ends the job, and asks the ranks to stop."""
+        run = ranks
+        get_further(run)
+        now = time.time()
+        run.cluster.run("login", ["scancel", "--batch", "--signal=KILL", run.job_id])
+        requeued = run.wait_for_event("requeued")
+        assert "SIGKILL of the job's script" in requeued["reason"]
+        ended = run.wait_for_event("job_ended")
+        assert (ended["signal"], ended["decision"]) == ("KILL", "requeue")
+        assert resumed_after(run, now, attempt=3)["step"] > 0
+
+    def test_starts_that_die_before_our_program_are_counted(self, ranks: Run) -> None:
+        """The code is gone, as after the purge of a scratch file system; then a rank is killed."""
+        run = ranks
+        get_further(run)
+        ((node, process, _),) = run.processes("RANK=1")
+        (run.folder / "code").rename(run.folder / "code.gone")
+        run.cluster.run(node, ["kill", "-KILL", str(process)])
+        status = run.wait("failed", timeout=90)
+        assert "copy of the code is gone" in status["cause"]
+        ended = [row for row in events(run, "attempt_ended") if row["attempt"] == 3]
+        assert "the ranks could not start" in ended[0]["cause"] and "No module named 'slurmddp'" in ended[0]["cause"]
+        starts = max(int(path.name.rpartition("_")[2]) for path in run.folder.glob("logs/attempt-003/torchrun/*/*/*"))
+        assert starts < 15, "in 10 s"
+        run.cluster.wait_for(lambda: not run.processes(), f"no process is left: {run.processes()}", 30)
 
 
 class TestNodes:
@@ -225,6 +274,35 @@ class TestNodes:
             fresh_cluster.restart_host(lost)
             end(run)
             fresh_cluster.wait_nodes()
+
+    @pytest.mark.parametrize(
+        "nodes", [{"min": 2, "max": 2, "spares": 1}, pytest.param({"min": 1, "max": 2}, marks=pytest.mark.long)]
+    )
+    def test_nodes_that_lose_sight_of_each_other_are_parted(
+        self, alice: Alice, fresh_cluster: Cluster, nodes: dict[str, int]
+    ) -> None:
+        """Slurm reaches both. The agents would wait for each other for ten minutes."""
+        lasting = {"train": {"steps": 100000, "trace_samples": False}, "checkpoint": {"every_steps": 10}}
+        hang = {"timeouts": {"hang": "5s", "collective": "60s"}}
+        run = alice.submit(alice.job_file("parted", resources={"nodes": nodes, **ONE_RANK_A_NODE}, **lasting, **hang))
+        run.wait_for_step(20)
+        began = run.wait_for_event("attempt_started")
+        before = began["nodes"].split()
+        now = time.time()
+        fresh_cluster.part(*before)
+        try:
+            again = run.wait_for_event("first_step", lambda row: row["attempt"] > 0, timeout=150)
+            launched = [row["time"] for row in events(run, "attempt_started")]
+            ready = [row["time"] for row in events(run, "rank_started")]
+            # The minute holds where a start takes 10 s, and not 20 or 30 as on a busy machine.
+            slower = max(0.0, max(ready[0] - launched[0], ready[-1] - launched[-1]) - 10)
+            assert again["time"] - now < 60 + 3 * slower
+            after = events(run, "attempt_started")[-1]["nodes"].split()
+            assert len(set(before) & set(after)) == 1 and len(after) == nodes["min"]
+            assert "the ranks did not start again within" in run.wait_for_event("attempt_ended")["cause"]
+            assert run.wait_for_event("node_excluded")["excluded"] in before
+        finally:
+            end(run)
 
     def test_where_requeues_are_forbidden_a_chained_job_follows_a_lost_node(
         self, alice: Alice, fresh_cluster: Cluster

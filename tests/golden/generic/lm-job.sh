@@ -189,12 +189,26 @@ starts=0       # of the ranks, in this job
 noted=         # what the ranks of the newest start said of their end: RANK NODE TEXT
 recovering=    # why the ranks had to start again; empty once they train
 longest_save=0
-marker_seen=
+longest_start=0 # seconds from the launch of an attempt, or from a failure in it, to the ranks' start
+
+new_attempt() {
+  noted=
+  marker_seen=
+  starting_since=$SECONDS # the launch, or the failure
+  start_failed=           # whether the ranks of this attempt have failed, and did not start again yet
+  abandoned=              # why this script has ended the attempt
+  uncounted=0             # starts that failed and that the breaker has not counted
+  counted=0               # those that it has
+  restarts_then=0         # restarts in place when it counted the newest
+  look_again=0
+}
 
 look_around() {
   printf -v now "%(%s)T" -1
   printf "%s\n" "$now" >"$run/heartbeat" # guard.sh looks at it
   read_events
+  expect_restart
+  count_starts
   watch_clock
   # A marker says that this attempt is over: ranks that do not see it (a script that waits for a rank 0 that has ended)
   # are ended.
@@ -207,6 +221,41 @@ look_around() {
   fi
 }
 
+# End an attempt that leads nowhere: torchrun itself would go on for long. Usage: abandon WHY
+abandon() {
+  abandoned=${abandoned:-$1}
+  say "ending the attempt: $1"
+  kill -TERM "$child" 2>/dev/null
+}
+
+# After a failure, the ranks start again, or their agents do not find each other: where nodes have lost sight of each
+# other, agents wait for minutes. The next attempt begins with a check of the nodes.
+expect_restart() {
+  local bound=$((longest_start + 5)) # a first start takes longer: with containers, agents and cold caches
+  [[ -n "$start_failed" && ! -e "$(marker)" ]] && ((starts > 0 && SECONDS - starting_since > bound)) || return 0
+  abandon "the ranks did not start again within $bound s"
+  starting_since=$SECONDS # again, if it is still there then
+}
+
+# Starts that fail before our own program runs, such as one whose code is gone, are not in the breaker's list. torchrun
+# makes a folder for each start of a node's ranks: attempt_0, attempt_1, ...
+count_starts() {
+  local lines=0
+  ((SECONDS >= look_again)) || return 0
+  look_again=$((SECONDS + 10)) # there may be many nodes
+  [[ ! -e "$run/failures" ]] || lines=$(grep -c "^$attempt " "$run/failures")
+  while (cd "$logs" && compgen -G "torchrun/*/*/attempt_$((restarts_then + uncounted + 1))" >/dev/null); do
+    uncounted=$((uncounted + 1))
+  done
+  if ((lines != counted)); then
+    counted=$lines
+    restarts_then=$((restarts_then + uncounted))
+    uncounted=0
+  elif ((uncounted > 1)) && [[ -z "$abandoned" && ! -e "$(marker)" ]]; then # The newest may be counted in a moment.
+    abandon "$uncounted starts failed, the last ones before slurmddp's program began"
+  fi
+}
+
 # The events that ranks wrote since last time
 read_events() {
   local line
@@ -214,10 +263,16 @@ read_events() {
     case "$line" in
       *'"event": "rank_started"'*)
         starts=$((starts + 1))
+        ((SECONDS - starting_since <= longest_start)) || longest_start=$((SECONDS - starting_since))
+        start_failed=
         ((starts == 1)) || recovering=${recovering:-$(best_cause "$noted")}
         noted=
         ;;
-      *'"event": "error"'* | *'"event": "hang"'*) note "$line" ;;
+      *'"event": "error"'* | *'"event": "hang"'*)
+        [[ -n "$start_failed" ]] || starting_since=$SECONDS
+        start_failed=yes
+        note "$line"
+        ;;
       *'"event": "checkpoint_saved"'*)
         [[ ! "$line" =~ \"seconds\":\ ([0-9]+) ]] || ((BASH_REMATCH[1] <= longest_save)) || longest_save=${BASH_REMATCH[1]}
         ;;
@@ -301,6 +356,11 @@ cause_in_logs() {
       if (part[4] ~ /^task/ && part[5] != "Terminated" && part[5] !~ /^Exited/) keep(2, "-", part[3], "the torchrun agent: " part[5])
       next
     }
+    /^[^ ]*python[0-9.]*: (No module named|Error while finding module|can.t open file)/ { # it could not even begin
+      sub(/^[^ ]*: /, "")
+      keep(0, "-", node, "the ranks could not start: " $0)
+      next
+    }
     /^slurmddp: node [^ ]+: / { sub(/^slurmddp: node [^ ]+: /, ""); keep(1, "-", node, $0); next }
     /^(\[rank[0-9]+\]: )?[A-Za-z_][A-Za-z_0-9.]*(Error|Exception|Interrupt)/ {
       if (/ChildFailedError|SignalException|'"$consequence"'/) next
@@ -325,7 +385,7 @@ cause_in_logs() {
       if ($3 > 0) keep(4, rank, node, "ended with exit code " $3)
       else if (!ended_by_others(-$3)) best[3] = rank " " node " " by_signal(-$3)
     }
-    END { for (place = 1; place <= 4; place++) if (place in best) { print best[place]; exit } }
+    END { for (place = 0; place <= 4; place++) if (place in best) { print best[place]; exit } }
   ' "$run/ranks" "${logged[@]}" | plain
 }
 
@@ -569,21 +629,26 @@ was_requeued() {
   is_requeued "$1" "$job_id"
 }
 
-# --- what comes after an attempt
+# --- how attempts ended: markers, and the breaker
 marker() { printf '%s/markers/attempt-%03d.json' "$run" "$attempt"; }
 from_marker() { sed -n 's/^ *"'"$1"'": "\(.*\)",\{0,1\}$/\1/p' "$(marker)" 2>/dev/null | plain; }
 
 # Three files in the run folder make the breaker, see slurmddp/runtime/watch/failures.py. True where the last
 # 3 starts failed and none of them got further than the first.
 no_progress() {
-  local step=0
+  local step=0 failed=${uncounted:-1}
   [[ ! -e "$run/progress" ]] || read -r step _ <"$run/progress"
   [[ "$step" =~ ^[0-9]+$ ]] || step=0
-  printf '%d %d\n' "$attempt" "$step" >>"$run/failures"
+  # One more attempt, on nodes that are checked first: a container that has lost its image fails all starts in place.
+  ((failed < 3)) || failed=2
+  for ((failed = failed < 1 ? 1 : failed; failed > 0; failed--)); do
+    printf '%d %d\n' "$attempt" "$step" >>"$run/failures"
+  done
   tail -n 3 "$run/failures" |
     awk 'NR == 1 {first = $2} $2 > first {further = 1} END {exit further || NR < 3}'
 }
 
+# --- what comes after an attempt
 # Sets `decision` (done, stopped, failed, cancelled, requeue, next) and `cause`, RANK NODE TEXT. Usage: decide EXIT_CODE
 decide() {
   local state stop=
@@ -605,9 +670,9 @@ decide() {
     cause=$(best_cause "$noted")
     [[ "$cause" != *" unknown" ]] || cause="- -"
     [[ "$state" == failed && "$cause" != "- -" ]] || cause+=" $(from_marker cause)"
-  elif [[ -n "$stop" || "$state" == stopped ]]; then
+  elif [[ -n "$stop" ]] || [[ "$state" == stopped && -z "$abandoned" ]]; then
     decide_after_stop "$stop"
-  elif (($1 == 0)); then
+  elif (($1 == 0)) && [[ -z "$abandoned" ]]; then
     decision="done" # a script of the user's own says it with its exit code
   else
     decide_after_failure
@@ -623,11 +688,26 @@ decide_after_stop() {
     [[ -z "$preempted_at" ]] || reason=preemption
   fi
   [[ "$reason" != "time limit" && "$reason" != preemption ]] || decision=requeue
-  cause="- - ${reason:-$(from_marker reason)}"
+  reason=${reason:-$(from_marker reason)}
+  cause="- - $reason"
+  if [[ ! -e "$run/stop" ]] && nobody_asked && [[ "$reason" =~ ^SIGTERM\ received\ by\ rank\ ([0-9]+)\ on\ (.+)$ ]]; then
+    cause="${BASH_REMATCH[1]} ${BASH_REMATCH[2]} SIGTERM that neither Slurm nor the user sent (earlyoom, or an administrator?)"
+    decision=next
+    break_after_failures
+  fi
+}
+
+# True where a SIGTERM reached some ranks only. Slurm sends it to all of a job or of a step, agents included.
+nobody_asked() {
+  local told
+  [[ "$slurm_state" == RUNNING ]] || return 1
+  told=$(grep -lE 'death signal|got signal: 15' "$logs"/*.log 2>/dev/null | wc -l)
+  ((told < ${#chosen[@]}))
 }
 
 decide_after_failure() {
   cause=$(best_cause "$noted")
+  [[ -z "$abandoned" ]] || cause+="; $abandoned"
   decision=next
   list_nodes
   if [[ -n "$lost_nodes" ]]; then
@@ -639,15 +719,19 @@ decide_after_failure() {
   if ((${#missed[@]} > 0)); then
     suspects+=("${missed[@]%% *}")
     cause="- ${missed[0]%% *} Slurm could not start the ranks there: $(plain <<<"${missed[0]#* }")"
-  else # The first task that ended badly; the others were ended because of it.
+  elif [[ -z "$abandoned" ]]; then # The first task that ended badly; the others were ended because of it.
     mapfile -t -O "${#suspects[@]}" suspects < <(sed -n '/: task /{s/^srun: error: \([^ :]*\): task [0-9]*: Killed.*/\1/p;q}' "$logs/srun.err")
   fi
-  if no_progress; then
-    decision=failed
-    cause="${cause}; no progress in 3 starts"
-    mkdir -p "$run/markers"
-    printf '{"state": "no progress", "restart": false, "attempt": %d, "cause": %s}\n' "$attempt" "$(json "$(cause_text "$cause")")" >"$(marker)"
-  fi
+  break_after_failures
+}
+
+# The breaker's decision about an attempt that failed
+break_after_failures() {
+  no_progress || return 0
+  decision=failed
+  cause="${cause}; no progress in 3 starts"
+  mkdir -p "$run/markers"
+  printf '{"state": "no progress", "restart": false, "attempt": %d, "cause": %s}\n' "$attempt" "$(json "$(cause_text "$cause")")" >"$(marker)"
 }
 
 # --- one attempt after the other, until one is the last
@@ -655,8 +739,7 @@ exit_code=1
 decision=failed
 cause="- - "
 run_attempt() {
-  noted=
-  marker_seen=
+  new_attempt
   list_nodes
   must_end || check_nodes || return
   if ! must_end && ! choose_nodes; then
@@ -674,6 +757,7 @@ run_attempt() {
   choose_port "${chosen[0]}"
   event attempt_started "\"nodes\": $(json "${chosen[*]}")"
   say "attempt $attempt on ${chosen[*]}, logs of the nodes: $logs"
+  starting_since=$SECONDS
   train
   exit_code=$?
   read_events
@@ -710,10 +794,19 @@ finish() {
   return "$exit_code"
 }
 
+# --- guard.sh beside this script: it brings the job back where this script is killed
+start_guard() {
+  srun --overlap --nodes=1 --ntasks=1 --nodelist="$host" --cpus-per-task=1 --mem=0 --gres=none \
+    --export=ALL --input=none --output=none --error=none \
+    bash "$run/guard.sh" 2>>"$run/logs/guard.err" & # where srun tells of its end, which is no news
+  guard=$!
+}
+
 # --- the job
 ended() {
   event job_ended "\"exit_code\": $exit_code, \"signal\": \"$signal\", \"slurm_state\": \"$slurm_state\", \"slurm_reason\": \"$slurm_reason\", \"decision\": \"$decision\""
   say "ended with exit code $exit_code: $decision"
+  [[ -z "${guard:-}" ]] || kill -TERM "$guard" 2>/dev/null
 }
 
 open_attempt
@@ -727,6 +820,8 @@ case $(awk -F '"event": "' 'split($2, name, "\"") && name[1] ~ /^(job_started|re
   *"requeued job_started") ;; # it was said when the job went back into the queue
   *) alert requeued running "its nodes were lost, or taken" "the job has begun again, and resumes" ;;
 esac
+
+start_guard
 
 run_attempt
 while [[ "$decision" == next && -z "$ending" ]]; do

@@ -19,6 +19,8 @@ fail() {
   exit 1
 }
 
+[[ -d "$run/code/slurmddp/runtime" ]] || fail "the run's copy of the code is gone, $run/code: was the file system purged? Submit again, with --resume ${run##*/}"
+
 # --- who this node is: the only one
 node_rank=0
 head=127.0.0.1

@@ -19,6 +19,8 @@ fail() {
   exit 1
 }
 
+[[ -d "$run/code/slurmddp/runtime" ]] || fail "the run's copy of the code is gone, $run/code: was the file system purged? Submit again, with --resume ${run##*/}"
+
 # --- setup lines of the site and the job: `module` and conda need a shell without -e and -u
 set +eu
 type module >/dev/null 2>&1 || source /etc/profile

@@ -19,6 +19,8 @@ fail() {
   exit 1
 }
 
+[[ -d "$run/code/slurmddp/runtime" ]] || fail "the run's copy of the code is gone, $run/code: was the file system purged? Submit again, with --resume ${run##*/}"
+
 # What is inherited of these would change the job silently; what a setup line makes of them is meant.
 unset {APPTAINER,SINGULARITY}_{BIND,BINDPATH,MOUNT,CONTAIN,CONTAINALL,COMPAT}
 

@@ -83,6 +83,7 @@ class Stage:
             self.desk.program(name, text)
         self.run = self.desk.root / "run"
         (self.run / "logs").mkdir(parents=True)
+        (self.run / "code/slurmddp/runtime").mkdir(parents=True)
         self.dump = self.desk.root / "dump"
 
     def plan(self, job: dict[str, Any], *, inside: bool = False) -> Plan | None:

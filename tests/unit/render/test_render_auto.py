@@ -19,6 +19,7 @@ def started(desk: Desk, script: str, *arguments: str, **variables: str) -> subpr
     """One of the scripts, run by bash; what it starts leaves its arguments and environment in the file dump."""
     run = desk.root / "run"
     (run / "logs").mkdir(parents=True, exist_ok=True)
+    (run / "code/slurmddp/runtime").mkdir(parents=True, exist_ok=True)
     path = desk.write("script.sh", script)
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here", "SLURMD_NODENAME": "here"}
     ours = dict.fromkeys(("SLURMDDP_ATTEMPT", "SLURMDDP_PORT", "SLURMDDP_RENDEZVOUS_ID", "SLURMDDP_NODES"), "61000")

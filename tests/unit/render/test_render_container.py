@@ -29,6 +29,7 @@ class Node:
         self.desk = desk
         self.run = desk.root / "run"
         (self.run / "logs").mkdir(parents=True)
+        (self.run / "code/slurmddp/runtime").mkdir(parents=True)
         for name in RUNTIMES:
             desk.program(name, DUMP)
 

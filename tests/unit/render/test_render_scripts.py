@@ -81,7 +81,7 @@ def test_bash_and_shellcheck_have_nothing_to_say(desk: Desk, kind: str, tmp_path
     for name, text in zip(("job.sh", "node.sh"), desk.scripts(job, *options), strict=True):
         check_bash(text, name, tmp_path)
     guard = guard_script(desk.plan(job, *options))
-    assert (guard is not None) == (kind in ("elastic", "alerts"))
+    assert (guard is None) == (kind == "here")
     if guard is not None:
         check_bash(guard, "guard.sh", tmp_path)
 
@@ -112,6 +112,12 @@ COMPUTED = {
     "cores > 8 ? cores / 8 : 1": "ranks of a node, from the cores that it was given",
     "cores > ranks ? cores / ranks : 1": "threads of its ranks",
     "starts + 1": "of the ranks, as the events tell",
+    "SECONDS - starting_since": "how long the ranks took to start",
+    "longest_start + 5": "how long they may take after a failure",
+    "SECONDS + 10": "when the starts are counted again",
+    "restarts_then + uncounted": "starts of this attempt, as torchrun's folders tell",
+    "restarts_then + uncounted + 1": "the folder of the next one",
+    "uncounted + 1": "of those starts, which the breaker does not know",
     "2 * longest_save + 30": "how long before the time limit to stop, from the saves of this job",
     "SECONDS - began": "how long the preflight took",
     "place + 1": "this node's place among those that a lost batch host has left",
@@ -120,7 +126,7 @@ COMPUTED = {
 }
 #: Programs and functions whose output it may take: they look at the job, the nodes and the run folder.
 ASKED = (
-    {"awk", "cat", "date", "find", "getent", "head", "ip", "kill", "scontrol", "sed", "stat", "tail", "timeout"}
+    {"awk", "cat", "date", "find", "getent", "grep", "head", "ip", "kill", "scontrol", "sed", "stat", "tail", "timeout"}
     | {"best_cause", "cause_in_logs", "cause_text", "cd", "compgen", "from_marker", "i", "json", "marker", "plain"}
     | {"IFS", "printf"}
     | {"LD_LIBRARY_PATH", "decide", "readlink", "without_compat"}  # in the container: which libcuda is there

@@ -112,6 +112,28 @@ def test_slurms_word_and_the_marker(view: JobView, marker: Marker, state: str, d
     assert judge(view, facts(started(), marker=marker)) == RunState(state, detail)
 
 
+TERMED = Marker(0, "stopped", 500, 1000, "SIGTERM received by rank 0 on node1")
+KILLED = RunState("failed", "SIGKILL of the job's script on node1 (was the node out of memory?), step 500 of 1000")
+
+ASKED = RunState("stopped", f"{TERMED.reason}, step 500 of 1000")
+
+
+@pytest.mark.parametrize(
+    ("view", "more", "verdict"),
+    [
+        (JobView("FAILED", "RaisedSignal:9", 0, 0, 9), [], KILLED),
+        (JobView("FAILED", "RaisedSignal:9", 0, 0, 9), [ended(137, "KILL", "FAILED")], KILLED),
+        (JobView("FAILED", "NonZeroExitCode", 0, 1), [ended(1)], ASKED),
+        (None, [], KILLED),
+        (None, [ended(137, "KILL", "FAILED")], KILLED),
+        (None, [{"event": "cancel_requested"}], RunState("cancelled", "step 500 of 1000")),
+    ],
+)  # fmt: skip
+def test_a_killed_job_script_is_no_stop(view: JobView | None, more: list[dict[str, Any]], verdict: RunState) -> None:
+    """The ranks saved at Slurm's SIGTERM, and wrote that they were stopped."""
+    assert judge(view, facts(started(), *more, marker=TERMED)) == verdict
+
+
 def test_a_marker_of_an_older_attempt_says_nothing() -> None:
     again = facts(started(0), ended(0), started(1), marker=STOPPED)
     assert judge(JobView("COMPLETED", exit_code=0), again).state == "done"
