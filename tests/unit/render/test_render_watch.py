@@ -1,0 +1,135 @@
+"""What job.sh makes of an attempt that leads nowhere, on real bash: its parts, with a sleep in place of srun."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import LM_JOB, Desk
+
+STUBS = """
+set -uo pipefail
+say() { echo "$*"; }
+event() { :; }
+alert() { :; }
+best_cause() { echo "$1"; }
+cause_text() { echo "$1"; }
+plain() { head -n 1; }
+json() { printf '"%s"' "$1"; }
+marker() { echo "$run/marker"; }
+attempt=0
+slurm_state=RUNNING
+chosen=(node1 node2)
+sleep 60 >/dev/null &
+child=$!
+"""
+END = """
+kill -0 "$child" 2>/dev/null && sleep 0.1 # a signal takes a moment
+kill -0 "$child" 2>/dev/null && echo alive && kill "$child"
+"""
+
+
+class Stage:
+    """A run folder with the logs of an attempt, and job.sh's part that looks at it."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.run = desk.root / "run"
+        self.logs = self.run / "logs"
+        self.logs.mkdir(parents=True)
+        self.text, _ = desk.scripts(LM_JOB, "resources.nodes=2")
+        self.events = self.run / "events.jsonl"
+        self.events.touch()
+
+    def part(self, begin: str, end: str) -> str:
+        return begin + self.text.split(begin, 1)[1].split(end, 1)[0]
+
+    def starts(self, node: str, count: int) -> None:
+        """torchrun's folders of so many starts on a node."""
+        for number in range(count):
+            (self.logs / "torchrun" / node / "id_x" / f"attempt_{number}").mkdir(parents=True, exist_ok=True)
+
+    def event(self, name: str) -> str:
+        """A line of bash that adds an event of rank 0."""
+        told = json.dumps({"event": name, "rank": 0, "node": "node1", "message": "x", "kind": "E"})
+        return f"echo '{told}' >>{self.events}"
+
+    def bash(self, *lines: str) -> str:
+        variables = f"run={self.run}; logs={self.logs}; exec {{events}}<{self.events}"
+        watch = self.part("# --- what is looked at every 2 s", "# --- why an attempt failed")
+        decide = self.part("# True where a SIGTERM reached", "decide_after_failure()")
+        text = "\n".join([STUBS, variables, watch, decide, "new_attempt", *lines, END])
+        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=30)
+        assert not done.stderr.replace("Terminated", "").strip().startswith("bash:"), done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def stage(desk: Desk) -> Stage:
+    return Stage(desk)
+
+
+def test_ranks_that_do_not_start_again_end_the_attempt(stage: Stage) -> None:
+    """The first start took 20 s; the next one may take 25 s."""
+    began = ["SECONDS=0; new_attempt; SECONDS=20", stage.event("rank_started"), "read_events"]
+    failed = ["SECONDS=100", stage.event("error"), "read_events; expect_restart"]
+    assert stage.bash(*began, *failed, "SECONDS=124; expect_restart") == "alive\n"
+    assert stage.bash(*began, *failed, "SECONDS=127; expect_restart").startswith(
+        "ending the attempt: the ranks did not start again within 25 s\n"
+    )
+
+
+def test_ranks_that_start_again_late_are_waited_for_as_long_the_next_time(stage: Stage) -> None:
+    again = ["SECONDS=0; new_attempt; SECONDS=20", stage.event("rank_started"), "read_events"]
+    again += [
+        "SECONDS=100",
+        stage.event("error"),
+        "read_events",
+        "SECONDS=124",
+        stage.event("rank_started"),
+        "read_events",
+    ]
+    assert stage.bash(*again, "SECONDS=300; expect_restart") == "alive\n"
+    longer = ["SECONDS=400", stage.event("error"), "read_events; SECONDS=428; expect_restart"]
+    assert stage.bash(*again, *longer) == "alive\n"
+
+
+@pytest.mark.parametrize("what", ["no start yet", "marker"])
+def test_nothing_is_expected_where_there_is_no_measure_or_the_attempt_is_over(stage: Stage, what: str) -> None:
+    started = [stage.event("rank_started")] if what == "marker" else []
+    lines = [*started, stage.event("error"), "read_events", f"[[ '{what}' != marker ]] || touch {stage.run}/marker"]
+    assert stage.bash(*lines, "SECONDS=900; expect_restart") == "alive\n"
+
+
+def test_starts_that_nobody_counts_end_the_attempt(stage: Stage) -> None:
+    """On node2 alone, say: its Python is broken. Of two, the second may be counted in a moment."""
+    stage.starts("node1", 1)
+    stage.starts("node2", 2)
+    assert stage.bash("count_starts") == "alive\n"
+    stage.starts("node2", 3)
+    assert stage.bash("count_starts").startswith("ending the attempt: 2 starts failed")
+
+
+def test_starts_that_the_breaker_has_counted_do_not(stage: Stage) -> None:
+    stage.starts("node1", 6)
+    (stage.run / "failures").write_text("0 10\n0 20\n0 30\n0 40\n0 50\n")
+    folder = stage.logs / "torchrun" / "node1" / "id_x"
+    lines = ["count_starts", f"mkdir {folder}/attempt_6; SECONDS=20; count_starts"]
+    assert stage.bash(*lines) == "alive\n"
+    (folder / "attempt_6").rmdir()
+    lines += [f"mkdir {folder}/attempt_7; SECONDS=40; count_starts"]
+    assert stage.bash(*lines).startswith("ending the attempt: 2 starts failed")
+
+
+@pytest.mark.parametrize(("signalled", "verdict"), [(0, "fault"), (1, "fault"), (2, "asked")])
+def test_a_sigterm_that_reached_all_agents_was_asked_for(stage: Stage, signalled: int, verdict: str) -> None:
+    for number in (1, 2):
+        said = (
+            "W1122 api.py:1028] Received 15 death signal, shutting down workers\n"
+            if number <= signalled
+            else "step 1\n"
+        )
+        Path(stage.logs, f"node{number}.log").write_text(said)
+    assert stage.bash("nobody_asked && echo fault || echo asked", 'kill "$child"; wait "$child"').split()[0] == verdict
