@@ -100,6 +100,9 @@ def export(
         typer.Option(metavar="model|all", help="The weights, or all tensors under their names in the checkpoint"),
     ] = "model",
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Execute the image, setup lines and code of another user's run")
+    ] = False,
 ) -> None:
     """Write the weights of a checkpoint to one file, with the PyTorch of the run's image or environment."""
     from slurmddp.launch.export import Wanted
@@ -107,4 +110,4 @@ def export(
     from slurmddp.launch.find import find_run
 
     folder = find_run(run, os.environ)
-    typer.echo(export_now(folder, Wanted(step, format_, output, what, force), Path.cwd(), os.environ, opt.say))
+    typer.echo(export_now(folder, Wanted(step, format_, output, what, force, trust), Path.cwd(), os.environ, opt.say))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ from slurmddp.plan.program import INHERITED
 from slurmddp.runs import checkpoints
 from slurmddp.runs.checkpoints import Stored
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.owner import foreign_owner
 from slurmddp.runs.snapshot import copy_runtime
 from slurmddp.slurm.base import clean_environment
 
@@ -48,13 +51,14 @@ exec "${slurmddp_command[@]}"
 
 class Wanted(NamedTuple):
     """What `slurmddp checkpoint export` was asked; None: the newest good step, the format by the name, the name by
-    the format."""
+    the format. trust: whether the run of another user may execute what it names."""
 
     step: int | None
     format: str | None
     output: Path | None
     what: str
     force: bool
+    trust: bool = False
 
 
 class Command(NamedTuple):
@@ -76,19 +80,42 @@ def export(
     found = checkpoints.own(folder)
     form, target = _target(wanted, cwd)
     item = _checkpoint(folder, found, wanted.step, say)
+    owner = None if wanted.trust else foreign_owner(folder)
     with ExitStack() as stack:
         code = folder.code
-        if not (folder.code_runtime / "runtime" / "export.py").is_file():
+        if owner is not None or not (folder.code_runtime / "runtime" / "export.py").is_file():
             code = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurmddp-export-")))
             copy_runtime(code / "slurmddp")
-        prepared = _prepared(folder, environment)
         checkpoint = Path(os.path.realpath(item.path))
         arguments = [str(checkpoint), "--output", str(target), "--format", form, "--what", wanted.what]
         arguments += ["--verified", *(["--force"] if wanted.force else [])]
-        command = build_command(prepared, code, checkpoint, target, arguments, environment)
-        say(f"exporting step {item.step} of run {folder.id} in {_place(prepared)}")
-        _run(stack.enter_context(StopSignals()), command, say)
+        if owner is not None:
+            command = own_command(code, arguments, environment)
+            place = f"your own {command.program}: nothing that this run of {owner} names is executed"
+        else:
+            prepared = _prepared(folder, environment)
+            command = build_command(prepared, code, checkpoint, target, arguments, environment)
+            place = _place(prepared)
+        say(f"exporting step {item.step} of run {folder.id} in {place}")
+        try:
+            _run(stack.enter_context(StopSignals()), command, say)
+        except UserError as error:
+            if owner is None or "cannot import torch" not in str(error):
+                raise
+            raise UserError(
+                f"{command.program} has no torch, and run {folder.id} belongs to {owner}",
+                todo="activate an environment with torch; or, if you trust them with your account, use the run's image,"
+                " setup lines and code: --trust",
+            ) from error
     return target
+
+
+def own_command(code: Path, arguments: list[str], environment: Mapping[str, str]) -> Command:
+    """The command that runs slurmddp.runtime.export in our own Python, or that of the shell where ours has no torch."""
+    with_torch = sys.executable if find_spec("torch") else shutil.which("python3", path=environment.get("PATH"))
+    variables = {"PYTHONPATH": str(code), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+    words = [with_torch or sys.executable, "-m", "slurmddp.runtime.export", *arguments]
+    return _command(code, (), variables, words, dict(clean_environment(environment)))
 
 
 def build_command(
@@ -119,10 +146,16 @@ def build_command(
     inherited = {name: item for name, item in clean_environment(environment).items() if not _INHERITED.fullmatch(name)}
     # The job's own may hold a token: by the environment, which a list of processes does not show.
     passed = {container.environment_prefix + name: value for name, value in own.items()}
-    setup = prepared.plan.setup
+    return _command(code, prepared.plan.setup, variables, words, {**inherited, **passed})
+
+
+def _command(
+    code: Path, setup: Sequence[str], variables: Mapping[str, str], words: list[str], environment: dict[str, str]
+) -> Command:
+    """variables: set behind the setup lines, in addition to `environment`."""
     shell = ("bash", "-c", _SHELL, "slurmddp", str(code), str(len(setup)), *setup)
     behind = ("env", *(f"{name}={value}" for name, value in variables.items()))
-    return Command((*shell, *behind, *words), words[0], {**inherited, **passed})
+    return Command((*shell, *behind, *words), words[0], environment)
 
 
 def _container(container: ContainerPlan, code: Path, checkpoint: Path, target: Path) -> list[str]:

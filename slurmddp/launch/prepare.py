@@ -79,8 +79,16 @@ def resolved_job(request: Request, resumed: Sequence[Path] = ()) -> Resolved:
         if not resumed:
             raise UserError("no job is named", todo="name a job file (`slurmddp init job.yaml` writes one) or a script")
         from slurmddp.runs.layout import RunFolder
+        from slurmddp.runs.owner import foreign_owner
 
-        job_file = RunFolder(resumed[0]).job_yaml
+        folder = RunFolder(resumed[0])
+        job_file = folder.job_yaml
+        if owner := foreign_owner(folder):
+            raise UserError(
+                f"run {folder.id} belongs to {owner}: its job, which names commands and an image, would run as you",
+                where="--resume",
+                todo=f"read it, then name it: {job_file} --resume {folder.path}",
+            )
     catalogue = Catalogue(request.environment)
     configured = config_files(request.environment)
     sources = Sources(job_file, options, request.environment, configured, _site_of(resumed))

@@ -1,6 +1,7 @@
 """A checkpoint of somebody who means harm, whose hashes are right: whatever loads it runs nothing of it."""
 
 import io
+import os
 import pickle
 import shutil
 import subprocess
@@ -13,10 +14,16 @@ import pytest
 import torch
 from torch.distributed.checkpoint import metadata as dcp_metadata
 
+from slurmddp import errors
+from slurmddp.launch.export import Wanted
+from slurmddp.launch.export import export as export_now
+from slurmddp.launch.prepare import Request, resolved_job
+from slurmddp.runs.layout import RunFolder
 from slurmddp.runtime.checkpoint import contents, layout, plain
 from slurmddp.runtime.checkpoint.given import load_given
 from slurmddp.runtime.errors import UserError
 from tests.checkpoints import Touch, replace
+from tests.helpers import Desk
 
 from . import toy
 from .harness import ROOT, Failed, Ranks, Run
@@ -175,6 +182,65 @@ def test_enums_as_the_first_releases_of_python_3_11_write_them(good: Run, monkey
     path.write_bytes(old)
     assert contents.read(path) == expected
     path.unlink()
+
+
+@pytest.fixture
+def theirs(good: Run, tmp_path: Path) -> tuple[Desk, RunFolder, Path]:
+    """A run whose every part makes a file where it is executed, in a folder."""
+    signs = tmp_path / "signs"
+    signs.mkdir()
+    desk = Desk(tmp_path / "desk")
+    desk.program("sbatch", "#!/bin/bash\necho 4711\n")
+    desk.write("books/a.txt", "text")
+    evil = desk.write("evil", "").resolve()
+    evil.write_text(f'#!/bin/bash\ntouch {signs}/python\nexec {sys.executable} "$@"\n')
+    evil.chmod(0o755)
+    sourced = desk.write("sourced", f"touch {signs}/environment\n").resolve()
+    desk.write(
+        "job.yaml",
+        f"name: gpt\nsite: cores\ncontainer: {{runtime: none, python: {evil}}}\n"
+        f"setup: ['touch {signs}/setup']\nenvironment: {{BASH_ENV: {sourced}}}\n"
+        "train: {task: lm, data: {path: books}}\n",
+    )
+    done = desk.command("submit", "job.yaml")
+    assert done.code == 0, done.err
+    folder = RunFolder(next((desk.project / "runs").iterdir()))
+    shutil.copytree(good.root / "checkpoints", folder.checkpoints, dirs_exist_ok=True)
+    code = folder.code_runtime / "runtime" / "export.py"
+    code.chmod(0o644)
+    code.write_text(f"open({str(signs / 'code')!r}, 'w')\n{code.read_text()}")
+    return desk, folder, signs
+
+
+@pytest.mark.ranks(2)
+def test_the_export_of_another_users_run_executes_nothing_that_it_names(
+    theirs: tuple[Desk, RunFolder, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, folder, signs = theirs
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)  # we are somebody else
+    said: list[str] = []
+    wanted = Wanted(4, None, Path("x.pt"), "model", False)
+    made = export_now(folder, wanted, desk.project, desk.environment, said.append)
+    assert list(signs.iterdir()) == []
+    assert "nothing that this run of " in said[0] and " names is executed" in said[0]
+    assert plain.read(made).keys() == toy.create({}, {}).build_model().state_dict().keys()
+    made.unlink()
+    export_now(folder, wanted._replace(trust=True), desk.project, desk.environment, said.append)
+    assert sorted(path.name for path in signs.iterdir()) == ["code", "environment", "python", "setup"]
+
+
+@pytest.mark.ranks(2)
+def test_another_users_job_is_not_resumed_by_the_name_of_its_run(
+    theirs: tuple[Desk, RunFolder, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, folder, _ = theirs
+    assert resolved_job(Request(None, environment=desk.environment), [folder.path])
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    with pytest.raises(errors.UserError, match=r"belongs to .* would run as you"):
+        resolved_job(Request(None, environment=desk.environment), [folder.path])
+    assert resolved_job(Request(str(folder.job_yaml), environment=desk.environment), [folder.path])
 
 
 def test_the_tests_own_pickles_do_what_they_should(tmp_path: Path) -> None:
