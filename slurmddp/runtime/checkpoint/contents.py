@@ -31,9 +31,6 @@ _ALLOWED = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
     "pathlib": {"Path", "PosixPath", "PurePosixPath"},
-    "builtins": {
-        "getattr"
-    },  # Python 3.11.0 to 3.11.3 (Debian 12's) write a member of an enum so; here it is a record, too
     "pathlib._local": {"Path", "PosixPath", "PurePosixPath"},  # as Python 3.13 writes them
 }
 _DTYPE = re.compile(r"(bfloat|float|uint|int|complex|bool|quint|qint|bits)[0-9a-z_]*")
@@ -89,6 +86,22 @@ class _Record:
         self.state = state
 
 
+class _Member(_Record):
+    """getattr(ENUM, NAME): so Python 3.11.0 to 3.11.3 (Debian 12's) write an enum's member. Of no other object."""
+
+    def __new__(cls, *arguments: Any) -> "_Record":
+        if [getattr(item, "__name__", type(item)) for item in arguments] != ["_MEM_FORMAT_ENCODING", str]:
+            raise _refused("builtins.getattr")
+        return super().__new__(cls, *arguments)
+
+
+def _refused(name: str) -> Refused:
+    return Refused(
+        f"names {name}, which no checkpoint of slurmddp holds: nothing of it was run. "
+        "Do not load this checkpoint elsewhere"
+    )
+
+
 class _Reader(pickle.Unpickler):
     """Makes records only."""
 
@@ -98,11 +111,10 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> type:
         """Return a record's class that is used for nothing else. Raises Refused."""
+        if (module, name) == ("builtins", "getattr"):
+            return _Member
         if name not in _ALLOWED.get(module, ()) and not (module == "torch" and _DTYPE.fullmatch(name)):
-            raise Refused(
-                f"names {module}.{name}, which no checkpoint of slurmddp holds: "
-                "nothing of it was run. Do not load this checkpoint elsewhere"
-            )
+            raise _refused(f"{module}.{name}")
         return self._classes.setdefault((module, name), type(name, (_Record,), {"__module__": module}))
 
 

@@ -260,7 +260,7 @@ def test_what_the_container_gets(cli: Cli, desk: Desk) -> None:
     apptainer = '#!/bin/bash\nprintf "%s\\0" "$@" >"$HOME/argv"\nenv -0 >"$HOME/env"\necho pulled; exit 3\n'
     run = submitted(
         desk, cli, container__image=str(image), container__binds=binds, container__options="[--cleanenv]",
-        resources__gpus_per_node="2", environment__TOKEN="it's secret", environment__PYTHONPATH="/extra",
+        resources__gpus_per_node="2", environment__GREETING="it's secret", environment__PYTHONPATH="/extra",
         setup=f'["export PATH={desk.bin}:$PATH", "set -- x y; export APPTAINERENV_PYTHONPATH=/module"]',
     )  # fmt: skip
     desk.program("apptainer", apptainer)
@@ -286,7 +286,7 @@ def test_what_the_container_gets(cli: Cli, desk: Desk) -> None:
         line.split("=", 1) for line in (desk.home / "env").read_bytes().decode().split("\0") if "=" in line
     )
     assert variables["APPTAINERENV_PYTHONPATH"] == f"{run.code}:/extra"
-    assert variables["APPTAINERENV_TOKEN"] == "it's secret"
+    assert variables["APPTAINERENV_GREETING"] == "it's secret"
     assert variables["APPTAINERENV_PYTHONNOUSERSITE"] == "1"
     assert variables["APPTAINER_NO_EVAL"] == "1"
     assert "APPTAINER_BINDPATH" not in variables

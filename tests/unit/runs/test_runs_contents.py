@@ -48,6 +48,8 @@ def test_verify_runs_nothing_and_names_the_class(cli: Cli, tmp_path: Path, proto
         b"ctorch\nfloat32.__class__\n.",
         b"ctorch.storage\n_load_from_bytes\n.",
         b"ctorch.distributed.checkpoint.filesystem\npickle\n.",
+        b"cbuiltins\ngetattr\n(c" + _METADATA + b"\nMetadata\nX\x08\0\0\0__init__tR.",
+        b"cbuiltins\ngetattr\n(c" + _METADATA + b"\n_MEM_FORMAT_ENCODING\nctorch\nSize\ntR.",
         b"\x82\x01.",  # EXT1
         b"P1\n.",  # PERSID
         b"c" + _METADATA + b"\nMetadata\n}(X\x03\0\0\0abcK\x01ub.",  # the state of a class
