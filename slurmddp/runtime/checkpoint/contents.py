@@ -89,7 +89,7 @@ class _Record:
 class _Member(_Record):
     """getattr(ENUM, NAME): so Python 3.11.0 to 3.11.3 (Debian 12's) write an enum's member. Of no other object."""
 
-    def __new__(cls, *arguments: Any) -> "_Record":
+    def __new__(cls, *arguments: Any) -> Any:
         if [getattr(item, "__name__", type(item)) for item in arguments] != ["_MEM_FORMAT_ENCODING", str]:
             raise _refused("builtins.getattr")
         return super().__new__(cls, *arguments)
