@@ -6,12 +6,17 @@ to a numbered folder first, and to its place when its turn comes.
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import posixpath
 import re
 import shlex
 import tarfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slurmddp.images.dockerfile.ignore import Ignore
 from slurmddp.images.dockerfile.lines import Instruction, split
@@ -22,6 +27,9 @@ STAGING = "/.slurmddp"
 
 _ADDRESS = re.compile(r"(?:[a-z][a-z0-9+.-]*://|git@)")
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
+_PACKED: dict[bytes, Any] = {
+    b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open,
+}  # fmt: skip
 _OWNER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 _MODE = re.compile(r"[0-7]{3,4}|[ugoa]*[-+=][rwxXst]*(,[ugoa]*[-+=][rwxXst]*)*")
 _MAGIC = re.compile(r"[*?\[]")
@@ -159,9 +167,22 @@ def _is_archive(path: Path, copy: Copy) -> bool:
     """Whether ADD unpacks the file: it goes by the content, not by the name."""
     try:
         with path.open("rb") as file:
-            if file.read(4) == _ZSTANDARD:
-                todo = f"unpack it before and COPY the folder, instead of ADD {shlex.quote(path.name)}"
-                raise copy.instruction.error(f"ADD of {path.name}, a Zstandard archive, is not converted", todo)
-        return tarfile.is_tarfile(path)
+            begin = file.read(8)
+        if begin.startswith(_ZSTANDARD):
+            todo = f"unpack it before and COPY the folder, instead of ADD {shlex.quote(path.name)}"
+            raise copy.instruction.error(f"ADD of {path.name}, a Zstandard archive, is not converted", todo)
+        unpack = next((unpack for magic, unpack in _PACKED.items() if begin.startswith(magic)), open)
+        with unpack(path, "rb") as whole:
+            # Its first header alone: tarfile would also read an extended one, however long that says it is
+            header = whole.read(tarfile.BLOCKSIZE)
     except OSError as error:
+        if error.errno is None:  # damaged, so Docker would copy it as it is
+            return False
         raise copy.instruction.error(f"{path} cannot be read: {error.strerror}", "make it readable") from None
+    except (EOFError, zlib.error, lzma.LZMAError):
+        return False
+    try:
+        tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True

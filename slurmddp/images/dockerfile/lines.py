@@ -61,7 +61,7 @@ class Instruction:
             return None
         try:
             found = json.loads(self.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
             return None
@@ -74,14 +74,25 @@ class Instruction:
         return found
 
 
+#: Characters of a Dockerfile, and of one instruction: it has to fit into a section of a definition file, which has
+#: 64 KiB at most (sections.py).
+_LONGEST_FILE, _LONGEST = 256 << 10, 32 << 10
+#: Instructions: spython's time grows with their square.
+_MOST = 1000
+
+
 def read(path: Path) -> tuple[Instruction, ...]:
     """The instructions of the Dockerfile at `path`. Raises UserError where it cannot be read or cut."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(_LONGEST_FILE + 1)
     except OSError as error:
         raise UserError(f"the Dockerfile {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"the Dockerfile {path} is not UTF-8 text") from None
+    if len(text) > _LONGEST_FILE:
+        todo = "is this a Dockerfile? Put long texts into files beside it, and COPY them"
+        raise UserError(f"the Dockerfile is longer than {_LONGEST_FILE >> 10} KiB", where=str(path), todo=todo)
     return parse(text, str(path))
 
 
@@ -104,6 +115,17 @@ def parse(text: str, file: str) -> tuple[Instruction, ...]:
             position += 1
             continue
         pieces, position = _join(lines, position, escape)
+        if sum(map(len, pieces)) > _LONGEST:
+            raise UserError(
+                f"the instruction is longer than {_LONGEST >> 10} KiB, which a definition file does not hold",
+                where=f"{file}:{start + 1}",
+                todo="put the text into a file beside the Dockerfile, COPY it, and RUN it if it is a script",
+            )
+        if len(found) == _MOST:
+            todo = "put commands into a script beside the Dockerfile, COPY it, and RUN it"
+            raise UserError(
+                f"the Dockerfile has more than {_MOST} instructions", where=f"{file}:{start + 1}", todo=todo
+            )
         found.append(_instruction(pieces, start + 1, file, escape))
     if not found:
         raise UserError("the Dockerfile is empty", where=file, todo="it begins with FROM")

@@ -26,6 +26,7 @@ Parts = tuple["str | Reference", ...]
 # What a name stands for: its value, None where it is known to be unset, or a Reference
 Lookup = Callable[[str], "str | Reference | None"]
 
+_LONGEST = 32 << 10
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SPECIAL = re.compile(r"[0-9@*#?!$-]")
 _BRACED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?!$-])(?P<operator>:?[-+?])?")
@@ -103,7 +104,12 @@ class _Expansion:
 
     def parts(self) -> Parts:
         merged: list[str | Reference] = []
+        length = 0
         for part in self._parts(""):
+            length += len(part) if isinstance(part, str) else 0
+            if length > _LONGEST:  # each line can double what the one before it has set
+                todo = "variables of variables make it long: write it out"
+                raise self._instruction.error(f"a value is longer than {_LONGEST >> 10} KiB", todo)
             if isinstance(part, str) and merged and isinstance(merged[-1], str):
                 merged[-1] += part
             elif part != "":

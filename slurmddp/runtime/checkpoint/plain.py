@@ -30,6 +30,7 @@ _NAMES = {
 }  # fmt: skip
 _DTYPES = {dtype: name for name, dtype in _NAMES.items()}
 _METADATA = "__metadata__"
+_MOST_DIMENSIONS = 64  # of a torch tensor
 _LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 
 #: What a file is going to hold: names with shapes and types, in no order.
@@ -140,13 +141,16 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         header.pop(_METADATA, None)
         return {name: _mapped(content, 8 + length, size, **facts) for name, facts in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
-        raise UserError(f"{path} is damaged, or no safetensors file: {error}") from error
+        why = (str(error) or repr(error)).splitlines()[0][:300]
+        raise UserError(f"{path} is damaged, or no safetensors file: {why}") from error
 
 
 def _mapped(
     content: mmap.mmap, data: int, size: int, *, dtype: str, shape: list[int], data_offsets: list[int]
 ) -> torch.Tensor:
     kind, (begin, end) = _NAMES[dtype], data_offsets
+    if len(shape) > _MOST_DIMENSIONS:  # their product would take minutes
+        raise ValueError(f"a shape has {len(shape)} dimensions")
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
         raise ValueError(f"shape {shape} and offsets {data_offsets} have to be whole numbers from 0 on")
     if not 0 <= begin <= end <= size - data or end - begin != _bytes(shape, kind):

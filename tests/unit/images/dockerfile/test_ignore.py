@@ -1,11 +1,15 @@
 """Patterns of .dockerignore, with Docker's own answers (moby/patternmatcher, patternmatcher_test.go)."""
 
+import re
+import time
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from slurmddp.errors import UserError
-from slurmddp.images.dockerfile.ignore import read_ignore
+from slurmddp.images.dockerfile.ignore import expression, read_ignore
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,42 @@ def test_patterns(tmp_path: Path, patterns: str, path: str, ignored: bool) -> No
     assert read_ignore(tmp_path / "Dockerfile").ignored(path) is ignored
 
 
+def plainly(pattern: str) -> re.Pattern[str]:
+    """The same patterns as a regular expression that tries everything."""
+    stars = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    made = re.sub(r"\*\*/|\*\*|\*|\?", lambda found: stars[found.group()], pattern)
+    return re.compile(made, re.DOTALL)
+
+
+@settings(max_examples=500)
+@given(st.lists(st.sampled_from(["a", "b", "/", "*", "**", "**/", "?"]), max_size=9).map("".join),
+       st.text(alphabet="ab/", max_size=9))  # fmt: skip
+def test_a_star_takes_what_it_would_take_if_everything_were_tried(pattern: str, path: str) -> None:
+    assume(len(re.findall(r"[^/*]\*\*/", pattern)) < 4)  # refused
+    assert bool(expression(pattern).fullmatch(path)) == bool(plainly(pattern).fullmatch(path)), (pattern, path)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "**/" * 8 + "x",
+        "**/a/" * 8 + "x",
+        "*a" * 30 + "x",
+        "**a" * 30 + "x",
+        "**/*a/" * 8 + "x",
+        "a*b**" * 9,
+        "*a**/" * 3 + "x",
+    ],
+)
+def test_no_pattern_takes_long(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / ".dockerignore").write_text(pattern)
+    begun = time.monotonic()
+    found = read_ignore(tmp_path / "Dockerfile")
+    for path in ("a/" * 100 + "b", "a" * 250, "aa/" * 60 + "y", "ab/" * 60):
+        found.ignored(path)
+    assert time.monotonic() - begun < 5
+
+
 def test_the_dockerfiles_own_list_comes_first(tmp_path: Path) -> None:
     (tmp_path / ".dockerignore").write_text("a")
     (tmp_path / "my.Dockerfile.dockerignore").write_text("b")
@@ -56,3 +96,7 @@ def test_a_broken_pattern_is_named(tmp_path: Path) -> None:
     (tmp_path / ".dockerignore").write_text("a\n[b\n")
     with pytest.raises(UserError, match=r"\.dockerignore:2: the pattern '\[b' is broken"):
         read_ignore(tmp_path / "Dockerfile")
+    for pattern in ("a**/b**/c**/d**/e", "a**/" * 3000, "*a" * 100_000):
+        (tmp_path / ".dockerignore").write_text(f"{pattern}\n")
+        with pytest.raises(UserError, match=r"\.dockerignore:1: the pattern '.{1,90}' is broken"):
+            read_ignore(tmp_path / "Dockerfile")

@@ -1,8 +1,14 @@
 """What cannot be right is refused with file and line, what it is, and what to write instead."""
 
+import gzip
+import tarfile
+import time
+from pathlib import Path
+
 import pytest
 
 from slurmddp.errors import UserError
+from slurmddp.images.dockerfile import convert
 
 from .conftest import Dock
 
@@ -113,3 +119,46 @@ def test_a_name_that_files_cannot_carry(dock: Dock) -> None:
 def test_secrets_given_as_arguments_are_noted(dock: Dock) -> None:
     made = dock.convert("FROM debian:12\nARG HF_TOKEN\nRUN true\n", HF_TOKEN="x")
     assert "everyone who has the image can read the argument HF_TOKEN" in made.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("RUN echo " + "x" * 5_000_000, "Dockerfile: the Dockerfile is longer than 256 KiB"),
+        ("RUN echo " + "x" * 100_000, "Dockerfile:2: the instruction is longer than 32 KiB"),
+        ("RUN echo \\\n" + "xxxx \\\n" * 9_000 + "y", "Dockerfile:2: the instruction is longer than 32 KiB"),
+        ("RUN " + "[" * 30_000, None),
+        ("WORKDIR a\n" * 25_000, "Dockerfile:1001: the Dockerfile has more than 1000 instructions"),
+        ("WORKDIR /a\n" * 999, None),
+        ("ENV A=" + "$A" * 4_000, None),
+        ("ARG A=xx\n" + "ARG A=$A$A\n" * 60, "a value is longer than 32 KiB"),
+        ("ENV A=" + "x" * 30_000 + "\nENV B=" + "$A" * 15_000, "Dockerfile:3: a value is longer than 32 KiB"),
+        (f"RUN {'x' * 30_000}\n" * 3, "section that begins with '%post' of the definition file is longer than 64 KiB"),
+    ],
+    ids=range(10),
+)
+def test_nothing_takes_long(tmp_path: Path, text: str, words: str | None) -> None:
+    (tmp_path / "Dockerfile").write_text(f"FROM ubuntu:1\n{text}\n")
+    begun = time.monotonic()
+    if words is None:
+        convert(tmp_path / "Dockerfile")
+    else:
+        with pytest.raises(UserError) as caught:
+            convert(tmp_path / "Dockerfile")
+        assert words in str(caught.value) and len(str(caught.value)) < 600
+    assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("kind", ["x", "L"])
+def test_an_archive_s_header_is_not_believed(tmp_path: Path, kind: str) -> None:
+    """An extended header of 64 GB, in 60 KB of gzip: only the first block is read."""
+    entry = tarfile.TarInfo("a")
+    entry.type, entry.size = kind.encode(), 64 << 30
+    with gzip.open(tmp_path / "a.tgz", "wb") as file:
+        file.write(entry.tobuf() + bytes(60 << 20))
+    (tmp_path / "cut.tgz").write_bytes((tmp_path / "a.tgz").read_bytes()[:20])
+    (tmp_path / "Dockerfile").write_text("FROM ubuntu:1\nADD a.tgz /x/\nADD cut.tgz /y/\n")
+    begun = time.monotonic()
+    text = convert(tmp_path / "Dockerfile").definition
+    assert time.monotonic() - begun < 5
+    assert "tar -xf /.slurmddp/1/a.tgz" in text and "tar -xf /.slurmddp/2/cut.tgz" not in text
