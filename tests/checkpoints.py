@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import zipfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -34,7 +36,8 @@ def make_checkpoint(root: Path, step: int, *, size: int = 1000) -> Path:
     folder = root / layout.folder_name(step)
     (folder / layout.RNG).mkdir(parents=True)
     (folder / "__0_0.distcp").write_bytes(bytes([step % 256]) * size)
-    (folder / layout.RNG / "rank-00000.pt").write_bytes(b"random")
+    with zipfile.ZipFile(folder / layout.RNG / "rank-00000.pt", "w") as archive:  # as torch.save({}) writes it
+        archive.writestr("archive/data.pkl", pickle.dumps({}))
     (folder / ".metadata").write_bytes(NO_TENSORS)
     layout.write_json(folder / layout.DATA, {"step": step})
     names = ["__0_0.distcp", f"{layout.RNG}/rank-00000.pt", layout.DATA, ".metadata"]

@@ -102,6 +102,8 @@ def check(item: Stored, progress: Callable[[int], None] = lambda count: None) ->
     """The same with `fault` as all of its content says, hashed file by file; progress: gets the bytes of each."""
     from concurrent.futures import ThreadPoolExecutor  # here: only this needs it
 
+    from slurmddp.runtime.checkpoint import shardcheck
+
     pool = ThreadPoolExecutor(min(_MOST_READERS, os.cpu_count() or 1))
     try:
         files = glance(item.path)["files"]
@@ -110,7 +112,7 @@ def check(item: Stored, progress: Callable[[int], None] = lambda count: None) ->
             if actual.sha256 != wanted["sha256"]:
                 raise layout.Rejected(item.path, name, "has other content than was written (sha256 differs)")
             progress(actual.bytes)
-        layout.read_contents(item.path, files)
+        shardcheck.check(item.path, layout.read_contents(item.path, files), files)
     except layout.Rejected as rejected:
         return replace(item, fault=f"{rejected.file} {rejected.why}")
     except OSError as error:

@@ -18,6 +18,7 @@ from slurmddp import errors
 from slurmddp.launch.export import Wanted
 from slurmddp.launch.export import export as export_now
 from slurmddp.launch.prepare import Request, resolved_job
+from slurmddp.runs import checkpoints
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runtime.checkpoint import contents, layout, plain
 from slurmddp.runtime.checkpoint.given import load_given
@@ -136,6 +137,22 @@ def test_the_export(planted: Callable[[Plant], tuple[Run, Path]], plant: Plant, 
         (line,) = done.stderr.splitlines()
         assert line.startswith("slurmddp: error: ") and file in line and what in line and "step-00000004" in line
     assert not sign.exists() and not (run.root / "x.pt").exists()
+
+
+@pytest.mark.ranks(2)
+def test_verify(
+    good: Run, planted: Callable[[Plant], tuple[Run, Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the login side, whose code loads nothing by torch."""
+    (item, *_) = checkpoints.survey(RunFolder(good.root))
+    assert checkpoints.check(item).fault is None
+    for plant, file, what in [*PLANTED, (in_randomness, "rng/rank-00000.pt", "names posix.system")]:
+        run, sign = planted(plant)
+        (item, *_) = checkpoints.survey(RunFolder(run.root))
+        fault = checkpoints.check(item).fault
+        assert fault is not None and file in fault and what.partition(": ")[0] in fault, plant
+        assert not sign.exists()
+        shutil.rmtree(run.root)
 
 
 @pytest.mark.ranks(2)

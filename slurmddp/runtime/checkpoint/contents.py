@@ -29,6 +29,7 @@ _ALLOWED = {
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch": {"Size"},
+    "builtins": {"getattr"},  # see _Member
     "torch.serialization": {"_get_layout"},
     "pathlib": {"Path", "PosixPath", "PurePosixPath"},
     "pathlib._local": {"Path", "PosixPath", "PurePosixPath"},  # as Python 3.13 writes them
@@ -64,7 +65,7 @@ def read(path: Path) -> dict[str, Stored]:
     """Return the tensors of a checkpoint by name. Raises Refused, OSError."""
     content = path.read_bytes()
     try:
-        return _tensors(_Reader(io.BytesIO(content)).load())
+        return _tensors(Reader(io.BytesIO(content)).load())
     except Refused:
         raise
     except Exception as error:
@@ -102,7 +103,7 @@ def _refused(name: str) -> Refused:
     )
 
 
-class _Reader(pickle.Unpickler):
+class Reader(pickle.Unpickler):
     """Makes records only."""
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -111,11 +112,19 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> type:
         """Return a record's class that is used for nothing else. Raises Refused."""
-        if (module, name) == ("builtins", "getattr"):
-            return _Member
-        if name not in _ALLOWED.get(module, ()) and not (module == "torch" and _DTYPE.fullmatch(name)):
+        if not self.allows(module, name):
             raise _refused(f"{module}.{name}")
-        return self._classes.setdefault((module, name), type(name, (_Record,), {"__module__": module}))
+        kind = _Member if name == "getattr" else _Record
+        return self._classes.setdefault((module, name), type(name, (kind,), {"__module__": module}))
+
+    def allows(self, module: str, name: str) -> bool:
+        """Whether the pickle may name this."""
+        return name in _ALLOWED.get(module, ()) or is_dtype(module, name)
+
+
+def is_dtype(module: str, name: str) -> bool:
+    """Whether this is how torch names a data type: torch.float32."""
+    return module == "torch" and _DTYPE.fullmatch(name) is not None
 
 
 def _tensors(found: Any) -> dict[str, Stored]:
