@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from slurmddp.alerts import secrets
-from tests.helpers import Desk, Result
+from slurmddp.render.scripts import alert_script, node_script
+from slurmddp.runs.layout import RunFolder
+from tests.helpers import SIF, Desk, Result, check_bash
 
 TOKEN = "hf_0123456789'\"$(id)\\\nsecond line"
 JOB = "name: gpt\nsite: here\nenvironment_from: [HF_TOKEN]\ntrain: {script: train.py}\n"
@@ -48,12 +52,33 @@ def test_the_ranks_get_the_value_and_no_file_has_it(ready: Desk) -> None:
     assert "hf_0123456789" not in done.out + done.err
 
 
-def test_the_preflight_does_not_get_it(ready: Desk) -> None:
-    from slurmddp.render.scripts import node_script
-
-    text = node_script(ready.plan(JOB.replace("site: here", "site: cores")))
-    (at,) = [index for index, line in enumerate(text.splitlines()) if "/.environment" in line and "secrets=" in line]
-    assert text.splitlines()[at - 1] == 'if [[ "${SLURMDDP_STEP:-}" != preflight ]]; then'
+@pytest.mark.parametrize(("container", "prefix"), [("none", ""), ("apptainer", "APPTAINERENV_")])
+def test_the_preflight_does_not_get_it(ready: Desk, tmp_path: Path, container: str, prefix: str) -> None:
+    """node.sh as Slurm starts it, for both of its steps."""
+    ready.write("image.sif", SIF)
+    for name in ("ranks", "apptainer"):
+        ready.program(name, '#!/bin/bash\ncat /proc/self/environ >"$HOME/seen"\n')
+    alerts = f"alerts: [{{to: json}}]\ncontainer: {{runtime: {container}, image: image.sif}}\n"
+    plan = ready.plan(JOB.replace("site: here", "site: cores") + alerts)
+    folder = RunFolder(tmp_path / "run-1")
+    folder.logs.mkdir(parents=True)
+    folder.node_sh.write_text(node_script(plan))
+    secrets.keep(folder, {}, ready.environment, {"HF_TOKEN": TOKEN})
+    words = {"RUN": str(folder.path), "LOGS": str(folder.logs), "ATTEMPT": "0", "PORT": "61000", "NODES": "1"}
+    slurm = {"SLURMD_NODENAME": "here", "SLURM_JOB_ID": "7", "SLURMDDP_RENDEZVOUS_ID": "id"}
+    environment = {**ready.environment, **slurm, **{f"SLURMDDP_{name}": value for name, value in words.items()}}
+    for step in ("preflight", ""):
+        command = ["bash", str(folder.node_sh)]
+        done = subprocess.run(command, env={**environment, "SLURMDDP_STEP": step}, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        seen = (ready.home / "seen").read_bytes().split(b"\0")
+        assert (f"{prefix}HF_TOKEN={TOKEN}".encode() in seen) == (step == ""), step
+        assert step == "" or not any(b"hf_01" in pair for pair in seen)
+    check_bash(folder.node_sh.read_text(), "node.sh", tmp_path)
+    check_bash(alert_script(plan) or "", "alert.sh", tmp_path)
+    secrets.forget(folder.id, ready.environment)
+    done = subprocess.run(["bash", str(folder.node_sh)], env=environment, capture_output=True, check=False)
+    assert done.returncode == 1 and b"cannot read the variables of environment_from" in done.stderr
 
 
 def test_a_variable_that_is_not_set_is_one_message_and_leaves_nothing(ready: Desk, cli: Callable[..., Result]) -> None:
