@@ -62,6 +62,7 @@ def test_the_preflight_does_not_get_it(ready: Desk, tmp_path: Path, container: s
     plan = ready.plan(JOB.replace("site: here", "site: cores") + alerts)
     folder = RunFolder(tmp_path / "run-1")
     folder.logs.mkdir(parents=True)
+    (folder.code_runtime / "runtime").mkdir(parents=True)
     folder.node_sh.write_text(node_script(plan))
     secrets.keep(folder, {}, ready.environment, {"HF_TOKEN": TOKEN})
     words = {"RUN": str(folder.path), "LOGS": str(folder.logs), "ATTEMPT": "0", "PORT": "61000", "NODES": "1"}
