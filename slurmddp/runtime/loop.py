@@ -159,7 +159,7 @@ class Trainer:
             nonlocal targets
             targets = session.stepper.warm_up(first)
 
-        flops = peak.count_flops(once)
+        flops = peak.count_flops(once, compiled=session.job.train.compile)
         if session.job.train.compile:
             once()
         return peak.utilisation(session.world, PRECISIONS[session.job.train.precision], flops, targets)

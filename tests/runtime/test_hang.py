@@ -28,7 +28,7 @@ def culprit(run: Run) -> tuple[list[int], str, str]:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_stopped_process_is_named(tmp_path: Path, rank: int) -> None:
     """Rank 0 hosts the heartbeats: no answer from it is an answer, too."""
     run = Run.create(tmp_path / "run", **{**HANG, "train__steps": 100000}, train__data={"pace": 0.02})
@@ -78,7 +78,7 @@ def test_a_rank_that_never_comes_to_the_exchange_is_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_after_blocked_data_the_restart_goes_on(tmp_path: Path, workers: int) -> None:
     """The data of step 5 does not come on rank 1; in the second start it does."""
     data = {"trouble": trouble("sleep", call=5, where="data", once=str(tmp_path / "once"))}

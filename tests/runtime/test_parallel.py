@@ -267,7 +267,12 @@ def compiled(joined: World, options: dict[str, Any]) -> tuple[list[tuple[float, 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
-    "options", [{}, {"parallel__shard": 2}, {"parallel__shard": 2, "train__activation_checkpointing": True}]
+    "options",
+    [
+        {},
+        pytest.param({"parallel__shard": 2}, marks=pytest.mark.long),
+        {"parallel__shard": 2, "train__activation_checkpointing": True},
+    ],
 )
 def test_compile(ranks: Ranks, options: dict[str, Any]) -> None:
     found, names, graphs = ranks(2, compiled, options)[0]

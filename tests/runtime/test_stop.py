@@ -51,7 +51,9 @@ def stopped_alike(run: Run, step: int, reason: str) -> None:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize(("kind", "rank"), [("SIGUSR1", 1), ("SIGTERM", 1), ("SIGUSR2", 0)])
+@pytest.mark.parametrize(
+    ("kind", "rank"), [pytest.param("SIGUSR1", 1, marks=pytest.mark.long), ("SIGTERM", 1), ("SIGUSR2", 0)]
+)
 def test_signal_to_one_rank_stops_all_after_the_next_step(tmp_path: Path, kind: str, rank: int) -> None:
     """The signal comes within step 5; its wish travels with the losses of step 6. The rank's data worker gets it, too,
     and survives, or step 6 would have no data.
@@ -89,7 +91,7 @@ def test_stop_file_that_is_there_from_the_start(tmp_path: Path, ranks: Ranks) ->
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("at_end", [pytest.param(False, marks=pytest.mark.long), True])
 def test_evaluation_is_given_up(tmp_path: Path, at_end: bool) -> None:
     """The signal comes in the third of nine rounds on rank 1: the state of that step is saved, and the marker says
     stopped."""
