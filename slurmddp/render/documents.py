@@ -57,6 +57,13 @@ def _yaml(title: str, model: BaseModel, cwd: str) -> str:
     return f"{title}\n" + yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
+def _drop_defaults(model: BaseModel, data: dict[str, Any]) -> None:
+    """Leave an item of a list as its layer wrote it: a list that adds must find it there when the job is read again."""
+    for name, field in type(model).model_fields.items():
+        if getattr(model, name) == field.get_default(call_default_factory=True):
+            data.pop(field.alias or name, None)
+
+
 def _as_written(model: BaseModel, data: dict[str, Any], cwd: str) -> dict[str, Any]:
     """What does not read back as it is: seconds and MiB get their unit, a path becomes absolute (the job may be
     submitted again from another folder) and a dollar sign in it is doubled."""
@@ -76,6 +83,7 @@ def _as_written(model: BaseModel, data: dict[str, Any], cwd: str) -> dict[str, A
             for index, item in enumerate(value):
                 if isinstance(item, BaseModel):
                     _as_written(item, data[key][index], cwd)
+                    _drop_defaults(item, data[key][index])
         elif isinstance(value, dict):
             for entry, item in value.items():
                 if isinstance(item, BaseModel):

@@ -377,6 +377,16 @@ def test_training_on_a_machine_that_has_sbatch_is_warned_about(ready: Desk, cli:
     assert "trains on this machine" not in cli("submit", *job, PATH=str(ready.bin)).err
 
 
+def test_alerts_of_the_configuration_are_not_added_twice_to_a_resumed_run(ready: Desk, cli: Cli) -> None:
+    (ready.config / "config.yaml").write_text("alerts: [{to: json, url_env: HOOK, on: [failed]}]\n")
+    cli("submit", "job.yaml", HOOK="http://127.0.0.1:9/x")
+    checkpoint = only_run(ready) / "checkpoints" / "step-00000010"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "COMPLETE").touch()
+    done = cli("submit", "--resume", "last", "--dry-run", HOOK="http://127.0.0.1:9/x")
+    assert done.code == 0, done.err
+
+
 def test_a_script_that_resumes_a_run_keeps_its_site(ready: Desk, cli: Cli) -> None:
     (ready.config / "config.yaml").write_text("site: gpus\n")
     cli("submit", "train.py", "--site", "cores")

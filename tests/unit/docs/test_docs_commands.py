@@ -1,0 +1,222 @@
+"""Every command that README and docs show is run here, in the order of its page, in one shell with a home of its own.
+
+Slurm is a stand-in: a job that it takes is done at once and leaves what a finished run leaves. Ranks are a stand-in,
+too, so that no PyTorch is needed. All else is real: the command, its files, job.sh on this machine, an HTTP receiver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT, SIF, Desk
+from tests.receiver import Receiver
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+#: What the first word of a block's first line is where the block is for a shell.
+PROGRAMS = (
+    "apptainer", "bash", "cd", "conda", "curl", "diff", "export", "git", "install", "make", "mamba", "module", "pip",
+    "pipx", "python", "python3", "rsync", "salloc", "sbatch", "scancel", "scontrol", "scp", "slurmddp", "source",
+    "squeue", "ssh", "tar", "touch", "uv", "watch", ".venv/bin/python",
+)  # fmt: skip
+
+#: Commands that cannot run here, each with the reason. First match counts; each must match something.
+ELSEWHERE = {
+    r"git clone|(uv|pip|pipx|conda|mamba) |python3? -m (venv|pip)|source .*/bin/activate":
+        "installs from a package index; tests/unit/packaging/test_wheel.py installs the wheel",
+    r"make |python3? -m (benchmarks|tests)|.*python3? -m pytest": "takes minutes to an hour; CI runs `make test`",
+    r"salloc |slurmddp run job.yaml --nodes 1 &":
+        "needs an allocation: tests/cluster/test_runs.py::test_runs_side_by_side_in_one_allocation",
+    r"slurmddp build-image (?!.*--dry-run)": "needs Apptainer and a registry: tests/cluster/test_images.py",
+    r"slurmddp checkpoint export": "needs PyTorch: tests/runtime/test_export.py",
+    r"rsync ": "needs a second host",
+}  # fmt: skip
+
+#: Commands that run until Ctrl-C, which comes after some seconds.
+ENDLESS = ("slurmddp watch-alerts",)
+
+#: Stands for sbatch: RUN, its last argument, is done at once.
+SBATCH = f"""#!{sys.executable}
+import json, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+from tests.checkpoints import make_checkpoint
+
+run, now = Path(sys.argv[-1]), time.time()
+events = [
+    {{"event": "job_started", "job_id": "4711", "attempt": 0, "nodes": "node1"}},
+    {{"event": "attempt_started", "attempt": 0, "nodes": 1}},
+    {{"event": "started", "attempt": 0, "step": 0, "nodes": 1}},
+    {{"event": "first_step", "attempt": 0, "step": 1}},
+    {{"event": "finished", "attempt": 0, "step": 20}},
+    {{"event": "attempt_ended", "attempt": 0, "exit_code": 0, "decision": "done"}},
+    {{"event": "job_ended", "attempt": 0, "exit_code": 0, "decision": "done"}},
+]
+with (run / "events.jsonl").open("a") as file:
+    file.writelines(json.dumps({{"time": now + step, **event}}) + "\\n" for step, event in enumerate(events))
+(run / "markers").mkdir(exist_ok=True)
+(run / "markers/attempt-000.json").write_text(json.dumps({{"state": "done", "step": 20, "steps": 20}}))
+(run / "logs/job.log").write_text("done\\n")
+for step in (10, 20):
+    make_checkpoint(run / "checkpoints", step)
+print(4711)
+"""
+
+#: Stand for squeue and scontrol of a cluster that has forgotten the job; sacct finds nothing.
+FORGOTTEN = "#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n"
+NOTHING = "#!/bin/bash\n"
+
+
+def blocks(page: Path) -> list[list[str]]:
+    """The indented and fenced blocks of a page, each as its lines."""
+    found: list[list[str]] = []
+    fenced, before = False, ""
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if line.startswith("```"):
+            fenced = not fenced
+            if fenced:
+                found.append([])
+        elif fenced:
+            found[-1].append(line)
+        elif line.startswith("    ") and not before.strip():
+            found.append([line[4:]])
+        elif line.startswith("    ") and before.startswith("    "):
+            found[-1].append(line[4:])
+        before = line
+    return [block for block in found if block]
+
+
+def commands(page: Path) -> list[str]:
+    """The commands of a page's shell blocks without their comments: one a line, a trailing backslash joins two."""
+    found = []
+    for block in blocks(page):
+        words = block[0].split()
+        if words and words[0] in PROGRAMS:
+            lines = "\n".join(block).replace("\\\n", " ").splitlines()
+            found += [re.sub(r"(^|\s+)#.*", "", line).strip() for line in lines]
+    return [command for command in found if command]
+
+
+def elsewhere(command: str) -> str | None:
+    """Why a command cannot run here, or None."""
+    return next((reason for pattern, reason in ELSEWHERE.items() if re.match(pattern, command)), None)
+
+
+WITH_COMMANDS = [page for page in PAGES if any(elsewhere(command) is None for command in commands(page))]
+NOT_HERE = [(page, command) for page in PAGES for command in commands(page) if elsewhere(command)]
+
+
+@pytest.fixture
+def place(desk: Desk) -> Iterator[Desk]:
+    """A user's place with all that the pages take for granted."""
+    desk.program("sbatch", SBATCH)
+    desk.program("slurmddp", f'#!/bin/bash\nexec {sys.executable} -m slurmddp "$@"\n')
+    for name, text in (("squeue", FORGOTTEN), ("scontrol", FORGOTTEN), ("scancel", FORGOTTEN), ("sacct", NOTHING)):
+        desk.program(name, text)
+    ranks = desk.program("ranks", "#!/bin/bash\necho step 1\n")
+    for name in ("image.sif", "images/pytorch.sif"):
+        desk.write(name, SIF)
+    for name in ("train.py", "Dockerfile", "requirements.txt", "src/a.py"):
+        desk.write(name, "")
+    yaml = {block[0].split(":")[0]: "\n".join(block) + "\n" for page in PAGES for block in blocks(page)}
+    desk.write("mine.yaml", yaml["title"])
+    with Receiver() as receiver:
+        config = "alerts: [{to: slack, on: [failed, recovered, finished]}]\n"
+        (desk.config / "config.yaml").write_text(config)
+        folders = {"WORK": str(desk.root / "work"), "SCRATCH": str(desk.root / "scratch")}
+        desk.environment |= folders | {
+            "USER": "alice",
+            "SLURMDDP_CONTAINER__PYTHON": str(ranks),
+            "ADDRESS": receiver.url,
+        }
+        address = desk.config / "alerts" / "slack"
+        address.parent.mkdir(parents=True)
+        address.write_text(receiver.url + "\n")
+        address.chmod(0o600)
+        yield desk
+
+
+def run_all(place: Desk, lines: list[str]) -> list[tuple[str, int, str]]:
+    """Run the lines in one shell, as a user types them: each with its exit code and what it printed."""
+    out = place.root / "shown"
+    out.mkdir()
+    script = []
+    for number, line in enumerate(lines):
+        if line in ENDLESS:
+            line = f"timeout --signal=INT 4 {line}"
+        stdin = "<<< $ADDRESS" if "/dev/stdin" in line else "</dev/null"
+        script += [f"{{ {line}\n}} >{out}/{number} 2>&1 {stdin}", f"echo $? >{out}/{number}.code"]
+    shell = subprocess.Popen(
+        ["bash", "-c", "\n".join(script)], cwd=place.project, env=place.environment, start_new_session=True
+    )
+    try:
+        shell.wait(timeout=200)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+    codes = [int((out / f"{number}.code").read_text()) for number in range(len(lines))]
+    return [(line, codes[number], (out / f"{number}").read_text()) for number, line in enumerate(lines)]
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
+def test_the_commands_of_a_page_work_in_its_order(place: Desk, page: Path) -> None:
+    lines = [line for line in commands(page) if elsewhere(line) is None]
+    if page.name != "README.md":  # which begins at the beginning; the others take a job and a run for granted
+        place.environment["SLURMDDP_RESOURCES__ACCOUNT"] = "my_project"
+        lines = ["slurmddp init job.yaml --site leonardo", "slurmddp submit job.yaml", *lines]
+    failed = [
+        f"$ {line}\nexit code {code}\n{shown}"
+        for line, code, shown in run_all(place, lines)
+        if code != (124 if line in ENDLESS else 0)  # timeout(1) says that it ended the command
+    ]
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize(("page", "command"), NOT_HERE, ids=lambda part: getattr(part, "name", part))
+def test_commands_that_cannot_run_here(page: Path, command: str) -> None:
+    pytest.skip(f"{page.name}: {command}: {elsewhere(command)}")
+
+
+def test_no_command_is_missed() -> None:
+    shown = [line for page in PAGES for block in blocks(page) for line in block]
+    run = {line for page in PAGES for line in commands(page)}
+    commands_shown = [line for line in shown if re.match(r"\s*(\$ )?(slurmddp|pip|make) ", line)]
+    assert not [line for line in commands_shown if not any(line.strip().startswith(command) for command in run)]
+    assert len(run) > 40
+
+
+@pytest.mark.parametrize("pattern", ELSEWHERE)
+def test_each_reason_is_that_of_a_command(pattern: str) -> None:
+    assert any(re.match(pattern, command) for _, command in NOT_HERE)
+
+
+def test_the_runner_tells_what_fails(place: Desk) -> None:
+    shown = run_all(
+        place, ["export A=1 # a comment", "slurmddp status nothing", "test $A = 1", "cd ..", "test -d project"]
+    )
+    assert [code for _, code, _ in shown] == [0, 2, 0, 0, 0]
+    assert "no run 'nothing'" in shown[1][2]
+
+
+def test_job_files_of_the_pages_are_planned(place: Desk) -> None:
+    """Each whole job file: a block that has both `name` and `train`."""
+    jobs = [
+        ("\n".join(block), page)
+        for page in PAGES
+        for block in blocks(page)
+        if {"name:", "train:"} <= {line.split()[0] for line in block if line.split()}
+    ]
+    assert len(jobs) >= 2
+    for text, page in jobs:
+        place.write("job.yaml", text)
+        done = place.command("plan", "job.yaml", WORK="/work")
+        assert done.code == 0, (page, text, done.err)
