@@ -39,6 +39,7 @@ ELSEWHERE = {
     r"slurmddp build-image (?!.*--dry-run)": "needs Apptainer and a registry: tests/cluster/test_images.py",
     r"slurmddp checkpoint export": "needs PyTorch: tests/runtime/test_export.py",
     r"rsync ": "needs a second host",
+    r".* /home/bob/": "needs a run of another user; docs/security.md names the tests",
 }  # fmt: skip
 
 #: Commands that run until Ctrl-C, which comes after some seconds.
