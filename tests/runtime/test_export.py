@@ -69,10 +69,9 @@ def trained(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
     def run(size: int, shard: int) -> Run:
         if (size, shard) not in made:
-            made[size, shard] = Run.create(
-                tmp_path_factory.mktemp("run"), parallel__shard=shard, checkpoint__keep=3, train__steps=4
-            )
-            ranks.train(size, made[size, shard])
+            new = Run.create(tmp_path_factory.mktemp("run"), parallel__shard=shard, checkpoint__keep=3, train__steps=4)
+            ranks.train(size, new)
+            made[size, shard] = new
         return made[size, shard]
 
     return run
