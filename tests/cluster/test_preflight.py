@@ -174,7 +174,7 @@ def test_a_bind_that_one_node_lacks_is_named_before_anything_starts(alice: Alice
     alice.cluster.run("login", ["scancel", run.job_id], check=False)
 
 
-@pytest.mark.parametrize("option", ["--contain", "--containall"])
+@pytest.mark.parametrize("option", [pytest.param("--contain", marks=pytest.mark.long), "--containall"])
 def test_a_contained_container_trains(alice: Alice, option: str) -> None:
     """With a /dev, /tmp and home of its own, and with process ids of its own."""
     small = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M"}
@@ -210,6 +210,7 @@ def test_a_node_that_slurm_cannot_reach_is_named_and_no_other(alice: Alice, with
     assert excluded["reason"].startswith("preflight: Slurm could not start anything there: ")
 
 
+@pytest.mark.long
 def test_a_node_whose_slurmd_is_back_in_a_moment_is_used(alice: Alice, without_slurmd: str) -> None:
     run = submit_script(alice, 0, 3)
     log, asked_again = run.folder / "logs/job.log", f"Slurm could not start the preflight on {without_slurmd}: "

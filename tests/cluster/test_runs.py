@@ -199,6 +199,7 @@ def test_pending_then_cancelled_before_it_began(alice: Alice) -> None:
     assert run.status()[0] == 1
 
 
+@pytest.mark.long  # test_recovery.py plays the same without training
 def test_requeued_goes_on_in_a_new_attempt(alice: Alice) -> None:
     run = alice.submit(alice.job_file("again", resources={"nodes": 1}, train={"steps": 100000}))
     run.wait_for_step(10)

@@ -103,6 +103,7 @@ def dealt(run: Run, rank: int) -> int:
     return sum(len(row["ids"]) for row in run.lines(str(path.relative_to(run.folder))))
 
 
+@pytest.mark.long
 def test_gpus_that_the_job_asks_for_itself(alice: Alice) -> None:
     """Three GPUs on two equal nodes: Slurm gives two of one and one of the other (static rendezvous)."""
     extra = "resources.sbatch_extra=[--gpus=3,--exclude=node3,--cpus-per-gpu=1]"
