@@ -10,7 +10,7 @@ from typing import Protocol
 
 from slurmddp.errors import UserError
 
-_JOB_ID = re.compile(r"(?P<id>[0-9]+|local-[0-9]+-[0-9]+)(?:;(?P<cluster>[^\s;]+))?")
+_JOB_ID = re.compile(r"(?P<id>[0-9]{1,18}|local-[0-9]{1,18}-[0-9]{1,18})(?:;(?P<cluster>[^\s;]+))?")
 
 # What an outer job, or its srun, leaves in the environment. Submitting with it leaks that job's resources
 # into the new one (facebookincubator/submitit#1814; goodfire-ai/spd#955). SQUEUE_*, SACCT_*, SCANCEL_* and

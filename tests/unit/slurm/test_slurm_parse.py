@@ -199,7 +199,7 @@ def test_job_ids() -> None:
     for text in ("123", "123;alpha", "local-12-3456"):
         assert str(JobId.parse(text)) == text
     assert JobId.parse("local-12-3456").is_local
-    for text in ("", "abc", "12 3", "123;", "123;a;b", "local-12", "-1", "\u0661"):
+    for text in ("", "abc", "12 3", "123;", "123;a;b", "local-12", "-1", "\u0661", "9" * 5000, f"local-{'9' * 5000}-1"):
         with pytest.raises(UserError):
             JobId.parse(text)
 
