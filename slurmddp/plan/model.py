@@ -80,7 +80,8 @@ class BindPlan(NamedTuple):
 
 class ContainerPlan(NamedTuple):
     """executable: what runs the ranks' command on a node; empty for runtime `none`. compat: each node chooses which
-    libcuda the ranks get, by its driver. contained: it has a /dev, /tmp and home of its own."""
+    libcuda the ranks get, by its driver. contained: it has a /dev, /tmp and home of its own. python_of_setup: where a
+    setup line brings another python3, that one is taken instead of `python`."""
 
     runtime: Literal["apptainer", "singularity", "none"]
     executable: str
@@ -91,6 +92,7 @@ class ContainerPlan(NamedTuple):
     python: str
     compat: bool = False
     contained: bool = False
+    python_of_setup: bool = False
 
 
 class Variable(NamedTuple):

@@ -48,8 +48,9 @@ def plan_container(resolved: Resolved, layout: Layout, program: Program, context
     wanted = resolved.job.container
     runtime = wanted.runtime or "apptainer"
     if runtime == "none":
-        python = wanted.python or (context.python if resolved.site.scheduler == "local" else "python3")
-        return ContainerPlan("none", "", "", None, (), (), python)
+        own = resolved.site.scheduler == "local" and not wanted.python  # slurmddp's own Python, where setup brings none
+        python = context.python if own else wanted.python or "python3"
+        return ContainerPlan("none", "", "", None, (), (), python, python_of_setup=own and bool(resolved.job.setup))
     if wanted.image is None:
         raise UserError(
             "container.image is not set",

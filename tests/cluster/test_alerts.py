@@ -23,6 +23,7 @@ HOSTS = ("ctl", "login", "node1", "node2", "node3")
 
 #: What stands for the ranks: it needs no image, and ends when ~/told/go or the stop file is there.
 PYTHON = """#!/bin/bash
+[[ "$1" != -c ]] || exit 0
 for ((i = 0; i < 600; i++)); do [[ ! -e ~/told/go && ! -e "$SLURMDDP_STOP_FILE" ]] || exit 0; sleep 0.2; done
 """
 

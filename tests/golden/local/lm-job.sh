@@ -268,6 +268,9 @@ cause_text() { # as people read it
 # What ranks see of another one that has gone
 consequence='Connection (closed|reset)|Broken pipe|remote process exited|DistNetworkError|PeerError|ncclRemoteError|Rendezvous[A-Za-z]*Error'
 
+# What node.sh and the preflight say where the user has to correct something: on another node it would be the same
+user_error='^(setup line failed|container\.python: |no torch in )'
+
 # What the ranks said, unless it is only what they saw of another one. Usage: best_cause NOTED
 best_cause() {
   local found=$1
@@ -333,6 +336,7 @@ cause_in_logs() {
 
 # --- what runs on the nodes: one process a node, started all at once
 bound=()   # timeout and its words, for what must not hang
+chosen=("$host")
 
 # Usage: on_nodes LOG COMMAND...; in the background, since bash runs a trap only between commands
 on_nodes() {
@@ -439,8 +443,24 @@ nobody_asked() {
   ((told < 1))
 }
 
+# True where node.sh could not start the ranks on any node, for something that the user has to correct. Where others
+# could, those nodes are not used any more. Usage: nobody_could_start
+nobody_could_start() {
+  local node said bad=()
+  for node in "${chosen[@]}"; do
+    said=$(plain 2>/dev/null <"$logs/preflight/$node.failed")
+    [[ "$said" =~ $user_error ]] || continue
+    bad+=("$node")
+    cause="- $node $said"
+  done
+  ((${#bad[@]} < ${#chosen[@]})) || return 0
+  return 1
+}
+
 decide_after_failure() {
   cause=$(best_cause "$noted")
+  decision=failed
+  ! nobody_could_start || return
   [[ -z "$abandoned" ]] || cause+="; $abandoned"
   decision=next
   break_after_failures

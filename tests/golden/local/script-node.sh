@@ -22,8 +22,10 @@ fail() {
 [[ -d "$run/code/slurmddp/runtime" ]] || fail "the run's copy of the code is gone, $run/code: was the file system purged? Submit again, with --resume ${run##*/}"
 
 # --- setup lines of the site and the job: `module` and conda need a shell without -e and -u
+unset PYTHONPATH # of the shell that submitted; what a setup line makes of it is meant
 set +eu
 type module >/dev/null 2>&1 || source /etc/profile
+python_before=$(command -v python3)
 setup=(
   'module load tools'
 )
@@ -31,6 +33,9 @@ for line in "${setup[@]}"; do
   eval "$line" || fail "setup line failed with exit code $?: $line"
 done
 set -eu
+
+python=/usr/bin/python3
+[[ "$(command -v python3)" == "$python_before" ]] || python=python3 # setup has brought one: activate, conda, a module
 
 # --- who this node is: the only one
 node_rank=0
@@ -40,7 +45,7 @@ is_host=$((node_rank == 0))
 
 # --- torchrun, one agent a node
 torchrun=(
-  /usr/bin/python3 -m slurmddp.runtime.agent "$run" # torchrun, whose agents sign what they tell each other
+  "$python" -m slurmddp.runtime.agent "$run" # torchrun, whose agents sign what they tell each other
   --nnodes="$SLURMDDP_NODES" --nproc-per-node=2 --max-restarts=100
   --log-dir="$logs/torchrun/$host" # its error files; they would stay in /tmp
   --rdzv-backend=slurmddp-c10d --rdzv-endpoint="$head:$SLURMDDP_PORT" --rdzv-id="$SLURMDDP_RENDEZVOUS_ID"
@@ -59,9 +64,30 @@ workdir=/home/alice/project
 cd "$workdir" || fail "cannot enter the working folder $workdir"
 printf 'slurmddp: node %s is %d of %d, address %s, head %s:%s\n' "$host" "$node_rank" "$SLURMDDP_NODES" "$address" "$head" "$SLURMDDP_PORT"
 
+# --- Python: where it or torch is missing, the ranks cannot start; job.sh decides by these words
+check_python() {
+  local said there=0 new torch version path
+  if ! said=$(env PYTHONPATH=''"${PYTHONPATH:+:$PYTHONPATH}" "$python" -c '
+import importlib.util, sys
+found = bool(importlib.util.find_spec("torch"))
+print(sys.version_info >= (3, 10), found, "%d.%d" % sys.version_info[:2], sys.executable)' 2>&1); then
+    # Is it Python, or does the container itself not start?
+    /bin/sh -c "command -v \"\$0\"" "$python" >/dev/null 2>&1 || there=$?
+    case $there in
+      0) fail "container.python: $python does not work: ${said##*$'\n'}" ;;
+      1 | 127) fail "container.python: there is no $python on this node: correct it, or load or activate it in setup" ;;
+      *) fail "cannot start $python: ${said##*$'\n'}" ;;
+    esac
+  fi
+  read -r new torch version path <<<"${said##*$'\n'}"
+  [[ "$new" != False ]] || fail "container.python: $path is Python $version; the ranks need 3.10 or newer"
+  [[ "$torch" != False ]] || fail "no torch in $path: add \`setup: [source .../activate]\`, or conda or module lines"
+}
+check_python
+
 # --- the step before the ranks' own: the same way into the same container, for slurmddp.runtime.preflight
 if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
-  preflight=(/usr/bin/python3 -m slurmddp.runtime.preflight "$run")
+  preflight=("$python" -m slurmddp.runtime.preflight "$run")
   complaint=$logs/preflight/$host.stderr
   mkdir -p "$logs/preflight" || fail "cannot write into the run folder ($logs)"
   network=
@@ -92,7 +118,7 @@ export SLURMDDP_STOP_FILE="$run/stop"
 # how far the run has come (a script of one's own may write its step there), and how often it may fail no further on
 export SLURMDDP_PROGRESS_FILE="$run/progress"
 export SLURMDDP_NO_PROGRESS=3
-export PYTHONPATH="$run/code":"$run"/code/project
+export PYTHONPATH="$run/code":"$run"/code/project"${PYTHONPATH:+:$PYTHONPATH}"
 # the interface that the nodes see each other by; one node needs none
 export GLOO_SOCKET_IFNAME=lo
 # python: unbuffered logs
@@ -116,7 +142,7 @@ if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
   code=0
   "${preflight[@]}" 2>"$complaint" || code=$?
   cat "$complaint" >&2
-  ((code == 0 || code == 3)) || fail "the preflight ended with exit code $code: $(tail -n 1 "$complaint")"
+  ((code == 0 || code == 3)) || { check_python; fail "the preflight ended with exit code $code: $(tail -n 1 "$complaint")"; }
   exit "$code"
 fi
 exec "${torchrun[@]}" "${program[@]}"

@@ -35,6 +35,8 @@ for line in "${setup[@]}"; do
 done
 set -eu
 
+python=python3
+
 # --- who this node is. The head is the first node of this step; all addresses are the hosts' own, never localhost.
 node_rank=$SLURM_NODEID
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
@@ -51,7 +53,7 @@ is_host=$((node_rank == 0))
 
 # --- torchrun, one agent a node
 torchrun=(
-  python3 -m slurmddp.runtime.agent "$run" # torchrun, whose agents sign what they tell each other
+  "$python" -m slurmddp.runtime.agent "$run" # torchrun, whose agents sign what they tell each other
   --nnodes="$SLURMDDP_NODES" --nproc-per-node=4 --max-restarts=100
   --log-dir="$logs/torchrun/$host" # its error files; they would stay in /tmp
   --rdzv-backend=slurmddp-c10d --rdzv-endpoint="$head:$SLURMDDP_PORT" --rdzv-id="$SLURMDDP_RENDEZVOUS_ID"
@@ -214,9 +216,29 @@ exec "$@"
 END
 container+=(/bin/sh -c "$choose_libcuda" slurmddp-libcuda "$host" "$driver" "$gpu")
 
+# --- Python: where it or torch is missing, the ranks cannot start; job.sh decides by these words
+check_python() {
+  local said there=0 new torch version path
+  if ! said=$(env SINGULARITYENV_PYTHONPATH='' "${container[@]}" "$python" -c '
+import importlib.util, sys
+found = bool(importlib.util.find_spec("torch"))
+print(sys.version_info >= (3, 10), found, "%d.%d" % sys.version_info[:2], sys.executable)' 2>&1); then
+    # Is it Python, or does the container itself not start?
+    "${container[@]}" /bin/sh -c "command -v \"\$0\"" "$python" >/dev/null 2>&1 || there=$?
+    case $there in
+      0) fail "container.python: $python does not work: ${said##*$'\n'}" ;;
+      1 | 127) fail "container.python: there is no $python in the image: correct it" ;;
+      *) fail "cannot start $python: ${said##*$'\n'}" ;;
+    esac
+  fi
+  read -r new torch version path <<<"${said##*$'\n'}"
+  [[ "$new" != False ]] || fail "container.python: $path is Python $version; the ranks need 3.10 or newer"
+  [[ "$torch" != False ]] || fail "no torch in $path: install it in the image, or correct container.python"
+}
+
 # --- the step before the ranks' own: the same way into the same container, for slurmddp.runtime.preflight
 if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
-  preflight=("${container[@]}" python3 -m slurmddp.runtime.preflight "$run")
+  preflight=("${container[@]}" "$python" -m slurmddp.runtime.preflight "$run")
   complaint=$logs/preflight/$host.stderr
   mkdir -p "$logs/preflight" || fail "cannot write into the run folder ($logs)"
   binds=( # their sources: where one is missing, the container does not start, and names no other
@@ -304,7 +326,7 @@ if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
   code=0
   "${preflight[@]}" 2>"$complaint" || code=$?
   cat "$complaint" >&2
-  ((code == 0 || code == 3)) || fail "the preflight ended with exit code $code: $(tail -n 1 "$complaint")"
+  ((code == 0 || code == 3)) || { check_python; fail "the preflight ended with exit code $code: $(tail -n 1 "$complaint")"; }
   exit "$code"
 fi
 # Apptainer's mount of the image keeps nothing of this environment: sweep.sh knows it by its session

@@ -325,6 +325,9 @@ cause_text() { # as people read it
 # What ranks see of another one that has gone
 consequence='Connection (closed|reset)|Broken pipe|remote process exited|DistNetworkError|PeerError|ncclRemoteError|Rendezvous[A-Za-z]*Error'
 
+# What node.sh and the preflight say where the user has to correct something: on another node it would be the same
+user_error='^(setup line failed|container\.python: |no torch in )'
+
 # What the ranks said, unless it is only what they saw of another one. Usage: best_cause NOTED
 best_cause() {
   local found=$1
@@ -484,7 +487,7 @@ sweep() {
 
 # --- before the ranks start: can these nodes train? Those that cannot are excluded. False where this attempt is over.
 check_nodes() {
-  local node line verdict="$logs/preflight/verdict" missed=() bad=() began=$SECONDS
+  local node line verdict="$logs/preflight/verdict" missed=() bad=() user_errors=0 began=$SECONDS
   chosen=("${nodes[@]}") # spares, too
   ask_nodes
   ! must_end || return 0
@@ -506,6 +509,7 @@ check_nodes() {
     line=${line#bad }
     line=${line:-it did not answer: see $logs/preflight/$node.log}
     ((${#bad[@]} > 1)) || cause="- $node preflight: $line"
+    [[ ! "$line" =~ $user_error ]] || ((user_errors += 1))
     exclude "preflight: $line" "$node"
   done
   event preflight "\"seconds\": $((SECONDS - began)), \"bad\": $(json "${bad[*]}")"
@@ -515,6 +519,7 @@ check_nodes() {
   fi
   # What all nodes have in common, or what other nodes had before, is not put right by further ones.
   decision=failed
+  ((user_errors < ${#chosen[@]})) || return 1
   ((${#chosen[@]} == 1 || ${#bad[@]} < ${#chosen[@]})) || return 1
   if ! choose_nodes; then
     [[ -e "$run/preflight-failed" ]] || decision=requeue

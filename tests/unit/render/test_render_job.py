@@ -1,4 +1,4 @@
-"""The whole job.sh in bash, with stand-ins for srun and scontrol: what interrupts it, at every moment."""
+"""The whole job.sh in bash, with stand-ins for srun and scontrol: what interrupts it at any moment, what it decides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from slurmddp.render.scripts import job_script
+from slurmddp.render.scripts import job_script, node_script
 from tests.helpers import LM_JOB, Desk
 
 #: The ranks: they run until the stop file appears or SIGTERM comes, for 20 s at most. The other steps succeed at once.
@@ -58,13 +58,14 @@ class Job:
     desk: Desk
     text: str
     count: int = 0
+    node: str = SRUN  # what the local site starts as node.sh
 
-    def begin(self, node: str = SRUN) -> None:
-        """A new run folder. node: what the local site starts as node.sh."""
+    def begin(self) -> None:
+        """A new run folder."""
         self.count += 1
         self.run = self.desk.root / f"run{self.count}"
         (self.run / "logs").mkdir(parents=True)
-        for name, text in (("job.sh", self.text), ("node.sh", node), ("sweep.sh", SRUN)):
+        for name, text in (("job.sh", self.text), ("node.sh", self.node), ("sweep.sh", SRUN)):
             (self.run / name).write_text(text)
 
     def finish(self, **variables: str) -> None:
@@ -204,8 +205,127 @@ def test_the_cause_is_found_in_the_logs(request: pytest.FixtureRequest, site: st
     ranks = f"{only_train}\ncat >\"$SLURMDDP_LOGS/{name}.log\" <<'END'\n{text}\nEND\nexit 1\n"
     if site == "gpus":
         job.desk.program("srun", SRUN.split("trap")[0] + ranks)
-    job.begin(ranks)
+    job.node = ranks
+    job.begin()
     (job.run / "ranks").write_text(f"{name}\n{name}\n")
     job.finish()
     ended = next(row for row in job.events if row["event"] == "attempt_ended")
     assert (ended["rank"], ended["node"], ended["cause"]) == (rank, name, cause), job.done.stderr
+
+
+#: As node.sh does where it fails on the nodes of WHERE, in the preflight or at the ranks' start.
+FAILS = """#!/bin/bash
+[[ -z "${SLURMDDP_SWEEP:-}" ]] || exit 0
+echo "${SLURMDDP_STEP:-train}" >>"$SLURMDDP_RUN/steps"
+for node in $WHERE; do
+  echo "$SAYS" >"$SLURMDDP_LOGS/preflight/$node.failed"
+  echo "slurmddp: node $node: $SAYS" >>"$SLURMDDP_LOGS/$node.log"
+done
+[[ -n "$WHERE" ]] || echo "node1 bad $SAYS" >"$SLURMDDP_LOGS/preflight/verdict"
+exit 1
+"""
+NODES = """#!/bin/bash
+case "$*" in
+  *hostnames*) printf 'node%d\\n' $(seq "$COUNT") ;;
+  requeue*) echo requeue >>"$COUNTED" ;;
+  *) echo 'JobId=7 JobState=RUNNING Reason=None Restarts=0 NodeList=nodes' ;;
+esac
+"""
+SETUP = "setup line failed with exit code 3: module load x"
+
+
+def failing(desk: Desk, nodes: int, where: str, says: str, *options: str) -> Job:
+    """A job whose node.sh fails on some of its nodes."""
+    desk.program("srun", FAILS)
+    desk.program("scontrol", NODES)
+    job = Job(desk, job_script(desk.plan(LM_JOB, f"resources.nodes={nodes}", "train.batch.global=64", *options)))
+    job.begin()
+    job.finish(WHERE=where, SAYS=says, COUNT=str(nodes), COUNTED=str(desk.root / "requeues"))
+    return job
+
+
+def excluded(job: Job) -> list[object]:
+    return [row["excluded"] for row in job.events if row["event"] == "node_excluded"]
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("node1", SETUP),
+        ("node1", "container.python: there is no python9 in the image: correct it"),
+        ("", "no torch in /usr/bin/python3 - install it in the image, or correct container.python"),
+    ],
+)
+def test_what_the_user_must_correct_costs_no_further_node(desk: Desk, where: str, says: str) -> None:
+    """The check finds it on the only node: on another one it would be the same, after another wait in the queue."""
+    job = failing(desk, 1, where, says)
+    assert (job.run / "steps").read_text().split() == ["preflight"]
+    assert job.events[-1]["decision"] == "failed" and not (desk.root / "requeues").exists()
+
+
+def test_what_another_node_may_not_have_is_tried_there(desk: Desk) -> None:
+    job = failing(desk, 1, "node1", "cannot bind /data (No such file or directory)")
+    assert job.events[-1]["decision"] == "requeue" and (desk.root / "requeues").exists()
+
+
+def test_a_setup_line_that_fails_on_some_nodes_takes_these_out(desk: Desk) -> None:
+    job = failing(desk, 3, "node2", SETUP, "recovery.preflight=false")
+    assert excluded(job) == ["node2"] and job.events[-1]["decision"] == "requeue"
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_without_a_preflight_the_first_start_that_fails_everywhere_is_the_last(desk: Desk, nodes: int) -> None:
+    job = failing(desk, nodes, "node1 node2 node3", SETUP, "recovery.preflight=false")
+    assert (job.run / "steps").read_text().split() == ["train"] and not (desk.root / "requeues").exists()
+    assert job.end == ("failed", SETUP) and excluded(job) == []
+
+
+BROKEN = {
+    "setup": (("setup=[true, '(exit 3)', touch after]",), "setup line failed with exit code 3: (exit 3)"),
+    "python": (("container.python=/no/python",), "container.python: there is no /no/python on this node: "),
+    "broken": (("container.python=broken",), "container.python: broken does not work: libpython: no such file"),
+    "old": (("container.python=old",), "container.python: /usr/bin/old is Python 3.6; the ranks need 3.10"),
+    "torch": (("container.python=bare",), "no torch in /opt/bare: add `setup: [source .../activate]`"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_on_one_machine_it_fails_at_once_and_says_why(desk: Desk, kind: str) -> None:
+    """The real node.sh; it took three starts, of which none said anything."""
+    options, says = BROKEN[kind]
+    desk.program("broken", "#!/bin/sh\necho Trouble >&2\necho 'libpython: no such file' >&2\nexit 127\n")
+    desk.program("old", "#!/bin/sh\necho False True 3.6 /usr/bin/old\n")
+    desk.program("bare", "#!/bin/sh\necho True False 3.12 /opt/bare\n")
+    plan = desk.plan(LM_JOB.replace("gpus", "here"), *options)
+    job = Job(desk, job_script(plan), node=node_script(plan))
+    job.begin()
+    job.finish()
+    decision, cause = job.end
+    assert decision == "failed" and str(cause).startswith(says)
+    assert job.done.returncode == 1 and not (job.run / "after").exists()
+
+
+ENVIRONMENTS = {
+    "venv": "source {folder}/bin/activate",
+    "conda": "conda activate mine",
+    "module": "module load pytorch",
+}
+
+
+@pytest.mark.parametrize("kind", ENVIRONMENTS)
+def test_a_setup_line_brings_the_python_of_the_ranks(desk: Desk, kind: str) -> None:
+    """On the local site, too, where slurmddp's own Python is the default. A module may bring packages by PYTHONPATH."""
+    folder = desk.root / "environment"
+    (folder / "bin").mkdir(parents=True)
+    python = folder / "bin" / "python3"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$0 PYTHONPATH=$PYTHONPATH" >"$SLURMDDP_RUN/ranks"\n')
+    python.chmod(0o755)
+    (folder / "bin" / "activate").write_text(f"PATH={folder}/bin:$PATH\n")
+    functions = f"conda() {{ . {folder}/bin/activate; }}; module() {{ conda; export PYTHONPATH=/sw/torch; }}"
+    line = ENVIRONMENTS[kind].format(folder=folder)
+    plan = desk.plan(LM_JOB.replace("gpus", "here"), f"setup=['{functions}', '{line}']")
+    job = Job(desk, job_script(plan), node=node_script(plan))
+    job.begin()
+    job.finish(PYTHONPATH="/of/the/shell")
+    added = ":/sw/torch" if kind == "module" else ""
+    assert (job.run / "ranks").read_text() == f"{python} PYTHONPATH={job.run}/code{added}\n", job.done.stdout

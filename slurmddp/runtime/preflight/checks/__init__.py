@@ -14,7 +14,13 @@ from slurmddp.runtime.preflight.findings import Finding, bad
 from slurmddp.runtime.preflight.place import Place
 
 #: What a node can tell by itself.
-ALONE: tuple[Callable[[Place], Iterable[Finding]], ...] = (devices.check, rdma.check, folders.check, space.check)
+ALONE: tuple[Callable[[Place], Iterable[Finding]], ...] = (
+    packages.check,
+    devices.check,
+    rdma.check,
+    folders.check,
+    space.check,
+)
 
 
 class Same(NamedTuple):

@@ -1,18 +1,27 @@
 """Which software the ranks of this node would run: names and versions, without importing any of it."""
 
+import importlib.util
 import json
 import os
 import platform
 import re
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from slurmddp.runtime.preflight.findings import Finding, bad
 from slurmddp.runtime.preflight.place import Place
 
 #: What a message names first.
 _FIRST = ("python", "torch", "cuda", "hip", "nccl", "numpy")
 _MOST = 4
+
+
+def check(place: Place) -> Iterator[Finding]:
+    """Whether torch can be imported. job.sh knows this reason by its first words."""
+    if importlib.util.find_spec("torch") is None:
+        yield bad(f"no torch in {sys.executable}", "install it in the image, or correct container.python")
 
 
 def installed(place: Place) -> str:
