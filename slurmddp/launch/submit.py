@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,10 +149,16 @@ def record(
     prepared: Prepared,
     warnings: list[str],
 ) -> None:
-    """submission.json and the index; a home that cannot be written costs a warning, not the run."""
-    submission.write(folder, submission.Submission.now(job_id, scheduler, command))
+    """Write submission.json and the index. The job exists by now, so what cannot be written is a warning."""
+    try:
+        submission.write(folder, submission.Submission.now(job_id, scheduler, command))
+    except OSError as error:
+        warnings.append(
+            f"job {job_id} was submitted, but {folder.submission} cannot be written: {error.strerror}. "
+            "Make space there, and note the job id: `slurmddp status` and `cancel` know it only once the job has started"
+        )
     entry = index.entry_of(folder)
-    warning = index.record(entry) if entry else None
+    warning = index.record(replace(entry, job_id=job_id)) if entry else None
     if warning:
         warnings.append(warning)
 

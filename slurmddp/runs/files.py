@@ -16,8 +16,12 @@ MAX_BYTES = 2**26
 def write_whole(path: Path, text: str) -> None:
     """Write a file such that nobody ever sees half of it. Raises OSError."""
     part = path.with_name(f"{path.name}.part-{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError:  # a full disk keeps the name, and nothing in it
+        part.unlink(missing_ok=True)
+        raise
 
 
 def open_plain(path: Path) -> BinaryIO:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -65,6 +66,34 @@ def test_a_submission(ready: Desk, cli: Cli) -> None:
     assert (manifest["run"], manifest["command"]) == (run.name, ["slurmddp", "submit", "job.yaml"])
     argv = (ready.home / "sbatch.argv").read_bytes().decode().split("\0")[:-1]
     assert argv == ["--parsable", f"--output={run}/logs/job.log", f"{run}/job.sh", str(run)]
+
+
+#: Runs a command with a small file system of its own in a folder.
+MOUNTED = 'mount -t tmpfs -o size=8m none "$0" && exec "$@"'
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounting a file system needs root")
+def test_a_disk_that_fills_up_during_the_submission_hides_no_job_id(ready: Desk) -> None:
+    runs = ready.project / "runs"
+    runs.mkdir()
+    ready.program("sbatch", f"#!/bin/bash\nhead -c 9M /dev/zero >{runs}/fill 2>/dev/null\necho '4711;far'\n")
+    words = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        MOUNTED,
+        str(runs),
+        sys.executable,
+        "-m",
+        "slurmddp",
+        "submit",
+        "job.yaml",
+    ]
+    done = subprocess.run(words, cwd=ready.project, env=ready.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "job     4711;far" in done.stdout.splitlines(), done.stdout + done.stderr
+    assert "warning: job 4711;far was submitted, but " in done.stderr
+    assert "submission.json cannot be written: No space left on device" in done.stderr
 
 
 def test_the_dry_run_is_exactly_the_script_that_is_submitted(ready: Desk, cli: Cli) -> None:
