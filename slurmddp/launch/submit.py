@@ -155,7 +155,7 @@ def record(
     except OSError as error:
         warnings.append(
             f"job {job_id} was submitted, but {folder.submission} cannot be written: {error.strerror}. "
-            "Make space there, and note the job id: `slurmddp status` and `cancel` know it only once the job has started"
+            "Make space there and note the id: `slurmddp status` and `cancel` know it only once the job has started"
         )
     entry = index.entry_of(folder)
     warning = index.record(replace(entry, job_id=job_id)) if entry else None
