@@ -174,6 +174,21 @@ def test_a_bind_that_one_node_lacks_is_named_before_anything_starts(alice: Alice
     alice.cluster.run("login", ["scancel", run.job_id], check=False)
 
 
+def test_what_fails_on_some_nodes_costs_these_and_what_fails_on_all_the_run(alice: Alice) -> None:
+    """A setup line, and a Python that the image does not have: the run with one node waits for no other one."""
+    setup = "setup=['[[ $SLURMD_NODENAME != node2 ]]']"
+    some = submit_script(alice, 0, "{min: 2, max: 3}", "--set", setup)
+    everywhere = submit_script(alice, 0, 1, "--set", "container.python=python9")
+    some.wait("done")
+    (excluded,) = [row for row in some.lines("events.jsonl") if row["event"] == "node_excluded"]
+    assert excluded["excluded"] == "node2"
+    assert excluded["reason"] == "preflight: setup line failed with exit code 1: [[ $SLURMD_NODENAME != node2 ]]"
+    everywhere.wait("failed")
+    rows = everywhere.lines("events.jsonl")
+    assert not [row for row in rows if row["event"] in ("requeued", "attempt_started")]
+    assert "container.python: there is no python9 in the image" in everywhere.status()[1]["cause"]
+
+
 @pytest.mark.parametrize("option", [pytest.param("--contain", marks=pytest.mark.long), "--containall"])
 def test_a_contained_container_trains(alice: Alice, option: str) -> None:
     """With a /dev, /tmp and home of its own, and with process ids of its own."""
