@@ -157,7 +157,8 @@ def test_a_message_holds_no_value_of_environment_from(desk: Desk) -> None:
     lines = "site: here\nenvironment_from: [HF_TOKEN]\nalerts: [{to: json}]\n"
     desk.write("job.yaml", "name: gpt\ntrain: {script: train.py}\n" + lines)
     private(desk, "json", "http://127.0.0.1:9/x\n")
-    ranks = desk.program("ranks", '#!/bin/bash\necho "ValueError: $HF_TOKEN is not valid"\nexit 1\n')
+    says = 'echo "ValueError: $HF_TOKEN is not valid"'
+    ranks = desk.program("ranks", f"#!/bin/bash\n[[ $1 != -c ]] || exit 0\n{says}\nexit 1\n")
     desk.command("run", "job.yaml", "--quiet", "--set", f"container.python={ranks}", HF_TOKEN=token)
     (run,) = (desk.project / "runs").iterdir()
     assert token in "".join(path.read_text() for path in (run / "logs").rglob("*.log")), "the script printed it"

@@ -137,7 +137,7 @@ def test_a_variable_of_the_environment(desk: Desk, bounded: Bounded) -> None:
 def failed(desk: Desk) -> Path:
     """The folder of a run that failed, its log to be replaced."""
     desk.write("train.py")
-    ranks = desk.program("ranks", "#!/bin/bash\nexit 1\n")
+    ranks = desk.program("ranks", "#!/bin/bash\n[[ $1 != -c ]] || exit 0\nexit 1\n")
     options = ("--set", f"container.python={ranks}", "--set", "recovery.no_progress=1")
     desk.command("run", "train.py", "--site", "here", "--quiet", *options)
     (folder,) = (desk.project / "runs").iterdir()

@@ -171,7 +171,9 @@ def test_a_hangup_that_the_user_has_ruled_out_is_ignored(ready: Desk) -> None:
 
 
 def test_three_times_ctrl_c_kills_ranks_that_do_not_exit(ready: Desk) -> None:
-    ready.program("ranks", "#!/bin/bash\ntrap 'echo no' TERM\nwhile true; do sleep 0.1; done\n")
+    ready.program(
+        "ranks", "#!/bin/bash\n[[ $1 != -c ]] || exit 0\ntrap 'echo no' TERM\nwhile true; do sleep 0.1; done\n"
+    )
     process = start(ready, "-m", "slurmddp")
     run = wait_for(ready.project, "runs/*/logs/attempt-*/*.log").parents[2]
     for seconds in (0.5, 0.5, 0):

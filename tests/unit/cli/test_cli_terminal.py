@@ -61,7 +61,7 @@ def on_terminal(desk: Desk, *arguments: str) -> tuple[bytes, int]:
 def run(desk: Desk) -> Path:
     """A run that failed, whose every text is nasty."""
     desk.write("train.py")
-    ranks = desk.program("ranks", '#!/bin/bash\ncat "$HOME/printed"\nexit 1\n')
+    ranks = desk.program("ranks", '#!/bin/bash\n[[ $1 != -c ]] || exit 0\ncat "$HOME/printed"\nexit 1\n')
     (desk.home / "printed").write_text(f"{NASTY}\n{COLOURED} 1 %\r2 %\nValueError: {NASTY}\n")
     desk.command("run", "train.py", "--site", "here", "--quiet", "--set", f"container.python={ranks}")
     (folder,) = (desk.project / "runs").iterdir()
