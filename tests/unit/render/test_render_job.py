@@ -15,6 +15,7 @@ from tests.helpers import LM_JOB, Desk
 
 #: The ranks: they run until the stop file appears or SIGTERM comes, for 20 s at most. The other steps succeed at once.
 SRUN = """#!/bin/bash
+[[ "$*" != *guard.sh* ]] || exit 0
 step=${SLURMDDP_STEP:-train}
 [[ -z "${SLURMDDP_SWEEP:-}" ]] || step=sweep
 echo "$step" >>"$SLURMDDP_RUN/steps"
@@ -65,6 +66,7 @@ class Job:
         self.count += 1
         self.run = self.desk.root / f"run{self.count}"
         (self.run / "logs").mkdir(parents=True)
+        (self.run / "code/slurmddp/runtime").mkdir(parents=True)
         for name, text in (("job.sh", self.text), ("node.sh", self.node), ("sweep.sh", SRUN)):
             (self.run / name).write_text(text)
 
@@ -215,7 +217,7 @@ def test_the_cause_is_found_in_the_logs(request: pytest.FixtureRequest, site: st
 
 #: As node.sh does where it fails on the nodes of WHERE, in the preflight or at the ranks' start.
 FAILS = """#!/bin/bash
-[[ -z "${SLURMDDP_SWEEP:-}" ]] || exit 0
+[[ -z "${SLURMDDP_SWEEP:-}" && "$*" != *guard.sh* ]] || exit 0
 echo "${SLURMDDP_STEP:-train}" >>"$SLURMDDP_RUN/steps"
 for node in $WHERE; do
   echo "$SAYS" >"$SLURMDDP_LOGS/preflight/$node.failed"
@@ -330,7 +332,7 @@ def test_a_setup_line_brings_the_python_of_the_ranks(desk: Desk, kind: str) -> N
     folder = desk.root / "environment"
     (folder / "bin").mkdir(parents=True)
     python = folder / "bin" / "python3"
-    python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$0 PYTHONPATH=$PYTHONPATH" >"$SLURMDDP_RUN/ranks"\n')
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$0 PYTHONPATH=$PYTHONPATH" >"$SLURMDDP_RUN/seen"\n')
     python.chmod(0o755)
     (folder / "bin" / "activate").write_text(f"PATH={folder}/bin:$PATH\n")
     functions = f"conda() {{ . {folder}/bin/activate; }}; module() {{ conda; export PYTHONPATH=/sw/torch; }}"
@@ -340,4 +342,4 @@ def test_a_setup_line_brings_the_python_of_the_ranks(desk: Desk, kind: str) -> N
     job.begin()
     job.finish(PYTHONPATH="/of/the/shell")
     added = ":/sw/torch" if kind == "module" else ""
-    assert (job.run / "ranks").read_text() == f"{python} PYTHONPATH={job.run}/code{added}\n", job.done.stdout
+    assert (job.run / "seen").read_text() == f"{python} PYTHONPATH={job.run}/code{added}\n", job.done.stdout
