@@ -117,9 +117,7 @@ def kill_script(run: Run, *, guard: bool) -> None:
 
     def started() -> bool:
         guards[:] = [
-            (node, pid)
-            for node, pid, command in run.processes()
-            if command.startswith("bash ") and "guard.sh" in command
+            (node, pid) for node, pid, command in run.processes() if "guard.sh" in command and "srun" not in command
         ]
         return bool(guards)
 
