@@ -74,7 +74,14 @@ def test_quote_refuses_nul() -> None:
         quote("a\0b")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+#: shellcheck takes most of the time here; what these have beyond the others is a line or two.
+ALIKE = {"lm", "nodes", "interface", "exact interface", "no interface", "debug", "caches", "singularity", "script"}
+ALIKE |= {"no snapshot", "auto cores", "own task"}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long) if kind in ALIKE else kind for kind in KINDS]
+)
 @pytest.mark.skipif(not has("shellcheck"), reason="shellcheck is not installed")
 def test_bash_and_shellcheck_have_nothing_to_say(desk: Desk, kind: str, tmp_path: Path) -> None:
     job, options = KINDS[kind]
