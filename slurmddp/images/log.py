@@ -50,7 +50,7 @@ class BuildLog:
         shown = "".join(f"  | {line}\n" for line in list(self._last)[-_SHOWN_LINES:]) or "  | (it said nothing)\n"
         cause = explain(self._last)
         told = f": {cause.why}\n  -> {cause.todo}\nthe" if cause else "; the"
-        cut = f" (not whole: {self._refused})" if self._refused else ""
+        cut = f" (cut off: {self._refused})" if self._refused else ""
         return f"{head}{told} end of its log:\n{shown}the whole log: {self.path}{cut}"
 
     def _write(self, *lines: str) -> None:

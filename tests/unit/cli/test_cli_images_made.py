@@ -19,16 +19,16 @@ from tests.registry import Registry
 
 Cli = Callable[..., Result]
 
-#: What stands for Apptainer. `exec` runs what it is given here, after the options, for as long as $IMAGE_RUNS.
+#: What stands for Apptainer. `exec` runs what it is given with the PATH in the file IMAGE_RUNS, if there is one.
 APPTAINER = r"""#!/bin/bash
 case $1 in
   --version) echo "apptainer version 1.4.5-1" ;;
   inspect) echo '{"data": {"attributes": {"labels": {}}}, "type": "container"}' ;;
   exec)
-    [ -z "$IMAGE_RUNS" ] && exit 255
+    [ -e "$HOME/IMAGE_RUNS" ] || exit 255
     echo "$*" >> "$HOME/execs"
-    while [ "${1%.part}" = "$1" ]; do shift; done
-    shift; PATH=$IMAGE_RUNS "$@" ;;
+    until [ -f "$1" ]; do shift; done
+    shift; PATH=$(<"$HOME/IMAGE_RUNS") "$@" ;;
   build) image=${@: -2:1}; printf '#!/usr/bin/env run-singularity\n\0SIF_MAGIC\00001\00000\0' > $image ;;
 esac
 """
@@ -124,7 +124,8 @@ def test_what_a_dockerfiles_image_is_told_of(
     inside.mkdir()
     (inside / "python3").write_text(PYTHON)
     (inside / "python3").chmod(0o755)
-    definition, lock, _ = build("--dockerfile", path, IMAGE_RUNS=f"{inside}:/usr/bin:/bin")
+    (bench.home / "IMAGE_RUNS").write_text(f"{inside}:/usr/bin:/bin")
+    definition, lock, _ = build("--dockerfile", path)
     assert f"    slurmddp.digest {digest}\n" in definition
     assert lock["commit"] == git(bench.project, "rev-parse", "HEAD") and f"commit {lock['commit']}\n" in definition
     assert lock["packages"] == ["einops==0.8.1", "pip==26.0"]
@@ -139,7 +140,8 @@ def test_an_image_without_pip_or_one_that_cannot_run_here_has_no_list(
     path = dockerfile(bench, registry, "LABEL a=b\n")
     assert build("--dockerfile", path)[1]["packages"] is None
     (tmp_path / "empty").mkdir()
-    assert build("--dockerfile", path, "--force", IMAGE_RUNS=str(tmp_path / "empty"))[1]["packages"] is None
+    (bench.home / "IMAGE_RUNS").write_text(str(tmp_path / "empty"))
+    assert build("--dockerfile", path, "--force")[1]["packages"] is None
 
 
 def test_the_bases_own_workdir_and_entrypoint_are_had_from_its_registry(

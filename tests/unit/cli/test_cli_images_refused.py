@@ -18,13 +18,13 @@ from tests.registry_answers import closed_port
 
 Cli = Callable[..., Result]
 
-#: What stands for Apptainer: it does what $BUILD says with $image, and knows the calls after a build.
+#: What stands for Apptainer: it does what the file BUILD says with $image, and knows the calls after a build.
 APPTAINER = """#!/bin/bash
 case $1 in
   --version) echo "apptainer version 1.4.5-1" ;;
   inspect) echo '{"data": {"attributes": {"labels": {}}}, "type": "container"}' ;;
   exec) exit 255 ;;
-  build) image=${@: -2:1}; echo "$*" >> "$HOME/builds"; eval "$BUILD" ;;
+  build) image=${@: -2:1}; echo "$*" >> "$HOME/builds"; . BUILD ;;
 esac
 """
 SIF = r"printf '#!/usr/bin/env run-singularity\n\0SIF_MAGIC\00001\00000\0' > $image"
@@ -37,9 +37,16 @@ def sif(code: str) -> bytes:
 
 
 @pytest.fixture
-def bench(desk: Desk) -> Desk:
+def builds(tmp_path: Path) -> Path:
+    """The file that says what the builder does, which gets none of the tests' variables."""
+    (tmp_path / "builds").write_text(SIF)
+    return tmp_path / "builds"
+
+
+@pytest.fixture
+def bench(desk: Desk, builds: Path) -> Desk:
     """A desk with a builder, and a base and an image that must stay as they are."""
-    desk.program("apptainer", APPTAINER)
+    desk.program("apptainer", APPTAINER.replace("BUILD", str(builds)))
     (desk.project / "base.sif").write_bytes(sif("00"))
     (desk.project / "old.sif").write_bytes(b"the old one")
     return desk
@@ -94,7 +101,7 @@ def test_a_digest_and_a_tag_that_are_gone(registry: Registry, refused: Callable[
     digest = registry.push("lab/a", "1", {"architecture": HERE}).digest
     base = f"docker://{registry.reference('lab/a', digest)}"
     assert cli("build-image", "--base", base, "--dry-run").code == 0
-    assert cli("build-image", "mine.sif", "--base", base, BUILD=SIF).code == 0
+    assert cli("build-image", "mine.sif", "--base", base).code == 0
     registry.delete_manifest("lab/a", digest)
     said = refused("mine.sif", "--base", base, "--force")
     assert f"@{digest} does not exist at {registry.host}, or no longer" in said and "pin the tag again" in said
@@ -146,10 +153,10 @@ FATAL:   While performing build: failed to execute %test script: exit status 7""
         (TEST, "the image's own test failed\n  -> the lines below are what it said"),
     ],
 )
-def test_a_build_that_fails(bench: Desk, refused: Callable[..., str], words: str, cause: str) -> None:
+def test_a_build_that_fails(bench: Desk, builds: Path, refused: Callable[..., str], words: str, cause: str) -> None:
     (bench.project / "words").write_text(words)
-    build = f"echo half > $image; cat '{bench.project}/words' >&2; exit 255"
-    said = refused("old.sif", "--base", "base.sif", "--force", code=1, log="project/old.sif.build.log", BUILD=build)
+    builds.write_text(f"echo half > $image; cat '{bench.project}/words' >&2; exit 255")
+    said = refused("old.sif", "--base", "base.sif", "--force", code=1, log="project/old.sif.build.log")
     assert f"`apptainer build` failed with exit code 255: {cause}" in said
     assert "the end of its log:\n" + "".join(f"  | {line}\n" for line in words.splitlines()) in said
     assert (bench.project / "old.sif").read_bytes() == b"the old one"
@@ -179,10 +186,11 @@ echo 'FATAL:   While performing build: while creating SIF: while creating contai
  .old.sif: copy_file_range: no space left on device' >&2; exit 255"""
 
 
-def test_a_full_disk(bench: Desk, cli: Cli) -> None:
+def test_a_full_disk(bench: Desk, builds: Path, cli: Cli) -> None:
+    builds.write_text(FULL)
     place = bench.project / "small"
     with small_disk(place, "256k"):
-        failed = cli("build-image", "small/old.sif", "--base", "base.sif", "--force", BUILD=FULL)
+        failed = cli("build-image", "small/old.sif", "--base", "base.sif", "--force")
         assert failed.code == 1 and "Traceback" not in failed.err
         assert "failed with exit code 255: there is no space left" in failed.err
         assert "  -> APPTAINER_TMPDIR and APPTAINER_CACHEDIR name roomier places" in failed.err
@@ -191,8 +199,9 @@ def test_a_full_disk(bench: Desk, cli: Cli) -> None:
         assert (place / "old.sif").read_bytes() == b"the old one"
 
         # No room is left for the lock
-        build = f"{SIF}; head -c 4M /dev/zero >> $image; true"
-        failed = cli("build-image", "small/old.sif", "--base", "base.sif", "--force", BUILD=build)
+        (place / "old.sif.build.log").unlink()
+        builds.write_text(f"{SIF}; head -c 4M /dev/zero >> $image; true")
+        failed = cli("build-image", "small/old.sif", "--base", "base.sif", "--force")
         assert failed.code == 2 and "Traceback" not in failed.err
         assert "cannot be written: No space left on device\n  -> name another place for the image" in failed.err
         assert sorted(path.name for path in place.iterdir()) == ["old.sif", "old.sif.build.log"]
@@ -203,7 +212,7 @@ def test_a_disk_that_is_full_before_the_build_begins(bench: Desk, cli: Cli) -> N
     place = bench.project / "small"
     with small_disk(place, "256k"):
         subprocess.run(["sh", "-c", "head -c 1M /dev/zero > rest 2>/dev/null"], cwd=place, check=False)
-        failed = cli("build-image", "small/old.sif", "--base", "base.sif", "--force", BUILD=SIF)
+        failed = cli("build-image", "small/old.sif", "--base", "base.sif", "--force")
         assert failed.code == 2 and "Traceback" not in failed.err
         assert f"{place}/" in failed.err and "cannot be written: No space left on device" in failed.err
         assert sorted(path.name for path in place.iterdir()) == ["old.sif", "rest"]
@@ -216,7 +225,7 @@ def test_a_disk_that_is_too_small_is_seen_before_anything_is_downloaded(
     registry.push("lab/a", "1", {"architecture": HERE}, [b"x" * 300_000])
     with small_disk(bench.project / "small", "256k"):
         base = f"docker://{registry.reference('lab/a', '1')}"
-        failed = cli("build-image", "small/new.sif", "--base", base, BUILD=SIF)
+        failed = cli("build-image", "small/new.sif", "--base", base)
         assert failed.code == 2 and f"for the image in {bench.project}/small, and " in failed.err
         assert sorted(path.name for path in (bench.project / "small").iterdir()) == ["old.sif"]
     assert not (bench.home / "builds").exists()
@@ -236,7 +245,7 @@ def test_no_user_namespaces(bench: Desk) -> None:
     before = bench.tree(times=False)
     done = subprocess.run(
         [*wrapper, sys.executable, "-m", "slurmddp", "build-image", "new.sif", "--base", "base.sif"],
-        cwd=bench.project, env={**bench.environment, "BUILD": SIF}, capture_output=True, text=True, timeout=60,
+        cwd=bench.project, env=bench.environment, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, ""), done
     assert "no image can be built here: this machine gives its users no user namespaces (unshare: " in done.stderr
