@@ -26,7 +26,7 @@ class Group(TyperGroup):
         """Write the commands, then the group's own options."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         rows = [
-            (getattr(command, "rich_help_panel", None) or "Commands", name, command.get_short_help_str(1000))
+            (getattr(command, "rich_help_panel", None) or "Commands", name, command.get_short_help_str(1000).removesuffix("."))
             for name, command in commands
             if command is not None and not command.hidden
         ]

@@ -77,7 +77,7 @@ def resolved_job(request: Request, resumed: Sequence[Path] = ()) -> Resolved:
     job_file, options = _job_and_options(request)
     if job_file is None and request.job is None:
         if not resumed:
-            raise UserError("no job is named", todo="name a job file (`slurmddp init job.yaml` writes one) or a script")
+            raise UserError("no job file or script given", todo="name one; `slurmddp init` writes job.yaml")
         from slurmddp.runs.layout import RunFolder
         from slurmddp.runs.owner import foreign_owner
 

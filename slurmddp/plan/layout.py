@@ -116,7 +116,7 @@ def _gpus(resolved: Resolved, partition: Partition) -> int:
             raise UserError(
                 f"the profile of site {resolved.site.name} does not know how many GPUs a node of this partition has",
                 where=place,
-                todo="set resources.gpus_per_node (0 for a run on CPUs)",
+                todo="--gpus N, or resources.gpus_per_node in the job file (0: run on CPUs)",
             )
         return partition.gpus_per_node
     if partition.gpus_per_node is not None and wanted > partition.gpus_per_node:

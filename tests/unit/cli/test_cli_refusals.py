@@ -159,7 +159,7 @@ def test_a_job_that_is_neither(ready: Desk, refused: Callable[..., str]) -> None
 
 
 def test_no_job(refused: Callable[..., str]) -> None:
-    assert "no job is named" in refused("--site", "gpus")
+    assert "no job file or script given" in refused("--site", "gpus")
 
 
 def test_no_sbatch(ready: Desk, refused: Callable[..., str]) -> None:
