@@ -24,12 +24,12 @@ class Group(TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, then the group's own options."""
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        rows = [
-            (getattr(command, "rich_help_panel", None) or "Commands", name, command.get_short_help_str(1000).removesuffix("."))
-            for name, command in commands
-            if command is not None and not command.hidden
-        ]
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                heading = getattr(command, "rich_help_panel", None) or "Commands"
+                rows.append((heading, name, command.get_short_help_str(1000).removesuffix(".")))
         _write([*rows, *_parameters(self, ctx)], formatter)
 
 
