@@ -36,7 +36,7 @@ ELSEWHERE = {
     r"make |python3? -m (benchmarks|tests)|.*python3? -m pytest": "takes minutes to an hour; CI runs `make test`",
     r"salloc |slurmddp run job.yaml --nodes 1 &":
         "needs an allocation: tests/cluster/test_runs.py::test_runs_side_by_side_in_one_allocation",
-    r"slurmddp build-image (?!.*--dry-run)": "needs Apptainer and a registry: tests/cluster/test_images.py",
+    r"apptainer |slurmddp build-image (?!.*--dry-run)": "needs Apptainer and a registry: tests/cluster/test_images.py",
     r"slurmddp checkpoint export": "needs PyTorch: tests/runtime/test_export.py",
     r"rsync ": "needs a second host",
     r".* /home/bob/": "needs a run of another user; docs/security.md names the tests",
