@@ -126,7 +126,8 @@ def place(desk: Desk) -> Iterator[Desk]:
     ranks = desk.program("ranks", "#!/bin/bash\necho step 1\n")
     for name in ("image.sif", "images/pytorch.sif"):
         desk.write(name, SIF)
-    for name in ("train.py", "Dockerfile", "requirements.txt", "src/a.py"):
+    desk.write("Dockerfile", "FROM ubuntu:24.04\nARG VERSION\n")
+    for name in ("train.py", "requirements.txt", "src/a.py"):
         desk.write(name, "")
     yaml = {block[0].split(":")[0]: "\n".join(block) + "\n" for page in PAGES for block in blocks(page)}
     desk.write("mine.yaml", yaml["title"])
