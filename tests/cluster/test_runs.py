@@ -144,6 +144,18 @@ def test_status_names_the_rank_that_failed(alice: Alice) -> None:
     assert run.status()[0] == 1
 
 
+def test_an_error_of_the_program_on_all_nodes_ends_the_run_at_its_first_start(alice: Alice) -> None:
+    alice.cluster.write("/home/alice/scripts/missing.py", "print('one start')\nimport nothere\n")
+    run = alice.submit("scripts/missing.py", "--site", "testcluster", "--image", alice.image, "--nodes", "2")
+    status = run.wait("failed")
+    assert "ModuleNotFoundError: No module named 'nothere'" in status["cause"], status
+    (started,) = [event for event in run.lines("events.jsonl") if event["event"] == "attempt_started"]
+    (ended,) = [event for event in run.lines("events.jsonl") if event["event"] == "attempt_ended"]
+    assert ended["decision"] == "failed" and ended["time"] - started["time"] < 60
+    noted = list((run.folder / "markers/attempt-000.errors").glob("start-*/*"))
+    assert run.logs().count("one start") == len(noted) >= 2
+
+
 def test_interrupting_a_run_in_an_allocation_saves_first(alice: Alice) -> None:
     job = alice.job_file("interrupted", resources={"nodes": 1}, train={"steps": 100000})
     salloc = ["salloc", "--nodes=1", "--cpus-per-task=2", "--mem=3000M", "--time=5"]
