@@ -121,12 +121,12 @@ $(VENV)/.uv: $(VENV)/.made
 	touch $@
 
 .venv-lowest/.made: $(VENV)/.uv pyproject.toml
-	$(BIN)/uv venv -q --clear --python $(LOWEST_PYTHON) $(@D)
+	$(BIN)/uv venv -q --clear --seed --python $(LOWEST_PYTHON) $(@D)
 	$(BIN)/uv pip install -q --python $(@D) --resolution lowest-direct -e '.[test]'
 	touch $@
 
 .venv-newest/.made: $(VENV)/.uv pyproject.toml
-	$(BIN)/uv venv -q --clear --python $(NEWEST_PYTHON) $(@D)
+	$(BIN)/uv venv -q --clear --seed --python $(NEWEST_PYTHON) $(@D)
 	$(BIN)/uv pip install -q --python $(@D) -e '.[unit]'
 	touch $@
 
