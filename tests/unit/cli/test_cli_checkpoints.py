@@ -259,7 +259,7 @@ def test_what_the_container_gets(cli: Cli, desk: Desk) -> None:
     desk.write("later/x")
     apptainer = '#!/bin/bash\nprintf "%s\\0" "$@" >"$HOME/argv"\nenv -0 >"$HOME/env"\necho pulled; exit 3\n'
     run = submitted(
-        desk, cli, container__image=str(image), container__binds=binds, container__options="[--cleanenv]",
+        desk, cli, container__image=str(image), container__binds=binds, container__options="[--nv, --no-mount=tmp]",
         resources__gpus_per_node="2", environment__GREETING="it's secret", environment__PYTHONPATH="/extra",
         setup=f'["export PATH={desk.bin}:$PATH", "set -- x y; export APPTAINERENV_PYTHONPATH=/module"]',
     )  # fmt: skip
@@ -272,7 +272,7 @@ def test_what_the_container_gets(cli: Cli, desk: Desk) -> None:
     words = (desk.home / "argv").read_bytes().decode().split("\0")[:-1]
     place, checkpoint = desk.project, run.checkpoints / "step-00000005"
     program = words.index(str(image))
-    assert words[:4] == ["exec", "--cleanenv", "--pwd", str(run.code)], "no --nv"
+    assert words[:5] == ["exec", "--cleanenv", "--no-mount=tmp", "--pwd", str(run.code)], "no --nv"
     bound = [words[index + 1] for index in range(program) if words[index] == "--bind"]
     assert bound == sorted(bound, key=lambda spec: len(spec.split(":")[1])), "the outer folder first"
     assert {f"{place}:{place}:rw", f"{run.code}:{run.code}:ro", f"{checkpoint}:{checkpoint}:ro"} <= set(bound)
