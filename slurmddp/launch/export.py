@@ -172,7 +172,8 @@ def _container(container: ContainerPlan, code: Path, checkpoint: Path, target: P
     for path in (code, checkpoint, target.parent):
         if any(char in str(path) for char in ':,"\\'):
             raise UserError(f"the path {str(path)!r} holds a character that --bind cannot carry", todo="rename it")
-    options = [option for option in container.options if option not in ("--nv", "--rocm", "--cleanenv")]  # no GPU is needed
+    dropped = ("--nv", "--rocm", "--cleanenv")  # no GPU is needed
+    options = [option for option in container.options if option not in dropped]
     # The outer folder first: one that lies in it is bound on top of it.
     bound = [word for path in sorted(binds, key=len) for word in ("--bind", binds[path].spec)]
     # Of this shell's variables the image gets none but the job's own; on a node, a job gives it what Slurm gave the job

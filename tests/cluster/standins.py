@@ -32,8 +32,12 @@ _ENTRYPOINT = "#!/bin/sh\necho 'from the base' >&2\nexec \"$@\"\n"
 _PYTHON = {"python": '#!/bin/sh\nexec python3 "$@"\n'}
 
 
+#: An entry point that becomes a section of a definition file into which it is written as it is.
+EVIL = "/bin/sh\n%setup\ntouch /home/alice/pwned; exit 1\n"
+
+
 def push_all(registry: Registry, root: Path, index: Path, folder: Path) -> None:
-    """lab/base:1.0, and, below hub/ and ngc/, what two Dockerfiles of examples/images start from.
+    """lab/base:1.0 and lab/evil:1.0, and, below hub/ and ngc/, what two Dockerfiles of examples/images start from.
 
     root: a root folder with Debian's Python; index: of packages; folder: for what is made on the way.
     """
@@ -43,6 +47,7 @@ def push_all(registry: Registry, root: Path, index: Path, folder: Path) -> None:
     packages = layer({str(path.relative_to(index)): path.read_bytes() for path in index.rglob("*.*")}, INDEX[1:])
     python = layer(_PYTHON, "usr/local/bin", mode=0o755)
     registry.push("lab/base", "1.0", {"config": {"Env": ENVIRONMENT}}, [whole, torch, pins])
+    registry.push("lab/evil", "1.0", {"config": {"Entrypoint": [EVIL]}}, [whole])
     slim = {"Env": [*_PIP, ENVIRONMENT[-1]], "Cmd": ["python3"]}
     registry.push("hub/library/python", "3.12-slim", {"config": slim}, [whole, packages, python])
     ngc = {"Env": [*ENVIRONMENT, *_PIP, "PIP_CONSTRAINT=/etc/pip/constraint.txt"], "WorkingDir": "/workspace"}

@@ -17,7 +17,7 @@ from tests.registry import PROGRAM, Registry
 from .build import wanted
 from .cluster import Cluster
 from .runs import Alice
-from .standins import make_index, push_all
+from .standins import EVIL, make_index, push_all
 
 pytestmark = pytest.mark.cluster
 
@@ -25,6 +25,9 @@ PORT = 5000
 BASE = f"127.0.0.1:{PORT}/lab/base:1.0"
 HOME = "/home/alice/shelf"
 EXAMPLES = Path(__file__).parents[2] / "examples/images"
+#: What is in her shell's environment.
+HERS = ("WANDB_API_KEY=S3CRET", "APPTAINERENV_TOKEN=S3CRET", "APPTAINER_DOCKER_PASSWORD=S3CRET",
+        "http_proxy=http://127.0.0.1:9", "no_proxy=localhost")  # fmt: skip
 #: What the examples start from, in the place of the registries that cannot be reached.
 MIRRORED = f"""\
 name: mirrored
@@ -65,7 +68,7 @@ def alice(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def build(alice: Alice, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     site = [] if "--site" in words else ["--site", "testcluster"]
-    command = ["slurmddp", "build-image", *site, *words]
+    command = ["env", *HERS, "slurmddp", "build-image", *site, *words]
     return alice.cluster.run("login", command, cwd=HOME, check=check, timeout=300)
 
 
@@ -86,11 +89,14 @@ def test_a_recipe_becomes_an_image_that_is_built_once(alice: Alice) -> None:
     cluster.write(f"{HOME}/src/hello.py", "print('hello')\n")
     recipe = (
         f"base: docker://{BASE}\nfiles: ['src:/opt/my project/src']\nenvironment: {{WORD: \"it's $5\"}}\n"
-        "setup:\n- |\n  cat > /opt/made <<'END'\n    two words\n  END\n- echo 100% >> /opt/made\n"
-        "test: [python3 '/opt/my project/src/hello.py']\nlabels: {team: speech}\n"
+        "setup:\n- env; echo proxy is $http_proxy\n- |\n  cat > /opt/made <<'END'\n    two words\n  END\n"
+        "- echo 100% >> /opt/made\n"
+        "test: [python3 '/opt/my project/src/hello.py', 'env; echo proxy is $http_proxy']\nlabels: {team: speech}\n"
     )
     cluster.write(f"{HOME}/mine.yaml", recipe)
     done = build(alice, "--recipe", "mine.yaml", "--force")  # an earlier try of this test may have made it
+    # The image's own code, in %post and in %test, has the way to the internet, and no secret of hers
+    assert done.stderr.splitlines().count("proxy is http://127.0.0.1:9") == 2 and "S3CRET" not in done.stderr
     image = done.stdout.strip()
     assert image.startswith(f"{HOME}/images/mine-") and "torch 2.13.0, CUDA 12.9, NCCL (2, 26, 3)" in done.stderr
     inside = "cat /opt/made; echo $WORD; python3 '/opt/my project/src/hello.py'; id -un"
@@ -110,6 +116,30 @@ def test_a_recipe_becomes_an_image_that_is_built_once(alice: Alice) -> None:
     assert "nothing to do" in build(alice, "--recipe", "mine.yaml", "--update").stderr
     told = alice.command("image", "inspect", image, "--driver", "535.183.01").stdout
     assert "minor-version compatibility" in told and "speech" not in told
+
+
+def test_no_image_and_no_recipe_of_somebody_else_runs_code_on_the_host(alice: Alice) -> None:
+    cluster = alice.cluster
+    pwned = cluster.machine_path("/home/alice/pwned")
+    cluster.write(f"{HOME}/evil/Dockerfile", f'FROM 127.0.0.1:{PORT}/lab/evil:1.0\nCMD ["python3"]\n')
+    failed = build(alice, "evil.sif", "--dockerfile", "evil/Dockerfile", check=False)
+    assert failed.returncode == 1 and "a line break or a control character in its Entrypoint" in failed.stderr
+    cluster.write(f"{HOME}/evil/`touch pwned`", "x")
+    cluster.write(f"{HOME}/evil/r.yaml", f"base: docker://{BASE}\nfiles: ['`touch pwned`:/x', '/etc/hostname:/y']\n")
+    failed = build(alice, "evil.sif", "--recipe", "evil/r.yaml", check=False)
+    assert failed.returncode == 2 and "holds a character that Apptainer's %files does not carry" in failed.stderr
+    cluster.write(f"{HOME}/evil/r.yaml", f"base: docker://{BASE}\nfiles: ['/etc/hostname:/y']\n")
+    failed = build(alice, "evil.sif", "--recipe", "evil/r.yaml", check=False)
+    assert failed.returncode == 2 and "/etc/hostname is not below the recipe's folder" in failed.stderr
+    assert not pwned.exists() and not list(cluster.machine_path(HOME).rglob("pwned"))
+
+    # So it is with Apptainer itself, which is what all of this is about.
+    head = "Bootstrap: localimage\nFrom: /opt/images/bookworm\n\n"
+    for name, text in (("setup", f"%runscript\n  exec {EVIL}"), ("files", f"%files\n  `>{HOME}/pwned` /x")):
+        cluster.write(f"{HOME}/{name}.def", f"{head}{text}\n")
+        command = ["apptainer", "build", "--force", "evil.sif", f"{name}.def"]
+        assert cluster.run("login", command, cwd=HOME, check=False, timeout=120).returncode != 0
+    assert pwned.exists() and cluster.machine_path(f"{HOME}/pwned").exists()
 
 
 def test_pip_and_uv_keep_the_base_s_torch_and_its_pins(alice: Alice) -> None:
