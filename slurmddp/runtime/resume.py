@@ -56,9 +56,9 @@ def resume(session: Session) -> Position:
     """
     here = session.world
     own = session.folder.checkpoints
-    here.on_main(lambda: layout.remove_leftovers(own, here.attempt))
+    here.on_main(lambda: len(layout.remove_leftovers(own, here.attempt)))
     roots = [own, *map(Path, session.job.resume_from)]
-    choice, rejected = here.on_main(lambda: telling.choose(session, roots))
+    choice, rejected = telling.choose(here, session, roots)
     if choice is None:
         if rejected and session.job.resume_from:
             raise UserError(NOTHING_GOOD, shared=True)
@@ -100,7 +100,7 @@ def _load_given(session: Session) -> None:
     if wanted is None:
         return
     here, module = session.world, session.parallel.module
-    source = here.on_main(lambda: given.resolve_given(Path(wanted)))
+    source = Path(here.on_main(lambda: str(given.resolve_given(Path(wanted)))))
     loaded = here.together(lambda: given.load_given(source, module, verify=False))
     session.console.say(f"weights    {loaded.tensors} tensors from {loaded.path}")
     for remark in loaded.remarks:

@@ -162,7 +162,7 @@ def _data(job: Job, joined: world.World) -> Data:
     data = joined.together(lambda: Data(task, task.train_samples(), task.held_out_samples(), task.fingerprint()))
     seen = joined.gather((joined.node, data.length, data.fingerprint))
     for node, length, fingerprint in seen:
-        if (length, fingerprint) != seen[0][1:]:
+        if [length, fingerprint] != seen[0][1:]:
             raise UserError(
                 f"the data is not the same on all nodes: {node} sees {length} samples, fingerprint "
                 f"{fingerprint}; "
@@ -190,7 +190,7 @@ def _weights(job: Job, joined: world.World, say: console.Console) -> batch.Weigh
     """Each rank's share of the global batch, relative to the others'; None where all are equal."""
     if not job.batch.weights:
         return None
-    who = joined.gather((joined.node, _device_name(joined)))
+    who = [(node, device) for node, device in joined.gather((joined.node, _device_name(joined)))]
     for pattern in batch.unused_patterns(job.batch.weights, who):
         say.warn(f"train.batch.weights: {pattern!r} fits no node and no device of this run: {_listed(who)}")
     try:

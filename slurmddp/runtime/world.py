@@ -1,8 +1,8 @@
 """The process group, and how ranks talk to each other about anything but gradients."""
 
 import datetime
+import json
 import os
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -38,24 +38,26 @@ class World:
         """Whether this is rank 0."""
         return self.rank == 0
 
-    def broadcast(self, value: T | None) -> T:
-        """Rank 0's value, on every rank. Any object that pickles."""
-        content = pickle.dumps(value) if self.is_main else b""
-        size = torch.tensor([len(content)])
-        dist.broadcast(size, src=0, group=self.coordination)
-        buffer, tensor = _buffer(content, int(size))
-        dist.broadcast(tensor, src=0, group=self.coordination)
-        return cast(T, pickle.loads(buffer))
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank, as `encode` takes it."""
+        return self._broadcast(encode(value) if self.is_main else b"")
 
-    def gather(self, value: T) -> list[T]:
-        """Every rank's value, by rank, on every rank. Any object that pickles."""
-        content = pickle.dumps(value)
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on every rank, as `encode` takes it."""
+        content = encode(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(content)]), group=self.coordination)
         largest = max(map(int, sizes))
         parts = [_buffer(b"", largest) for _ in range(self.size)]
         dist.all_gather([tensor for _, tensor in parts], _buffer(content, largest)[1], group=self.coordination)
-        return [cast(T, pickle.loads(buffer)) for buffer, _ in parts]
+        return [json.loads(buffer) for buffer, _ in parts]
+
+    def _broadcast(self, content: bytes) -> Any:
+        size = torch.tensor([len(content)])
+        dist.broadcast(size, src=0, group=self.coordination)
+        buffer, tensor = _buffer(content, int(size))
+        dist.broadcast(tensor, src=0, group=self.coordination)
+        return json.loads(buffer)
 
     def together(self, action: Callable[[], T]) -> T:
         """Run `action` on every rank; if it fails on one, every rank raises, and none is left waiting.
@@ -71,7 +73,7 @@ class World:
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks have to hear of it
             own = error
             failure = (self.rank, self.node, str(error) or repr(error), isinstance(error, UserError))
-        failures = [item for item in self.gather(failure) if item is not None]
+        failures = [(*item,) for item in self.gather(failure) if item is not None]
         if not failures:
             return cast(T, result)
         if all(by_user for *_, by_user in failures):
@@ -81,17 +83,43 @@ class World:
         rank, node, message, _ = next(item for item in failures if not item[3])
         raise PeerError(f"rank {rank} on {node} failed: {message}")
 
-    def on_main(self, action: Callable[[], T]) -> T:
-        """Run `action` on rank 0 alone and give its result to every rank; a failure is raised on all."""
-        return self.broadcast(self.together(lambda: action() if self.is_main else None))
+    def on_main(self, action: Callable[[], Any]) -> Any:
+        """Run `action` on rank 0 alone and give its result, as `encode` takes it, to every rank; a failure is raised
+        on all.
+        """
+        return self._broadcast(self.together(lambda: encode(action()) if self.is_main else b""))
+
+
+def encode(value: Any) -> bytes:
+    """A value as JSON: None, bool, int, float, str, lists, and dicts with names for keys. A tuple arrives as a list.
+
+    Never pickle: who gets in between two ranks could run code on them. Raises TypeError for anything else.
+    """
+    _check(value)
+    return json.dumps(value).encode()
+
+
+def _check(value: Any) -> None:
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError(f"ranks exchange dicts with names for keys only, not {value!r:.200}")
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            _check(item)
+    elif value is not None and not isinstance(value, bool | int | float | str):
+        kind = type(value).__name__
+        raise TypeError(
+            f"ranks exchange what JSON can hold, not {kind}: give numbers, texts, lists (.tolist()) or dicts"
+        )
 
 
 def _buffer(content: bytes, size: int) -> tuple[bytearray, torch.Tensor]:
-    """`content` padded to `size` bytes, and a tensor over the same memory.
+    """`content`, padded with blanks to `size` bytes, and a tensor over the same memory.
 
     torch's own object collectives turn tensors to bytes through numpy, which need not be installed.
     """
-    buffer = bytearray(content.ljust(size, b"\0"))
+    buffer = bytearray(content.ljust(size))
     return buffer, torch.frombuffer(buffer, dtype=torch.uint8)
 
 

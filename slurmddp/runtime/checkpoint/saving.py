@@ -87,20 +87,22 @@ def save(place: Place, task: Task) -> Saved | Failed:
 def _write(place: Place, task: Task, folder: Path, final: Path) -> tuple[int, str]:
     """Write, sync and commit. Returns bytes and a remark. A failure on any rank is raised on all."""
     world = place.world
-    written = world.gather(world.together(lambda: _write_own(task, folder, world.rank)))
+    results, own = world.together(lambda: _write_own(task, folder, world.rank))
+    written = world.gather((results, {name: (facts.bytes, facts.sha256) for name, facts in own.items()}))
 
     def complete() -> tuple[int, str]:
         assert task.plan.metadata is not None  # Rank 0 has it.
-        files = {name: facts for _, own in written for name, facts in own.items()}
+        files = {name: layout.FileFacts(*facts) for _, theirs in written for name, facts in theirs.items()}
         files.update(shards.finish(folder, task.plan.metadata, [results for results, _ in written]))
         facts = commit.describe(task.step, world.size, place.mesh, world.attempt, place.config)
         size = commit.commit(folder, final, facts, files, task.data)
         return size, commit.prune(final, place.keeping, step=task.step, attempt=world.attempt)
 
-    return world.on_main(complete)
+    size, remark = world.on_main(complete)
+    return size, remark
 
 
-def _write_own(task: Task, folder: Path, rank: int) -> tuple[Any, dict[str, layout.FileFacts]]:
+def _write_own(task: Task, folder: Path, rank: int) -> tuple[str, dict[str, layout.FileFacts]]:
     """One rank's shards and random states."""
     task.staging.wait()
     (folder / layout.RNG).mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem
 
-from slurmddp.runtime.checkpoint import contents, layout, tensorfile
+from slurmddp.runtime.checkpoint import contents, exchange, layout, tensorfile
 from slurmddp.runtime.checkpoint.files import HashedFiles
 from slurmddp.runtime.checkpoint.layout import FileFacts
 from slurmddp.runtime.errors import UserError
@@ -55,18 +55,18 @@ def plan(tensors: dict[str, torch.Tensor], world: World) -> Plan:
         planner.set_up_planner(tensors, storage_meta=writer.storage_meta(), is_coordinator=world.is_main)
         return planner.create_local_plan()
 
-    own_plans = world.gather(world.together(plan_own))
+    own_plans = world.gather(world.together(lambda: exchange.dump(plan_own())))
     metadata: Metadata | None = None
 
-    def plan_all() -> list[SavePlan]:
+    def plan_all() -> list[str]:
         nonlocal metadata
-        plans, metadata = planner.create_global_plan(own_plans)
-        return writer.prepare_global_plan(plans)
+        plans, metadata = planner.create_global_plan([exchange.load(text) for text in own_plans])
+        return [exchange.dump(each) for each in writer.prepare_global_plan(plans)]
 
-    return Plan(planner.finish_plan(world.on_main(plan_all)[world.rank]), metadata)
+    return Plan(planner.finish_plan(exchange.load(world.on_main(plan_all)[world.rank])), metadata)
 
 
-def write(folder: Path, own: SavePlan, parts: Mapping[MetadataIndex, torch.Tensor]) -> tuple[Any, dict[str, FileFacts]]:
+def write(folder: Path, own: SavePlan, parts: Mapping[MetadataIndex, torch.Tensor]) -> tuple[str, dict[str, FileFacts]]:
     """Write one rank's part into `folder`, which has to be there: no collectives.
 
     `parts`: contiguous CPU tensors by the index of their items in `own`. Rank r writes files named __r_*.
@@ -76,14 +76,14 @@ def write(folder: Path, own: SavePlan, parts: Mapping[MetadataIndex, torch.Tenso
     files = HashedFiles()
     writing = _file_writer(folder, files).write_data(own, _Parts(parts))
     writing.wait()
-    return writing.value(), files.facts
+    return exchange.dump(writing.value()), files.facts
 
 
-def finish(folder: Path, metadata: Metadata, results: list[Any]) -> dict[str, FileFacts]:
+def finish(folder: Path, metadata: Metadata, results: list[str]) -> dict[str, FileFacts]:
     """On rank 0: write .metadata from what `write` returned on each rank; returns it with its facts."""
     files = HashedFiles()
     # A copy: `finish` enters the storage of this one save, and the plan is used again.
-    _file_writer(folder, files).finish(dataclasses.replace(metadata), results)
+    _file_writer(folder, files).finish(dataclasses.replace(metadata), [exchange.load(text) for text in results])
     return {path.removesuffix(".tmp"): facts for path, facts in files.facts.items()}
 
 

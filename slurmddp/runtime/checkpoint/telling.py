@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from slurmddp.runtime.checkpoint import layout, reader
 from slurmddp.runtime.checkpoint.saving import Saved
 from slurmddp.runtime.console import Console, human
+from slurmddp.runtime.world import World
 
 
 class Speaker(Protocol):
@@ -22,16 +23,21 @@ class Speaker(Protocol):
         ...
 
 
-def choose(speaker: Speaker, roots: Sequence[Path]) -> tuple[reader.Choice | None, list[Path]]:
-    """On rank 0: the newest checkpoint that verifies, and those that were refused, of which it says why."""
-    rejected: list[Path] = []
+def choose(world: World, speaker: Speaker, roots: Sequence[Path]) -> tuple[reader.Choice | None, list[Path]]:
+    """The newest checkpoint that verifies, and the rejected ones, each with a message. Rank 0 chooses; a collective."""
+    rejected: list[str] = []
 
     def note(one: layout.Rejected) -> None:
-        rejected.append(one.folder)
+        rejected.append(str(one.folder))
         speaker.console.warn(f"checkpoint refused: {one}; looking for the one before")
         speaker.record("checkpoint_rejected", path=str(one.folder), file=one.file, why=one.why)
 
-    return reader.choose(roots, note), rejected
+    def choose_on_main() -> tuple[Any, list[str]]:
+        found = reader.choose(roots, note)
+        return (str(found.path), found.step, found.world, found.data) if found else None, rejected
+
+    chosen, refused = world.on_main(choose_on_main)
+    return reader.Choice(Path(chosen[0]), *chosen[1:]) if chosen else None, [Path(path) for path in refused]
 
 
 def saved(speaker: Speaker, result: Saved) -> None:

@@ -122,8 +122,8 @@ class Checkpointer:
         """
         world = self._world
         self._shared.enter("start")
-        world.on_main(lambda: layout.remove_leftovers(self._root, world.attempt))
-        choice, rejected = world.on_main(lambda: telling.choose(self._shared, [self._root, *self._older]))
+        world.on_main(lambda: len(layout.remove_leftovers(self._root, world.attempt)))
+        choice, rejected = telling.choose(world, self._shared, [self._root, *self._older])
         self._rejected += rejected
         if choice is None:
             if rejected and self._older:

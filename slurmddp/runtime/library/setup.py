@@ -32,7 +32,8 @@ def distributed(*, timeout: float = 600, backend: str | None = None) -> Iterator
     - `timeout`: seconds that a collective of training may take. `backend`: by default nccl where there are GPUs (rank
       n of a node takes its GPU n), else gloo; with "gloo", everything is on the CPU.
     - What it yields has rank, size, local_rank, node, attempt, device, is_main; and broadcast(value) from rank 0,
-      gather(value) of all ranks, for any object that pickles. They travel in a gloo group of their own.
+      gather(value) of all ranks, for what JSON holds: numbers, texts, lists, dicts; a tuple arrives as a list. They
+      travel in a gloo group of their own, and never as pickle.
     - SIGTERM, SIGUSR1 and SIGUSR2 only ask to stop, and so does the run's stop file: see should_stop. A rank whose
       torchrun is gone ends, as does one that makes no progress after a SIGTERM: a call of should_stop or of a method
       of Checkpointer is progress.

@@ -85,7 +85,8 @@ def probe_links(world: World, exchange: Exchange | None = None) -> LinkReport:
                 seconds = (exchange or _exchange)(world.coordination, other)
                 if world.rank == leaders[first]:
                     seen.append(Pair(names[first], names[second], seconds))
-    return judge([pair for part in world.gather(seen) for pair in part])
+    own = [(pair.first, pair.second, pair.seconds) for pair in seen]
+    return judge([Pair(*pair) for part in world.gather(own) for pair in part])
 
 
 def judge(pairs: list[Pair]) -> LinkReport:

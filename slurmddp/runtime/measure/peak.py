@@ -105,11 +105,11 @@ def utilisation(world: World, precision: torch.dtype, flops: Flops, targets: int
     """Measure this rank's peak (about 0.1 s) and add up those of all ranks, and all ranks' `flops` over `targets`
     targets of their micro batches. A collective.
     """
-    found = (matmul_peak(world.device, precision), sheet_peak(world.device, precision), flops, targets)
-    ranks = world.gather(found)
-    counted = sum(own.total for _, _, own, _ in ranks)
+    peaks = (matmul_peak(world.device, precision), sheet_peak(world.device, precision))
+    ranks = world.gather((*peaks, flops.total, flops.missing, targets))
+    counted = sum(total for _, _, total, _, _ in ranks)
     over = sum(count for *_, count in ranks)
-    missing = sorted({name for _, _, own, _ in ranks for name in own.missing})
+    missing = sorted({name for _, _, _, names, _ in ranks for name in names})
     return Utilisation(
         flops_per_target=counted / over if counted and over else None,
         measured=_sum([peak for peak, *_ in ranks]),
