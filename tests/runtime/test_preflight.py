@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
+from slurmddp.runs.create import write_key
+from slurmddp.runtime import signing
 from slurmddp.runtime.preflight import node as node_side
 from slurmddp.runtime.preflight import place as places
 from slurmddp.runtime.preflight.checks import devices, folders, packages
 from slurmddp.runtime.preflight.findings import Finding, bad, plain, verdict, warn
 from slurmddp.runtime.preflight.judge import Report, judge
-from slurmddp.runtime.preflight.star import answers_with, meet
+from slurmddp.runtime.preflight.star import answers_with_name, meet
 
 from .harness import ROOT, free_port
 
@@ -39,6 +41,7 @@ class Nodes:
         (self.run / "code").mkdir(parents=True)
         (self.run / "code" / "own.py").write_text("print()\n")
         self.logs.mkdir(parents=True)
+        write_key(self.run / "rendezvous.key")
 
     def variables(self, name: str, **changes: str) -> dict[str, str]:
         number = self.names.index(name)
@@ -169,15 +172,25 @@ def test_an_interface_in_another_network(three: Nodes) -> None:
     assert "n2 bad its interface eth0 (10.9.0.3/24) is not in the others' network, 127.3.0.0/16 - name the int" in text
 
 
-def test_a_closed_port_and_one_of_somebody_else() -> None:
-    async def tries() -> list[str]:
-        server = await asyncio.start_server(answers_with("n9", 5), "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        said = [await meet("127.0.0.1", port, name, 5) for name in ("n9", "n1")]
-        server.close()
-        return [*said, await meet("127.0.0.1", port, "n9", 5)]
+def test_a_closed_port_and_one_of_somebody_else(three: Nodes) -> None:
+    asks = places.read(three.run, three.variables("n1"))
+    answers = places.read(three.run, three.variables("n2"))
+    other_run = places.read(three.run, three.variables("n2", SLURMDDP_RENDEZVOUS_ID="run-78-0"))
 
-    assert asyncio.run(tries()) == ["", "n9 answers there: two nodes have this address", "Connection refused"]
+    async def tries() -> list[str]:
+        server = await asyncio.start_server(answers_with_name(answers), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        said = [await meet(asks, "127.0.0.1", port, name) for name in ("n2", "n1")]
+        said.append(await meet(other_run, "127.0.0.1", port, "n2"))
+        server.close()
+        return [*said, await meet(asks, "127.0.0.1", port, "n2")]
+
+    assert asyncio.run(tries()) == [
+        "",
+        "n2 answers there: two nodes have this address",
+        "not signed with this run's key",
+        "Connection refused",
+    ]
 
 
 def test_what_node_sh_says_is_heard_at_once(three: Nodes) -> None:
@@ -226,16 +239,17 @@ def test_the_rendezvous_port_is_taken(three: Nodes) -> None:
 
 
 def test_strangers_on_the_port(three: Nodes) -> None:
-    """Other people's scanners, and another run's node, neither disturb nor join."""
+    """Scanners, another run's node, and who names our nodes without our key, neither disturb nor join."""
     others = [three.start(name) for name in ("n1", "n2")]
+    forged = (signing.Key(b"x" * 32), "run-77-0"), (signing.load(three.run), "run-77-1")
     shouts = [
         b"GET / HTTP/1.0\r\n\r\n",
         b"\x16\x03\x01\0\xff" * 999,
         b"[]\n",
-        b'{"id": "run-77-1", "node": "n3"}\n',
+        b'{"node": "n3"}\n',
         b"",
+        *(key.seal(b'{"node": "n3"}', "preflight", name) + b"\n" for key, name in forged),
     ]
-    shouts.append(b'{"id": "run-77-1", "node": "n3"}\n')
     for shout in shouts:
         with contextlib.ExitStack() as stack:
             while True:
@@ -249,9 +263,11 @@ def test_strangers_on_the_port(three: Nodes) -> None:
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(100) == b""
     others.append(three.start("n3"))
-    for process in others:
+    for number, process in enumerate(others):
         _, errors = process.communicate(timeout=60)
-        assert (process.returncode, errors) == (0, "")
+        ignored = [line for line in errors.splitlines() if "a message was ignored, since it is not signed" in line]
+        assert process.returncode == 0 and ignored == errors.splitlines()
+        assert (len(ignored) >= 4) == (number == 0)
 
 
 def test_two_hundred_nodes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""DCP's plans and results as text, for ranks to exchange. Not pickled: `load` makes data of DCP's own classes, no code."""
+"""DCP's plans and results as text, for ranks to exchange: not pickled, and of DCP's own classes only."""
 
 import dataclasses
 import enum

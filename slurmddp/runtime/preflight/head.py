@@ -4,6 +4,7 @@ import asyncio
 import os
 import resource
 import secrets
+import sys
 import time
 from typing import Any
 
@@ -17,7 +18,7 @@ from slurmddp.runtime.preflight.star import (
     LONGEST,
     PORTS,
     SHARED,
-    answers_with,
+    answers_with_name,
     meet,
     receive,
     sees,
@@ -25,6 +26,7 @@ from slurmddp.runtime.preflight.star import (
     token_file,
     why,
 )
+from slurmddp.runtime.signing import ForgedError
 
 #: Connections that are tried at once on the way back.
 _AT_ONCE = 256
@@ -39,6 +41,7 @@ class Head:
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        self._interfaces = "0.0.0.0" if len(place.nodes) > 1 else "127.0.0.1"
         self._token = secrets.token_hex(8)
         self._port = 0
         self._reports: dict[str, Report] = {}
@@ -55,7 +58,7 @@ class Head:
         _allow_many_files()
         own = asyncio.create_task(look(place))
         rendezvous = await self._listen()
-        anywhere = await asyncio.start_server(answers_with(place.node, place.patience), "0.0.0.0", 0, backlog=BACKLOG)
+        anywhere = await asyncio.start_server(answers_with_name(place), self._interfaces, 0, backlog=BACKLOG)
         self._port = int(anywhere.sockets[0].getsockname()[1])
         # Only now: who sees it knows that the head listens.
         written = await asyncio.to_thread(show, place, self._token)
@@ -79,7 +82,7 @@ class Head:
         while True:
             try:
                 port = self._place.port
-                return await asyncio.start_server(self._serve, "0.0.0.0", port, limit=LONGEST, backlog=BACKLOG)
+                return await asyncio.start_server(self._serve, self._interfaces, port, limit=LONGEST, backlog=BACKLOG)
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise UserError(f"cannot listen on the rendezvous port {port}: {why(error)}") from None
@@ -121,19 +124,22 @@ class Head:
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
+        place = self._place
         try:
-            greeting = await receive(reader)
+            greeting = await receive(place, reader)
             node = greeting.get("node")
-            if greeting.get("id") != self._place.identity or node not in self._place.nodes:
+            if node not in place.nodes:
                 return
-            where = {"address": self._place.address, "port": self._port}
-            await send(writer, {**where, "token": self._token, "time": time.time()})
-            self._reports[node] = await self._understand(node, await receive(reader))
+            where = {"address": place.address, "port": self._port}
+            await send(place, writer, {**where, "token": self._token, "time": time.time()})
+            self._reports[node] = await self._understand(node, await receive(place, reader))
             self._news.set()
             await self._judged.wait()
-            await send(writer, {"lines": [line for line in self._lines if line.partition(" ")[0] == node]})
+            await send(place, writer, {"lines": [line for line in self._lines if line.partition(" ")[0] == node]})
             # The node closes first, so that the rendezvous port is free again at once.
             await asyncio.wait_for(reader.read(), _GOODBYE)
+        except ForgedError as error:
+            print(f"slurmddp: preflight: a message was ignored, since it is {error}", file=sys.stderr, flush=True)
         except (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError):
             pass
         finally:
@@ -149,7 +155,7 @@ class Head:
         report.skew = float(message["skew"])
         if message["port"]:
             async with self._back:
-                failed = await meet(str(message["address"]), int(message["port"]), node, self._place.patience)
+                failed = await meet(self._place, str(message["address"]), int(message["port"]), node)
             if failed:
                 where = f"{message['address']}, port {message['port']} ({report.interface or 'interface unknown'})"
                 report.links["back"] = bad(f"{self._place.node} cannot reach it at {where}: {failed}", PORTS)

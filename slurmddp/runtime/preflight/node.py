@@ -15,7 +15,7 @@ from slurmddp.runtime.preflight.star import (
     LONGEST,
     PORTS,
     SHARED,
-    answers_with,
+    answers_with_name,
     meet,
     receive,
     sees,
@@ -71,13 +71,13 @@ async def _converse(
     token: str,
 ) -> None:
     """Report, and print what the head makes of it. Raises OSError, ValueError, TimeoutError."""
-    await send(writer, {"id": place.identity, "node": place.node})
-    hello = await asyncio.wait_for(receive(reader), place.seconds)
+    await send(place, writer, {"node": place.node})
+    hello = await asyncio.wait_for(receive(place, reader), place.seconds)
     skew = time.time() - float(hello["time"])
     listener, port, unheard = await _listen(place)
     # Both take their time only where something is wrong.
     reached, shared = await asyncio.gather(
-        meet(str(hello["address"]), int(hello["port"]), place.nodes[0], place.patience),
+        meet(place, str(hello["address"]), int(hello["port"]), place.nodes[0]),
         sees(token_file(place.folder, place.nodes[0]), str(hello["token"]), place.patience),
     )
     mine = await own
@@ -98,8 +98,8 @@ async def _converse(
         "address": place.address,
         "port": port,
     }
-    await send(writer, message)
-    verdict = await asyncio.wait_for(receive(reader), 2 * place.seconds)
+    await send(place, writer, message)
+    verdict = await asyncio.wait_for(receive(place, reader), 2 * place.seconds)
     print("\n".join(f"slurmddp: preflight: {line}" for line in verdict["lines"]), flush=True)
     if listener is not None:
         listener.close()
@@ -108,9 +108,7 @@ async def _converse(
 async def _listen(place: Place) -> tuple[asyncio.Server | None, int, list[Finding]]:
     """A random port on this node's own address, as the ranks will have."""
     try:
-        listener = await asyncio.start_server(
-            answers_with(place.node, place.patience), place.address, 0, family=socket.AF_INET
-        )
+        listener = await asyncio.start_server(answers_with_name(place), place.address, 0, family=socket.AF_INET)
     except OSError as error:
         where = f"{place.address} ({place.interface})" if place.interface else place.address
         return None, 0, [bad(f"cannot listen on its own address {where}: {why(error)}", PORTS)]

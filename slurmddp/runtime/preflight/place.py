@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurmddp.runtime import signing
 from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.signing import Key
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Place:
     gpus:      wanted on each node, 0 for none; vendor: nvidia, amd, or empty where it is not known.
     image:     what tells one image file from another, empty without a container.
     scratch:   the node's own folder, if there is one.
+    key:       signs what nodes tell each other.
     """
 
     run: Path
@@ -38,6 +41,7 @@ class Place:
     vendor: str
     image: str
     scratch: str
+    key: Key
 
     @property
     def is_head(self) -> bool:
@@ -73,6 +77,7 @@ def read(run: Path, environ: Mapping[str, str] = os.environ) -> Place:
         vendor=environ.get("SLURMDDP_GPU_VENDOR", ""),
         image=environ.get("SLURMDDP_IMAGE", ""),
         scratch=environ.get("SLURMDDP_SCRATCH", ""),
+        key=signing.load(run),
     )
 
 

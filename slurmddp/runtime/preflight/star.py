@@ -1,4 +1,4 @@
-"""How head and nodes talk: one JSON object a line over TCP."""
+"""How head and nodes talk: one JSON object per line over TCP, signed with the run's key."""
 
 import asyncio
 import json
@@ -7,57 +7,62 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from slurmddp.runtime.preflight.place import Place
+
 #: A report holds the names of all packages.
-LONGEST = 4 << 20
+LONGEST = 8 << 20
 BACKLOG = 4096
 #: What to do where two nodes do not see each other, or not the same run folder.
 PORTS = "open all ports between the nodes, or name another interface: network.interface"
 SHARED = "the run folder must be on a file system that all nodes share: paths.runs"
 
 
-async def send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+async def send(place: Place, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
     """Raises OSError."""
-    writer.write(json.dumps(message).encode() + b"\n")
+    writer.write(place.key.seal(json.dumps(message).encode(), "preflight", place.identity) + b"\n")
     await writer.drain()
 
 
-async def receive(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """The next message. Raises OSError where the other end is gone, ValueError for anything that is no message."""
+async def receive(place: Place, reader: asyncio.StreamReader) -> dict[str, Any]:
+    """The next message. Raises OSError where the other end is gone, ValueError for anything that is no message.
+
+    A message without the signature of this run and attempt is ForgedError, a ValueError.
+    """
     line = await reader.readline()
     if not line.endswith(b"\n"):
         raise ConnectionError("the connection was closed")
-    message = json.loads(line)
+    message = json.loads(place.key.open(line[:-1], "preflight", place.identity))
     if not isinstance(message, dict):
         raise ValueError("not a message")
     return message
 
 
-async def meet(address: str, port: int, name: str, seconds: float) -> str:
+async def meet(place: Place, address: str, port: int, name: str) -> str:
     """Connect to a port on which `name` answers with its name. Why that fails; empty where it does not."""
     try:
-        answer = await asyncio.wait_for(_ask(address, port), seconds)
+        answer = await asyncio.wait_for(_ask(place, address, port), place.patience)
     except asyncio.TimeoutError:
-        return f"no answer within {seconds:.0f} s"
+        return f"no answer within {place.patience:.0f} s"
     except (OSError, ValueError) as error:
         return why(error)
     return "" if answer.get("node") == name else f"{answer.get('node')} answers there: two nodes have this address"
 
 
-async def _ask(address: str, port: int) -> dict[str, Any]:
+async def _ask(place: Place, address: str, port: int) -> dict[str, Any]:
     reader, writer = await asyncio.open_connection(address, port, limit=LONGEST, family=socket.AF_INET)
     try:
-        return await receive(reader)
+        return await receive(place, reader)
     finally:
         writer.close()
 
 
-def answers_with(name: str, seconds: float) -> Any:
-    """A server's callback: says the name, and closes once the other end has."""
+def answers_with_name(place: Place) -> Any:
+    """A server's callback: says this node's name, and closes once the other end has."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await send(writer, {"node": name})
-            await asyncio.wait_for(reader.read(), seconds)
+            await send(place, writer, {"node": place.node})
+            await asyncio.wait_for(reader.read(), place.patience)
         except (OSError, ValueError, asyncio.TimeoutError):
             pass
         finally:
