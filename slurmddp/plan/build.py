@@ -35,7 +35,6 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
     container = plan_container(resolved, layout, program, context)
     cache = absolute(job.paths.cache, context.cwd) if job.paths.cache else None
     groups = plan_environment(resolved, layout, container.runtime, cache)
-    scratched = any(variable.base == "scratch" for group in groups for variable in group.variables)
     recovery, more = plan_recovery(resolved, context.inside)
     notes += more
     alerts, more = plan_alerts(resolved, context)
@@ -75,7 +74,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         runs_root=absolute(job.paths.runs, context.cwd),
         runs_mode=int(job.paths.mode, 8),
         cache=cache,
-        node_folder=absolute(job.paths.node, context.cwd) if scratched or container.contained else None,
+        node_folder=absolute(job.paths.node, context.cwd),
         snapshot=job.snapshot,
         snapshot_limit=job.snapshot_limit * 1024 * 1024,
         resume_from=context.resume_from,

@@ -24,7 +24,7 @@ def plan_environment(resolved: Resolved, layout: Layout, runtime: str, cache: st
         _group("cores for each rank", OMP_NUM_THREADS=str(layout.threads_per_rank)) if layout.world else None,
         _flight_recorder(gpus=layout.gpus_per_node > 0),
         _caches(cache) if cache else None,
-        _node_caches() if resolved.site.gpu_vendor == "amd" else None,
+        _node_caches(amd=resolved.site.gpu_vendor == "amd"),
         _network(job),
         _debug() if job.network.debug else None,
         VariableGroup("the job's own", tuple(Variable(name, value) for name, value in job.environment.items())),
@@ -62,23 +62,17 @@ def _network(job: Job) -> VariableGroup:
 
 
 def _caches(root: str) -> VariableGroup:
-    return _group(
-        "caches, off the home folder",
-        TRITON_CACHE_DIR=f"{root}/triton",
-        TORCHINDUCTOR_CACHE_DIR=f"{root}/inductor",
-        HF_HOME=f"{root}/huggingface",
-    )
+    return _group("downloads, off the home folder", HF_HOME=f"{root}/huggingface")
 
 
-def _node_caches() -> VariableGroup:
-    # Both hold SQLite databases, whose locks do not work well on Lustre: LUMI's AI guide keeps them in /tmp.
-    return VariableGroup(
-        "MIOpen's caches, on the node's own disk",
-        (
-            Variable("MIOPEN_USER_DB_PATH", "miopen", "scratch"),
-            Variable("MIOPEN_CUSTOM_CACHE_DIR", "miopen", "scratch"),
-        ),
-    )
+def _node_caches(*, amd: bool) -> VariableGroup:
+    # Nodes that share these folders replace each other's files while they are in use (pytorch#173679, triton#2688,
+    # triton#11512). MIOpen's two hold SQLite databases, whose locks do not work well on Lustre (LUMI's AI guide).
+    names = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+    if amd:
+        names |= {"MIOPEN_USER_DB_PATH": "miopen", "MIOPEN_CUSTOM_CACHE_DIR": "miopen"}
+    variables = tuple(Variable(name, folder, "scratch") for name, folder in names.items())
+    return VariableGroup("compilers' caches, on the node's own disk", variables)
 
 
 def _debug() -> VariableGroup:

@@ -173,7 +173,7 @@ class Plan(NamedTuple):
 
     time, stop_lead and the time-outs in seconds, snapshot_limit in bytes; interface as in NCCL_SOCKET_IFNAME.
     environment_from: variables with secrets, whose values are no part of any plan. runs_mode: of a run folder.
-    cache: a folder that all nodes share; node_folder: one of each node's own, None where nothing needs it.
+    cache: a folder that all nodes share; node_folder: one of each node's own.
     """
 
     name: str
@@ -206,7 +206,7 @@ class Plan(NamedTuple):
     runs_root: str
     runs_mode: int
     cache: str | None
-    node_folder: str | None
+    node_folder: str
     snapshot: bool
     snapshot_limit: int
     resume_from: tuple[str, ...]

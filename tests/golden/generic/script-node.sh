@@ -69,6 +69,15 @@ program=(
 )
 
 workdir=/home/alice/project
+# Other users can guess the name of the attempt's folder, and make it first. Only a folder of our own will do; the
+# preflight's step may have made it.
+scratch=/tmp/slurmddp-"$UID-$SLURMDDP_RENDEZVOUS_ID"
+mkdir -p /tmp || fail "cannot make the folder" /tmp "(paths.node)"
+mkdir -m 700 "$scratch" 2>/dev/null || true
+[[ -d "$scratch" && ! -L "$scratch" && -O "$scratch" ]] ||
+  fail "$scratch is not a folder of yours: another user may have put it there. Choose a paths.node that is yours, or submit again"
+chmod 700 "$scratch"
+mkdir -p "$scratch/miopen"
 cd "$workdir" || fail "cannot enter the working folder $workdir"
 printf 'slurmddp: node %s is %d of %d, address %s, head %s:%s\n' "$host" "$node_rank" "$SLURMDDP_NODES" "$address" "$head" "$SLURMDDP_PORT"
 
@@ -79,6 +88,7 @@ container=(
   apptainer exec --nv
   --pwd "$workdir"
   --bind "$run:$run:rw"
+  --bind "$scratch:$scratch:rw"
   --bind /home/alice/project:/home/alice/project:rw
   /images/torch.sif
 )
@@ -265,6 +275,7 @@ if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
   export APPTAINERENV_SLURMDDP_GPUS=4
   export APPTAINERENV_SLURMDDP_GPU_VENDOR=nvidia
   export APPTAINERENV_SLURMDDP_IMAGE="$image, checksum ${checksum% *}"
+  export APPTAINERENV_SLURMDDP_SCRATCH="$scratch"
 fi
 
 # --- variables of every rank (apptainer passes on what begins with APPTAINERENV_)
@@ -302,6 +313,10 @@ export APPTAINERENV_TORCH_FR_DUMP_TEMP_FILE="$logs"/flight_recorder/rank_
 export APPTAINERENV_TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$logs"/flight_recorder/rank_
 export APPTAINERENV_TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export APPTAINERENV_TORCH_NCCL_ASYNC_ERROR_HANDLING=3
+
+# compilers' caches, on the node's own disk
+export APPTAINERENV_TRITON_CACHE_DIR="$scratch"/triton
+export APPTAINERENV_TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 
 # the job's own
 export APPTAINERENV_WANDB_MODE=offline

@@ -61,6 +61,15 @@ program=(
 )
 
 workdir=/home/alice/project
+# Other users can guess the name of the attempt's folder, and make it first. Only a folder of our own will do; the
+# preflight's step may have made it.
+scratch=/tmp/slurmddp-"$UID-$SLURMDDP_RENDEZVOUS_ID"
+mkdir -p /tmp || fail "cannot make the folder" /tmp "(paths.node)"
+mkdir -m 700 "$scratch" 2>/dev/null || true
+[[ -d "$scratch" && ! -L "$scratch" && -O "$scratch" ]] ||
+  fail "$scratch is not a folder of yours: another user may have put it there. Choose a paths.node that is yours, or submit again"
+chmod 700 "$scratch"
+mkdir -p "$scratch/miopen"
 cd "$workdir" || fail "cannot enter the working folder $workdir"
 printf 'slurmddp: node %s is %d of %d, address %s, head %s:%s\n' "$host" "$node_rank" "$SLURMDDP_NODES" "$address" "$head" "$SLURMDDP_PORT"
 
@@ -104,6 +113,7 @@ if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
   export SLURMDDP_NETWORK="$network"
   export SLURMDDP_GPUS=0
   export SLURMDDP_GPU_VENDOR=''
+  export SLURMDDP_SCRATCH="$scratch"
 fi
 
 # --- variables of every rank
@@ -133,6 +143,10 @@ export TORCH_FR_DUMP_TEMP_FILE="$logs"/flight_recorder/rank_
 export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$logs"/flight_recorder/rank_
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export TORCH_NCCL_ASYNC_ERROR_HANDLING=3
+
+# compilers' caches, on the node's own disk
+export TRITON_CACHE_DIR="$scratch"/triton
+export TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 
 # the job's own
 export WANDB_MODE=offline

@@ -65,8 +65,15 @@ program=(
 )
 
 workdir=$run
+# Other users can guess the name of the attempt's folder, and make it first. Only a folder of our own will do; the
+# preflight's step may have made it.
 scratch=/tmp/slurmddp-"$UID-$SLURMDDP_RENDEZVOUS_ID"
-mkdir -p "$scratch/miopen" || fail "cannot make the node's own folder, $scratch"
+mkdir -p /tmp || fail "cannot make the folder" /tmp "(paths.node)"
+mkdir -m 700 "$scratch" 2>/dev/null || true
+[[ -d "$scratch" && ! -L "$scratch" && -O "$scratch" ]] ||
+  fail "$scratch is not a folder of yours: another user may have put it there. Choose a paths.node that is yours, or submit again"
+chmod 700 "$scratch"
+mkdir -p "$scratch/miopen"
 cd "$workdir" || fail "cannot enter the working folder $workdir"
 printf 'slurmddp: node %s is %d of %d, address %s, head %s:%s\n' "$host" "$node_rank" "$SLURMDDP_NODES" "$address" "$head" "$SLURMDDP_PORT"
 
@@ -177,7 +184,9 @@ export SINGULARITYENV_TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$logs"/flight_recorder/ra
 export SINGULARITYENV_TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export SINGULARITYENV_TORCH_NCCL_ASYNC_ERROR_HANDLING=3
 
-# MIOpen's caches, on the node's own disk
+# compilers' caches, on the node's own disk
+export SINGULARITYENV_TRITON_CACHE_DIR="$scratch"/triton
+export SINGULARITYENV_TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 export SINGULARITYENV_MIOPEN_USER_DB_PATH="$scratch"/miopen
 export SINGULARITYENV_MIOPEN_CUSTOM_CACHE_DIR="$scratch"/miopen
 

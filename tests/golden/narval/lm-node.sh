@@ -67,6 +67,15 @@ program=(
 workdir=$run
 cache="\$SCRATCH/slurmddp/cache"
 mkdir -p "$cache" || fail "cannot make the folder for caches, $cache"
+# Other users can guess the name of the attempt's folder, and make it first. Only a folder of our own will do; the
+# preflight's step may have made it.
+scratch=/tmp/slurmddp-"$UID-$SLURMDDP_RENDEZVOUS_ID"
+mkdir -p /tmp || fail "cannot make the folder" /tmp "(paths.node)"
+mkdir -m 700 "$scratch" 2>/dev/null || true
+[[ -d "$scratch" && ! -L "$scratch" && -O "$scratch" ]] ||
+  fail "$scratch is not a folder of yours: another user may have put it there. Choose a paths.node that is yours, or submit again"
+chmod 700 "$scratch"
+mkdir -p "$scratch/miopen"
 cd "$workdir" || fail "cannot enter the working folder $workdir"
 printf 'slurmddp: node %s is %d of %d, address %s, head %s:%s\n' "$host" "$node_rank" "$SLURMDDP_NODES" "$address" "$head" "$SLURMDDP_PORT"
 
@@ -79,6 +88,7 @@ container=(
   --pwd "$workdir"
   --bind "$run:$run:rw"
   --bind "$cache:$cache:rw"
+  --bind "$scratch:$scratch:rw"
   --bind /data/books:/data/books:ro
   /images/torch.sif
 )
@@ -265,6 +275,7 @@ if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
   export APPTAINERENV_SLURMDDP_GPUS=4
   export APPTAINERENV_SLURMDDP_GPU_VENDOR=nvidia
   export APPTAINERENV_SLURMDDP_IMAGE="$image, checksum ${checksum% *}"
+  export APPTAINERENV_SLURMDDP_SCRATCH="$scratch"
 fi
 
 # --- variables of every rank (apptainer passes on what begins with APPTAINERENV_)
@@ -303,10 +314,12 @@ export APPTAINERENV_TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$logs"/flight_recorder/rank
 export APPTAINERENV_TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export APPTAINERENV_TORCH_NCCL_ASYNC_ERROR_HANDLING=3
 
-# caches, off the home folder
-export APPTAINERENV_TRITON_CACHE_DIR="\$SCRATCH/slurmddp/cache/triton"
-export APPTAINERENV_TORCHINDUCTOR_CACHE_DIR="\$SCRATCH/slurmddp/cache/inductor"
+# downloads, off the home folder
 export APPTAINERENV_HF_HOME="\$SCRATCH/slurmddp/cache/huggingface"
+
+# compilers' caches, on the node's own disk
+export APPTAINERENV_TRITON_CACHE_DIR="$scratch"/triton
+export APPTAINERENV_TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 
 # network.debug: what practitioners ask for first; slow, not for production
 export APPTAINERENV_NCCL_DEBUG=INFO

@@ -56,6 +56,15 @@ program=(
 workdir=$run
 cache=/scratch-shared/alice/slurmddp/cache
 mkdir -p "$cache" || fail "cannot make the folder for caches, $cache"
+# Other users can guess the name of the attempt's folder, and make it first. Only a folder of our own will do; the
+# preflight's step may have made it.
+scratch=/tmp/slurmddp-"$UID-$SLURMDDP_RENDEZVOUS_ID"
+mkdir -p /tmp || fail "cannot make the folder" /tmp "(paths.node)"
+mkdir -m 700 "$scratch" 2>/dev/null || true
+[[ -d "$scratch" && ! -L "$scratch" && -O "$scratch" ]] ||
+  fail "$scratch is not a folder of yours: another user may have put it there. Choose a paths.node that is yours, or submit again"
+chmod 700 "$scratch"
+mkdir -p "$scratch/miopen"
 cd "$workdir" || fail "cannot enter the working folder $workdir"
 printf 'slurmddp: node %s is %d of %d, address %s, head %s:%s\n' "$host" "$node_rank" "$SLURMDDP_NODES" "$address" "$head" "$SLURMDDP_PORT"
 
@@ -68,6 +77,7 @@ container=(
   --pwd "$workdir"
   --bind "$run:$run:rw"
   --bind "$cache:$cache:rw"
+  --bind "$scratch:$scratch:rw"
   --bind /scratch-shared:/scratch-shared:rw
   --bind /scratch-local:/scratch-local:rw
   --bind /projects:/projects:rw
@@ -260,6 +270,7 @@ if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
   export SINGULARITYENV_SLURMDDP_GPUS=4
   export SINGULARITYENV_SLURMDDP_GPU_VENDOR=nvidia
   export SINGULARITYENV_SLURMDDP_IMAGE="$image, checksum ${checksum% *}"
+  export SINGULARITYENV_SLURMDDP_SCRATCH="$scratch"
 fi
 
 # --- variables of every rank (singularity passes on what begins with SINGULARITYENV_)
@@ -298,10 +309,12 @@ export SINGULARITYENV_TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$logs"/flight_recorder/ra
 export SINGULARITYENV_TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export SINGULARITYENV_TORCH_NCCL_ASYNC_ERROR_HANDLING=3
 
-# caches, off the home folder
-export SINGULARITYENV_TRITON_CACHE_DIR=/scratch-shared/alice/slurmddp/cache/triton
-export SINGULARITYENV_TORCHINDUCTOR_CACHE_DIR=/scratch-shared/alice/slurmddp/cache/inductor
+# downloads, off the home folder
 export SINGULARITYENV_HF_HOME=/scratch-shared/alice/slurmddp/cache/huggingface
+
+# compilers' caches, on the node's own disk
+export SINGULARITYENV_TRITON_CACHE_DIR="$scratch"/triton
+export SINGULARITYENV_TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 
 # network.debug: what practitioners ask for first; slow, not for production
 export SINGULARITYENV_NCCL_DEBUG=INFO

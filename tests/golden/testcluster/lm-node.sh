@@ -53,6 +53,15 @@ program=(
 workdir=$run
 cache=/home/alice/.cache/slurmddp
 mkdir -p "$cache" || fail "cannot make the folder for caches, $cache"
+# Other users can guess the name of the attempt's folder, and make it first. Only a folder of our own will do; the
+# preflight's step may have made it.
+scratch=/tmp/slurmddp-"$UID-$SLURMDDP_RENDEZVOUS_ID"
+mkdir -p /tmp || fail "cannot make the folder" /tmp "(paths.node)"
+mkdir -m 700 "$scratch" 2>/dev/null || true
+[[ -d "$scratch" && ! -L "$scratch" && -O "$scratch" ]] ||
+  fail "$scratch is not a folder of yours: another user may have put it there. Choose a paths.node that is yours, or submit again"
+chmod 700 "$scratch"
+mkdir -p "$scratch/miopen"
 cd "$workdir" || fail "cannot enter the working folder $workdir"
 printf 'slurmddp: node %s is %d of %d, address %s, head %s:%s\n' "$host" "$node_rank" "$SLURMDDP_NODES" "$address" "$head" "$SLURMDDP_PORT"
 
@@ -65,6 +74,7 @@ container=(
   --pwd "$workdir"
   --bind "$run:$run:rw"
   --bind "$cache:$cache:rw"
+  --bind "$scratch:$scratch:rw"
   --bind /data/books:/data/books:ro
   /home/alice/images/bookworm-torch.sif
 )
@@ -125,6 +135,7 @@ if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
   export APPTAINERENV_SLURMDDP_GPUS=0
   export APPTAINERENV_SLURMDDP_GPU_VENDOR=''
   export APPTAINERENV_SLURMDDP_IMAGE="$image, checksum ${checksum% *}"
+  export APPTAINERENV_SLURMDDP_SCRATCH="$scratch"
 fi
 
 # --- variables of every rank (apptainer passes on what begins with APPTAINERENV_)
@@ -158,10 +169,12 @@ export APPTAINERENV_TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$logs"/flight_recorder/rank
 export APPTAINERENV_TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export APPTAINERENV_TORCH_NCCL_ASYNC_ERROR_HANDLING=3
 
-# caches, off the home folder
-export APPTAINERENV_TRITON_CACHE_DIR=/home/alice/.cache/slurmddp/triton
-export APPTAINERENV_TORCHINDUCTOR_CACHE_DIR=/home/alice/.cache/slurmddp/inductor
+# downloads, off the home folder
 export APPTAINERENV_HF_HOME=/home/alice/.cache/slurmddp/huggingface
+
+# compilers' caches, on the node's own disk
+export APPTAINERENV_TRITON_CACHE_DIR="$scratch"/triton
+export APPTAINERENV_TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 
 # network
 export APPTAINERENV_NCCL_SOCKET_IFNAME=ib0

@@ -37,6 +37,6 @@ def test_an_option_of_the_site_s_counts_too(desk: Desk) -> None:
     assert desk.plan(LM_JOB, f"container.options={json.dumps(['--cleanenv'])}").container.contained
 
 
-def test_its_tmp_and_home_are_on_the_node_s_disk(desk: Desk) -> None:
-    assert desk.plan(LM_JOB).node_folder is None
-    assert desk.plan(LM_JOB, 'container.options=["-c"]').node_folder == "/tmp"
+def test_a_node_s_own_folder_is_below_tmp_or_where_the_job_says(desk: Desk) -> None:
+    assert desk.plan(LM_JOB).node_folder == "/tmp"
+    assert desk.plan(LM_JOB, "paths.node=/local").node_folder == "/local"

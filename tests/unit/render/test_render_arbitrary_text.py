@@ -95,17 +95,20 @@ class Stage:
 
     def node(self, plan: Plan) -> tuple[list[bytes], dict[bytes, bytes]]:
         """What node.sh starts: arguments and environment."""
-        return self._run(["bash", self._script("node.sh", node_script(plan))])
+        return self._run(["bash", self._node_sh(plan)])
 
     def job(self, plan: Plan) -> tuple[list[bytes], dict[bytes, bytes]]:
         """What job.sh starts through srun and node.sh."""
-        self._script("node.sh", node_script(plan))
+        self._node_sh(plan)
         return self._run(["bash", self._script("job.sh", job_script(plan)), str(self.run)])
 
     @property
     def srun(self) -> list[bytes]:
         """The newest srun's arguments."""
         return Path(f"{self.dump}.srun").read_bytes().split(b"\0")[:-1]
+
+    def _node_sh(self, plan: Plan) -> str:
+        return self._script("node.sh", node_script(plan._replace(node_folder=f"{self.dump}.disk")))
 
     def _script(self, name: str, text: str) -> str:
         path = self.run / name
@@ -240,7 +243,7 @@ def test_paths_into_a_container(stage: Stage, field: str, text: str) -> None:
         # A path is normalised ("//" and "/../"), which is no matter of quoting.
         plain = "/" not in text and "." not in text
         assert not plain or b(expected) in arguments
-        assert arguments.count(b"--bind") == len(plan.container.binds) + 1
+        assert arguments.count(b"--bind") == len(plan.container.binds) + 2
     else:
         assert text == "" or any(char in text for char in ':,"\\') or not text.isprintable(), text
 

@@ -33,8 +33,13 @@ class Node:
         for name in RUNTIMES:
             desk.program(name, DUMP)
 
-    def script(self, *options: str, node_folder: str | None = None) -> str:
-        return node_script(self.desk.plan(LM_JOB, *PLAIN, *options)._replace(node_folder=node_folder))
+    @property
+    def scratch(self) -> Path:
+        """The attempt's folder on the node's own disk."""
+        return self.desk.root / "disk" / f"slurmddp-{os.getuid()}-61000"
+
+    def script(self, *options: str) -> str:
+        return node_script(self.desk.plan(LM_JOB, *PLAIN, f"paths.node={self.scratch.parent}", *options))
 
     def start(self, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
         ours = dict.fromkeys(("SLURMDDP_ATTEMPT", "SLURMDDP_PORT", "SLURMDDP_RENDEZVOUS_ID"), "61000")
@@ -71,7 +76,8 @@ def test_the_whole_command_line_of_either_runtime(node: Node, runtime: str) -> N
     arguments, environment = node.ranks(node.script(f"container.runtime={runtime}", *options))
     assert arguments[: arguments.index("-m")] == [
         "exec", "--nv", "--no-home", "--pwd", str(node.run), "--bind", f"{node.run}:{node.run}:rw",
-        "--bind", f"{cache}:{cache}:rw", "--bind", "/scratch/in:/in:ro", "--bind", "/data/books:/data/books:ro",
+        "--bind", f"{cache}:{cache}:rw", "--bind", f"{node.scratch}:{node.scratch}:rw",
+        "--bind", "/scratch/in:/in:ro", "--bind", "/data/books:/data/books:ro",
         "/images/torch.sif", "python3",
     ]  # fmt: skip
     assert arguments[-3:] == ["-m", "slurmddp.runtime.train", str(node.run)]
@@ -82,6 +88,9 @@ def test_the_whole_command_line_of_either_runtime(node: Node, runtime: str) -> N
     assert environment[f"{own}ENV_PYTHONPATH"] == f"{node.run}/code"
     assert environment[f"{own}ENV_PYTHONNOUSERSITE"] == "1"
     assert environment[f"{own}ENV_HF_HOME"] == f"{cache}/huggingface"
+    # Nodes that share these crash each other.
+    assert environment[f"{own}ENV_TRITON_CACHE_DIR"] == f"{node.scratch}/triton"
+    assert environment[f"{own}ENV_TORCHINDUCTOR_CACHE_DIR"] == f"{node.scratch}/inductor"
     assert not [name for name in environment if name.startswith(other)]
 
 
@@ -145,13 +154,42 @@ def test_a_contained_container_gets_the_network_s_devices(node: Node, runtime: s
 
 
 def test_a_contained_container_s_tmp_and_home_lie_on_the_node_s_own_folder(node: Node) -> None:
-    own = node.desk.root / "disk"
-    place = f"{own}/slurmddp-{os.getuid()}-61000"
-    arguments, _ = node.ranks(node.script('container.options=["-c"]', node_folder=str(own)))
-    assert arguments[:5] == ["exec", "--workdir", place, "--nv", "-c"]  # the user's own --workdir would win
-    assert Path(place).is_dir()
-    arguments, _ = node.ranks(node.script(node_folder=str(own)))
+    arguments, _ = node.ranks(node.script('container.options=["-c"]'))
+    assert arguments[:5] == ["exec", "--workdir", str(node.scratch), "--nv", "-c"]  # the user's own --workdir would win
+    arguments, _ = node.ranks(node.script())
     assert "--workdir" not in arguments
+
+
+def test_a_user_s_own_cache_folder_wins(node: Node) -> None:
+    _, environment = node.ranks(node.script("environment.TRITON_CACHE_DIR=/mine"))
+    assert environment["APPTAINERENV_TRITON_CACHE_DIR"] == "/mine"
+
+
+def test_the_node_s_own_folder_is_private(node: Node) -> None:
+    for _ in range(2):  # the preflight's step comes first
+        node.ranks(node.script())
+        assert node.scratch.is_dir() and node.scratch.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("planted", ["link", "dangling link", "file", "somebody's folder"])
+def test_what_another_user_has_put_in_its_place_is_refused(node: Node, planted: str) -> None:
+    elsewhere = node.desk.root / "elsewhere"
+    node.scratch.parent.mkdir()
+    if planted == "file":
+        node.scratch.write_text("")
+    elif planted == "somebody's folder":
+        if os.getuid() != 0:
+            pytest.skip("only root can make a folder of another user")
+        node.scratch.mkdir(mode=0o700)
+        os.chown(node.scratch, 65534, 65534)
+    else:
+        if planted == "link":
+            elsewhere.mkdir(mode=0o700)
+        node.scratch.symlink_to(elsewhere)
+    done = node.start(node.script())
+    assert done.returncode == 1 and not (node.desk.root / "dump.argv").exists()
+    assert f"{node.scratch} is not a folder of yours: another user may have put it there" in done.stderr
+    assert not elsewhere.exists() or not list(elsewhere.iterdir())
 
 
 def preflight(node: Node, script: str) -> tuple[str, list[str]]:
@@ -205,4 +243,4 @@ def test_with_all_binds_there_the_preflight_goes_on(node: Node) -> None:
 @pytest.mark.skipif(not has("shellcheck"), reason="shellcheck is not installed")
 def test_bash_and_shellcheck_have_nothing_to_say(node: Node, runtime: str, tmp_path: Path) -> None:
     options = (f"container.runtime={runtime}", 'container.options=["--contain"]', 'container.binds=["/a b:/c"]')
-    check_bash(node.script(*options, node_folder="/local disk"), "node.sh", tmp_path)
+    check_bash(node.script(*options, "paths.node=/local disk"), "node.sh", tmp_path)

@@ -393,10 +393,10 @@ def test_shared_memory_of_nobody_goes_where_no_other_can_want_it(node: Node) -> 
 def test_the_nodes_own_folder_goes(node: Node) -> None:
     own, other = (node.root / "disk" / f"slurmddp-{os.getuid()}-{attempt}" for attempt in (node.own, node.other))
     for folder in (own, other):
-        (folder / "miopen").mkdir(parents=True)
-        (folder / "miopen" / "cache").write_text("x")
-    assert node.sweep(node.own) == [f"folder {own}"]
-    assert not own.exists() and (other / "miopen" / "cache").exists()
+        (folder / "triton").mkdir(parents=True)
+        (folder / "triton" / "cache").write_text("x")
+    assert node.sweep(node.own) == []
+    assert not own.exists() and (other / "triton" / "cache").exists()
 
 
 def test_a_link_in_the_folders_place_is_not_followed(node: Node) -> None:
