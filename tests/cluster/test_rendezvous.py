@@ -1,0 +1,85 @@
+"""What bob, another user of the same nodes, can do to the rendezvous of alice's runs."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import storeclient
+
+from .cluster import Cluster
+from .runs import Alice, Run
+
+PLANTED = "/tmp/planted-by-bob"
+#: All that bob needs to know is in the command line of an agent.
+LOOK = "tr '\\0' ' ' </proc/{pid}/cmdline"
+
+
+@pytest.fixture(scope="module")
+def alice(cluster: Cluster, torch_image: str) -> Alice:
+    cluster.write("/home/bob/storeclient.py", Path(storeclient.__file__).read_text(), mode=0o755)
+    return Alice(cluster, torch_image)
+
+
+def agent(run: Run) -> tuple[str, int]:
+    return next((node, pid) for node, pid, command in run.processes() if "-m slurmddp.runtime.agent" in command)
+
+
+def bob_plants(cluster: Cluster, node: str, command_line: str, at: int = 0) -> None:
+    """A rendezvous state that runs code, and keys of the store that agents and ranks believe."""
+    head, port = re.findall(r"--rdzv-endpoint=(\S+):(\d+)", command_line)[0]
+    name = "torch.rendezvous." + re.findall(r"--rdzv-id=(\S+)", command_line)[0]
+    keys = [f"{name}.{at}/MASTER_ADDR=127.6.6.6", f"{name}.{at}/slurmddp/ranks_store=x", f"{name}=@pickle:{PLANTED}"]
+    cluster.run(node, ["python3", "/home/bob/storeclient.py", head, port, *keys], user="bob")
+
+
+def test_bob_ends_an_attempt_at_most_and_runs_no_code(alice: Alice) -> None:
+    cluster = alice.cluster
+    run = alice.submit(alice.job_file("attacked", train={"steps": 100000}))
+    run.wait_for_step(5)
+    while not any(run.folder.glob("checkpoints/step-*/COMPLETE")):
+        time.sleep(0.1)
+    node, pid = agent(run)
+    seen = cluster.sh(node, LOOK.format(pid=pid), user="bob").stdout
+    assert "key" not in seen.split("--rdzv")[0].replace("rendezvous.key", "")
+    assert cluster.run(node, ["cat", f"{run.answer['run_folder']}/rendezvous.key"], user="bob", check=False).returncode
+    # From the other node of the job: the store of two nodes has to listen on the network.
+    bob_plants(cluster, next(name for name in ("node1", "node2") if name != node), seen)
+    resumed = run.wait_for_event("resumed", lambda row: row["attempt"] == 1, timeout=120)
+    assert resumed["step"] > 0
+    for host in ("node1", "node2"):
+        assert not cluster.sh(host, f"ls {PLANTED}", user="root", check=False).stdout
+    logs = run.logs()
+    assert "somebody else changed the state of rendezvous" in logs, logs
+    cause = run.wait_for_event("attempt_ended")["cause"]
+    assert "somebody else" in cause, cause
+    alice.command("cancel", run.id, "--wait", timeout=90)
+
+
+def test_on_one_node_nothing_listens_beyond_loopback_and_bob_cannot_take_the_scratch_folder(alice: Alice) -> None:
+    cluster = alice.cluster
+    one_node = {"nodes": 1, "sbatch_extra": ["--hold"]}
+    run = alice.submit(alice.job_file("alone", resources=one_node, train={"steps": 100000}))
+    scratch = f"/tmp/slurmddp-1000-{run.id}-{run.job_id}-0"
+    for node in cluster.nodes:
+        cluster.sh(node, f"mkdir -m 777 {scratch}", user="bob")
+    cluster.run("login", ["scontrol", "release", run.job_id])
+    run.wait_for_event("attempt_started", lambda row: row["attempt"] == 1, timeout=120)
+    assert f"{scratch} is not a folder of yours: another user may have put it there" in run.logs()
+    assert all(not cluster.sh(node, f"ls {scratch}", user="bob").stdout for node in cluster.nodes)
+    run.wait_for_step(2)
+    node, pid = agent(run)
+    seen = cluster.sh(node, "ss -Hltnp", user="root").stdout.splitlines()
+    ours = {str(process) for at, process, command in run.processes() if at == node and "python3 -" in command}
+    listening = [line.split()[3] for line in seen if ours & set(re.findall(r"pid=(\d+)", line))]
+    assert len(listening) >= 3, "the agents' store, the ranks', and gloo's"
+    assert {address.rpartition(":")[0] for address in listening} == {"127.0.0.1"}, "\n".join(seen)
+    # On the same node, bob reaches it still.
+    bob_plants(cluster, node, cluster.sh(node, LOOK.format(pid=pid), user="bob").stdout)
+    run.wait_for_event("attempt_ended", lambda row: row["attempt"] == 1, timeout=60)
+    assert not cluster.sh(node, f"ls {PLANTED}", user="root", check=False).stdout
+    assert "somebody else changed the state of rendezvous" in run.logs()
+    alice.command("cancel", run.id, "--wait", timeout=90)
