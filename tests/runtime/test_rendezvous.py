@@ -118,7 +118,7 @@ class TestState:
         assert code == 1
         assert mark.exists() == (backend == PLAIN)
         if backend == SIGNED:
-            assert f"slurmddp: error: here: somebody else changed the state of rendezvous {ID} (not signed" in text
+            assert f"slurmddp: node here: somebody else changed the state of rendezvous {ID} (not signed" in text
             assert "Traceback" not in text
 
     def test_only_what_was_signed_here_and_now_is_read(self, run: Path) -> None:
@@ -179,7 +179,7 @@ class TestStore:
         text = output(second)[1]
         assert ("MASTER_ADDR=127.6.6.6" in text) == (backend == PLAIN), text
         if backend == SIGNED:
-            assert "slurmddp: error: here: somebody else wrote" in text and "RANK=" not in text
+            assert "slurmddp: node here: somebody else wrote" in text and "RANK=" not in text
 
 
 class TestStarts:
@@ -216,7 +216,7 @@ class TestStarts:
         with socket.create_server(("127.0.0.1", one.port)):
             code, text = output(one.start(0))
         assert code == 1
-        assert f"slurmddp: error: here: cannot listen on port {one.port} of 127.0.0.1: Address already in use" in text
+        assert f"slurmddp: node here: cannot listen on port {one.port} of 127.0.0.1: Address already in use" in text
         assert "Traceback" not in text
 
     def test_several_nodes_listen_on_one_address_only(self) -> None:
@@ -247,7 +247,7 @@ class TestKey:
             path.write_text("x")
             path.chmod(0o600)
         code, text = output(agents(SIGNED, 1).start(0))
-        assert code == 1 and text.count("slurmddp: error: here:") == 1 and str(path) in text
+        assert code == 1 and text.count("slurmddp: node here:") == 1 and str(path) in text
         assert "Traceback" not in text
 
 

@@ -1,6 +1,7 @@
 """torchrun, with the rendezvous backends slurmddp-c10d and slurmddp-static: see the package."""
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -23,7 +24,8 @@ def main(words: list[str]) -> None:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         torchrun(words[1:])
     except (UserError, RendezvousStateError, signing.ForgedError) as error:
-        print(f"slurmddp: error: {os.environ.get('SLURMDDP_NODE', 'this node')}: {error}", file=sys.stderr, flush=True)
+        # As node.sh says what it met: job.sh and `status` look for such lines.
+        print(f"slurmddp: node {os.environ.get('SLURMDDP_NODE') or socket.gethostname()}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
 
 

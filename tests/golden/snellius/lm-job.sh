@@ -697,10 +697,16 @@ decide_after_stop() {
   reason=${reason:-$(from_marker reason)}
   cause="- - $reason"
   if [[ ! -e "$run/stop" ]] && nobody_asked && [[ "$reason" =~ ^SIGTERM\ received\ by\ rank\ ([0-9]+)\ on\ (.+)$ ]]; then
-    cause="${BASH_REMATCH[1]} ${BASH_REMATCH[2]} SIGTERM that neither Slurm nor the user sent (earlyoom, or an administrator?)"
+    cause=$(forged)
+    cause=${cause:-"${BASH_REMATCH[1]} ${BASH_REMATCH[2]} SIGTERM that neither Slurm nor the user sent (earlyoom, or an administrator?)"}
     decision=next
     break_after_failures
   fi
+}
+
+# An agent that met somebody else's messages sends its ranks SIGTERM
+forged() {
+  awk 'sub(/^slurmddp: node /, "") && sub(/: somebody else /, " somebody else ") {print "-", $0; exit}' "$logs"/*.log
 }
 
 # True where a SIGTERM reached some ranks only. Slurm sends it to all of a job or of a step, agents included.
