@@ -134,7 +134,7 @@ COMPUTED = {
 #: Programs and functions whose output it may take: they look at the job, the nodes and the run folder.
 ASKED = (
     {"awk", "cat", "date", "env", "find", "getent", "grep", "head", "ip", "kill", "scontrol", "sed", "stat", "tail"}
-    | {"timeout"}
+    | {"forged", "timeout"}
     | {"best_cause", "cause_in_logs", "cause_text", "cd", "compgen", "from_marker", "i", "json", "marker", "plain"}
     | {"IFS", "printf"}
     | {"LD_LIBRARY_PATH", "decide", "readlink", "without_compat"}  # in the container: which libcuda is there
