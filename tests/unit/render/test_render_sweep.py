@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -351,16 +353,24 @@ print(ctypes.CDLL(None).shmget(0, 4096, 0o600), flush=True)
 """
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that any user may enter. pytest closes those of tmp_path to others, whenever another session starts."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs a user of its own, without any other process")
-def test_shared_memory_of_nobody_goes_where_no_other_can_want_it(node: Node) -> None:
+def test_shared_memory_of_nobody_goes_where_no_other_can_want_it(node: Node, open_folder: Path) -> None:
     """A user whose processes are all gone; what is older than the attempt stays, and what has an unknown name."""
     user = 1_000_000 + secrets.randbelow(1_000_000)
     names = [f"{kind}{secrets.token_hex(4)}" for kind in ("torch_1_", "nccl-", "sem.mp-", "psm_", "dataset", "psm_old")]
     paths = [node.segment(name) for name in names]
-    for folder in (node.root, *node.root.parents):
-        if folder.stat().st_mode & 0o005 != 0o005 and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o005)
-    os.chown(node.root / "run" / "logs", user, user)
+    run = open_folder / "run"
+    shutil.copytree(node.script.parent, run)
+    logs = run / "logs"
+    os.chown(logs, user, user)
     # Imported first: that user may not be allowed to read this Python's files.
     code = "import ctypes, os, signal, sys, time\nos.setgroups([])\n"
     code += f"os.setresgid({user}, {user}, {user})\nos.setresuid({user}, {user}, {user})\n"
@@ -369,11 +379,10 @@ def test_shared_memory_of_nobody_goes_where_no_other_can_want_it(node: Node) -> 
     assert maker.wait(30) == 0
     os.utime(paths[-1], (1000, 1000))
     as_user = code + "os.execv('/bin/bash', ['bash', sys.argv[1]])"
-    sweeper = [sys.executable, "-S", "-c", as_user, str(node.script)]
+    sweeper = [sys.executable, "-S", "-c", as_user, str(run / node.script.name)]
 
     def sweep() -> set[str]:
-        logs = node.root / "run" / "logs"
-        variables = {"SLURMDDP_SWEEP": node.own, "SLURMDDP_RUN": str(logs.parent), "SLURMDDP_LOGS": str(logs)}
+        variables = {"SLURMDDP_SWEEP": node.own, "SLURMDDP_RUN": str(run), "SLURMDDP_LOGS": str(logs)}
         variables["SLURMDDP_STARTED"] = str(int(paths[0].stat().st_mtime) - 1)
         subprocess.run(sweeper, env={**node.variables, **variables}, check=True, timeout=60)
         return found((logs / "sweep" / "node7").read_text().splitlines(), "segment")
