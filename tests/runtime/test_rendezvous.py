@@ -26,6 +26,7 @@ from .harness import ROOT, free_port
 
 ID = "run-1-0"
 SECOND = datetime.timedelta(seconds=5)
+ASSIGNED = "torchelastic/assigned_ranks/1"
 PLAIN, SIGNED, STATIC = "c10d", "slurmddp-c10d", "slurmddp-static"
 #: A user's script: what torchrun told this rank, and a sum over all of them.
 SCRIPT = """
@@ -171,7 +172,7 @@ class TestStore:
         """Planted before the agents meet, so that the second one reads it at once."""
         pair = agents(backend, 2)
         pair.start(0)
-        names = ("MASTER_ADDR", "slurmddp/ranks_store", "torchelastic/assigned_ranks/1")
+        names = ["MASTER_ADDR"] if backend == PLAIN else ["MASTER_ADDR", "slurmddp/ranks_store", ASSIGNED]
         values = {f"torch.rendezvous.{ID}.0/{name}": b"127.6.6.6" for name in names}
         pair.plant(values)
         second = pair.start(1)
