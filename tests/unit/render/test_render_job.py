@@ -58,6 +58,7 @@ class Job:
 
     desk: Desk
     text: str
+    scontrol: str = ""  # a stand-in, where the site has one
     count: int = 0
     node: str = SRUN  # what the local site starts as node.sh
 
@@ -75,7 +76,11 @@ class Job:
         environment = {**self.desk.environment, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", **variables}
         environment["SLURMD_NODENAME"] = "node1"
         words = ["bash", str(self.run / "job.sh"), str(self.run)]
+        if self.scontrol:
+            self.desk.program("scontrol", self.scontrol)
         self.done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        if self.scontrol:  # else what job.sh leaves behind for a requeued job would ask for three minutes
+            self.desk.program("scontrol", self.scontrol.replace("RUNNING", "COMPLETED"))
 
     def go(self, when: str, what: str, *, before: str = "") -> list[str]:
         """Run job.sh with something injected: the steps that it started. before: the stop file of an earlier job."""
@@ -103,8 +108,7 @@ class Job:
 @pytest.fixture
 def job(desk: Desk) -> Job:
     desk.program("srun", SRUN)
-    desk.program("scontrol", SCONTROL)
-    return Job(desk, job_script(desk.plan(LM_JOB)))
+    return Job(desk, job_script(desk.plan(LM_JOB)), SCONTROL)
 
 
 @pytest.fixture
@@ -239,8 +243,8 @@ SETUP = "setup line failed with exit code 3: module load x"
 def failing(desk: Desk, nodes: int, where: str, says: str, *options: str) -> Job:
     """A job whose node.sh fails on some of its nodes."""
     desk.program("srun", FAILS)
-    desk.program("scontrol", NODES)
-    job = Job(desk, job_script(desk.plan(LM_JOB, f"resources.nodes={nodes}", "train.batch.global=64", *options)))
+    text = job_script(desk.plan(LM_JOB, f"resources.nodes={nodes}", "train.batch.global=64", *options))
+    job = Job(desk, text, NODES)
     job.begin()
     job.finish(WHERE=where, SAYS=says, COUNT=str(nodes), COUNTED=str(desk.root / "requeues"))
     return job
