@@ -119,7 +119,8 @@ class Cluster:
             self.slow_link(name, None)
         if not self.controller_answers():
             self.restart_controller()
-        self.run(LOGIN, ["scancel", f"--user={','.join(USERS)}"], check=False)
+        for user in USERS:  # scancel takes one at a time
+            self.run(LOGIN, ["scancel", f"--user={user}"], user=user)
         resume = ["scontrol", "update", f"NodeName={','.join(NODES)}", "State=RESUME"]
         self.run(LOGIN, resume, user="root", check=False)  # an error for each node that needs none
 
