@@ -63,13 +63,14 @@ def test_on_one_node_nothing_listens_beyond_loopback_and_bob_cannot_take_the_scr
     cluster = alice.cluster
     one_node = {"nodes": 1, "sbatch_extra": ["--hold"]}
     run = alice.submit(alice.job_file("alone", resources=one_node, train={"steps": 100000}))
-    scratch = f"/tmp/slurmddp-1000-{run.id}-{run.job_id}-0"
-    for node in cluster.nodes:
-        cluster.sh(node, f"mkdir -m 777 {scratch}", user="bob")
+    scratch = "/tmp/slurmddp-1000"
+    cluster.sh("node1", f"rm -rf {scratch}", user="root")  # of alice's earlier runs
+    cluster.sh("node1", f"mkdir -m 777 {scratch}", user="bob")
     cluster.run("login", ["scontrol", "release", run.job_id])
     run.wait_for_event("attempt_started", lambda row: row["attempt"] == 1, timeout=120)
     assert f"{scratch} is not a folder of yours: another user may have put it there" in run.logs()
-    assert all(not cluster.sh(node, f"ls {scratch}", user="bob").stdout for node in cluster.nodes)
+    assert not cluster.sh("node1", f"ls {scratch}", user="bob").stdout
+    cluster.sh("node1", f"rmdir {scratch}", user="bob")
     run.wait_for_step(2)
     node, pid = agent(run)
     seen = cluster.sh(node, "ss -Hltnp", user="root").stdout.splitlines()

@@ -72,13 +72,13 @@ program=(
 workdir=/home/alice/project
 cache="\$SCRATCH/slurmddp/cache"
 mkdir -p "$cache" || fail "cannot make the folder for caches, $cache"
-# Other users can guess the name of the attempt's folder, and make it first. Only a folder of our own will do; the
-# preflight's step may have made it.
-scratch=/tmp/slurmddp-"$UID-$SLURMDDP_RENDEZVOUS_ID"
+# One folder per user and node, which keeps compiled kernels for the next attempt and the next run. Other users can
+# guess its name and make it first: only a folder of our own will do.
+scratch=/tmp/slurmddp-"$UID"
 mkdir -p /tmp || fail "cannot make the folder" /tmp "(paths.node)"
 mkdir -m 700 "$scratch" 2>/dev/null || true
 [[ -d "$scratch" && ! -L "$scratch" && -O "$scratch" ]] ||
-  fail "$scratch is not a folder of yours: another user may have put it there. Choose a paths.node that is yours, or submit again"
+  fail "$scratch is not a folder of yours: another user may have put it there. Set paths.node to a folder of yours"
 chmod 700 "$scratch"
 mkdir -p "$scratch/miopen"
 cd "$workdir" || fail "cannot enter the working folder $workdir"

@@ -35,8 +35,8 @@ class Node:
 
     @property
     def scratch(self) -> Path:
-        """The attempt's folder on the node's own disk."""
-        return self.desk.root / "disk" / f"slurmddp-{os.getuid()}-61000"
+        """The user's folder on the node's own disk."""
+        return self.desk.root / "disk" / f"slurmddp-{os.getuid()}"
 
     def script(self, *options: str) -> str:
         return node_script(self.desk.plan(LM_JOB, *PLAIN, f"paths.node={self.scratch.parent}", *options))
@@ -155,7 +155,14 @@ def test_a_contained_container_gets_the_network_s_devices(node: Node, runtime: s
 
 def test_a_contained_container_s_tmp_and_home_lie_on_the_node_s_own_folder(node: Node) -> None:
     arguments, _ = node.ranks(node.script('container.options=["-c"]'))
-    assert arguments[:5] == ["exec", "--workdir", str(node.scratch), "--nv", "-c"]  # the user's own --workdir would win
+    assert arguments[:5] == [
+        "exec",
+        "--workdir",
+        str(node.scratch / "61000"),
+        "--nv",
+        "-c",
+    ]  # the user's own --workdir would win
+    assert (node.scratch / "61000").is_dir()
     arguments, _ = node.ranks(node.script())
     assert "--workdir" not in arguments
 

@@ -399,19 +399,19 @@ def test_shared_memory_of_nobody_goes_where_no_other_can_want_it(node: Node, ope
         subprocess.run(["ipcrm", "-m", number], check=False, capture_output=True)
 
 
-def test_the_nodes_own_folder_goes(node: Node) -> None:
-    own, other = (node.root / "disk" / f"slurmddp-{os.getuid()}-{attempt}" for attempt in (node.own, node.other))
-    for folder in (own, other):
-        (folder / "triton").mkdir(parents=True)
-        (folder / "triton" / "cache").write_text("x")
+def test_the_attempts_folder_goes_and_compilers_caches_stay(node: Node) -> None:
+    folders = [node.root / "disk" / f"slurmddp-{os.getuid()}" / name for name in (node.own, node.other, "triton")]
+    for folder in folders:
+        (folder / "tmp").mkdir(parents=True)
+        (folder / "tmp" / "file").write_text("x")
     assert node.sweep(node.own) == []
-    assert not own.exists() and (other / "triton" / "cache").exists()
+    assert not folders[0].exists() and all((folder / "tmp" / "file").exists() for folder in folders[1:])
 
 
 def test_a_link_in_the_folders_place_is_not_followed(node: Node) -> None:
-    kept = node.root / "kept"
-    kept.mkdir()
-    (node.root / "disk" / f"slurmddp-{os.getuid()}-{node.own}").symlink_to(kept)
+    kept = node.root / "kept" / node.own
+    kept.mkdir(parents=True)
+    (node.root / "disk" / f"slurmddp-{os.getuid()}").symlink_to(kept.parent)
     assert node.sweep(node.own) == []
     assert kept.is_dir()
 
