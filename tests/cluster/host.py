@@ -139,6 +139,7 @@ def run_entered(command: Sequence[str], stdin: str | None, timeout: float | None
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        errors="replace",  # a list of processes may show bytes that are no UTF-8
     )
     try:
         out, err = process.communicate(stdin, timeout)
