@@ -353,7 +353,7 @@ cause_in_logs() {
     function ended_by_others(number) { return number == 15 || number == 6 || number == 2 }
     function value(text) { gsub(/[^-0-9]/, "", text); return text + 0 }
     FILENAME == ARGV[1] { rank_of[$1, count[$1]++] = FNR - 1; next }
-    FNR == 1 { node = FILENAME; sub(".*/", "", node); sub("[.]log$", "", node); root = 0 }
+    FNR == 1 { node = FILENAME; sub(".*/", "", node); sub("[.]log$", "", node); root = ending = 0 }
     node == "srun.err" {
       split($0, part, ": ") # srun: error: node3: task 2: Killed
       if (part[4] ~ /^task/ && part[5] != "Terminated" && part[5] !~ /^Exited/) keep(2, "-", part[3], "the torchrun agent: " part[5])
@@ -366,7 +366,8 @@ cause_in_logs() {
     }
     /^slurmddp: node [^ ]+: / { sub(/^slurmddp: node [^ ]+: /, ""); keep(1, "-", node, $0); next }
     /^(\[rank[0-9]+\]: )?[A-Za-z_][A-Za-z_0-9.]*(Error|Exception|Interrupt)/ {
-      if (/ChildFailedError|SignalException|'"$consequence"'/) next
+      if (/SignalException/) ending = 1 # the agent got a signal: what it raises after that is a consequence
+      if (ending || /ChildFailedError|'"$consequence"'/) next
       rank = "-"
       if (match($0, /^\[rank[0-9]+\]: /)) { rank = value(substr($0, 1, RLENGTH)); $0 = substr($0, RLENGTH + 1) }
       keep(1, rank, node, $0)

@@ -182,6 +182,18 @@ LOGS = {
         0,
         "ValueError: no such book",
     ),
+    "a signal to an agent that was logging": (
+        "[rank0]: ValueError: no such book\nSignalException: Process 7 got signal: 15\n\n"
+        "During handling of the above exception, another exception occurred:\n\nAttributeError: no _str",
+        0,
+        "ValueError: no such book",
+    ),
+    "only an agent's own errors after a signal": (
+        "SignalException: Process 7 got signal: 15\nAttributeError: no _str\n"
+        "E1122 20:00:00.000000 1 api.py:1] failed (exitcode: -9) local_rank: 1 (pid: 7) of binary: python",
+        1,
+        "killed by SIGKILL (out of memory?)",
+    ),
     "a setup line": (
         "slurmddp: node N: setup line failed with exit code 3: false",
         None,
