@@ -36,6 +36,7 @@ class Player:
 
     def __init__(self, bench: Bench, chosen: list[Scenario]) -> None:
         self._bench = bench
+        self.before = files_of_alice(bench.alice.cluster)  # of other tests
         self._pool = ThreadPoolExecutor(AT_A_TIME)
         self._together = [scenario for scenario in chosen if not scenario.alone]
         for same in {scenario.same: scenario for scenario in chosen}.values():
@@ -85,11 +86,17 @@ def test_a_run_survives(player: Player, scenario: Scenario) -> None:
     print(outcome.injected, outcome.cost)
 
 
+def files_of_alice(cluster: Cluster) -> set[tuple[str, str]]:
+    """(node, path) of what is hers in the nodes' shared memory and /tmp, without the caches that compilers keep."""
+    caches = (
+        "-path '/tmp/slurmddp-1000/*' -regex '.*/\\(triton\\|inductor\\|miopen\\)' -prune -o -path /tmp/slurmddp-1000"
+    )
+    find = f"find /dev/shm /tmp -mindepth 1 -user alice \\( {caches} -o -print \\)"
+    return {(node, path) for node in cluster.nodes for path in cluster.sh(node, find, user="root").stdout.splitlines()}
+
+
 def test_nothing_of_the_user_is_left_on_the_nodes(player: Player, cluster: Cluster) -> None:
-    """Once all runs are over: no process, no shared memory, no scratch folder. Only compilers' caches stay."""
-    caches = "-path '/tmp/slurmddp-1000/*' -regex '.*/\\(triton\\|inductor\\|miopen\\)' -prune"
+    """Once all runs are over: no process, no shared memory, no scratch folder."""
     cluster.reset()  # the last fault may have left a host down
-    for node in cluster.nodes:
-        assert cluster.processes(node) == []
-        found = cluster.sh(node, f"find /dev/shm /tmp -mindepth 1 -user alice \\( {caches} -o -print \\)", user="root")
-        assert set(found.stdout.splitlines()) <= {"/tmp/slurmddp-1000"}
+    assert [cluster.processes(node) for node in cluster.nodes] == [[]] * len(cluster.nodes)
+    assert files_of_alice(cluster) <= player.before
