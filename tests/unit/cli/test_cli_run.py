@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -75,14 +76,15 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def alive(folder: Path) -> list[str]:
-    """The command lines of all processes that have something below `folder` in them."""
+    """The command lines of all processes that have `folder` or something below it in them; at359 is not below at35."""
+    mention = re.compile(re.escape(str(folder)) + r"(?![\w.-])")
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if str(folder) in command:
+        if mention.search(command):
             found.append(command)
     return found
 
