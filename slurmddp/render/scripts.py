@@ -63,6 +63,7 @@ def node_script(plan: Plan) -> str:
         interface_exact=interface.startswith("="),
         python_path=_value(own, "PYTHONPATH"),
         gpu_vendor=_gpu_vendor(plan),
+        miopen=any((variable.base, variable.value) == ("scratch", "miopen") for variable in own),
         preflight=_preflight(plan),
         inherited=INHERITED,
     )

@@ -80,7 +80,7 @@ mkdir -m 700 "$scratch" 2>/dev/null || true
 [[ -d "$scratch" && ! -L "$scratch" && -O "$scratch" ]] ||
   fail "$scratch is not a folder of yours: another user may have put it there. Set paths.node to a folder of yours"
 chmod 700 "$scratch"
-mkdir -p "$scratch/miopen"
+
 cd "$workdir" || fail "cannot enter the working folder $workdir"
 printf 'slurmddp: node %s is %d of %d, address %s, head %s:%s\n' "$host" "$node_rank" "$SLURMDDP_NODES" "$address" "$head" "$SLURMDDP_PORT"
 

@@ -176,6 +176,15 @@ def test_the_node_s_own_folder_is_private(node: Node) -> None:
     for _ in range(2):  # the preflight's step comes first
         node.ranks(node.script())
         assert node.scratch.is_dir() and node.scratch.stat().st_mode & 0o777 == 0o700
+        assert not list(node.scratch.iterdir())
+
+
+def test_miopen_has_a_folder_where_the_gpus_are_amd_s(node: Node) -> None:
+    text = (node.desk.config / "sites" / "gpus.yaml").read_text()
+    node.desk.site(f"{text}gpu_vendor: amd\n")
+    _, environment = node.ranks(node.script())
+    assert [path.name for path in node.scratch.iterdir()] == ["miopen"]
+    assert environment["APPTAINERENV_MIOPEN_USER_DB_PATH"] == f"{node.scratch}/miopen"
 
 
 @pytest.mark.parametrize("planted", ["link", "dangling link", "file", "somebody's folder"])
