@@ -16,7 +16,7 @@ leave_word() {
 fail() {
   printf 'slurmddp: node %s: %s\n' "$host" "$*" >&2
   leave_word "${*//$'\n'/ }" || true
-  exit 1
+  builtin exit 1
 }
 
 [[ -d "$run/code/slurmddp/runtime" ]] || fail "the run's copy of the code is gone, $run/code: was the file system purged? Submit again, with --resume ${run##*/}"

@@ -16,7 +16,7 @@ leave_word() {
 fail() {
   printf 'slurmddp: node %s: %s\n' "$host" "$*" >&2
   leave_word "${*//$'\n'/ }" || true
-  exit 1
+  builtin exit 1
 }
 
 [[ -d "$run/code/slurmddp/runtime" ]] || fail "the run's copy of the code is gone, $run/code: was the file system purged? Submit again, with --resume ${run##*/}"
@@ -30,9 +30,17 @@ type module >/dev/null 2>&1 || source /etc/profile
 setup=(
   'module load tools'
 )
+# A setup line, or a script that it sources, may call `exit`: without this function node.sh would exit without a message.
+# An EXIT trap would also run at a SIGTERM, which is no fault of the setup line.
+exit() {
+  local code=${1-$?}
+  ((BASH_SUBSHELL == 0)) || builtin exit "$code"
+  fail "setup line exited with code $code: $line"
+}
 for line in "${setup[@]}"; do
   eval "$line" || fail "setup line failed with exit code $?: $line"
 done
+unset -f exit
 set -eu
 
 python=python3

@@ -269,7 +269,7 @@ cause_text() { # as people read it
 consequence='Connection (closed|reset)|Broken pipe|remote process exited|DistNetworkError|PeerError|ncclRemoteError|Rendezvous[A-Za-z]*Error'
 
 # What node.sh and the preflight say where the user has to correct something: on another node it would be the same
-user_error='^(setup line failed|container\.python: |no torch in )'
+user_error='^(setup line (failed|exited)|container\.python: |no torch in )'
 
 # What the ranks said, unless it is only what they saw of another one. Usage: best_cause NOTED
 best_cause() {

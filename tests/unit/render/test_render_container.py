@@ -232,6 +232,13 @@ def test_every_bind_that_the_node_lacks_is_named(node: Node) -> None:
     assert left == [said]
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_setup_line_that_exits_is_named_by_the_preflight(node: Node, code: int) -> None:
+    complaint, left = preflight(node, node.script(f"setup=['exit {code}']"))
+    assert complaint == f"slurmddp: node node7: {left[0]}\n"
+    assert left == [f"setup line exited with code {code}: exit {code}"]
+
+
 def test_a_mount_that_is_dead_holds_nothing_up(node: Node) -> None:
     pid = node.desk.root / "pid"
     stat = f'#!/bin/bash\ncase $* in *dead*) echo $$ >>{pid}; exec sleep 600;; esac\nexec /usr/bin/stat "$@"\n'

@@ -300,6 +300,11 @@ def test_without_a_preflight_the_first_start_that_fails_everywhere_is_the_last(d
 
 BROKEN = {
     "setup": (("setup=[true, '(exit 3)', touch after]",), "setup line failed with exit code 3: (exit 3)"),
+    "exit": (("setup=['(exit 0)', 'true $(exit 3)', 'exit 0', touch after]",), "setup line exited with code 0: exit 0"),
+    "exit of a script": (
+        ("setup=[source <(echo exit 3), touch after]",),
+        "setup line exited with code 3: source <(echo exit 3)",
+    ),
     "python": (("container.python=/no/python",), "container.python: there is no /no/python on this node: "),
     "broken": (("container.python=broken",), "container.python: broken does not work: libpython: no such file"),
     "old": (("container.python=old",), "container.python: /usr/bin/old is Python 3.6; the ranks need 3.10"),
