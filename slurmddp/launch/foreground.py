@@ -13,6 +13,7 @@ from typing import Any
 
 from slurmddp.launch.cancel import ask_to_stop
 from slurmddp.report.follow import Follower
+from slurmddp.runs.events import append_event
 from slurmddp.runs.layout import RunFolder
 
 #: Seconds between two looks at the logs.
@@ -57,6 +58,8 @@ class Foreground:
             self._cancel("nobody reads the output any more" if isinstance(error, BrokenPipeError) else repr(error))
         for signum, before in self._before.items():
             signal.signal(signum, before)
+        if self.requests > 2 and self._child is not None and self._child.returncode == -signal.SIGKILL:
+            self._record_kill()
 
     def start(self, command: Sequence[str], cwd: str) -> int:
         """Start the command, its output appended to the run's batch log. Returns its process id."""
@@ -113,6 +116,11 @@ class Foreground:
         self._act()
         while self._wait() is None:
             pass
+
+    def _record_kill(self) -> None:
+        """Write the end of the run for job.sh, which could not: else `status` would call the run lost."""
+        append_event(self._folder.events, "cancel_requested", now=True)
+        append_event(self._folder.events, "job_ended", exit_code=137, signal="KILL", decision="cancelled")
 
     def _wait(self) -> int | None:
         """Wait a moment for the job: its exit code, or None while it runs."""

@@ -184,6 +184,7 @@ def test_three_times_ctrl_c_kills_ranks_that_do_not_exit(ready: Desk) -> None:
     code, err = finish(process)
     assert code == 1 and "killing" in err
     assert not alive(run)
+    assert state(ready, run) == "cancelled"
 
 
 def test_a_run_that_was_done_when_ctrl_c_came_is_done(ready: Desk) -> None:
