@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from slurmddp.runtime.preflight import place as places
 from slurmddp.runtime.preflight.checks import devices, folders, packages
 from slurmddp.runtime.preflight.findings import Finding, bad, plain, verdict, warn
 from slurmddp.runtime.preflight.judge import Report, judge
+from slurmddp.runtime.preflight.pairs import partners
 from slurmddp.runtime.preflight.star import answers_with_name, meet
 
 from .harness import ROOT, free_port
@@ -223,6 +226,68 @@ def test_when_none_reaches_the_head_it_is_the_heads_fault(three: Nodes) -> None:
     assert lines[1:] == ["n2 ok", "n3 ok"] and "does not resolve" in lines[0]
 
 
+@pytest.mark.parametrize("answer", [b"", b'{"node": "n3"}\n'])
+def test_two_nodes_that_cannot_reach_each_other(three: Nodes, monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+    """The head reaches n3. After that, whoever connects to n3's port gets no answer, or one without a signature."""
+    code, text = with_n3(three, monkeypatch, "answers_with_name", only_first_answered(answer))
+    reason = "not signed" if answer else "the connection was closed"
+    assert code == 3
+    assert re.fullmatch(
+        "n1 ok\nn2 ok\n"
+        rf"n3 bad n2 cannot connect to n3 at 127\.3\.0\.3, port \d+: {reason}; one of the two is excluded - check .*",
+        text,
+    )
+
+
+def only_first_answered(answer: bytes) -> Any:
+    def answers(place: places.Place) -> Any:
+        first = [answers_with_name(place)]
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if first:
+                await first.pop()(reader, writer)
+            else:
+                writer.write(answer)
+                writer.close()
+
+        return serve
+
+    return answers
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_node_that_says_nothing_of_the_others_is_only_warned_about(
+    three: Nodes, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """Its connection with the head is lost, or no answer comes on it. Of n2 and n3, the first connects to the other."""
+
+    async def never(place: places.Place, peers: Any) -> dict[str, str]:
+        if lost:
+            raise ConnectionError
+        await asyncio.sleep(8)
+        return {}
+
+    three.names = ["n1", "n3", "n2"]
+    code, text = with_n3(three, monkeypatch, "_unreached", never)
+    reason = "the connection was closed" if lost else "no answer within 4 s"
+    warning = f"n3 warn did not say whether it can connect to the other nodes: {reason} - see its log"
+    assert (code, text) == (0, f"n1 ok\nn3 ok\n{warning}\nn2 ok")
+
+
+def with_n3(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, name: str, instead: Any) -> tuple[int, str]:
+    """The check, with n3 in this process, where one function of a node's side is another."""
+
+    monkeypatch.setattr(node_side, name, instead)
+    (nodes.logs / "preflight").mkdir()
+    n3 = node_side.report(places.read(nodes.run, nodes.variables("n3")))
+    thread = threading.Thread(target=asyncio.run, args=(n3,))
+    thread.start()
+    try:
+        return nodes.check(absent=("n3",))
+    finally:
+        thread.join()
+
+
 def test_the_rendezvous_port_is_taken(three: Nodes) -> None:
     """The head says so and ends; there is no verdict, and the others do not wait for one."""
     with socket.socket() as taken:
@@ -315,6 +380,62 @@ def test_links_that_most_have_trouble_with_are_the_heads() -> None:
     assert levels({"a", "b"}) == {"a": ["bad"], "b": ["bad"]}
     assert levels({"a", "b", "c"}) == {"h": ["bad"], "a": ["warn"], "b": ["warn"], "c": ["warn"]}
     assert levels({"a"}, ["h", "a"]) == {"a": ["bad"]}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 7, 8, 63, 64, 65, 128, 200])
+def test_each_pair_is_tried_once(count: int) -> None:
+    names = [f"n{number}" for number in range(count)]
+    tried = partners(names)
+    pairs = [frozenset((node, other)) for node, others in tried.items() for other in others]
+    assert list(tried) == names and len(set(pairs)) == len(pairs) and all(len(pair) == 2 for pair in pairs)
+    if count <= 64:
+        assert len(pairs) == count * (count - 1) // 2
+        assert all(abs(len(others) - (count - 1) / 2) <= 0.5 for others in tried.values())
+    else:
+        assert all(6 <= len(others) <= 7 for others in tried.values())
+        assert {frozenset((node, after)) for node, after in zip(names, [*names[1:], names[0]], strict=True)} <= set(
+            pairs
+        )
+
+
+@pytest.mark.parametrize(
+    ("broken", "excluded"),
+    [
+        ([], []),
+        (["a b"], ["b"]),
+        (["b a"], ["b"]),
+        (["c d"], ["d"]),
+        (["a b", "b c", "d b"], ["b"]),  # the one with the most broken pairs
+        (["b a", "c d"], ["b", "d"]),
+        (["a b", "b c", "c d"], ["b", "c"]),
+        (["a b", "a c", "a d", "b c", "b d", "c d"], ["b", "c", "d"]),  # only the head reaches anybody
+    ],
+)
+def test_of_two_nodes_that_cannot_reach_each_other_one_is_excluded(broken: list[str], excluded: list[str]) -> None:
+    nodes = ["h", "a", "b", "c", "d"]
+    reports = {node: Report(address=f"at-{node}", port=7) for node in nodes}
+    for pair in broken:
+        node, other = pair.split()
+        reports[node].unreached = {**reports[node].unreached, other: "no answer"}
+    found = {node: items for node, items in judge(nodes, reports, "silent").items() if items}
+    assert sorted(found) == excluded and all(len(items) == 1 and items[0].level == "bad" for items in found.values())
+    for node, (finding,) in found.items():
+        count = sum(node in pair.split() for pair in broken)
+        start = "" if count == 1 else f"has no connection with {count} other nodes: "
+        assert re.match(rf"{start}(\w) cannot connect to (\w) at at-\2, port 7: no answer", finding.reason)
+        assert node in finding.reason.partition(":")[2] if count > 1 else "one of the two is excluded" in finding.reason
+
+
+def test_a_node_that_is_bad_anyway_takes_no_other_with_it() -> None:
+    reports = {node: Report() for node in ("h", "a", "b", "c")}
+    reports["b"].unreached = {"c": "no answer", "a": "no answer"}
+    reports["b"].findings.append(bad("x", "y"))
+    reports["a"].unreached = {"gone": "no answer"}
+    found = judge(["h", "a", "b", "c", "gone"], reports, "silent")
+    assert {node: [item.reason for item in items] for node, items in found.items() if items} == {
+        "b": ["x"],
+        "gone": ["silent"],
+    }
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,10 @@ def warn(reason: str, todo: str) -> Finding:
     return Finding("warn", reason, todo)
 
 
+def any_bad(found: Iterable[Finding]) -> bool:
+    return any(finding.level == "bad" for finding in found)
+
+
 def plain(text: str) -> str:
     """On one line, with neither quotes nor backslashes, not longer than a few lines of a terminal."""
     text = " ".join(text.translate(_PLAIN).split())

@@ -1,4 +1,4 @@
-"""The head's side: hear every node, try the way back, compare, and write the verdict."""
+"""The head's side: hear every node, try the way back, have nodes try each other, compare, and write the verdict."""
 
 import asyncio
 import os
@@ -9,15 +9,17 @@ import time
 from typing import Any
 
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.preflight.findings import bad, from_json, plain, verdict, write_atomically
+from slurmddp.runtime.preflight.findings import Finding, any_bad, bad, from_json, plain, verdict, warn, write_atomically
 from slurmddp.runtime.preflight.judge import Report, judge
 from slurmddp.runtime.preflight.look import look, show, take_away
+from slurmddp.runtime.preflight.pairs import partners
 from slurmddp.runtime.preflight.place import Place
 from slurmddp.runtime.preflight.star import (
     BACKLOG,
     LONGEST,
     PORTS,
     SHARED,
+    Streams,
     answers_with_name,
     meet,
     receive,
@@ -34,6 +36,7 @@ _AT_ONCE = 256
 _GOODBYE = 5.0
 _ROUTE = "check its network (cable, switch, firewall, /etc/hosts), or name another interface: network.interface"
 _LOG = "see its log"
+_UNTRIED = "did not say whether it can connect to the other nodes"
 
 
 class Head:
@@ -45,6 +48,7 @@ class Head:
         self._token = secrets.token_hex(8)
         self._port = 0
         self._reports: dict[str, Report] = {}
+        self._streams: dict[str, Streams] = {}
         self._news = asyncio.Event()
         self._judged = asyncio.Event()
         self._lines: list[str] = []
@@ -68,6 +72,7 @@ class Head:
             mine.skew = 0.0
             self._reports[place.node] = mine
             await self._all_heard(began + place.seconds)
+            await self._try_pairs()
             return await self._judge()
         finally:
             self._judged.set()
@@ -133,6 +138,7 @@ class Head:
             where = {"address": place.address, "port": self._port}
             await send(place, writer, {**where, "token": self._token, "time": time.time()})
             self._reports[node] = await self._understand(node, await receive(place, reader))
+            self._streams[node] = reader, writer  # _try_pairs uses it, until the verdict is there
             self._news.set()
             await self._judged.wait()
             await send(place, writer, {"lines": [line for line in self._lines if line.partition(" ")[0] == node]})
@@ -153,11 +159,12 @@ class Head:
         report = Report(from_json(message["findings"]), links, facts)
         report.interface, report.network = str(message["interface"]), str(message["network"])
         report.skew = float(message["skew"])
-        if message["port"]:
+        report.address, report.port = str(message["address"]), int(message["port"])
+        if report.port:
             async with self._back:
-                failed = await meet(self._place, str(message["address"]), int(message["port"]), node)
+                failed = await meet(self._place, report.address, report.port, node)
             if failed:
-                where = f"{message['address']}, port {message['port']} ({report.interface or 'interface unknown'})"
+                where = f"{report.address}, port {report.port} ({report.interface or 'interface unknown'})"
                 report.links["back"] = bad(f"{self._place.node} cannot reach it at {where}: {failed}", PORTS)
         file = token_file(self._place.folder, node)
         if message["token"] and not await sees(file, str(message["token"]), self._place.patience):
@@ -165,13 +172,37 @@ class Head:
             report.links.setdefault("folder", bad(reason, SHARED))
         return report
 
+    async def _try_pairs(self) -> None:
+        """Have the nodes that are good so far connect to each other. One that does not answer is only warned about."""
+        found = self._findings()
+        good = [node for node in self._place.nodes if node in self._streams and not any_bad(found[node])]
+        await asyncio.gather(*(self._ask(node, others) for node, others in partners(good).items() if others))
+
+    async def _ask(self, node: str, others: list[str]) -> None:
+        """Have a node connect to others, and note in its report what came of it."""
+        place, report, (reader, writer) = self._place, self._reports[node], self._streams[node]
+        peers = [[other, self._reports[other].address, self._reports[other].port] for other in others]
+        try:
+            await send(place, writer, {"peers": peers})
+            # The node itself takes place.patience at most.
+            answer = await asyncio.wait_for(receive(place, reader), 2 * place.patience)
+            unreached = answer["unreached"]
+            report.unreached = {other: str(unreached[other]) for other in others if other in unreached}
+        except asyncio.TimeoutError:
+            report.findings.append(warn(f"{_UNTRIED}: no answer within {2 * place.patience:.0f} s", _LOG))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            report.findings.append(warn(f"{_UNTRIED}: {why(error)}", _LOG))
+
+    def _findings(self) -> dict[str, list[Finding]]:
+        return judge(self._place.nodes, self._reports, f"did not report within {self._place.seconds:.0f} s")
+
     async def _judge(self) -> int:
         place = self._place
-        found = judge(place.nodes, self._reports, f"did not report within {place.seconds:.0f} s")
+        found = self._findings()
         self._lines = verdict(place.nodes, found)
         await asyncio.to_thread(write_atomically, place.folder / "verdict", "\n".join(self._lines) + "\n")
         print("\n".join(f"slurmddp: preflight: {line}" for line in self._lines), flush=True)
-        return 3 if any(finding.level == "bad" for items in found.values() for finding in items) else 0
+        return 3 if any(any_bad(items) for items in found.values()) else 0
 
 
 def _allow_many_files() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurmddp.runtime.preflight.checks import SAME, Same
-from slurmddp.runtime.preflight.findings import Finding, bad, warn
+from slurmddp.runtime.preflight.findings import Finding, any_bad, bad, warn
+from slurmddp.runtime.preflight.pairs import nodes_to_exclude
 
 #: Seconds between two clocks that are worth a word.
 _SKEW = 5.0
@@ -22,6 +23,8 @@ class Report:
     links:    kind of link with the head -> what is wrong with it. Which end of it is to blame is judged here.
     facts:    by name, see checks.SAME; empty for a node that could not report.
     skew:     seconds that its clock is ahead of the head's.
+    address, port: where other nodes reach it; port 0 where it could not listen.
+    unreached: other node, not the head -> why this node cannot connect to it.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -30,6 +33,9 @@ class Report:
     interface: str = ""
     network: str = ""
     skew: float | None = None
+    address: str = ""
+    port: int = 0
+    unreached: Mapping[str, str] = field(default_factory=dict)
 
 
 def judge(nodes: Sequence[str], reports: Mapping[str, Report], silent: str) -> dict[str, list[Finding]]:
@@ -46,6 +52,8 @@ def judge(nodes: Sequence[str], reports: Mapping[str, Report], silent: str) -> d
     for same in SAME:
         for node, finding in _odd(nodes[0], same, heard):
             found[node].append(finding)
+    for node, finding in _pairs(nodes, heard, found):
+        found[node].append(finding)
     return found
 
 
@@ -62,6 +70,20 @@ def _links(nodes: Sequence[str], reports: Mapping[str, Report]) -> Iterator[tupl
                 yield node, warn(f"{finding.reason}; taken for {head}'s fault", f"see what is said of {head}")
         else:
             yield from troubled.items()
+
+
+def _pairs(
+    nodes: Sequence[str], reports: Mapping[str, Report], found: Mapping[str, Sequence[Finding]]
+) -> Iterator[tuple[str, Finding]]:
+    """Only pairs of good nodes count: else a node that is excluded anyway would take a good one with it."""
+    good = {node for node in nodes if not any_bad(found[node])}
+    broken = {}
+    for node in nodes:
+        for other, failed in reports[node].unreached.items() if node in reports else ():
+            if node in good and other in good:
+                where = f"{reports[other].address}, port {reports[other].port}"
+                broken[node, other] = f"{node} cannot connect to {other} at {where}: {failed}"
+    return nodes_to_exclude(nodes, broken)
 
 
 def _networks(head: str, reports: Mapping[str, Report]) -> Iterator[tuple[str, Finding]]:

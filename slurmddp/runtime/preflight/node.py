@@ -1,10 +1,11 @@
-"""A node's side: reach the head on both ports, look around, report, and hear what became of it."""
+"""A node's side: reach the head on both ports, look around, report, try other nodes, and hear what became of it."""
 
 import asyncio
 import secrets
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from slurmddp.runtime.preflight.findings import Finding, bad, plain, write_atomically
@@ -15,6 +16,7 @@ from slurmddp.runtime.preflight.star import (
     LONGEST,
     PORTS,
     SHARED,
+    Streams,
     answers_with_name,
     meet,
     receive,
@@ -26,8 +28,6 @@ from slurmddp.runtime.preflight.star import (
 
 #: The part of the time after which a node gives up a head that it never heard of.
 _PATIENCE = 0.75
-
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class HeadFailedError(Exception):
@@ -99,8 +99,9 @@ async def _converse(
         "port": port,
     }
     await send(place, writer, message)
-    verdict = await asyncio.wait_for(receive(place, reader), 2 * place.seconds)
-    print("\n".join(f"slurmddp: preflight: {line}" for line in verdict["lines"]), flush=True)
+    while "lines" not in (heard := await asyncio.wait_for(receive(place, reader), 2 * place.seconds)):
+        await send(place, writer, {"unreached": await _unreached(place, heard["peers"])})
+    print("\n".join(f"slurmddp: preflight: {line}" for line in heard["lines"]), flush=True)
     if listener is not None:
         listener.close()
 
@@ -113,6 +114,12 @@ async def _listen(place: Place) -> tuple[asyncio.Server | None, int, list[Findin
         where = f"{place.address} ({place.interface})" if place.interface else place.address
         return None, 0, [bad(f"cannot listen on its own address {where}: {why(error)}", PORTS)]
     return listener, int(listener.sockets[0].getsockname()[1]), []
+
+
+async def _unreached(place: Place, peers: Sequence[Sequence[Any]]) -> dict[str, str]:
+    """Connect to all these nodes at once. Return those that cannot be reached, each with the reason."""
+    failed = await asyncio.gather(*(meet(place, str(address), int(port), name) for name, address, port in peers))
+    return {str(name): reason for (name, _, _), reason in zip(peers, failed, strict=True) if reason}
 
 
 async def _reach(place: Place) -> Streams:

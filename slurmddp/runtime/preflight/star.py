@@ -12,6 +12,9 @@ from slurmddp.runtime.preflight.place import Place
 #: A report holds the names of all packages.
 LONGEST = 8 << 20
 BACKLOG = 4096
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
 #: What to do where two nodes do not see each other, or not the same run folder.
 PORTS = "open all ports between the nodes, or name another interface: network.interface"
 SHARED = "the run folder must be on a file system that all nodes share: paths.runs"
