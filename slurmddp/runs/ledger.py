@@ -113,7 +113,7 @@ def ledger(facts: Evidence, rows: Sequence[Mapping[str, Any]], *, script: bool, 
         attempts=len(found.attempts),
         launches=len(launches),
         failures=sum(not (launch.finished or launch.alive) for launch in launches),
-        recoveries=tuple(_recoveries(launches) if launches else _again(found.attempts) if script else ()),
+        recoveries=tuple(_recoveries(launches)) or (tuple(_again(found.attempts)) if script else ()),
     )
 
 
@@ -165,7 +165,7 @@ def _recoveries(launches: Sequence[Launch]) -> Iterator[Recovery]:
 
 
 def _again(attempts: Sequence[Attempt]) -> Iterator[Recovery]:
-    """Of a script whose ranks tell nothing: from the end of an attempt to the start of the next one."""
+    """Of a script whose ranks tell no steps: from the end of an attempt to the start of the next one."""
     for before, after in pairwise(attempts):
         yield Recovery(after.number, None, max(after.begin - before.end, 0), before.code != 0)
 

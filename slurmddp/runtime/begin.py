@@ -8,20 +8,34 @@ start. Without it, ranks whose agent was killed run on as orphans, and hold GPUs
 import ctypes
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from slurmddp.runtime import environment
+from slurmddp.runtime.folder import RunFolder
+from slurmddp.runtime.journal import Events
 from slurmddp.runtime.watch import failures
 
 _PR_SET_PDEATHSIG = 1
 #: A variable that the agent has from node.sh, and whatever adopts an orphan has not.
 _MARK = b"SLURMDDP_RUN="
 
+
+def tell_start() -> None:
+    """Write the event `rank_started` on rank 0 of a run: job.sh learns from it how long a start takes."""
+    root, attempt = os.environ.get("SLURMDDP_RUN"), os.environ.get("SLURMDDP_ATTEMPT", "")
+    if not root or not attempt.isdecimal() or os.environ.get("RANK") != "0":
+        return
+    node = os.environ.get("SLURMDDP_NODE") or socket.gethostname()
+    events = Events(RunFolder(Path(root)).events, attempt=int(attempt), node=node, rank=0)
+    events.write("rank_started", seconds=round(environment.seconds_since_start(), 3))
+
+
 #: Called before the script starts, in order; one that raises SystemExit keeps it from starting.
-CHECKS: list[Callable[[], None]] = [environment.number_start, failures.check]
+CHECKS: list[Callable[[], None]] = [environment.number_start, failures.check, tell_start]
 
 
 def main(words: list[str]) -> NoReturn:

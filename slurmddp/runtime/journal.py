@@ -80,15 +80,15 @@ class Journal:
 
 
 class Events:
-    """events.jsonl as one rank of one attempt writes it."""
+    """events.jsonl as one rank of one attempt writes it, or a node's torchrun agent (rank None)."""
 
-    def __init__(self, path: Path, *, attempt: int, node: str, rank: int) -> None:
+    def __init__(self, path: Path, *, attempt: int, node: str, rank: int | None) -> None:
         self._lines = Journal(path)
-        self._who = {"attempt": attempt, "node": node, "rank": rank}
+        self._who = {"attempt": attempt, "node": node} | ({} if rank is None else {"rank": rank})
         self._since = round(time.time(), 3)
 
     def write(self, event: str, **facts: Any) -> None:
-        """Append one event with time (unix seconds), attempt, node and rank. Raises nothing, see Journal."""
+        """Append one event with time (unix seconds), attempt, node and, if known, rank. Raises nothing, see Journal."""
         self._lines.write({"time": round(time.time(), 3), "event": event, **self._who, **facts})
 
     def told(self, event: str) -> bool:

@@ -1,6 +1,7 @@
 """What somebody without the run's key can do to the rendezvous: nothing but make the attempt fail."""
 
 import datetime
+import json
 import os
 import socket
 import subprocess
@@ -60,14 +61,17 @@ class Agents:
         self.environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SLURMDDP_NODE": "here", **environment}
         self.started: list[subprocess.Popen[str]] = []
 
-    def start(self, node: int, *script: str, ranks: int = 1) -> "subprocess.Popen[str]":
+    def start(self, node: int, *script: str, ranks: int = 1, begin: bool = False) -> "subprocess.Popen[str]":
+        """begin: start the script through slurmddp.runtime.begin, as node.sh does."""
         module = ["torch.distributed.run"] if self.backend == PLAIN else ["slurmddp.runtime.agent", str(self.run)]
         conf = f"rank={node}" if self.backend == STATIC else f"is_host={int(node == 0)},join_timeout=60"
         command = [
             *(sys.executable, "-m", *module, f"--nnodes={self.nodes}", f"--nproc-per-node={ranks}"),
             *("--max-restarts", str(0 if self.backend == STATIC else 3), f"--rdzv-backend={self.backend}"),
             *(f"--rdzv-endpoint=127.0.0.1:{self.port}", f"--rdzv-id={ID}", f"--rdzv-conf={conf}"),
-            *(f"--local-addr=127.0.0.{node + 1}", str(self.run / "script.py"), *script),
+            f"--local-addr=127.0.0.{node + 1}",
+            *(["-m", "slurmddp.runtime.begin"] if begin else []),
+            *(str(self.run / "script.py"), *script),
         ]
         environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **self.environment}
         process = subprocess.Popen(
@@ -211,6 +215,24 @@ class TestStarts:
         # The agents' store, the ranks' of both starts, and gloo's, of two ranks twice.
         assert f"127.0.0.1:{one.port}" in seen and len(seen) >= 7, seen
         assert {address.rpartition(":")[0] for address in seen} == {"127.0.0.1"}, seen
+
+    def test_starts_of_an_own_script_are_in_the_events(self, agents: Any, run: Path) -> None:
+        """job.sh learns from them how long a start takes, and ends an attempt whose ranks do not start again."""
+        (run / "script.py").write_text(
+            "import os, sys, time\n"
+            "if os.environ['SLURMDDP_START'] == '0':\n"
+            "    time.sleep(60) if os.environ['RANK'] == '0' else os._exit(3)\n"
+        )
+        pair = agents(SIGNED, 2, SLURMDDP_RUN=str(run), SLURMDDP_ATTEMPT="4")
+        for process in [pair.start(node, begin=True) for node in (0, 1)]:
+            code, text = output(process)
+            assert code == 0, text
+        events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+        kinds = ["rank_started", "ranks_stopped", "ranks_stopped", "rank_started"]
+        assert [event["event"] for event in events] == kinds
+        assert all((event["attempt"], event["node"]) == (4, "here") for event in events)
+        starts = [event for event in events if event["event"] == "rank_started"]
+        assert all(event["rank"] == 0 and 0 < event["seconds"] < 60 for event in starts)
 
     def test_a_port_in_use_is_one_message(self, agents: Any) -> None:
         one = agents(SIGNED, 1)

@@ -11,6 +11,8 @@ from torch.distributed.run import main as torchrun
 from slurmddp.runtime import signing
 from slurmddp.runtime.agent import handlers
 from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.folder import RunFolder
+from slurmddp.runtime.journal import Events
 
 
 def main(words: list[str]) -> None:
@@ -18,15 +20,21 @@ def main(words: list[str]) -> None:
     try:
         if len(words) < 2:
             raise UserError("usage: python -m slurmddp.runtime.agent RUN_FOLDER TORCHRUN_OPTIONS ...")
-        handlers.register(signing.load(Path(words[0])))
+        attempt = int(os.environ.get("SLURMDDP_ATTEMPT", "0"))
+        events = Events(RunFolder(Path(words[0])).events, attempt=attempt, node=_node(), rank=None)
+        handlers.register(signing.load(Path(words[0])), events)
         # The handlers open the ranks' store, one for each start: torch must neither open another one nor share the
         # agents', where ranks would meet addresses of the start before.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         torchrun(words[1:])
     except (UserError, RendezvousStateError, signing.ForgedError) as error:
         # As node.sh says what it met: job.sh and `status` look for such lines.
-        print(f"slurmddp: node {os.environ.get('SLURMDDP_NODE') or socket.gethostname()}: {error}", file=sys.stderr)
+        print(f"slurmddp: node {_node()}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _node() -> str:
+    return os.environ.get("SLURMDDP_NODE") or socket.gethostname()
 
 
 if __name__ == "__main__":

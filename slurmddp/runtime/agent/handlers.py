@@ -26,6 +26,7 @@ from slurmddp.runtime.agent import stores
 from slurmddp.runtime.agent.signed import SignedBackend, SignedStore
 from slurmddp.runtime.environment import START
 from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.journal import Events
 from slurmddp.runtime.signing import Key
 
 C10D, STATIC = "slurmddp-c10d", "slurmddp-static"
@@ -34,23 +35,24 @@ Make = Callable[[RendezvousParameters, Key], RendezvousHandler]
 _RANKS_TIMEOUT = datetime.timedelta(minutes=5)
 
 
-def register(key: Key) -> None:
+def register(key: Key, events: Events) -> None:
     """Make the backends known to torchrun: --rdzv-backend=slurmddp-c10d and slurmddp-static."""
     kinds = {C10D: _c10d, STATIC: _static}
     for name, make in kinds.items():
-        rendezvous_handler_registry.register(name, partial(_handler, name, make, key))
+        rendezvous_handler_registry.register(name, partial(_handler, name, make, key, events))
 
 
-def _handler(name: str, make: Make, key: Key, parameters: RendezvousParameters) -> "Handler":
-    return Handler(name, make(parameters, key), parameters)
+def _handler(name: str, make: Make, key: Key, events: Events, parameters: RendezvousParameters) -> "Handler":
+    return Handler(name, make(parameters, key), parameters, events)
 
 
 class Handler(RendezvousHandler):
     """Opens a store for the ranks after each rendezvous, and gives everything else to a handler of torch's own."""
 
-    def __init__(self, name: str, inner: RendezvousHandler, parameters: RendezvousParameters) -> None:
+    def __init__(self, name: str, inner: RendezvousHandler, parameters: RendezvousParameters, events: Events) -> None:
         """`inner`: its `next_rendezvous` returns a SignedStore."""
-        self._name, self._inner, self._parameters = name, inner, parameters
+        self._name, self._inner, self._parameters, self._events = name, inner, parameters, events
+        self._met = False
         self._ranks_store: TCPStore | None = None
 
     def get_backend(self) -> str:
@@ -63,6 +65,10 @@ class Handler(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Raises RendezvousStateError and ForgedError for messages of others."""
+        if self._met:
+            # The agent has stopped its ranks to start them again. job.sh ends the attempt if they do not start.
+            self._events.write("ranks_stopped")
+        self._met = True
         self._ranks_store = None  # the ranks of the start before are gone
         found = self._inner.next_rendezvous()
         store: Any = found.store

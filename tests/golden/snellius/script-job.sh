@@ -197,6 +197,7 @@ new_attempt() {
   marker_seen=
   starting_since=$SECONDS # the launch, or the failure
   start_failed=           # whether the ranks of this attempt have failed, and did not start again yet
+  agents_waiting=0        # nodes whose agents have stopped their ranks since then
   abandoned=              # why this script has ended the attempt
   uncounted=0             # starts that failed and that the breaker has not counted
   counted=0               # those that it has
@@ -233,6 +234,8 @@ abandon() {
 # other, agents wait for minutes. The next attempt begins with a check of the nodes.
 expect_restart() {
   local bound=$((longest_start + 5)) # a first start takes longer: with containers, agents and cold caches
+  # A script may save after a SIGTERM: torchrun waits 30 s for each node's ranks before it kills them.
+  ((agents_waiting >= ${#chosen[@]})) || bound=$((bound + 30))
   [[ -n "$start_failed" && ! -e "$(marker)" ]] && ((starts > 0 && SECONDS - starting_since > bound)) || return 0
   abandon "the ranks did not start again within $bound s"
   starting_since=$SECONDS # again, if it is still there then
@@ -266,6 +269,7 @@ read_events() {
         starts=$((starts + 1))
         ((SECONDS - starting_since <= longest_start)) || longest_start=$((SECONDS - starting_since))
         start_failed=
+        agents_waiting=0
         ((starts == 1)) || recovering=${recovering:-$(best_cause "$noted")}
         noted=
         ;;
@@ -273,6 +277,11 @@ read_events() {
         [[ -n "$start_failed" ]] || starting_since=$SECONDS
         start_failed=yes
         note "$line"
+        ;;
+      *'"event": "ranks_stopped"'*) # by the agent of each node; of ranks that are killed, nobody else tells
+        agents_waiting=$((agents_waiting + 1))
+        [[ -n "$start_failed" ]] && ((agents_waiting != ${#chosen[@]})) || starting_since=$SECONDS
+        start_failed=yes
         ;;
       *'"event": "checkpoint_saved"'*)
         [[ ! "$line" =~ \"seconds\":\ ([0-9]+) ]] || ((BASH_REMATCH[1] <= longest_save)) || longest_save=${BASH_REMATCH[1]}

@@ -196,6 +196,7 @@ new_attempt() {
   marker_seen=
   starting_since=$SECONDS # the launch, or the failure
   start_failed=           # whether the ranks of this attempt have failed, and did not start again yet
+  agents_waiting=0        # nodes whose agents have stopped their ranks since then
   abandoned=              # why this script has ended the attempt
   uncounted=0             # starts that failed and that the breaker has not counted
   counted=0               # those that it has
@@ -265,6 +266,7 @@ read_events() {
         starts=$((starts + 1))
         ((SECONDS - starting_since <= longest_start)) || longest_start=$((SECONDS - starting_since))
         start_failed=
+        agents_waiting=0
         ((starts == 1)) || recovering=${recovering:-$(best_cause "$noted")}
         noted=
         ;;
@@ -272,6 +274,11 @@ read_events() {
         [[ -n "$start_failed" ]] || starting_since=$SECONDS
         start_failed=yes
         note "$line"
+        ;;
+      *'"event": "ranks_stopped"'*) # by the agent of each node; of ranks that are killed, nobody else tells
+        agents_waiting=$((agents_waiting + 1))
+        [[ -n "$start_failed" ]] && ((agents_waiting != ${#chosen[@]})) || starting_since=$SECONDS
+        start_failed=yes
         ;;
       *'"event": "checkpoint_saved"'*)
         [[ ! "$line" =~ \"seconds\":\ ([0-9]+) ]] || ((BASH_REMATCH[1] <= longest_save)) || longest_save=${BASH_REMATCH[1]}

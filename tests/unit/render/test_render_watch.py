@@ -10,6 +10,8 @@ import pytest
 
 from tests.helpers import LM_JOB, Desk
 
+SCRIPT_JOB = "name: own\nsite: gpus\ntrain: {script: src/train.py}\n"
+
 STUBS = """
 set -uo pipefail
 say() { echo "$*"; }
@@ -35,11 +37,11 @@ kill -0 "$child" 2>/dev/null && echo alive && kill "$child"
 class Stage:
     """A run folder with the logs of an attempt, and job.sh's part that looks at it."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, job: str = LM_JOB) -> None:
         self.run = desk.root / "run"
         self.logs = self.run / "logs"
         self.logs.mkdir(parents=True)
-        self.text, _ = desk.scripts(LM_JOB, "resources.nodes=2")
+        self.text, _ = desk.scripts(job, "resources.nodes=2")
         self.events = self.run / "events.jsonl"
         self.events.touch()
 
@@ -94,6 +96,29 @@ def test_ranks_that_start_again_late_are_waited_for_as_long_the_next_time(stage:
     assert stage.bash(*again, "SECONDS=300; expect_restart") == "alive\n"
     longer = ["SECONDS=400", stage.event("error"), "read_events; SECONDS=428; expect_restart"]
     assert stage.bash(*again, *longer) == "alive\n"
+
+
+@pytest.mark.parametrize(("stopped", "bound"), [(1, 55), (2, 25)])
+def test_ranks_of_an_own_script_that_do_not_start_again_end_the_attempt(desk: Desk, stopped: int, bound: int) -> None:
+    """The script reports nothing; the agents report that its ranks are gone. Others may still save: 30 s more."""
+    stage = Stage(desk, SCRIPT_JOB)
+    began = ["SECONDS=0; new_attempt; SECONDS=20", stage.event("rank_started"), "read_events"]
+    failed = ["SECONDS=90", stage.event("ranks_stopped"), "read_events; expect_restart", "SECONDS=100"]
+    failed += [stage.event("ranks_stopped")] * (stopped - 1) + ["read_events; expect_restart"]
+    since = 100 if stopped == 2 else 90
+    assert stage.bash(*began, *failed, f"SECONDS={since + bound - 1}; expect_restart") == "alive\n"
+    assert stage.bash(*began, *failed, f"SECONDS={since + bound + 2}; expect_restart").startswith(
+        f"ending the attempt: the ranks did not start again within {bound} s\n"
+    )
+
+
+def test_ranks_of_an_own_script_that_start_again_go_on(desk: Desk) -> None:
+    """The agents of the start before are not counted again."""
+    stage = Stage(desk, SCRIPT_JOB)
+    stopped, started = stage.event("ranks_stopped"), stage.event("rank_started")
+    again = ["SECONDS=0; new_attempt; SECONDS=20", started, "SECONDS=100", stopped, stopped, started, "read_events"]
+    assert stage.bash(*again, "SECONDS=300; expect_restart") == "alive\n"
+    assert stage.bash(*again, stopped, "read_events", "SECONDS=145; expect_restart") == "alive\n"
 
 
 @pytest.mark.parametrize("what", ["no start yet", "marker"])

@@ -174,7 +174,7 @@ def test_a_script_of_the_users_own() -> None:
 
 @pytest.mark.parametrize(("code", "failures"), [(0, 0), (1, 1)])
 def test_the_exit_code_of_a_script_says_whether_it_failed(code: int, failures: int) -> None:
-    """One that takes the runtime's library tells of its start, and need not tell of its end."""
+    """slurmddp tells of its start; the script need not tell of its end."""
     found = account(job(30, 100, event(40, "rank_started", seconds=1.0), code=code), script=True)
     assert (found.launches, found.failures) == (1, failures)
 
@@ -334,16 +334,20 @@ def test_ranks_that_failed_before_a_step_are_part_of_the_gap() -> None:
     assert [tuple(each) for each in found.recoveries] == [(0, 31, 80_000, True)]
 
 
-def test_a_script_that_tells_nothing_recovers_between_its_attempts() -> None:
+@pytest.mark.parametrize("told", [False, True])
+def test_a_script_that_tells_no_steps_recovers_between_its_attempts(told: bool) -> None:
+    """slurmddp tells of its starts; it did not in runs of older code."""
+    starts = [[event(at, "rank_started", number, seconds=1)] * told for number, at in enumerate((20, 90))]
     events = [
         event(10, "job_started", 0, None),
-        *attempt(0, 10, 75),
-        *attempt(1, 80, 190, code=0),
+        *attempt(0, 10, 75, *starts[0]),
+        *attempt(1, 80, 190, *starts[1], code=0),
         event(195, "job_ended", 1, None, exit_code=0),
     ]
     found = account(events, script=True)
     assert spent(found) == {"queue": 10, "preflight": 6, "run": 62 + 107 + 5, "restart": 5}
     assert [tuple(each) for each in found.recoveries] == [(1, None, 5_000, True)]
+    assert (found.launches, found.failures) == ((2, 1) if told else (0, 0))
 
 
 # --- clocks and damage
