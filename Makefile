@@ -1,5 +1,5 @@
-# `make demo` and `make test` install all that they need. Others: test-full, unit, lint, runtime-test, cluster-test,
-# versions-test, lock, cluster-up, cluster-down, cluster-shell, benchmark, clean.
+# `make demo` and `make test` install all that they need. Others: test-full, unit, lint, programs-test, runtime-test,
+# cluster-test, versions-test, lock, cluster-up, cluster-down, cluster-shell, benchmark, clean.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -13,9 +13,9 @@ RESUME ?=
 STEPS ?=
 DEMO := demo.yaml
 
-.PHONY: demo test test-full unit lint runtime-test cluster-test versions-test lock cluster-up cluster-down cluster-shell benchmark clean system
+.PHONY: demo test test-full unit lint programs-test runtime-test cluster-test versions-test lock cluster-up cluster-down cluster-shell benchmark clean system
 
-# --- set-up: one virtual environment in stages; `make unit` needs no torch
+# --- set-up: one virtual environment in stages; `make unit` and `make programs-test` need no torch
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -74,7 +74,7 @@ demo: $(VENV)/.train
 SELECT := -m "not long"
 # A test that had to run twice counts over all parts; more than two fail the run (tests/reruns.py).
 test: export SLURMDDP_RERUNS := build/reruns
-test: forget-reruns system build-cluster unit lint runtime-test cluster-test
+test: forget-reruns system build-cluster unit lint programs-test runtime-test cluster-test
 
 test-full: SELECT :=
 test-full: export SLURMDDP_KILLS := 20
@@ -93,6 +93,10 @@ forget-reruns:
 
 unit: $(VENV)/.unit
 	$(BIN)/python -m pytest -q -n $$(($$(nproc) + 1)) --timeout=300 $(SELECT) tests/unit tests/golden
+
+# Whole programs as real processes: much of their time is waiting.
+programs-test: $(VENV)/.unit
+	$(BIN)/python -m pytest -q -n $$(($$(nproc) + 1)) --timeout=300 $(SELECT) tests/programs
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -131,8 +135,8 @@ $(VENV)/.uv: $(VENV)/.made
 	touch $@
 
 versions-test: .venv-lowest/.made .venv-newest/.made
-	.venv-newest/bin/python -m pytest -q -n 3 --timeout=300 tests/unit tests/golden
-	.venv-lowest/bin/python -m pytest -q -n 3 --timeout=300 tests/unit tests/golden
+	.venv-newest/bin/python -m pytest -q -n 3 --timeout=300 tests/unit tests/golden tests/programs
+	.venv-lowest/bin/python -m pytest -q -n 3 --timeout=300 tests/unit tests/golden tests/programs
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q -n 2 --dist worksteal --reruns 1 --timeout=900 tests/runtime
 
 # --- the test cluster, for people (root only; see tests/cluster/README.md)

@@ -32,7 +32,7 @@ PROGRAMS = (
 #: Commands that cannot run here, each with the reason. First match counts; each must match something.
 ELSEWHERE = {
     r"git clone|(uv|pip|pipx|conda|mamba) |python3? -m (venv|pip)|source .*/bin/activate":
-        "installs from a package index; tests/unit/packaging/test_wheel.py installs the wheel",
+        "installs from a package index; tests/programs/test_wheel.py installs the wheel",
     r"make |python3? -m (benchmarks|tests)|.*python3? -m pytest": "takes minutes to an hour; CI runs `make test`",
     r"salloc |slurmddp run job.yaml --nodes 1 &":
         "needs an allocation: tests/cluster/test_runs.py::test_runs_side_by_side_in_one_allocation",
