@@ -116,7 +116,9 @@ def here(desk: Desk) -> Job:
     return Job(desk, job_script(desk.plan(LM_JOB.replace("gpus", "here"))))
 
 
-@pytest.mark.parametrize("later", range(0, 30, 3))
+@pytest.mark.parametrize(
+    "later", [0, 6, 15, 24, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 9, 12, 18, 21, 27))]
+)
 def test_a_cancel_of_a_job_that_has_just_begun_is_kept(job: Job, later: int) -> None:
     """`slurmddp cancel` asks by the stop file as soon as there is a job_started; an older stop file goes."""
     started = "[[ -s '{run}/events.jsonl' ]] && ((++begun > " + str(later) + "))"
@@ -157,7 +159,7 @@ def test_what_is_asked_to_stop_early_does_not_start_its_ranks(
     job: Job = request.getfixturevalue("job" if site == "gpus" else "here")
     what, (decision, cause) = ASKS[asked]
     early = 0
-    for command in range(3, 400, 31 if asked == "SIGTERM" else 17):
+    for command in range(3, 400, 31):
         steps = job.go("[[ -s '{run}/events.jsonl' ]] && ((++begun == " + str(command) + "))", what)
         if "train" in (job.run / "injected").read_text().split():
             break

@@ -147,7 +147,7 @@ FRAGMENTS = st.sampled_from(
 BYTES = st.lists(st.one_of(FRAGMENTS, st.binary(max_size=40)), max_size=40).map(b"".join)
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(log=BYTES, cause=BYTES)
 @example(log=b"\xed\xa0\x80 \xf4\x90\x80\x80 \xf8\x88\x80\x80\x80 \xef\xbf\xbf\n" * 20, cause=b"\xff")
 @example(

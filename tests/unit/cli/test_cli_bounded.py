@@ -134,12 +134,12 @@ def test_a_variable_of_the_environment(desk: Desk, bounded: Bounded) -> None:
 
 
 @pytest.fixture
-def failed(desk: Desk) -> Path:
+def failed(desk: Desk, cli: Callable[..., Result]) -> Path:
     """The folder of a run that failed, its log to be replaced."""
     desk.write("train.py")
     ranks = desk.program("ranks", "#!/bin/bash\n[[ $1 != -c ]] || exit 0\nexit 1\n")
     options = ("--set", f"container.python={ranks}", "--set", "recovery.no_progress=1")
-    desk.command("run", "train.py", "--site", "here", "--quiet", *options)
+    assert cli("run", "train.py", "--site", "here", "--quiet", *options).code == 1
     (folder,) = (desk.project / "runs").iterdir()
     (folder / "events.jsonl").write_text('{"event": "job_started", "attempt": 0, "job_id": "local-1-1"}\n')
     return folder

@@ -72,8 +72,10 @@ def test_examples_are_commands_with_options_that_exist(desk: Desk, texts: dict[t
             assert not word.startswith("-") or f" {word}" in text.partition("Example: ")[0], (words, word)
 
 
-def show_completion(desk: Desk) -> str:
+@pytest.fixture(scope="module")
+def completion(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The script for bash. Typer would ask which shell is our parent process, which in a test may be none."""
+    desk = Desk(tmp_path_factory.mktemp("completion"))
     done = desk.command("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert done.code == 0, done.err
     return done.out
@@ -89,20 +91,19 @@ def show_completion(desk: Desk) -> str:
         ("slurmddp submit --dry", ["--dry-run"]),
     ],
 )
-def test_bash_completes(desk: Desk, line: str, wanted: list[str]) -> None:
+def test_bash_completes(desk: Desk, completion: str, line: str, wanted: list[str]) -> None:
     """With the script that --show-completion prints, in bash, as at the Tab key."""
     desk.program("slurmddp", f'#!/bin/bash\nexec {sys.executable} -m slurmddp "$@"\n')
-    script = show_completion(desk)
-    complete = f"{script}\nCOMP_WORDS=({line})\nCOMP_CWORD={len(line.split()) - 1}\n"
+    complete = f"{completion}\nCOMP_WORDS=({line})\nCOMP_CWORD={len(line.split()) - 1}\n"
     complete += '_slurmddp_completion slurmddp\nprintf "%s\\n" "${COMPREPLY[@]}"\n'
     done = subprocess.run(
         ["bash", "-c", complete], env=desk.environment, cwd=desk.project, capture_output=True, text=True, check=False
     )
-    assert done.stdout.split() == wanted, done.stderr + script
+    assert done.stdout.split() == wanted, done.stderr + completion
 
 
-def test_completion_leaves_file_names_to_the_shell(desk: Desk) -> None:
-    assert "complete -o default" in show_completion(desk)
+def test_completion_leaves_file_names_to_the_shell(completion: str) -> None:
+    assert "complete -o default" in completion
 
 
 def test_the_tests_know_every_command() -> None:

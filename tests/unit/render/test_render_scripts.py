@@ -45,6 +45,17 @@ KINDS = {
     "elastic": (LM_JOB, ("resources.nodes={min: 2, max: 4, spares: 1}", "resources.time=1h")),
     "alerts": (LM_JOB, ("resources.nodes={min: 1, max: 2}", "alerts=[{to: slack, url_env: X}]")),
     "no requeue": (LM_JOB, ("resources.nodes=2", "recovery.requeue=false", "recovery.preflight=false")),
+    "many": (
+        LM_JOB,
+        (
+            "resources.nodes=2",
+            "resources.ranks_per_node=auto",
+            "train.batch.global=64",
+            "launch.rendezvous=static",
+            "setup=[module load x, 'export A=\"b c\"', source ~/env.sh]",
+            "alerts=[{to: slack, url_env: X}]",
+        ),
+    ),
     "own task": (LM_JOB.replace("task: lm", "task: my.tasks:speech\n  project: ."), ()),
 }
 
@@ -76,7 +87,7 @@ def test_quote_refuses_nul() -> None:
 
 #: shellcheck takes most of the time here; what these have beyond the others is a line or two.
 ALIKE = {"lm", "nodes", "interface", "exact interface", "no interface", "debug", "caches", "singularity", "script"}
-ALIKE |= {"no snapshot", "auto cores", "own task"}
+ALIKE |= {"no snapshot", "auto cores", "own task", "auto", "static", "setup", "alerts"}  # the last four: see "many"
 
 
 @pytest.mark.parametrize(
