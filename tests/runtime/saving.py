@@ -235,3 +235,21 @@ def leave_while_stuck(rank: int, port: int, root: Path) -> None:
     assert saving.busy
     saving.close()
     dist.destroy_process_group()
+
+
+def leave_while_writing(port: int, root: Path) -> None:
+    """Comes to the end of its program while its thread computes with torch, which it does in all saves."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+    world = worlds.start(Environment(0, 0, 1, 1, 0, "node0", None), timeout=30)
+    write = shards.write
+
+    def slowly(*arguments: Any) -> Any:
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            torch.ones(100).sum()
+        return write(*arguments)
+
+    mock.patch.object(shards, "write", slowly).start()
+    saving = writer(root, world)
+    saving.begin(make(), step=1, data=data(1))
+    assert saving.busy

@@ -358,21 +358,38 @@ def test_killed_at_random_a_good_one_is_always_left(tmp_path: Path) -> None:
         before = choice.step
 
 
-@pytest.mark.ranks(2)
-def test_the_end_of_the_process_waits_for_no_save(tmp_path: Path) -> None:
-    port = free_port()
-    code = "import sys; from pathlib import Path; from runtime import saving; "
-    code += f"saving.leave_while_stuck(int(sys.argv[1]), {port}, Path({str(tmp_path)!r}))"
+def _leaving(call: str) -> subprocess.Popen[str]:
+    """A process of its own that makes this call of `saving`, and ends as Python ends."""
+    code = f"from pathlib import Path; from runtime import saving; saving.{call}"
     variables = {**os.environ, "PYTHONPATH": f"{ROOT}:{HERE.parent}"}
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", code, str(rank)], env=variables, stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.ranks(2)
+def test_the_end_of_the_process_waits_for_no_save_that_hangs(tmp_path: Path) -> None:
+    port = free_port()
+    ranks = [_leaving(f"leave_while_stuck({rank}, {port}, Path({str(tmp_path)!r}))") for rank in range(2)]
     try:
         assert ranks[1].stdout is not None and ranks[1].stdout.readline() == "stuck\n"
-        assert ranks[0].wait(30) == 0
+        _, err = ranks[0].communicate(timeout=60)
+        assert ranks[0].returncode == 0, err
+        assert "the checkpoint of step 1 was still being written" in err
         assert ranks[1].poll() is None
     finally:
         for rank in ranks:
             rank.kill()
             rank.communicate()
+
+
+@pytest.mark.ranks(1)
+def test_a_save_that_is_about_to_be_done_is_done_before_the_process_ends(tmp_path: Path) -> None:
+    """Else the thread returns from torch to an interpreter that has ended, which aborts the process."""
+    rank = _leaving(f"leave_while_writing({free_port()}, Path({str(tmp_path)!r}))")
+    try:
+        _, err = rank.communicate(timeout=60)
+    finally:
+        rank.kill()
+    assert (rank.returncode, err) == (0, "")
+    assert good(tmp_path) == [1]

@@ -1,10 +1,12 @@
 """Saving: each rank copies its part of the state, and a thread writes it while training goes on."""
 
+import atexit
 import dataclasses
 import datetime
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,33 @@ from slurmddp.runtime.checkpoint.commit import Keeping
 from slurmddp.runtime.checkpoint.saving import Failed, Saved
 from slurmddp.runtime.checkpoint.staging import Staging
 from slurmddp.runtime.errors import RuntimeFailure
+from slurmddp.runtime.watch.ending import say
 from slurmddp.runtime.world import World
 
 __all__ = ["Failed", "Saved", "Writer"]
 
 # A wait here is for somebody's disk, and gloo notices a peer that is gone without any limit.
 _TIMEOUT = datetime.timedelta(minutes=60)
+
+#: How long the end of a process waits for saves that were begun and not finished.
+_AT_EXIT = 10.0
+
+#: The threads that write, each with the warning for a process that ends before its thread does.
+_writing: "weakref.WeakKeyDictionary[threading.Thread, str]" = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _wait_at_exit() -> None:
+    """Wait a little for saves under way, for a script that did not.
+
+    A thread that returns from torch's C++ to an interpreter that has ended aborts the process (exit code -6). One that
+    hangs in a disk, or waits for a rank that is gone, does not return: nobody has to wait for that to the end.
+    """
+    limit = time.monotonic() + _AT_EXIT
+    for thread, warning in list(_writing.items()):
+        thread.join(max(limit - time.monotonic(), 0))
+        if thread.is_alive():
+            say(warning)
 
 
 class Writer:
@@ -95,8 +118,12 @@ class Writer:
         self._staging.fill(tensors, {f"model.{name}" for name, _ in trained.model.named_buffers()})
         task = saving.Task(step, dict(data), looked[0][1], random, self._plan, self._staging, began)
         stall: list[float] = []
-        # A daemon: the end of the process does not wait for a disk, or for a rank that is gone.
+        # A daemon: the end of the process does not wait long for a disk, or for a rank that is gone.
         self._thread = threading.Thread(target=self._run, args=(task, stall), name=f"save-{step}", daemon=True)
+        _writing[self._thread] = (
+            f"rank {world.rank} on {world.node}: warning: the checkpoint of step {step} was still being written when "
+            "the script ended, so it is not complete: call finish() of the Checkpointer before the end\n"
+        )
         with self._lock:  # The thread needs it to tell how it ended, and how long we took.
             self._thread.start()
             stall.append(time.monotonic() - began)
