@@ -50,7 +50,7 @@ def send_samples(plan: Plan, environment: MutableMapping[str, str]) -> Results:
     """Send each kind that a target asks for. Raises UserError where there is no target, or an address is missing."""
     if plan.alerts is None:
         raise UserError(
-            "the job names nobody who is to be told",
+            "the job has no alert targets",
             where="alerts",
             todo="add `alerts: [{to: slack}]` to the job file; mail is sent by Slurm, and cannot be tested so",
         )

@@ -20,7 +20,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 @contextlib.contextmanager
 def only_build(target: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Hold `.NAME.building` beside the target while it is built; whoever dies lets go of it.
+    """Hold `.NAME.building` beside the target while it is built; the lock is released when its holder dies.
 
     Raises UserError where another build of this image is running, and says where.
     """

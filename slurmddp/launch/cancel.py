@@ -1,4 +1,4 @@
-"""`slurmddp cancel`: the ranks save and end, and nothing starts the run again."""
+"""`slurmddp cancel`: ranks save a checkpoint, then exit, and the run is not requeued."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _cancel_inside(folder: RunFolder, facts: Evidence, now: bool) -> str:
         return f"run {folder.id} had ended already"
     append_event(folder.events, "cancel_requested", job_id=str(facts.job_id), now=False)
     ask_to_stop(folder)
-    return f"asked run {folder.id} to save and end; job {facts.job_id}, which is not its own, goes on"
+    return f"Run {folder.id} is saving and will exit. Job {facts.job_id}, which is not its own, continues."
 
 
 def _end(folder: RunFolder, facts: Evidence, job_id: JobId, now: bool) -> Done:
@@ -95,11 +95,11 @@ def ask_to_stop(folder: RunFolder) -> None:
 
 
 def _told(folder: RunFolder, done: Sequence[tuple[JobId, Done]], newest: JobId) -> str:
-    lines = [f"cancelled job {job_id}" for job_id, each in done if each == "cancelled"]
-    lines += [f"asked job {job_id} to save and end" for job_id, each in done if each == "asked"]
+    lines = [f"Cancelled job {job_id}." for job_id, each in done if each == "cancelled"]
+    lines += [f"Job {job_id} is saving and will exit." for job_id, each in done if each == "asked"]
     if not lines:
         return f"job {newest} had ended already"
-    lines[-1] += f": nothing starts run {folder.id} again"
+    lines[-1] += " It will not be requeued."
     if any(each == "asked" for _, each in done):
         lines.append(f"see `slurmddp status {folder.id}`; at once, without saving: slurmddp cancel {folder.id} --now")
     return "\n".join(lines)

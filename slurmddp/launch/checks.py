@@ -58,7 +58,7 @@ def absent_inputs(prepared: Prepared) -> Iterator[UserError]:
             yield UserError(
                 f"{what} {path}{seen} does not exist",
                 where=prepared.resolved.place(*key),
-                todo="correct it (a relative path is meant from the folder you are in), or add a bind",
+                todo="correct it (relative paths start at the directory you are in), or add a bind",
             )
 
 

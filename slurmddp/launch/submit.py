@@ -176,7 +176,7 @@ def still_going(prepared: Prepared) -> list[str]:
             return []  # nobody knows; the submission itself will tell what is wrong with Slurm
         state = judge(view, facts)
         if state.going:
-            return [f"run {path.name} has not ended ({state.state}): both go on from its newest checkpoint"]
+            return [f"run {path.name} is still {state.state}; both runs will now train from its newest checkpoint"]
     return []
 
 

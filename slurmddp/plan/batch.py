@@ -87,7 +87,9 @@ def _on_the_nodes(wanted: Batch, place: str) -> tuple[BatchPlan, list[Note]]:
         )
     micro = wanted.micro or min(DEFAULT_MICRO, wanted.global_)
     told = (
-        [] if wanted.micro else [Note("note", f"batch.micro is not set: at most {micro} samples a rank and micro step")]
+        []
+        if wanted.micro
+        else [Note("note", f"batch.micro is not set: at most {micro} samples per rank and micro step")]
     )
     return BatchPlan(wanted.global_, micro, None, None), told
 
@@ -123,7 +125,7 @@ def nearest_even(total: int, micro: int, world: int) -> tuple[int, ...]:
 
 
 def ways(plan: BatchPlan, layout: Layout, largest_nodes: int | None, largest_gpus: int | None) -> list[Way]:
-    """Other (nodes, ranks per node, accumulation) of the same micro and global batch, the same or fewer samples a rank.
+    """Other (nodes, ranks per node, accumulation) with this micro and global batch, the same or fewer samples per rank.
 
     largest_nodes, largest_gpus: nodes of a job and GPUs of a node that the partition has, where that is known.
     """
@@ -136,7 +138,7 @@ def ways(plan: BatchPlan, layout: Layout, largest_nodes: int | None, largest_gpu
             found.append((layout.nodes // factor_down, layout.ranks_per_node, "more accumulation"))
     for ranks in (layout.ranks_per_node * 2, layout.ranks_per_node * 4):
         if layout.gpus_per_node == 0 or largest_gpus is None or ranks <= largest_gpus:
-            found.append((layout.nodes, ranks, "more GPUs a node" if layout.gpus_per_node else "more ranks a node"))
+            found.append((layout.nodes, ranks, "more GPUs per node" if layout.gpus_per_node else "more ranks per node"))
     for nodes in (layout.nodes * 2, layout.nodes * 4):
         if largest_nodes is None or nodes <= largest_nodes:
             found.append((nodes, layout.ranks_per_node, "more nodes"))

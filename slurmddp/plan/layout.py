@@ -32,7 +32,7 @@ def plan_layout(resolved: Resolved, allocation: tuple[int, int | None] | None = 
     if most and gpus and gpus < most and nodes > 1:
         notes += _fewer_nodes(nodes, gpus, most)
     if cpus is None and resolved.site.scheduler == "slurm" and not wanted.exclusive:
-        text = "the profile does not know how many cores a node has: Slurm may give one; set resources.cpus_per_node"
+        text = "the profile does not know how many cores per node has: Slurm may give one; set resources.cpus_per_node"
         notes.append(Note("warning", text))
     # A step of an allocation gets the allocation's memory where the job itself says nothing.
     mem = None if allocation else partition.mem_per_node and int(partition.mem_per_node * part_of_node)
@@ -48,13 +48,13 @@ def _uneven(resolved: Resolved, partition: Partition, gpus: int, allocation: tup
         raise UserError(
             "ranks_per_node: auto takes the GPUs of the whole allocation: no attempt could begin on fewer nodes",
             where=resolved.place("resources", "nodes"),
-            todo="a plain number of nodes, or the number of ranks a node",
+            todo="a plain number of nodes, or the number of ranks per node",
         )
     if gpus and allocation is not None and nodes < allocation[0]:
         raise UserError(
             f"ranks_per_node: auto takes all GPUs of the allocation that we are in, which has {allocation[0]} nodes",
             where=resolved.place("resources", "ranks_per_node"),
-            todo=f"--nodes {allocation[0]}, or the number of ranks a node",
+            todo=f"--nodes {allocation[0]}, or the number of ranks per node",
         )
     whole = takes_whole_nodes(resolved, gpus) and allocation is None
     mem = wanted.mem_per_node or (0 if whole else None)
@@ -94,7 +94,7 @@ def _cpus(
     for limit, owner in ((most, _named(resolved)), (given, "the allocation that we are in")):
         if wanted and limit and wanted > limit:
             raise UserError(
-                f"{wanted} cores a node are more than the {limit} of {owner}",
+                f"{wanted} cores per node are more than the {limit} of {owner}",
                 where=resolved.place("resources", "cpus_per_node"),
                 todo=f"at most {limit}",
             )
@@ -121,7 +121,7 @@ def _gpus(resolved: Resolved, partition: Partition) -> int:
         return partition.gpus_per_node
     if partition.gpus_per_node is not None and wanted > partition.gpus_per_node:
         raise UserError(
-            f"{wanted} GPUs a node are more than the {partition.gpus_per_node} of {_named(resolved)}",
+            f"{wanted} GPUs per node are more than the {partition.gpus_per_node} of {_named(resolved)}",
             where=place,
             todo=f"at most {partition.gpus_per_node}, and more nodes",
         )

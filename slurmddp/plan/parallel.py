@@ -49,7 +49,7 @@ def _check_fewer_nodes(resolved: Resolved, ranks_per_node: int, where: str) -> N
     if refused:
         raise UserError(
             f"parallel.shard {wanted.shard} does not divide the ranks of {fewer(refused)} nodes,"
-            f" which resources.nodes allows ({ranks_per_node} ranks a node)",
+            f" which resources.nodes allows ({ranks_per_node} ranks per node)",
             where=where,
             todo="a shard that divides a node's ranks, or resources.nodes without those",
         )

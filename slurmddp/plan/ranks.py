@@ -63,7 +63,7 @@ def plan_ranks(resolved: Resolved, gpus: int) -> tuple[int | None, list[Note]]:
         if gpus and ranks > gpus:
             todo = "one rank a GPU: leave ranks_per_node out"
             raise UserError(f"{ranks} ranks share {gpus} GPUs", where=place, todo=todo)
-        return ranks, [Note("warning", f"{gpus - ranks} of {gpus} GPUs a node get no rank")] if ranks < gpus else []
+        return ranks, [Note("warning", f"{gpus - ranks} of {gpus} GPUs per node get no rank")] if ranks < gpus else []
     if gpus and resolved.site.gpu_request == "none":
         raise UserError(
             f"Slurm at site {resolved.site.name} does not count GPUs: no node could tell how many ranks to start",

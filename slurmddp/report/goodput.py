@@ -94,8 +94,9 @@ def goodput_dict(found: Ledger, *, going: bool) -> dict[str, Any]:
 
 
 def _headline(found: Ledger) -> str:
-    share = "an unknown share" if found.goodput is None else f"{100 * found.goodput:.3g} %"
-    return f"{share} of {_clock(found.wall)}"
+    if found.goodput is None:
+        return f"n/a (the script reports no steps), {_clock(found.wall)}"
+    return f"{100 * found.goodput:.3g} % of {_clock(found.wall)}"
 
 
 def _percent(part: int, whole: int) -> str:

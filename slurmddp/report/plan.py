@@ -45,16 +45,16 @@ def _layout(plan: Plan) -> list[str]:
         shape = [f"{'ranks':<20}auto: a node starts one for each {each}"]
         threads = "shared by its ranks"
     else:
-        what = "GPUs" if layout.gpus_per_node else "ranks (CPU)"
+        what = "GPUs" if layout.gpus_per_node else "CPU ranks"
         shape = [
-            f"{what + ' a node':<20}{layout.gpus_per_node or layout.ranks_per_node}",
-            f"ranks               {layout.world} = {layout.ranks_per_node} a node x {layout.nodes}",
+            f"{what + ' per node':<20}{layout.gpus_per_node or layout.ranks_per_node}",
+            f"ranks               {layout.world} = {layout.ranks_per_node} per node x {layout.nodes}",
         ]
-        threads = f"{layout.threads_per_rank} thread(s) a rank"
+        threads = f"{layout.threads_per_rank} thread(s) per rank"
     return [
         f"nodes               {_nodes(plan)}",
         *shape,
-        f"cores a node        {cores}, {threads}",
+        f"cores per node      {cores}, {threads}",
         f"runs in             {plan.container.runtime}" + (f" {plan.container.image}" if plan.container.image else ""),
     ]
 
@@ -94,7 +94,7 @@ def _batch(plan: Plan, resolved: Resolved) -> list[str]:
     per_node = "GPUs" if layout.gpus_per_node else "ranks"
     product = (
         f"{batch.micro} (micro batch) x {batch.accumulation} (accumulation)"
-        f" x {layout.ranks_per_node} ({per_node} a node) x {layout.nodes} (nodes)"
+        f" x {layout.ranks_per_node} ({per_node} per node) x {layout.nodes} (nodes)"
     )
     lines = ["", f"global batch        {batch.total} = {product}"]
     if not batch.even:

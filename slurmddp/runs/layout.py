@@ -139,7 +139,7 @@ class RunFolder:
 
     @property
     def stop(self) -> Path:
-        """The stop file: where it is, the ranks save and end."""
+        """The stop file: where it exists, ranks save a checkpoint, then exit."""
         return self.path / "stop"
 
 

@@ -146,13 +146,13 @@ def _by_marker(facts: Evidence, why: str = "") -> RunState | None:
     """The verdict where the script or the ranks wrote that they ended on purpose; None where they did not."""
     marker, told = facts.marker, facts.attempt_ended or {}
     if marker is not None and marker.state == "no progress":
-        return RunState("failed", _join("no progress", marker.reason, _progress(marker)))
+        return RunState("failed", _join(marker.reason or "no progress", _progress(marker)))
     if marker is not None and marker.state == "stopped":
         return _stopped(marker, why)
     if marker is None and told.get("decision") == "stopped":  # a script of the user's own
         cause = str(told.get("cause") or "")
         if facts.cancel_requested or cause == CANCELLED:
-            return RunState("cancelled", "by the user, it ended by itself")
+            return RunState("cancelled", "by you; exited cleanly")
         return RunState("stopped", _join(why, cause))
     return None
 

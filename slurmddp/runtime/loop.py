@@ -149,7 +149,7 @@ class Trainer:
                     return
 
     def _warm_up(self, first: Micro) -> peak.Utilisation:
-        """A pass for nothing, which also counts what a target costs the model.
+        """A warm-up pass. It also counts the FLOPs per target.
 
         It runs uncompiled. A second one compiles the model, where that is wanted: the first step would take that long.
         """

@@ -36,7 +36,7 @@ def test_a_chain_of_jobs_is_one_run(alice: Alice) -> None:
     by_number = alice.command("status", chained["next_job"], check=False)
     assert run.id in by_number.stdout, by_number.stderr
     said = alice.command("cancel", run.id, "--wait", timeout=90).stdout
-    assert f"asked job {chained['next_job']} to save and end" in said and "cancelled (by the user, saved" in said
+    assert f"Job {chained['next_job']} is saving and will exit" in said and "cancelled (by the user, saved" in said
     ledger = json.loads(alice.command("goodput", run.id, "--json").stdout)
     assert (ledger["jobs"], ledger["attempts"], ledger["recovered"]) == (2, 2, 0)
     assert round(sum(ledger["seconds"].values()), 3) == ledger["wall_seconds"]
@@ -56,7 +56,7 @@ def test_cancel_takes_the_waiting_job_of_a_chain_too(alice: Alice) -> None:
         events.write(json.dumps(line) + "\n")
     assert run.status()[1]["job_id"] == following
     said = alice.command("cancel", run.id).stdout
-    assert f"cancelled job {following}" in said and f"asked job {run.job_id} to save and end" in said
+    assert f"Cancelled job {following}" in said and f"Job {run.job_id} is saving and will exit" in said
     alice.cluster.wait_job(run.job_id)
     assert alice.cluster.job_state(following) == "CANCELLED"
     assert not (run.folder / "logs/attempt-001").exists()

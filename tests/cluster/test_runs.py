@@ -231,7 +231,7 @@ def test_requeued_goes_on_in_a_new_attempt(alice: Alice) -> None:
     assert list((run.folder / "logs/attempt-000").glob("node*.log"))
     step = run.metrics()[-1]["step"]
     said = alice.command("cancel", run.id, "--wait").stdout
-    assert "to save and end" in said and "cancelled (by the user, saved, step " in said, said
+    assert "is saving and will exit" in said and "cancelled (by the user, saved, step " in said, said
     marker = json.loads((run.folder / "markers/attempt-001.json").read_text())
     assert marker["reason"] == "cancelled by the user" and marker["step"] >= step
     assert (run.folder / f"checkpoints/step-{marker['step']:08d}/COMPLETE").exists()

@@ -117,7 +117,7 @@ class Head:
                     try:
                         text = plain(path.read_text(encoding="utf-8", errors="replace"))
                     except OSError as error:
-                        text = f"left a word that cannot be read: {why(error)}"
+                        text = f"wrote an unreadable status file: {why(error)}"
                     text = text or "failed without a word"
                     failed = kind == "failed"
                     links = {} if failed else {"rendezvous": bad(text, _ROUTE)}

@@ -76,7 +76,7 @@ def begin(root: Path, attempt: int, environ: Mapping[str, str] = os.environ) -> 
     steps = stuck(_text(failed).splitlines(), int(limit))
     if steps is None:
         return None
-    why = f"no progress: the last {limit} starts failed, none of them beyond step {steps}"
+    why = f"{limit} starts in a row crashed before step {steps + 1}"
     facts = {"state": "no progress", "step": steps, "steps": None, "reason": why, "cause": why, "held_out": None}
     marker.write(root / "markers" / f"attempt-{attempt:03d}.json", attempt, facts)
     return why

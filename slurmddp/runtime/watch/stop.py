@@ -1,4 +1,4 @@
-"""Stopping: how whoever runs the job asks the ranks to save and end."""
+"""Stopping: how whoever runs the job asks the ranks to save a checkpoint, then exit."""
 
 import time
 from pathlib import Path

@@ -102,8 +102,9 @@ class Watch:
         self._patience, self._hang = patience, hang
 
     def count(self, groups: Iterable[Any]) -> None:
-        """Tell ranks that wait from the one that does not come by the collectives of further process groups, too,
-        such as a mesh's: those in which the main threads of all their ranks issue the same.
+        """Also use the collective counts of other process groups to tell waiting ranks from the missing one.
+
+        Such as a mesh's: those in which the main threads of all their ranks issue the same.
         """
         if self._hang is not None:
             self._hang.arrivals.add(groups)

@@ -101,7 +101,7 @@ fi
 # --- variables of every rank
 # They come last: a name of the user's may be one of this script's own.
 
-# slurmddp: which run and attempt this is; the file whose appearance asks the ranks to save and end
+# slurmddp: which run and attempt this is; the file whose appearance asks the ranks to save a checkpoint, then exit
 export SLURMDDP_RUN="$run"
 export SLURMDDP_ATTEMPT="$SLURMDDP_ATTEMPT"
 export SLURMDDP_RENDEZVOUS_ID="$SLURMDDP_RENDEZVOUS_ID" # sweep.sh knows by it what is this attempt's

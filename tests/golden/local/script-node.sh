@@ -22,7 +22,7 @@ fail() {
 [[ -d "$run/code/slurmddp/runtime" ]] || fail "the run's copy of the code is gone, $run/code: was the file system purged? Submit again, with --resume ${run##*/}"
 
 # --- setup lines of the site and the job: `module` and conda need a shell without -e and -u
-unset PYTHONPATH # of the shell that submitted; what a setup line makes of it is meant
+unset PYTHONPATH # of the shell that submitted; values set by a setup line are kept on purpose
 set +eu
 type module >/dev/null 2>&1 || source /etc/profile
 python_before=$(command -v python3)
@@ -127,7 +127,7 @@ fi
 # --- variables of every rank
 # They come last: a name of the user's may be one of this script's own.
 
-# slurmddp: which run and attempt this is; the file whose appearance asks the ranks to save and end
+# slurmddp: which run and attempt this is; the file whose appearance asks the ranks to save a checkpoint, then exit
 export SLURMDDP_RUN="$run"
 export SLURMDDP_ATTEMPT="$SLURMDDP_ATTEMPT"
 export SLURMDDP_RENDEZVOUS_ID="$SLURMDDP_RENDEZVOUS_ID" # sweep.sh knows by it what is this attempt's

@@ -120,9 +120,9 @@ ask_slurm() {
 # Usage: ask_to_stop REASON
 ask_to_stop() {
   [[ ! -e "$run/stop" ]] || return 0
-  say "asking the ranks to save and end (stop file): $1"
+  say "asking the ranks to save a checkpoint, then exit (stop file): $1"
   (set -C && printf '%s\n' "$1" >"$run/stop")
-  [[ "$1" == SIG* ]] || alert stopping stopping "$1" "the ranks save and end"
+  [[ "$1" == SIG* ]] || alert stopping stopping "$1" "ranks save a checkpoint, then exit"
 }
 
 # True where nothing may start on the nodes any more
@@ -683,8 +683,11 @@ decide() {
   elif [[ "$state" == failed || "$state" == "no progress" ]]; then
     decision=failed
     cause=$(best_cause "$noted")
-    [[ "$cause" != *" unknown" ]] || cause="- -"
-    [[ "$state" == failed && "$cause" != "- -" ]] || cause+=" $(from_marker cause)"
+    if [[ "$cause" == *" unknown" ]]; then
+      cause="- - $(from_marker cause)"
+    elif [[ "$state" == "no progress" ]]; then
+      cause+="; $(from_marker cause)"
+    fi
   elif [[ -n "$stop" ]] || [[ "$state" == stopped && -z "$abandoned" ]]; then
     decide_after_stop "$stop"
   elif (($1 == 0)) && [[ -z "$abandoned" ]]; then

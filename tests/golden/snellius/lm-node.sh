@@ -21,7 +21,7 @@ fail() {
 
 [[ -d "$run/code/slurmddp/runtime" ]] || fail "the run's copy of the code is gone, $run/code: was the file system purged? Submit again, with --resume ${run##*/}"
 
-# What is inherited of these would change the job silently; what a setup line makes of them is meant.
+# Inherited values would change the job silently; values set by a setup line are kept on purpose.
 unset {APPTAINER,SINGULARITY}_{BIND,BINDPATH,MOUNT,CONTAIN,CONTAINALL,COMPAT}
 
 python=python3
@@ -245,7 +245,7 @@ if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
   absent=
   patience=10 # seconds, for the first that does not answer
   for bind in "${binds[@]}"; do
-    # No waiting for stat itself: on a dead mount no signal ends it.
+    # Do not wait for stat: on a dead mount it cannot be interrupted.
     read -r -t "$patience" there < <(stat -L -c yes -- "$bind" 2>&1) || there="no answer" patience=1
     [[ "$there" == yes ]] || absent+="${absent:+, }$bind (${there##*: })"
   done
@@ -276,7 +276,7 @@ fi
 # --- variables of every rank (singularity passes on what begins with SINGULARITYENV_)
 # They come last: a name of the user's may be one of this script's own.
 
-# slurmddp: which run and attempt this is; the file whose appearance asks the ranks to save and end
+# slurmddp: which run and attempt this is; the file whose appearance asks the ranks to save a checkpoint, then exit
 export SINGULARITYENV_SLURMDDP_RUN="$run"
 export SINGULARITYENV_SLURMDDP_ATTEMPT="$SLURMDDP_ATTEMPT"
 export SINGULARITYENV_SLURMDDP_RENDEZVOUS_ID="$SLURMDDP_RENDEZVOUS_ID" # sweep.sh knows by it what is this attempt's

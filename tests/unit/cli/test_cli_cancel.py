@@ -88,7 +88,7 @@ def test_a_job_that_runs_is_asked_to_save(place: Place, cli: Cli) -> None:
     place.started()
     done = cli("cancel", str(place.run.path))
     assert done.code == 0, done.err
-    assert done.out.splitlines()[0] == "asked job 7 to save and end: nothing starts run gpt-1 again"
+    assert done.out.splitlines()[0] == "Job 7 is saving and will exit. It will not be requeued."
     assert "slurmddp cancel gpt-1 --now" in done.out
     assert place.run.stop.read_text() == "cancelled by the user\n"
     assert place.calls == []
@@ -123,7 +123,7 @@ def test_what_cannot_save_ends_at_once(
     if began:
         place.started()
     done = cli("cancel", str(place.run.path), *options)
-    assert done.out == "cancelled job 7: nothing starts run gpt-1 again\n"
+    assert done.out == "Cancelled job 7. It will not be requeued.\n"
     assert place.calls == ["scancel --verbose 7"]
     assert not place.run.stop.exists()
     assert place.events("cancel_requested")
@@ -137,7 +137,7 @@ def test_a_job_that_has_ended(place: Place, cli: Cli) -> None:
     place.event("job_ended", attempt=0, exit_code=1)
     assert "state    failed" in cli("status", str(place.run.path)).out
     place.job("7", "COMPLETING")
-    assert "cancelled job 7" in cli("cancel", str(place.run.path)).out
+    assert "Cancelled job 7." in cli("cancel", str(place.run.path)).out
 
 
 def test_of_a_chain_all_jobs(place: Place, cli: Cli) -> None:
@@ -149,8 +149,8 @@ def test_of_a_chain_all_jobs(place: Place, cli: Cli) -> None:
     assert done.code == 2 and "no run '8'" in done.err, "it is not in the index of this home"
     done = cli("cancel", str(place.run.path))
     assert done.out.splitlines()[:2] == [
-        "cancelled job 8",
-        "asked job 7 to save and end: nothing starts run gpt-1 again",
+        "Cancelled job 8.",
+        "Job 7 is saving and will exit. It will not be requeued.",
     ]
     assert place.calls == ["scancel --verbose 8"]
     assert place.run.stop.exists()
@@ -176,7 +176,7 @@ def test_a_step_of_an_allocation(place: Place, cli: Cli) -> None:
     assert refused.code == 2 and "a step of job 7, which is not its own" in refused.err
     assert not place.events("cancel_requested")
     assert (
-        "asked run gpt-1 to save and end; job 7, which is not its own, goes on"
+        "Run gpt-1 is saving and will exit. Job 7, which is not its own, continues."
         in cli("cancel", str(place.run.path)).out
     )
     assert place.run.stop.exists()
@@ -210,13 +210,13 @@ def process(place: Place) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_run_of_this_machine_is_waited_for(place: Place, cli: Cli, process: subprocess.Popen[bytes]) -> None:
     done = cli("cancel", str(place.run.path), "--wait")
     assert done.code == 0, done.err
-    assert done.out.splitlines()[0].startswith(f"asked job local-{process.pid}-")
+    assert done.out.splitlines()[0].startswith(f"Job local-{process.pid}-")
     assert done.out.splitlines()[-1] == "cancelled (by the user, saved, step 5 of 9)"
     assert process.wait() == 0
 
 
 def test_a_run_of_this_machine_ends_at_once(place: Place, cli: Cli, process: subprocess.Popen[bytes]) -> None:
-    assert "cancelled job local-" in cli("cancel", str(place.run.path), "--now").out
+    assert "Cancelled job local-" in cli("cancel", str(place.run.path), "--now").out
     assert process.wait() == -15
     assert not place.run.stop.exists()
 

@@ -266,7 +266,7 @@ def test_render_over_a_file_that_is_no_text(ready: Desk, cli: Cli) -> None:
 
 def test_plan_shows_the_arithmetic(ready: Desk, cli: Cli) -> None:
     out = cli("plan", "job.yaml").out
-    assert "512 = 16 (micro batch) x 4 (accumulation) x 4 (GPUs a node) x 2 (nodes)" in out
+    assert "512 = 16 (micro batch) x 4 (accumulation) x 4 (GPUs per node) x 2 (nodes)" in out
     assert "more accumulation" in out and "more nodes" in out
     assert "more GPUs" not in out  # the partition has no more than four
     assert "16 GPU-hours" in out

@@ -101,11 +101,11 @@ def test_the_ways() -> None:
     found = [(way.change, way.nodes, way.ranks_per_node, way.accumulation) for way in ways(made, layout(2, 2), None, 4)]
     assert found == [
         ("more accumulation", 1, 2, 8),
-        ("more GPUs a node", 2, 4, 2),
+        ("more GPUs per node", 2, 4, 2),
         ("more nodes", 4, 2, 2),
         ("more nodes", 8, 2, 1),
     ]
-    assert not [way for way in ways(made, layout(2, 2), None, 2) if way.change == "more GPUs a node"]
+    assert not [way for way in ways(made, layout(2, 2), None, 2) if way.change == "more GPUs per node"]
     assert [way.ranks_per_node for way in ways(made, layout(2, 2, gpus=0), 2, None)] == [2, 4, 8]
 
 

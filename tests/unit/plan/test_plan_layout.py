@@ -56,8 +56,8 @@ def test_a_partition_that_the_profile_does_not_know(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("resources.gpus_per_node=5", "5 GPUs a node are more than the 4 of partition main of site gpus"),
-        ("resources.cpus_per_node=65", "65 cores a node are more than the 64 of partition main"),
+        ("resources.gpus_per_node=5", "5 GPUs per node are more than the 4 of partition main of site gpus"),
+        ("resources.cpus_per_node=65", "65 cores per node are more than the 64 of partition main"),
         ("resources.mem_per_node=481G", "more than the 480G of partition main"),
         ("resources.time=25h", "1-01:00:00 is above the limit 1-00:00:00 of partition main"),
         ("resources.nodes=65", "65 nodes are more than the 64 that partition main"),
@@ -97,7 +97,7 @@ def test_no_such_note_where_no_node_is_saved(desk: Desk, options: tuple[str, ...
 
 
 def test_gpus_without_a_rank_are_told(desk: Desk) -> None:
-    assert "3 of 4 GPUs a node get no rank" in notes(desk, "resources.ranks_per_node=1")
+    assert "3 of 4 GPUs per node get no rank" in notes(desk, "resources.ranks_per_node=1")
 
 
 def test_an_allocation_bounds_nodes_and_cores(desk: Desk) -> None:
@@ -106,5 +106,5 @@ def test_an_allocation_bounds_nodes_and_cores(desk: Desk) -> None:
     assert (layout.nodes, layout.cpus_per_node, layout.mem_per_node) == (2, 8, None)
     with pytest.raises(UserError, match=r"has 1 node\(s\), the job wants 2"):
         plan_layout(resolved, (1, 8))
-    with pytest.raises(UserError, match="16 cores a node are more than the 8 of the allocation"):
+    with pytest.raises(UserError, match="16 cores per node are more than the 8 of the allocation"):
         plan_layout(desk.resolve(LM_JOB, "resources.cpus_per_node=16"), (2, 8))

@@ -79,8 +79,8 @@ def test_this_machine_is_known(desk: Desk) -> None:
 
 
 def test_limits_hold_as_elsewhere(desk: Desk) -> None:
-    assert "65 cores a node are more than the 64" in refused(desk, LM_JOB, AUTO, "resources.cpus_per_node=65", *BATCH)
-    assert "5 GPUs a node are more than the 4" in refused(desk, LM_JOB, AUTO, "resources.gpus_per_node=5", *BATCH)
+    assert "65 cores per node are more than the 64" in refused(desk, LM_JOB, AUTO, "resources.cpus_per_node=65", *BATCH)
+    assert "5 GPUs per node are more than the 4" in refused(desk, LM_JOB, AUTO, "resources.gpus_per_node=5", *BATCH)
 
 
 def test_an_allocation_is_taken_whole(desk: Desk) -> None:

@@ -100,7 +100,7 @@ def test_the_same_global_batch_on_every_number_of_nodes(desk: Desk) -> None:
     plan = plan_of(resolved, desk.project)
     lines = plan_report(plan, resolved).splitlines()
     assert "nodes               1 to 4, as many as there are, and 1 spare" in lines
-    assert "global batch        64 = 2 (micro batch) x 2 (accumulation) x 4 (GPUs a node) x 4 (nodes)" in lines
+    assert "global batch        64 = 2 (micro batch) x 2 (accumulation) x 4 (GPUs per node) x 4 (nodes)" in lines
     begin = lines.index("the same global batch, where nodes are missing")
     assert lines[begin + 1 : begin + 4] == [
         "  3 nodes x 4 = 12 ranks, accumulation 3, uneven",

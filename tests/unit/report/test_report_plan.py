@@ -75,10 +75,10 @@ def test_ranks_that_only_the_nodes_know(desk: Desk) -> None:
 
 def test_one_machine_and_one_node(desk: Desk) -> None:
     lines = report(desk, LM_JOB.replace("gpus", "here"), "resources.ranks_per_node=2")
-    assert line(lines, "cores a node").startswith("all of this machine, ")
+    assert line(lines, "cores per node").startswith("all of this machine, ")
     options = ("resources.ranks_per_node=2", "train.batch.global=64", "train.batch.micro=4")
     lines = report(desk, LM_JOB.replace("gpus", "here"), *options)
-    assert line(lines, "  more ranks a node   1 node x 4 =").startswith("4 ranks, ")
+    assert line(lines, "  more ranks per node 1 node x 4 =").startswith("4 ranks, ")
 
 
 def test_a_warmup_that_does_not_end(desk: Desk) -> None:

@@ -189,7 +189,7 @@ def requeued(how: str = "requeue", **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("view", "marker", "events", "state", "detail"),
     [
-        ("FAILED", NO_PROGRESS, [], "failed", "no progress, 3 starts in a row ended at step 40, step 40 of 1000"),
+        ("FAILED", NO_PROGRESS, [], "failed", "3 starts in a row ended at step 40, step 40 of 1000"),
         ("COMPLETED", CANCELLED, [], "cancelled", "by the user, saved, step 500 of 1000"),
         ("FAILED", CANCELLED, [], "cancelled", "by the user, saved, step 500 of 1000"),
         ("FAILED", None, [{"event": "cancel_requested"}], "cancelled", ""),
@@ -199,14 +199,14 @@ def requeued(how: str = "requeue", **more: Any) -> dict[str, Any]:
             None,
             [{"event": "cancel_requested"}, attempt_ended("stopped", 0)],
             "cancelled",
-            "by the user, it ended by itself",
+            "by you; exited cleanly",
         ),
         (
             "COMPLETED",
             None,
             [attempt_ended("stopped", 0, cause="cancelled by the user")],
             "cancelled",
-            "by the user, it ended by itself",
+            "by you; exited cleanly",
         ),
         ("COMPLETED", None, [attempt_ended("done", 0)], "done", ""),
         ("FAILED", None, [attempt_ended("failed")], "failed", ""),
