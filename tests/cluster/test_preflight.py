@@ -201,6 +201,20 @@ def test_a_contained_container_trains(alice: Alice, option: str) -> None:
     alice.cluster.wait_for(lambda: not run.processes(), f"nothing is left: {run.processes()}", 10)
 
 
+def test_of_two_nodes_that_do_not_reach_each_other_one_is_excluded(alice: Alice, fresh_cluster: Cluster) -> None:
+    """The head and Slurm reach both. All three together could not train: ranks connect to every other rank."""
+    fresh_cluster.part("node2", "node3")
+    small = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M", "nodes": {"min": 2, "max": 3}}
+    run = alice.submit(alice.job_file("apart", resources=small, train={"steps": 10}))
+    run.wait("done")
+    rows = run.lines("events.jsonl")
+    (excluded,) = (row for row in rows if row["event"] == "node_excluded")
+    assert excluded["excluded"] == "node3"
+    assert excluded["reason"].startswith("preflight: node2 cannot connect to node3 at 10.77.0."), excluded["reason"]
+    (started,) = (row for row in rows if row["event"] == "attempt_started")
+    assert started["nodes"].split() == ["node1", "node2"]
+
+
 @pytest.fixture
 def without_slurmd(fresh_cluster: Cluster) -> Iterator[str]:
     """A node that Slurm takes for idle, and cannot reach."""
