@@ -57,13 +57,14 @@ def start(desk: Desk, *arguments: str, runs: str = "runs", stderr: int = subproc
     options = ["--site", "here", "--set", f"container.python={desk.bin}/ranks", "--set", f"paths.runs={runs}"]
     return subprocess.Popen(
         [sys.executable, *arguments, "run", "train.py", *options], cwd=desk.project, env=desk.environment, text=True,
-        stdout=subprocess.PIPE, stderr=stderr, preexec_fn=own_sigint,
+        stdout=subprocess.PIPE, stderr=stderr, preexec_fn=own_signals,
     )  # fmt: skip
 
 
-def own_sigint() -> None:
-    """A shell's background job, which the tests may be, ignores SIGINT; a user's command does not."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def own_signals() -> None:
+    """The tests may ignore SIGINT (a shell's background job) or SIGHUP (nohup); a user's command does not."""
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_DFL)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
