@@ -43,6 +43,7 @@ def test_lm_learns_the_standard_library(tmp_path: Path) -> None:
     assert f"bits per byte {held_out['bits_per_byte']:.4f}, over {held_out['count']} tokens" in result.stdout
     assert all(line["tokens_per_second"] > 0 for line in run.lines("metrics.jsonl"))
     kinds = [event["event"] for event in run.lines("events.jsonl") if event["rank"] == 0]
+    kinds = [kind for kind in kinds if kind not in ("straggler_begins", "straggler_ends")]  # A busy machine makes them.
     assert kinds[:4] == ["rank_started", "started", "ready", "first_step"]
     # The checkpoint is written while the evaluation runs.
     assert sorted(kinds[4:-2]) == ["checkpoint_saved", "evaluated"]
