@@ -73,7 +73,9 @@ def test_a_dry_run_says_which_address_is_missing(desk: Desk, cli: Cli) -> None:
     assert "target json" not in done.err
 
 
-@pytest.mark.parametrize("site", ["alerts: {from: login}", "internet_on_nodes: false"])
+@pytest.mark.parametrize(
+    "site", ["alerts: {from: login}", pytest.param("internet_on_nodes: false", marks=pytest.mark.long)]
+)
 def test_a_test_goes_out_from_here_where_nodes_cannot(desk: Desk, cli: Cli, site: str) -> None:
     desk.site(f"name: shut\ntitle: t\nbases: [here]\n{site}\n")
     with Receiver() as receiver:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from slurmddp.alerts import secrets
 from slurmddp.errors import UserError
 from slurmddp.plan.model import AlertTarget
 from slurmddp.runs.layout import RunFolder
-from tests.helpers import Desk, refusal
+from tests.helpers import Desk, Result, refusal
+
+Cli = Callable[..., Result]
 
 URL = "https://hooks.example.com/services/T0/B0/abcdefghijkl"
 
@@ -135,12 +138,12 @@ def test_old_ones_are_forgotten_and_no_others(desk: Desk) -> None:
     assert len(list((desk.config / "secrets").iterdir())) == 7
 
 
-def test_no_file_and_no_process_of_a_run_has_the_address(desk: Desk) -> None:
+def test_no_file_and_no_process_of_a_run_has_the_address(desk: Desk, cli: Cli) -> None:
     """A real run on this machine: its own environment, all its files, and what it was made from."""
     desk.write("train.py", "")
     desk.write("job.yaml", "name: gpt\nsite: here\ntrain: {script: train.py}\nalerts: [{to: json, url_env: HOOK}]\n")
     ranks = desk.program("ranks", '#!/bin/bash\ncat /proc/self/environ >"$SLURMDDP_RUN/environment"\n')
-    done = desk.command("run", "job.yaml", "--quiet", "--set", f"container.python={ranks}", HOOK=URL)
+    done = cli("run", "job.yaml", "--quiet", "--set", f"container.python={ranks}", HOOK=URL)
     (folder,) = (desk.project / "runs").iterdir()
     environment = (folder / "environment").read_bytes()
     assert b"SLURMDDP_RUN=" in environment and b"HOOK=" not in environment, done.err
@@ -150,7 +153,7 @@ def test_no_file_and_no_process_of_a_run_has_the_address(desk: Desk) -> None:
         assert b"abcdefghijkl" not in path.read_bytes(), path
 
 
-def test_a_message_holds_no_value_of_environment_from(desk: Desk) -> None:
+def test_a_message_holds_no_value_of_environment_from(desk: Desk, cli: Cli) -> None:
     """A script that fails with its token in the error's text, and an alert that shows the end of its log."""
     desk.write("train.py", "")
     token = "hf_abcdefghijkl$(id)"
@@ -159,20 +162,20 @@ def test_a_message_holds_no_value_of_environment_from(desk: Desk) -> None:
     private(desk, "json", "http://127.0.0.1:9/x\n")
     says = 'echo "ValueError: $HF_TOKEN is not valid"'
     ranks = desk.program("ranks", f"#!/bin/bash\n[[ $1 != -c ]] || exit 0\n{says}\nexit 1\n")
-    desk.command("run", "job.yaml", "--quiet", "--set", f"container.python={ranks}", HF_TOKEN=token)
+    cli("run", "job.yaml", "--quiet", "--set", f"container.python={ranks}", HF_TOKEN=token)
     (run,) = (desk.project / "runs").iterdir()
     assert token in "".join(path.read_text() for path in (run / "logs").rglob("*.log")), "the script printed it"
     bodies = [path.read_text() for path in (run / "alerts" / "spool").glob("*/body")]
     assert bodies and all("is not valid" in body and "hf_abcdefghijkl" not in body for body in bodies), bodies
 
 
-def test_a_refused_submission_leaves_no_address(desk: Desk) -> None:
+def test_a_refused_submission_leaves_no_address(desk: Desk, cli: Cli) -> None:
     desk.write("train.py", "")
     desk.write("job.yaml", "name: gpt\nsite: cores\ntrain: {script: train.py}\nalerts: [{to: json, url_env: HOOK}]\n")
     desk.program("sbatch", "#!/bin/bash\nenv >$HOME/environment\necho 'no such account' >&2\nexit 1\n")
-    done = desk.command("submit", "job.yaml", "--set", "resources.time=10m", HOOK=URL)
+    done = cli("submit", "job.yaml", "--set", "resources.time=10m", HOOK=URL)
     assert done.code == 2 and "no such account" in done.err
     assert "HOOK" not in (desk.home / "environment").read_text()
     assert not list((desk.config / "secrets").iterdir())
-    missing = desk.command("submit", "job.yaml", "--set", "resources.time=10m")
+    missing = cli("submit", "job.yaml", "--set", "resources.time=10m")
     assert missing.code == 2 and "$HOOK" in missing.err and not (desk.project / "runs").exists()

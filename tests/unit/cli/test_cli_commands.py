@@ -374,20 +374,20 @@ def elsewhere(ready: Desk) -> Desk:
     return ready
 
 
-def test_init_where_slurm_is_takes_the_generic_site_and_says_so(elsewhere: Desk) -> None:
+def test_init_where_slurm_is_takes_the_generic_site_and_says_so(elsewhere: Desk, cli: Cli) -> None:
     (elsewhere.project / "job.yaml").unlink()
-    done = elsewhere.command("init")
+    done = cli("init")
     assert (done.code, done.out) == (0, "job.yaml\n"), done.err
     assert "site    generic (no profile matches this host, and sbatch is here)" in done.err
     assert "slurmddp init --site NAME" in done.err
-    planned = elsewhere.command("plan", "job.yaml")
+    planned = cli("plan", "job.yaml")
     assert planned.code == 0 and "any Slurm cluster" in planned.out, planned.err
-    assert not elsewhere.command("submit", "job.yaml", "--dry-run").code
+    assert not cli("submit", "job.yaml", "--dry-run").code
 
 
-def test_init_where_no_slurm_is_takes_this_machine(elsewhere: Desk) -> None:
+def test_init_where_no_slurm_is_takes_this_machine(elsewhere: Desk, cli: Cli) -> None:
     (elsewhere.bin / "sbatch").unlink()
-    done = elsewhere.command("init", "new.yaml", PATH=str(elsewhere.bin))
+    done = cli("init", "new.yaml", PATH=str(elsewhere.bin))
     assert "site    local (no profile matches this host, and sbatch is not here)" in done.err
 
 
@@ -465,7 +465,9 @@ def test_messages_go_to_stderr_and_a_closed_pipe_is_no_traceback(ready: Desk) ->
         (("--help",), ("torch", "rich", "spython", "pydantic", "jinja2", "yaml")),
         (("submit", "--help"), ("torch", "rich", "spython")),
         (("submit", "job.yaml", "--dry-run"), ("torch", "rich", "spython", "numpy")),
-        (("render", "job.yaml", "-o", "out"), ("torch", "rich", "spython", "numpy")),
+        pytest.param(
+            ("render", "job.yaml", "-o", "out"), ("torch", "rich", "spython", "numpy"), marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_command_imports_only_what_it_needs(ready: Desk, arguments: tuple[str, ...], absent: tuple[str, ...]) -> None:
@@ -510,15 +512,11 @@ def test_arguments_behind_the_dashes_go_to_the_resumed_script(ready: Desk, cli: 
     assert refused.code == 2 and "--resume RUN RUN_FOLDER/job.yaml -- ARGS" in refused.err
 
 
-def test_a_run_here_that_fails_ends_with_its_cause(ready: Desk) -> None:
-    options = ["--site", "here", "--set", "setup=['false']"]
-    done = subprocess.run(
-        [sys.executable, "-m", "slurmddp", "run", "train.py", *options],
-        cwd=ready.project, env=ready.environment, capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+def test_a_run_here_that_fails_ends_with_its_cause(ready: Desk, cli: Cli) -> None:
+    done = cli("run", "train.py", "--site", "here", "--set", "setup=['false']")
     run = only_run(ready)
-    assert done.returncode != 0
-    cause, more = done.stderr.splitlines()[-2:]
+    assert done.code != 0
+    cause, more = done.err.splitlines()[-2:]
     assert cause.startswith("failed: ") and "setup line failed with exit code 1: false" in cause
     assert more == f"more: slurmddp status {run.name}"
 

@@ -34,9 +34,9 @@ def ready(desk: Desk) -> Desk:
     return desk
 
 
-def test_the_ranks_get_the_value_and_no_file_has_it(ready: Desk) -> None:
+def test_the_ranks_get_the_value_and_no_file_has_it(ready: Desk, cli: Callable[..., Result]) -> None:
     """A real run on this machine: job.sh, node.sh, and a stand-in for the ranks."""
-    done = ready.command("run", "job.yaml", "--quiet", HF_TOKEN=TOKEN)
+    done = cli("run", "job.yaml", "--quiet", HF_TOKEN=TOKEN)
     assert done.code == 0, done.err
     (run,) = (ready.project / "runs").iterdir()
     own = (ready.home / "ranks.environment").read_bytes().split(b"\0")

@@ -31,7 +31,7 @@ def pip_says(folder: Path, wanted: str) -> list[str]:
             "lightfast 1.0 depends on torch>=2.14, and the base keeps torch==2.13.0, which is built for its CUDA",
         ),
         ("torch==2.14.0", "what was asked for is torch==2.14.0, and the base keeps torch==2.13.0, which is built"),
-        ("nosuchthing", "there is no package nosuchthing for the image's Python"),
+        pytest.param("nosuchthing", "there is no package nosuchthing for the image's Python", marks=pytest.mark.long),
         ("lightfast==9", "there is no package lightfast==9 for"),
     ],
 )

@@ -85,9 +85,8 @@ def test_quote_refuses_nul() -> None:
         quote("a\0b")
 
 
-#: shellcheck takes most of the time here; what these have beyond the others is a line or two.
-ALIKE = {"lm", "nodes", "interface", "exact interface", "no interface", "debug", "caches", "singularity", "script"}
-ALIKE |= {"no snapshot", "auto cores", "own task", "auto", "static", "setup", "alerts"}  # the last four: see "many"
+#: shellcheck takes most of the time here; what these have beyond the others is a line or two, or is in "many", too.
+ALIKE = set(KINDS) - {"many", "elastic", "cores", "here"}
 
 
 @pytest.mark.parametrize(
@@ -135,6 +134,7 @@ COMPUTED = {
     "SECONDS + 10": "when the starts are counted again",
     "restarts_then + uncounted": "starts of this attempt, as torchrun's folders tell",
     "restarts_then + uncounted + 1": "the folder of the next one",
+    "agents_waiting + 1": "nodes whose agents have stopped their ranks, as the events tell",
     "uncounted + 1": "of those starts, which the breaker does not know",
     "2 * longest_save + 30": "how long before the time limit to stop, from the saves of this job",
     "SECONDS - began": "how long the preflight took",
