@@ -134,6 +134,7 @@ COMPUTED = {
     "SECONDS + 10": "when the starts are counted again",
     "restarts_then + uncounted": "starts of this attempt, as torchrun's folders tell",
     "restarts_then + uncounted + 1": "the folder of the next one",
+    "bound + 30": "how long they may take, where a script may still be saving",
     "agents_waiting + 1": "nodes whose agents have stopped their ranks, as the events tell",
     "uncounted + 1": "of those starts, which the breaker does not know",
     "2 * longest_save + 30": "how long before the time limit to stop, from the saves of this job",
