@@ -206,7 +206,7 @@ def test_pending_then_cancelled_before_it_began(alice: Alice) -> None:
     run = alice.submit(alice.job_file("held"), "--set", "resources.sbatch_extra=[--hold]")
     code, status = run.status()
     assert (code, status["state"]) == (3, "pending"), status
-    assert "cancelled" in alice.command("cancel", run.job_id).stdout
+    assert "Cancelled job" in alice.command("cancel", run.job_id).stdout
     run.wait("cancelled")
     assert run.status()[0] == 1
 
