@@ -30,6 +30,16 @@ case "$WISH" in
 esac
 """
 
+#: A script without slurmddp's library: nothing but the agents tells job.sh that its ranks have failed.
+SUMS = """
+import datetime, time, torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10))
+while True:
+    dist.all_reduce(torch.ones(1))
+    print("a sum of all ranks", flush=True)
+    time.sleep(0.5)
+"""
+
 
 @pytest.fixture(scope="module")
 def alice(cluster: Cluster, torch_image: str) -> Alice:
@@ -285,9 +295,8 @@ class TestNodes:
             end(run)
             fresh_cluster.wait_nodes()
 
-    @pytest.mark.parametrize(
-        "nodes", [{"min": 2, "max": 2, "spares": 1}, pytest.param({"min": 1, "max": 2}, marks=pytest.mark.long)]
-    )
+    @pytest.mark.long
+    @pytest.mark.parametrize("nodes", [{"min": 2, "max": 2, "spares": 1}, {"min": 1, "max": 2}], ids=["spare", "range"])
     def test_nodes_that_lose_sight_of_each_other_are_parted(
         self, alice: Alice, fresh_cluster: Cluster, nodes: dict[str, int]
     ) -> None:
@@ -309,6 +318,31 @@ class TestNodes:
             assert again["time"] - run.wait_for_event("hang")["time"] < 55 + 3 * slower
             after = events(run, "attempt_started")[-1]["nodes"].split()
             assert len(set(before) & set(after)) == 1 and len(after) == nodes["min"]
+            assert "the ranks did not start again within" in run.wait_for_event("attempt_ended")["cause"]
+            assert run.wait_for_event("node_excluded")["excluded"] in before
+        finally:
+            end(run)
+
+    def test_nodes_of_an_own_script_that_lose_sight_of_each_other_are_parted(
+        self, alice: Alice, fresh_cluster: Cluster
+    ) -> None:
+        """Slurm reaches both. Nothing tells of the ranks but their agents, which would wait for ten minutes."""
+        fresh_cluster.write("/home/alice/scripts/sums.py", SUMS)
+        small = [word for key, value in ONE_RANK_A_NODE.items() for word in ("--set", f"resources.{key}={value}")]
+        options = ("--site", "testcluster", "--image", alice.image, "--nodes", "2+1", "--time", "10m", *small)
+        run = alice.submit("scripts/sums.py", *options)
+
+        def added(attempt: int) -> bool:
+            logs = run.folder.glob(f"logs/attempt-{attempt:03d}/*.log")
+            return any("a sum of all ranks" in path.read_text() for path in logs)
+
+        try:
+            fresh_cluster.wait_for(lambda: added(0), "the ranks have met", 120)
+            before = run.wait_for_event("attempt_started")["nodes"].split()
+            fresh_cluster.part(*before)
+            fresh_cluster.wait_for(lambda: added(1), "the ranks have met again", 240)
+            after = events(run, "attempt_started")[-1]["nodes"].split()
+            assert len(set(before) & set(after)) == 1 and len(after) == 2
             assert "the ranks did not start again within" in run.wait_for_event("attempt_ended")["cause"]
             assert run.wait_for_event("node_excluded")["excluded"] in before
         finally:
