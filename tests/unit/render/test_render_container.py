@@ -239,6 +239,41 @@ def test_a_setup_line_that_exits_is_named_by_the_preflight(node: Node, code: int
     assert left == [f"setup line exited with code {code}: exit {code}"]
 
 
+#: Stands for sleep: counts the seconds, and after the fifth another node writes a file.
+SLEEP = """#!/bin/bash
+echo "$1" >>"$DUMP.slept"
+mapfile -t slept <"$DUMP.slept"
+((${#slept[@]} != 5)) || : >"$SLURMDDP_LOGS/preflight/$OTHER"
+"""
+
+
+@pytest.mark.parametrize(("other", "seconds"), [("node8.failed", 5), ("node8.ready", 5), ("unrelated", 60)])
+def test_without_a_preflight_a_node_that_fails_waits_for_the_word_of_the_others(
+    node: Node, other: str, seconds: int
+) -> None:
+    """srun would end them before their slower setup lines have failed, too."""
+    node.desk.program("sleep", SLEEP)
+    nodes = ("resources.nodes=2", "train.batch.global=64", "recovery.preflight=false")
+    script = node.script(*nodes, f"setup=['PATH={node.desk.bin}:$PATH', 'false']")
+    done = node.start(script, SLURMDDP_NODES="2", OTHER=other)
+    assert done.returncode == 1 and "setup line failed with exit code 1: false" in done.stderr
+    assert (node.desk.root / "dump.slept").read_text() == "1\n" * seconds
+
+
+def test_without_a_preflight_a_node_tells_the_others_that_its_ranks_can_start(node: Node) -> None:
+    (node.run / "logs/preflight").mkdir()  # by job.sh
+    names = "#!/bin/bash\nprintf 'node7\\nnode8\\n'\n"
+    node.desk.program("scontrol", names)
+    node.desk.program("getent", "#!/bin/bash\necho 10.0.0.8 STREAM node8\n")
+    node.desk.program("ip", "#!/bin/bash\necho 10.0.0.8 dev ib0 src 10.0.0.7\n")
+    node.desk.program(
+        "apptainer", '#!/bin/bash\n[[ "$*" == *agent* ]] || { echo True True 3.12 python3; exit; }\n' + DUMP
+    )
+    nodes = ("resources.nodes=2", "train.batch.global=64", "recovery.preflight=false")
+    node.ranks(node.script(*nodes), SLURMDDP_NODES="2", SLURM_NODEID="0", SLURM_STEP_NODELIST="node[7-8]")
+    assert [path.name for path in (node.run / "logs/preflight").iterdir()] == ["node7.ready"]
+
+
 def test_a_mount_that_is_dead_holds_nothing_up(node: Node) -> None:
     pid = node.desk.root / "pid"
     stat = f'#!/bin/bash\ncase $* in *dead*) echo $$ >>{pid}; exec sleep 600;; esac\nexec /usr/bin/stat "$@"\n'
