@@ -32,7 +32,7 @@ def plan_layout(resolved: Resolved, allocation: tuple[int, int | None] | None = 
     if most and gpus and gpus < most and nodes > 1:
         notes += _fewer_nodes(nodes, gpus, most)
     if cpus is None and resolved.site.scheduler == "slurm" and not wanted.exclusive:
-        text = "the profile does not know how many cores per node has: Slurm may give one; set resources.cpus_per_node"
+        text = "the profile does not know how many cores a node has: Slurm may give one; set resources.cpus_per_node"
         notes.append(Note("warning", text))
     # A step of an allocation gets the allocation's memory where the job itself says nothing.
     mem = None if allocation else partition.mem_per_node and int(partition.mem_per_node * part_of_node)
