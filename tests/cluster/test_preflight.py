@@ -189,6 +189,17 @@ def test_what_fails_on_some_nodes_costs_these_and_what_fails_on_all_the_run(alic
     assert "container.python: there is no python9 in the image" in everywhere.status()[1]["cause"]
 
 
+def test_without_a_preflight_what_fails_on_all_nodes_at_different_times_costs_one_attempt(alice: Alice) -> None:
+    setup = "setup=['[[ $SLURMD_NODENAME == node1 ]] || sleep 6', exit 3]"
+    run = submit_script(alice, 0, 2, "--set", setup, "--set", "recovery.preflight=false")
+    run.wait("failed")
+    rows = run.lines("events.jsonl")
+    assert not [row for row in rows if row["event"] == "node_excluded"]
+    assert [row["cause"] for row in rows if row["event"] == "attempt_ended"] == [
+        "setup line exited with code 3: exit 3"
+    ]
+
+
 @pytest.mark.parametrize("option", [pytest.param("--contain", marks=pytest.mark.long), "--containall"])
 def test_a_contained_container_trains(alice: Alice, option: str) -> None:
     """With a /dev, /tmp and home of its own, and with process ids of its own."""
