@@ -35,16 +35,23 @@ _INHERITED = re.compile(f"(APPTAINER|SINGULARITY)_({'|'.join(INHERITED)})")
 
 # Setup lines need a shell without -e and -u, and must not see our arguments, which scripts that they source would take
 # for their own. $1: where to run (a folder with nothing that Python could import by mistake); $2: how many lines; then
-# the lines; then the command.
+# the lines; then the command. `exit` is a function, or a line that calls `exit 0` would look like a successful export.
 _SHELL = """\
 cd "$1" || exit
 slurmddp_setup=("${@:3:$2}")
 slurmddp_command=("${@:$2 + 3}")
 set --
 if ((${#slurmddp_setup[@]})); then type module >/dev/null 2>&1 || source /etc/profile; fi
+exit() {
+  local code=${1-$?}
+  ((BASH_SUBSHELL == 0)) || builtin exit "$code"
+  echo "setup line exited with code $code: $slurmddp_line"
+  builtin exit 1
+}
 for slurmddp_line in "${slurmddp_setup[@]}"; do
-  eval "$slurmddp_line" || { echo "setup line failed with exit code $?: $slurmddp_line"; exit 1; }
+  eval "$slurmddp_line" || { echo "setup line failed with exit code $?: $slurmddp_line"; builtin exit 1; }
 done
+unset -f exit
 exec "${slurmddp_command[@]}"
 """
 

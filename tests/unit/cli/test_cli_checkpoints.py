@@ -227,12 +227,16 @@ def test_a_python_without_torch(cli: Cli, desk: Desk) -> None:
     assert desk.tree() == before
 
 
-def test_an_environment_that_fails(cli: Cli, desk: Desk) -> None:
-    run = submitted(desk, cli, site="cores", setup='["export A=b", "false"]')
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("false", "setup line failed with exit code 1: false"), ("exit 0", "setup line exited with code 0: exit 0")],
+)
+def test_an_environment_that_fails(cli: Cli, desk: Desk, line: str, said: str) -> None:
+    run = submitted(desk, cli, site="cores", setup=f'["export A=b", "{line}"]')
     (desk.config / "sites" / "cores.yaml").unlink()  # the run folder has the profile as it was
     done = cli("checkpoint", "export", run.id)
     assert done.code == 1
-    assert "setup line failed with exit code 1: false" in done.err
+    assert said in done.err
 
 
 def test_an_image_that_is_gone(cli: Cli, desk: Desk) -> None:
