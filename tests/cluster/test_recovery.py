@@ -295,8 +295,9 @@ class TestNodes:
             end(run)
             fresh_cluster.wait_nodes()
 
-    @pytest.mark.long
-    @pytest.mark.parametrize("nodes", [{"min": 2, "max": 2, "spares": 1}, {"min": 1, "max": 2}], ids=["spare", "range"])
+    @pytest.mark.parametrize(
+        "nodes", [{"min": 2, "max": 2, "spares": 1}, pytest.param({"min": 1, "max": 2}, marks=pytest.mark.long)]
+    )
     def test_nodes_that_lose_sight_of_each_other_are_parted(
         self, alice: Alice, fresh_cluster: Cluster, nodes: dict[str, int]
     ) -> None:
@@ -323,6 +324,7 @@ class TestNodes:
         finally:
             end(run)
 
+    @pytest.mark.long
     def test_nodes_of_an_own_script_that_lose_sight_of_each_other_are_parted(
         self, alice: Alice, fresh_cluster: Cluster
     ) -> None:
