@@ -393,5 +393,7 @@ def test_a_save_that_is_about_to_be_done_is_done_before_the_process_ends(tmp_pat
         _, err = rank.communicate(timeout=60)
     finally:
         rank.kill()
-    assert (rank.returncode, err) == (0, "")
+    assert rank.returncode == 0 and "still being written" not in err, (
+        err
+    )  # torch 2.4 warns there of its own TypedStorage
     assert good(tmp_path) == [1]
