@@ -21,6 +21,8 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 POOL = 3
+#: Seconds until what is waited for counts as hung. Beside `stress-ng --cpu 2`, a test takes several times as long.
+PATIENCE = 400.0
 NO_FSDP2 = ("needs FSDP2, which torch has from version 2.6 on", "cannot import name 'fully_shard'")
 TORCH = tuple(int(part) for part in version("torch").split(".")[:2])
 
@@ -162,7 +164,9 @@ class Ranks:
             theirs.close()
             self._workers.append((process, ours))
 
-    def __call__(self, size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 180) -> list[Any]:
+    def __call__(
+        self, size: int, function: Callable[..., Any], *arguments: Any, timeout: float = PATIENCE
+    ) -> list[Any]:
         """Results of `function(world, *arguments)` on ranks 0..size-1; it lives at a module's top level.
 
         Raises Failed with what each failed rank raised.
@@ -226,7 +230,7 @@ def _serve(pipe: Connection) -> None:
         }
         place = Environment(rank, rank, size, size, 0, f"node{rank}", None)
         try:
-            joined = world.start(place, timeout=30)
+            joined = world.start(place, timeout=120)
             pipe.send((True, function(joined, *arguments)))
         except Exception as error:  # noqa: BLE001 - the test process has to get it, whatever it is
             pipe.send((False, (type(error).__name__, str(error), traceback.format_exc())))
@@ -273,7 +277,7 @@ def _arguments(joined: Any, root: Path, attempt: int, stop_file: Path | None) ->
     return folder, job.load(folder.job), joined, place, events, watch
 
 
-def torchrun(run: Run, size: int, timeout: float = 120, **environment: str) -> "subprocess.CompletedProcess[str]":
+def torchrun(run: Run, size: int, timeout: float = PATIENCE, **environment: str) -> "subprocess.CompletedProcess[str]":
     """A run under the real launcher."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
     command += ["-m", "slurmddp.runtime.train", str(run.root)]

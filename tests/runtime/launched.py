@@ -10,10 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .harness import HERE, ROOT, Run
-
-#: Whatever is waited for in these tests comes, or the test fails.
-PATIENCE = 150.0
+from .harness import HERE, PATIENCE, ROOT, Run
 
 
 def until(condition: Callable[[], Any], what: str) -> None:

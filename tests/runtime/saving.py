@@ -24,7 +24,7 @@ from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.world import World
 
-from .harness import free_port
+from .harness import PATIENCE, free_port
 
 Tensors = dict[str, torch.Tensor]
 
@@ -95,7 +95,7 @@ def gate(ranks: set[int], world: World) -> Iterator[threading.Event]:
 
     def waiting(*arguments: Any) -> Any:
         if world.rank in ranks:
-            assert opened.wait(30)
+            assert opened.wait(PATIENCE)
         return write(*arguments)
 
     with mock.patch.object(shards, "write", waiting):
@@ -129,7 +129,7 @@ def start(size: int, function: Callable[..., None], *arguments: Any) -> list[Bas
     return ranks
 
 
-def end(ranks: list[BaseProcess], timeout: float = 60) -> list[int | None]:
+def end(ranks: list[BaseProcess], timeout: float = PATIENCE) -> list[int | None]:
     """Wait for all of them; their exit codes, None for one that had to be killed."""
     codes: list[int | None] = []
     limit = time.monotonic() + timeout
@@ -145,7 +145,7 @@ def end(ranks: list[BaseProcess], timeout: float = 60) -> list[int | None]:
 def _rank(rank: int, size: int, port: int, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
-    joined = worlds.start(Environment(rank, rank, size, size, 0, f"node{rank}", None), timeout=30)
+    joined = worlds.start(Environment(rank, rank, size, size, 0, f"node{rank}", None), timeout=120)
     function(joined, *arguments)
     sys.stdout.flush()
     os._exit(0)
@@ -224,7 +224,7 @@ def save_first(world: World, root: Path) -> None:
 def leave_while_stuck(rank: int, port: int, root: Path) -> None:
     """Rank 1's disk hangs; rank 0 comes to the end of its program."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
-    world = worlds.start(Environment(rank, rank, 2, 2, 0, f"node{rank}", None), timeout=30)
+    world = worlds.start(Environment(rank, rank, 2, 2, 0, f"node{rank}", None), timeout=120)
     if rank == 1:
         mock.patch.object(shards, "write", lambda *_: threading.Event().wait()).start()
     saving = writer(root, world)
@@ -240,7 +240,7 @@ def leave_while_stuck(rank: int, port: int, root: Path) -> None:
 def leave_while_writing(port: int, root: Path) -> None:
     """Comes to the end of its program while its thread computes with torch, which it does in all saves."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
-    world = worlds.start(Environment(0, 0, 1, 1, 0, "node0", None), timeout=30)
+    world = worlds.start(Environment(0, 0, 1, 1, 0, "node0", None), timeout=120)
     write = shards.write
 
     def slowly(*arguments: Any) -> Any:

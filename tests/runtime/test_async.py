@@ -25,7 +25,7 @@ from slurmddp.runtime.checkpoint.writer import Saved
 from slurmddp.runtime.world import World
 
 from . import saving
-from .harness import HERE, ROOT, Ranks, free_port
+from .harness import HERE, PATIENCE, ROOT, Ranks, free_port
 from .saving import change, copies, data, gate, good, load, make, same, short, writer
 
 
@@ -375,7 +375,7 @@ def test_the_end_of_the_process_waits_for_no_save_that_hangs(tmp_path: Path) -> 
     ranks = [_leaving(f"leave_while_stuck({rank}, {port}, Path({str(tmp_path)!r}))") for rank in range(2)]
     try:
         assert ranks[1].stdout is not None and ranks[1].stdout.readline() == "stuck\n"
-        _, err = ranks[0].communicate(timeout=60)
+        _, err = ranks[0].communicate(timeout=PATIENCE)
         assert ranks[0].returncode == 0, err
         assert "the checkpoint of step 1 was still being written" in err
         assert ranks[1].poll() is None
@@ -390,7 +390,7 @@ def test_a_save_that_is_about_to_be_done_is_done_before_the_process_ends(tmp_pat
     """Else the thread returns from torch to an interpreter that has ended, which aborts the process."""
     rank = _leaving(f"leave_while_writing({free_port()}, Path({str(tmp_path)!r}))")
     try:
-        _, err = rank.communicate(timeout=60)
+        _, err = rank.communicate(timeout=PATIENCE)
     finally:
         rank.kill()
     assert rank.returncode == 0 and "still being written" not in err, (

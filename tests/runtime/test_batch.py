@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurmddp.runtime.data import batch
 
-from .harness import ROOT
+from .harness import PATIENCE, ROOT
 
 sizes = st.integers(1, 300)
 worlds = st.integers(1, 40)
@@ -172,4 +172,4 @@ def test_the_login_side_can_import_it_without_torch() -> None:
     ]
     code = "".join(f"import slurmddp.runtime.{name}\n" for name in names)
     code += "import sys; sys.exit([name for name in ('torch', 'numpy', 'PIL') if name in sys.modules] or 0)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=PATIENCE)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .harness import ROOT, free_port
+from .harness import PATIENCE, ROOT, free_port
 
 TELL = """\
 import json, os, signal, sys
@@ -50,7 +50,7 @@ def tell(script: Path, words: list[bytes], options: list[str], begin: list[str])
         env=variables(SLURMDDP_RUN="/a run"),
         cwd=script.parents[1],
         check=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.stderr == b""
     return json.loads(done.stdout)
@@ -86,7 +86,7 @@ def test_the_end_is_the_scripts_own(tmp_path: Path, body: str, code: int) -> Non
     script.write_text(body)
     runs = [
         subprocess.run(
-            [sys.executable, *begin, str(script)], env=variables(), capture_output=True, check=False, timeout=60
+            [sys.executable, *begin, str(script)], env=variables(), capture_output=True, check=False, timeout=PATIENCE
         )
         for begin in ([], BEGIN)
     ]
@@ -101,7 +101,7 @@ def test_without_a_script_it_says_how_it_is_used() -> None:
 
 def test_a_missing_script_is_pythons_own_message(tmp_path: Path) -> None:
     command = [sys.executable, *BEGIN, str(tmp_path / "none.py")]
-    done = subprocess.run(command, env=variables(), capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=variables(), capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 2 and "can't open file" in done.stderr
 
 
@@ -201,7 +201,7 @@ def test_a_sitecustomize_of_ones_own_is_loaded(tmp_path: Path) -> None:
     runs = [
         subprocess.run(
             [sys.executable, *begin, str(tmp_path / "own.py")], env=variables(PYTHONPATH=path), capture_output=True,
-            text=True, check=True, timeout=60,
+            text=True, check=True, timeout=PATIENCE,
         ).stdout
         for begin in ([], BEGIN)
     ]  # fmt: skip

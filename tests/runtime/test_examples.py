@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from .harness import ROOT
+from .harness import PATIENCE, ROOT
 
 EXAMPLES = ROOT / "examples"
 EPOCHS, STEPS = 4, 167  # ceil(4 * 1000 / 24)
@@ -79,7 +79,7 @@ def start(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -204,6 +204,6 @@ def slurmddp(cwd: Path, *words: str) -> "subprocess.CompletedProcess[str]":
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=150,
+        timeout=PATIENCE,
         check=False,
     )

@@ -22,7 +22,7 @@ from slurmddp.runtime.errors import UserError
 from tests.helpers import Desk
 
 from . import toy
-from .harness import ROOT, Ranks, Run
+from .harness import PATIENCE, ROOT, Ranks, Run
 from .test_layout import flip
 
 Tensors = dict[str, torch.Tensor]
@@ -246,7 +246,7 @@ def test_all_that_a_checkpoint_holds(trained: Callable[[int, int], Run], tmp_pat
 def exported(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "slurmddp.runtime.export", *arguments], cwd=ROOT, capture_output=True, text=True,
-        check=False, timeout=60, **more,
+        check=False, timeout=PATIENCE, **more,
     )  # fmt: skip
 
 
@@ -280,7 +280,7 @@ def test_one_that_is_ended_leaves_nothing(trained: Callable[[int, int], Run], tm
             assert child.poll() is None and time.monotonic() < until
             time.sleep(0.05)
         child.send_signal(signal.SIGTERM)
-        assert child.wait(30) == 128 + signal.SIGTERM
+        assert child.wait(PATIENCE) == 128 + signal.SIGTERM
     finally:
         child.kill()
         child.wait()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runtime.watch import failures
-from tests.runtime.harness import ROOT, Run, torchrun
+from tests.runtime.harness import PATIENCE, ROOT, Run, torchrun
 
 LIMIT = {failures.LIMIT: "3"}
 #: As node.sh sets it: in a store shared with the agent, ranks find the addresses of those from before a restart.
@@ -76,7 +76,7 @@ def begin(run: Path, rank: int) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **LIMIT, "PYTHONPATH": str(ROOT), "RANK": str(rank)}
     environment |= {"SLURMDDP_RUN": str(run), "SLURMDDP_ATTEMPT": "0", failures.FILE: str(run / "progress")}
     command = [sys.executable, "-m", "slurmddp.runtime.begin", str(run / "own.py")]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_a_script_of_ones_own_is_kept_from_starting_a_fourth_time(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from tests.checkpoints import Touch, replace
 from tests.helpers import Desk
 
 from . import toy
-from .harness import ROOT, Failed, Ranks, Run
+from .harness import PATIENCE, ROOT, Failed, Ranks, Run
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_the_export(planted: Callable[[Plant], tuple[Run, Path]], plant: Plant, 
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE,
         )
         assert done.returncode == 2 and done.stdout == ""
         (line,) = done.stderr.splitlines()

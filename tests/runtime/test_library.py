@@ -20,7 +20,7 @@ from slurmddp.runtime import GlobalSampler
 from slurmddp.runtime.checkpoint import layout
 from slurmddp.runtime.errors import UserError
 
-from .harness import ROOT, Failed, Ranks
+from .harness import PATIENCE, ROOT, Failed, Ranks
 
 PIECES = ("sampler", "stopping", "setup", "checkpointer")
 PYTHON = sys.executable
@@ -30,7 +30,7 @@ def script(text: str, cwd: Path, **variables: str) -> "subprocess.CompletedProce
     """A script without torchrun."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     return subprocess.run(
-        [PYTHON, "-c", text], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
+        [PYTHON, "-c", text], cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
 
 

@@ -25,7 +25,7 @@ from slurmddp.runtime.preflight.judge import Report, judge
 from slurmddp.runtime.preflight.pairs import partners
 from slurmddp.runtime.preflight.star import answers_with_name, meet
 
-from .harness import ROOT, free_port
+from .harness import PATIENCE, ROOT, free_port
 
 COMMAND = [sys.executable, "-m", "slurmddp.runtime.preflight"]
 
@@ -80,7 +80,9 @@ class Nodes:
         """Exit code of the head, and the verdict without its warnings of little space. The others must exit 0."""
         changes = changes or {}
         started = {name: self.start(name, **changes.get(name, {})) for name in self.names if name not in absent}
-        ended = {name: (*process.communicate(timeout=60), process.returncode) for name, process in started.items()}
+        ended = {
+            name: (*process.communicate(timeout=PATIENCE), process.returncode) for name, process in started.items()
+        }
         for name, (_, errors, code) in ended.items():
             assert code == 0 or name == self.names[0], f"{name}: {errors}"
         lines = (self.logs / "preflight" / "verdict").read_text().splitlines()
@@ -111,9 +113,9 @@ def test_the_head_may_be_the_last_to_come(three: Nodes) -> None:
     while len(list((three.logs / "preflight").glob("*.token"))) < 2:
         assert all(process.poll() is None for process in first)
     head = three.start("n1")
-    assert head.wait(60) == 0
+    assert head.wait(PATIENCE) == 0
     for process in (*first, head):
-        assert process.communicate(timeout=60)[1] == "" and process.returncode == 0
+        assert process.communicate(timeout=PATIENCE)[1] == "" and process.returncode == 0
 
 
 def test_another_image_or_code_is_named(three: Nodes, tmp_path: Path) -> None:
@@ -293,13 +295,13 @@ def test_the_rendezvous_port_is_taken(three: Nodes) -> None:
     with socket.socket() as taken:
         taken.bind(("", three.port))
         head = three.start("n1")
-        _, errors = head.communicate(timeout=60)
+        _, errors = head.communicate(timeout=PATIENCE)
         assert head.returncode == 1
         assert f"cannot listen on the rendezvous port {three.port}: Address already in use" in errors
     (three.logs / "preflight").mkdir(exist_ok=True)
     (three.logs / "preflight" / "n1.failed").write_text("as node.sh writes then\n")
     other = three.start("n2", SLURMDDP_PREFLIGHT_SECONDS="600")
-    assert "the head n1 failed; see its log" in other.communicate(timeout=60)[0] and other.returncode == 0
+    assert "the head n1 failed; see its log" in other.communicate(timeout=PATIENCE)[0] and other.returncode == 0
     assert [path.name for path in (three.logs / "preflight").iterdir()] == ["n1.failed"]
 
 
@@ -329,7 +331,7 @@ def test_strangers_on_the_port(three: Nodes) -> None:
                 assert stranger.recv(100) == b""
     others.append(three.start("n3"))
     for number, process in enumerate(others):
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
         ignored = [line for line in errors.splitlines() if "a message was ignored, since it is not signed" in line]
         assert process.returncode == 0 and ignored == errors.splitlines()
         assert (len(ignored) >= 4) == (number == 0)
@@ -350,7 +352,7 @@ def test_two_hundred_nodes(tmp_path: Path) -> None:
 
     with contextlib.redirect_stdout(None):
         codes = asyncio.run(others())
-    _, errors = head.communicate(timeout=60)
+    _, errors = head.communicate(timeout=PATIENCE)
     assert set(codes) == {0} and (head.returncode, errors) == (0, "")
     lines = (nodes.logs / "preflight" / "verdict").read_text().splitlines()
     assert [line for line in lines if " warn " not in line] == [f"{name} ok" for name in nodes.names]
@@ -561,7 +563,7 @@ def test_packages_from_their_folders_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["SLURMDDP_NODE", "SLURMDDP_LOGS", "SLURMDDP_PORT", "SLURMDDP_RENDEZVOUS_ID"])
 def test_without_its_variables_it_says_so(three: Nodes, name: str) -> None:
     process = three.start("n1", **{name: ""})
-    assert name in process.communicate(timeout=60)[1] and process.returncode == 1
+    assert name in process.communicate(timeout=PATIENCE)[1] and process.returncode == 1
 
 
 def test_a_finding_is_text() -> None:

@@ -23,7 +23,7 @@ from slurmddp.runtime.agent.signed import SignedBackend, SignedStore
 from slurmddp.runtime.errors import UserError
 from tests import storeclient
 
-from .harness import ROOT, free_port
+from .harness import PATIENCE, ROOT, free_port
 
 ID = "run-1-0"
 SECOND = datetime.timedelta(seconds=5)
@@ -106,7 +106,7 @@ def agents(run: Path) -> Iterator[Any]:
         process.communicate()
 
 
-def output(process: "subprocess.Popen[str]", timeout: float = 90) -> tuple[int, str]:
+def output(process: "subprocess.Popen[str]", timeout: float = PATIENCE) -> tuple[int, str]:
     out, errors = process.communicate(timeout=timeout)
     return process.returncode, out + errors
 

@@ -16,7 +16,7 @@ from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
 
 from . import toy
-from .harness import HERE, ROOT, Ranks, Run
+from .harness import HERE, PATIENCE, ROOT, Ranks, Run
 from .launched import alive, launched, until
 
 TROUBLED = {
@@ -251,6 +251,6 @@ time.sleep(100)
 )
 def test_a_second_sigterm_ends_at_once_and_an_echo_does_not(when: str, said: str, message: str) -> None:
     command = [sys.executable, "-c", SIGTERMS, when]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (result.returncode, result.stdout) == (1, said), result.stderr
     assert result.stderr == f"rank 0 on here: error: {message}\n"

@@ -263,9 +263,11 @@ def _late(slow: bool, group: dist.ProcessGroup, other: int) -> float:
 def test_a_slow_dataset_is_noticed_and_its_end_too(ranks: Ranks, tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     slow.touch()
-    results = ranks(3, _watched, tmp_path, slow, timeout=180)
-    assert timed.texts(results[0]["notices"]) == [(True, "node1", "data"), (False, "node1", "data")]
-    assert results[0]["notices"][0].seconds == pytest.approx(0.03, rel=0.5)
+    results = ranks(3, _watched, tmp_path, slow)
+    # A busy machine may also slow a rank's computing down.
+    notices = [notice for notice in results[0]["notices"] if notice.part == "data"]
+    assert timed.texts(notices) == [(True, "node1", "data"), (False, "node1", "data")]
+    assert notices[0].seconds > 0.015
     assert [result["notices"] for result in results[1:]] == [[], []]
     assert results[0]["means"]["network"] > 0
 
@@ -276,7 +278,7 @@ def test_stop_bursts_are_noticed_and_their_end_too(ranks: Ranks, tmp_path: Path)
     others = [f"pid-{rank}" for rank in (1, 0, 2)]
     with subprocess.Popen([sys.executable, "-c", BURSTS, str(tmp_path), *others]) as stopper:
         try:
-            notices = ranks(3, _watched, tmp_path, None, timeout=180)[0]["notices"]
+            notices = ranks(3, _watched, tmp_path, None)[0]["notices"]
         finally:
             stopper.kill()
             with contextlib.suppress(OSError, ValueError):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import HERE, ROOT, Run, free_port, torchrun
+from .harness import HERE, PATIENCE, ROOT, Run, free_port, torchrun
 
 STDLIB = sysconfig.get_paths()["stdlib"]
 SMALL = {"layers": 2, "heads": 2, "width": 64}
@@ -100,7 +100,7 @@ print("clean end")
     }
     variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": f"{ROOT}:{HERE.parent}"}
     command = [sys.executable, "-c", code, str(run.root)]
-    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.endswith("clean end\n")
     assert run.marker()["state"] == "done"
@@ -108,6 +108,6 @@ print("clean end")
 
 def test_without_torchrun_it_says_so() -> None:
     command = [sys.executable, "-m", "slurmddp.runtime.train", "/nowhere"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 1
     assert result.stderr.startswith("slurmddp: error: RANK is not set: this program is started by torchrun")

@@ -11,7 +11,7 @@ import pytest
 
 from slurmddp.runtime.watch import usererrors
 
-from .harness import ROOT, Run, torchrun
+from .harness import PATIENCE, ROOT, Run, torchrun
 
 STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 RESTARTS = 2
@@ -27,7 +27,7 @@ def launch(run: Path, body: str, size: int = 2) -> "subprocess.CompletedProcess[
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
     command += [f"--max-restarts={RESTARTS}", "-m", "slurmddp.runtime.begin", str(script), "--wrong"]
     variables = {**os.environ, **STORE, "PYTHONPATH": str(ROOT), "SLURMDDP_RUN": str(run), "SLURMDDP_ATTEMPT": "0"}
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=150, check=False)
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def starts(run: Path) -> str:
