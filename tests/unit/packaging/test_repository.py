@@ -1,13 +1,16 @@
-"""Files of the repository that would drift apart unnoticed: the lock, and the tests that the security page names."""
+"""Files of the repository that would drift apart unnoticed: lock, version, hooks, and the paths that pages name."""
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
+from slurmddp import __version__
 from tests.helpers import ROOT
 
 
@@ -43,3 +46,81 @@ def test_every_test_that_the_security_page_names_exists() -> None:
         assert file.is_file(), f"docs/security.md names {path}"
         assert not name or re.search(rf"(def|class) {name}\b", file.read_text()), f"{path}::{name}"
     assert named
+
+
+def test_citation_and_changelog_have_the_version_of_the_package() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == __version__
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## \[(.+?)\]", changelog, re.MULTILINE)
+    assert versions[0] == "Unreleased" and len(versions) == len(set(versions))
+    assert __version__ in versions or f"{__version__} will be the first" in changelog
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
+def test_citation_and_pyproject_say_the_same() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["title"] == project["name"]
+    assert citation["abstract"] == project["description"]
+    assert citation["license"] == project["license"]["text"]
+    assert citation["keywords"] == project["keywords"]
+
+
+def test_the_hooks_of_pre_commit_are_the_checks_of_make_lint() -> None:
+    """Local hooks only: a hook from a repository would need internet."""
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repository["repo"] == "local"
+    assert all(hook["language"] == "system" for hook in repository["hooks"])
+    hooks = {re.sub(r"(\.venv/bin/)| --force-exclude", "", hook["entry"]) for hook in repository["hooks"]}
+    recipe = (ROOT / "Makefile").read_text().split("\nlint:")[1].split("\n\n")[0]
+    checks = {
+        re.sub(r" \.$| --check", "", line) for line in re.findall(r"^\t\$\(BIN\)/(.+?)(?: \.)?$", recipe, re.MULTILINE)
+    }
+    assert hooks == checks | {"shellcheck -x"}
+    assert "shellcheck -x" in recipe
+
+
+def test_every_path_and_name_that_contributing_names_exists() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = set(re.findall(r"`([\w.-]+/[\w./-]*)`", page)) | set(re.findall(r"\]\((?!https:)([^)#]+)\)", page))
+    paths = {path for path in paths if "NAME" not in path}
+    assert len(paths) > 40
+    for path in paths:
+        assert (ROOT / path).exists(), f"CONTRIBUTING.md names {path}"
+        assert (ROOT / path).is_dir() == path.endswith("/") or path == "slurmddp/runtime", path
+    for target in re.findall(r"\bmake ([a-z][a-z-]*)", page):
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"make {target}"
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("SCHEMA", "slurmddp/runtime/job.py"),
+        ("runtime_job", "slurmddp/plan/program.py"),
+        ("plan_stop_lead", "slurmddp/plan/recovery.py"),
+        ("plan_recovery", "slurmddp/plan/recovery.py"),
+        ("requeue", "slurmddp/spec/site.py"),
+        ("REAL", "tests/unit/sites/test_profiles.py"),
+        ("Place", "slurmddp/runtime/preflight/place.py"),
+        ("ALONE", "slurmddp/runtime/preflight/checks/__init__.py"),
+        ("SAME", "slurmddp/runtime/preflight/checks/__init__.py"),
+        ("Injected", "tests/cluster/faults.py"),
+        ("kill_agent", "tests/cluster/faults.py"),
+        ("SCENARIOS", "tests/cluster/proof.py"),
+        ("Scenario", "tests/cluster/proof.py"),
+    ],
+)
+def test_the_names_in_contributing_are_in_the_files_that_it_names(name: str, file: str) -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    assert f"`{name}`" in page and f"`{file}`" in page
+    defined: set[str] = set()
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            defined |= {target.id for target in targets if isinstance(target, ast.Name)}
+    assert name in defined
