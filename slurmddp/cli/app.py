@@ -24,9 +24,9 @@ def main_options(
     version: Annotated[bool, typer.Option("--version", help="Print the version, then exit")] = False,
 ) -> None:
     if version:
-        from slurmddp import __version__
+        from slurmddp.runs.version import version as full_version
 
-        typer.echo(__version__)
+        typer.echo(full_version())
         raise typer.Exit
 
 

@@ -14,6 +14,7 @@ from slurmddp.errors import UserError
 from slurmddp.plan.build import make_plan
 from slurmddp.plan.model import Context, Plan
 from slurmddp.plan.sbatch import missing_settings
+from slurmddp.runs.version import version
 from slurmddp.sites.catalogue import Catalogue, config_files
 from slurmddp.spec.document import is_null, read_file
 from slurmddp.spec.resolve import Resolved, Sources, resolve
@@ -68,7 +69,7 @@ def prepare(request: Request) -> Prepared:
     missing = [] if request.inside else missing_settings(resolved)
     if missing and request.strict:
         raise missing[0]
-    context = Context(cwd, sys.executable, folders, request.inside, allocation, seconds)
+    context = Context(cwd, sys.executable, folders, request.inside, allocation, seconds, version())
     return Prepared(resolved, make_plan(resolved, context), resumed, seconds)
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from slurmddp import __version__
 from slurmddp.errors import UserError
 from slurmddp.launch.prepare import Prepared
 from slurmddp.render.documents import job_json, job_yaml, site_yaml
@@ -48,7 +49,7 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
 
         options = {"base": container.base, "pip": container.pip}
         files["image.def"] = render_definition(
-            read_recipe(container.recipe, options, Path.cwd(), os.environ), prepared.plan.version
+            read_recipe(container.recipe, options, Path.cwd(), os.environ), __version__
         )
     elif prepared.plan.container.runtime != "none":
         say("note: no image.def: neither container.recipe nor container.base says what the image is made from")

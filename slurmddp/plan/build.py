@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from slurmddp import __version__
 from slurmddp.plan.alerts import plan_alerts, plan_deadman, plan_mail
 from slurmddp.plan.batch import plan_batch
 from slurmddp.plan.environment import plan_environment
@@ -47,7 +46,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         name=job.name,
         site=site.name,
         site_title=site.title,
-        version=__version__,
+        version=context.version,
         scheduler=site.scheduler,
         inside=context.inside,
         experimental=site.experimental,

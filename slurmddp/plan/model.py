@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+from slurmddp import __version__
+
 
 class Context(NamedTuple):
     """What a plan needs to know of the moment of submission; everything else comes from the job and the site.
@@ -18,6 +20,7 @@ class Context(NamedTuple):
     inside:      True for `slurmddp run`: the job becomes a step of an allocation that exists.
     allocation:  that allocation's nodes, and the cores that it has on each, where they are known.
     save_seconds: the longest that a checkpoint of those runs took to save, None where nothing is known.
+    version:     of slurmddp, as the scripts name it.
     """
 
     cwd: str
@@ -26,6 +29,7 @@ class Context(NamedTuple):
     inside: bool = False
     allocation: tuple[int, int | None] | None = None
     save_seconds: float | None = None
+    version: str = __version__
 
 
 class Layout(NamedTuple):

@@ -11,12 +11,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slurmddp import __version__
 from slurmddp.errors import UserError
 from slurmddp.runs import git
 from slurmddp.runs.create import write_file
 from slurmddp.runs.files import read_json
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.version import version
 
 SCHEMA = 1
 _HASH_BELOW = 2**30  # bytes: below a GiB a hash takes a second or two, a large image would take a minute
@@ -50,7 +50,7 @@ def build(
         "run": folder.id,
         "name": name,
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "slurmddp": __version__,
+        "slurmddp": version(),
         "python": platform.python_version(),
         "host": platform.node(),
         "user": _user(),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp import __version__
+from slurmddp.runs.version import checkout_commit
 from tests.helpers import ROOT
 
 JOB = "site: local\nresources: {ranks_per_node: 2}\ntrain: {script: train.py}\n"
@@ -64,6 +66,12 @@ def test_it_renders_from_another_folder(installed: Path, tmp_path: Path) -> None
         [str(installed / "python"), "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert all(path.startswith(str(installed.parent)) for path in shown.stdout.split())
+
+
+def test_it_names_the_commit_that_it_was_built_from(installed: Path, tmp_path: Path) -> None:
+    commit = checkout_commit(ROOT)
+    name = f"{__version__}+g{commit}" if commit else __version__
+    assert run(installed, tmp_path, "--version").stdout == f"{name}\n"
 
 
 def test_it_has_the_sites_and_the_recipes(installed: Path, tmp_path: Path) -> None:

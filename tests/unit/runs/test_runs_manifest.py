@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp import __version__
 from slurmddp.errors import UserError
 from slurmddp.runs import manifest
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.version import version
 
 
 def run_git(folder: Path, *arguments: str) -> str:
@@ -38,7 +38,7 @@ def test_build_write_read(tmp_path: Path) -> None:
     assert manifest.read(run) == facts
     assert b"/data/\xff" in run.manifest.read_bytes()
     assert (facts["schema"], facts["run"], facts["name"]) == (1, "gpt-1", "gpt")
-    assert (facts["slurmddp"], facts["site"], facts["resumed_from"]) == (__version__, "local", ["gpt-0"])
+    assert (facts["slurmddp"], facts["site"], facts["resumed_from"]) == (version(), "local", ["gpt-0"])
     assert datetime.fromisoformat(facts["created"]).tzinfo is not None
     assert facts["directory"] == str(Path.cwd())
     assert facts["user"] and facts["host"] and facts["python"]
