@@ -8,7 +8,7 @@ from typing import Any
 
 from slurmddp.errors import UserError
 from slurmddp.plan.model import BatchPlan, BindPlan, ContainerPlan, Context, Layout, Program
-from slurmddp.runtime.job import SCHEMA
+from slurmddp.runtime import schemas
 from slurmddp.spec.expand import begins_open
 from slurmddp.spec.job import Job
 from slurmddp.spec.resolve import Resolved
@@ -156,7 +156,7 @@ def runtime_job(job: Job, batch: BatchPlan, context: Context) -> dict[str, Any]:
     init_from = absolute(train.init_from, context.cwd) if train.init_from else None
     checkpoint = job.checkpoint.model_dump(mode="json")
     return {
-        "schema": SCHEMA,
+        "schema": schemas.JOB,
         "train": {**given, "data": data, "init_from": init_from},
         "parallel": job.parallel.model_dump(mode="json"),
         "batch": {

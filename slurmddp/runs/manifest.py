@@ -17,8 +17,11 @@ from slurmddp.runs.create import write_file
 from slurmddp.runs.files import read_json
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.version import version
+from slurmddp.runtime import schemas
 
 SCHEMA = 1
+#: Versions of the run folder's other files that programs read.
+SCHEMAS = {"job.json": schemas.JOB, "events.jsonl": schemas.EVENTS, "metrics.jsonl": schemas.METRICS}
 _HASH_BELOW = 2**30  # bytes: below a GiB a hash takes a second or two, a large image would take a minute
 _CHUNK = 2**22
 # Apptainer's header (github.com/apptainer/sif, pkg/sif/sif.go, type header): launch string 32 bytes, magic
@@ -47,6 +50,7 @@ def build(
     """
     facts: dict[str, Any] = {
         "schema": SCHEMA,
+        "schemas": SCHEMAS,
         "run": folder.id,
         "name": name,
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -84,13 +88,19 @@ def read(folder: RunFolder) -> dict[str, Any]:
         ) from error
     if not isinstance(facts, dict) or not isinstance(facts.get("schema"), int):
         raise UserError("this is not a manifest of slurmddp", where=str(folder.manifest))
-    if facts["schema"] > SCHEMA:
+    if facts["schema"] > SCHEMA or _newer(facts.get("schemas")):
         raise UserError(
             f"this run was made by a newer slurmddp ({facts.get('slurmddp')})",
             where=str(folder.manifest),
             todo="update slurmddp",
         )
     return facts
+
+
+def _newer(versions: object) -> bool:
+    """Whether a file has a higher version than this slurmddp knows. Runs from before `schemas` name none."""
+    known = versions.items() if isinstance(versions, dict) else ()
+    return any(isinstance(number, int) and number > SCHEMAS.get(name, number) for name, number in known)
 
 
 def git_facts(project: Path) -> dict[str, Any] | None:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from slurmddp.runtime import schemas
 from slurmddp.runtime.errors import UserError
-
-SCHEMA = 2
 
 T = TypeVar("T")
 
@@ -186,9 +185,9 @@ def parse(data: object) -> Job:
     if not isinstance(data, Mapping):
         raise UserError(f"expected an object, found {_kind(data)}")
     schema = data.get("schema")
-    if schema != SCHEMA:
+    if schema != schemas.JOB:
         raise UserError(
-            f"schema is {schema!r}, and this runtime understands {SCHEMA}: the run folder was written by "
+            f"schema is {schema!r}, and this runtime understands {schemas.JOB}: the run folder was written by "
             "another "
             "version of slurmddp. Run it with the code in its own code/ folder, or submit the job again"
         )

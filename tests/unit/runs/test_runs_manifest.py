@@ -39,19 +39,32 @@ def test_build_write_read(tmp_path: Path) -> None:
     assert b"/data/\xff" in run.manifest.read_bytes()
     assert (facts["schema"], facts["run"], facts["name"]) == (1, "gpt-1", "gpt")
     assert (facts["slurmddp"], facts["site"], facts["resumed_from"]) == (version(), "local", ["gpt-0"])
+    assert facts["schemas"] == {"job.json": 2, "events.jsonl": 1, "metrics.jsonl": 1}
     assert datetime.fromisoformat(facts["created"]).tzinfo is not None
     assert facts["directory"] == str(Path.cwd())
     assert facts["user"] and facts["host"] and facts["python"]
     assert facts["git"] is None and facts["image"] is None
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", '{"schema": "x"}', '{"schema": 2, "slurmddp": "9"}'])
+NEWER_EVENTS = '{"schema": 1, "slurmddp": "9", "schemas": {"events.jsonl": 2}}'
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "{", "[]", "{}", '{"schema": "x"}', '{"schema": 2, "slurmddp": "9"}', NEWER_EVENTS]
+)
 def test_damaged(tmp_path: Path, text: "str | None") -> None:
     run = RunFolder(tmp_path)
     if text is not None:
         run.manifest.write_text(text)
     with pytest.raises(UserError, match=r"manifest\.json"):
         manifest.read(run)
+
+
+@pytest.mark.parametrize("versions", ["", ', "schemas": {}', ', "schemas": {"events.jsonl": 1, "a later file": 7}'])
+def test_older_runs_and_files_that_are_not_known_are_read(tmp_path: Path, versions: str) -> None:
+    run = RunFolder(tmp_path)
+    run.manifest.write_text(f'{{"schema": 1, "run": "a"{versions}}}')
+    assert manifest.read(run)["run"] == "a"
 
 
 def test_git(tmp_path: Path) -> None:

@@ -1,0 +1,8 @@
+"""Versions of the files of a run folder that programs read: docs/files.md lists their keys and says when one rises.
+
+manifest.json of each run names them; its own version is in slurmddp/runs/manifest.py. Standard library only.
+"""
+
+JOB = 2
+EVENTS = 1
+METRICS = 1

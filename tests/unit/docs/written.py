@@ -1,0 +1,170 @@
+"""What the code writes into events.jsonl and metrics.jsonl, read from its source: event or line -> keys.
+
+A form of writing that this file does not know fails the test, so that no event is missed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.helpers import ROOT
+
+#: `**x.record()` of an event: the class whose `record` it is.
+RECORDS = {
+    "ready": ("runtime/measure/peak.py", "Utilisation"),
+    "evaluated": ("runtime/evaluation.py", "Evaluation"),
+    "straggler_begins": ("runtime/measure/judging.py", "Notice"),
+    "straggler_ends": ("runtime/measure/judging.py", "Notice"),
+}
+#: Stands for the keys that a task chooses.
+OF_THE_TASK = "TASK"
+
+Function = ast.FunctionDef
+
+
+def tree(path: str) -> ast.Module:
+    return ast.parse((ROOT / "slurmddp" / path).read_text(encoding="utf-8"))
+
+
+def function(path: str, name: str, inside: str | None = None) -> Function:
+    """A function of a file, or a method of a class in it."""
+    place: ast.AST = tree(path)
+    if inside:
+        (place,) = (node for node in ast.walk(place) if isinstance(node, ast.ClassDef) and node.name == inside)
+    (found,) = (node for node in ast.walk(place) if isinstance(node, Function) and node.name == name)
+    return found
+
+
+def keys_of(value: ast.expr, around: Function, event: str = "") -> set[str]:
+    """The keys of a dict as the code writes it: a literal, a name for one, or a record() that returns one."""
+    if isinstance(value, ast.Dict):
+        found: set[str] = set()
+        for key, item in zip(value.keys, value.values, strict=True):
+            if key is None:
+                found |= keys_of(item, around, event)
+            elif isinstance(key, ast.JoinedStr):
+                found.add("UNIT" + "".join(str(part.value) for part in key.values if isinstance(part, ast.Constant)))
+            else:
+                assert isinstance(key, ast.Constant), ast.unparse(value)
+                found.add(str(key.value))
+        return found
+    if isinstance(value, ast.Name):
+        given = [node.value for node in assignments(around, value.id) if node.value is not None]
+        assert given, f"{ast.unparse(value)} in {around.name}"
+        return set[str]().union(*(keys_of(each, around, event) for each in given)) | items_of(around, value.id)
+    if isinstance(value, ast.Call) and ast.unparse(value.func).endswith(".record"):
+        path, name = RECORDS[event]
+        record = function(path, "record", name)
+        (answer,) = (node.value for node in ast.walk(record) if isinstance(node, ast.Return))
+        assert answer is not None
+        return keys_of(answer, record)
+    if ast.unparse(value) == "self.figures":
+        return {OF_THE_TASK}
+    raise AssertionError(f"tests/unit/docs/written.py cannot tell the keys of {ast.unparse(value)} in {around.name}")
+
+
+def assignments(around: Function, name: str) -> Iterator[ast.Assign | ast.AnnAssign]:
+    for node in ast.walk(around):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name) and target.id == name:
+                    yield node
+
+
+def items_of(around: Function, name: str) -> set[str]:
+    """The keys that are added to a dict one by one: `name["key"] = value`. A computed key is the task's."""
+    found = set()
+    for node in ast.walk(around):
+        for target in node.targets if isinstance(node, ast.Assign) else []:
+            if isinstance(target, ast.Subscript) and ast.unparse(target.value) == name:
+                found.add(str(target.slice.value) if isinstance(target.slice, ast.Constant) else OF_THE_TASK)
+    return found
+
+
+def events_of_python(folder: str) -> dict[str, set[str]]:
+    """Event -> its own keys, of all calls below a folder of the package that write one."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "slurmddp" / folder).rglob("*.py")):
+        for around in (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, Function)):
+            for call in (node for node in ast.walk(around) if isinstance(node, ast.Call)):
+                for event in events_of_call(call, around, path):
+                    keys = found.setdefault(event, set())
+                    for keyword in call.keywords:
+                        keys |= {keyword.arg} if keyword.arg else keys_of(keyword.value, around, event)
+    return found
+
+
+def events_of_call(call: ast.Call, around: Function, path: Path) -> list[str]:
+    """The events that a call may write; none for another call."""
+    called = ast.unparse(call.func)
+    if called == "append_event":
+        name = call.args[1]
+    elif re.search(r"(^|\.)(_?events\.write|record)$", called) and call.args:
+        name = call.args[0]
+    else:
+        return []
+    if around.name == "record" and ast.unparse(name) == "event":
+        return []  # it passes on what its caller wrote
+    names = [name.body, name.orelse] if isinstance(name, ast.IfExp) else [name]
+    if all(isinstance(each, ast.Constant) for each in names):
+        return [str(each.value) for each in names if isinstance(each, ast.Constant)]
+    # record() of other things: a stream of a GPU, a run for the index. None of them takes facts by name.
+    assert called.endswith("record") and not call.keywords, f"{path}: {ast.unparse(call)}"
+    return []
+
+
+def events_of_bash() -> dict[str, dict[str, set[str]]]:
+    """Script -> event -> keys, of the templates: `event NAME "..."`, and printf straight into the file."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for path in sorted((ROOT / "templates/sbatch").rglob("*.j2")):
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        script = path.relative_to(ROOT / "templates/sbatch").parts[0].partition(".")[0]
+        lines = [line for line in text.splitlines() if re.search(r'>>"\$(run/events\.jsonl|events)"', line)]
+        for line in lines:
+            written = re.search(r'"event": "(.+?)"', line)
+            assert written, f"{path.name}: {line}"
+            if written[1] != "%s":
+                merge(found, script, written[1], set(re.findall(r'"(\w+)": ', line)) - {"time", "event"})
+        if script in ("alert", "deadman"):
+            continue  # their `event` writes one event, the one of their printf
+        for name, facts in re.findall(r"^\s*event (\S+) (.*)$", text, re.MULTILINE):
+            merge(found, "job", name, set(re.findall(r'\\"(\w+)\\": ', facts)))
+    return found
+
+
+def merge(found: dict[str, dict[str, set[str]]], script: str, event: str, keys: set[str]) -> None:
+    found.setdefault("job" if script == "guard" else script, {}).setdefault(event, set()).update(keys)
+
+
+def metrics() -> tuple[set[str], set[str]]:
+    """The keys of a line of metrics.jsonl, and those below its `seconds`."""
+    log = function("runtime/reporting.py", "_log")
+    (facts,) = assignments(log, "facts")
+    assert isinstance(facts.value, ast.Dict)
+    found = items_of(log, "facts")
+    plain = ast.Dict([], [])
+    for key, value in zip(facts.value.keys, facts.value.values, strict=True):
+        if key is not None:
+            plain.keys.append(key)
+            plain.values.append(value)
+        elif ast.unparse(value) == "outcome.means":
+            found |= keys_of(ast.Name("result"), function("runtime/measure/sums.py", "means")) | {OF_THE_TASK}
+        else:
+            assert "self._utilisation.of(" in ast.unparse(value), ast.unparse(value)
+            found |= keys_of(ast.Name("peaks"), function("runtime/measure/peak.py", "of", "Utilisation"))
+    timing = tree("runtime/measure/timing.py")
+    constants: dict[str, str] = {}
+    for node in timing.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+            assert isinstance(node.value, ast.Tuple)
+            constants |= {
+                ast.unparse(a): ast.literal_eval(b) for a, b in zip(node.targets[0].elts, node.value.elts, strict=True)
+            }
+    (parts,) = (
+        node.value for node in timing.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PARTS"
+    )
+    assert isinstance(parts, ast.Tuple)
+    return found | keys_of(plain, log), {constants[ast.unparse(part)] for part in parts.elts}
