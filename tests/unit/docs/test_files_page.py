@@ -8,6 +8,7 @@ import subprocess
 import types
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -50,6 +51,7 @@ def names(cell: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", cell))
 
 
+@cache
 def events_of_the_code() -> dict[str, dict[str, set[str]]]:
     bash = written.events_of_bash()
     found = {
