@@ -283,9 +283,10 @@ def test_stop_bursts_are_noticed_and_their_end_too(ranks: Ranks, tmp_path: Path)
             stopper.kill()
             with contextlib.suppress(OSError, ValueError):
                 os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGCONT)
-    assert (True, "node1", "compute") in timed.texts(notices)
-    assert (False, "node1", "compute") in timed.texts(notices)
     assert {notice.host for notice in notices} == {"node1"}
+    # "compute", or "network" if chance, or a busy machine, lets most bursts stop the rank while it waits for others.
+    begun, ended = ({notice.part for notice in notices if notice.begins == begins} for begins in (True, False))
+    assert begun == ended and begun
 
 
 def _watched(world: World, folder: Path, slow: Path | None) -> dict[str, object]:
