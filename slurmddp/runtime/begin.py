@@ -8,7 +8,6 @@ start. Without it, ranks whose agent was killed run on as orphans, and hold GPUs
 import ctypes
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,8 +28,7 @@ def tell_start() -> None:
     root, attempt = os.environ.get("SLURMDDP_RUN"), os.environ.get("SLURMDDP_ATTEMPT", "")
     if not root or not attempt.isdecimal() or os.environ.get("RANK") != "0":
         return
-    node = os.environ.get("SLURMDDP_NODE") or socket.gethostname()
-    events = Events(RunFolder(Path(root)).events, attempt=int(attempt), node=node, rank=0)
+    events = Events(RunFolder(Path(root)).events, attempt=int(attempt), node=environment.own_node(), rank=0)
     events.write("rank_started", seconds=round(environment.seconds_since_start(), 3))
 
 

@@ -39,9 +39,14 @@ def read(environ: Mapping[str, str] = os.environ) -> Environment:
         world=_number(environ, "WORLD_SIZE"),
         local_world=_number(environ, "LOCAL_WORLD_SIZE"),
         attempt=_number(environ, "SLURMDDP_ATTEMPT", default="0"),
-        node=environ.get("SLURMDDP_NODE") or socket.gethostname(),
+        node=own_node(environ),
         stop_file=Path(stop_file) if stop_file else None,
     )
+
+
+def own_node(environ: Mapping[str, str] = os.environ) -> str:
+    """Return this node's name, as node.sh gives it; outside of a run, the host's."""
+    return environ.get("SLURMDDP_NODE") or socket.gethostname()
 
 
 def number_start() -> None:

@@ -267,7 +267,7 @@ def test_a_slow_dataset_is_noticed_and_its_end_too(ranks: Ranks, tmp_path: Path)
     # A busy machine may also slow a rank's computing down.
     notices = [notice for notice in results[0]["notices"] if notice.part == "data"]
     assert timed.texts(notices) == [(True, "node1", "data"), (False, "node1", "data")]
-    assert notices[0].seconds > 0.015
+    assert notices[0].seconds == pytest.approx(0.03, rel=0.5)
     assert [result["notices"] for result in results[1:]] == [[], []]
     assert results[0]["means"]["network"] > 0
 
@@ -284,9 +284,8 @@ def test_stop_bursts_are_noticed_and_their_end_too(ranks: Ranks, tmp_path: Path)
             with contextlib.suppress(OSError, ValueError):
                 os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGCONT)
     assert {notice.host for notice in notices} == {"node1"}
-    # "compute", or "network" if chance, or a busy machine, lets most bursts stop the rank while it waits for others.
-    begun, ended = ({notice.part for notice in notices if notice.begins == begins} for begins in (True, False))
-    assert begun == ended and begun
+    assert (True, "node1", "compute") in timed.texts(notices)
+    assert (False, "node1", "compute") in timed.texts(notices)
 
 
 def _watched(world: World, folder: Path, slow: Path | None) -> dict[str, object]:

@@ -34,10 +34,10 @@ class Rows(Dataset[torch.Tensor]):
 
 
 def train(world: World, folder: Path, *, seconds: float, window: float, slow: Path | None = None) -> dict[str, Any]:
-    """Train for so many seconds, or until what began has ended; leaves the rank's pid in `folder`.
+    """Train for so many seconds, or until the host that was slow no longer is; leaves the rank's pid in `folder`.
 
     `slow`: for as long as this file exists, a sample takes 30 ms to read on rank 1. It is removed, and so is `bursts`
-    in `folder`, when a straggler has been noticed.
+    in `folder`, when a slow host has been noticed. Slow links are not what they cause: a probe may only meet a burst.
     """
     (folder / f"pid-{world.rank}").write_text(str(os.getpid()))
     torch.manual_seed(0)
@@ -48,11 +48,11 @@ def train(world: World, folder: Path, *, seconds: float, window: float, slow: Pa
     watch = Stragglers(world, timer, seconds=window)
     hurt = slow if world.rank == 1 else None
     rows = iter(DataLoader(Rows(lambda: 0.03 if hurt is not None and hurt.exists() else 0.0), batch_size=None))
-    until, notices, probes, steps = time.monotonic() + seconds, [], 0, 0
+    until, notices, probes, steps, mended = time.monotonic() + seconds, [], 0, 0, False
     for step in range(1, 10**6):
         timer.begin(step)
         _step(model, optimizer, rows, timer)
-        ended = bool(notices) and not watch.active()
+        ended = mended and not watch.active()
         wishes = torch.tensor([time.monotonic() > until or ended, watch.wants_probe], dtype=torch.float64)
         dist.all_reduce(wishes)
         timer.end()
@@ -61,7 +61,8 @@ def train(world: World, folder: Path, *, seconds: float, window: float, slow: Pa
             probes += 1
             new += watch.probe()[1]
         notices += new
-        if any(notice.begins for notice in new):
+        if any(notice.begins and notice.part != "network" for notice in new):
+            mended = True
             for path in (slow, folder / "bursts"):
                 if path is not None:
                     path.unlink(missing_ok=True)

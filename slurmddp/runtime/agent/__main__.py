@@ -1,7 +1,6 @@
 """torchrun, with the rendezvous backends slurmddp-c10d and slurmddp-static: see the package."""
 
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from torch.distributed.run import main as torchrun
 
 from slurmddp.runtime import signing
 from slurmddp.runtime.agent import handlers
+from slurmddp.runtime.environment import own_node
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
@@ -21,7 +21,7 @@ def main(words: list[str]) -> None:
         if len(words) < 2:
             raise UserError("usage: python -m slurmddp.runtime.agent RUN_FOLDER TORCHRUN_OPTIONS ...")
         attempt = int(os.environ.get("SLURMDDP_ATTEMPT", "0"))
-        events = Events(RunFolder(Path(words[0])).events, attempt=attempt, node=_node(), rank=None)
+        events = Events(RunFolder(Path(words[0])).events, attempt=attempt, node=own_node(), rank=None)
         handlers.register(signing.load(Path(words[0])), events)
         # The handlers open the ranks' store, one for each start: torch must neither open another one nor share the
         # agents', where ranks would meet addresses of the start before.
@@ -29,12 +29,8 @@ def main(words: list[str]) -> None:
         torchrun(words[1:])
     except (UserError, RendezvousStateError, signing.ForgedError) as error:
         # As node.sh says what it met: job.sh and `status` look for such lines.
-        print(f"slurmddp: node {_node()}: {error}", file=sys.stderr)
+        print(f"slurmddp: node {own_node()}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
-
-
-def _node() -> str:
-    return os.environ.get("SLURMDDP_NODE") or socket.gethostname()
 
 
 if __name__ == "__main__":
