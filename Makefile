@@ -92,7 +92,7 @@ forget-reruns:
 	@rm -f build/reruns
 
 unit: $(VENV)/.unit
-	$(BIN)/python -m pytest -q -n $$(nproc) --timeout=300 $(SELECT) tests/unit tests/golden
+	$(BIN)/python -m pytest -q -n $$(($$(nproc) + 1)) --dist worksteal --timeout=300 $(SELECT) tests/unit tests/golden
 
 # Whole programs as real processes: much of their time is waiting.
 programs-test: $(VENV)/.unit

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slurmddp.visible import visible
 from tests.helpers import ROOT, check_bash
-from tests.unit.alerts.conftest import TARGETS, Alerts
+from tests.programs.alerts.conftest import TARGETS, Alerts
 
 HOOK = "https://hooks.example.com/services/T0AAAAAAA/B0BBBBBBB/abcdefghijklmnopqrstuvwx"
 TOPIC = "https://ntfy.example.com/gpt-alerts-x7"

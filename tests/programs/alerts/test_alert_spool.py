@@ -14,7 +14,7 @@ import pytest
 from slurmddp.alerts.spool import deliver, deliver_all
 from slurmddp.runs.layout import RunFolder
 from tests.receiver import Receiver
-from tests.unit.alerts.conftest import Alerts
+from tests.programs.alerts.conftest import Alerts
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from slurmddp.alerts.spool import deliver
 from tests.receiver import Receiver
-from tests.unit.alerts.conftest import TARGETS, Alerts
+from tests.programs.alerts.conftest import TARGETS, Alerts
 
 JSON = "{to: json}"
 

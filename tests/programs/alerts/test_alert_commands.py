@@ -16,7 +16,7 @@ from slurmddp.runs.layout import RunFolder
 from slurmddp.spec.alerts import KINDS
 from tests.helpers import Desk, Result
 from tests.receiver import Receiver
-from tests.unit.alerts.conftest import Alerts
+from tests.programs.alerts.conftest import Alerts
 
 SOME = ("slack", "json")
 Cli = Callable[..., Result]
