@@ -96,7 +96,7 @@ unit: $(VENV)/.unit
 
 # Whole programs as real processes: much of their time is waiting.
 programs-test: $(VENV)/.unit
-	$(BIN)/python -m pytest -q -n $$(($$(nproc) + 1)) --timeout=300 $(SELECT) tests/programs
+	$(BIN)/python -m pytest -q -n $$(($$(nproc) * 2)) --dist worksteal --timeout=300 $(SELECT) tests/programs
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -107,13 +107,13 @@ lint: $(VENV)/.test
 	else echo "shellcheck is not installed, so the scripts were not checked: make system"; test -z "$$SLURMDDP_REQUIRE_CLUSTER"; fi
 
 # Real processes on a busy machine miss a deadline now and then: a test may run once more, and is named at the end.
-# Half of the time is waiting, so two go on at once: tests/cluster on a cluster of its own each, a file at a time.
+# Much of the time is waiting, so two or three go on at once: tests/cluster on a cluster of its own each, a file at a time.
 # Nothing may hang for ever: --timeout is far beyond what the slowest test takes, with its fixtures (a second try has none).
 runtime-test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=900 $(SELECT) tests/runtime
 
 cluster-test: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=1800 $(SELECT) tests/cluster
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=1800 $(SELECT) tests/cluster
 
 # The lowest versions that pyproject.toml allows, with torch 2.4 (3 GB with its CUDA packages), and the newest of today.
 # uv looks for Pythons in PATH, and may download one; it does not look into pyenv's folders.
@@ -135,8 +135,8 @@ $(VENV)/.uv: $(VENV)/.made
 	touch $@
 
 versions-test: .venv-lowest/.made .venv-newest/.made
-	.venv-newest/bin/python -m pytest -q -n 3 --timeout=300 tests/unit tests/golden tests/programs
-	.venv-lowest/bin/python -m pytest -q -n 3 --timeout=300 tests/unit tests/golden tests/programs
+	.venv-newest/bin/python -m pytest -q -n 3 --dist worksteal --timeout=300 tests/unit tests/golden tests/programs
+	.venv-lowest/bin/python -m pytest -q -n 3 --dist worksteal --timeout=300 tests/unit tests/golden tests/programs
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q -n 2 --dist worksteal --reruns 1 --timeout=900 tests/runtime
 
 # --- the test cluster, for people (root only; see tests/cluster/README.md)

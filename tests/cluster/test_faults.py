@@ -79,7 +79,7 @@ def parameter(scenario: Scenario) -> Any:
     return pytest.param(scenario, id=scenario.name.replace(" ", "-"), marks=[pytest.mark.long] if scenario.long else [])
 
 
-@pytest.mark.parametrize("scenario", map(parameter, SCENARIOS))
+@pytest.mark.parametrize("scenario", [parameter(scenario) for scenario in SCENARIOS])
 def test_a_run_survives(player: Player, scenario: Scenario) -> None:
     print(f"SLURMDDP_FAULTS_SEED={SEED}")
     outcome = player.outcome(scenario)
