@@ -18,6 +18,8 @@ from slurmddp.sites.catalogue import Catalogue
 from slurmddp.spec.resolve import Resolved, Sources, resolve
 
 ROOT = Path(__file__).resolve().parents[1]
+#: The functions of job.sh and node.sh, and what runs beside them: the same for every job.
+SHELL = ROOT / "slurmddp" / "shell"
 
 #: A cluster with GPUs; most tests that need Slurm run on it.
 GPU_SITE = """\
@@ -165,6 +167,14 @@ class Desk:
         return found
 
 
+def make_code(run: Path) -> None:
+    """What the scripts of a run folder need of its code/: the runtime's folder, and the shell functions."""
+    code = run / "code" / "slurmddp"
+    (code / "runtime").mkdir(parents=True, exist_ok=True)
+    if not (code / "shell").exists():
+        (code / "shell").symlink_to(SHELL)
+
+
 def plan_of(resolved: Resolved, cwd: Path | str, *, inside: bool = False) -> Plan:
     return make_plan(resolved, Context(str(cwd), "/usr/bin/python3", (), inside))
 
@@ -195,7 +205,7 @@ def check_bash(script: str, name: str, folder: Path) -> None:
     """bash parses it, and shellcheck (where it is there) finds nothing."""
     path = folder / name
     path.write_text(script, encoding="utf-8")
-    for command in (["bash", "-n", str(path)], ["shellcheck", "-x", str(path)]):
+    for command in (["bash", "-n", str(path)], ["shellcheck", "-x", "-P", str(SHELL), str(path)]):
         if command[0] == "shellcheck" and not has("shellcheck"):
             continue
         done = subprocess.run(command, capture_output=True, text=True, check=False)

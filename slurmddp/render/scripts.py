@@ -5,10 +5,6 @@ from __future__ import annotations
 from slurmddp.plan.model import Plan, Variable
 from slurmddp.plan.program import INHERITED
 from slurmddp.render.engine import render
-from slurmddp.slurm.base import KEPT, LEAKING
-
-#: For the job that a job submits to go on in its place.
-_ENVIRONMENT = {"leaking": LEAKING, "kept": sorted(KEPT)}
 
 
 def job_script(plan: Plan) -> str:
@@ -22,21 +18,16 @@ def job_script(plan: Plan) -> str:
     # Steps of our own job may lie over each other: one that still ends holds up nothing, and the guard is always there.
     # With it, Slurm would give each node of a step that asks for all GPUs the same number of them.
     overlap = [] if plan.inside or counts_gpus else ["--overlap"]
+    cpus = [f"--cpus-per-task={plan.layout.cpus_per_node}"] if plan.layout.cpus_per_node else []
     return render(
         "sbatch/job.sh.j2",
         plan=plan,
         slurm=plan.scheduler == "slurm",
         preflight=_preflight(plan),
-        step_options=[*overlap, *step],
+        step_options=[*cpus, *overlap, *step],
         counts_gpus=counts_gpus,
         guarded=_guarded(plan),
-        **_ENVIRONMENT,
     )
-
-
-def guard_script(plan: Plan) -> str | None:
-    """guard.sh: brings back a job whose job.sh was killed, or lost with its node; None where no job is our own."""
-    return render("sbatch/guard.sh.j2", plan=plan, slurm=True, **_ENVIRONMENT) if _guarded(plan) else None
 
 
 def _guarded(plan: Plan) -> bool:
@@ -83,11 +74,6 @@ def alert_script(plan: Plan) -> str | None:
 def deadman_script(plan: Plan) -> str | None:
     """deadman.sh: looks at how the job ended and alerts where no trap could; None where the site has no such job."""
     return render("sbatch/deadman.sh.j2", plan=plan) if plan.deadman else None
-
-
-def sweep_script(plan: Plan) -> str:
-    """sweep.sh: cleans up on each node once an attempt has ended."""
-    return render("sbatch/sweep.sh.j2", plan=plan, prefix=plan.container.environment_prefix)
 
 
 def _value(variables: list[Variable], name: str) -> str:

@@ -70,12 +70,15 @@ def _mode(source: os.stat_result, parent: Path) -> int:
 
 
 def copy_runtime(destination: Path, package: Path | None = None) -> None:
-    """Copy slurmddp/__init__.py and slurmddp/runtime/**/*.py, as installed, to `destination` (code/slurmddp).
+    """Copy slurmddp/__init__.py, runtime/**/*.py and shell/**/*.sh, as installed, to `destination` (code/slurmddp).
+
+    The nodes and job.sh run nothing of slurmddp but this copy.
 
     package: another package folder than the one that runs. Raises OSError.
     """
     package = package or Path(__file__).resolve().parent.parent
-    for source in (package / "__init__.py", *sorted((package / "runtime").rglob("*.py"))):
+    machinery = sorted((package / "shell").rglob("*.sh"))
+    for source in (package / "__init__.py", *sorted((package / "runtime").rglob("*.py")), *machinery):
         target = destination / source.relative_to(package)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_file(target, source.read_bytes())

@@ -21,7 +21,7 @@ from slurmddp.errors import UserError
 from slurmddp.plan.model import Plan
 from slurmddp.render.documents import job_json
 from slurmddp.render.scripts import job_script, node_script
-from tests.helpers import Desk, check_bash, has, yaml_of
+from tests.helpers import Desk, check_bash, has, make_code, yaml_of
 
 DUMP = """#!/bin/bash
 printf '%s\\0' "$0" "$@" > "$DUMP.argv"
@@ -83,7 +83,7 @@ class Stage:
             self.desk.program(name, text)
         self.run = self.desk.root / "run"
         (self.run / "logs").mkdir(parents=True)
-        (self.run / "code/slurmddp/runtime").mkdir(parents=True)
+        make_code(self.run)
         self.dump = self.desk.root / "dump"
 
     def plan(self, job: dict[str, Any], *, inside: bool = False) -> Plan | None:

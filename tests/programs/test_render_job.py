@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from slurmddp.render.scripts import job_script, node_script
-from tests.helpers import LM_JOB, Desk
+from tests.helpers import LM_JOB, SHELL, Desk, make_code
 
 #: The ranks: they run until the stop file appears or SIGTERM comes, for 20 s at most. The other steps succeed at once.
 SRUN = """#!/bin/bash
@@ -67,8 +67,11 @@ class Job:
         self.count += 1
         self.run = self.desk.root / f"run{self.count}"
         (self.run / "logs").mkdir(parents=True)
-        (self.run / "code/slurmddp/runtime").mkdir(parents=True)
-        for name, text in (("job.sh", self.text), ("node.sh", self.node), ("sweep.sh", SRUN)):
+        make_code(self.run)
+        shell = self.run / "code" / "slurmddp" / "shell"
+        shell.unlink()
+        shutil.copytree(SHELL, shell)
+        for name, text in (("job.sh", self.text), ("node.sh", self.node), (shell / "sweep.sh", SRUN)):
             (self.run / name).write_text(text)
 
     def finish(self, **variables: str) -> None:
@@ -130,7 +133,8 @@ def test_a_cancel_of_a_job_that_has_just_begun_is_kept(job: Job, later: int) -> 
 @pytest.mark.parametrize("command", range(1, 16, 2))
 def test_a_cancel_while_an_older_stop_file_is_taken_away(job: Job, command: int) -> None:
     """Of a job that Slurm has started again: its earlier start has said job_started."""
-    assert "train" not in job.go(f"((commands == {command}))", CANCEL, before="time limit")
+    taken = f'{{{{ ((begun)) || [[ "$BASH_COMMAND" == forget_stop* ]]; }}}} && ((++begun == {command}))'
+    assert "train" not in job.go(taken, CANCEL, before="time limit")
     assert job.end == ("stopped", "cancelled by the user")
 
 
@@ -168,6 +172,31 @@ def test_what_is_asked_to_stop_early_does_not_start_its_ranks(
         assert job.end == ("stopped" if site == "here" and decision == "requeue" else decision, cause), command
         assert "late" not in steps
     assert early >= (3 if site == "gpus" else 1)
+
+
+@pytest.mark.parametrize("gone", ["", "watch.sh", "requeue/requeue.sh"])
+def test_a_run_folder_without_the_functions_fails_with_a_message_and_an_alert(job: Job, gone: str) -> None:
+    """All of them, or one: a purge of the file system deletes what nobody has read for long."""
+    job.begin()
+    shell = job.run / "code" / "slurmddp" / "shell"
+    shutil.rmtree(shell) if not gone else (shell / gone).unlink()
+    (job.run / "alert.sh").write_text('printf "%s|" "$@" >"${0%/*}/told"\n')
+    job.finish()
+    assert job.done.returncode == 1
+    assert (
+        f"job.sh: the run's copy of the code is {'incomplete' if gone else 'gone'}, {shell}: was the" in job.done.stderr
+    )
+    assert (job.run / "told").read_text().startswith("failed|failed|the run's copy of the code is ")
+    assert not (job.run / "events.jsonl").exists() and not (job.run / "steps").exists()
+
+
+def test_an_old_bash_is_refused(job: Job) -> None:
+    """BASH_VERSINFO is read-only, so the comparison is what the test changes."""
+    assert job.text.count(">= 404))") == 1
+    job.text = job.text.replace(">= 404))", ">= 9904))")
+    job.begin()
+    job.finish()
+    assert job.done.returncode == 1 and "is too old: 4.4 or newer is needed" in job.done.stderr
 
 
 def test_sigterm_during_the_preflight(job: Job) -> None:

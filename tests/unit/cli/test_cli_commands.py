@@ -235,12 +235,13 @@ def test_the_resolved_job_can_be_submitted_as_it_stands(ready: Desk, cli: Cli) -
 def test_render_writes_all_files(ready: Desk, cli: Cli) -> None:
     done = cli("render", "job.yaml", "-o", "out", "--set", "container.base=25.04")
     assert done.code == 0, done.err
-    names = {"job.sh", "node.sh", "guard.sh", "sweep.sh", "job.yaml", "job.json", "site.yaml", "image.def"}
+    names = {"job.sh", "node.sh", "job.yaml", "job.json", "site.yaml", "image.def"}
     # The code and the key beside them are for clusters without Slurm (`plan --per-node`).
     assert {path.name for path in (ready.project / "out").iterdir()} == {*names, "code", "rendezvous.key"}
     key = ready.project / "out/rendezvous.key"
     assert key.stat().st_mode & 0o777 == 0o600 and key.read_text().strip() not in done.out
     assert (ready.project / "out/code/slurmddp/runtime/train.py").is_file()
+    assert (ready.project / "out/code/slurmddp/shell/guard.sh").is_file()
     assert {Path(line).name for line in done.out.splitlines()} == names
     assert (ready.project / "out" / "job.sh").read_text() == cli("submit", "job.yaml", "--dry-run").out
     assert cli("render", "job.yaml", "-o", "out", "--set", "container.base=25.04").code == 0

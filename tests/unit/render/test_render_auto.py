@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.helpers import LM_JOB, Desk
+from tests.helpers import LM_JOB, Desk, make_code
 
 AUTO = "resources.ranks_per_node=auto"
 BATCH = ("train.batch.global=64", "train.batch.micro=4")
@@ -19,7 +19,7 @@ def started(desk: Desk, script: str, *arguments: str, **variables: str) -> subpr
     """One of the scripts, run by bash; what it starts leaves its arguments and environment in the file dump."""
     run = desk.root / "run"
     (run / "logs").mkdir(parents=True, exist_ok=True)
-    (run / "code/slurmddp/runtime").mkdir(parents=True, exist_ok=True)
+    make_code(run)
     path = desk.write("script.sh", script)
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here", "SLURMD_NODENAME": "here"}
     ours = dict.fromkeys(("SLURMDDP_ATTEMPT", "SLURMDDP_PORT", "SLURMDDP_RENDEZVOUS_ID", "SLURMDDP_NODES"), "61000")
@@ -100,6 +100,9 @@ def test_a_job_without_gpus_ends_at_once(desk: Desk, found: str) -> None:
 
 
 def test_a_step_of_an_allocation_takes_all_of_it(desk: Desk) -> None:
+    desk.program("srun", DUMP)
+    desk.program("scontrol", "#!/bin/bash\ncase $2 in hostnames) echo here;; *) echo 'JOB_GRES=gpu:3';; esac\n")
     job, _ = desk.scripts(LM_JOB, AUTO, *BATCH, "resources.mem_per_node=3G", inside=True)
-    assert '--gpus="$gpus"' in job and "--mem=3072M" in job
-    assert "--exact" not in job and "--gpus-per-node" not in job
+    assert started(desk, job, str(desk.root / "run")).returncode == 0
+    assert {"--gpus=3", "--mem=3072M"} <= set(dump(desk))
+    assert not [text for text in dump(desk) if text.startswith(("--exact", "--gpus-per-node"))]

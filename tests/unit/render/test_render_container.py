@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.render.scripts import node_script
-from tests.helpers import LM_JOB, SIF, Desk, check_bash, has
+from tests.helpers import LM_JOB, SIF, Desk, check_bash, has, make_code
 
 DUMP = '#!/bin/bash\nprintf "%s\\0" "$@" >"$DUMP.argv"\ncat /proc/self/environ >"$DUMP.env"\n'
 RUNTIMES = ["apptainer", "singularity"]
@@ -29,7 +29,7 @@ class Node:
         self.desk = desk
         self.run = desk.root / "run"
         (self.run / "logs").mkdir(parents=True)
-        (self.run / "code/slurmddp/runtime").mkdir(parents=True)
+        make_code(self.run)
         for name in RUNTIMES:
             desk.program(name, DUMP)
 

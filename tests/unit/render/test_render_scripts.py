@@ -16,10 +16,10 @@ from slurmddp.assets import asset_folder
 from slurmddp.render.documents import job_json, job_yaml, site_yaml
 from slurmddp.render.engine import environment, quote
 from slurmddp.render.per_node import node_commands
-from slurmddp.render.scripts import guard_script, job_script, node_script
+from slurmddp.render.scripts import job_script, node_script
 from slurmddp.spec.job import Job
 from slurmddp.spec.site import Site
-from tests.helpers import LM_JOB, Desk, check_bash, has, plan_of
+from tests.helpers import LM_JOB, SHELL, Desk, check_bash, has, plan_of
 
 SCRIPT_JOB = "name: own\nsite: gpus\ntrain: {script: src/train.py, args: [--lr, 3e-4, 'a b']}\n"
 KINDS = {
@@ -97,10 +97,8 @@ def test_bash_and_shellcheck_have_nothing_to_say(desk: Desk, kind: str, tmp_path
     job, options = KINDS[kind]
     for name, text in zip(("job.sh", "node.sh"), desk.scripts(job, *options), strict=True):
         check_bash(text, name, tmp_path)
-    guard = guard_script(desk.plan(job, *options))
-    assert (guard is None) == (kind == "here")
-    if guard is not None:
-        check_bash(guard, "guard.sh", tmp_path)
+    guarded = "\nguarded=yes " in desk.scripts(job, *options)[0]
+    assert guarded == (kind != "here")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,8 +112,28 @@ def test_scripts_read_well(desk: Desk, kind: str) -> None:
         assert not [line for line in text.splitlines() if line != line.rstrip()]
 
 
-def test_templates_hide_no_finding() -> None:
-    for path in asset_folder("templates").rglob("*.sh.j2"):
+@pytest.mark.skipif(not has("shellcheck"), reason="shellcheck is not installed")
+@pytest.mark.parametrize("kind", ["lm", "here"])
+def test_shellcheck_has_nothing_to_say_on_the_functions_of_job_sh(desk: Desk, kind: str, tmp_path: Path) -> None:
+    """All that job.sh sources, with the values that job.sh assigns: -a also reports what it finds there."""
+    path = tmp_path / "job.sh"
+    path.write_text(desk.scripts(*KINDS[kind][:1])[0])
+    done = subprocess.run(["shellcheck", "-x", "-a", "-P", SHELL, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(not has("shellcheck"), reason="shellcheck is not installed")
+def test_shellcheck_has_nothing_to_say_on_what_runs_by_itself() -> None:
+    scripts = [path for path in SHELL.rglob("*.sh") if path.read_text().startswith("#!/bin/bash\n")]
+    assert {path.name for path in scripts} >= {"guard.sh", "sweep.sh"}
+    done = subprocess.run(
+        ["shellcheck", "-x", "-a", "-P", SHELL, *scripts], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_templates_and_functions_hide_no_finding() -> None:
+    for path in (*asset_folder("templates").rglob("*.sh.j2"), *SHELL.rglob("*.sh")):
         assert "shellcheck" not in path.read_text().replace("# shellcheck shell=bash", ""), path
 
 
@@ -183,7 +201,7 @@ def test_4096_nodes_are_the_same_text_as_2(desk: Desk) -> None:
     ):
         normal = [
             re.sub(
-                r"((?<=nodes=)|(?<=>= )|(?<=:0:))(2|4096)\b|\b(2|4096)(?= node)",
+                r"((?<=nodes=)|(?<=nodes_max=)|(?<=nodes_min=))(2|4096)\b|\b(2|4096)(?= node)",
                 "N",
                 text,
             )

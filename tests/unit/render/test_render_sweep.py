@@ -17,14 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.render.scripts import sweep_script
-from tests.helpers import GPU_SITE, LM_JOB, Desk, check_bash
+from tests.helpers import SHELL
 
-KINDS = {
-    "apptainer": (LM_JOB, ()),
-    "here": (LM_JOB.replace("gpus", "here"), ()),
-    "node folder": (LM_JOB, ("paths.node=/tmp/my disk's",)),
-}
 #: Says that it runs, and then waits: for good, however often its standard streams are closed.
 WAIT = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(3600)"
 #: The same with a child that has nothing in its environment, as after `env -i`.
@@ -47,12 +41,6 @@ time.sleep(3600)
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_script_is_clean(desk: Desk, kind: str, tmp_path: Path) -> None:
-    job, options = KINDS[kind]
-    check_bash(sweep_script(desk.plan(job, *options)), "sweep.sh", tmp_path)
-
-
 @dataclass
 class Node:
     """One host with a run folder, and the processes of this test."""
@@ -68,7 +56,8 @@ class Node:
     @property
     def variables(self) -> dict[str, str]:
         plain = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "TORCHELASTIC"))}
-        return {**plain, "SLURM_JOB_ID": "77", "SLURMD_NODENAME": "node7"}
+        folder = str(self.root / "disk")
+        return {**plain, "SLURM_JOB_ID": "77", "SLURMD_NODENAME": "node7", "SLURMDDP_NODE_FOLDER": folder}
 
     def start(self, *words: str, code: str = WAIT, drop: tuple[str, ...] = (), **more: str) -> subprocess.Popen[str]:
         """A process with these variables, as far as its first line."""
@@ -126,12 +115,11 @@ def found(lines: list[str], kind: str) -> set[str]:
 
 
 @pytest.fixture
-def node(desk: Desk, tmp_path: Path) -> Iterator[Node]:
+def node(tmp_path: Path) -> Iterator[Node]:
     (tmp_path / "run" / "logs").mkdir(parents=True)
     (tmp_path / "disk").mkdir()
     script = tmp_path / "run" / "sweep.sh"
-    desk.site(GPU_SITE.replace("title:", "gpu_vendor: amd\ntitle:"))  # Only there are caches on the node's own disk
-    script.write_text(sweep_script(desk.plan(LM_JOB, f"paths.node={tmp_path / 'disk'}")))
+    shutil.copy(SHELL / "sweep.sh", script)
     unique = secrets.token_hex(4)
     here = Node(tmp_path, script, f"gpt-{unique}-77-0", f"gpt-{unique}-77-1")
     try:
@@ -232,7 +220,8 @@ time.sleep(3600)
 
 
 def test_the_guard_of_the_run_and_its_children_stay(node: Node) -> None:
-    guard = node.root / "run" / "guard.sh"
+    guard = node.root / "run" / "code" / "slurmddp" / "shell" / "guard.sh"
+    guard.parent.mkdir(parents=True)
     guard.write_text('echo; "$@" & wait\n')
     code = f"import os; os.execvp('bash', ['bash', {str(guard)!r}, 'sleep', '3600'])"
     process = node.rank(node.own, code=code)

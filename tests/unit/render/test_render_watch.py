@@ -1,4 +1,4 @@
-"""What job.sh makes of an attempt that leads nowhere, on real bash: its parts, with a sleep in place of srun."""
+"""What job.sh makes of an attempt that leads nowhere, on real bash: its functions, with a sleep in place of srun."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import LM_JOB, Desk
-
-SCRIPT_JOB = "name: own\nsite: gpus\ntrain: {script: src/train.py}\n"
+from tests.helpers import SHELL, Desk
 
 STUBS = """
 set -uo pipefail
@@ -22,6 +20,8 @@ cause_text() { echo "$1"; }
 plain() { head -n 1; }
 json() { printf '"%s"' "$1"; }
 marker() { echo "$run/marker"; }
+scheduler=slurm
+stop_lead=
 attempt=0
 slurm_state=RUNNING
 chosen=(node1 node2)
@@ -35,18 +35,15 @@ kill -0 "$child" 2>/dev/null && echo alive && kill "$child"
 
 
 class Stage:
-    """A run folder with the logs of an attempt, and job.sh's part that looks at it."""
+    """A run folder with the logs of an attempt, and job.sh's functions that look at it."""
 
-    def __init__(self, desk: Desk, job: str = LM_JOB) -> None:
+    def __init__(self, desk: Desk, own_script: str = "") -> None:
         self.run = desk.root / "run"
         self.logs = self.run / "logs"
         self.logs.mkdir(parents=True)
-        self.text, _ = desk.scripts(job, "resources.nodes=2")
+        self.own_script = own_script
         self.events = self.run / "events.jsonl"
         self.events.touch()
-
-    def part(self, begin: str, end: str) -> str:
-        return begin + self.text.split(begin, 1)[1].split(end, 1)[0]
 
     def starts(self, node: str, count: int) -> None:
         """torchrun's folders of so many starts on a node."""
@@ -59,10 +56,9 @@ class Stage:
         return f"echo '{told}' >>{self.events}"
 
     def bash(self, *lines: str) -> str:
-        variables = f"run={self.run}; logs={self.logs}; exec {{events}}<{self.events}"
-        watch = self.part("# --- what is looked at every 2 s", "# --- why an attempt failed")
-        decide = self.part("# True where a SIGTERM reached", "decide_after_failure()")
-        text = "\n".join([STUBS, variables, watch, decide, "new_attempt", *lines, END])
+        variables = f"run={self.run}; logs={self.logs}; own_script={self.own_script}; exec {{events}}<{self.events}"
+        functions = [f"source {SHELL}/{name}.sh" for name in ("watch", "decide")]
+        text = "\n".join([STUBS, variables, *functions, "new_attempt", *lines, END])
         done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=30)
         assert not done.stderr.replace("Terminated", "").strip().startswith("bash:"), done.stderr
         return done.stdout
@@ -101,7 +97,7 @@ def test_ranks_that_start_again_late_are_waited_for_as_long_the_next_time(stage:
 @pytest.mark.parametrize(("stopped", "bound"), [(1, 55), (2, 25)])
 def test_ranks_of_an_own_script_that_do_not_start_again_end_the_attempt(desk: Desk, stopped: int, bound: int) -> None:
     """The script reports nothing; the agents report that its ranks are gone. Others may still save: 30 s more."""
-    stage = Stage(desk, SCRIPT_JOB)
+    stage = Stage(desk, own_script="yes")
     began = ["SECONDS=0; new_attempt; SECONDS=20", stage.event("rank_started"), "read_events"]
     failed = ["SECONDS=90", stage.event("ranks_stopped"), "read_events; expect_restart", "SECONDS=100"]
     failed += [stage.event("ranks_stopped")] * (stopped - 1) + ["read_events; expect_restart"]
@@ -114,7 +110,7 @@ def test_ranks_of_an_own_script_that_do_not_start_again_end_the_attempt(desk: De
 
 def test_ranks_of_an_own_script_that_start_again_go_on(desk: Desk) -> None:
     """The agents of the start before are not counted again."""
-    stage = Stage(desk, SCRIPT_JOB)
+    stage = Stage(desk, own_script="yes")
     stopped, started = stage.event("ranks_stopped"), stage.event("rank_started")
     again = ["SECONDS=0; new_attempt; SECONDS=20", started, "SECONDS=100", stopped, stopped, started, "read_events"]
     assert stage.bash(*again, "SECONDS=300; expect_restart") == "alive\n"

@@ -375,6 +375,7 @@ def test_code_hash(project: Path) -> None:
 
 def test_runtime(tmp_path: Path) -> None:
     package = make(tmp_path / "slurmddp", "__init__.py", "errors.py", "cli/app.py", "runtime/__init__.py")
+    make(package, "shell/node.sh", "shell/requeue/chain.sh", "shell/README.md")
     make(package, "runtime/train.py", "runtime/tasks/lm.py", "runtime/__pycache__/train.pyc", "runtime/x.txt")
     copy_runtime(tmp_path / "code" / "slurmddp", package)
     copied = sorted(str(path.relative_to(tmp_path / "code")) for path in (tmp_path / "code").rglob("*.*"))
@@ -383,6 +384,8 @@ def test_runtime(tmp_path: Path) -> None:
         "slurmddp/runtime/__init__.py",
         "slurmddp/runtime/tasks/lm.py",
         "slurmddp/runtime/train.py",
+        "slurmddp/shell/node.sh",
+        "slurmddp/shell/requeue/chain.sh",
     ]
 
 

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # --- before the ranks start: can these nodes train? Those that cannot are excluded. False where this attempt is over.
 check_nodes() {
   local node line verdict="$logs/preflight/verdict" missed=() bad=() user_errors=0 began=$SECONDS
@@ -51,7 +52,7 @@ ask_nodes() {
   local try
   for try in 1 2; do
     choose_port "${chosen[0]}"
-    bound=(timeout --kill-after=5 {{ plan.join_timeout }})
+    within=(timeout --kill-after=5 "$join_timeout")
     together=0 SLURMDDP_STEP=preflight SLURMDDP_PREFLIGHT_NODES="${chosen[*]}" \
       on_nodes "$logs/preflight/%N.log" bash "$run/node.sh"
     child=

@@ -1,28 +1,34 @@
 #!/bin/bash
-# {{ plan.name }}: brings the job back into the queue where job.sh cannot. Started by job.sh {% if plan.elastic %}on every node{% else %}on its own node{% endif %}, beside the training.
+# Brings the job back into the queue where job.sh cannot. Started by job.sh beside the training, on its own node or, for a
+# job that may lose nodes, on every node.
 # - Something kills job.sh (SIGKILL, as where the node is out of memory): Slurm ends the job, and none of job.sh's traps run.
-{% if plan.elastic %}
-# - The node of job.sh is lost: Slurm lets the job live on without it (--no-kill), an allocation that nobody uses.
-{% endif %}
+# - The node of job.sh is lost: Slurm lets a job that may lose nodes live on without it (--no-kill), an allocation that
+#   nobody uses.
+#
+# Usage: guard.sh REQUEUE_POLICY BREAKER ELASTIC, as job.sh assigns them
 set -uo pipefail
 
+requeue_policy=$1
+breaker=$2
+elastic=$3
 run=$SLURMDDP_RUN
+shell=$run/code/slurmddp/shell
 host=$SLURMD_NODENAME
 job_id=$SLURM_JOB_ID
 slurm_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 slurm_job=${slurm_job:-$job_id}
 attempt=$SLURMDDP_ATTEMPT # the newest that this node has seen
-{% if plan.elastic or plan.recovery.requeue != "none" %}
 excluded=()
-{% endif %}
 trap 'script_was_killed || exit 0; bring_back; exit 0' TERM
 trap 'exit 0' INT
 
-{% include "sbatch/job/tell.sh.j2" %}
-
-{% include "sbatch/job/breaker.sh.j2" %}
-
-{% include "sbatch/job/requeue.sh.j2" %}
+source "$shell/tell.sh" || exit
+source "$shell/breaker.sh" || exit
+case $requeue_policy in
+  requeue) source "$shell/requeue/requeue.sh" || exit ;;
+  chain) source "$shell/requeue/chain.sh" || exit ;;
+  *) source "$shell/requeue/none.sh" || exit ;;
+esac
 
 # The newest attempt that has a log folder, which may be newer than this script
 newest_attempt() {
@@ -54,7 +60,7 @@ bring_back() {
         decision=cancelled
       elif no_progress; then
         decision=failed
-        why+="; no progress in {{ plan.recovery.no_progress }} starts"
+        why+="; no progress in $breaker starts"
       fi
       ;;
   esac
@@ -67,7 +73,6 @@ bring_back() {
   settle_alerts 4
 }
 
-{% if plan.elastic %}
 # True once job.sh's heartbeat has stood still for 20 s of this node's own clock
 seen=
 since=$SECONDS
@@ -104,11 +109,10 @@ orphaned() {
   excluded=("$batch_host")
 }
 
-{% endif %}
 while :; do
   sleep 5 &
   wait $! # a trap waits for a command in the foreground
-{% if plan.elastic %}
+  [[ -n "$elastic" ]] || continue
   silent || continue
   orphaned || continue
   # One node is enough: the others wait for it, and act where it does not.
@@ -117,14 +121,12 @@ while :; do
   say "node ${excluded[0]}, where the job's script ran, is lost: bringing the job back"
   event node_excluded "\"excluded\": $(json "${excluded[0]}"), \"reason\": \"Slurm has lost it, and the job's script with it\""
   if requeue "node ${excluded[0]}, where the job's script ran, is lost"; then
-{% if plan.recovery.requeue == "chain" %}
-    scancel "$slurm_job" # its successor waits for its end, and nothing else ends it
-{% endif %}
+    # Its successor waits for its end, and nothing else ends it.
+    [[ "$requeue_policy" != chain ]] || scancel "$slurm_job"
     settle_alerts 8
     exit 0
   fi
   alert failed failed "node ${excluded[0]}, where the job's script ran, is lost" "the job is cancelled: it cannot be brought back"
   settle_alerts 8
   scancel "$slurm_job"
-{% endif %}
 done

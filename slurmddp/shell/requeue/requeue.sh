@@ -1,3 +1,5 @@
+# shellcheck shell=bash
+# --- back into the queue by `scontrol requeue`: the run goes on in a new attempt, on other nodes where these are bad
 # Slurm holds a requeued job back for two minutes. Its owner may end that, but not before the job's last process has
 # ended: so a process does it that has left the job. (Where cgroups track processes, it is ended with the others, and the
 # next command on the login node does it.) Nodes that are not to be used are kept out of the next start in the same way;
@@ -35,4 +37,37 @@ for ((seconds = 0; seconds < 180; seconds++)); do
 done
 END
   )
+}
+
+# True where Slurm has put the job back since this script began
+in_the_queue() {
+  [[ "$(timeout 5 scontrol show job "$slurm_job" -o 2>/dev/null)" =~ \ Restarts=([0-9]+) ]] &&
+    ((BASH_REMATCH[1] > ${SLURM_RESTART_COUNT:-0}))
+}
+
+# Usage: requeue REASON. False where Slurm refuses.
+requeue() {
+  trap '' TERM INT USR2 # Slurm sends SIGTERM to all of the job as soon as it is requeued
+  local answer tries
+  if [[ "$1" == "node failure" ]] || { [[ "$1" == preemption ]] &&
+    [[ "$(timeout 5 scontrol show partition "$SLURM_JOB_PARTITION" -o)" == *PreemptMode=*REQUEUE* ]]; }; then
+    was_requeued "$1" # or will be, when this script ends: asked for as well, it would be requeued twice
+    return
+  fi
+  release_hold
+  for ((tries = 1; ; tries++)); do
+    # What this script ignores, timeout makes its child heed: scontrol, killed before it has the answer, would look refused.
+    answer=$(timeout --signal=KILL 10 bash -c "trap '' TERM; exec scontrol requeue $slurm_job" 2>&1) && break
+    ! in_the_queue || break # the answer was lost
+    say "Slurm does not requeue the job: $answer"
+    [[ "$answer" == *"contact slurm controller"* ]] && ((tries < 8)) || return 1 # it may just be starting again
+    sleep 5
+  done
+  is_requeued "$1" "$job_id"
+}
+
+# Somebody else has put the job back
+was_requeued() {
+  release_hold
+  is_requeued "$1" "$job_id"
 }

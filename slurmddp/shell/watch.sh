@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # --- what is looked at every 2 s, while anything runs on the nodes
 starts=0       # of the ranks, in this job
 noted=         # what the ranks of the newest start said of their end: RANK NODE TEXT
@@ -24,9 +25,7 @@ look_around() {
   read_events
   expect_restart
   count_starts
-{% if plan.stop_lead %}
-  watch_clock
-{% endif %}
+  [[ -z "$stop_lead" ]] || watch_clock
   # A marker says that this attempt is over: ranks that do not see it (a script that waits for a rank 0 that has ended)
   # are ended.
   if [[ -z "$marker_seen" && -e "$(marker)" ]]; then
@@ -49,10 +48,8 @@ abandon() {
 # other, agents wait for minutes. The next attempt begins with a check of the nodes.
 expect_restart() {
   local bound=$((longest_start + 5)) # a first start takes longer: with containers, agents and cold caches
-{% if plan.program.script %}
-  # A script may save after a SIGTERM: torchrun waits 30 s for each node's ranks before it kills them.
-  ((agents_waiting >= ${#chosen[@]})) || bound=$((bound + 30))
-{% endif %}
+  # An own script may save after a SIGTERM: torchrun waits 30 s for each node's ranks before it kills them.
+  [[ -z "$own_script" ]] || ((agents_waiting >= ${#chosen[@]})) || bound=$((bound + 30))
   [[ -n "$start_failed" && ! -e "$(marker)" ]] && ((starts > 0 && SECONDS - starting_since > bound)) || return 0
   abandon "the ranks did not start again within $bound s"
   starting_since=$SECONDS # again, if it is still there then
@@ -129,16 +126,14 @@ note() {
   fi
   [[ -n "$noted" && ! "$noted" =~ $consequence ]] || noted=$(plain <<<"$rank $node $text")
 }
-{% if plan.stop_lead %}
 
 # The ranks are told in time to save once more, however long that has come to take.
 end_time=${SLURM_JOB_END_TIME:-}
 watch_clock() {
   local lead=$((2 * longest_save + 30))
-  ((lead > {{ plan.stop_lead }})) || lead={{ plan.stop_lead }}
+  ((lead > stop_lead)) || lead=$stop_lead
   [[ -n "$end_time" && ! -e "$run/stop" ]] && ((end_time - now < lead)) || return 0
   # An operator may have given the job more time.
   [[ ! "$(timeout 5 scontrol show job "$slurm_job" -o 2>/dev/null)" =~ \ EndTime=([^ ]+) ]] || end_time=$(date -d "${BASH_REMATCH[1]}" +%s)
   ((end_time - now >= lead)) || ask_to_stop "time limit"
 }
-{% endif %}

@@ -1,28 +1,10 @@
+# shellcheck shell=bash
 # --- signals: they say how the job ends, and the record of it is written however it does
-child=        # what runs on the nodes now
 ending=       # why the job is ended from outside: cancelled, time limit, preemption, node failure, requeued
 back=         # whether it comes back after that
 signal=
 slurm_state=
 slurm_reason=
-{% if slurm %}
-restarts=${SLURM_RESTART_COUNT:-0}
-preempted_at=
-node_list=$SLURM_JOB_NODELIST
-
-# What Slurm says of this job now; where it does not answer, what it said last
-ask_slurm() {
-  local report began
-  report=$(timeout 5 scontrol show job "$slurm_job" -o 2>/dev/null)
-  [[ "$report" =~ \ StartTime=([0-9][^ ]*) ]] && began=${BASH_REMATCH[1]}
-  [[ ! "$report" =~ JobState=([A-Z_]+) ]] || slurm_state=${BASH_REMATCH[1]}
-  [[ ! "$report" =~ Reason=([A-Za-z_]+) ]] || slurm_reason=${BASH_REMATCH[1]}
-  [[ ! "$report" =~ \ Restarts=([0-9]+) ]] || restarts=${BASH_REMATCH[1]}
-  # Slurm keeps the time of a preemption that was before this start
-  [[ ! "$report" =~ \ PreemptTime=([0-9][^ ]*) || "${BASH_REMATCH[1]}" < "${began:-}" ]] || preempted_at=${BASH_REMATCH[1]}
-  [[ ! "$report" =~ \ NodeList=([A-Za-z0-9][^ ]*) ]] || node_list=${BASH_REMATCH[1]}
-}
-{% endif %}
 
 # The ranks see the file, save and exit. The first reason stays: -C keeps one that a cancel writes in this moment.
 # Usage: ask_to_stop REASON
@@ -36,39 +18,20 @@ ask_to_stop() {
 # True where nothing may start on the nodes any more
 must_end() { [[ -n "$ending" || -e "$run/stop" ]]; }
 
-{% if slurm %}
 # USR2 comes ahead of the time limit and, where the site says so, of a preemption.
 warned() {
   ask_slurm
   if [[ -z "$preempted_at" ]]; then ask_to_stop "time limit"; else ask_to_stop preemption; fi
 }
 
-{% endif %}
 # The last word of a job that is not to go on. Usage: stopped_for_good WHY
 stopped_for_good() { alert stopping stopped "$1" "nothing restarts it; slurmddp submit --resume goes on"; }
 
 terminated() {
   signal=$1
   export SLURMDDP_ALERT_BUDGET=4 # seconds: what Slurm's KillWait leaves, at the least
-{% if slurm %}
-  # scancel, the time limit, a preemption and a requeue send the same signal; only Slurm knows which of them it was.
-  ask_slurm
-  if ((restarts > ${SLURM_RESTART_COUNT:-0})); then
-    ending=requeued
-  elif [[ "$slurm_reason" == TimeLimit ]]; then
-    ending="time limit"
-  elif [[ -n "$preempted_at" ]]; then
-    ending=preemption
-  elif [[ "$slurm_state" == NODE_FAIL* || "$slurm_reason" == NodeDown ]]; then
-    ending="node failure"
-  else
-    ending=cancelled
-  fi
-{% else %}
-  slurm_state=CANCELLED
-  ending=cancelled
-{% endif %}
-  say "SIG$signal: $ending{% if slurm %} (Slurm: $slurm_state, $slurm_reason){% endif %}"
+  find_reason # of the scheduler's file: sets `ending`
+  say "SIG$signal: $ending${slurm_reason:+ (Slurm: $slurm_state, $slurm_reason)}"
   ask_to_stop "SIG$signal"
   [[ -z "$child" ]] || kill -TERM "$child" 2>/dev/null
   # Slurm waits for some seconds only (KillWait): what brings the job back has to be done at once, and what is told.
@@ -79,12 +42,6 @@ terminated() {
   esac
   [[ -n "$back" ]] || stopped_for_good "$ending (SIG$signal)"
 }
-
-trap 'terminated TERM' TERM
-trap 'terminated INT' INT
-{% if slurm %}
-trap warned USR2
-{% endif %}
 
 # Wait for the child, and look around meanwhile. Returns the child's exit code. bash runs a trap between two commands
 # only, so nothing here takes long.

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # --- what is told: lines in job.log, events for programs, alerts for people
 say() { printf '%(%F %T)T job.sh: %s\n' -1 "$*"; }
 
@@ -20,10 +21,11 @@ json() {
 # One line of valid UTF-8, for the first line of any bytes
 plain() { head -n 1 | head -c 400 | tr -d '\000-\037\177' | iconv -c -f UTF-8 -t UTF-8; }
 
-{% if plan.alerts %}
-# A message to people, in the background: nothing waits for a server. Usage: alert KIND STATE CAUSE NEXT
+# A message to people, in the background: nothing waits for a server. A run without alert targets has no alert.sh.
+# Usage: alert KIND STATE CAUSE NEXT
 alerts=()
 alert() {
+  [[ -e "$run/alert.sh" ]] || return 0
   (
     trap '' TERM INT USR2 # Slurm sends them to all of this script's processes, and this one has to get through
     exec bash "$run/alert.sh" "$@" </dev/null >/dev/null
@@ -43,7 +45,10 @@ settle_alerts() {
     sleep 0.2
   done
 }
-{% else %}
-alert() { :; }
-settle_alerts() { :; }
-{% endif %}
+
+# The job is back in the queue: a line, an event, an alert. Usage: is_requeued REASON NEXT_JOB
+is_requeued() {
+  say "back in the queue, as job $2: $1"
+  event requeued "\"how\": \"$requeue_policy\", \"reason\": $(json "$1"), \"next_job\": \"$2\""
+  alert requeued requeued "$1" "job $2 waits in the queue, and resumes"
+}

@@ -1,9 +1,9 @@
 #!/bin/bash
-# {{ plan.name }}: what runs on each node once an attempt has ended. It ends the processes that the attempt left there,
+# What runs on each node once an attempt has ended. It ends the processes that the attempt left there,
 # removes its shared memory and its folder on the node's own disk, and writes what it found to logs/.../sweep/NODE.
 #
 # SLURMDDP_SWEEP: the rendezvous id of the attempt; SLURMDDP_RUN, SLURMDDP_LOGS: as in its steps; SLURMDDP_STARTED: when
-# it began, in seconds since 1970. Other attempts, runs and jobs of the same user may be on this node: what is not
+# it began, in seconds since 1970; SLURMDDP_NODE_FOLDER: paths.node. Other attempts, runs and jobs of the same user may be on this node: what is not
 # certainly the attempt's stays.
 set -uo pipefail
 export LC_ALL=C
@@ -11,12 +11,10 @@ export LC_ALL=C
 attempt=${SLURMDDP_SWEEP:?names the attempt to clean up after: its rendezvous id}
 run=${SLURMDDP_RUN:?the run folder}
 logs=${SLURMDDP_LOGS:?the folder of the logs of the attempt}
+node_folder=${SLURMDDP_NODE_FOLDER:?a folder on the disk of the node}
 job=${SLURM_JOB_ID:-}
-{% if plan.scheduler == "slurm" %}
 host=${SLURMD_NODENAME:-$HOSTNAME}
-{% else %}
-host=$HOSTNAME
-{% endif %}
+[[ "${SLURMDDP_SCHEDULER:-slurm}" == slurm ]] || host=$HOSTNAME
 
 # --- processes
 declare -A parent=() mine=() name=() session=() started_at=() # by process id; `parent` has all users'
@@ -65,11 +63,9 @@ read_environment() {
   for line in "${lines[@]}"; do
     case $line in
     SLURMDDP_RENDEZVOUS_ID=*) id=${line#*=} ;;
-{% if prefix %}
-    {{ prefix }}SLURMDDP_RENDEZVOUS_ID=*) id=${id:-${line#*=}} ;;
-{% endif %}
+    APPTAINERENV_SLURMDDP_RENDEZVOUS_ID=* | SINGULARITYENV_SLURMDDP_RENDEZVOUS_ID=*) id=${id:-${line#*=}} ;;
     TORCHELASTIC_RUN_ID="$attempt") id=${id:-$attempt} ranks=1 ;;
-    SLURMDDP_NODE=*{% if prefix %} | {{ prefix }}SLURMDDP_NODE=*{% endif %} | SLURMDDP_STEP=*) ranks=1 ;;
+    SLURMDDP_NODE=* | APPTAINERENV_SLURMDDP_NODE=* | SINGULARITYENV_SLURMDDP_NODE=* | SLURMDDP_STEP=*) ranks=1 ;;
     SLURM_JOB_ID=*) of_job=${line#*=} ;;
     SLURMDDP_SWEEP=*) sweeps=1 ;;
     esac
@@ -95,7 +91,7 @@ shielded() {
     ((at != $$)) || return 0
     if [[ -n "${mine[$at]:-}" ]] && mapfile -d '' -t words 2>/dev/null <"/proc/$at/cmdline"; then
       for word in "${words[@]:0:3}"; do
-        [[ "$word" != "$run/guard.sh" ]] || return 0
+        [[ "$word" != "$run/code/slurmddp/shell/guard.sh" ]] || return 0
       done
     fi
     at=${parent[$at]}
@@ -124,7 +120,8 @@ find_doomed() {
   while IFS= read -r file; do
     pid=${file//[!0-9]/}
     [[ -n "${mine[$pid]:-}" ]] && belongs "$pid" && ! shielded "$pid" && doom "$pid"
-  done < <(grep -lzsxF -e "SLURMDDP_RENDEZVOUS_ID=$attempt" -e "TORCHELASTIC_RUN_ID=$attempt"{% if prefix %} -e "{{ prefix }}SLURMDDP_RENDEZVOUS_ID=$attempt"{% endif %} /proc/[0-9]*/environ)
+  done < <(grep -lzsxF -e "SLURMDDP_RENDEZVOUS_ID=$attempt" -e "APPTAINERENV_SLURMDDP_RENDEZVOUS_ID=$attempt" \
+    -e "SINGULARITYENV_SLURMDDP_RENDEZVOUS_ID=$attempt" -e "TORCHELASTIC_RUN_ID=$attempt" /proc/[0-9]*/environ)
   for pid in "${!mine[@]}"; do
     is_orphaned_mount "$pid" && ! shielded "$pid" && doom "$pid"
   done
@@ -273,7 +270,7 @@ if ((${#segments[@]} + ${#of_system_v[@]} > 0)); then
   remove_segments "${segments[@]}"
   remove_system_v "${of_system_v[@]}"
 fi
-scratch={{ plan.node_folder | quote }}/slurmddp-"$UID"
+scratch=$node_folder/slurmddp-$UID
 if [[ -d "$scratch" && ! -L "$scratch" && -O "$scratch" ]]; then
   rm -rf --one-file-system -- "${scratch:?}/$attempt" # /tmp and home of a contained container
 fi

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # --- nodes: those of the allocation that are left, and those of them that train
 nodes=()    # that may be used
 chosen=()   # that train in this attempt
@@ -6,10 +7,12 @@ suspects=() # their agent was killed, or Slurm did not reach them: used again on
 
 # The words that are not in a list, one a line. Usage: without "LIST" WORD...
 without() {
-  local list=" $1 " word
+  local -A listed=()
+  local word
+  for word in $1; do listed[$word]=1; done
   shift
   for word in "$@"; do
-    [[ "$list" == *" $word "* ]] || printf '%s\n' "$word"
+    [[ -n "${listed[$word]:-}" ]] || printf '%s\n' "$word"
   done
 }
 
@@ -29,7 +32,7 @@ exclude() {
 list_nodes() {
   local before=("${nodes[@]}") lost=()
   ask_slurm
-  mapfile -t nodes < <(scontrol show hostnames "$node_list")
+  mapfile -t nodes < <(allocated_nodes)
   mapfile -t lost < <(without "${nodes[*]}" "${before[@]}")
   ((${#lost[@]} == 0)) || exclude "Slurm has lost it" "${lost[@]}"
   mapfile -t nodes < <(without "${excluded[*]}" "${nodes[@]}")
@@ -46,7 +49,7 @@ unreached() {
 # The first nodes that nothing speaks against; spares are those that are left over. False where there are too few.
 choose_nodes() {
   mapfile -t chosen < <(without "${suspects[*]}" "${nodes[@]}")
-  ((${#chosen[@]} >= {{ plan.recovery.nodes_min }})) || chosen=("${nodes[@]}")
-  chosen=("${chosen[@]:0:{{ plan.layout.nodes }}}")
-  ((${#chosen[@]} >= {{ plan.recovery.nodes_min }}))
+  ((${#chosen[@]} >= nodes_min)) || chosen=("${nodes[@]}")
+  chosen=("${chosen[@]:0:nodes_max}")
+  ((${#chosen[@]} >= nodes_min))
 }

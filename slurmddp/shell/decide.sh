@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # --- what comes after an attempt
 # Sets `decision` (done, stopped, failed, cancelled, requeue, next) and `cause`, RANK NODE TEXT. Usage: decide EXIT_CODE
 decide() {
@@ -36,15 +37,11 @@ decide() {
 decide_after_stop() {
   local reason=$1
   decision=stopped
-{% if slurm %}
   if [[ -z "$reason" ]]; then # The ranks were sent a signal, and this script was not.
     ask_slurm
     [[ -z "$preempted_at" ]] || reason=preemption
   fi
-{% endif %}
-{% if plan.recovery.requeue != "none" %}
-  [[ "$reason" != "time limit" && "$reason" != preemption ]] || decision=requeue
-{% endif %}
+  [[ "$requeue_policy" == none || ("$reason" != "time limit" && "$reason" != preemption) ]] || decision=requeue
   reason=${reason:-$(from_marker reason)}
   cause="- - $reason"
   if [[ ! -e "$run/stop" ]] && nobody_asked && [[ "$reason" =~ ^SIGTERM\ received\ by\ rank\ ([0-9]+)\ on\ (.+)$ ]]; then
@@ -63,16 +60,13 @@ forged() {
 # True where a SIGTERM reached some ranks only. Slurm sends it to all of a job or of a step, agents included.
 nobody_asked() {
   local told
-{% if slurm %}
-  [[ "$slurm_state" == RUNNING ]] || return 1
-{% endif %}
+  [[ "$scheduler" == local || "$slurm_state" == RUNNING ]] || return 1
   told=$(grep -lE 'death signal|got signal: 15' "$logs"/*.log 2>/dev/null | wc -l)
-  ((told < {% if slurm %}${#chosen[@]}{% else %}1{% endif %}))
+  ((told < ${#chosen[@]}))
 }
 
-{% if not preflight %}
-# True where node.sh could not start the ranks on any node, for something that the user has to correct. Where others
-# could, those nodes are not used any more. Usage: nobody_could_start
+# Without a preflight: true where node.sh could not start the ranks on any node, for something that the user has to
+# correct. Where others could, those nodes are not used any more.
 nobody_could_start() {
   local node said bad=()
   for node in "${chosen[@]}"; do
@@ -82,22 +76,18 @@ nobody_could_start() {
     cause="- $node $said"
   done
   ((${#bad[@]} < ${#chosen[@]})) || return 0
-{% if slurm %}
   ((${#bad[@]} == 0)) || exclude "${cause#- * }" "${bad[@]}"
-{% endif %}
   return 1
 }
 
-{% endif %}
 decide_after_failure() {
   cause=$(best_cause "$noted")
-{% if not preflight %}
-  decision=failed
-  ! nobody_could_start || return
-{% endif %}
+  if [[ -z "$preflight" ]]; then
+    decision=failed
+    ! nobody_could_start || return
+  fi
   [[ -z "$abandoned" ]] || cause+="; $abandoned"
   decision=next
-{% if slurm %}
   list_nodes
   if [[ -n "$lost_nodes" ]]; then
     cause="- $lost_nodes lost by Slurm (NodeFail)"
@@ -109,9 +99,8 @@ decide_after_failure() {
     suspects+=("${missed[@]%% *}")
     cause="- ${missed[0]%% *} Slurm could not start the ranks there: $(plain <<<"${missed[0]#* }")"
   elif [[ -z "$abandoned" ]]; then # The first task that ended badly; the others were ended because of it.
-    mapfile -t -O "${#suspects[@]}" suspects < <(sed -n '/: task /{s/^srun: error: \([^ :]*\): task [0-9]*: Killed.*/\1/p;q}' "$logs/srun.err")
+    mapfile -t -O "${#suspects[@]}" suspects < <(sed -n '/: task /{s/^srun: error: \([^ :]*\): task [0-9]*: Killed.*/\1/p;q}' "$logs/srun.err" 2>/dev/null)
   fi
-{% endif %}
   break_after_failures
 }
 
@@ -119,7 +108,7 @@ decide_after_failure() {
 break_after_failures() {
   no_progress || return 0
   decision=failed
-  cause="${cause}; no progress in {{ plan.recovery.no_progress }} starts"
+  cause="${cause}; no progress in $breaker starts"
   mkdir -p "$run/markers"
   printf '{"state": "no progress", "restart": false, "attempt": %d, "cause": %s}\n' "$attempt" "$(json "$(cause_text "$cause")")" >"$(marker)"
 }

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # --- why an attempt failed: RANK NODE TEXT, with a dash for what nobody knows
 cause_text() { # as people read it
   local rank node text

@@ -1,0 +1,104 @@
+# shellcheck shell=bash
+# --- an attempt: one start of torchrun on all nodes. It has a number and logs of its own, and nothing is written twice:
+# its number is the first whose folder is not there, so a job that was requeued goes on counting.
+attempt=0
+open_attempt() {
+  while
+    printf -v logs '%s/logs/attempt-%03d' "$run" "$attempt"
+    ! mkdir "$logs" 2>/dev/null
+  do
+    [[ -d "$logs" ]] || { echo "job.sh: cannot make the folder $logs" >&2; exit 1; }
+    attempt=$((attempt + 1))
+  done
+  mkdir -p "$logs/flight_recorder" "$logs/preflight" "$logs/sweep"
+  printf -v SLURMDDP_STARTED "%(%s)T" -1
+  export SLURMDDP_STARTED
+  export SLURMDDP_RUN=$run
+  export SLURMDDP_JOB_ID=$job_id
+  export SLURMDDP_ATTEMPT=$attempt
+  export SLURMDDP_LOGS=$logs
+  export SLURMDDP_RENDEZVOUS_ID="${run##*/}-$job_id-$attempt" # two jobs with one id would silently merge
+}
+
+# Above Linux's ephemeral ports; from job, run and attempt, so that those side by side differ; probed, since others may
+# listen.
+# Usage: choose_port HEAD_NODE
+choose_port() {
+  local seed tries
+  seed=$(printf '%s %s %s' "$job_id" "$run" "$attempt" | cksum | cut -d' ' -f1)
+  port=$((61000 + seed % 4500))
+  for ((tries = 0; tries < 20; tries++)); do
+    timeout 2 bash -c "exec 3<>/dev/tcp/$1/$port" 2>/dev/null || break
+    port=$((61000 + (port - 60999) % 4500))
+  done
+  export SLURMDDP_PORT=$port
+}
+
+# --- what runs on the nodes: one process per node, started all at once, by `on_nodes` of the scheduler's file
+child=     # what runs on the nodes now
+within=()  # timeout and its words, for what must not hang
+together=1 # 0: where one node fails, the others go on
+
+train() {
+  local code
+  within=()
+  on_nodes "$logs/%N.log" bash "$run/node.sh"
+  code=$?
+  child=
+  [[ ! -e "$logs/srun.err" ]] || cat "$logs/srun.err" >&2 # for job.log
+  return "$code"
+}
+
+# What an attempt has left on its nodes: processes, shared memory, scratch
+sweep() {
+  local left
+  mapfile -t chosen < <(without "${excluded[*]}" "${chosen[@]}")
+  within=(timeout --kill-after=5 20)
+  SLURMDDP_SWEEP=$SLURMDDP_RENDEZVOUS_ID SLURMDDP_SCHEDULER=$scheduler SLURMDDP_NODE_FOLDER=$node_folder \
+    on_nodes "$logs/sweep.out" bash "$shell/sweep.sh"
+  child=
+  left=$(awk '{name = FILENAME; sub(".*/", "", name); printf "%s%s %s", (n++ ? "; " : ""), name, $0}' "$logs"/sweep/* 2>/dev/null | plain)
+  event cleaned "\"left\": $(json "$left")"
+}
+
+# --- one attempt: check the nodes, choose them, train, decide, clean up
+exit_code=1
+decision=failed
+cause="- - "
+run_attempt() {
+  new_attempt
+  list_nodes
+  [[ -z "$preflight" ]] || must_end || check_nodes || return
+  if ! must_end && ! choose_nodes; then
+    decision=requeue
+    cause="- - too few nodes are left: ${nodes[*]:-none}"
+    return
+  fi
+  if must_end; then
+    say "asked to stop before the ranks started"
+    exit_code=0
+    decide 0
+    end_attempt
+    return
+  fi
+  choose_port "${head_address:-${chosen[0]}}"
+
+  event attempt_started "\"nodes\": $(json "${chosen[*]}")"
+  say "attempt $attempt on ${chosen[*]}, logs of the nodes: $logs"
+  starting_since=$SECONDS
+  train
+  exit_code=$?
+  read_events
+  decide "$exit_code"
+  end_attempt
+  [[ "$decision" != next ]] || recovering=$cause
+  [[ -n "$ending" ]] || sweep
+}
+
+# The record of how an attempt ended
+end_attempt() {
+  local rank node text
+  read -r rank node text <<<"$cause"
+  event attempt_ended "\"exit_code\": $exit_code, \"cause\": $(json "$text"), \"node\": $(json "${node#-}"), \"rank\": ${rank/-/null}, \"decision\": \"$decision\""
+  say "attempt $attempt ended with exit code $exit_code${text:+, $(cause_text "$cause")}: $decision"
+}

@@ -1,0 +1,88 @@
+# shellcheck shell=bash
+# The order of things in a job: job.sh assigns the values (its "values of this job"), sources this file, sets the traps
+# and calls `run_job` and `finish`. All files here are the same for every site and job. They are read whole before
+# anything starts, so a run folder that is purged later does not stop a running job.
+
+incomplete() { cannot_start "the run's copy of the code is incomplete, $shell: was the file system purged? Submit again, with --resume ${run##*/}"; }
+
+if [[ "$scheduler" == slurm ]]; then
+  source "$shell/scheduler/slurm.sh" || incomplete
+else
+  source "$shell/scheduler/local.sh" || incomplete
+fi
+source "$shell/tell.sh" || incomplete
+source "$shell/attempt.sh" || incomplete
+source "$shell/signals.sh" || incomplete
+source "$shell/watch.sh" || incomplete
+source "$shell/cause.sh" || incomplete
+source "$shell/nodes.sh" || incomplete
+source "$shell/preflight.sh" || incomplete
+source "$shell/breaker.sh" || incomplete
+source "$shell/decide.sh" || incomplete
+case $requeue_policy in
+  requeue) source "$shell/requeue/requeue.sh" || incomplete ;;
+  chain) source "$shell/requeue/chain.sh" || incomplete ;;
+  *) source "$shell/requeue/none.sh" || incomplete ;;
+esac
+
+# The stop file of an earlier job is not for this one. A rename: whatever moment `slurmddp cancel` chooses, its file is
+# read.
+forget_stop() {
+  local stop=
+  mv "$run/stop" "$run/.stop" 2>/dev/null || return 0
+  read -r stop <"$run/.stop"
+  [[ "$stop" != "cancelled by the user" ]] || mv -n "$run/.stop" "$run/stop"
+  rm -f "$run/.stop"
+}
+
+guard= # the process of start_guard
+
+# Attempts, one after the other, until one is the last
+run_job() {
+  event job_started "\"nodes\": $(json "$job_nodes")"
+  say "job $job_id on $job_nodes"
+  exec {events}<"$run/events.jsonl"
+  cat <&"$events" >/dev/null # what has happened before this job
+  case $(awk -F '"event": "' 'split($2, name, "\"") && name[1] ~ /^(job_started|requeued)$/ {last = last " " name[1]} END {print last}' "$run/events.jsonl") in
+    " job_started") alert started running "" "" ;;
+    *"requeued job_started") ;; # it was said when the job went back into the queue
+    *) alert requeued running "its nodes were lost, or taken" "the job has begun again, and resumes" ;;
+  esac
+  if [[ -n "$counts_gpus" ]] && ! count_gpus; then
+    say "Slurm gave this job no GPUs (JOB_GRES of scontrol show job -d)"
+    exit 1
+  fi
+  [[ -z "$guarded" ]] || start_guard
+  run_attempt
+  while [[ "$decision" == next && -z "$ending" ]]; do
+    open_attempt
+    run_attempt
+  done
+}
+
+# What is done about the last attempt's decision, and who is told. Returns the job's exit code.
+finish() {
+  local why
+  export SLURMDDP_ALERT_BUDGET=8 # seconds
+  [[ "$decision" != next ]] || decide "$exit_code" # a signal came between two attempts
+  why=$(cause_text "$cause")
+  if [[ "$decision" == requeue && -z "$ending" ]] && ! requeue "$why"; then
+    decision=failed
+  fi
+  case "$decision" in
+    done) alert finished "done" "" "" ;;
+    failed) alert failed failed "$why" "nothing restarts it" ;;
+    stopped | cancelled) [[ -n "$ending" ]] || stopped_for_good "$why" ;; # else it was told at once
+  esac
+  [[ "$decision" != failed ]] || ((exit_code > 0)) || exit_code=1
+  [[ "$decision" != "done" ]] || exit_code=0
+  settle_alerts 8
+  return "$exit_code"
+}
+
+# The last record of the job, whatever ended it
+ended() {
+  event job_ended "\"exit_code\": $exit_code, \"signal\": \"$signal\", \"slurm_state\": \"$slurm_state\", \"slurm_reason\": \"$slurm_reason\", \"decision\": \"$decision\""
+  say "ended with exit code $exit_code: $decision"
+  [[ -z "$guard" ]] || kill -TERM "$guard" 2>/dev/null
+}
