@@ -1,7 +1,7 @@
 """Whether a driver runs an image's CUDA: natively, within its major release, by the compat libraries, or not at all.
 
 NVIDIA's rules: docs.nvidia.com/deploy/cuda-compatibility; their numbers: containers/tables/cuda-compat.yaml. What is
-not documented stays unknown. On the nodes, templates/sbatch/node/driver.sh.j2 decides by the driver that is there.
+not documented stays unknown. On the nodes, slurmddp/shell/driver.sh decides by the driver that is there.
 """
 
 from __future__ import annotations

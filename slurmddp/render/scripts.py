@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from slurmddp.plan.model import Plan, Variable
-from slurmddp.plan.program import INHERITED
 from slurmddp.render.engine import render
 
 
@@ -56,7 +55,6 @@ def node_script(plan: Plan) -> str:
         gpu_vendor=_gpu_vendor(plan),
         miopen=any((variable.base, variable.value) == ("scratch", "miopen") for variable in own),
         preflight=_preflight(plan),
-        inherited=INHERITED,
     )
 
 

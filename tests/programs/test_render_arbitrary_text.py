@@ -350,6 +350,7 @@ def test_setup_lines_are_code_and_run_before_the_rest(stage: Stage) -> None:
 
 def test_names_of_variables_that_the_script_uses_itself(stage: Stage) -> None:
     names = ["host", "head", "address", "node_rank", "workdir", "nodes", "peer", "fail", "HOSTNAME", "RANDOM_X"]
+    names += ["setup", "binds", "devices", "ranks", "image", "prefix", "runtime", "python", "scratch", "shell"]
     plan = stage.plan(cores_job(environment=dict.fromkeys(names, "mine"), resources={"cpus_per_node": 2}))
     assert plan is not None
     arguments, environment = stage.node(plan)

@@ -1,166 +1,65 @@
 #!/bin/bash
 # gpt-books: what runs on each node, started by job.sh. It finds out who this node is, sets the ranks' variables
-# and becomes torchrun (`exec`: a signal to this process must reach torchrun, not a shell above it).
+# and becomes torchrun (`exec`: a signal to this process must reach torchrun, not a shell above it). This file holds what
+# is this job's own; the functions, the same for every job, are in RUN_FOLDER/code/slurmddp/shell (node.sh).
 set -euo pipefail
-
 run=$SLURMDDP_RUN
 logs=$SLURMDDP_LOGS
+shell=$run/code/slurmddp/shell
 host=$SLURMD_NODENAME # HOSTNAME comes from wherever srun was called
 
-# One line that the head and job.sh find in the run folder, whole or not at all
-leave_word() {
-  mkdir -p "$logs/preflight" && printf '%s\n' "$*" >"$logs/preflight/.$host.part" &&
-    mv "$logs/preflight/.$host.part" "$logs/preflight/$host.failed"
-} 2>/dev/null
-
-fail() {
-  printf 'slurmddp: node %s: %s\n' "$host" "$*" >&2
-  leave_word "${*//$'\n'/ }" || true
-  builtin exit 1
-}
-
-[[ -d "$run/code/slurmddp/runtime" ]] || fail "the run's copy of the code is gone, $run/code: was the file system purged? Submit again, with --resume ${run##*/}"
-
-# Inherited values would change the job silently; values set by a setup line are kept on purpose.
-unset {APPTAINER,SINGULARITY}_{BIND,BINDPATH,MOUNT,CONTAIN,CONTAINALL,COMPAT}
-
-# --- setup lines of the site and the job: `module` and conda need a shell without -e and -u
-set +eu
-type module >/dev/null 2>&1 || source /etc/profile
+# --- values of this job; '' is no, none or not known before
+alone='' preflight=yes # is it the job's only node; are the nodes checked first
+ranks=8 threads_per_rank=7 gpus_per_node=8 gpu_vendor=amd
+wanted_interface=hsn exact_interface='' # '': the one that leads to the head
+runtime=singularity executable=singularity prefix=SINGULARITYENV_ # of the variables that the container gets
+contained='' compat='' # has it a /dev, /tmp and home of its own; is libcuda chosen by the node's driver
+image=/images/torch.sif
+python=python3 python_of_setup='' own_python_path='' # or python3 of the setup lines
+workdir='' # '': the run folder
+cache='' # shared by all nodes
+node_folder=/tmp miopen=yes # on the node's own disk; with a folder for MIOpen
+environment_from='' # secrets, from a file outside of the run folder
 setup=(
   'module purge'
   'module use /appl/local/laifs/modules'
   'module load lumi-aif-singularity-bindings'
   "export TORCH_HOME=/scratch/\$SLURM_JOB_ACCOUNT/\$USER/torch_home"
 )
-# A setup line, or a script that it sources, may call `exit`: without this function node.sh would exit without a message.
-# An EXIT trap would also run at a SIGTERM, which is no fault of the setup line.
-# A linter sees no call of it, so it is text for eval.
-eval 'exit() {
-  local code=${1-$?}
-  ((BASH_SUBSHELL == 0)) || builtin exit "$code"
-  fail "setup line exited with code $code: $line"
-}'
-for line in "${setup[@]}"; do
-  eval "$line" || fail "setup line failed with exit code $?: $line"
-done
-unset -f exit
-set -eu
+binds=(
+  --bind /data/books:/data/books:ro
+)
 
-python=python3
+# --- the functions: they run the setup lines, and set head, address, scratch and what else only the node knows
+if [[ ! -r "$shell/node.sh" || ! -d "$run/code/slurmddp/runtime" ]]; then
+  why="the run's copy of the code is gone, $run/code: was the file system purged? Submit again, with --resume ${run##*/}"
+  printf 'slurmddp: node %s: %s\n' "$host" "$why" >&2
+  mkdir -p "$logs/preflight" && printf '%s\n' "$why" >"$logs/preflight/$host.failed" # for job.sh
+  exit 1
+fi
+source "$shell/node.sh"
 
-# --- who this node is. The head is the first node of this step; all addresses are the hosts' own, never localhost.
-node_rank=$SLURM_NODEID
-mapfile -t nodes < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
-head=${nodes[0]}
-getent ahostsv4 "$head" >/dev/null || fail "cannot resolve the name of the head node, $head"
-# Addresses of this host, one a line: index, interface, family, address/bits
-read -r interface address < <(
-  ip -o -4 addr show up | awk -v want=hsn 'index($2, want) == 1 {sub("/.*", "", $4); print $2, $4; exit}'
-) || fail "has no interface hsn with an IPv4 address; it has: $(ip -o -4 addr show up | awk '{printf "%s ", $2}')"
-is_host=$((node_rank == 0))
+# --- the container
+container=(
+  singularity exec --rocm --pwd "$workdir"
+  --bind "$run:$run:rw" --bind "$scratch:$scratch:rw" "${binds[@]}"
+  "$image"
+)
 
-# --- torchrun, one agent a node
+# --- torchrun, one agent per node, and what it starts on each rank
 torchrun=(
   "$python" -m slurmddp.runtime.agent "$run" # torchrun, whose agents sign what they tell each other
-  --nnodes="$SLURMDDP_NODES" --nproc-per-node=8 --max-restarts=100
+  --nnodes="$SLURMDDP_NODES" --nproc-per-node="$ranks" --max-restarts=100
   --log-dir="$logs/torchrun/$host" # its error files; they would stay in /tmp
   --rdzv-backend=slurmddp-c10d --rdzv-endpoint="$head:$SLURMDDP_PORT" --rdzv-id="$SLURMDDP_RENDEZVOUS_ID"
   --rdzv-conf="is_host=$is_host,join_timeout=600,read_timeout=600"
   --local-addr="$address"
 )
-program=(
-  -m slurmddp.runtime.train "$run"
-)
+program=(-m slurmddp.runtime.train "$run")
 
-workdir=$run
-# One folder per user and node, which keeps compiled kernels for the next attempt and the next run. Other users can
-# guess its name and make it first: only a folder of our own will do.
-scratch=/tmp/slurmddp-"$UID"
-mkdir -p /tmp || fail "cannot make the folder" /tmp "(paths.node)"
-mkdir -m 700 "$scratch" 2>/dev/null || true
-[[ -d "$scratch" && ! -L "$scratch" && -O "$scratch" ]] ||
-  fail "$scratch is not a folder of yours: another user may have put it there. Set paths.node to a folder of yours"
-chmod 700 "$scratch"
-mkdir -p "$scratch/miopen"
+prepare # Python and the preflight, the user's secrets
 
-cd "$workdir" || fail "cannot enter the working folder $workdir"
-printf 'slurmddp: node %s is %d of %d, address %s, head %s:%s\n' "$host" "$node_rank" "$SLURMDDP_NODES" "$address" "$head" "$SLURMDDP_PORT"
-
-# --- the container
-export SINGULARITY_NO_EVAL=1 # or a shell in the container evaluates the variables' values
-command -v singularity >/dev/null || fail 'there is no singularity on this node (does a module have to be loaded in setup?)'
-container=(
-  singularity exec --rocm
-  --pwd "$workdir"
-  --bind "$run:$run:rw"
-  --bind "$scratch:$scratch:rw"
-  --bind /data/books:/data/books:ro
-  /images/torch.sif
-)
-
-# --- Python: where it or torch is missing, the ranks cannot start; job.sh decides by these words
-check_python() {
-  local said there=0 new torch version path
-  if ! said=$(env SINGULARITYENV_PYTHONPATH='' "${container[@]}" "$python" -c '
-import importlib.util, sys
-found = bool(importlib.util.find_spec("torch"))
-print(sys.version_info >= (3, 10), found, "%d.%d" % sys.version_info[:2], sys.executable)' 2>&1); then
-    # Is it Python, or does the container itself not start?
-    "${container[@]}" /bin/sh -c "command -v \"\$0\"" "$python" >/dev/null 2>&1 || there=$?
-    case $there in
-      0) fail "container.python: $python does not work: ${said##*$'\n'}" ;;
-      1 | 127) fail "container.python: there is no $python in the image: correct it" ;;
-      *) fail "cannot start $python: ${said##*$'\n'}" ;;
-    esac
-  fi
-  read -r new torch version path <<<"${said##*$'\n'}"
-  [[ "$new" != False ]] || fail "container.python: $path is Python $version; the ranks need 3.10 or newer"
-  [[ "$torch" != False ]] || fail "no torch in $path: install it in the image, or correct container.python"
-}
-
-# --- the step before the ranks' own: the same way into the same container, for slurmddp.runtime.preflight
-if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
-  preflight=("${container[@]}" "$python" -m slurmddp.runtime.preflight "$run")
-  complaint=$logs/preflight/$host.stderr
-  mkdir -p "$logs/preflight" || fail "cannot write into the run folder ($logs)"
-  binds=( # their sources: where one is missing, the container does not start, and names no other
-    /data/books
-  )
-  absent=
-  patience=10 # seconds, for the first that does not answer
-  for bind in "${binds[@]}"; do
-    # Do not wait for stat: on a dead mount it cannot be interrupted.
-    read -r -t "$patience" there < <(stat -L -c yes -- "$bind" 2>&1) || there="no answer" patience=1
-    [[ "$there" == yes ]] || absent+="${absent:+, }$bind (${there##*: })"
-  done
-  [[ -z "$absent" ]] || fail "cannot bind $absent - mount or make it on this node, or correct container.binds"
-  network=
-  if [[ -n "${interface:-}" ]]; then # with its prefix length
-    network=$(ip -o -4 addr show dev "$interface" | awk -v own="$address/" 'index($4, own) == 1 {print $4; exit}')
-  fi
-  image=/images/torch.sif # its head holds a number of its own, its tail what lies last
-  [[ ! -d "$image" ]] || image=$image/.singularity.d/labels.json
-  [[ -r "$image" ]] || fail "cannot read the image $image"
-  checksum=$({ head -c 1M "$image"; tail -c 1M "$image"; } | cksum)
-  image=$(stat -L -c "%s bytes" "$image")
-  export SINGULARITYENV_SLURMDDP_LOGS="$logs"
-  export SINGULARITYENV_SLURMDDP_PORT="$SLURMDDP_PORT"
-  export SINGULARITYENV_SLURMDDP_PREFLIGHT_NODES="${SLURMDDP_PREFLIGHT_NODES:-}"
-  export SINGULARITYENV_SLURMDDP_PREFLIGHT_SECONDS="${SLURMDDP_PREFLIGHT_SECONDS:-}"
-  export SINGULARITYENV_SLURMDDP_HEAD="$head"
-  export SINGULARITYENV_SLURMDDP_ADDRESS="$address"
-  export SINGULARITYENV_SLURMDDP_INTERFACE="${interface:-}"
-  export SINGULARITYENV_SLURMDDP_NETWORK="$network"
-  export SINGULARITYENV_SLURMDDP_GPUS=8
-  export SINGULARITYENV_SLURMDDP_GPU_VENDOR=amd
-  export SINGULARITYENV_SLURMDDP_IMAGE="$image, checksum ${checksum% *}"
-  export SINGULARITYENV_SLURMDDP_SCRATCH="$scratch"
-fi
-
-# --- variables of every rank (singularity passes on what begins with SINGULARITYENV_)
-# They come last: a name of the user's may be one of this script's own.
-
+# --- variables of every rank; they come last, since a name of the user's may be one of this script's own
 # slurmddp: which run and attempt this is; the file whose appearance asks the ranks to save a checkpoint, then exit
 export SINGULARITYENV_SLURMDDP_RUN="$run"
 export SINGULARITYENV_SLURMDDP_ATTEMPT="$SLURMDDP_ATTEMPT"
@@ -172,20 +71,14 @@ export SINGULARITYENV_SLURMDDP_PROGRESS_FILE="$run/progress"
 export SINGULARITYENV_SLURMDDP_NO_PROGRESS=3
 export SINGULARITYENV_PYTHONPATH="$run/code"
 # the interface that the nodes see each other by; one node needs none
-export SINGULARITYENV_GLOO_SOCKET_IFNAME="$interface"
-# which GPUs are the job's, past --cleanenv and --containall too
-for name in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; do
-  [[ ! -v "$name" ]] || export "SINGULARITYENV_$name=${!name}"
-done
+export SINGULARITYENV_GLOO_SOCKET_IFNAME="$gloo_interface"
+pass_gpus # which ones are the job's
 # python: unbuffered logs
 export SINGULARITYENV_PYTHONUNBUFFERED=1
-
 # the image's own packages, not those of ~/.local
 export SINGULARITYENV_PYTHONNOUSERSITE=1
-
 # cores for each rank
 export SINGULARITYENV_OMP_NUM_THREADS=7
-
 # flight recorder: what each rank was doing when a collective hung (both the old and the new names)
 export SINGULARITYENV_TORCH_FR_BUFFER_SIZE=2000
 export SINGULARITYENV_TORCH_NCCL_TRACE_BUFFER_SIZE=2000
@@ -193,20 +86,17 @@ export SINGULARITYENV_TORCH_FR_DUMP_TEMP_FILE="$logs"/flight_recorder/rank_
 export SINGULARITYENV_TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$logs"/flight_recorder/rank_
 export SINGULARITYENV_TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export SINGULARITYENV_TORCH_NCCL_ASYNC_ERROR_HANDLING=3
-
 # compilers' caches, on the node's own disk
 export SINGULARITYENV_TRITON_CACHE_DIR="$scratch"/triton
 export SINGULARITYENV_TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 export SINGULARITYENV_MIOPEN_USER_DB_PATH="$scratch"/miopen
 export SINGULARITYENV_MIOPEN_CUSTOM_CACHE_DIR="$scratch"/miopen
-
 # network
 export SINGULARITYENV_NCCL_NET_GDR_LEVEL=3
 export SINGULARITYENV_CXI_FORK_SAFE=1
 export SINGULARITYENV_CXI_FORK_SAFE_HP=1
 export SINGULARITYENV_FI_CXI_DISABLE_CQ_HUGETLB=1
 export SINGULARITYENV_NCCL_SOCKET_IFNAME=hsn
-
 # network.debug: what practitioners ask for first; slow, not for production
 export SINGULARITYENV_NCCL_DEBUG=INFO
 export SINGULARITYENV_NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING
@@ -214,14 +104,5 @@ export SINGULARITYENV_NCCL_DEBUG_FILE="$logs"/nccl.%h.%p.log
 export SINGULARITYENV_TORCH_DISTRIBUTED_DEBUG=DETAIL
 export SINGULARITYENV_TORCH_CPP_LOG_LEVEL=INFO
 
-if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
-  # No exec: where the container or its Python does not start, this shell is left to say so.
-  code=0
-  "${preflight[@]}" 2>"$complaint" || code=$?
-  cat "$complaint" >&2
-  ((code == 0 || code == 3)) || { check_python; fail "the preflight ended with exit code $code: $(tail -n 1 "$complaint")"; }
-  exit "$code"
-fi
-# Apptainer's mount of the image keeps nothing of this environment: sweep.sh knows it by its session
-{ mkdir -p "$logs/sessions" && read -ra stat </proc/self/stat && printf '%s\n' "${stat[5]}" >>"$logs/sessions/$host"; } || true
+run_preflight # the step before the ranks' own ends here
 exec "${container[@]}" "${torchrun[@]}" "${program[@]}"

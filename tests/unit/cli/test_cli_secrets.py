@@ -13,7 +13,7 @@ import pytest
 from slurmddp.alerts import secrets
 from slurmddp.render.scripts import alert_script, node_script
 from slurmddp.runs.layout import RunFolder
-from tests.helpers import SIF, Desk, Result, check_bash
+from tests.helpers import SIF, Desk, Result, check_bash, make_code
 
 TOKEN = "hf_0123456789'\"$(id)\\\nsecond line"
 JOB = "name: gpt\nsite: here\nenvironment_from: [HF_TOKEN]\ntrain: {script: train.py}\n"
@@ -62,7 +62,7 @@ def test_the_preflight_does_not_get_it(ready: Desk, tmp_path: Path, container: s
     plan = ready.plan(JOB.replace("site: here", "site: cores") + alerts)
     folder = RunFolder(tmp_path / "run-1")
     folder.logs.mkdir(parents=True)
-    (folder.code_runtime / "runtime").mkdir(parents=True)
+    make_code(folder.path)
     folder.node_sh.write_text(node_script(plan))
     secrets.keep(folder, {}, ready.environment, {"HF_TOKEN": TOKEN})
     words = {"RUN": str(folder.path), "LOGS": str(folder.logs), "ATTEMPT": "0", "PORT": "61000", "NODES": "1"}

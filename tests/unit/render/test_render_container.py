@@ -8,14 +8,16 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from slurmddp.plan.program import INHERITED
 from slurmddp.render.scripts import node_script
-from tests.helpers import LM_JOB, SIF, Desk, check_bash, has, make_code
+from tests.helpers import LM_JOB, SHELL, SIF, Desk, check_bash, has, make_code
 
 DUMP = '#!/bin/bash\nprintf "%s\\0" "$@" >"$DUMP.argv"\ncat /proc/self/environ >"$DUMP.env"\n'
 RUNTIMES = ["apptainer", "singularity"]
@@ -51,6 +53,16 @@ class Node:
         path = self.desk.write("node.sh", script)
         words = ["bash", str(path)]
         return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+    def change_functions(self, old: str, new: str) -> None:
+        """A copy of node.sh's functions for this test, with another text in one place."""
+        shell = self.run / "code" / "slurmddp" / "shell"
+        if shell.is_symlink():
+            shell.unlink()
+            shutil.copytree(SHELL, shell)
+        text = (shell / "node.sh").read_text()
+        assert text.count(old) == 1
+        (shell / "node.sh").write_text(text.replace(old, new))
 
     def got(self) -> tuple[list[str], dict[str, str]]:
         """Arguments and environment of the runtime."""
@@ -139,12 +151,12 @@ def test_a_contained_container_gets_the_network_s_devices(node: Node, runtime: s
 
     def started(*options: str) -> list[str]:
         script = node.script(f"container.runtime={runtime}", *options)
-        assert script.count("/dev/infiniband") == ("container.options" in "".join(options))
-        for name in ("infiniband", "gdrdrv", "cxi"):
-            script = script.replace(f" /dev/{name}", f" {devices}/{name}")
+        assert script.count('"${devices[@]}"') == ("container.options" in "".join(options))
         arguments, _ = node.ranks(script)
         return [after for word, after in itertools.pairwise(arguments) if word == "--bind"]
 
+    for name in ("infiniband", "gdrdrv", "cxi"):
+        node.change_functions(f" /dev/{name}", f" {devices}/{name}")
     given = [str(devices / name) for name in ("infiniband", "gdrdrv", "cxi0", "cxi1")]
     plain = started()
     assert not [bind for bind in plain if bind.startswith(str(devices))]
@@ -239,6 +251,27 @@ def test_a_setup_line_that_exits_is_named_by_the_preflight(node: Node, code: int
     assert left == [f"setup line exited with code {code}: exit {code}"]
 
 
+def test_a_setup_line_must_not_return(node: Node) -> None:
+    """The lines are evaluated in a sourced file, whose rest `return` would skip."""
+    complaint, left = preflight(node, node.script("setup=['(exit 0)', 'return 0', 'true']"))
+    assert complaint == f"slurmddp: node node7: {left[0]}\n"
+    assert left == ["setup line failed: it must not call return: return 0"]
+
+
+def test_what_would_change_the_container_silently_is_all_taken_away() -> None:
+    assert f"unset {{APPTAINER,SINGULARITY}}_{{{','.join(INHERITED)}}}\n" in (SHELL / "node.sh").read_text()
+
+
+@pytest.mark.parametrize("gone", ["", "driver.sh"])
+def test_a_node_without_the_functions_says_so(node: Node, gone: str) -> None:
+    node.change_functions("find_place() {", "find_place() {")
+    shell = node.run / "code" / "slurmddp" / "shell"
+    shutil.rmtree(shell) if not gone else (shell / gone).unlink()
+    complaint, left = preflight(node, node.script())
+    assert complaint == f"slurmddp: node node7: {left[0]}\n"
+    assert left[0].startswith(f"the run's copy of the code is {'incomplete' if gone else 'gone'}, ")
+
+
 #: Stands for sleep: counts the seconds, and after the fifth another node writes a file.
 SLEEP = """#!/bin/bash
 echo "$1" >>"$DUMP.slept"
@@ -279,9 +312,9 @@ def test_a_mount_that_is_dead_holds_nothing_up(node: Node) -> None:
     stat = f'#!/bin/bash\ncase $* in *dead*) echo $$ >>{pid}; exec sleep 600;; esac\nexec /usr/bin/stat "$@"\n'
     node.desk.program("stat", stat)
     script = node.script('container.binds=["/dead/one", "/", "/dead/two"]', "train.data.path=/usr")
-    assert script.count("patience=10 ") == 1
+    node.change_functions("patience=10 ", "patience=2 ")
     try:
-        complaint, _ = preflight(node, script.replace("patience=10 ", "patience=2 "))
+        complaint, _ = preflight(node, script)
     finally:
         for word in pid.read_text().split():
             with contextlib.suppress(ProcessLookupError):

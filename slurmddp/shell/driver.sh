@@ -1,4 +1,4 @@
-
+# shellcheck shell=bash
 # --- which libcuda the ranks get: the host's, or the image's own (cuda-compat) where the node's driver is too old for
 # the image. The image's entry point would see to it, but `exec` goes past it.
 nvidia=${SLURMDDP_NVIDIA:-/proc/driver/nvidia}

@@ -1,0 +1,246 @@
+# shellcheck shell=bash
+# What every node does before its ranks start. node.sh assigns the values and sources this file, which runs the setup
+# lines and sets what only the node knows:
+#   node_rank head address interface gloo_interface is_host   who it is
+#   ranks threads                                             of this node, where they are not the same on each
+#   scratch workdir devices                                   folders and the container's devices
+# After that, node.sh calls `prepare`, sets the ranks' variables and calls `run_preflight`.
+
+# One line that the head and job.sh find in the run folder, whole or not at all
+leave_word() {
+  mkdir -p "$logs/preflight" && printf '%s\n' "$*" >"$logs/preflight/.$host.part" &&
+    mv "$logs/preflight/.$host.part" "$logs/preflight/$host.failed"
+} 2>/dev/null
+
+fail() {
+  printf 'slurmddp: node %s: %s\n' "$host" "$*" >&2
+  leave_word "${*//$'\n'/ }" || true
+  [[ -n "$preflight" || -n "$alone" ]] || await_others
+  builtin exit 1
+}
+
+# srun ends the other nodes with this one: each first says whether its ranks can start, for job.sh to decide.
+await_others() {
+  shopt -s nullglob
+  local said seconds
+  for ((seconds = 0; seconds < 60; seconds++)); do
+    said=("$logs"/preflight/*.failed "$logs"/preflight/*.ready)
+    ((${#said[@]} < SLURMDDP_NODES)) || break
+    sleep 1
+  done
+}
+
+# This node's rank, the head (the first node of this step) and addresses: the hosts' own, never localhost
+find_place() {
+  local nodes peer towards
+  node_rank=$SLURM_NODEID
+  mapfile -t nodes < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
+  head=${nodes[0]}
+  getent ahostsv4 "$head" >/dev/null || fail "cannot resolve the name of the head node, $head"
+  if [[ -n "$wanted_interface" ]]; then
+    # Addresses of this host, one a line: index, interface, family, address/bits
+    read -r interface address < <(
+      ip -o -4 addr show up | awk -v want="$wanted_interface" -v exact="$exact_interface" \
+        '(exact ? $2 == want : index($2, want) == 1) {sub("/.*", "", $4); print $2, $4; exit}'
+    ) || fail "has no interface $wanted_interface with an IPv4 address; it has: $(ip -o -4 addr show up | awk '{printf "%s ", $2}')"
+    return
+  fi
+  # The address that the others see: of the interface that leads to the head (on the head itself: to the second node)
+  peer=$head
+  ((node_rank > 0 || ${#nodes[@]} == 1)) || peer=${nodes[1]}
+  towards=$(getent ahostsv4 "$peer" | awk 'NR == 1 {print $1}') || fail "cannot resolve $peer"
+  read -r interface address < <(
+    ip -o -4 route get "$towards" | awk '{for (i = 1; i < NF; i++) {if ($i == "dev") dev = $(i + 1); if ($i == "src") src = $(i + 1)}; print dev, src}'
+  ) || fail "has no route to $peer ($towards)"
+}
+
+# Ranks of this node: nodes may differ, so each one counts what Slurm gave it (resources.ranks_per_node: auto)
+count_ranks() {
+  local cores
+  if ((gpus_per_node > 0)); then
+    ranks=${SLURM_GPUS_ON_NODE:-0}
+    ((ranks > 0)) || fail "Slurm gave it no GPU (SLURM_GPUS_ON_NODE is not set): leave ranks_per_node: auto out, or ask for GPUs"
+    cores=${SLURM_CPUS_ON_NODE:-$ranks}
+  else
+    cores=${SLURM_CPUS_ON_NODE:-1}
+    ranks=$((cores > threads_per_rank ? cores / threads_per_rank : 1))
+  fi
+  threads=$((cores > ranks ? cores / ranks : 1))
+}
+
+# One folder per user and node, which keeps compiled kernels for the next attempt and the next run. Other users can
+# guess its name and make it first: only a folder of our own will do.
+make_folders() {
+  [[ -z "$cache" ]] || mkdir -p "$cache" || fail "cannot make the folder for caches, $cache"
+  scratch=$node_folder/slurmddp-$UID
+  mkdir -p "$node_folder" || fail "cannot make the folder $node_folder (paths.node)"
+  mkdir -m 700 "$scratch" 2>/dev/null || true
+  [[ -d "$scratch" && ! -L "$scratch" && -O "$scratch" ]] ||
+    fail "$scratch is not a folder of yours: another user may have put it there. Set paths.node to a folder of yours"
+  chmod 700 "$scratch"
+  [[ -z "$miopen" ]] || mkdir -p "$scratch/miopen"
+  [[ -z "$contained" ]] || mkdir -p "$scratch/$SLURMDDP_RENDEZVOUS_ID" # --workdir: for /tmp, /var/tmp and home
+}
+
+# What the container's runtime itself reads, and the devices that a contained container lacks
+find_container() {
+  local device
+  [[ -z "$cache" ]] || export "${executable^^}_CACHEDIR=$cache/$executable"
+  export "${executable^^}_NO_EVAL=1" # or a shell in the container evaluates the variables' values
+  command -v "$executable" >/dev/null || fail "there is no $executable on this node (does a module have to be loaded in setup?)"
+  [[ -n "$contained" ]] || return 0
+  # It has a /dev of its own, without these. Only there: in the host's /dev, --bind would mount them `nodev`, so nobody
+  # could open them. Its own /dev/shm may take half of the memory, and --bind does not change it.
+  for device in /dev/infiniband /dev/gdrdrv /dev/cxi[0-9]*; do
+    [[ ! -e "$device" ]] || devices+=(--bind "$device")
+  done
+}
+
+# Where Python or torch is missing, the ranks cannot start; job.sh decides by these words
+check_python() {
+  local said there=0 new torch version path inherited=
+  local where="in the image: correct it" todo="install it in the image, or correct container.python"
+  if [[ "$runtime" == none ]]; then
+    inherited=${PYTHONPATH:+:$PYTHONPATH}
+    where="on this node: correct it, or load or activate it in setup"
+    todo="add \`setup: [source .../activate]\`, or conda or module lines"
+  fi
+  if ! said=$(env "${prefix}PYTHONPATH=$own_python_path$inherited" "${container[@]}" "$python" -c '
+import importlib.util, sys
+found = bool(importlib.util.find_spec("torch"))
+print(sys.version_info >= (3, 10), found, "%d.%d" % sys.version_info[:2], sys.executable)' 2>&1); then
+    # Is it Python, or does the container itself not start?
+    "${container[@]}" /bin/sh -c "command -v \"\$0\"" "$python" >/dev/null 2>&1 || there=$?
+    case $there in
+      0) fail "container.python: $python does not work: ${said##*$'\n'}" ;;
+      1 | 127) fail "container.python: there is no $python $where" ;;
+      *) fail "cannot start $python: ${said##*$'\n'}" ;;
+    esac
+  fi
+  read -r new torch version path <<<"${said##*$'\n'}"
+  [[ "$new" != False ]] || fail "container.python: $path is Python $version; the ranks need 3.10 or newer"
+  [[ "$torch" != False ]] || fail "no torch in $path: $todo"
+}
+
+# The sources of the binds: where one is missing, the container does not start, and names no other
+check_binds() {
+  local bind there absent=
+  local patience=10 # seconds, for the first that does not answer
+  for bind in "${binds[@]}"; do
+    [[ "$bind" != --bind ]] || continue
+    bind=${bind%%:*}
+    # Do not wait for stat: on a dead mount it cannot be interrupted.
+    read -r -t "$patience" there < <(stat -L -c yes -- "$bind" 2>&1) || there="no answer" patience=1
+    [[ "$there" == yes ]] || absent+="${absent:+, }$bind (${there##*: })"
+  done
+  [[ -z "$absent" ]] || fail "cannot bind $absent - mount or make it on this node, or correct container.binds"
+}
+
+# The step before the ranks' own: the same way into the same container, for slurmddp.runtime.preflight
+prepare_preflight() {
+  local network= about checksum
+  SLURMDDP_COMMAND=("${container[@]}" "$python" -m slurmddp.runtime.preflight "$run")
+  complaint=$logs/preflight/$host.stderr
+  mkdir -p "$logs/preflight" || fail "cannot write into the run folder ($logs)"
+  check_binds
+  if [[ -n "$interface" ]]; then # with its prefix length
+    network=$(ip -o -4 addr show dev "$interface" | awk -v own="$address/" 'index($4, own) == 1 {print $4; exit}')
+  fi
+  if [[ -n "$image" ]]; then
+    about=$image # its head holds a number of its own, its tail what lies last
+    [[ ! -d "$image" ]] || about=$image/.singularity.d/labels.json
+    [[ -r "$about" ]] || fail "cannot read the image $about"
+    checksum=$({ head -c 1M "$about"; tail -c 1M "$about"; } | cksum)
+    about=$(stat -L -c "%s bytes" "$about")
+    export "${prefix}SLURMDDP_IMAGE=$about, checksum ${checksum% *}"
+  fi
+  export "${prefix}SLURMDDP_LOGS=$logs"
+  export "${prefix}SLURMDDP_PORT=$SLURMDDP_PORT"
+  export "${prefix}SLURMDDP_PREFLIGHT_NODES=${SLURMDDP_PREFLIGHT_NODES:-}"
+  export "${prefix}SLURMDDP_PREFLIGHT_SECONDS=${SLURMDDP_PREFLIGHT_SECONDS:-}"
+  export "${prefix}SLURMDDP_HEAD=$head"
+  export "${prefix}SLURMDDP_ADDRESS=$address"
+  export "${prefix}SLURMDDP_INTERFACE=$interface"
+  export "${prefix}SLURMDDP_NETWORK=$network"
+  export "${prefix}SLURMDDP_GPUS=$gpus_per_node"
+  export "${prefix}SLURMDDP_GPU_VENDOR=$gpu_vendor"
+  export "${prefix}SLURMDDP_SCRATCH=$scratch"
+}
+
+# environment_from: secrets, from a file of the user's own, for the ranks and not for the preflight
+read_secrets() {
+  local secrets pair
+  secrets=${XDG_CONFIG_HOME:-${HOME:-}/.config}/slurmddp/secrets/${run##*/}/.environment
+  [[ -r "$secrets" ]] || fail "cannot read the variables of environment_from, which submit wrote to $secrets"
+  while IFS= read -r -d '' pair; do export "$prefix${pair?}"; done <"$secrets"
+}
+
+# What is left to do once the container's command line is known
+prepare() {
+  if [[ -n "$compat" ]]; then source "$shell/driver.sh"; fi
+  if [[ -z "$preflight" || ("$runtime" == none && "${SLURMDDP_STEP:-}" == preflight) ]]; then check_python; fi
+  if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
+    prepare_preflight
+  else
+    prepare_ranks
+  fi
+  unset -v setup binds devices # arrays, which bash does not export: a variable of the user's may have such a name
+}
+
+prepare_ranks() {
+  if [[ -n "$environment_from" ]]; then read_secrets; fi
+  # Apptainer's mount of the image keeps nothing of this environment: sweep.sh knows it by its session
+  [[ "$runtime" == none ]] ||
+    { mkdir -p "$logs/sessions" && read -ra stat </proc/self/stat && printf '%s\n' "${stat[5]}" >>"$logs/sessions/$host"; } || true
+  [[ -n "$preflight" || -n "$alone" ]] ||
+    : >"$logs/preflight/$host.ready" || true # without it, a node that fails waits in vain, and no longer than 60 s
+}
+
+# Which GPUs are the job's, past --cleanenv and --containall too
+pass_gpus() {
+  local name
+  for name in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; do
+    [[ ! -v "$name" ]] || export "$prefix$name=${!name}"
+  done
+}
+
+# The preflight's step ends here. No exec: where the container or its Python does not start, this shell is left to say so.
+run_preflight() {
+  local code=0
+  [[ "${SLURMDDP_STEP:-}" == preflight ]] || return 0
+  "${SLURMDDP_COMMAND[@]}" 2>"$complaint" || code=$?
+  cat "$complaint" >&2
+  ((code == 0 || code == 3)) || { check_python; fail "the preflight ended with exit code $code: $(tail -n 1 "$complaint")"; }
+  exit "$code"
+}
+
+((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash $BASH_VERSION is too old: 4.4 or newer is needed"
+[[ -r "$shell/setup.sh" && -r "$shell/driver.sh" ]] ||
+  fail "the run's copy of the code is incomplete, $shell: was the file system purged? Submit again, with --resume ${run##*/}"
+container=()
+devices=()
+if [[ "$runtime" == none ]]; then
+  unset PYTHONPATH # of the shell that submitted; values set by a setup line are kept on purpose
+else
+  # Inherited values would change the job silently; values set by a setup line are kept on purpose.
+  unset {APPTAINER,SINGULARITY}_{BIND,BINDPATH,MOUNT,CONTAIN,CONTAINALL,COMPAT}
+fi
+if ((${#setup[@]} > 0)); then
+  finished=
+  source "$shell/setup.sh"
+  [[ -n "$finished" ]] || fail "setup line failed: it must not call return: $line"
+fi
+node_rank=0
+head=127.0.0.1
+address=127.0.0.1
+interface=
+if [[ -z "$alone" ]]; then find_place; fi
+gloo_interface=$interface # one node needs none
+((SLURMDDP_NODES > 1)) || gloo_interface=lo
+is_host=$((node_rank == 0))
+if [[ -z "$ranks" ]]; then count_ranks; fi
+make_folders
+workdir=${workdir:-$run}
+cd "$workdir" || fail "cannot enter the working folder $workdir"
+printf 'slurmddp: node %s is %d of %d, address %s, head %s:%s\n' "$host" "$node_rank" "$SLURMDDP_NODES" "$address" "$head" "$SLURMDDP_PORT"
+if [[ "$runtime" != none ]]; then find_container; fi
