@@ -13,19 +13,21 @@ from slurmddp.slurm.client import Slurm
 
 
 def submit_deadman(plan: Plan, folder: RunFolder, job_id: JobId) -> str | None:
-    """Submit deadman.sh behind the job and write RUN/deadman.json: {job_id, watches}.
+    """Submit watchdog.sh behind the job and write RUN/deadman.json: {job_id, watches}.
 
     Returns None, or a warning: a dead-man job that Slurm refuses must not cost the run.
     """
     if plan.deadman is None:
         return None
-    options = [f"--dependency=afterany:{job_id.id}", *([f"--clusters={job_id.cluster}"] if job_id.cluster else [])]
+    asked = plan.deadman.sbatch  # the script passes them on to the next one
+    cluster = [f"--clusters={job_id.cluster}"] if job_id.cluster else []
+    options = [*asked, "--open-mode=append", f"--dependency=afterany:{job_id.id}", *cluster]
     slurm = Slurm()
     try:
         command = slurm.command(
             options,
-            str(folder.path / "deadman.sh"),
-            (str(folder.path), job_id.id),
+            str(folder.shell / "watchdog.sh"),
+            (str(folder.path), job_id.id, *asked),
             log=str(folder.logs / "deadman.log"),
         )
         made = slurm.submit(command, folder.path)

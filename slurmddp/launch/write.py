@@ -10,7 +10,7 @@ from slurmddp import __version__
 from slurmddp.errors import UserError
 from slurmddp.launch.prepare import Prepared
 from slurmddp.render.documents import job_json, job_yaml, site_yaml
-from slurmddp.render.scripts import alert_script, deadman_script, job_script, node_script
+from slurmddp.render.scripts import alert_script, job_script, node_script
 from slurmddp.runs.create import write_key
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.snapshot import copy_runtime
@@ -28,7 +28,6 @@ def run_files(prepared: Prepared, run_id: str) -> dict[str, str]:
     optional = {
         "job.json": job_json(plan, run_id),
         "alert.sh": alert_script(plan),
-        "deadman.sh": deadman_script(plan),
     }
     files |= {name: text for name, text in optional.items() if text is not None}
     return files

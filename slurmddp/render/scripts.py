@@ -69,11 +69,6 @@ def alert_script(plan: Plan) -> str | None:
     return render("sbatch/alert.sh.j2", plan=plan) if plan.alerts else None
 
 
-def deadman_script(plan: Plan) -> str | None:
-    """deadman.sh: looks at how the job ended and alerts where no trap could; None where the site has no such job."""
-    return render("sbatch/deadman.sh.j2", plan=plan) if plan.deadman else None
-
-
 def _value(variables: list[Variable], name: str) -> str:
     return next((variable.value for variable in reversed(variables) if variable.name == name), "")
 

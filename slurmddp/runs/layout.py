@@ -81,6 +81,11 @@ class RunFolder:
         return self.code / "slurmddp"
 
     @property
+    def shell(self) -> Path:
+        """The functions of job.sh and node.sh, and the programs beside them."""
+        return self.code_runtime / "shell"
+
+    @property
     def project(self) -> Path:
         """The snapshot of the user's project folder or script."""
         return self.code / "project"

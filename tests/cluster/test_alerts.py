@@ -257,7 +257,7 @@ def test_accounting_tells_what_the_controller_has_forgotten(cluster: Cluster) ->
         other.wait_for(lambda: "FAILED" in other.run("login", asked).stdout, "accounting knows the job's end", 60)
         folder = run.answer["run_folder"]
         other.sh("login", f"mkdir ~/gone; ln -s /bin/false ~/gone/scontrol; sed -i /deadman/d {folder}/events.jsonl")
-        other.sh("login", f"PATH=~/gone:$PATH bash {folder}/deadman.sh {folder} {run.job_id}")
+        other.sh("login", f"PATH=~/gone:$PATH bash {folder}/code/slurmddp/shell/watchdog.sh {folder} {run.job_id}")
         assert deadman(run, "alerted")["state"] == "FAILED"
         assert inbox.kinds() == ["failed"], "the same end is told of once"
         inbox.close()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+import subprocess
 
 import pytest
 
 from slurmddp.errors import UserError
-from slurmddp.render.scripts import alert_script, deadman_script
+from slurmddp.launch.deadman import submit_deadman
+from slurmddp.render.scripts import alert_script
+from slurmddp.runs.layout import RunFolder
+from slurmddp.slurm.base import JobId
 from slurmddp.spec.alerts import KINDS
-from tests.helpers import Desk, check_bash, refusal
+from tests.helpers import Desk, make_code, refusal
 
 JOB = "name: gpt\nsite: %s\ntrain: {script: train.py}\nresources: {time: 1h}\nalerts: [%s]\n"
 
@@ -26,7 +30,7 @@ def site(desk: Desk, more: str) -> None:
 def test_nobody_is_told_by_default(desk: Desk) -> None:
     plan = desk.plan(JOB % ("cores", ""))
     assert (plan.alerts, plan.deadman) == (None, None)
-    assert alert_script(plan) is None and deadman_script(plan) is None
+    assert alert_script(plan) is None
 
 
 def test_a_target_says_little(desk: Desk) -> None:
@@ -114,7 +118,11 @@ def test_a_profile_that_cannot_be_meant(desk: Desk, more: str) -> None:
         desk.plan(JOB % ("told", "{to: slack}"))
 
 
-def test_the_dead_man_job_asks_for_what_the_profile_says(desk: Desk, tmp_path: Path) -> None:
+#: Stands for sbatch: writes down its words.
+SBATCH = '#!/bin/bash\nprintf "%s\\n" "$@" >"${0%/*}/words"\necho 8\n'
+
+
+def test_the_dead_man_job_asks_for_what_the_profile_says(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     site(desk, "deadman: {partition: debug, time: 10m, account: ops, sbatch: [--qos=small, --mem=100M]}")
     plan = desk.plan(JOB % ("told", "{to: slack}"))
     assert plan.deadman is not None
@@ -122,9 +130,31 @@ def test_the_dead_man_job_asks_for_what_the_profile_says(desk: Desk, tmp_path: P
         "--job-name=gpt-deadman", "--partition=debug", "--time=00:10:00", "--account=ops",
         "--nodes=1", "--ntasks=1", "--qos=small", "--mem=100M",
     )  # fmt: skip
-    script = deadman_script(plan)
-    assert script is not None and "#SBATCH --qos=small\n" in script
-    check_bash(script, "deadman.sh", tmp_path)
+    desk.program("sbatch", SBATCH)
+    monkeypatch.setenv("PATH", desk.environment["PATH"])
+    folder = RunFolder(desk.root / "run")
+    folder.logs.mkdir(parents=True)
+    assert submit_deadman(plan, folder, JobId("7")) is None
+    words = (desk.bin / "words").read_text().splitlines()
+    script = words.index(str(folder.shell / "watchdog.sh"))
+    assert {*plan.deadman.sbatch, "--open-mode=append", "--dependency=afterany:7"} <= set(words[:script])
+    assert words[script + 1 :] == [str(folder.path), "7", *plan.deadman.sbatch]
+    assert json.loads((folder.path / "deadman.json").read_text()) == {"job_id": "8", "watches": "7"}
+
+
+def test_the_next_dead_man_job_asks_for_the_same(desk: Desk) -> None:
+    """The job was requeued: it runs again."""
+    desk.program("sbatch", SBATCH)
+    desk.program("scontrol", "#!/bin/bash\necho 'JobId=7 JobState=RUNNING Reason=None'\n")
+    folder = RunFolder(desk.root / "run")
+    make_code(folder.path)
+    script = str(folder.shell / "watchdog.sh")
+    command = ["bash", script, str(folder.path), "7", "--qos=small", "--comment=a b"]
+    subprocess.run(command, env=desk.environment, check=True, capture_output=True)
+    words = (desk.bin / "words").read_text().splitlines()
+    assert {"--qos=small", "--comment=a b", "--open-mode=append", "--dependency=afterany:7"} <= set(words)
+    assert words[words.index(script) :] == command[1:]
+    assert json.loads(folder.events.read_text())["outcome"] == "waits"
 
 
 @pytest.mark.parametrize("targets", ["", "{to: mail}", "{to: slack, on: [finished]}"])

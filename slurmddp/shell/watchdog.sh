@@ -1,23 +1,21 @@
 #!/bin/bash
-# {{ plan.name }}: the dead-man job. It begins when the run's job has ended, looks at how, and alerts where no trap could:
-# nothing ran on the batch host any more, or the job never began.
+# The dead-man job of a run. It begins when the run's job has ended, looks at how, and alerts where no trap could: nothing
+# ran on the batch host any more, or the job never began.
 #
-# Submitted as: sbatch --dependency=afterany:JOB --output=RUN_FOLDER/logs/deadman.log deadman.sh RUN_FOLDER JOB
-{% for option in plan.deadman.sbatch %}
-#SBATCH {{ option }}
-{% endfor %}
-#SBATCH --open-mode=append
+# Submitted as: sbatch OPTIONS --dependency=afterany:JOB --output=RUN_FOLDER/logs/deadman.log watchdog.sh RUN_FOLDER JOB OPTIONS
+# OPTIONS: what the site's profile asks for, for the next one.
 set -uo pipefail
 
-run=${1:?usage: deadman.sh RUN_FOLDER JOB}
-job=${2:?usage: deadman.sh RUN_FOLDER JOB}
+run=${1:?usage: watchdog.sh RUN_FOLDER JOB OPTIONS}
+job=${2:?usage: watchdog.sh RUN_FOLDER JOB OPTIONS}
+options=("${@:3}")
 me=${SLURM_JOB_ID:-}
 # What this job was given must not be mistaken for the next job's, or the alert's.
 for name in ${!SLURM_@} ${!SBATCH_@}; do
   [[ "$name" == SLURM_CONF* || "$name" == SLURM_JWT ]] || unset "$name"
 done
 
-say() { printf '%(%F %T)T deadman.sh: %s\n' -1 "$*"; }
+say() { printf '%(%F %T)T watchdog.sh: %s\n' -1 "$*"; }
 event() { # Usage: event OUTCOME STATE
   printf '{"time": %s, "event": "deadman", "job_id": "%s", "deadman": "%s", "outcome": "%s", "state": "%s"}\n' \
     "$(date +%s.%3N)" "$job" "$me" "$1" "$2" >>"$run/events.jsonl"
@@ -44,7 +42,8 @@ look() {
 # --- go on waiting: the job was requeued, or another one has taken its place
 wait_for() { # Usage: wait_for JOB
   local answer
-  if answer=$(sbatch --parsable --dependency="afterany:$1" --begin=now+30 --output="$run/logs/deadman.log" "$run/deadman.sh" "$run" "$1"); then
+  if answer=$(sbatch --parsable "${options[@]}" --dependency="afterany:$1" --begin=now+30 --open-mode=append \
+    --output="${run//%/%%}/logs/deadman.log" "$run/code/slurmddp/shell/watchdog.sh" "$run" "$1" "${options[@]}"); then
     printf '{"job_id": "%s", "watches": "%s"}\n' "${answer%%;*}" "$1" >"$run/deadman.json.part" \
       && mv "$run/deadman.json.part" "$run/deadman.json"
     say "job $1 goes on: dead-man job ${answer%%;*} waits for it"
