@@ -103,7 +103,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@if command -v shellcheck >/dev/null; then printf '%s\0' tests/golden/*/*.sh | xargs -0 -n 6 -P 2 shellcheck -x -P slurmddp/shell; \
+	@if command -v shellcheck >/dev/null; then printf '%s\0' tests/golden/kinds/*.sh | xargs -0 -n 6 -P 2 shellcheck -x -P slurmddp/shell; \
 	else echo "shellcheck is not installed, so the scripts were not checked: make system"; test -z "$$SLURMDDP_REQUIRE_CLUSTER"; fi
 
 # Real processes on a busy machine miss a deadline now and then: a test may run once more, and is named at the end.

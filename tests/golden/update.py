@@ -1,15 +1,20 @@
-"""`python -m tests.golden.update`: writes the scripts of all sites anew, and removes those of sites that are gone."""
+"""`python -m tests.golden.update`: writes all golden files anew, and removes those of kinds and sites that are gone."""
 
 from __future__ import annotations
 
+import difflib
+import re
 from pathlib import Path
+from typing import Any
 
 from slurmddp.assets import asset_folder
 from slurmddp.plan.build import make_plan
 from slurmddp.plan.model import Context
-from slurmddp.render.scripts import job_script, node_script
+from slurmddp.render.scripts import alert_script, job_script, node_script
 from slurmddp.sites.catalogue import Catalogue
+from slurmddp.spec.document import Document
 from slurmddp.spec.resolve import Sources, resolve
+from slurmddp.spec.site import Site
 
 HERE = Path(__file__).resolve().parent
 SITES = sorted(path.stem for path in asset_folder("site_configs").glob("*.yaml"))
@@ -17,59 +22,115 @@ SITES = sorted(path.stem for path in asset_folder("site_configs").glob("*.yaml")
 #: What only a user knows; a variable of a profile that is not here stays as written.
 ENVIRONMENT = {"HOME": "/home/alice", "USER": "alice"}
 CONTEXT = Context("/home/alice/project", "/usr/bin/python3")
+#: A site's runtime gives every variable another name: that alone is no difference worth a line.
+_PREFIX = re.compile(r"^export (APPTAINERENV_|SINGULARITYENV_)", re.MULTILINE)
 
-KINDS = {
-    "lm": [
-        ("name", "gpt-books"),
-        ("train.task", "lm"),
-        ("train.data", {"path": "/data/books", "context": 1024}),
-        ("train.batch", {"global": 512, "micro": 16}),
-        ("network.debug", "true"),
-    ],
-    "script": [
-        ("name", "own"),
-        ("train.script", "src/train.py"),
-        ("train.args", ["--lr", "3e-4", "--text", "it's $HOME"]),
-        ("environment", {"WANDB_MODE": "offline"}),
-        ("setup", ["module load tools"]),
-    ],
+LM: dict[str, Any] = {
+    "name": "gpt-books",
+    "train.task": "lm",
+    "train.data": {"path": "/data/books", "context": 1024},
+    "train.batch": {"global": 512, "micro": 16},
+}
+TWO_NODES: dict[str, Any] = {"resources.nodes": "2", "resources.time": "1h"}
+
+#: One full set of scripts per kind of job: its site, and its options. Every branch of the templates is in one of them.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "simple": ("generic", LM | TWO_NODES),
+    "script": (
+        "leonardo",
+        TWO_NODES
+        | {
+            "name": "own",
+            "train.script": "src/train.py",
+            "train.args": ["--lr", "3e-4", "--text", "it's $HOME"],
+            "environment": {"WANDB_MODE": "offline", "PYTHONPATH": "/own lib"},
+            "environment_from": ["WANDB_API_KEY"],
+            "setup": ["module load tools"],
+        },
+    ),
+    "one": ("generic", LM | {"resources.time": "1h", "recovery.preflight": "false", "network.debug": "true"}),
+    "alerts": (
+        "testcluster",
+        LM
+        | TWO_NODES
+        | {
+            "alerts": [{"to": "slack", "url_env": "HOOK"}, {"to": "json", "url_file": "~/hook", "on": ["failed"]}],
+            "environment_from": ["TOKEN"],
+        },
+    ),
+    "elastic": (
+        "generic",
+        LM
+        | {
+            "resources.nodes": {"min": 2, "max": 4, "spares": 1},
+            "resources.time": "1h",
+            "network.interface": "=ib0",
+            "launch.rendezvous": "static",
+        },
+    ),
+    "chain": ("generic", LM | TWO_NODES),
+    "no-requeue": ("generic", LM | TWO_NODES | {"recovery.requeue": "false", "container.runtime": "singularity"}),
+    "auto": ("generic", LM | TWO_NODES | {"resources.ranks_per_node": "auto"}),
+    "contained": ("lumi", LM | TWO_NODES | {"container.options": ["--containall"], "paths.cache": "/scratch/cache"}),
+    "local": (
+        "local",
+        {"name": "own", "train.script": "train.py", "snapshot": "false", "resources.ranks_per_node": "2", "setup": ["source env/bin/activate"]},
+    ),
+    "local-lm": ("local", LM | {"resources.ranks_per_node": "2", "environment": {"PYTHONPATH": "/own"}}),
 }
 
 
 def scripts(site: str, kind: str) -> dict[str, str]:
-    """Name -> text of one job's scripts."""
+    """Name -> text of the scripts of one kind of job on a site."""
     catalogue = Catalogue(ENVIRONMENT)
-    profile, layer = catalogue.load(site)
-    options = [("site", site), *KINDS[kind]]
+
+    def load(name: str) -> tuple[Site, Document]:
+        profile, layer = catalogue.load(name)
+        return profile.model_copy(update={"requeue": "chain"} if kind == "chain" else {}), layer
+
+    profile, layer = load(site)
+    options = {"site": site, **KINDS[kind][1]}
     if profile.scheduler == "local":
-        options.append(("resources.ranks_per_node", "2"))
-    else:
-        options += [("resources.nodes", "2"), ("resources.time", "1h")]
-    options += [("resources.account", "my_project")] if "resources.account" in profile.required else []
+        options |= {"resources.ranks_per_node": "2"}
+        options = {key: value for key, value in options.items() if key not in TWO_NODES}
+    if "resources.account" in profile.required:
+        options["resources.account"] = "my_project"
     if profile.scheduler == "slurm" and not profile.partitions:
-        options += [("resources.partition", "gpu"), ("resources.gpus_per_node", "4"), ("resources.cpus_per_node", "32")]
+        options |= {"resources.partition": "gpu", "resources.gpus_per_node": "4", "resources.cpus_per_node": "32"}
     container = layer.tree.get("container", {})
     if container.get("runtime") != "none" and "image" not in container:
-        options.append(("container.image", "/images/torch.sif"))
-    sources = Sources(None, [(key, value, f"--set {key}") for key, value in options], ENVIRONMENT, [])
-    resolved = resolve(sources, catalogue.load, lambda: None, strict=False)
-    plan = make_plan(resolved, CONTEXT)._replace(version="0.0.0")
-    return {"job.sh": job_script(plan), "node.sh": node_script(plan)}
+        options["container.image"] = "/images/torch.sif"
+    sources = Sources(None, [(key, value, f"--set {key}") for key, value in options.items()], ENVIRONMENT, [])
+    resolved = resolve(sources, load, lambda: None, strict=False)
+    earlier = ("/runs/own-1/checkpoints", "/runs/own-0/checkpoints") if kind == "script" else ()
+    plan = make_plan(resolved, CONTEXT._replace(resume_from=earlier))._replace(version="0.0.0")
+    alert = alert_script(plan)
+    return {"job.sh": job_script(plan), "node.sh": node_script(plan), **({"alert.sh": alert} if alert else {})}
+
+
+def difference(site: str) -> str:
+    """What the simple job's scripts are on a site, as a difference to those of the kind, without context."""
+    common = scripts(KINDS["simple"][0], "simple")
+    lines: list[str] = []
+    for name, text in scripts(site, "simple").items():
+        before, after = (_PREFIX.sub("export ", each).splitlines() for each in (common[name], text))
+        lines += difflib.unified_diff(before, after, f"simple-{name}", f"{site}/{name}", n=0, lineterm="")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def expected() -> dict[Path, str]:
     """Path -> text of every golden file."""
-    return {
-        HERE / site / f"{kind}-{name}": text
-        for site in SITES
-        for kind in KINDS
+    files = {
+        HERE / "kinds" / f"{kind}-{name}": text
+        for kind, (site, _) in KINDS.items()
         for name, text in scripts(site, kind).items()
     }
+    return files | {HERE / "sites" / f"{site}.diff": difference(site) for site in SITES if site != KINDS["simple"][0]}
 
 
 def present() -> set[Path]:
     """The golden files that are there."""
-    return set(HERE.glob("*/*.sh"))
+    return {*HERE.glob("*/*.sh"), *HERE.glob("*/*.diff")}
 
 
 def main() -> None:

@@ -1,0 +1,60 @@
+#!/bin/bash
+# gpt-books: 2 node(s) x as many ranks as each allows, site generic. Made by slurmddp 0.0.0.
+#
+# Submitted as: sbatch --output=RUN_FOLDER/logs/job.log job.sh RUN_FOLDER
+#SBATCH --job-name=gpt-books
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=32
+#SBATCH --gpus-per-node=4
+#SBATCH --mem=0
+#SBATCH --time=01:00:00
+#SBATCH --partition=gpu
+#SBATCH --exclusive
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR2@120
+#
+# It starts the ranks (node.sh on each node), looks after them, and starts them again after a fault. This file holds what
+# is this job's own; the functions, the same for every job, are in RUN_FOLDER/code/slurmddp/shell (supervisor.sh).
+
+# No `set -e`: a failing command must not skip the record of how the job ended.
+set -uo pipefail
+run=${1:?usage: job.sh RUN_FOLDER}
+shell=$run/code/slurmddp/shell
+
+# --- values of this job. "yes" or empty, where a comment ends with a question mark
+scheduler=slurm # slurm, or local: this machine, without Slurm
+nodes_max=2 # nodes that train; further nodes of the job are spares
+nodes_min=2 # nodes that an attempt needs at least
+elastic= # may the job lose nodes and go on in its allocation?
+guarded=yes # does guard.sh requeue the job where something kills this script?
+requeue_policy=requeue # requeue: scontrol requeue; chain: sbatch of this file again; none
+breaker=3 # starts in a row without progress after which the run fails
+preflight=yes # are the nodes checked before the ranks start?
+join_timeout=600 # seconds for that check, at most
+stop_lead=120 # seconds before the time limit at which the ranks save; empty: not by the clock
+own_script= # is it the user's own training script?
+counts_gpus=yes # do nodes differ in their GPUs, so that the job counts them?
+node_folder=/tmp # on each node's own disk: scratch
+step_options=(--cpus-per-task=32) # of the ranks' srun, beside --nodes and --ntasks
+
+# --- the functions
+cannot_start() {
+  printf 'job.sh: %s\n' "$1" >&2
+  [[ ! -r "$run/alert.sh" ]] || bash "$run/alert.sh" failed failed "$1" "nothing restarts it"
+  exit 1
+}
+((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || cannot_start "bash $BASH_VERSION on ${HOSTNAME:-this node} is too old: 4.4 or newer is needed"
+[[ -r "$shell/supervisor.sh" ]] || cannot_start "the run's copy of the code is gone, $shell: was the file system purged? Submit again, with --resume ${run##*/}"
+source "$shell/supervisor.sh"
+
+# --- the job
+forget_stop # an earlier job was asked to stop, not this one
+trap 'terminated TERM' TERM
+trap 'terminated INT' INT
+trap warned USR2 # ahead of the time limit; on some sites, of a preemption, too
+open_attempt
+trap ended EXIT
+run_job
+finish
