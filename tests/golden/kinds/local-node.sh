@@ -57,7 +57,7 @@ export SLURMDDP_STOP_FILE="$run/stop"
 # how far the run has come (a script of one's own may write its step there), and how often it may fail no further on
 export SLURMDDP_PROGRESS_FILE="$run/progress"
 export SLURMDDP_NO_PROGRESS=3
-export PYTHONPATH="$run/code":/home/alice/project"${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$run/code":/home/alice/project${PYTHONPATH:+:"$PYTHONPATH"}
 # the interface that the nodes see each other by; one node needs none
 export GLOO_SOCKET_IFNAME="$gloo_interface"
 # python: unbuffered logs
