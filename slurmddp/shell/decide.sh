@@ -90,7 +90,8 @@ decide_after_failure() {
   decision=next
   list_nodes
   if [[ -n "$lost_nodes" ]]; then
-    cause="- $lost_nodes lost by Slurm (NodeFail)"
+    cause="- ${lost_nodes%% *} lost by Slurm (NodeFail)"
+    [[ "$lost_nodes" != *" "* ]] || cause+=", together with ${lost_nodes#* }" # a cause names one node
     return # The run is not at fault.
   fi
   local missed

@@ -43,7 +43,7 @@ list_nodes() {
 # it has started on the others, so what became of those says nothing.
 unreached() {
   sed -n 's/^srun: error: Task launch for [^ ]* failed on node \([^ :]*\): /\1 /p' "$logs/srun.err" 2>/dev/null |
-    awk '!seen[$1]++'
+    awk '!seen[$1]++' | plain_lines
 }
 
 # The first nodes that nothing speaks against; spares are those that are left over. False where there are too few.

@@ -2,20 +2,23 @@
 # --- before the ranks start: can these nodes train? Those that cannot are excluded. False where this attempt is over.
 check_nodes() {
   local node line verdict="$logs/preflight/verdict" missed=() bad=() user_errors=0 began=$SECONDS
+  local -A said=()
   chosen=("${nodes[@]}") # spares, too
   ask_nodes
   ! must_end || return 0
+  if ((${#missed[@]} > 0)); then
+    read_said < <(printf '%s\n' "${missed[@]}")
+  elif [[ -e "$verdict" ]]; then
+    read_said < <(plain_lines <"$verdict")
+  fi
   for node in "${chosen[@]}"; do
-    line=
+    line=${said[$node]:-}
     if ((${#missed[@]} > 0)); then
-      said_of "$node" <(printf '%s\n' "${missed[@]}")
       [[ -n "$line" ]] || continue # Whether it can train is seen once it is asked without those.
       line="Slurm could not start anything there: $line"
     elif [[ -s "$logs/preflight/$node.failed" ]]; then
       line="bad $(plain <"$logs/preflight/$node.failed")"
-    elif [[ -e "$verdict" ]]; then
-      said_of "$node" "$verdict"
-    elif [[ "$node" != "${chosen[0]}" ]]; then
+    elif [[ ! -e "$verdict" && "$node" != "${chosen[0]}" ]]; then
       continue # The first node should have said it.
     fi
     [[ "$line" != ok* ]] || continue
@@ -44,8 +47,14 @@ check_nodes() {
   [[ -e "$verdict" ]] # Without one, the others are not checked yet.
 }
 
-# Usage: said_of NODE FILE; the answer, the rest of the first line that begins with the node's name, is in `line`
-said_of() { line=$(awk -v node="$1" '$1 == node {sub(/^[^ ]+ /, ""); print; exit}' "$2" | plain); }
+# What is said of each node, into `said`: lines of NODE TEXT, of which a node's first counts. All in this process: there
+# may be thousands of nodes, and each child process costs milliseconds.
+read_said() {
+  local node text
+  while read -r node text; do
+    [[ -z "$node" || -n "${said[$node]+there}" ]] || said[$node]=$text
+  done
+}
 
 # Where srun could not reach a node it is asked once more: its slurmd may just be starting. Sets `missed`.
 ask_nodes() {

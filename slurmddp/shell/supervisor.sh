@@ -50,6 +50,8 @@ run_job() {
   esac
   if [[ -n "$counts_gpus" ]] && ! count_gpus; then
     say "Slurm gave this job no GPUs (JOB_GRES of scontrol show job -d)"
+    alert failed failed "Slurm gave this job no GPUs" "nothing restarts it"
+    settle_alerts 8
     exit 1
   fi
   [[ -z "$guarded" ]] || start_guard

@@ -18,8 +18,14 @@ json() {
   printf '"%s"' "${text//\"/\\\"}"
 }
 
-# One line of valid UTF-8, for the first line of any bytes
-plain() { head -n 1 | head -c 400 | tr -d '\000-\037\177' | iconv -c -f UTF-8 -t UTF-8; }
+# Lines of valid UTF-8 without control characters, each of 400 bytes at most, for any bytes
+plain_lines() {
+  tr -d '\000-\011\013-\037\177' | cut -b 1-400 |
+    if command -v iconv >/dev/null; then iconv -c -f UTF-8 -t UTF-8; else LC_ALL=C tr -d '\200-\377'; fi
+}
+
+# The first line of them
+plain() { head -n 1 | plain_lines; }
 
 # A message to people, in the background: nothing waits for a server. A run without alert targets has no alert.sh.
 # Usage: alert KIND STATE CAUSE NEXT

@@ -74,10 +74,13 @@ count_starts() {
   fi
 }
 
-# The events that ranks wrote since last time
+# The events that ranks wrote since last time. A line may be half written: its other half comes next time.
+half_line=
 read_events() {
   local line
-  while IFS= read -r line <&"$events"; do
+  while IFS= read -r line <&"$events" || { half_line+=$line; false; }; do
+    line=$half_line$line
+    half_line=
     case "$line" in
       *'"event": "rank_started"'*)
         starts=$((starts + 1))

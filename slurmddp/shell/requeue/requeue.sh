@@ -6,10 +6,15 @@
 # where that leaves too few, they are not.
 release_hold() {
   (
-    setsid env -i PATH="$PATH" HOME="$HOME" SLURM_CONF="${SLURM_CONF:-}" bash -s -- \
-      "$slurm_job" "${SLURM_RESTART_COUNT:-0}" "${excluded[*]}" "$run/events.jsonl" "$attempt" "$host" >/dev/null 2>&1 <<'END' &
+    set -- "$slurm_job" "${SLURM_RESTART_COUNT:-0}" "${excluded[*]}" "$run/events.jsonl" "$attempt" "$host"
+    for name in $(compgen -e); do # nothing of the job, but how to reach Slurm; a token must not be a command's argument
+      case $name in
+        PATH | HOME | SLURM_CONF | SLURM_CONF_SERVER | SLURM_JWT) ;;
+        *) unset "$name" 2>/dev/null ;;
+      esac
+    done
+    setsid bash -s -- "$@" >/dev/null 2>&1 <<'END' &
 job=$1 restarts=$2 excluded=${3// /,} events=$4 attempt=$5 host=$6
-[[ -n "$SLURM_CONF" ]] || unset SLURM_CONF
 trap '' TERM INT HUP
 told= held=0
 for ((seconds = 0; seconds < 180; seconds++)); do

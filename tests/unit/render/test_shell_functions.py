@@ -1,0 +1,131 @@
+"""Single functions of slurmddp/shell on real bash, in moments that seldom come: half lines, thousands of nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import SHELL
+
+#: What job.sh assigns, and functions of other files.
+VALUES = """
+set -uo pipefail
+scheduler=slurm nodes_max=4096 nodes_min=1 elastic= preflight=yes breaker=3 stop_lead= own_script= join_timeout=600
+attempt=0 host=node1 job_id=7 slurm_job=7 ending= child= preempted_at= slurm_state=RUNNING
+say() { :; }
+alert() { :; }
+"""
+
+
+def bash(folder: Path, files: str, *lines: str, **variables: str) -> str:
+    """Run lines after these files of slurmddp/shell (without .sh); `run` and `logs` lie in the folder."""
+    (folder / "logs" / "preflight").mkdir(parents=True, exist_ok=True)
+    sources = [f"source {SHELL}/{name}.sh" for name in files.split()]
+    text = "\n".join([*sources, VALUES, f"run={folder} logs={folder}/logs", *lines])
+    environment = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **variables}
+    done = subprocess.run(["bash"], input=text, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize("cut", [1, 12, 25, 36])
+def test_a_half_written_event_is_read_once_it_is_whole(tmp_path: Path, cut: int) -> None:
+    """Ranks write to the file while job.sh reads it."""
+    line = json.dumps({"event": "rank_started", "rank": 0}) + "\n"
+    assert cut < len(line)
+    lines = [f"exec {{events}}<{tmp_path}/events.jsonl", "new_attempt"]
+    for part in (line[:cut], line[cut:], line + line[:cut], line[cut:-1], "\n"):
+        lines += [f"printf %s '{part}' >>{tmp_path}/events.jsonl", "read_events", "echo $starts"]
+    (tmp_path / "events.jsonl").touch()
+    assert bash(tmp_path, "tell watch cause", "best_cause() { :; }", *lines).split() == ["0", "1", "2", "2", "3"]
+
+
+@pytest.mark.parametrize("before", ["say", "printf", "alert"])
+def test_a_cancel_between_two_lines_of_another_request_stays(tmp_path: Path, before: str) -> None:
+    """USR2 of the time limit and `slurmddp cancel` at once: the user's reason decides, and nobody requeues the job."""
+    write = f"echo 'cancelled by the user' >{tmp_path}/part && mv {tmp_path}/part {tmp_path}/stop"
+    lines = [f'inject() {{ [[ "$BASH_COMMAND" != "{before} "* ]] || {{ trap - DEBUG; {write}; }}; }}']
+    lines += ["set -T", "trap inject DEBUG", "ask_to_stop 'time limit' 2>/dev/null"]
+    bash(tmp_path, "tell signals", *lines)
+    assert (tmp_path / "stop").read_text() == "cancelled by the user\n"
+
+
+def checked(tmp_path: Path, count: int, verdict: str) -> tuple[list[str], list[str]]:
+    """The nodes that are left, and the excluded ones, after a preflight with that verdict."""
+    (tmp_path / "logs/preflight").mkdir(parents=True)
+    (tmp_path / "logs/preflight/verdict").write_text(verdict)
+    lines = [
+        "ask_nodes() { missed=(); }",
+        "must_end() { false; }",
+        f"mapfile -t nodes < <(printf 'n%d\\n' {{1..{count}}})",
+    ]
+    lines += ["check_nodes", 'echo "${nodes[*]}"', 'echo "${excluded[*]}"']
+    left, excluded = bash(tmp_path, "tell cause nodes preflight", *lines).splitlines()
+    return left.split(), excluded.split()
+
+
+def test_the_verdict_on_4096_nodes(tmp_path: Path) -> None:
+    """One word per node; of two lines on one node, the first counts."""
+    verdict = [f"n{number} ok" for number in range(1, 4097)]
+    verdict[6] = "n7 bad GPU 3: \x1b[31mfell off the bus"
+    verdict[4095] = ""
+    left, excluded = checked(tmp_path, 4096, "\n".join([*verdict, "n7 ok", "strange"]) + "\n")
+    assert excluded == ["n7", "n4096"] and len(left) == 4094
+    rows = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [row["reason"] for row in rows if row["event"] == "node_excluded"] == [
+        "preflight: GPU 3: [31mfell off the bus",
+        f"preflight: it did not answer: see {tmp_path}/logs/preflight/n4096.log",
+    ]
+
+
+def test_no_text_of_a_verdict_is_run(tmp_path: Path) -> None:
+    left, _ = checked(tmp_path, 2, f"$(touch {tmp_path}/ran) ok\nx[$(touch {tmp_path}/ran)] ok\nn1 ok\nn2 ok\n")
+    assert left == ["n1", "n2"] and not (tmp_path / "ran").exists()
+
+
+def test_a_verdict_without_iconv(tmp_path: Path) -> None:
+    """Not every minimal image has it: then what is not ASCII is left out."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("tr", "cut", "head", "bash"):
+        (programs / name).symlink_to(f"/usr/bin/{name}")
+    said = bash(tmp_path, "tell", "printf 'n1 ok \\303\\244\\nsecond' | plain", PATH=str(programs))
+    assert said == "n1 ok \n"
+
+
+@pytest.mark.parametrize("text", ['KeyError: "a"', "no C:\\new", 'say "\\"', "plain"])
+def test_the_text_of_a_marker_is_escaped_once(tmp_path: Path, text: str) -> None:
+    (tmp_path / "markers").mkdir()
+    marker = {"restart": False, "state": "failed", "cause": text, "attempt": 0}
+    (tmp_path / "markers/attempt-000.json").write_text(json.dumps(marker, indent=2))
+    said = bash(tmp_path, "tell breaker", 'json "$(from_marker cause)"')
+    assert json.loads(said) == text
+
+
+def test_two_nodes_lost_at_once_are_two(tmp_path: Path) -> None:
+    lines = ["list_nodes() { lost_nodes='n3 n4'; }", "noted=", "abandoned=", "best_cause() { :; }"]
+    said = bash(tmp_path, "tell cause nodes decide", *lines, "decide_after_failure", 'cause_text "$cause"')
+    assert said == "n3: lost by Slurm (NodeFail), together with n4\n"
+
+
+def test_what_ends_a_hold_can_reach_slurm_and_has_nothing_else(tmp_path: Path) -> None:
+    """Where slurm.conf is, who serves it, and the token: none of them as an argument, which `ps` shows to all."""
+    seen = tmp_path / "seen"
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/bash\nenv >{seen}.part\nmv {seen}.part {seen}\necho JobState=COMPLETED\n")
+    scontrol.chmod(0o755)
+    kept = {"SLURM_CONF": "/a", "SLURM_CONF_SERVER": "b", "SLURM_JWT": "c", "HOME": "/home/alice"}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_RESTART_COUNT": "2", "SLURM_NNODES": "3", **kept}
+    lines = [
+        "excluded=(n2)",
+        "release_hold",
+        f"for ((i = 0; i < 300; i++)); do [[ ! -e {seen} ]] || break; sleep 0.1; done",
+    ]
+    bash(tmp_path, "requeue/requeue", *lines, **environment)
+    got = dict(line.split("=", 1) for line in seen.read_text().splitlines() if "=" in line)
+    assert {name: got.get(name) for name in kept} == kept
+    assert not [name for name in got if name.startswith("SLURM_") and name not in kept]
