@@ -43,7 +43,9 @@ torchrun=(
   --rdzv-conf="is_host=$is_host,join_timeout=600,read_timeout=600"
   --local-addr="$address"
 )
-program=(-m slurmddp.runtime.begin /home/alice/project/train.py)
+program=(
+  -m slurmddp.runtime.begin /home/alice/project/train.py
+)
 
 prepare # Python and the preflight, the user's secrets
 

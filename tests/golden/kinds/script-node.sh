@@ -57,7 +57,13 @@ torchrun=(
   --rdzv-conf="is_host=$is_host,join_timeout=600,read_timeout=600"
   --local-addr="$address"
 )
-program=(-m slurmddp.runtime.begin "$run"/code/project/train.py --lr 3e-4 --text "it's \$HOME")
+program=(
+  -m slurmddp.runtime.begin "$run"/code/project/train.py
+  --lr
+  3e-4
+  --text
+  "it's \$HOME"
+)
 
 prepare # Python and the preflight, the user's secrets
 
