@@ -28,7 +28,7 @@ PAGE = (ROOT / "docs/files.md").read_text(encoding="utf-8")
 COMMON = {
     "job.sh and guard.sh": {"attempt", "job_id", "node"},
     "The ranks and torchrun's agents": {"attempt", "node", "rank"},
-    "alert.sh and deadman.sh": {"job_id"},
+    "alert.sh and watchdog.sh": {"job_id"},
     "Commands on the login node": set(),
 }
 KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false", list: "list", dict: "object"}
@@ -57,7 +57,7 @@ def events_of_the_code() -> dict[str, dict[str, set[str]]]:
     found = {
         "job.sh and guard.sh": bash.pop("job"),
         "The ranks and torchrun's agents": written.events_of_python("runtime"),
-        "alert.sh and deadman.sh": {event: keys for events in bash.values() for event, keys in events.items()},
+        "alert.sh and watchdog.sh": {event: keys for events in bash.values() for event, keys in events.items()},
         "Commands on the login node": {},
     }
     for folder in (ROOT / "slurmddp").iterdir():
@@ -83,7 +83,7 @@ def test_the_keys_that_each_line_has(tmp_path: Path) -> None:
     assert set(json.loads((tmp_path / "login").read_text())) == {"time", "event"} <= common
     ranks = {"time", "event"} | COMMON["The ranks and torchrun's agents"]
     assert set(json.loads((tmp_path / "rank").read_text())) == ranks
-    tell = (ROOT / "templates/sbatch/job/tell.sh.j2").read_text()
+    tell = (ROOT / "slurmddp/shell/tell.sh").read_text()
     (line,) = re.findall(r"printf '%s(\{.*\})\\n'", tell)
     assert set(re.findall(r'"(\w+)": ', line)) | {"node"} == {"time", "event"} | COMMON["job.sh and guard.sh"]
     assert "lines_lost" in common

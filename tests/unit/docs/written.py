@@ -120,18 +120,20 @@ def events_of_call(call: ast.Call, around: Function, path: Path) -> list[str]:
 
 
 def events_of_bash() -> dict[str, dict[str, set[str]]]:
-    """Script -> event -> keys, of the templates: `event NAME "..."`, and printf straight into the file."""
+    """Script -> event -> keys, of templates and shell functions: `event NAME "..."`, and printf into the file."""
     found: dict[str, dict[str, set[str]]] = {}
-    for path in sorted((ROOT / "templates/sbatch").rglob("*.j2")):
+    templates, shell = ROOT / "templates/sbatch", ROOT / "slurmddp/shell"
+    scripts = {path: path.relative_to(templates).parts[0].partition(".")[0] for path in templates.rglob("*.j2")}
+    scripts |= {path: "watchdog" if path.stem == "watchdog" else "job" for path in shell.rglob("*.sh")}
+    for path, script in sorted(scripts.items()):
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-        script = path.relative_to(ROOT / "templates/sbatch").parts[0].partition(".")[0]
         lines = [line for line in text.splitlines() if re.search(r'>>"\$(run/events\.jsonl|events)"', line)]
         for line in lines:
             written = re.search(r'"event": "(.+?)"', line)
             assert written, f"{path.name}: {line}"
             if written[1] != "%s":
                 merge(found, script, written[1], set(re.findall(r'"(\w+)": ', line)) - {"time", "event"})
-        if script in ("alert", "deadman"):
+        if script in ("alert", "watchdog"):
             continue  # their `event` writes one event, the one of their printf
         for name, facts in re.findall(r"^\s*event (\S+) (.*)$", text, re.MULTILINE):
             merge(found, "job", name, set(re.findall(r'\\"(\w+)\\": ', facts)))
@@ -139,7 +141,7 @@ def events_of_bash() -> dict[str, dict[str, set[str]]]:
 
 
 def merge(found: dict[str, dict[str, set[str]]], script: str, event: str, keys: set[str]) -> None:
-    found.setdefault("job" if script == "guard" else script, {}).setdefault(event, set()).update(keys)
+    found.setdefault(script, {}).setdefault(event, set()).update(keys)
 
 
 def metrics() -> tuple[set[str], set[str]]:
