@@ -15,8 +15,8 @@ from slurmddp.runs import manifest
 from slurmddp.runs.layout import RunFolder
 from slurmddp.spec.alerts import KINDS
 from tests.helpers import Desk, Result
-from tests.receiver import Receiver
 from tests.programs.alerts.conftest import Alerts
+from tests.receiver import Receiver
 
 SOME = ("slack", "json")
 Cli = Callable[..., Result]

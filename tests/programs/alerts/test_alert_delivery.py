@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from slurmddp.alerts.spool import deliver
-from tests.receiver import Receiver
 from tests.programs.alerts.conftest import TARGETS, Alerts
+from tests.receiver import Receiver
 
 JSON = "{to: json}"
 

@@ -13,8 +13,8 @@ import pytest
 
 from slurmddp.alerts.spool import deliver, deliver_all
 from slurmddp.runs.layout import RunFolder
-from tests.receiver import Receiver
 from tests.programs.alerts.conftest import Alerts
+from tests.receiver import Receiver
 
 
 @pytest.fixture
