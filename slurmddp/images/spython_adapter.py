@@ -1,10 +1,11 @@
-"""The one place that drives spython; each of its failures becomes one of our errors.
+"""The one place that drives spython, which reads an image's labels; each of its failures becomes one of our errors.
 
-What is guarded against was tried with spython 0.3.14: its version helper returns '' where the binary is
-missing and a dict where it fails, and obeys SPYTHON_SINGULARITY_VERSION; inspect returns a dict on
-failure too, and may raise SystemExit or whatever its JSON parsing raises. It drives only a binary called
-`singularity`, so Apptainer under its own name is asked directly. Builds do not go through it at all (see
-builder.py).
+spython drives only a binary called `singularity`, so Apptainer under its own name is asked directly. What is guarded
+against was tried with spython 0.3.14: inspect returns a dict on failure too, and may raise SystemExit or whatever its
+JSON parsing raises. Three things do not go through spython:
+- the version: its helper returns '' or a dict on failure, and obeys SPYTHON_SINGULARITY_VERSION;
+- Dockerfiles: its parser reads few of them right (see dockerfile/ and its tests);
+- builds: they need a clean environment and a way to stop them (see builder.py).
 """
 
 from __future__ import annotations
@@ -29,13 +30,7 @@ Result = TypeVar("Result")
 
 def version_text(name: str) -> str:
     """What `<name> --version` says, such as "apptainer version 1.4.5". Raises ExternalError."""
-    if name != SPYTHON_BINARY:
-        return _run([name, "--version"]).strip()
-    said = _guarded(f"{name} --version", _spython_version)
-    if isinstance(said, str) and said.strip():
-        return said.strip()
-    message = " ".join(said["message"]).strip() if isinstance(said, dict) else "no such program"
-    raise ExternalError(f"`{name} --version` failed: {message}")
+    return _run([name, "--version"]).strip()
 
 
 def labels(name: str, image: Path) -> dict[str, str]:
@@ -66,10 +61,6 @@ def packages_in(name: str, image: Path) -> str:
     return _run([name, "exec", *_SHUT, str(image), "python3", "-m", "pip", "freeze", "--all"])
 
 
-def _spython_version() -> Any:
-    return import_module("spython.utils").get_singularity_version()
-
-
 def _spython_client() -> Any:
     return import_module("spython.main").Client
 
@@ -77,7 +68,7 @@ def _spython_client() -> Any:
 def _guarded(command: str, call: Callable[[], Result]) -> Result:
     """The call's result; whatever it raises, also SystemExit, becomes an ExternalError.
 
-    spython hands this process's environment to the program, and obeys a variable of its own: it sees a small one.
+    spython hands this process's environment to the program, so meanwhile that is a small one.
     """
     kept = dict(os.environ)
     small = passed_environment()
