@@ -70,7 +70,7 @@ def of_dockerfile(path: Path, arguments: Mapping[str, str], target: str | None) 
     folder = path.absolute().parent
 
     def informed(bases: Mapping[str, RegistryImage]) -> Wanted:
-        again = convert(path, arguments=arguments, target=target, bases=bases)
+        again = made.with_bases(bases)
         return replace(wanted, definition=again.labelled, notes=again.notes)
 
     wanted = Wanted(

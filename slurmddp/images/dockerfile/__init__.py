@@ -1,6 +1,6 @@
 """Turns a Dockerfile into an Apptainer definition file.
 
-lines -> stages -> interpret (words, scope, copying, running) -> through (spython) -> the template.
+lines -> stages -> interpret (words, scope, copying, running) -> templates/container/dockerfile.def.j2.
 """
 
 from __future__ import annotations

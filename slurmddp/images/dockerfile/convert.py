@@ -1,8 +1,8 @@
-"""A Dockerfile in, the text of a definition file out; what cannot be right is refused with its line."""
+"""Converts a Dockerfile into the text of a definition file; refuses with its line what cannot be converted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,12 @@ from slurmddp import __version__
 from slurmddp.errors import UserError
 from slurmddp.images.base import Base
 from slurmddp.images.dockerfile.copying import STAGING
-from slurmddp.images.dockerfile.ignore import read_ignore
-from slurmddp.images.dockerfile.interpret import Interpreter, Setting
+from slurmddp.images.dockerfile.ignore import Ignore, read_ignore
+from slurmddp.images.dockerfile.interpret import Interpreter, Sections, Setting
 from slurmddp.images.dockerfile.lines import Instruction, read
-from slurmddp.images.dockerfile.running import Running, runscript
+from slurmddp.images.dockerfile.running import Running
 from slurmddp.images.dockerfile.stages import Stage, chain, find_stage, image_base, split_stages
-from slurmddp.images.dockerfile.through import Section, Source, sections
+from slurmddp.images.dockerfile.words import shell
 from slurmddp.images.sections import render_sections
 
 if TYPE_CHECKING:
@@ -29,16 +29,19 @@ if TYPE_CHECKING:
 class Converted:
     """A Dockerfile as a definition file.
 
-    labelled:   (digest of the base or None, commit or None) -> the whole text, which tells of both.
+    labelled:   (digest of the base or None, commit or None) -> the whole text with both in its labels.
     base:       the image that the final stage starts from, through other stages where its FROM names one.
     sources:    local files and folders whose content goes in.
     notes:      for the user: what has no effect under Apptainer, or may differ.
+    with_bases: what registries say of the bases, by their names -> the same Dockerfile, not read again, with what
+                follows from it.
     """
 
     labelled: Callable[[str | None, str | None], str]
     base: Base
     sources: tuple[Path, ...]
     notes: tuple[str, ...]
+    with_bases: Callable[[Mapping[str, RegistryImage]], Converted]
 
     @property
     def definition(self) -> str:
@@ -60,40 +63,57 @@ def convert(
     bases:     what registries say of the bases, by their names; WORKDIR and ENTRYPOINT of others are assumed, with a
                note.
 
-    Raises UserError for what cannot be converted, with file and line; ExternalError where spython fails.
+    Raises UserError, with file and line, for what cannot be converted.
     """
     _check_arguments(arguments)
     instructions = read(path)
     path = path.absolute()
     stages, declared = split_stages(instructions, arguments)
     final = _target(stages, target, path)
-    ignore = read_ignore(path)
-    conversion = _Conversion(stages)
-    setting = Setting(path.parent, ignore, arguments, declared, conversion.name, bases)
-    setting.used.update(name for name in declared if name in arguments)
-    running, workdir = conversion.walk(final, setting)
-    notes = setting.notes
-    if not ignore.file:
-        _note_context(instructions, path, notes)
-    for name in sorted(set(arguments) - setting.used):
-        notes.append(f"the build argument {name} is used by no ARG of {path.name}")
-    for stage in stages:
-        if stage.number not in conversion.visited:
-            notes.append(f"{stage.begin.where}: the stage {stage.name or stage.number} is not needed and left out")
-    made = sections(conversion.sources)
-    lines = runscript(running, workdir) if running.said else []
-    written = partial(_text, made, lines)
-    written(None, None)
-    return Converted(written, made[-1].base, tuple(dict.fromkeys(setting.paths)), tuple(dict.fromkeys(notes)))
+    return _Parsed(path, instructions, stages, declared, final, arguments, read_ignore(path)).converted(bases)
 
 
-def _text(stages: Sequence[Section], lines: Sequence[str], digest: str | None, commit: str | None) -> str:
+@dataclass(frozen=True)
+class _Parsed:
+    """A Dockerfile and its .dockerignore, read once. declared: its ARGs before the first FROM."""
+
+    path: Path
+    instructions: tuple[Instruction, ...]
+    stages: tuple[Stage, ...]
+    declared: Mapping[str, str | None]
+    final: Stage
+    arguments: Mapping[str, str]
+    ignore: Ignore
+
+    def converted(self, bases: Mapping[str, RegistryImage]) -> Converted:
+        setting = Setting(self.path.parent, self.ignore, self.arguments, self.declared, bases)
+        setting.used.update(name for name in self.declared if name in self.arguments)
+        conversion = _Conversion(self.stages, setting)
+        running, workdir = conversion.walk(self.final)
+        notes = setting.notes
+        if not self.ignore.file:
+            _note_context(self.instructions, self.path, notes)
+        for name in sorted(set(self.arguments) - setting.used):
+            notes.append(f"the build argument {name} is used by no ARG of {self.path.name}")
+        for stage in self.stages:
+            if stage.number not in conversion.visited:
+                notes.append(f"{stage.begin.where}: the stage {stage.name or stage.number} is not needed and left out")
+        labelled = partial(_text, conversion.made, running, workdir)
+        labelled(None, None)  # refuses here what a definition file cannot hold
+        base, paths = conversion.made[-1].base, tuple(dict.fromkeys(setting.paths))
+        return Converted(labelled, base, paths, tuple(dict.fromkeys(notes)), self.converted)
+
+
+def _text(stages: list[Sections], running: Running, workdir: str | None, digest: str | None, commit: str | None) -> str:
     return render_sections(
         "container/dockerfile.def.j2",
         version=__version__,
         stages=stages,
         staging=STAGING,
-        runscript=lines,
+        runs=running.said,
+        workdir=shell(workdir) if workdir else "",
+        entrypoint=" ".join(map(shell, running.entrypoint or ())),
+        command=" ".join(map(shell, running.command or ())),
         digest=digest,
         commit=commit,
     )
@@ -129,30 +149,30 @@ def _note_context(instructions: tuple[Instruction, ...], path: Path, notes: list
 
 @dataclass
 class _Conversion:
-    """Finds the stages that the wanted one needs while it walks over it, those first."""
+    """Finds the stages that the wanted one needs while it walks over it, those first.
+
+    made:    the stages of the definition file, in its order.
+    visited: the numbers of those of the Dockerfile that went in.
+    """
 
     stages: tuple[Stage, ...]
-    sources: list[Source] = field(default_factory=list)
+    setting: Setting
+    made: list[Sections] = field(default_factory=list)
     visited: set[int] = field(default_factory=set)
     _names: dict[str, str] = field(default_factory=dict)
     _walking: list[Stage] = field(default_factory=list)
-    _setting: Setting | None = None
 
-    def walk(self, stage: Stage, setting: Setting) -> tuple[Running, str | None]:
-        """Add the stage's source after those that it copies from; what it runs, and its WORKDIR."""
-        self._setting = setting
+    def walk(self, stage: Stage) -> tuple[Running, str | None]:
+        """Convert the stage after those that it copies from; return what it runs, and its WORKDIR."""
         self._walking.append(stage)
         whole = chain(self.stages, stage)
         self.visited.update(part.number for part in whole)
-        interpreter = Interpreter(image_base(whole[0].image, whole[0].begin), setting)
+        interpreter = Interpreter(image_base(whole[0].image, whole[0].begin), self.setting, self.name)
         for part in whole:
             interpreter.stage(part.body)
         self._walking.pop()
         running = interpreter.running if self._walking else interpreter.finish()
-        name = self._unique(stage.name or f"stage-{stage.number}")
-        self._names[f"stage {stage.number}"] = name
-        base = image_base(whole[0].image, whole[0].begin)
-        self.sources.append(Source(name, base, tuple(interpreter.steps)))
+        self._add(interpreter.sections, f"stage {stage.number}", stage.name or f"stage-{stage.number}")
         return running, interpreter.workdir
 
     def name(self, wanted: str, instruction: Instruction) -> str:
@@ -163,15 +183,17 @@ class _Conversion:
         key = f"stage {stage.number}" if stage else f"image {wanted}"
         if key in self._names:
             return self._names[key]
-        assert self._setting is not None
         if stage is None:
-            self._names[key] = self._unique(f"image-{len(self._names)}")
-            self.sources.append(Source(self._names[key], image_base(wanted, instruction), ()))
+            self._add(Sections(image_base(wanted, instruction)), key, f"image-{len(self._names)}")
+        elif stage.number >= self._walking[-1].number:
+            raise instruction.error(f"the stage {wanted} does not come before this line", "move it up")
         else:
-            if stage.number >= self._walking[-1].number:
-                raise instruction.error(f"the stage {wanted} does not come before this line", "move it up")
-            self.walk(stage, self._setting)
+            self.walk(stage)
         return self._names[key]
+
+    def _add(self, sections: Sections, key: str, name: str) -> None:
+        sections.name = self._names[key] = self._unique(name)
+        self.made.append(sections)
 
     def _unique(self, name: str) -> str:
         taken = set(self._names.values()) | {stage.name for stage in self.stages if stage.name != name}

@@ -1,15 +1,15 @@
-"""One stage of a Dockerfile, instruction by instruction: steps that a definition file can say in the same order."""
+"""Converts one stage of a Dockerfile, instruction by instruction, into the sections of a definition file."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmddp.images.base import Base
-from slurmddp.images.dockerfile.copying import Staged, from_context, from_stage, place, read_copy
+from slurmddp.images.dockerfile.copying import from_context, from_stage, place, read_copy
 from slurmddp.images.dockerfile.ignore import Ignore
 from slurmddp.images.dockerfile.lines import Instruction
 from slurmddp.images.dockerfile.refuse import check
@@ -33,70 +33,73 @@ _NOTED = {
 }
 
 
-@dataclass(frozen=True)
-class Step:
-    """One step of a stage: what spython is to see (`kind`), and its texts.
+@dataclass
+class Sections:
+    """One stage of the definition file, for the template: each line as it stands there.
 
-    run:     lines: commands.
-    env:     values: (name, word of the shell).
-    workdir: path.
-    files:   files: (source, destination); stage: the name of the stage that they are from, None for the host.
-    label:   values: (name, text).
+    name:       the stage's name in the definition file.
+    files:      lines of %files.
+    files_from: lines of %files by the stage that they come from.
+    post:       for each instruction, a comment or "", and its lines of %post.
     """
 
-    kind: str
-    keyword: str
-    line: int
-    lines: tuple[str, ...] = ()
-    values: tuple[tuple[str, str], ...] = ()
-    path: str = ""
-    files: tuple[tuple[str, str], ...] = ()
-    stage: str | None = None
+    base: Base
+    name: str = ""
+    files: list[str] = field(default_factory=list)
+    files_from: dict[str, list[str]] = field(default_factory=dict)
+    post: list[tuple[str, list[str]]] = field(default_factory=list)
+    environment: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Setting:
     """What all stages of one conversion share.
 
-    stage_of: the definition file's name for what COPY --from names.
-    bases:    what registries say of bases, by their names; without it WORKDIR and ENTRYPOINT of most are unknown.
+    bases: what registries say of bases, by their names; without it WORKDIR and ENTRYPOINT of most are unknown.
+    used:  the build's arguments that something takes.
+    notes: for the user.
+    paths: local files and folders whose content goes in.
     """
 
     context: Path
     ignore: Ignore
     given: Mapping[str, str]
     declared: Mapping[str, str | None]
-    stage_of: Callable[[str, Instruction], str]
-    bases: Mapping[str, RegistryImage] = field(default_factory=dict)
+    bases: Mapping[str, RegistryImage]
     used: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     paths: list[Path] = field(default_factory=list)
 
 
 class Interpreter:
-    """Walks over a stage; `steps`, `running` and `workdir` are the result. Raises UserError."""
+    """Walks over a stage; `sections`, `running` and `workdir` are the result. Raises UserError.
 
-    def __init__(self, base: Base, setting: Setting) -> None:
+    stage_of: return the definition file's name for the stage or image that COPY --from names.
+    """
+
+    def __init__(self, base: Base, setting: Setting, stage_of: Callable[[str, Instruction], str]) -> None:
         repository = base.source.split("@")[0].rpartition(":")[0] or base.source
         self._setting = setting
+        self._stage_of = stage_of
         self._scope = Scope(setting.given, setting.declared, setting.used)
         self._user = ""
         self._staged = 0
         self._base = repository
         self._said = setting.bases.get(base.source)
         self._cwd = f"/{(self._said.workdir or '').strip('/')}" if self._said else _WORKDIRS.get(repository)
-        self.steps: list[Step] = []
+        self.sections = Sections(base)
         self.running = Running()
         self.workdir: str | None = None  # as far as the Dockerfile sets it
         proxies = [(name, setting.given[name]) for name in PROXIES if name in setting.given]
         setting.used.update(name for name, _ in proxies)
         if self._cwd and self._cwd != "/":
-            self.steps.append(Step("workdir", "FROM", 0, path=self._cwd))
+            self.sections.post.append(("", _enter(self._cwd)))
         if self._said and self._said.user and not _ROOT.fullmatch(self._said.user):
             said = f"the base {repository} sets USER {self._said.user}"
             setting.notes.append(f"{said}: RUN has root here, and Apptainer runs the image as the caller")
         if proxies:
-            self.steps.append(Step("run", "ARG", 0, tuple(f"export {name}={shell(value)}" for name, value in proxies)))
+            self.sections.post.append(("", [f"export {name}={shell(value)}" for name, value in proxies]))
 
     def stage(self, body: tuple[Instruction, ...]) -> None:
         """Take over the instructions of one stage."""
@@ -126,8 +129,8 @@ class Interpreter:
     def _note(self, instruction: Instruction, text: str) -> None:
         self._setting.notes.append(f"{instruction.where}: {text}")
 
-    def _add_step(self, kind: str, instruction: Instruction, **values: object) -> None:
-        self.steps.append(Step(kind, instruction.keyword, instruction.line, **values))  # type: ignore[arg-type]
+    def _post(self, instruction: Instruction, lines: Iterable[str]) -> None:
+        self.sections.post.append((f"line {instruction.line}: {instruction.keyword}", list(lines)))
 
     def on_run(self, instruction: Instruction) -> None:
         if self._user:
@@ -136,28 +139,33 @@ class Interpreter:
                 "move USER below the last RUN, or take it away: Apptainer runs as the caller anyway",
             )
         self._quoted_wrongly(instruction)
-        self._add_step("run", instruction, lines=tuple(run_lines(instruction)))
+        self._post(instruction, run_lines(instruction))
 
     def on_env(self, instruction: Instruction) -> None:
-        found = self._scope.env(instruction)
-        for name, parts in found:
-            if name in ("HOME", "PWD"):
+        words, kept = [], []
+        for name, parts in self._scope.env(instruction):
+            words.append(f"{name}={shell_parts(parts)}")
+            if name not in ("HOME", "PWD"):
+                kept.append(words[-1])
+            else:
                 self._note(instruction, f"Apptainer sets {name} itself when the image runs; the build sees this value")
             if any(isinstance(part, Reference) and part.name != "PATH" for part in parts):
                 said = f"{name} refers to a variable of the base image"
                 self._note(instruction, f"{said}: where that has none, the host's comes in when the image runs")
-        self._add_step("env", instruction, values=tuple((name, shell_parts(parts)) for name, parts in found))
+        self._post(instruction, ["export " + " ".join(words)])
+        if kept:
+            self.sections.environment.append("export " + " ".join(kept))
 
     def on_arg(self, instruction: Instruction) -> None:
         found = self._scope.arg(instruction, self._setting.notes)
         if found:
             words = " ".join(f"{name}={shell(value)}" for name, value in found)
-            self._add_step("run", instruction, lines=(f"export {words}",))
+            self._post(instruction, [f"export {words}"])
 
     def on_workdir(self, instruction: Instruction) -> None:
         text = known(instruction.text, self._scope.lookup, instruction)
         self._cwd = self.workdir = place(text, self._folder(text, instruction)).rstrip("/") or "/"
-        self._add_step("workdir", instruction, path=self._cwd)
+        self._post(instruction, _enter(self._cwd))
 
     def _folder(self, path: str, instruction: Instruction) -> str:
         """The folder that a relative path begins at."""
@@ -175,21 +183,17 @@ class Interpreter:
         if not written.startswith(("/", "$", '"', "'")):
             self._folder(written, instruction)
         if copy.stage:
-            stage: str | None = self._setting.stage_of(copy.stage, instruction)
+            lines = self.sections.files_from.setdefault(self._stage_of(copy.stage, instruction), [])
             staged = from_stage(copy, self._staged + 1)
         else:
-            stage = None
+            lines = self.sections.files
             staged = from_context(copy, self._staged + 1, self._setting.context, self._setting.ignore)
-        self._put(instruction, staged, stage)
-
-    on_add = on_copy
-
-    def _put(self, instruction: Instruction, staged: Staged, stage: str | None) -> None:
         self._staged += staged.count
         self._setting.paths.extend(staged.paths)
-        if staged.files:
-            self._add_step("files", instruction, files=staged.files, stage=stage)
-        self._add_step("run", instruction, lines=staged.commands)
+        lines.extend(" ".join(f'"{path}"' if " " in path else path for path in pair) for pair in staged.files)
+        self._post(instruction, staged.commands)
+
+    on_add = on_copy
 
     def on_user(self, instruction: Instruction) -> None:
         name = known(instruction.text, self._scope.lookup, instruction)
@@ -212,7 +216,6 @@ class Interpreter:
             )
 
     def on_label(self, instruction: Instruction) -> None:
-        found = []
         for name, raw in pairs(instruction):
             values = [known(text, self._scope.lookup, instruction) for text in (name, raw)]
             for text in values:
@@ -221,10 +224,13 @@ class Interpreter:
                     raise instruction.error(f"the label {text!r} holds '{{{{', or what is no plain text", todo)
             if not re.fullmatch(r"[^\s#%][^\s]*", values[0]) or values[0].lower().startswith("bootstrap:"):
                 raise instruction.error(f"{values[0]!r} is no name of a label", "letters, digits, dots and -")
-            found.append((values[0], values[1]))
-        self._add_step("label", instruction, values=tuple(found))
+            self.sections.labels.append(" ".join(values).strip())
 
     def on_maintainer(self, instruction: Instruction) -> None:
         if "{{" in instruction.text:
             raise instruction.error("the label maintainer holds '{{'", "write it without")
-        self._add_step("label", instruction, values=(("maintainer", instruction.text),))
+        self.sections.labels.append(f"maintainer {instruction.text}")
+
+
+def _enter(folder: str) -> list[str]:
+    return [f"mkdir -p {shell(folder)}", f"cd {shell(folder)}"]

@@ -1,4 +1,4 @@
-"""What the image runs: ENTRYPOINT and CMD as Docker puts them together, as the lines of %runscript."""
+"""What the image runs: ENTRYPOINT and CMD as Docker puts them together; and the command line of a RUN."""
 
 from __future__ import annotations
 
@@ -33,17 +33,6 @@ class Running:
 def _argv(instruction: Instruction) -> tuple[str, ...]:
     array = instruction.array()
     return ("/bin/sh", "-c", instruction.text) if array is None else tuple(array)
-
-
-def runscript(running: Running, workdir: str | None) -> list[str]:
-    """The lines of a script whose arguments replace CMD."""
-    lines = [f"cd {shell(workdir)} || exit 1"] if workdir else []
-    command = " ".join(map(shell, running.command or ()))
-    if command:
-        lines.append(f"if [ $# -eq 0 ]; then set -- {command}; fi")
-    elif not running.entrypoint:
-        lines.append('if [ $# -eq 0 ]; then echo "this image has no command: name one" >&2; exit 1; fi')
-    return [*lines, " ".join(["exec", *map(shell, running.entrypoint or ()), '"$@"'])]
 
 
 def run_lines(instruction: Instruction) -> list[str]:

@@ -19,6 +19,7 @@ from slurmddp.images.dockerfile.words import expand, pairs, shell
 from slurmddp.images.registry.image import RegistryImage
 from slurmddp.images.registry.reference import parse_reference
 from slurmddp.images.releases import release
+from slurmddp.images.wanted import of_dockerfile
 
 from .conftest import Dock, cut
 
@@ -459,3 +460,20 @@ def test_each_stage_begins_in_the_workdir_of_its_own_base(dock: Dock) -> None:
     assert "/rel" not in first and "/srv/" in first and "/rel/b" in second and "/srv" not in second
     assert not any("WORKDIR" in note or "ENTRYPOINT" in note or "USER" in note for note in made.notes)
     assert any("begins at / here" in note for note in convert(path).notes)
+
+
+def test_it_is_read_once(dock: Dock) -> None:
+    """Whoever edits it while registries are asked does not get an image of other inputs than the lock's."""
+    dock.files(a="", b="")
+    path = dock.file("Dockerfile", "FROM debian:12\nRUN one\nCOPY ? /x/\n")
+    dock.file(".dockerignore", "b")
+    wanted = of_dockerfile(path, {}, None)
+    before = wanted.definition(None, None)
+    dock.file("Dockerfile", "FROM debian:12\nRUN two\nCOPY ? /x/\n")
+    dock.file(".dockerignore", "a")
+    digest = "sha256:" + "0" * 64
+    base = RegistryImage(parse_reference("debian:12"), digest, digest, "amd64", "linux", workdir="/w")
+    informed = wanted.with_bases({"debian:12": base})
+    after = informed.definition(None, None)
+    assert "cd /w" in after and after.replace("    mkdir -p /w\n    cd /w\n", "") == before
+    assert informed.plain == wanted.plain
