@@ -24,6 +24,9 @@ from slurmddp.images.sections import render_sections
 if TYPE_CHECKING:
     from slurmddp.images.registry.image import RegistryImage
 
+#: Stages that copy from each other in a row: each one is a handful of Python's own calls, of which it allows 1000.
+_DEEPEST = 50
+
 
 @dataclass(frozen=True)
 class Converted:
@@ -164,6 +167,8 @@ class _Conversion:
 
     def walk(self, stage: Stage) -> tuple[Running, str | None]:
         """Convert the stage after those that it copies from; return what it runs, and its WORKDIR."""
+        if len(self._walking) == _DEEPEST:
+            raise stage.begin.error(f"more than {_DEEPEST} stages copy from each other in a row", "join some of them")
         self._walking.append(stage)
         whole = chain(self.stages, stage)
         self.visited.update(part.number for part in whole)

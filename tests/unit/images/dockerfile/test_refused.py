@@ -10,7 +10,7 @@ import pytest
 from slurmddp.errors import UserError
 from slurmddp.images.dockerfile import convert
 
-from .conftest import Dock
+from .conftest import Dock, cut
 
 HEAD = "FROM debian:12 AS one\n"
 
@@ -89,6 +89,17 @@ def test_what_is_not_needed_is_not_refused(dock: Dock) -> None:
     made = dock.convert("FROM scratch AS export\nSHELL x\nFROM debian:12\nRUN true\n")
     assert "export" in made.notes[0]
     dock.convert('FROM debian:12\nRUN echo "a <<EOF" $((1<<2)) <<< x\n')  # no heredocs
+
+
+def test_stages_that_copy_from_each_other_without_end(dock: Dock) -> None:
+    def stages(count: int) -> str:
+        return HEAD + "".join(f"FROM debian:12 AS s{i}\nCOPY --from={i - 1} /x /x\n" for i in range(1, count))
+
+    assert len(cut(dock.convert(stages(50)).definition)) == 50
+    with pytest.raises(UserError, match=r"Dockerfile:1: more than 50 stages copy from each other in a row"):
+        dock.convert(stages(51))
+    with pytest.raises(UserError, match=r"more than 50 stages"):
+        dock.convert(stages(400))
 
 
 def test_the_file_itself(dock: Dock) -> None:
