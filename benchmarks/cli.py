@@ -28,6 +28,9 @@ container: {image: image.sif}
 train: {script: main.py}
 """
 
+#: What a file needs to be taken for an image.
+SIF = "#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0and the rest"
+
 DRY_RUN_TARGET = 0.9
 HELP_TARGET = 1.2
 #: "The same for 1 node and 4,096", with room for the clock.
@@ -46,7 +49,11 @@ def main() -> int:
         folder = Path(name)
         (folder / "job.yaml").write_text(JOB)
         (folder / "main.py").write_text("")
-        (folder / "image.sif").write_text("(an image)")
+        (folder / "image.sif").write_text(SIF)
+        sbatch = folder / "bin" / "sbatch"  # a dry run refuses a job where there is none
+        sbatch.parent.mkdir()
+        sbatch.write_text("#!/bin/sh\nexit 1\n")
+        sbatch.chmod(0o755)
         dry_run = [str(ours / "slurmddp"), "submit", "job.yaml", "--dry-run"]
         peer = [
             str(torchx / "torchx"),
@@ -86,9 +93,14 @@ def main() -> int:
     return 0 if all(comparison.holds for comparison in found) else 1
 
 
+def _environment(folder: Path) -> dict[str, str]:
+    kept = environments.environment()
+    return {**kept, "PATH": f"{folder / 'bin'}:{kept['PATH']}"}
+
+
 def check(command: Sequence[str], folder: Path, wanted: str) -> None:
     """Raises RuntimeError where a command does not print a batch script: its time would mean nothing."""
-    done = subprocess.run(command, cwd=folder, env=environments.environment(), capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, env=_environment(folder), capture_output=True, text=True)
     if done.returncode != 0 or wanted not in done.stdout:
         raise RuntimeError(f"{' '.join(command)} printed no batch script:\n{done.stdout}{done.stderr}")
 
@@ -97,7 +109,7 @@ def compare(
     title: str, ours: Sequence[str], theirs: Sequence[str], folder: Path, pairs: int, target: float
 ) -> list[Comparison]:
     """CPU seconds, which the target is about, and wall-clock seconds."""
-    start = partial(run, cwd=folder, environment=environments.environment())
+    start = partial(run, cwd=folder, environment=_environment(folder))
     mine, others = in_turn(lambda: start(ours), lambda: start(theirs), pairs)
     return [
         Comparison(f"{title}: CPU", "s", [cost.cpu for cost in mine], [cost.cpu for cost in others], target),

@@ -10,6 +10,7 @@ from slurmddp.cli.help import App
 from slurmddp.cli.terminal import write_exactly, write_line
 
 if TYPE_CHECKING:
+    from slurmddp.launch.dry_run import DryRun
     from slurmddp.launch.prepare import Prepared
 
 
@@ -28,20 +29,25 @@ def submit(
     resume: opt.Resume = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the sbatch script; write and submit nothing"),
+        typer.Option("--dry-run", help="Check the job, print a summary and its scripts; write and submit nothing"),
     ] = False,
+    full: Annotated[bool, typer.Option("--full", help="With --dry-run: also print all shell functions")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout")] = False,
     explain: opt.Explain = None,
 ) -> None:
     """Check the job, write its run folder, and submit it with sbatch."""
-    prepared = asked.prepare(strict=not (dry_run or explain), resume=resume)
+    from slurmddp.errors import UserError
+
+    if full and not dry_run:
+        raise UserError("--full is an option of the dry run", todo="add --dry-run, or leave --full out")
+    if dry_run and not explain:
+        _dry_run(asked, resume, as_json=as_json, full=full)
+        return
+    prepared = asked.prepare(strict=not explain, resume=resume)
     if explain:
         opt.show_explanation(prepared, explain)
         return
     opt.show_notes(prepared)
-    if dry_run:
-        _dry_run(prepared, as_json)
-        return
     from slurmddp.launch.submit import submit as submit_now
     from slurmddp.report.cost import cost_line
 
@@ -59,29 +65,49 @@ def submit(
     opt.say(f"follow it with: slurmddp logs {handed.run_id} -f")
 
 
-def _dry_run(prepared: "Prepared", as_json: bool) -> None:
-    import shlex
+def _dry_run(asked: opt.Asked, resume: str | None, *, as_json: bool, full: bool) -> None:
+    """Show all that can be shown, then refuse what `submit` refuses."""
+    from slurmddp.errors import UserError
+    from slurmddp.launch.dry_run import dry_run
 
-    from slurmddp.launch.checks import absent_secrets, doubts, problems
-    from slurmddp.launch.preview import preview
-    from slurmddp.render.scripts import job_script
-    from slurmddp.report.cost import cost_line
-
-    for problem in problems(prepared):
-        opt.say(f"warning: on this machine {problem.what}")
-    for problem in absent_secrets(prepared.plan):
-        opt.say(f"warning: {problem.where}: {problem.what}")
-    for doubt in doubts(prepared):
-        opt.say(f"warning: {doubt}")
-    script = job_script(prepared.plan)
-    command = preview(prepared.plan)
+    refused = None
+    try:
+        prepared = asked.prepare(strict=True, resume=resume)
+    except UserError as error:
+        prepared = asked.prepare(strict=False, resume=resume)  # raises, too, where there is no job to show
+        refused = error
+    opt.show_notes(prepared)
+    found = dry_run(prepared, refused)
+    for warning in found.warnings:
+        opt.say(f"warning: {warning}")
     if as_json:
-        plan = prepared.plan
-        typer.echo(opt.json_text({"script": script, "command": list(command), "gpu_hours": plan.gpu_hours}))
-        return
-    opt.say(f"would run: {shlex.join(command)}")
-    opt.say(cost_line(prepared.plan))
-    write_exactly(script.encode("utf-8", errors="surrogateescape"))
+        typer.echo(opt.json_text(found.as_dict(prepared)))
+    else:
+        _show_dry_run(prepared, found, full=full)
+    for refusal in found.refusals[1:]:
+        opt.say(f"warning: also refused: {refusal}")
+    if found.refusals:
+        raise found.refusals[0]
+
+
+def _show_dry_run(prepared: "Prepared", found: "DryRun", *, full: bool) -> None:
+    from slurmddp.report.dry_run import machinery_lines, summary_lines
+
+    def show(name: str, text: str) -> None:
+        typer.echo(f"\n=== {name}")
+        write_exactly(text.encode("utf-8", errors="surrogateescape"))
+
+    for line in summary_lines(prepared.plan, prepared.resolved, found.folder, found.command):
+        typer.echo(line)
+    for name, text in found.scripts.items():
+        if full or name != "alert.sh":
+            show(name, text)
+    if full:
+        for name, text in found.machinery.items():
+            show(name, text)
+    typer.echo("")
+    for line in machinery_lines(prepared.plan, found.folder, found.machinery_source, found.code_hash, full=full):
+        typer.echo(line)
 
 
 @opt.job_command(without=("time", "partition", "account"))
@@ -145,7 +171,7 @@ def render(
         "rendered"
     ),
 ) -> None:
-    """Write the files of a job to a folder: scripts, image definition, resolved job."""
+    """Write the files of a job to a folder, to review or run: scripts, shell functions, code, resolved job."""
     prepared = asked.prepare(strict=False)
     opt.show_notes(prepared)
     from slurmddp.launch.write import write_rendered

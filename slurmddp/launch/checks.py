@@ -1,4 +1,4 @@
-"""What depends on this machine: is what the job names really there? Errors in submit, warnings in a dry run."""
+"""What depends on this machine: is what the job names really there?"""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ from slurmddp.plan.program import host_path
 
 if TYPE_CHECKING:
     from slurmddp.images.driver import Verdict
+
+
+def problem(prepared: Prepared) -> UserError | None:
+    """One error that lists all that is missing on this machine; None where nothing is."""
+    found = list(problems(prepared))
+    if len(found) > 1:
+        return UserError("\n".join(str(each) for each in found))
+    return found[0] if found else None
 
 
 def problems(prepared: Prepared) -> Iterator[UserError]:
@@ -41,7 +49,7 @@ def problems(prepared: Prepared) -> Iterator[UserError]:
         if shutil.which(command) is None:
             yield UserError(
                 f"{command} is not in PATH",
-                todo=f"{todo} (or module load slurm); --dry-run works anywhere",
+                todo=f"{todo} (or module load slurm); --dry-run shows the scripts anywhere",
             )
     if any(char in plan.runs_root for char in ':,"\\'):
         yield UserError(
@@ -64,16 +72,16 @@ def absent_inputs(prepared: Prepared) -> Iterator[UserError]:
 
 def absent_secrets(plan: Plan) -> Iterator[UserError]:
     """What `submit` would refuse about addresses of alerts and variables; nothing is taken out of the environment."""
-    try:
-        secrets.take_variables(plan.environment_from, dict(os.environ))
-    except UserError as error:
-        yield error
     project = plan.program.project if plan.snapshot else None
     for target in plan.alerts.targets if plan.alerts else ():
         try:
             secrets.take((target,), dict(os.environ), project)
         except UserError as error:
             yield error
+    try:
+        secrets.take_variables(plan.environment_from, dict(os.environ))
+    except UserError as error:
+        yield error
 
 
 def _inputs(prepared: Prepared) -> Iterator[tuple[str, tuple[str, ...], str, str]]:

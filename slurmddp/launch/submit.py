@@ -13,14 +13,13 @@ from typing import Any
 
 from slurmddp.alerts import secrets
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.launch.checks import doubts, problems
+from slurmddp.launch.checks import doubts, problem
 from slurmddp.launch.deadman import submit_deadman
 from slurmddp.launch.prepare import Prepared
-from slurmddp.launch.write import run_files
+from slurmddp.launch.write import run_files, survey_project
 from slurmddp.runs import index, manifest, snapshot, submission
 from slurmddp.runs.create import Draft, create
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.survey import survey
 from slurmddp.slurm.choose import scheduler_for, scheduler_named
 from slurmddp.spec.sensitive import redacted, refuse_values
 
@@ -122,9 +121,7 @@ def _fill(draft: Draft, prepared: Prepared, warnings: list[str], variables: Mapp
     draft.write(files)
     snapshot.copy_runtime(draft.folder.code_runtime)
     project = Path(plan.program.project) if plan.program.project else None
-    if project is not None and plan.snapshot:
-        no_code = [Path(place) for place in (plan.runs_root, plan.cache) if place]
-        found = survey(project, limit=plan.snapshot_limit, exclude=no_code)
+    if (found := survey_project(plan)) is not None:
         warnings.extend(found.warnings)
         snapshot.copy_project(found, draft.folder.project)
     image = plan.container.image
@@ -182,8 +179,5 @@ def still_going(prepared: Prepared) -> list[str]:
 
 def refuse_problems(prepared: Prepared) -> None:
     """Raises one UserError that lists all that is missing on this machine."""
-    found = list(problems(prepared))
-    if len(found) == 1:
-        raise found[0]
-    if found:
-        raise UserError("\n".join(str(problem) for problem in found))
+    if (found := problem(prepared)) is not None:
+        raise found

@@ -9,11 +9,13 @@ from pathlib import Path
 from slurmddp import __version__
 from slurmddp.errors import UserError
 from slurmddp.launch.prepare import Prepared
+from slurmddp.plan.model import Plan
 from slurmddp.render.documents import job_json, job_yaml, site_yaml
 from slurmddp.render.scripts import alert_script, job_script, node_script
 from slurmddp.runs.create import write_key
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.snapshot import copy_runtime
+from slurmddp.runs.snapshot import code_hash, copy_project, copy_runtime, hash_of
+from slurmddp.runs.survey import Survey, survey
 
 
 def run_files(prepared: Prepared, run_id: str) -> dict[str, str]:
@@ -33,10 +35,21 @@ def run_files(prepared: Prepared, run_id: str) -> dict[str, str]:
     return files
 
 
-def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None]) -> list[Path]:
-    """Write the files of `slurmddp render`; a file that is there and differs is not overwritten.
+def survey_project(plan: Plan, *exclude: Path) -> Survey | None:
+    """What of the user's project is copied into the run folder; None where nothing is.
 
-    Raises UserError where the folder cannot be written or holds other files of these names.
+    exclude: folders that are no code, beside those of the runs and of caches. Raises UserError.
+    """
+    if plan.program.project is None or not plan.snapshot:
+        return None
+    no_code = [*exclude, *(Path(place) for place in (plan.runs_root, plan.cache) if place)]
+    return survey(Path(plan.program.project), limit=plan.snapshot_limit, exclude=no_code)
+
+
+def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None]) -> list[Path]:
+    """Write the files of `slurmddp render`, and return their paths: all that job.sh needs to run from this folder.
+
+    Whatever is there and differs is not overwritten. Raises UserError for that, and where the folder cannot be written.
     """
     files = run_files(prepared, "RUN_ID")
     container = prepared.resolved.job.container
@@ -50,19 +63,43 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
         )
     elif prepared.plan.container.runtime != "none":
         say("note: no image.def: neither container.recipe nor container.base says what the image is made from")
+    own = RunFolder(folder)
+    project = _project(prepared, folder, say)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            path = folder / name
-            if path.exists() and path.read_bytes() != text.encode("utf-8"):
-                raise UserError(f"{path} exists and differs", todo="choose another folder with -o, or remove it")
+        different = [
+            folder / name
+            for name, text in files.items()
+            if (folder / name).exists() and (folder / name).read_bytes() != text.encode("utf-8")
+        ]
+        if own.code.exists() and code_hash(own.code) != hash_of(project):
+            different.append(own.code)
+        if different:
+            raise UserError(f"{different[0]} exists and differs", todo="choose another folder with -o, or remove it")
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
-        own = RunFolder(folder)
         if not own.code.exists():
             copy_runtime(own.code_runtime)
+            if project is not None:
+                copy_project(project, own.project)
+        for made in (own.logs, own.markers, own.checkpoints):  # sbatch does not make its log's folder
+            made.mkdir(exist_ok=True)
         if not own.key.exists():
             write_key(own.key)
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror}", todo="choose another folder: -o DIR") from None
-    return [folder / name for name in files]
+    return [*(folder / name for name in files), own.shell]
+
+
+def _project(prepared: Prepared, folder: Path, say: Callable[[str], None]) -> Survey | None:
+    """What of the user's project is copied. Raises UserError, but not for one that another machine has."""
+    root = prepared.plan.program.project
+    if root is None or not prepared.plan.snapshot:
+        return None
+    if not os.path.exists(root):
+        say(f"note: no code/project: {root} does not exist on this machine")
+        return None
+    found = survey_project(prepared.plan, folder)
+    for warning in found.warnings if found else ():
+        say(f"warning: {warning}")
+    return found

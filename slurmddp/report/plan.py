@@ -52,14 +52,14 @@ def _layout(plan: Plan) -> list[str]:
         ]
         threads = f"{layout.threads_per_rank} thread(s) per rank"
     return [
-        f"nodes               {_nodes(plan)}",
+        f"nodes               {nodes_text(plan)}",
         *shape,
         f"cores per node      {cores}, {threads}",
         f"runs in             {plan.container.runtime}" + (f" {plan.container.image}" if plan.container.image else ""),
     ]
 
 
-def _nodes(plan: Plan) -> str:
+def nodes_text(plan: Plan) -> str:
     """4; 2 to 4 and 1 spare: as many as are there train."""
     least, most, spares = plan.recovery.nodes_min, plan.layout.nodes, plan.recovery.spares
     train = str(most) if least == most else f"{least} to {most}, as many as there are"

@@ -163,6 +163,23 @@ def create(
         return draft.commit()
 
 
+def refuse_root(root: Path, name: str) -> None:
+    """Raise the UserError that `create` would raise, as far as it can be known without writing."""
+    new_id(name)
+    place = Path(os.path.abspath(root))
+    while not os.path.lexists(place):
+        place = place.parent
+    reason = 0
+    if not place.is_dir():
+        reason = errno.ENOTDIR
+    elif os.statvfs(place).f_flag & os.ST_RDONLY:
+        reason = errno.EROFS
+    elif not os.access(place, os.W_OK | os.X_OK):
+        reason = errno.EACCES
+    if reason:
+        raise folder_error(OSError(reason, os.strerror(reason)), root)
+
+
 def write_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Write a new file with what umask and the parent's ACL leave of `mode`.
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from slurmddp.errors import UserError
 from slurmddp.runs.create import write_file
-from slurmddp.runs.survey import Survey, shown
+from slurmddp.runs.survey import Item, Survey, shown
+
+_PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def copy_project(found: Survey, destination: Path) -> None:
@@ -28,18 +30,24 @@ def copy_project(found: Survey, destination: Path) -> None:
         if item.link is not None:
             target.symlink_to(item.link)
             continue
-        try:
-            with item.source.open("rb") as file:
-                facts = os.fstat(file.fileno())
-                data = file.read()
-        except FileNotFoundError:
-            continue  # removed since the survey
-        except OSError as error:
-            raise UserError(
-                f"{shown(str(item.source))} cannot be read: {error.strerror}",
-                todo="make it readable, or leave it out of train.project (.gitignore)",
-            ) from error
-        write_file(target, data, mode=_mode(facts, target.parent) | 0o600)
+        read = _read(item)
+        if read is not None:
+            facts, data = read
+            write_file(target, data, mode=_mode(facts, target.parent) | 0o600)
+
+
+def _read(item: Item) -> tuple[os.stat_result, bytes] | None:
+    """A file of the project; None where it was removed since the survey. Raises UserError."""
+    try:
+        with item.source.open("rb") as file:
+            return os.fstat(file.fileno()), file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(
+            f"{shown(str(item.source))} cannot be read: {error.strerror}",
+            todo="make it readable, or leave it out of train.project (.gitignore)",
+        ) from error
 
 
 def _make_folder(source: Path, destination: Path, relative: str, made: set[str]) -> None:
@@ -76,12 +84,23 @@ def copy_runtime(destination: Path, package: Path | None = None) -> None:
 
     package: another package folder than the one that runs. Raises OSError.
     """
-    package = package or Path(__file__).resolve().parent.parent
-    machinery = sorted((package / "shell").rglob("*.sh"))
-    for source in (package / "__init__.py", *sorted((package / "runtime").rglob("*.py")), *machinery):
-        target = destination / source.relative_to(package)
+    for name, source in _runtime(package):
+        target = destination / name
         target.parent.mkdir(parents=True, exist_ok=True)
         write_file(target, source.read_bytes())
+
+
+def machinery(package: Path | None = None) -> list[tuple[str, Path]]:
+    """The shell functions of job.sh and node.sh: (path relative to the package, file)."""
+    package = package or _PACKAGE
+    return [(str(path.relative_to(package)), path) for path in sorted((package / "shell").rglob("*.sh"))]
+
+
+def _runtime(package: Path | None) -> list[tuple[str, Path]]:
+    """What `copy_runtime` copies: (path relative to the package, file)."""
+    package = package or _PACKAGE
+    python = (package / "__init__.py", *sorted((package / "runtime").rglob("*.py")))
+    return [*((str(path.relative_to(package)), path) for path in python), *machinery(package)]
 
 
 def code_hash(code: Path) -> str:
@@ -89,8 +108,6 @@ def code_hash(code: Path) -> str:
 
     Python's caches are left out: the nodes may write them later, and the hash must still be the same then.
     """
-    import hashlib  # here: only submissions need it
-
     entries: list[tuple[bytes, bytes]] = []
     for folder, folders, files in os.walk(code):
         folders[:] = [name for name in folders if name != "__pycache__"]
@@ -98,12 +115,43 @@ def code_hash(code: Path) -> str:
             path = Path(folder, name)
             relative = os.fsencode(path.relative_to(code))
             if path.is_symlink():
-                content = b"link:" + os.fsencode(path.readlink())
+                content = _link(os.fsencode(path.readlink()))
             elif path.is_file():
                 content = path.read_bytes()
             else:
                 continue
-            entries.append((relative, hashlib.sha256(content).hexdigest().encode()))
+            entries.append(_entry(relative, content))
+    return _hash(entries)
+
+
+def hash_of(project: Survey | None, package: Path | None = None) -> str:
+    """The `code_hash` of a run folder's code/, before there is one. Raises UserError for a file that cannot be read."""
+    entries = [_entry(os.fsencode(f"slurmddp/{name}"), path.read_bytes()) for name, path in _runtime(package)]
+    for item in project.items if project else ():
+        relative = os.fsencode(f"project/{item.relative}")
+        if b"__pycache__" in relative.split(b"/"):
+            continue
+        if item.link is not None:
+            entries.append(_entry(relative, _link(os.fsencode(item.link))))
+        elif (read := _read(item)) is not None:
+            entries.append(_entry(relative, read[1]))
+    return _hash(entries)
+
+
+def _link(text: bytes) -> bytes:
+    return b"link:" + text
+
+
+def _entry(relative: bytes, content: bytes) -> tuple[bytes, bytes]:
+    """A file's relative path and the hash of its content."""
+    import hashlib  # here: only submissions need it
+
+    return relative, hashlib.sha256(content).hexdigest().encode()
+
+
+def _hash(entries: list[tuple[bytes, bytes]]) -> str:
+    import hashlib
+
     total = hashlib.sha256()
     for relative, digest in sorted(entries):
         total.update(relative + b"\0" + digest + b"\n")

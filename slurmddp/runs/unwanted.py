@@ -73,8 +73,9 @@ def is_image(name: str) -> bool:
 
 
 def is_run_folder(place: Path) -> bool:
-    """Whether this is a run folder of ours, whole (a manifest that says so, and what a job has) or half made."""
-    if _PART.fullmatch(place.name):
+    """Whether this is a run folder of ours: whole (a manifest that says so, and what a job has), half made, or rendered
+    by `slurmddp render`."""
+    if _PART.fullmatch(place.name) or all(os.path.lexists(place / name) for name in ("rendezvous.key", "job.sh")):
         return True
     try:
         manifest = read_json(place / "manifest.json")

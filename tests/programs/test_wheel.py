@@ -55,9 +55,10 @@ def run(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedP
 
 def test_it_renders_from_another_folder(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "train.py").write_text("")
     done = run(installed, tmp_path, "submit", "job.yaml", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("#!/bin/bash\n")
+    assert "\n=== node.sh\n#!/bin/bash\n" in done.stdout
     made = run(installed, tmp_path, "init", "new.yaml", "--site", "testcluster")
     assert made.returncode == 0, made.stderr
     folders = "('templates', 'containers', 'site_configs')"

@@ -68,7 +68,7 @@ def test_a_receiver_that_is_not_there_is_told_with_curls_reason(
 
 def test_a_dry_run_says_which_address_is_missing(desk: Desk, cli: Cli) -> None:
     done = cli("submit", job(desk, "{to: slack}, {to: json, url_env: HOOK}"), "--dry-run", HOOK="https://x.org/y")
-    assert done.code == 0
+    assert done.code == 2
     assert "alerts/slack: the file with the address of alert target slack does not exist" in done.err
     assert "target json" not in done.err
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.sites.catalogue import Catalogue
-from tests.helpers import SIF, Desk, Result
+from tests.helpers import ROOT, SHELL, SIF, Desk, Result
 
 Cli = Callable[..., Result]
 
@@ -97,16 +97,99 @@ def test_a_disk_that_fills_up_during_the_submission_hides_no_job_id(ready: Desk)
     assert "submission.json cannot be written: No space left on device" in done.stderr
 
 
-def test_the_dry_run_is_exactly_the_script_that_is_submitted(ready: Desk, cli: Cli) -> None:
+def test_the_dry_run_shows_exactly_the_scripts_that_are_submitted(ready: Desk, cli: Cli) -> None:
     dry = cli("submit", "job.yaml", "--dry-run")
     assert dry.code == 0
     assert cli("submit", "job.yaml").code == 0
-    assert (only_run(ready) / "job.sh").read_text() == dry.out
-    assert "would run: sbatch --parsable" in dry.err
-    assert "16 GPU-hours" in dry.err
+    run = only_run(ready)
+    shown = dry.out.replace("RUN_ID (RUN_ID: gpt-DATE-TIME-XXXX)", "RUN_ID").replace("RUN_ID", run.name)
+    job, node = ((run / name).read_text() for name in ("job.sh", "node.sh"))
+    assert f"\n\n=== job.sh\n{job}\n=== node.sh\n{node}\nfunctions " in shown
+    command = json.loads((run / "submission.json").read_text())["command"]
+    manifest = json.loads((run / "manifest.json").read_text())
+    facts = dict(re.findall("^([a-z]+(?: [a-z]+)?) +(.+)$", shown, re.MULTILINE))
+    assert facts | {"site": "gpus (job.yaml:2)", "nodes": "2", "ranks": "8 = 4 per node x 2"} == facts
+    assert facts["batch"] == "512 = 16 (micro batch) x 4 (accumulation) x 8 (ranks)"
+    assert facts["time"] == "02:00:00; ranks save 120 s before"
+    assert facts["image"] == f"{ready.project}/image.sif"
+    assert facts["may use"].startswith("16 GPU-hours")
+    assert (facts["writes"], facts["runs"]) == (str(run), " ".join(command))
+    assert facts["functions"] == f"{run}/code/slurmddp/shell, a copy of {SHELL}"
+    assert facts["code hash"] == manifest["code_hash"]
 
 
-def test_a_dry_run_touches_nothing_and_needs_no_slurm(ready: Desk) -> None:
+def test_a_full_dry_run_shows_the_functions_and_the_alerts_script(ready: Desk, cli: Cli) -> None:
+    ready.write("job.yaml", JOB + "alerts: [{to: json, url_env: HOOK}]\n")
+    short = cli("submit", "job.yaml", "--dry-run", HOOK="https://x.org/y")
+    assert short.code == 0 and "--full prints the functions and alert.sh" in short.out, short.err
+    assert "=== alert.sh" not in short.out and "wait_for_child()" not in short.out
+    full = cli("submit", "job.yaml", "--dry-run", "--full", HOOK="https://x.org/y")
+    assert cli("submit", "job.yaml", HOOK="https://x.org/y").code == 0
+    run = only_run(ready)
+    names = ["alert.sh", *(f"code/slurmddp/shell/{path.relative_to(SHELL)}" for path in SHELL.rglob("*.sh"))]
+    assert len(names) > 10
+    for name in names:
+        assert f"\n\n=== {name}\n{(run / name).read_text()}\n" in full.out, name
+    refused = cli("submit", "job.yaml", "--full", HOOK="https://x.org/y")
+    assert refused.code == 2 and "--full" in refused.err
+
+
+def test_the_code_hash_of_a_dry_run_is_that_of_the_run(ready: Desk, cli: Cli) -> None:
+    for name, text in (("src/a.py", "a"), ("src/__pycache__/a.pyc", "b"), ("ä.txt", "c"), ("notes", "d")):
+        ready.write(name, text)
+    (ready.project / "link").symlink_to("src")
+    (ready.project / "file").symlink_to("notes")
+    job = ("train.py", "--site", "cores", "--set", f"train.project={ready.project}")
+
+    def planned() -> str:
+        found: str = json.loads(cli("submit", *job, "--dry-run", "--json").out)["machinery"]["code_hash"]
+        return found
+
+    first = planned()
+    assert cli("submit", *job).code == 0
+    run = only_run(ready)
+    assert (run / "code/project/link").is_symlink()
+    assert first == json.loads((run / "manifest.json").read_text())["code_hash"]
+    ready.write("src/a.py", "changed")
+    assert planned() != first
+
+
+REFUSED: dict[str, tuple[str, ...]] = {
+    "no sbatch": ("job.yaml",),
+    "no image": ("job.yaml", "--image", "absent.sif"),
+    "no SIF": ("job.yaml", "--image", "train.py"),
+    "two things": ("job.yaml", "--image", "absent.sif", "--set", "train.data.path=absent"),
+    "unset variable": ("job.yaml", "--image", "$WORK/image.sif"),
+    "no address": ("job.yaml", "--set", "alerts=[{to: slack}]"),
+    "no secret": ("job.yaml", "--set", "environment_from=[HF_TOKEN]"),
+    "an address and a secret": ("job.yaml", "--set", "alerts=[{to: slack}]", "--set", "environment_from=[HF_TOKEN]"),
+    "a secret in the job": ("train.py", "--site", "cores", "--set", "environment_from=[KEY]", "--", "0123456789abcdef"),
+    "no folder": ("job.yaml", "--set", "paths.runs=train.py/runs"),
+    "a file for a folder": ("job.yaml", "--set", "paths.runs=train.py"),
+    "too large": ("train.py", "--site", "cores", "--set", "snapshot_limit=1M"),
+    "no script": ("absent.py", "--site", "cores"),
+    "an unknown key": ("job.yaml", "--set", "train.stepz=1"),
+    "a job that cannot be": ("job.yaml", "--nodes", "65"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_a_dry_run_refuses_what_a_submission_refuses(ready: Desk, cli: Cli, why: str) -> None:
+    if why == "no sbatch":
+        (ready.bin / "sbatch").unlink()
+    (ready.project / "weights").write_bytes(bytes(2**21))
+    before = ready.tree(times=False)
+    dry = cli("submit", *REFUSED[why], "--dry-run", KEY="0123456789abcdef", PATH=f"{ready.bin}:/usr/bin:/bin")
+    assert ready.tree(times=False) == before
+    done = cli("submit", *REFUSED[why], KEY="0123456789abcdef", PATH=f"{ready.bin}:/usr/bin:/bin")
+    assert ready.tree(times=False) == before
+    message = done.err[done.err.index("slurmddp: ") :]
+    assert (dry.code, done.code) == (2, 2)
+    assert dry.err[dry.err.index("slurmddp: ") :] == message
+    assert "0123456789abcdef" not in dry.out
+
+
+def test_a_dry_run_touches_nothing_and_shows_the_scripts_without_slurm(ready: Desk) -> None:
     (ready.bin / "sbatch").unlink()
     (ready.project / "image.sif").unlink()
     job = ready.write("job.yaml", JOB + "environment: {A: b}\n")
@@ -114,18 +197,17 @@ def test_a_dry_run_touches_nothing_and_needs_no_slurm(ready: Desk) -> None:
     job.write_text(text.replace("path: books", "path: /no/books"))
     before = ready.tree()
     done = ready.command("submit", "job.yaml", "--dry-run", XDG_STATE_HOME=str(ready.root / "state"))
-    assert done.code == 0, done.err
+    assert done.code == 2
     assert ready.tree() == before
-    for warning in (
+    for refusal in (
         "image.sif does not exist",
         "/no/books does not exist",
         "/nothing does not exist",
         "sbatch is not",
         "$WORK",
     ):
-        assert any(warning in line for line in done.err.splitlines() if line.startswith("warning: ")), warning
-    assert done.out.startswith("#!/bin/bash\n")
-    assert done.out.endswith("finish\n")
+        assert refusal in done.err, refusal
+    assert "\n=== job.sh\n#!/bin/bash\n" in done.out and "\n=== node.sh\n#!/bin/bash\n" in done.out
 
 
 @pytest.mark.parametrize(
@@ -154,8 +236,23 @@ def test_what_wrappers_of_sbatch_answer(ready: Desk, cli: Cli, answer: str, job:
 def test_a_dry_run_as_json(ready: Desk, cli: Cli) -> None:
     shown = json.loads(cli("submit", "job.yaml", "--dry-run", "--json").out)
     assert shown["gpu_hours"] == 16
-    assert shown["script"] == cli("submit", "job.yaml", "--dry-run").out
+    assert (shown["nodes"], shown["ranks"]) == ({"min": 2, "max": 2, "spares": 0}, {"total": 8, "per_node": 4})
+    assert (shown["batch"], shown["time"]) == ({"global": 512, "micro": 16, "accumulation": 4, "even": True}, 7200)
     assert shown["command"][:2] == ["sbatch", "--parsable"]
+    assert (shown["refusal"], shown["warnings"]) == (None, [])
+    page = (ROOT / "docs/files.md").read_text().split("## submit --dry-run --json\n")[1].split("\n## ")[0]
+    groups = ("nodes", "ranks", "batch", "machinery")
+    keys = {key for key in shown if key not in groups} | {f"{group}.{key}" for group in groups for key in shown[group]}
+    assert set(re.findall("^\\| `([a-z_.]+)` ", page, re.MULTILINE)) == keys
+    assert cli("submit", "job.yaml").code == 0
+    run = only_run(ready)
+    assert shown["scripts"] == {name: (run / name).read_text() for name in ("job.sh", "node.sh")}
+    files = {str(path.relative_to(run)): path.read_text() for path in (run / "code/slurmddp/shell").rglob("*.sh")}
+    assert shown["machinery"]["files"] == files
+    (ready.project / "image.sif").unlink()
+    refused = cli("submit", "job.yaml", "--dry-run", "--json")
+    assert refused.code == 2 and f"slurmddp: {json.loads(refused.out)['refusal']}\n" in refused.err
+    assert json.loads(refused.out)["scripts"]["job.sh"] == shown["scripts"]["job.sh"]
 
 
 def test_sbatch_does_not_inherit_an_outer_job(ready: Desk, cli: Cli) -> None:
@@ -225,8 +322,8 @@ def test_a_snapshot_that_is_too_large_names_what_is(ready: Desk, cli: Cli) -> No
 def test_the_resolved_job_can_be_submitted_as_it_stands(ready: Desk, cli: Cli) -> None:
     cli("submit", "job.yaml", "--set", "environment.A=it's", "--debug")
     run = only_run(ready)
-    again = cli("submit", str(run / "job.yaml"), "--dry-run")
-    assert again.out == (run / "job.sh").read_text()
+    again = cli("submit", str(run / "job.yaml"), "--dry-run", "--json")
+    assert json.loads(again.out)["scripts"]["job.sh"] == (run / "job.sh").read_text()
 
 
 # --- render, plan, explain, init, sites
@@ -237,18 +334,55 @@ def test_render_writes_all_files(ready: Desk, cli: Cli) -> None:
     assert done.code == 0, done.err
     names = {"job.sh", "node.sh", "job.yaml", "job.json", "site.yaml", "image.def"}
     # The code and the key beside them are for clusters without Slurm (`plan --per-node`).
-    assert {path.name for path in (ready.project / "out").iterdir()} == {*names, "code", "rendezvous.key"}
+    written = {*names, "code", "rendezvous.key", "logs", "markers", "checkpoints"}
+    assert {path.name for path in (ready.project / "out").iterdir()} == written
     key = ready.project / "out/rendezvous.key"
     assert key.stat().st_mode & 0o777 == 0o600 and key.read_text().strip() not in done.out
     assert (ready.project / "out/code/slurmddp/runtime/train.py").is_file()
     assert (ready.project / "out/code/slurmddp/shell/guard.sh").is_file()
-    assert {Path(line).name for line in done.out.splitlines()} == names
-    assert (ready.project / "out" / "job.sh").read_text() == cli("submit", "job.yaml", "--dry-run").out
+    assert {line.removeprefix("out/") for line in done.out.splitlines()} == {*names, "code/slurmddp/shell"}
+    shown = json.loads(cli("submit", "job.yaml", "--dry-run", "--json").out)
+    assert {name: (ready.project / "out" / name).read_text() for name in shown["scripts"]} == shown["scripts"]
     assert cli("render", "job.yaml", "-o", "out", "--set", "container.base=25.04").code == 0
     before = ready.tree(times=False)
     again = cli("render", "job.yaml", "-o", "out", "--nodes", "4")
     assert (again.code, ready.tree(times=False)) == (2, before)
     assert "exists and differs" in again.err
+
+
+def test_render_copies_the_project_and_refuses_code_that_differs(ready: Desk, cli: Cli) -> None:
+    command = ("render", "train.py", "--site", "cores", "-o", "out")
+    for _ in range(2):
+        done = cli(*command)
+        assert done.code == 0, done.err
+        assert (ready.project / "out/code/project/train.py").read_text() == "print('hello')\n"
+        assert not (ready.project / "out/code/project/out").exists()
+    functions = ready.project / "out/code/slurmddp/shell/guard.sh"
+    text = functions.read_text()
+    functions.write_text(f"{text}# of an older version\n")
+    before = ready.tree(times=False)
+    done = cli(*command)
+    assert (done.code, ready.tree(times=False)) == (2, before)
+    assert "slurmddp: out/code exists and differs" in done.err
+    functions.write_text(text)
+    ready.write("train.py", "print('later')\n")
+    assert "out/code exists and differs" in cli(*command).err
+    elsewhere = cli("render", "/cluster/train.py", "--site", "cores", "-o", "other")
+    assert (elsewhere.code, elsewhere.err) == (0, "note: no code/project: /cluster does not exist on this machine\n")
+
+
+def test_a_rendered_job_runs_and_is_no_part_of_a_later_snapshot(ready: Desk, cli: Cli) -> None:
+    job = ("train.py", "--site", "here", "--set", "container.python=/bin/echo")
+    assert cli("render", *job, "-o", "out").code == 0
+    run = ready.project / "out"
+    done = subprocess.run(
+        ["bash", str(run / "job.sh"), str(run)], cwd=ready.root, env=ready.environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (log,) = (run / "logs/attempt-000").glob("*.log")
+    assert f"{run}/code/project/train.py" in log.read_text()
+    assert cli("render", *job, "-o", "again").code == 0
+    assert not (ready.project / "again/code/project/out").exists()
 
 
 @pytest.mark.parametrize("place", ["train.py", "train.py/x", "/proc/x"])
@@ -359,7 +493,7 @@ def test_init_asks_for_what_only_the_user_knows(ready: Desk, cli: Cli) -> None:
     )
     cli("init", "new.yaml", "--site", "strict")
     done = cli("submit", "new.yaml", "--dry-run")
-    assert done.code == 0
+    assert done.code == 2
     assert "warning: resources.account is not set, and site strict requires it: `submit` refuses it" in done.err
     assert "resources.account is not set" in cli("plan", "new.yaml").out
     refused = cli("submit", "new.yaml")
@@ -457,7 +591,7 @@ def test_messages_go_to_stderr_and_a_closed_pipe_is_no_traceback(ready: Desk) ->
     done = subprocess.run(
         ["bash", "-c", line], cwd=ready.project, env=ready.environment, capture_output=True, text=True, check=False
     )
-    assert done.stdout.startswith("#!/bin/bas")
+    assert done.stdout.startswith("site      ")
     assert "Traceback" not in (ready.project / "err").read_text()
 
 

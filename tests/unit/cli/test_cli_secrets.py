@@ -89,7 +89,7 @@ def test_a_variable_that_is_not_set_is_one_message_and_leaves_nothing(ready: Des
         assert done.err.startswith("slurmddp: environment_from: not set in this shell: HF_TOKEN\n  -> export HF_TOKEN=")
         assert not (ready.project / "runs").exists() and not (ready.config / "secrets").exists()
     dry = cli("submit", "job.yaml", "--dry-run")
-    assert dry.code == 0 and "warning: environment_from: not set in this shell: HF_TOKEN" in dry.err
+    assert dry.code == 2 and "slurmddp: environment_from: not set in this shell: HF_TOKEN" in dry.err
 
 
 def test_a_value_that_stands_in_the_job_as_well_is_refused(ready: Desk, cli: Callable[..., Result]) -> None:

@@ -90,9 +90,9 @@ def test_command_script_and_manifest_name_it(
     desk.write("train.py", "")
     desk.write("job.yaml", "site: here\ntrain: {script: train.py}\ncontainer: {python: /bin/true}\n")
     shown = cli("submit", "job.yaml", "--dry-run").out
-    assert shown.splitlines()[1].endswith(f"Made by slurmddp {name}.")
+    (made,) = (line for line in shown.splitlines() if line.endswith(f"Made by slurmddp {name}."))
     ran = cli("run", "job.yaml")
     assert ran.code == 0, ran.err
     (run,) = (desk.project / "runs").iterdir()
-    assert shown.splitlines()[1] in (run / "job.sh").read_text()
+    assert made in (run / "job.sh").read_text()
     assert json.loads((run / "manifest.json").read_text())["slurmddp"] == name

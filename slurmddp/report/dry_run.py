@@ -1,0 +1,75 @@
+"""`slurmddp submit --dry-run`: the summary around the scripts."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurmddp.plan.model import Plan
+from slurmddp.report.cost import cost_line
+from slurmddp.report.plan import nodes_text
+from slurmddp.runs.layout import RunFolder
+from slurmddp.spec.resolve import Resolved
+from slurmddp.spec.types import slurm_time
+
+
+def summary_lines(plan: Plan, resolved: Resolved, folder: RunFolder, command: Sequence[str]) -> list[str]:
+    """What the job is, where it would write, and what would be run."""
+    rows = [
+        ("site", f"{plan.site} ({resolved.site_from})"),
+        ("nodes", nodes_text(plan)),
+        ("ranks", _ranks(plan)),
+        ("batch", _batch(plan)),
+        ("time", _time(plan)),
+        ("image", plan.container.image or f"none; {plan.container.python} of the nodes"),
+        ("program", _program(plan)),
+        ("may use", cost_line(plan).removeprefix("may use: ")),
+        ("writes", f"{folder.path} (RUN_ID: {plan.name}-DATE-TIME-XXXX)"),
+        ("runs", shlex.join(command)),
+    ]
+    if plan.alerts:
+        rows.append(("alerts", ", ".join(target.name for target in plan.alerts.targets)))
+    return [f"{name:<10}{text}" for name, text in rows]
+
+
+def machinery_lines(plan: Plan, folder: RunFolder, source: Path, code_hash: str | None, *, full: bool) -> list[str]:
+    """Where the functions are that the scripts source, and the hash of all code that the run folder would hold."""
+    rows = [
+        ("functions", f"{folder.shell}, a copy of {source}"),
+        ("code hash", code_hash or "unknown: the project cannot be copied"),
+    ]
+    if not full:
+        rows.append(("more", f"--full prints the functions{' and alert.sh' if plan.alerts else ''}"))
+    return [f"{name:<10}{text}" for name, text in rows]
+
+
+def _ranks(plan: Plan) -> str:
+    layout = plan.layout
+    if layout.world is None:
+        each = "GPU" if layout.gpus_per_node else f"{layout.threads_per_rank} cores"
+        return f"auto: each node starts one per {each}"
+    return f"{layout.world} = {layout.ranks_per_node} per node x {layout.nodes}"
+
+
+def _batch(plan: Plan) -> str:
+    batch = plan.batch
+    if batch is None:
+        return "the script's own"
+    if batch.accumulation is None or plan.layout.world is None:
+        return f"{batch.total}, micro batch at most {batch.micro}; accumulation follows on the nodes"
+    product = f"{batch.micro} (micro batch) x {batch.accumulation} (accumulation) x {plan.layout.world} (ranks)"
+    return f"{batch.total} = {product}" if batch.even else f"{batch.total}, uneven, of at most {product}"
+
+
+def _time(plan: Plan) -> str:
+    if plan.scheduler == "local":
+        return "no limit"
+    limit = "the partition's default" if plan.time is None else slurm_time(plan.time)
+    return limit + (f"; ranks save {plan.stop_lead} s before" if plan.stop_lead else "")
+
+
+def _program(plan: Plan) -> str:
+    program = plan.program
+    words = [program.script, *program.args] if program.script else ["-m", "slurmddp.runtime.train"]
+    return f"torchrun {shlex.join(words)}, in {plan.workdir or 'the run folder'}"
