@@ -34,7 +34,7 @@ def resolve(
     digest. Raises UserError (no such image, not for this architecture, not authorised) and ExternalError (what the
     registry or the way to it does wrong).
     """
-    from slurmddp.images.registry.transport import Transport  # loads ssl and http.client
+    from slurmddp.images.registry.transport import Transport  # loads urllib3, ssl and http.client
 
     parsed = parse_reference(reference) if isinstance(reference, str) else reference
     wanted = documents.ARCHITECTURES.get(architecture or platform.machine(), architecture or platform.machine())
@@ -77,7 +77,7 @@ class _Repository:
         # Where a redirect has led to a store, the store's own answer is no question for the registry's credentials
         if answer.status == 401 and self._authorization is None and not answer.redirected:
             self._found = find_credentials(self.location.registry, self.location.name)
-            challenges = parse_challenges(answer.headers.get_all("WWW-Authenticate") or [])
+            challenges = parse_challenges(answer.headers.getlist("WWW-Authenticate"))
             self._authorization = authorize(challenges, self._found, self.location, self._token, self.image)
             answer = self._ask(path, what, accept)
         if answer.status in (401, 403) and not answer.redirected:

@@ -1,4 +1,4 @@
-"""Whose name and password a registry is shown: from the environment, or from the login files of Apptainer and Docker.
+"""The user name and password for a registry: from the environment, a login file of Apptainer or Docker, or a helper.
 
 Each belongs to one registry, and no other is shown it: a Dockerfile can name any host. They are only read. A password
 is in no message and in no repr.
@@ -17,7 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from slurmddp.errors import UserError
-from slurmddp.images.registry.reference import canonical_registry, is_registry
+from slurmddp.images.registry.helper import HelperError, ask_helper
+from slurmddp.images.registry.reference import DOCKER_HUB, canonical_registry, is_registry
 
 NVIDIA = "nvcr.io"
 #: NVIDIA's registry takes an API key as the password of this user, dollar sign included (NGC user guide).
@@ -156,9 +157,8 @@ def _of_file(path: Path, registry: str, name: str, remarks: list[str]) -> Creden
         return None
     entry = _entry(tree.get("auths"), registry, name)
     found = _of_entry(entry, shown, remarks) if entry is not None else None
-    if found is None and _has_helper(tree, registry):
-        remarks.append(f"{shown} leaves {registry} to a credential helper, and helpers are not used here")
-    return found
+    helper = _helper(tree, registry)
+    return _of_helper(helper, registry, shown, remarks) if found is None and helper else found
 
 
 def _entry(auths: Any, registry: str, name: str) -> Mapping[str, Any] | None:
@@ -199,10 +199,27 @@ def _of_entry(entry: Mapping[str, Any], shown: str, remarks: list[str]) -> Crede
     return None
 
 
-def _has_helper(tree: Mapping[str, Any], registry: str) -> bool:
+def _helper(tree: Mapping[str, Any], registry: str) -> str | None:
+    """The name of this registry's own helper, else of the one for all registries."""
     helpers = tree.get("credHelpers")
-    named = isinstance(helpers, dict) and any(_key(key)[0] == canonical_registry(registry) for key in helpers)
-    return named or bool(tree.get("credsStore"))
+    for key, name in helpers.items() if isinstance(helpers, dict) else ():
+        if _key(key)[0] == canonical_registry(registry) and isinstance(name, str):
+            return name
+    store = tree.get("credsStore")
+    return store if isinstance(store, str) else None
+
+
+def _of_helper(helper: str, registry: str, shown: str, remarks: list[str]) -> Credentials | None:
+    host = canonical_registry(registry)
+    try:
+        # Docker stores Docker Hub's under this address, and all others under their host
+        answer = ask_helper(helper, "https://index.docker.io/v1/" if host == DOCKER_HUB else host)
+        if answer.server and _key(answer.server)[0] != host:
+            raise HelperError("which answered with those of another registry")
+    except HelperError as error:
+        remarks.append(f"{shown} leaves {registry} to the credential helper {helper!r}, {error}")
+        return None
+    return Credentials(answer.username, answer.password, f"docker-credential-{helper} ({shown})")
 
 
 def _shown(path: Path) -> str:

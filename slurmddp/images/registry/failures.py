@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from slurmddp.errors import ExternalError, SlurmddpError, UserError
 
 if TYPE_CHECKING:
-    from http.client import HTTPMessage
+    from urllib3 import HTTPHeaderDict
 
 NO_REGISTRY = "is this host a registry?"
 # Nothing else of an error's text is shown: a registry might repeat what was sent to it
@@ -41,7 +41,7 @@ def outside(what: str, todo: str | None = None) -> ExternalError:
     return ExternalError(f"{what}\n  -> {todo}" if todo else what)
 
 
-def bad_status(status: int, headers: HTTPMessage, body: bytes, host: str, what: str) -> SlurmddpError:
+def bad_status(status: int, headers: HTTPHeaderDict, body: bytes, host: str, what: str) -> SlurmddpError:
     """Of an answer other than 200, 401, 403 and 404."""
     code = error_code(body)
     shown = f"status {status}, {code}" if code else f"status {status}"

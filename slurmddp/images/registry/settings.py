@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +26,13 @@ class Proxy:
     @property
     def name(self) -> str:
         """HOST:PORT, for messages."""
-        return f"{self.host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the proxy is told, and nobody behind it."""
+        coded = base64.b64encode((self.userinfo or "").encode()).decode("ascii")
+        return {} if self.userinfo is None else {"Proxy-Authorization": f"Basic {coded}"}
 
 
 @dataclass(frozen=True)

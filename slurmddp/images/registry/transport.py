@@ -1,27 +1,29 @@
 """HTTP GET with what registries need: proxies, redirects that lose the credentials, limits, and clear failures.
 
-The standard library's http.client, because urllib carries an Authorization header to wherever it is redirected.
+urllib3 carries the bytes. It follows no redirect, retries nothing and unpacks nothing: whom a request may reach, how
+often, and how large an answer may be are rules of ours.
 """
 
 from __future__ import annotations
 
-import base64
-import http.client
-import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from http.client import HTTPException
 from types import TracebackType
 from urllib.parse import quote, urljoin, urlsplit
+
+from urllib3 import HTTPHeaderDict, PoolManager, ProxyManager
+from urllib3.exceptions import HTTPError, ProtocolError
 
 from slurmddp import __version__
 from slurmddp.errors import UserError
 from slurmddp.images.registry.failures import NO_REGISTRY, outside
 from slurmddp.images.registry.settings import Proxy, RegistrySettings, is_loopback
-from slurmddp.images.registry.unreachable import unreachable
+from slurmddp.images.registry.unreachable import root_of, unreachable
 
 _MOST_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
-_CHUNK = 1 << 16
+_PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Answer:
     """A response, read whole; `redirected`: it comes from another origin than the one that was asked."""
 
     status: int
-    headers: http.client.HTTPMessage
+    headers: HTTPHeaderDict
     body: bytes
     origin: Origin
     redirected: bool = False
@@ -58,8 +60,7 @@ class Transport:
 
     def __init__(self, settings: RegistrySettings) -> None:
         self._settings = settings
-        self._open: dict[Origin, http.client.HTTPConnection] = {}
-        self._tls: ssl.SSLContext | None = None
+        self._managers: dict[Proxy | None, PoolManager] = {}
 
     def get(
         self, url: str, *, limit: int, what: str, authorization: str | None = None, accept: Iterable[str] = ()
@@ -100,74 +101,56 @@ class Transport:
                 todo="if you trust the way to it: list it among the site's insecure registries",
             )
         proxy = self._settings.proxy_for(origin.scheme, origin.name)
-        known = self._open.pop(origin, None)
         parts = urlsplit(url)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         if origin.scheme == "http" and proxy:
             path = f"http://{origin.name}{path}"
-            headers = {**headers, **_proxy_headers(proxy)}
         try:
             try:
-                return self._exchange(known or self._connect(origin, proxy), origin, path, headers, limit, what)
-            except (http.client.RemoteDisconnected, ConnectionError):
-                if known is None:
+                return self._exchange(origin, proxy, path, headers, limit, what)
+            except ProtocolError as error:
+                # The other side may have closed a connection that was kept, without having said so
+                if not isinstance(root_of(error), ConnectionError):
                     raise
-                # A connection that was kept may have been closed by the other side meanwhile
-                return self._exchange(self._connect(origin, proxy), origin, path, headers, limit, what)
-        except (OSError, http.client.HTTPException, UnicodeError) as error:
+                return self._exchange(origin, proxy, path, headers, limit, what)
+        except (HTTPError, HTTPException, OSError) as error:
             raise unreachable(error, origin.name, proxy.name if proxy else None, self._settings.patience) from None
 
     def _exchange(
-        self,
-        connection: http.client.HTTPConnection,
-        origin: Origin,
-        path: str,
-        headers: Mapping[str, str],
-        limit: int,
-        what: str,
+        self, origin: Origin, proxy: Proxy | None, path: str, headers: Mapping[str, str], limit: int, what: str
     ) -> Answer:
-        """One request and its answer; the connection is kept where the other side keeps it."""
-        keep = False
-        try:
-            connection.request("GET", path, headers=dict(headers))
-            with connection.getresponse() as response:
-                body = self._read(response, limit, origin, what)
-                keep = not response.will_close
-        finally:
-            if keep:
-                self._open[origin] = connection
-            else:
-                connection.close()
-        return Answer(response.status, response.msg, body, origin)
+        # The pool gets the host that our rules were asked about: urllib3 could read another one out of an address
+        pool = self._manager(proxy).connection_from_host(origin.host, origin.port, origin.scheme)
+        response = pool.urlopen(
+            "GET",
+            path,
+            headers=dict(headers),
+            timeout=self._settings.patience,
+            retries=False,
+            redirect=False,
+            assert_same_host=False,
+            preload_content=False,
+        )
+        with response:
+            body = bytearray()
+            # stream() of urllib3 2.2 reads a chunk's length into memory, however long; read() has a limit
+            while piece := response.read(_PIECE, decode_content=False):
+                body += piece
+                if len(body) > limit:
+                    raise outside(f"{what} has more than {limit >> 20} MiB, which none has; {origin.name} sent it")
+        return Answer(response.status, response.headers, bytes(body), origin)
 
-    def _connect(self, origin: Origin, proxy: Proxy | None) -> http.client.HTTPConnection:
-        timeout = self._settings.patience
-        host, port = (proxy.host, proxy.port) if proxy else (origin.host, origin.port)
-        if origin.scheme == "http":
-            return http.client.HTTPConnection(host, port, timeout=timeout)
-        self._tls = self._tls or ssl.create_default_context()
-        connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=self._tls)
-        if proxy:
-            connection.set_tunnel(origin.host, origin.port, headers=_proxy_headers(proxy))
-        return connection
-
-    def _read(self, response: http.client.HTTPResponse, limit: int, origin: Origin, what: str) -> bytes:
-        """The body. Raises ExternalError above `limit`, and http.client's and socket's errors."""
-        announced = response.length
-        body = bytearray()
-        while chunk := response.read1(_CHUNK):
-            body += chunk
-            if len(body) > limit:
-                raise outside(f"{what} has more than {limit >> 20} MiB, which none has; {origin.name} sent it")
-        if announced is not None and len(body) != announced:
-            raise http.client.IncompleteRead(bytes(body), announced - len(body))
-        return bytes(body)
+    def _manager(self, proxy: Proxy | None) -> PoolManager:
+        if proxy not in self._managers:
+            self._managers[proxy] = (
+                ProxyManager(f"http://{proxy.name}", proxy_headers=proxy.headers) if proxy else PoolManager()
+            )
+        return self._managers[proxy]
 
     def close(self) -> None:
         """Close all connections."""
-        for connection in self._open.values():
-            connection.close()
-        self._open.clear()
+        for manager in self._managers.values():
+            manager.clear()
 
     def __enter__(self) -> Transport:
         return self
@@ -193,9 +176,3 @@ def origin_of(url: str) -> Origin | None:
 def _printable(location: str) -> str:
     """As an address may be sent: what a header may hold but an address may not is percent-encoded."""
     return quote(location, safe="%!#$&'()*+,/:;=?@[]~", encoding="latin-1", errors="replace")
-
-
-def _proxy_headers(proxy: Proxy) -> dict[str, str]:
-    if proxy.userinfo is None:
-        return {}
-    return {"Proxy-Authorization": "Basic " + base64.b64encode(proxy.userinfo.encode()).decode("ascii")}

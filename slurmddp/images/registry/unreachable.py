@@ -6,6 +6,9 @@ import http.client
 import socket
 import ssl
 
+from urllib3.exceptions import HTTPError, LocationValueError
+from urllib3.exceptions import TimeoutError as Late
+
 from slurmddp.errors import ExternalError
 from slurmddp.images.registry.failures import outside
 
@@ -15,15 +18,16 @@ _NO_INTERNET = (
 )
 
 
-def unreachable(error: Exception, host: str, proxy: str | None, timeout: float) -> ExternalError:
-    """Of what http.client raised on the way to `host`, through `proxy` where there is one."""
+def unreachable(error: BaseException, host: str, proxy: str | None, timeout: float) -> ExternalError:
+    """Of what urllib3 raised on the way to `host`, through `proxy` where there is one."""
+    error = root_of(error)
     peer = f"the proxy {proxy} on the way to {host}" if proxy else host
-    if isinstance(error, (socket.gaierror, UnicodeError)):  # UnicodeError: a name that DNS could not have
+    if isinstance(error, (socket.gaierror, LocationValueError)):  # LocationValueError: a name that DNS could not have
         name = (proxy or host).partition(":")[0]
         return outside(f"cannot reach {peer}: the name {name} is not known", f"check its spelling; {_NO_INTERNET}")
     if isinstance(error, ConnectionRefusedError):
         return outside(f"cannot reach {peer}: the connection is refused", f"check host and port; {_NO_INTERNET}")
-    if isinstance(error, TimeoutError):
+    if isinstance(error, (TimeoutError, Late)):
         return outside(f"cannot reach {peer}: no answer within {timeout:g} s", _NO_INTERNET)
     if isinstance(error, ssl.SSLError):
         return _untrusted(error, host)
@@ -33,11 +37,18 @@ def unreachable(error: Exception, host: str, proxy: str | None, timeout: float) 
         if status == "407":
             todo = "it wants a user name and a password: http://USER:PASSWORD@HOST:PORT in HTTPS_PROXY"
         return outside(f"{peer} refuses the connection (status {status})", todo)
-    if isinstance(error, (http.client.HTTPException, ConnectionError)):
+    if isinstance(error, (HTTPError, http.client.HTTPException, ConnectionError)):
         todo = "check host and port: is there a registry?"
         return outside(f"{peer} does not answer as a registry does ({type(error).__name__})", todo)
     reason = getattr(error, "strerror", None) or type(error).__name__
     return outside(f"cannot reach {peer}: {reason}", _NO_INTERNET)
+
+
+def root_of(error: BaseException) -> BaseException:
+    """The innermost of the exceptions that urllib3 wraps into each other."""
+    while inner := next((one for one in error.args if isinstance(one, BaseException)), error.__cause__):
+        error = inner
+    return error
 
 
 def _untrusted(error: ssl.SSLError, host: str) -> ExternalError:

@@ -598,9 +598,9 @@ def test_messages_go_to_stderr_and_a_closed_pipe_is_no_traceback(ready: Desk) ->
 @pytest.mark.parametrize(
     ("arguments", "absent"),
     [
-        (("--help",), ("torch", "rich", "spython", "pydantic", "jinja2", "yaml")),
-        (("submit", "--help"), ("torch", "rich", "spython")),
-        (("submit", "job.yaml", "--dry-run"), ("torch", "rich", "spython", "numpy")),
+        (("--help",), ("torch", "rich", "spython", "pydantic", "jinja2", "yaml", "urllib3")),
+        (("submit", "--help"), ("torch", "rich", "spython", "urllib3")),
+        (("submit", "job.yaml", "--dry-run"), ("torch", "rich", "spython", "numpy", "urllib3")),
         pytest.param(
             ("render", "job.yaml", "-o", "out"), ("torch", "rich", "spython", "numpy"), marks=pytest.mark.long
         ),

@@ -308,7 +308,8 @@ def test_a_password_file_of_the_tests_registry_is_salted() -> None:
 def test_the_import_loads_no_network_library() -> None:
     program = (
         "import sys; import slurmddp.images.registry.client; "
-        "print([name for name in ('http.client', 'ssl', 'urllib.request', 'pydantic') if name in sys.modules])"
+        "names = ('http.client', 'ssl', 'urllib.request', 'urllib3', 'pydantic'); "
+        "print([name for name in names if name in sys.modules])"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert said == "[]\n"

@@ -152,16 +152,19 @@ def test_the_longest_key_counts(home: Path) -> None:
         ({"auths": {"g.io": {"auth": "hunter2?"}}}, "has an entry for it whose `auth` is no base64"),
         (
             {"auths": {"g.io": {}}, "credsStore": "desktop"},
-            "leaves g.io to a credential helper, and helpers are not used",
+            "leaves g.io to the credential helper 'desktop', which is not in PATH",
         ),
-        ({"credHelpers": {"g.io": "gcloud"}}, "leaves g.io to a credential helper, and helpers are not used"),
+        ({"credHelpers": {"g.io": "gcloud"}}, "leaves g.io to the credential helper 'gcloud', which is not in PATH"),
         ({"auths": {"g.io": {"identitytoken": "hunter2"}}}, "has a token for it instead of name and password"),
         ({"auths": {"g.io": coded(":hunter2")}}, None),
         ({"auths": []}, None),
         ({"auths": {"g.io": "hunter2"}, "credHelpers": {"x.io": "gcloud"}}, None),
     ],
 )
-def test_what_cannot_be_used_is_said(home: Path, tree: object, remark: str | None) -> None:
+def test_what_cannot_be_used_is_said(
+    home: Path, tree: object, remark: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(home))  # this machine's own helpers are not asked
     login(home / ".docker/config.json", tree)
     result = find_credentials("g.io", "a/b")
     assert result.credentials is None

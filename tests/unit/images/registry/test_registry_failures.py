@@ -1,6 +1,7 @@
 """What goes wrong on the way to a registry, and what a broken one answers: each is one clear message."""
 
 import contextlib
+import gzip
 import json
 import socket
 import threading
@@ -220,6 +221,48 @@ def test_a_registry_that_sends_byte_by_byte_has_one_deadline(what: str) -> None:
     late = f"{host} took more than 1 s to answer about nvcr.io/lab/a:latest\n  -> try again later"
     assert late in said or (what == "handshake" and f"cannot reach {host}: no answer within 0.5 s" in said)
     assert RegistrySettings().timeout == 30
+
+
+def test_redirects_share_the_deadline_of_the_first_request() -> None:
+    """Each answer comes in time."""
+    over = threading.Event()
+
+    def slow(request: Request) -> Reply:
+        over.wait(0.4)
+        return Reply(302, b"", {"Location": "/again"})
+
+    with Server(slow) as server:
+        settings = RegistrySettings(timeout=1)
+        with pytest.raises(ExternalError, match=rf"{server.host} took more than 1 s to answer about {server.host}/lab"):
+            resolve(f"{server.host}/lab/a", settings=settings)
+        over.set()
+
+
+def test_a_chunks_length_without_an_end_is_not_read_into_memory() -> None:
+    sent = 0
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def speak() -> None:
+            nonlocal sent
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                while sent < 1 << 28:
+                    sent += connection.send(b"0" * 65536)
+
+        thread = threading.Thread(target=speak)
+        thread.start()
+        host = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(ExternalError, match=r"does not answer as a registry does"):
+            resolve(f"{host}/lab/a", architecture="amd64")
+        thread.join()
+    assert sent < 1 << 25, "what a socket's buffers hold, and no more"
+
+
+def test_a_packed_answer_is_not_unpacked() -> None:
+    packed = Reply(200, gzip.compress(manifest()), {"Content-Encoding": "gzip"})
+    assert "is no JSON object" in str(failure(packed))
 
 
 def test_a_host_that_is_not_known() -> None:
