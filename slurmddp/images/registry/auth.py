@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
-from slurmddp.errors import SlurmddpError, UserError
-from slurmddp.images.registry.credentials import Credentials, Found, advice
+from slurmddp.errors import UserError
+from slurmddp.images.registry.credentials import Found, advice
 from slurmddp.images.registry.failures import NO_REGISTRY, bad_status, outside
 from slurmddp.images.registry.settings import Location, is_loopback
 
 if TYPE_CHECKING:
-    from slurmddp.images.registry.transport import Answer
-
-    #: (url, Authorization header or None, most bytes, what is asked for) -> the answer.
-    Get = Callable[[str, str | None, int, str], Answer]
+    from slurmddp.images.registry.transport import Transport
 
 _LARGEST_TOKEN = 1 << 20
 _PIECE = re.compile(
@@ -62,7 +59,9 @@ def parse_challenges(headers: Sequence[str]) -> list[Challenge]:
     return found
 
 
-def authorize(challenges: Sequence[Challenge], found: Found, location: Location, get: Get, image: str) -> str:
+def authorize(
+    challenges: Sequence[Challenge], found: Found, location: Location, transport: Transport, image: str
+) -> str:
     """The Authorization header that answers the challenge.
 
     Without credentials a Bearer token is asked for all the same: registries hand them out for public images.
@@ -70,7 +69,7 @@ def authorize(challenges: Sequence[Challenge], found: Found, location: Location,
     """
     by_scheme = {challenge.scheme: challenge for challenge in reversed(challenges)}
     if "bearer" in by_scheme:
-        return "Bearer " + _token(by_scheme["bearer"], found, location, get, image)
+        return "Bearer " + _token(by_scheme["bearer"], found, location, transport, image)
     if "basic" in by_scheme:
         if found.credentials is None:
             raise refused(401, location, found, image)
@@ -100,15 +99,17 @@ def refused(status: int, location: Location, found: Found, image: str) -> UserEr
     )
 
 
-def _token(challenge: Challenge, found: Found, location: Location, get: Get, image: str) -> str:
+def _token(challenge: Challenge, found: Found, location: Location, transport: Transport, image: str) -> str:
     url = _token_url(challenge, location)
     host = urlsplit(url).netloc
-    credentials: Credentials | None = found.credentials
-    answer = get(url, credentials.basic if credentials else None, _LARGEST_TOKEN, f"a token for {image}")
+    shown = found.credentials.basic if found.credentials else None
+    answer = transport.get(url, limit=_LARGEST_TOKEN, what=f"a token for {image}", authorization=shown)
     if answer.status in (400, 401, 403):  # Docker Hub and others say 400 or 403 to what they do not know
         raise refused(answer.status, location, found, image)
+    if answer.status == 404:
+        raise outside(f"{host}, which is to hand out a token for {image}, does not know how (status 404)")
     if answer.status != 200:
-        raise _failed(answer, host, image)
+        raise bad_status(answer.status, answer.headers, answer.body, host, f"a token for {image}")
     try:
         tree = json.loads(answer.body)
         token = tree.get("token") or tree.get("access_token")
@@ -136,9 +137,3 @@ def _token_url(challenge: Challenge, location: Location) -> str:
         raise outside(f"{location.host} sends us to this machine itself, {parts.netloc}, for a token", NO_REGISTRY)
     given = urlencode({key: value for key, value in query.items() if value})
     return f"{realm}{'&' if parts.query else '?'}{given}"
-
-
-def _failed(answer: Answer, host: str, image: str) -> SlurmddpError:
-    if answer.status == 404:
-        return outside(f"{host}, which is to hand out a token for {image}, does not know how (status 404)")
-    return bad_status(answer.status, answer.headers, answer.body, host, f"a token for {image}")

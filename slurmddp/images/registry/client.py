@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slurmddp.images.registry import documents
 from slurmddp.images.registry.auth import authorize, parse_challenges, refused
 from slurmddp.images.registry.credentials import Found, find_credentials
 from slurmddp.images.registry.deadline import within
+from slurmddp.images.registry.documents import Document, digest_of
 from slurmddp.images.registry.failures import bad_status, not_found, outside
 from slurmddp.images.registry.image import RegistryImage
 from slurmddp.images.registry.reference import Reference, is_digest, parse_reference
@@ -63,14 +63,19 @@ class _Repository:
         self.image = str(reference)
         self._transport = transport
         self._authorization: str | None = None
-        self._found: Found | None = None
+        self._found = Found(None)
 
-    def manifest(self, selector: str, what: str) -> Answer:
-        """The manifest or index of a tag or digest, whatever its status but for 401 and 403."""
-        return self._get(f"manifests/{selector}", what, documents.INDEXES + documents.MANIFESTS)
+    def manifest(self, selector: str, digest: str | None, what: str) -> tuple[Document, str, bool]:
+        """Return the manifest or index, its digest (`digest`, if that is known), and whether it is an index."""
+        answer = self._get(f"manifests/{selector}", what, documents.INDEXES + documents.MANIFESTS)
+        if answer.status == 404 and selector == self.reference.selector:
+            raise not_found(answer.body, self.location.host, self.image, digest)
+        document = _read(answer, digest, what)
+        index = documents.is_index(document, answer.headers.get("Content-Type", ""), self.image)
+        return document, digest_of(answer.body), index
 
-    def blob(self, digest: str, what: str) -> Answer:
-        return self._get(f"blobs/{digest}", what, ())
+    def blob(self, digest: str, what: str) -> Document:
+        return _read(self._get(f"blobs/{digest}", what, ()), digest, what)
 
     def _get(self, path: str, what: str, accept: tuple[str, ...]) -> Answer:
         answer = self._ask(path, what, accept)
@@ -78,72 +83,19 @@ class _Repository:
         if answer.status == 401 and self._authorization is None and not answer.redirected:
             self._found = find_credentials(self.location.registry, self.location.name)
             challenges = parse_challenges(answer.headers.getlist("WWW-Authenticate"))
-            self._authorization = authorize(challenges, self._found, self.location, self._token, self.image)
+            self._authorization = authorize(challenges, self._found, self.location, self._transport, self.image)
             answer = self._ask(path, what, accept)
         if answer.status in (401, 403) and not answer.redirected:
-            raise refused(answer.status, self.location, self._found or Found(None), self.image)
+            raise refused(answer.status, self.location, self._found, self.image)
         return answer
 
     def _ask(self, path: str, what: str, accept: tuple[str, ...]) -> Answer:
         url = f"{self.location.url}/{path}"
         return self._transport.get(url, limit=LARGEST, what=what, authorization=self._authorization, accept=accept)
 
-    def _token(self, url: str, authorization: str | None, limit: int, what: str) -> Answer:
-        return self._transport.get(url, limit=limit, what=what, authorization=authorization)
 
-
-def _resolve(repository: _Repository, architecture: str) -> RegistryImage:
-    reference, image = repository.reference, repository.image
-    answer = repository.manifest(reference.selector, f"the manifest of {image}")
-    if answer.status == 404:
-        raise not_found(answer.body, repository.location.host, image, reference.digest)
-    tree, digest = _read(answer, reference.digest, f"the manifest of {image}")
-    platform_digest = digest
-    if documents.is_index(tree, answer.headers.get("Content-Type", ""), answer.origin.name, image):
-        found = documents.platforms(tree, answer.origin.name, image)
-        platform_digest = documents.choose(found, architecture, image).digest
-        what = f"the {architecture} manifest of {image}"
-        answer = repository.manifest(platform_digest, what)
-        tree, _ = _read(answer, platform_digest, what)
-        if documents.is_index(tree, answer.headers.get("Content-Type", ""), answer.origin.name, image):
-            raise outside(f"{image} is an index of indexes, which container tools do not read either")
-    manifest = documents.read_manifest(tree, answer.origin.name, image)
-    return _image(repository, manifest, digest, platform_digest, architecture)
-
-
-def _image(
-    repository: _Repository, manifest: documents.Manifest, digest: str, platform_digest: str, architecture: str
-) -> RegistryImage:
-    what = f"the configuration of {repository.image}"
-    if manifest.config_size > LARGEST:
-        raise outside(f"{what} has {manifest.config_size} bytes; more than {LARGEST >> 20} MiB are not read")
-    answer = repository.blob(manifest.config_digest, what)
-    tree, _ = _read(answer, manifest.config_digest, what)
-    host = answer.origin.name
-    made_for, system, created = (_text(tree, key, host, what) for key in ("architecture", "os", "created"))
-    if not made_for:
-        raise documents.unreadable(host, what)
-    if made_for != architecture or system not in ("linux", ""):
-        raise documents.other_architecture(repository.image, architecture, [(system, made_for)])
-    inner = tree.get("config")
-    config: Mapping[str, Any] = inner if isinstance(inner, dict) else {}
-    return RegistryImage(
-        reference=repository.reference,
-        digest=digest,
-        platform_digest=platform_digest,
-        architecture=made_for,
-        os=system or "linux",
-        env=documents.variables(config.get("Env"), host, what),
-        entrypoint=documents.words(config.get("Entrypoint"), host, what),
-        workdir=_text(config, "WorkingDir", host, what) or None,
-        user=_text(config, "User", host, what) or None,
-        created=created or None,
-        size=manifest.layers_size,
-    )
-
-
-def _read(answer: Answer, digest: str | None, what: str) -> tuple[Mapping[str, Any], str]:
-    """The JSON object and the digest of its bytes, which is `digest` where one was asked for."""
+def _read(answer: Answer, digest: str | None, what: str) -> Document:
+    """Return the JSON object, whose bytes have to have this digest, and the one that the registry tells."""
     host = answer.origin.name
     if answer.status in (401, 403, 404):
         raise outside(
@@ -152,21 +104,51 @@ def _read(answer: Answer, digest: str | None, what: str) -> tuple[Mapping[str, A
         )
     if answer.status != 200:
         raise bad_status(answer.status, answer.headers, answer.body, host, what)
-    told = answer.headers.get("Docker-Content-Digest")
     # JSON first: a login portal's page is no lie about a digest
-    tree = documents.read_object(answer.body, host, what)
-    for promised in (digest, told):
-        if promised is not None and is_digest(promised):
-            documents.verify(answer.body, promised, host, what)
-    return tree, documents.digest_of(answer.body)
+    document = documents.read_object(answer.body, host, what)
+    actual = digest_of(answer.body)
+    for promised in (digest, answer.headers.get("Docker-Content-Digest")):
+        if is_digest(promised) and promised != actual:
+            raise outside(
+                f"{host} lies about {what}: its bytes have the digest {actual}, not {promised}",
+                "try again; if it stays so, a proxy or mirror changes what passes, or the registry is broken",
+            )
+    return document
 
 
-def _text(tree: Mapping[str, Any], key: str, host: str, what: str) -> str:
-    value = tree.get(key)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise documents.unreadable(host, what)
-    if not value.isprintable():
-        raise documents.not_one_line(host, what, key)
-    return value
+def _resolve(repository: _Repository, architecture: str) -> RegistryImage:
+    reference, image = repository.reference, repository.image
+    what = f"the manifest of {image}"
+    document, digest, index = repository.manifest(reference.selector, reference.digest, what)
+    platform_digest = digest
+    if index:
+        platform_digest = documents.choose(documents.platforms(document), architecture, image).digest
+        what = f"the {architecture} manifest of {image}"
+        document, _, index = repository.manifest(platform_digest, platform_digest, what)
+    if index:
+        raise outside(f"{image} is an index of indexes, which container tools do not read either")
+    manifest = documents.read_manifest(document, image)
+    what = f"the configuration of {image}"
+    if manifest.config_size > LARGEST:
+        raise outside(f"{what} has {manifest.config_size} bytes; more than {LARGEST >> 20} MiB are not read")
+    configuration = repository.blob(manifest.config_digest, what)
+    made_for, system = configuration.text("architecture"), configuration.text("os") or "linux"
+    if not made_for:
+        raise configuration.unreadable()
+    if (made_for, system) != (architecture, "linux"):
+        raise documents.other_architecture(image, architecture, [(system, made_for)])
+    inner = configuration.tree.get("config")
+    config = Document(inner if isinstance(inner, dict) else {}, configuration.host, what)
+    return RegistryImage(
+        reference=reference,
+        digest=digest,
+        platform_digest=platform_digest,
+        architecture=made_for,
+        os=system,
+        env=config.variables("Env"),
+        entrypoint=config.command("Entrypoint"),
+        workdir=config.text("WorkingDir") or None,
+        user=config.text("User") or None,
+        created=configuration.text("created") or None,
+        size=manifest.layers_size,
+    )

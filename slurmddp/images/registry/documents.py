@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.registry.failures import NO_REGISTRY, outside
@@ -26,30 +26,74 @@ CONFIGURATIONS = (
 )
 
 #: Names that machines have for themselves, in Go's words, which images use.
-ARCHITECTURES = {
-    "x86_64": "amd64",
-    "aarch64": "arm64",
-    "ppc64el": "ppc64le",
-}
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64el": "ppc64le"}
 
 
-@dataclass(frozen=True)
-class Platform:
-    """One entry of an index: whose it is and where its manifest is."""
+class Platform(NamedTuple):
+    """One entry of an index: what its image is for, and its manifest's digest."""
 
     architecture: str
     os: str
     digest: str
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """Of one image: its configuration's digest, bytes and media type, and the bytes of its layers."""
+class Manifest(NamedTuple):
+    """The digest and bytes of an image's configuration, and the bytes of its layers."""
 
     config_digest: str
     config_size: int
-    config_type: str
     layers_size: int
+
+
+@dataclass(frozen=True)
+class Document:
+    """A JSON object that `host` sent as `what`, such as "the manifest of IMAGE". Its methods raise ExternalError."""
+
+    tree: Mapping[str, Any]
+    host: str
+    what: str
+
+    def unreadable(self) -> ExternalError:
+        """Of JSON that is not what the specification says."""
+        return outside(f"what {self.host} sends as {self.what} does not follow the specification", NO_REGISTRY)
+
+    def items(self, key: str, kind: type) -> list[Any]:
+        """Return the items of a list, all of this type."""
+        items = self.tree.get(key)
+        if not isinstance(items, list) or not all(isinstance(item, kind) for item in items):
+            raise self.unreadable()
+        return items
+
+    def text(self, key: str) -> str:
+        """Return one printable line; "" if there is none."""
+        value = self.tree.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.unreadable()
+        return self._one_line(key, value or "")
+
+    def command(self, key: str) -> tuple[str, ...] | None:
+        """Return the words of a command, each one printable line."""
+        if self.tree.get(key) is None:
+            return None
+        return tuple(self._one_line(key, word) for word in self.items(key, str))
+
+    def variables(self, key: str) -> dict[str, str]:
+        """Return those of ["NAME=VALUE", ...] or null; the last of a name counts.
+
+        One that is no single printable line is left out: the versions that are read from them are all such lines.
+        """
+        texts = self.items(key, str) if self.tree.get(key) is not None else []
+        pairs = [text.partition("=") for text in texts if text.isprintable()]
+        return {name: text for name, mark, text in pairs if mark and name}
+
+    def _one_line(self, key: str, text: str) -> str:
+        # It is written into a definition file, where another line could open a section
+        if not text.isprintable():
+            raise outside(
+                f"what {self.host} sends as {self.what} holds a line break or a control character in its {key}",
+                "such an image is not built from: take another one, or ask who made it",
+            )
+        return text
 
 
 def digest_of(body: bytes) -> str:
@@ -57,16 +101,7 @@ def digest_of(body: bytes) -> str:
     return "sha256:" + hashlib.sha256(body).hexdigest()
 
 
-def verify(body: bytes, digest: str, host: str, what: str) -> None:
-    """Raise ExternalError where the bytes are not those that the digest promises."""
-    if digest_of(body) != digest:
-        raise outside(
-            f"{host} lies about {what}: its bytes have the digest {digest_of(body)}, not {digest}",
-            "try again; if it stays so, a proxy or mirror changes what passes, or the registry is broken",
-        )
-
-
-def read_object(body: bytes, host: str, what: str) -> Mapping[str, Any]:
+def read_object(body: bytes, host: str, what: str) -> Document:
     """The JSON object. Raises ExternalError for anything else, such as the page of a login portal."""
     try:
         tree = json.loads(body)
@@ -77,14 +112,15 @@ def read_object(body: bytes, host: str, what: str) -> Mapping[str, Any]:
             f"what {host} sends as {what} is no JSON object",
             "check the host: is it a registry, or does a proxy answer with a page of its own?",
         )
-    return tree
+    return Document(tree, host, what)
 
 
-def is_index(tree: Mapping[str, Any], content_type: str, host: str, image: str) -> bool:
+def is_index(document: Document, content_type: str, image: str) -> bool:
     """Whether it is an index of images, not one image's manifest.
 
     Raises UserError for schema 1, ExternalError for what is neither or both (CVE-2021-41190).
     """
+    tree = document.tree
     if tree.get("schemaVersion") == 1 or "fsLayers" in tree:
         raise UserError(
             f"{image} is stored in Docker's old schema 1, which current container tools do not read either",
@@ -93,20 +129,23 @@ def is_index(tree: Mapping[str, Any], content_type: str, host: str, image: str) 
     kind = tree.get("mediaType") or content_type.partition(";")[0].strip()
     index, manifest = "manifests" in tree, "config" in tree or "layers" in tree
     if index == manifest or (kind in INDEXES and not index) or (kind in MANIFESTS and not manifest):
-        raise unreadable(host, f"the manifest of {image}")
+        raise document.unreadable()
     return index
 
 
-def platforms(tree: Mapping[str, Any], host: str, image: str) -> list[Platform]:
+def platforms(document: Document) -> list[Platform]:
     """The images of an index; attestations, whose platform is unknown, are left out. Raises ExternalError."""
     found = []
-    for entry in _objects(tree.get("manifests"), host, f"the index of {image}"):
+    for entry in document.items("manifests", dict):
         platform = entry.get("platform")
         platform = platform if isinstance(platform, dict) else {}
-        architecture, system = _text(platform.get("architecture")), _text(platform.get("os"))
+        architecture, system = (
+            text if isinstance(text, str) and text.isprintable() else ""
+            for text in (platform.get("architecture"), platform.get("os"))
+        )
         if not is_digest(entry.get("digest")):
-            raise unreadable(host, f"the index of {image}")
-        if architecture and architecture != "unknown":
+            raise document.unreadable()
+        if architecture not in ("", "unknown"):
             found.append(Platform(architecture, system or "linux", entry["digest"]))
     return found
 
@@ -128,68 +167,20 @@ def other_architecture(image: str, architecture: str, there: Sequence[tuple[str,
     )
 
 
-def read_manifest(tree: Mapping[str, Any], host: str, image: str) -> Manifest:
+def read_manifest(document: Document, image: str) -> Manifest:
     """Raises ExternalError for one that is none, UserError for what is no container image (a chart, a .sif)."""
-    what = f"the manifest of {image}"
-    config = tree.get("config")
-    layers = _objects(tree.get("layers"), host, what)
-    if not isinstance(config, dict) or not is_digest(config.get("digest")):
-        raise unreadable(host, what)
-    size, kind = config.get("size"), config.get("mediaType")
-    sizes = [layer.get("size") for layer in layers]
-    if not all(type(number) is int and number >= 0 for number in (size, *sizes)) or not isinstance(kind, str):
-        raise unreadable(host, what)
+    config = document.tree.get("config")
+    if not isinstance(config, dict):
+        raise document.unreadable()
+    digest, size, kind = (config.get(key) for key in ("digest", "size", "mediaType"))
+    sizes = [layer.get("size") for layer in document.items("layers", dict)]
+    if not is_digest(digest) or not isinstance(kind, str):
+        raise document.unreadable()
+    if not all(type(number) is int and number >= 0 for number in (size, *sizes)):
+        raise document.unreadable()
     if kind not in CONFIGURATIONS:
         raise UserError(
             f"{image} is no container image but {''.join(c for c in kind[:80] if c.isprintable())!r}",
             todo="check name and tag; `apptainer pull oras://...` fetches a .sif that is kept in a registry",
         )
-    return Manifest(config["digest"], size or 0, kind, sum(number or 0 for number in sizes))
-
-
-def variables(value: Any, host: str, what: str) -> dict[str, str]:
-    """Of ["NAME=VALUE", ...] or null; the last of a name counts. Raises ExternalError.
-
-    A variable that is no single printable line is left out: the versions that are read from them are all such lines.
-    """
-    pairs = [text.partition("=") for text in _list(value, host, what) or () if text.isprintable()]
-    return {name: text for name, mark, text in pairs if mark and name}
-
-
-def words(value: Any, host: str, what: str) -> tuple[str, ...] | None:
-    """A command as a list of single printable lines, or null: it is written into a definition. Raises ExternalError."""
-    found = _list(value, host, what)
-    if found is not None and not all(text.isprintable() for text in found):
-        raise not_one_line(host, what, "Entrypoint")
-    return found
-
-
-def not_one_line(host: str, what: str, key: str) -> ExternalError:
-    """Of a value that could open a section of a definition file."""
-    return outside(
-        f"what {host} sends as {what} holds a line break or a control character in its {key}",
-        "such an image is not built from: take another one, or ask who made it",
-    )
-
-
-def _list(value: Any, host: str, what: str) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise unreadable(host, what)
-    return tuple(value)
-
-
-def _objects(value: Any, host: str, what: str) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise unreadable(host, what)
-    return value
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) and value.isprintable() else ""
-
-
-def unreadable(host: str, what: str) -> ExternalError:
-    """Of a document that is JSON but not what the specification says."""
-    return outside(f"what {host} sends as {what} does not follow the specification", NO_REGISTRY)
+    return Manifest(config["digest"], config["size"], sum(sizes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 from slurmddp.errors import ExternalError, SlurmddpError, UserError
@@ -13,26 +14,9 @@ if TYPE_CHECKING:
 NO_REGISTRY = "is this host a registry?"
 # Nothing else of an error's text is shown: a registry might repeat what was sent to it
 # (distribution-spec, "Error Codes").
-_CODES = frozenset(
-    {
-        "BLOB_UNKNOWN",
-        "BLOB_UPLOAD_INVALID",
-        "BLOB_UPLOAD_UNKNOWN",
-        "DIGEST_INVALID",
-        "MANIFEST_BLOB_UNKNOWN",
-        "MANIFEST_INVALID",
-        "MANIFEST_UNKNOWN",
-        "NAME_INVALID",
-        "NAME_UNKNOWN",
-        "SIZE_INVALID",
-        "TAG_INVALID",
-        "UNAUTHORIZED",
-        "DENIED",
-        "UNSUPPORTED",
-        "TOOMANYREQUESTS",
-        "UNAVAILABLE",
-        "UNKNOWN",
-    }
+_CODE = re.compile(
+    "(BLOB|MANIFEST|NAME|BLOB_UPLOAD|MANIFEST_BLOB)_UNKNOWN|(BLOB_UPLOAD|DIGEST|MANIFEST|NAME|SIZE|TAG)_INVALID|"
+    "UNAUTHORIZED|DENIED|UNSUPPORTED|TOOMANYREQUESTS|UNAVAILABLE|UNKNOWN"
 )
 
 
@@ -82,4 +66,4 @@ def error_code(body: bytes) -> str | None:
         code = json.loads(body)["errors"][0]["code"]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         return None
-    return code if isinstance(code, str) and code in _CODES else None
+    return code if isinstance(code, str) and _CODE.fullmatch(code) else None

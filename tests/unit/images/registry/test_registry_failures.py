@@ -326,9 +326,10 @@ _JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from(_KEYS), _JSON, max_size=6))
 def test_no_manifest_breaks_it(tree: dict[str, object]) -> None:
     try:
-        if documents.is_index(tree, "", "h", "i"):
-            documents.choose(documents.platforms(tree, "h", "i"), "amd64", "i")
+        document = documents.Document(tree, "h", "the manifest")
+        if documents.is_index(document, "", "i"):
+            documents.choose(documents.platforms(document), "amd64", "i")
         else:
-            assert documents.read_manifest(tree, "h", "i").layers_size >= 0
+            assert documents.read_manifest(document, "i").layers_size >= 0
     except SlurmddpError as error:
         assert str(error)
