@@ -173,18 +173,22 @@ class TestStore:
 
     @pytest.mark.parametrize("backend", [PLAIN, SIGNED])
     def test_a_forged_master_addr_leads_no_rank_away(self, agents: Any, backend: str) -> None:
-        """Planted before the agents meet, so that the second one reads it at once."""
-        pair = agents(backend, 2)
-        pair.start(0)
+        """Planted before the agents meet. It counts where the second one reads it before the first writes its own."""
         names = ["MASTER_ADDR"] if backend == PLAIN else ["MASTER_ADDR", "slurmddp/ranks_store", ASSIGNED]
         values = {f"torch.rendezvous.{ID}.0/{name}": b"127.6.6.6" for name in names}
-        pair.plant(values)
-        second = pair.start(1)
-        pair.plant(values)
-        text = output(second)[1]
-        assert ("MASTER_ADDR=127.6.6.6" in text) == (backend == PLAIN), text
-        if backend == SIGNED:
-            assert "slurmddp: node here: somebody else wrote" in text and "RANK=" not in text
+        for _ in range(5):
+            pair = agents(backend, 2)
+            pair.start(0)
+            pair.plant(values)
+            second = pair.start(1)
+            pair.plant(values)
+            text = output(second)[1]
+            led_away = "MASTER_ADDR=127.6.6.6" in text
+            refused = "slurmddp: node here: somebody else wrote" in text
+            assert not (led_away and backend == SIGNED) and not (refused and "RANK=" in text), text
+            if led_away or refused:
+                return
+        pytest.fail(f"in 5 tries, the second agent never read what was planted:\n{text}")
 
 
 class TestStarts:
