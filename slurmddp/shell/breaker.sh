@@ -1,9 +1,9 @@
 # shellcheck shell=bash
 # --- how attempts ended: markers, and the breaker
 marker() { printf '%s/markers/attempt-%03d.json' "$run" "$attempt"; }
-# A text of the marker, without JSON's escapes of quotes and backslashes. Usage: from_marker KEY
+# The first line of a text of the marker. Usage: from_marker KEY
 from_marker() {
-  sed -n 's/^ *"'"$1"'": "\(.*\)",\{0,1\}$/\1/p' "$(marker)" 2>/dev/null | sed 's/\\\(["\\/]\)/\1/g' | plain
+  sed -n 's/^ *"'"$1"'": "\(.*\)",\{0,1\}$/\1/p' "$(marker)" 2>/dev/null | unescaped | plain
 }
 
 # Three files in the run folder make the breaker, see slurmddp/runtime/watch/failures.py. True where the last

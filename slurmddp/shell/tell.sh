@@ -18,6 +18,42 @@ json() {
   printf '"%s"' "${text//\"/\\\"}"
 }
 
+# The text of a JSON string, with its escapes resolved. Bytes, whatever the locale is: not every awk knows UTF-8.
+unescaped() {
+  LC_ALL=C awk '
+    function code(hex, i, n) {
+      for (i = 1; i <= 4; i++) n = 16 * n + index("0123456789abcdef", tolower(substr(hex, i, 1))) - 1
+      return n
+    }
+    function more(n) { return sprintf("%c", 128 + int(n) % 64) }
+    function utf8(n) {
+      if (n < 32) return ""
+      if (n < 128) return sprintf("%c", n)
+      if (n < 2048) return sprintf("%c", 192 + int(n / 64)) more(n)
+      if (n < 65536) return sprintf("%c", 224 + int(n / 4096)) more(n / 64) more(n)
+      return sprintf("%c", 240 + int(n / 262144)) more(n / 4096) more(n / 64) more(n)
+    }
+    {
+      done = ""
+      while (at = index($0, "\\")) {
+        done = done substr($0, 1, at - 1)
+        kind = substr($0, at + 1, 1)
+        $0 = substr($0, at + 2)
+        if (kind == "u") {
+          n = code($0)
+          $0 = substr($0, 5)
+          if (n >= 55296 && n < 56320 && /^\\u[dD][c-fC-F]/) { # two halves of one character
+            n = 65536 + (n - 55296) * 1024 + code(substr($0, 3)) - 56320
+            $0 = substr($0, 7)
+          }
+          done = done utf8(n)
+        } else done = done (kind == "n" ? "\n" : kind ~ /[bfrt]/ ? " " : kind)
+      }
+      print done $0
+    }
+  '
+}
+
 # Lines of valid UTF-8 without control characters, each of 400 bytes at most, for any bytes
 plain_lines() {
   tr -d '\000-\011\013-\037\177' | cut -b 1-400 |

@@ -124,10 +124,10 @@ note() {
   else
     [[ ! "$1" =~ \"rank\":\ ([0-9]+) ]] || rank=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"node\":\ \"([^\"]+) ]] || node=${BASH_REMATCH[1]}
-    [[ ! "$1" =~ \"message\":\ \"(([^\"\\]|\\.)*)\" ]] || text=${BASH_REMATCH[1]%%\\n*}
-    [[ ! "$1" =~ \"kind\":\ \"([A-Za-z_]+) ]] || text="${BASH_REMATCH[1]}: ${text//\\\"/\"}"
+    [[ ! "$1" =~ \"message\":\ \"(([^\"\\]|\\.)*)\" ]] || text=${BASH_REMATCH[1]}
+    [[ ! "$1" =~ \"kind\":\ \"([A-Za-z_]+) ]] || text="${BASH_REMATCH[1]}: $text"
   fi
-  [[ -n "$noted" && ! "$noted" =~ $consequence ]] || noted=$(plain <<<"$rank $node $text")
+  [[ -n "$noted" && ! "$noted" =~ $consequence ]] || noted=$(unescaped <<<"$rank $node $text" | plain)
 }
 
 # The ranks are told in time to save once more, however long that has come to take.

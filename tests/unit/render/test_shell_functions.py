@@ -97,13 +97,36 @@ def test_a_verdict_without_iconv(tmp_path: Path) -> None:
     assert said == "n1 ok \n"
 
 
-@pytest.mark.parametrize("text", ['KeyError: "a"', "no C:\\new", 'say "\\"', "plain"])
-def test_the_text_of_a_marker_is_escaped_once(tmp_path: Path, text: str) -> None:
+#: Text of an error, and what is left of it in one line of UTF-8.
+TEXTS = {
+    **{text: text for text in ('KeyError: "a"', "no C:\\new", 'say "\\"', "plain", "a/b", "C:\\u00e9", "end\\")},
+    **{text: text for text in ("Zażółć", "日本語", "no \U0001f600")},
+    "two\nlines": "two",
+    "a\tb": "a b",
+    "\x1b[31mred": "[31mred",
+    "lone \ud83d half": "lone  half",
+}
+
+
+@pytest.mark.parametrize("escaped", [True, False])
+def test_the_text_of_a_marker_is_escaped_once(tmp_path: Path, escaped: bool) -> None:
     (tmp_path / "markers").mkdir()
-    marker = {"restart": False, "state": "failed", "cause": text, "attempt": 0}
-    (tmp_path / "markers/attempt-000.json").write_text(json.dumps(marker, indent=2))
-    said = bash(tmp_path, "tell breaker", 'json "$(from_marker cause)"')
-    assert json.loads(said) == text
+    texts = {text: said for text, said in TEXTS.items() if escaped or "\ud83d" not in text}
+    for attempt, text in enumerate(texts):
+        marker = {"restart": False, "state": "failed", "cause": text, "attempt": attempt}
+        written = json.dumps(marker, indent=2, ensure_ascii=escaped)
+        (tmp_path / f"markers/attempt-{attempt:03d}.json").write_text(written, encoding="utf-8")
+    loop = f"for ((attempt = 0; attempt < {len(texts)}; attempt++)); do"
+    said = bash(tmp_path, "tell breaker", loop, 'json "$(from_marker cause)"; echo; done')
+    assert [json.loads(line) for line in said.splitlines()] == list(texts.values())
+
+
+def test_the_message_of_an_error_is_escaped_once(tmp_path: Path) -> None:
+    facts = {"event": "error", "rank": 3, "node": "n2", "kind": "ValueError"}
+    (tmp_path / "rows").write_text("".join(json.dumps({**facts, "message": text}) + "\n" for text in TEXTS))
+    loop = 'while IFS= read -r line; do noted=; note "$line"; printf "%s\\n" "$noted"; done'
+    said = bash(tmp_path, "tell cause watch", "new_attempt", f"{loop} <{tmp_path}/rows")
+    assert said.splitlines() == [f"3 n2 ValueError: {text}" for text in TEXTS.values()]
 
 
 def test_two_nodes_lost_at_once_are_two(tmp_path: Path) -> None:
