@@ -7,15 +7,20 @@ import errno
 import fcntl
 import os
 import platform
+import re
+import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from slurmddp.errors import UserError
+from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.lock import writing
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+_MARKER = re.compile(r"process ([0-9]{1,10})(?: of job ([0-9]{1,18}))? on (\S+), since ")
+_WAIT = "wait for it, or name another file"
 
 
 @contextlib.contextmanager
@@ -35,24 +40,80 @@ def only_build(target: Path, report: Callable[[str], None]) -> Iterator[None]:
         os.close(descriptor)
 
 
+class Holder(NamedTuple):
+    """A build that is running, or may be. who: what its lock file says of it; todo: for the user who wants another."""
+
+    who: str
+    todo: str
+
+
 def is_held(target: Path) -> bool:
     """Whether a build of this image is running, here or, where the file system's locks reach, elsewhere.
 
     Raises UserError where something else is in its lock's place.
     """
+    return holder(target) is not None
+
+
+def holder(target: Path) -> Holder | None:
+    """Who builds this image. None where nobody does.
+
+    Where the file system has no locks, a lock file counts unless the build that left it is known to be over.
+    Raises UserError where something else is in the lock's place.
+    """
+    path = _place(target)
     try:
-        descriptor = _open(_place(target), os.O_RDWR)
+        descriptor = _open(path, os.O_RDWR)
     except FileNotFoundError:
+        return None
+    except OSError:
+        return Holder("another user", _WAIT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        text = os.read(descriptor, 300).decode("utf-8", "replace").strip()
+        if error.errno not in _NO_LOCKS:
+            return Holder(_who(text), _WAIT)
+        if _is_over(text):
+            return None
+        return Holder(_who(text), f"this file system has no locks: if that build is over, remove {path}")
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _who(text: str) -> str:
+    return text if text and text.isprintable() else "another process"
+
+
+def _is_over(text: str) -> bool:
+    """Whether the build that wrote this into its lock file is known to have ended: its process or its job is gone."""
+    found = _MARKER.match(text)
+    if found is None:
+        return False
+    pid, job, host = found.groups()
+    if host == platform.node() and not _runs(int(pid)):
+        return True
+    if job is None or shutil.which("scontrol") is None:
+        return False
+    from slurmddp.slurm.base import ENDED, JobId
+    from slurmddp.slurm.client import Slurm
+
+    try:
+        view = Slurm().job(JobId(job))
+    except (ExternalError, UserError):
+        return False  # Slurm does not answer: nobody knows
+    return view is None or view.state in ENDED
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
         return False
     except OSError:
         return True  # another user's
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return True
 
 
 def _place(target: Path) -> Path:
@@ -87,12 +148,9 @@ def _held(path: Path, report: Callable[[str], None]) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            who = os.read(descriptor, 300).decode("utf-8", "replace").strip()
-            who = who if who and who.isprintable() else "another process"
+            who = _who(os.read(descriptor, 300).decode("utf-8", "replace").strip())
             os.close(descriptor)
-            raise UserError(
-                f"this image is being built already, by {who}", todo="wait for it, or name another file"
-            ) from None
+            raise UserError(f"this image is being built already, by {who}", todo=_WAIT) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 os.close(descriptor)
@@ -102,7 +160,10 @@ def _held(path: Path, report: Callable[[str], None]) -> int:
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             with contextlib.suppress(OSError):  # a full disk: the lock is held all the same
                 os.ftruncate(descriptor, 0)
-                os.write(descriptor, f"process {os.getpid()} on {platform.node()}, since {since}\n".encode())
+                job = os.environ.get("SLURM_JOB_ID", "")
+                of_job = f" of job {job}" if job.isdecimal() else ""
+                text = f"process {os.getpid()}{of_job} on {platform.node()}, since {since}\n"
+                os.write(descriptor, text.encode())
             return descriptor
         os.close(descriptor)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.images.exclusive import is_held
+from slurmddp.images.exclusive import holder
 from slurmddp.images.lock import writing
 from slurmddp.images.make import Request, decide, preview
 from slurmddp.images.process import StopSignals
@@ -70,8 +70,8 @@ class OnNode:
         if decision.up_to_date:
             return decision.target, True
         target = decision.target
-        if is_held(target):
-            raise UserError(f"{target} is being built already", todo="wait for it, or name another file")
+        if (found := holder(target)) is not None:
+            raise UserError(f"{target} is being built already, by {found.who}", todo=found.todo)
         self._run(target, self._script(asked, target), report)
         return target, False
 

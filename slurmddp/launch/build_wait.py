@@ -11,13 +11,8 @@ from typing import NamedTuple
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.lock import read_lock
 from slurmddp.images.process import StopSignals
-from slurmddp.slurm.base import JobId, JobView, Scheduler
+from slurmddp.slurm.base import ENDED, JobId, JobView, Scheduler
 
-#: Slurm's words for a job that is over (squeue(1), "JOB STATE CODES").
-ENDED = frozenset((
-    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
-    "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL",
-))  # fmt: skip
 #: Seconds between two looks at the log, and between two questions to Slurm, which have time: the log tells of the end.
 LOOK_EVERY = 0.3
 ASK_EVERY = 5.0

@@ -32,6 +32,11 @@ LEAKING = (
 # How to reach this cluster at all: where slurm.conf is (or who serves it), and the token of sites with
 # auth/jwt.
 KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
+#: Slurm's words for a job that is over (squeue(1), "JOB STATE CODES").
+ENDED = frozenset((
+    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+    "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)

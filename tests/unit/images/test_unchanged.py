@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.images.exclusive import is_held, only_build
+from slurmddp.images.exclusive import holder, is_held, only_build
 from slurmddp.images.inputs import Inputs, inputs_of
 from slurmddp.images.lock import lock_path, sha256
 from slurmddp.images.make import BuildResult, Request, build_image
@@ -148,6 +150,65 @@ def test_two_builds_of_one_image_do_not_meet(tmp_path: Path) -> None:
     with only_build(target, said.append):
         pass
     assert list(tmp_path.iterdir()) == [] and said == []
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without locks."""
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+def test_a_dead_build_blocks_nobody_where_there_are_no_locks(no_locks: None, tmp_path: Path) -> None:
+    target, said = tmp_path / "image.sif", list[str]()
+    with only_build(target, said.append):
+        (place,) = tmp_path.iterdir()
+        text = place.read_text()
+        found = holder(target)
+        assert found is not None and f"process {os.getpid()} on " in found.who
+        assert "has no locks" in found.todo and str(place) in found.todo
+    assert "has no locks" in said[0]
+    assert holder(target) is None
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    place.write_text(text.replace(str(os.getpid()), str(gone.pid)))
+    assert holder(target) is None
+    # Of a process on another host, nobody here knows.
+    place.write_text(f"process {gone.pid} on elsewhere, since today\n")
+    found = holder(target)
+    assert found is not None and f"process {gone.pid} on elsewhere" in found.who
+
+
+SAMPLES = Path(__file__).parents[1] / "slurm" / "samples"
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "held"),
+    [
+        (f"cat {SAMPLES}/scontrol-running.txt", True),
+        (f"cat {SAMPLES}/scontrol-node-fail.txt", False),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", False),
+        ("echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1", True),
+        (None, True),
+    ],
+)
+def test_a_build_in_a_job_that_is_over_blocks_nobody(
+    no_locks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scontrol: str | None, held: bool
+) -> None:
+    if scontrol is not None:
+        (tmp_path / "scontrol").write_text(f"#!/bin/bash\n{scontrol}\n")
+        (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    target = tmp_path / "image.sif"
+    with only_build(target, [].append):
+        text = (tmp_path / ".image.sif.building").read_text()
+    assert f"process {os.getpid()} of job 4711 on {platform.node()}, since " in text
+    (tmp_path / ".image.sif.building").write_text(text.replace(platform.node(), "node9"))
+    assert (holder(target) is not None) is held
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "hard link", "pipe", "folder"])
