@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from slurmddp.images.registry import documents
@@ -42,7 +43,7 @@ def resolve(
     location = settings.location(parsed)
 
     def ask() -> RegistryImage:
-        with Transport(settings) as transport:
+        with closing(Transport(settings)) as transport:
             return _resolve(_Repository(transport, location, parsed), wanted)
 
     try:

@@ -6,6 +6,7 @@ shown, since it may hold a secret.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -15,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 from typing import NamedTuple
 
 PATIENCE = 10.0
@@ -74,6 +76,8 @@ def _run(path: str, server: str) -> tuple[int, bytes]:
         selectors.DefaultSelector() as waiting,
     ):
         assert child.stdin and child.stdout
+        end = partial(os.killpg, child.pid, signal.SIGKILL)
+        atexit.register(end)  # Ctrl-C ends the main thread, and then this one where it is
         try:
             with contextlib.suppress(BrokenPipeError):  # A helper may answer without reading
                 child.stdin.write(server.encode())
@@ -88,7 +92,9 @@ def _run(path: str, server: str) -> tuple[int, bytes]:
                     return child.wait(max(0.0, deadline - time.monotonic())), bytes(output)
             raise subprocess.TimeoutExpired(path, PATIENCE)
         except BaseException as error:
-            os.killpg(child.pid, signal.SIGKILL)
+            end()
             if isinstance(error, subprocess.TimeoutExpired):
                 raise HelperError(f"which gave no answer within {PATIENCE:g} s") from None
             raise
+        finally:
+            atexit.unregister(end)

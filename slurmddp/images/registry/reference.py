@@ -57,25 +57,26 @@ def parse_reference(text: str) -> Reference:
     if not body:
         raise UserError("the image's name is empty", todo=FORMS)
     if not body.isascii() or not body.isprintable() or " " in body:
-        raise UserError(f"the image {text!r} holds a space or a character that names of images cannot have", todo=FORMS)
+        raise _wrong(text, "holds a space or a character that names of images cannot have")
     rest, at, digest = body.partition("@")
     if at:
         check_digest(digest, text)
     registry, path = _split_registry(rest)
     name, colon, tag = path.partition(":")
     if colon and not _TAG.fullmatch(tag):
-        raise UserError(f"the image {text!r} has the tag {tag!r}, which is none", todo=_TAG_RULE)
-    _check_registry(registry, text)
-    _check_name(name, text)
-    if registry in _HUB_NAMES:
-        registry = DOCKER_HUB
-        name = name if "/" in name else f"library/{name}"
+        todo = "a tag is 1 to 128 of A-Z a-z 0-9 _ . - and begins with a letter, a digit or _"
+        raise _wrong(text, f"has the tag {tag!r}, which is none", todo)
+    if not is_registry(registry):
+        raise _wrong(text, f"names the registry {registry!r}, which is no HOST or HOST:PORT")
+    if name != name.lower():
+        raise _wrong(text, "has capital letters in its name", f"write {name.lower()!r}")
+    if not all(_PART.fullmatch(part) for part in name.split("/")):
+        raise _wrong(text, f"has the name {name!r}, which is none")
+    if registry == DOCKER_HUB and "/" not in name:
+        name = f"library/{name}"
     if len(f"{registry}/{name}") > _LONGEST_NAME:
         raise UserError(f"the image's name is longer than {_LONGEST_NAME} characters", todo=FORMS)
     return Reference(registry, name, tag or (None if at else DEFAULT_TAG), digest or None)
-
-
-_TAG_RULE = "a tag is 1 to 128 of A-Z a-z 0-9 _ . - and begins with a letter, a digit or _"
 
 
 def pinned(reference: Reference | str, digest: str) -> str:
@@ -91,17 +92,11 @@ def pinned(reference: Reference | str, digest: str) -> str:
 
 def check_digest(digest: str, text: str) -> None:
     """Raise UserError, naming the image `text`, where this is no SHA-256 digest."""
-    if _DIGEST.fullmatch(digest):
-        return
     algorithm, colon, _ = digest.partition(":")
     if colon and algorithm != "sha256":
-        raise UserError(
-            f"the image {text!r} has a digest of the kind {algorithm!r}; only sha256 is read here", todo=FORMS
-        )
-    raise UserError(
-        f"the image {text!r} has a digest that is none",
-        todo="a digest is sha256: and 64 of 0-9 a-f; write all of it",
-    )
+        raise _wrong(text, f"has a digest of the kind {algorithm!r}; only sha256 is read here")
+    if not is_digest(digest):
+        raise _wrong(text, "has a digest that is none", "a digest is sha256: and 64 of 0-9 a-f; write all of it")
 
 
 def is_digest(text: object) -> bool:
@@ -130,16 +125,5 @@ def is_registry(host: str) -> bool:
     return match is not None and (port is None or 0 < int(port) < 65536)
 
 
-def _check_registry(registry: str, text: str) -> None:
-    if not is_registry(registry):
-        raise UserError(
-            f"the image {text!r} names the registry {registry!r}, which is no HOST or HOST:PORT", todo=FORMS
-        )
-
-
-def _check_name(name: str, text: str) -> None:
-    if name and all(_PART.fullmatch(part) for part in name.split("/")):
-        return
-    if name != name.lower():
-        raise UserError(f"the image {text!r} has capital letters in its name", todo=f"write {name.lower()!r}")
-    raise UserError(f"the image {text!r} has the name {name!r}, which is none", todo=FORMS)
+def _wrong(text: str, what: str, todo: str = FORMS) -> UserError:
+    return UserError(f"the image {text!r} {what}", todo=todo)

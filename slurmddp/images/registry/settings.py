@@ -84,8 +84,7 @@ class RegistrySettings:
         """Where this image is asked for. Raises UserError for a mirror that is none."""
         for registry, mirror in self.mirrors.items():
             if canonical_registry(registry) == reference.registry:
-                scheme, host, path = self._mirror(registry, mirror)
-                return Location(scheme, host, f"{path}/{reference.name}" if path else reference.name)
+                return self._mirror(registry, mirror, reference.name)
         host = _API_HOSTS.get(reference.registry, reference.registry)
         return Location("http" if self.plain_allowed(host) else "https", host, reference.name)
 
@@ -107,8 +106,7 @@ class RegistrySettings:
         found = getproxies_environment().get(scheme)
         return parse_proxy(found, f"{scheme}_proxy or {scheme.upper()}_PROXY in the environment") if found else None
 
-    def _mirror(self, registry: str, mirror: str) -> tuple[str, str, str]:
-        """Scheme, host and path of a mirror."""
+    def _mirror(self, registry: str, mirror: str, name: str) -> Location:
         given, mark, rest = mirror.partition("://")
         base = (rest if mark else mirror).rstrip("/")
         host, _, path = base.partition("/")
@@ -125,7 +123,7 @@ class RegistrySettings:
                 where=where,
                 todo="write https://, or list the host among the insecure ones",
             )
-        return (given if mark else "http" if plain else "https"), host, path
+        return Location(given if mark else "http" if plain else "https", host, f"{path}/{name}" if path else name)
 
 
 def parse_proxy(text: str, where: str) -> Proxy:

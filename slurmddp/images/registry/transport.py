@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from http.client import HTTPException
-from types import TracebackType
 from urllib.parse import quote, urljoin, urlsplit
 
 from urllib3 import HTTPHeaderDict, PoolManager, ProxyManager
@@ -56,7 +55,7 @@ class Answer:
 
 
 class Transport:
-    """Keeps one connection to each host, and closes them at its end."""
+    """Keeps one connection to each host until it is closed."""
 
     def __init__(self, settings: RegistrySettings) -> None:
         self._settings = settings
@@ -151,14 +150,6 @@ class Transport:
         """Close all connections."""
         for manager in self._managers.values():
             manager.clear()
-
-    def __enter__(self) -> Transport:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def origin_of(url: str) -> Origin | None:

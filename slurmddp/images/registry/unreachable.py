@@ -29,8 +29,17 @@ def unreachable(error: BaseException, host: str, proxy: str | None, timeout: flo
         return outside(f"cannot reach {peer}: the connection is refused", f"check host and port; {_NO_INTERNET}")
     if isinstance(error, (TimeoutError, Late)):
         return outside(f"cannot reach {peer}: no answer within {timeout:g} s", _NO_INTERNET)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return outside(
+            f"the TLS certificate of {host} is not trusted: {error.verify_message}",
+            "export SSL_CERT_FILE=FILE with the certificate authority of this registry or proxy; this host's clock "
+            "counts too",
+        )
     if isinstance(error, ssl.SSLError):
-        return _untrusted(error, host)
+        return outside(
+            f"no TLS connection with {host}: {error.reason or 'the handshake failed'}",
+            "if it speaks plain HTTP: list it among the site's insecure registries",
+        )
     if proxy and isinstance(error, OSError) and "Tunnel connection failed" in str(error):
         status = "".join(str(error).partition("failed:")[2].split()[:1])
         todo = "the proxy does not know the host or does not let anybody reach it: ask whoever runs it, or use a mirror"
@@ -49,16 +58,3 @@ def root_of(error: BaseException) -> BaseException:
     while inner := next((one for one in error.args if isinstance(one, BaseException)), error.__cause__):
         error = inner
     return error
-
-
-def _untrusted(error: ssl.SSLError, host: str) -> ExternalError:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return outside(
-            f"the TLS certificate of {host} is not trusted: {error.verify_message}",
-            "export SSL_CERT_FILE=FILE with the certificate authority of this registry or proxy; this host's clock "
-            "counts too",
-        )
-    return outside(
-        f"no TLS connection with {host}: {error.reason or 'the handshake failed'}",
-        "if it speaks plain HTTP: list it among the site's insecure registries",
-    )

@@ -3,6 +3,9 @@
 import base64
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +133,23 @@ def test_a_helper_that_does_not_end_is_ended(
     assert result.credentials is None and "which gave no answer within 1 s" in result.remarks[0]
     child = int((tmp_path / "pid").read_text())
     while _runs(child):
+        time.sleep(0.01)
+
+
+def test_ctrl_c_ends_a_helper(home: Path, program: Helper, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    program(f"echo $$ >{pid}.new; mv {pid}.new {pid}; sleep 60")
+    with Server(lambda request: Reply(401, b"", {"WWW-Authenticate": 'Basic realm="x"'})) as server:
+        login(home, {"credsStore": "lab"})
+        command = f"from slurmddp.images.registry.client import resolve; resolve('{server.host}/a/b')"
+        with subprocess.Popen([sys.executable, "-c", command], stderr=subprocess.PIPE) as asking:
+            while not pid.exists():
+                assert asking.poll() is None
+                time.sleep(0.01)
+            asking.send_signal(signal.SIGINT)
+            _, said = asking.communicate()
+    assert said.endswith(b"KeyboardInterrupt\n")
+    while _runs(int(pid.read_text())):
         time.sleep(0.01)
 
 
