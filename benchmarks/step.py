@@ -3,7 +3,8 @@
     python -m benchmarks.step [--pairs N] [--block STEPS] [--ranks N]
 
 All four run in the same processes, in turn, a block of steps each, at two sizes of the model: what else the machine
-does falls on all of them alike. Exit code 1 where a target is missed.
+does falls on all of them alike. Prints each ratio with its spread. There is no target: on CPUs the ratio depends on
+how many cores gloo's threads find free.
 """
 
 from __future__ import annotations
@@ -23,12 +24,11 @@ from typing import Any
 from benchmarks import environments
 from benchmarks.measure import Comparison
 
-#: By the time of a step: model, samples a rank, steps in a block; and the targets over the bare loop.
+#: By the time of a step: model, samples per rank, steps per block.
 SIZES: dict[str, dict[str, Any]] = {
     "10 ms": {"model": {"layers": 2, "heads": 2, "width": 64}, "context": 64, "micro": 4, "block": 20},
     "100 ms": {"model": {"layers": 4, "heads": 4, "width": 128}, "context": 128, "micro": 4, "block": 5},
 }
-TARGETS = {"10 ms": 1.03, "100 ms": 1.01}
 
 
 def main() -> int:
@@ -42,17 +42,14 @@ def main() -> int:
     options = parser.parse_args()
     python = Path(sys.executable) if options.here else environments.peers() / "python"
     print(environments.versions(python, "torch", *([] if options.here else ["lightning-fabric", "accelerate"])))
-    good = True
     for size in options.sizes:
         wanted = {"pairs": options.pairs, "block": options.block or SIZES[size]["block"], "loops": options.loops}
         times = measured(python, make_job(SIZES[size], options.ranks), wanted, options.ranks)["times"]
         first, *others = options.loops
         for name in others:
-            target = TARGETS[size] if name == "bare" else 1.0
-            both = Comparison(f"a step of about {size}: {first} over {name}", "ms", times[first], times[name], target)
+            both = Comparison(f"a step of about {size}: {first} over {name}", "ms", times[first], times[name])
             print(both.report(), flush=True)
-            good = good and both.holds
-    return 0 if good else 1
+    return 0
 
 
 def measured(python: Path, job: dict[str, Any], wanted: dict[str, Any], ranks: int, **more: str) -> dict[str, Any]:

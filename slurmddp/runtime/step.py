@@ -71,6 +71,8 @@ class Stepper:
         self, world: World, task: Task, parallel: Parallel, trained: Trained, job: Job, timer: StepTimer
     ) -> None:
         self._world = world
+        # With gloo, a group of its own keeps the sums out of the gradients' way. A GPU's sums stay on it, with nccl.
+        self._sums_group = world.coordination if world.device.type == "cpu" else None
         self._task = task
         self._parallel = parallel
         self._optimizer = trained.optimizer
@@ -97,7 +99,7 @@ class Stepper:
         buffers = [(buffer, buffer.clone()) for buffer in self._parallel.module.buffers()]
         with self._parallel.exchanging(last=True):
             loss = self._forward(micro)
-            self._parallel.backward(loss.total * 0.0, last=True)
+            (loss.total * 0.0).backward()  # type: ignore[no-untyped-call]
         self._parallel.clear_gradients()
         with torch.no_grad():
             for buffer, before in buffers:
@@ -166,11 +168,11 @@ class Stepper:
                     sums.add_extra(_FILLED, micro.filled)
                     used.append((micro, loss.total.detach()))
                 if micro.last:
-                    # Before the last backward pass, which it travels with: it costs next to nothing.
-                    reduction = sums.reduce(self._parallel.reduce)
+                    # Before the last backward pass, which computes while the sums travel.
+                    reduction = sums.reduce(self._sums_group)
                 self._timer.mark(FORWARD)
                 total = self._scaler.scale(loss.total * (factor if micro.real else 0.0))
-                self._parallel.backward(total, micro.last)
+                total.backward()  # type: ignore[no-untyped-call]
                 self._timer.mark(BACKWARD)
         return reduction.wait(), used
 

@@ -1,10 +1,14 @@
 """Several real ranks: gradients, evaluation, the stream of samples, agreement on failures."""
 
 import math
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from slurmddp.runtime import job, optimizer
 from slurmddp.runtime.checkpoint.state import Trained
@@ -13,8 +17,10 @@ from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.evaluation import evaluate
 from slurmddp.runtime.measure.timing import StepTimer
+from slurmddp.runtime.parallel.buckets import OnBucket
 from slurmddp.runtime.parallel.wrap import wrap
-from slurmddp.runtime.step import Stepper, Wishes
+from slurmddp.runtime.step import Outcome, Stepper, Wishes
+from slurmddp.runtime.tasks.protocol import Loss
 from slurmddp.runtime.world import World
 
 from . import toy
@@ -28,19 +34,32 @@ def model_of(task: toy.Toy) -> torch.nn.Module:
     return task.build_model()
 
 
-def gradients_of_step(joined: World, total: int, micro: int, precision: str) -> tuple[list[torch.Tensor], float, int]:
-    """One step over the first global batch on all ranks: gradients, loss, targets."""
+def prepared(
+    joined: World,
+    total: int,
+    micro: int,
+    precision: str = "fp32",
+    *,
+    task: toy.Toy | None = None,
+    on_bucket: OnBucket | None = None,
+) -> tuple[Stepper, torch.nn.Module, Iterator[loading.Micro]]:
+    """What makes steps over the first global batches, the bare model, and this rank's micro batches."""
     wanted = job.parse(make_job(batch__global=total, batch__micro=micro, train__precision=precision, **NORMAL))
-    task = toy.Toy({}, {})
+    task = task or toy.Toy({}, {})
     bare = model_of(task)
     scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16", init_scale=256.0)
-    together = wrap(bare, wanted, joined)
+    together = wrap(bare, wanted, joined, on_bucket)
     trained = Trained(bare, optimizer.build(bare, wanted.train.optimizer), scaler)
-    stepper = Stepper(joined, task, together, trained, wanted, StepTimer())
     lists = loading.training_lists(
-        SampleOrder(23, 1), start=0, steps=1, total=total, micro=micro, world=joined.size, rank=joined.rank
+        SampleOrder(23, 1), start=0, steps=3, total=total, micro=micro, world=joined.size, rank=joined.rank
     )
     micros = loading.load(task, task.train_samples(), lists, rank=joined.rank, workers=0, pin_memory=False)
+    return Stepper(joined, task, together, trained, wanted, StepTimer()), bare, micros
+
+
+def gradients_of_step(joined: World, total: int, micro: int, precision: str) -> tuple[list[torch.Tensor], float, int]:
+    """One step over the first global batch on all ranks: gradients, loss, targets."""
+    stepper, bare, micros = prepared(joined, total, micro, precision)
     wishes = Wishes(stop=joined.rank == 1)
     outcome = stepper.run(micros, step=1, rate=0.0, wishes=wishes, before_update=lambda: None)
     assert outcome.wishes == Wishes(stop=joined.size > 1)
@@ -86,6 +105,61 @@ def test_reduced_precision_is_near(ranks: Ranks, precision: str) -> None:
     assert loss == pytest.approx(wanted_loss, rel=0.02)
     for ours, theirs in zip(gradients, wanted, strict=True):
         assert (ours.double() - theirs).norm() / theirs.norm() < 0.03
+
+
+def collectives_of_step(joined: World) -> tuple[int, int, int]:
+    """Of the third step: buckets of gradients, collectives of all ranks' group, and of the coordination group.
+
+    DDP exchanges more in the first two, to regroup its buckets.
+    """
+    buckets: list[int] = []
+    stepper, _, micros = prepared(joined, 7, 2, on_bucket=lambda index, last: buckets.append(index))
+    groups = [dist.group.WORLD, joined.coordination]
+    before = [0, 0]
+    for step in (1, 2, 3):
+        buckets.clear()
+        before = [group._get_sequence_number_for_group() for group in groups]
+        stepper.run(micros, step=step, rate=0.0, wishes=Wishes(), before_update=lambda: None)
+    world, coordination = (
+        group._get_sequence_number_for_group() - count for group, count in zip(groups, before, strict=True)
+    )
+    return len(buckets), world, coordination
+
+
+@pytest.mark.ranks(2)
+def test_a_step_has_one_message_beside_its_gradients(ranks: Ranks) -> None:
+    for buckets, world, coordination in ranks(2, collectives_of_step):
+        assert (world, coordination) == (buckets, 1)
+
+
+class Late(toy.Toy):
+    """Rank 1's forward pass ends when rank 0 is in its backward pass, which makes the file `bucket`."""
+
+    def __init__(self, late: bool, bucket: Path) -> None:
+        super().__init__({}, {})
+        self._late, self._bucket = late, bucket
+
+    def loss(self, model: Callable[..., Any], batch: dict[str, torch.Tensor]) -> Loss:
+        result = super().loss(model, batch)
+        until = time.monotonic() + 60
+        while self._late and not self._bucket.exists():
+            assert time.monotonic() < until, "rank 0 waits for the sums before its backward pass"
+            time.sleep(0.01)
+        return result
+
+
+def step_with_a_late_rank(joined: World, bucket: Path) -> Outcome:
+    task = Late(joined.rank == 1, bucket)
+    stepper, _, micros = prepared(joined, 2, 1, task=task, on_bucket=lambda index, last: bucket.touch())
+    wishes = Wishes(stop=joined.rank == 1, save=joined.rank == 0)
+    return stepper.run(micros, step=1, rate=0.0, wishes=wishes, before_update=lambda: None)
+
+
+@pytest.mark.ranks(2)
+def test_the_backward_pass_does_not_wait_for_the_sums(ranks: Ranks, tmp_path: Path) -> None:
+    one, other = ranks(2, step_with_a_late_rank, tmp_path / "bucket")
+    assert one.wishes == other.wishes == Wishes(stop=True, save=True)
+    assert (one.means, one.targets, one.grad_norm) == (other.means, other.targets, other.grad_norm)
 
 
 def evaluations(joined: World) -> list[dict[str, float | int]]:

@@ -37,13 +37,6 @@ class Vector:
             now = value.detach().to(self._device).double()
             self._on_device[index] = now if before is None else before + now
 
-    def values(self) -> list[float]:
-        """What was added on this rank."""
-        if not self._on_device:
-            return list(self._host)
-        found = [self._on_device.get(index) for index in range(len(self._host))]
-        return [own + (0.0 if other is None else other.item()) for own, other in zip(self._host, found, strict=True)]
-
     def reduce(self, group: dist.ProcessGroup | None = None) -> "Pending":
         """Start adding up over all ranks: a collective. Alone, outside of a process group, it is done at once."""
         vector = torch.tensor(self._host, dtype=torch.float64).to(self._device)

@@ -1,24 +1,15 @@
 """Sums and counts over micro batches and ranks, reduced once."""
 
 import math
-from collections.abc import Callable
-from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
-from slurmddp.runtime.measure.meter import Vector
+from slurmddp.runtime.measure.meter import Pending, Vector
 from slurmddp.runtime.tasks.protocol import Loss, Task
 
 LOSS, COUNT, BAD = 0, 1, 2
 _FIXED = 3
-
-
-class OnItsWay(Protocol):
-    """A sum over ranks that has been started."""
-
-    def wait(self) -> list[float]:
-        """The sums, the same on every rank."""
-        ...
 
 
 class Sums:
@@ -49,17 +40,17 @@ class Sums:
         """Add to one of the caller's own slots."""
         self._vector.add(self._extra + slot, value)
 
-    def reduce(self, by: Callable[[Vector], OnItsWay] | None = None) -> "Reduction":
-        """Start adding up over all ranks, `by` a collective of the caller's own or by one of its own. Every rank has to
-        call it, at the same point between other collectives.
+    def reduce(self, group: dist.ProcessGroup | None = None) -> "Reduction":
+        """Start adding up over all ranks, in `group` or their default one. Every rank has to call it, at the same point
+        between the group's other collectives.
         """
-        return Reduction(by(self._vector) if by is not None else self._vector.reduce(), self._names, self._extra)
+        return Reduction(self._vector.reduce(group), self._names, self._extra)
 
 
 class Reduction:
     """A reduction on its way; `wait` gives the sums over all ranks."""
 
-    def __init__(self, pending: OnItsWay, names: list[str], extra: int) -> None:
+    def __init__(self, pending: Pending, names: list[str], extra: int) -> None:
         self._pending = pending
         self._names = names
         self._extra = extra
