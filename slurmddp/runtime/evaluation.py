@@ -11,7 +11,7 @@ from torch import nn
 
 from slurmddp.runtime.data import batch, loading
 from slurmddp.runtime.errors import RuntimeFailure
-from slurmddp.runtime.measure.sums import Sums
+from slurmddp.runtime.measure.loss_accumulator import LossAccumulator
 from slurmddp.runtime.precision import autocast
 from slurmddp.runtime.tasks.protocol import Samples, Task
 from slurmddp.runtime.watch.watch import Watch
@@ -55,7 +55,7 @@ def evaluate(
     """
     began = time.monotonic()
     share_buffers(model)
-    sums = Sums(task, world.device, extra=1)
+    sums = LossAccumulator(task, world.device, extra=1)
     training = model.training
     model.eval()
     try:
@@ -94,7 +94,7 @@ def _run(
     task: Task,
     model: nn.Module,
     batches: Iterator[loading.Micro],
-    sums: Sums,
+    sums: LossAccumulator,
     rounds: int,
     watch: Watch | None,
 ) -> bool:

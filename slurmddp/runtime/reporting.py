@@ -7,8 +7,8 @@ from slurmddp.runtime.evaluation import Evaluation
 from slurmddp.runtime.journal import Journal
 from slurmddp.runtime.measure import timing
 from slurmddp.runtime.measure.dashboards import Dashboard
-from slurmddp.runtime.measure.judging import Notice
 from slurmddp.runtime.measure.peak import Utilisation
+from slurmddp.runtime.measure.straggler_detection import Notice
 from slurmddp.runtime.measure.stragglers import Stragglers
 from slurmddp.runtime.resume import Position
 from slurmddp.runtime.session import Session

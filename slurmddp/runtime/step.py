@@ -13,7 +13,7 @@ from slurmddp.runtime.checkpoint.state import Trained
 from slurmddp.runtime.data.loading import Micro, to_device
 from slurmddp.runtime.errors import NotFiniteError, RuntimeFailure
 from slurmddp.runtime.job import Job
-from slurmddp.runtime.measure.sums import Sums, Totals
+from slurmddp.runtime.measure.loss_accumulator import LossAccumulator, Totals
 from slurmddp.runtime.measure.timing import BACKWARD, DATA, FORWARD, NETWORK, OPTIMIZER, StepTimer
 from slurmddp.runtime.parallel.model import Parallel
 from slurmddp.runtime.precision import PRECISIONS, autocast
@@ -116,7 +116,7 @@ class Stepper:
         where a loss or gradient is not finite and the job says to stop; StopIteration where the micro batches have
         run out.
         """
-        self._timer.begin(step)
+        self._timer.begin()
         self._parallel.clear_gradients()
         totals, used = self._gradients(micros, wishes)
         if totals.count == 0 and not totals.not_finite:
@@ -151,7 +151,7 @@ class Stepper:
         """Forward and backward over all micro batches of a step. Returns the reduced sums, and each real micro batch
         with its loss.
         """
-        sums = Sums(self._task, self._world.device, extra=_PLACES + 1)
+        sums = LossAccumulator(self._task, self._world.device, extra=_PLACES + 1)
         for slot, wish in enumerate(wishes):
             sums.add_extra(slot, float(wish))
         factor = self._parallel.divides_by / self._assumed

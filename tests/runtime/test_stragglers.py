@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from slurmddp.runtime.measure import links
-from slurmddp.runtime.measure.judging import Figures, Network, Notice, Persistence, Slow, slow_hosts
 from slurmddp.runtime.measure.links import Pair, probe_links, rounds
+from slurmddp.runtime.measure.straggler_detection import Figures, Network, Notice, Persistence, Slow, slow_hosts
 from slurmddp.runtime.measure.stragglers import Stragglers
 from slurmddp.runtime.measure.timing import StepTimer
 from slurmddp.runtime.world import World
@@ -227,7 +227,7 @@ def _watched_links(world: World) -> dict[str, object]:
     links._exchange = functools.partial(_late, world.rank == 2)
     try:
         for step in range(1, 400):
-            timer.begin(step)
+            timer.begin()
             clock.now += 0.001
             timer.mark("forward")
             clock.now += 0.004 if ill else 0.0005

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -22,7 +21,8 @@ from slurmddp.runtime import housekeeping
 from slurmddp.runtime.housekeeping import Collector
 from slurmddp.runtime.measure import cards, dashboards, meter, peak, timing
 from slurmddp.runtime.measure.meter import Meter
-from slurmddp.runtime.measure.timing import DeviceClock, StepTimer, watched
+from slurmddp.runtime.measure.timing import DeviceClock, StepTimer
+from slurmddp.runtime.parallel.buckets import sum_buckets
 from slurmddp.runtime.world import World
 
 from .harness import Ranks
@@ -62,7 +62,7 @@ class TestParts:
             clock.now += seconds
             timer.mark(part)
 
-        timer.begin(7)
+        timer.begin()
         for _ in range(2):  # micro batches: only the last one's backward pass reduces
             passes(1, "data")
             passes(2, "forward")
@@ -77,18 +77,16 @@ class TestParts:
         clock.now += 0.5
         timer.end()
         expected = {"data": 3, "forward": 6, "backward": 13, "overlap": 3, "network": 10, "optimizer": 20, "other": 0.5}
-        assert timer.last == (7, expected)
         window = timer.window()
         assert (window.steps, window.seconds, window.sums) == (1, 55.5, expected)
         assert window.mean("forward", "backward") == 19
-        assert list(window.means()) == ["data", "forward", "backward", "overlap", "network", "optimizer", "other"]
 
     def test_windows_begin_where_the_last_ended_for_each_reader(self) -> None:
         clock = Hand()
         timer = StepTimer(clock=clock)
         reader = timer.reader()
         for step, seconds in enumerate((1, 2, 9), start=1):
-            timer.begin(step)
+            timer.begin()
             clock.now += seconds
             timer.mark("forward")
             if step == 3:
@@ -97,8 +95,8 @@ class TestParts:
             timer.end()
             clock.now += 100  # between steps: nobody's
         window = timer.window()
-        assert (window.sums["forward"], window.medians["forward"]) == (12, 2)
-        assert (window.sums["checkpoint"], window.medians["checkpoint"]) == (5, 0)  # most steps had none
+        assert window.sums["forward"] == 12
+        assert window.sums["checkpoint"] == 5
         empty = timer.window()
         assert (empty.steps, empty.sums, empty.mean("forward")) == (0, {}, 0)
         assert reader.window() == window
@@ -107,7 +105,7 @@ class TestParts:
         clock = Hand()
         timer = StepTimer(clock=clock)
         for step in range(5000):
-            timer.begin(step)
+            timer.begin()
             clock.now += 1 if step < 4500 else 2
             timer.mark("forward")
             if step == 0:
@@ -116,8 +114,8 @@ class TestParts:
             timer.end()
         window = timer.window()
         assert (window.steps, window.seconds) == (5000, 5507)
-        assert (window.sums["forward"], window.medians["forward"]) == (5500, 1)
-        assert (window.sums["checkpoint"], window.medians["checkpoint"]) == (7, 0)
+        assert window.sums["forward"] == 5500
+        assert window.sums["checkpoint"] == 7
         assert timer.window().steps == 0
 
     def test_outside_of_a_step_nothing_counts(self) -> None:
@@ -127,7 +125,7 @@ class TestParts:
         timer.mark("forward")
         timer.end()
         assert timer.window().steps == 0
-        timer.begin(1)
+        timer.begin()
         clock.now += 3
         timer.mark("backward")
         timer.end()
@@ -136,10 +134,10 @@ class TestParts:
     def test_a_step_that_fails_is_forgotten(self) -> None:
         clock = Hand()
         timer = StepTimer(clock=clock)
-        timer.begin(1)
+        timer.begin()
         clock.now += 1
         timer.mark("data")
-        timer.begin(2)
+        timer.begin()
         clock.now += 2
         timer.end()
         assert timer.window().sums == {"other": 2}
@@ -147,7 +145,7 @@ class TestParts:
     def test_the_host_clock_measures(self) -> None:
         timer = StepTimer()
         began = time.perf_counter()
-        timer.begin(1)
+        timer.begin()
         with timer.part("mine"):
             time.sleep(0.02)
         timer.end()
@@ -186,8 +184,8 @@ class TestDevice:
     """The logic of events that become readable later, with events that are not a GPU's."""
 
     def steps(self, timer: StepTimer, count: int) -> None:
-        for step in range(count):
-            timer.begin(step)
+        for _ in range(count):
+            timer.begin()
             Host.now += 1
             timer.mark("forward")
             Host.now += 1
@@ -209,7 +207,8 @@ class TestDevice:
         for _ in range(50):
             FakeEvent.device = Host.now
             self.steps(timer, 3)
-        assert timer.untimed == 0
+        FakeEvent.device = Host.now
+        assert timer.window().steps == 152
         assert FakeEvent.made < 60
 
     def test_a_device_far_behind_leaves_steps_untimed(self) -> None:
@@ -217,7 +216,6 @@ class TestDevice:
         FakeEvent.made = 0
         timer = StepTimer(clock=DeviceClock(FakeEvent))
         self.steps(timer, 100)
-        assert timer.untimed == 84
         made = FakeEvent.made
         FakeEvent.device = Host.now
         self.steps(timer, 10)
@@ -233,7 +231,7 @@ def test_buckets_split_the_backward_pass_and_gradients_stay(ranks: Ranks) -> Non
         assert min(parts["backward"], parts["overlap"], parts["network"]) > 0
         assert steps == 3
         for one, other in zip(plain, hooked, strict=True):
-            torch.testing.assert_close(one, other)
+            torch.testing.assert_close(2 * one, other)  # The mean of two ranks, and their sum.
 
 
 def _hooked(world: World) -> tuple[dict[str, float], list[torch.Tensor], list[torch.Tensor], int]:
@@ -244,9 +242,9 @@ def _hooked(world: World) -> tuple[dict[str, float], list[torch.Tensor], list[to
         layers = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
         model = DistributedDataParallel(layers, bucket_cap_mb=0.02, gradient_as_bucket_view=True)
         if hook:
-            model.register_comm_hook(None, watched(timer, allreduce_hook))  # type: ignore[no-untyped-call]
-        for step in range(3):
-            timer.begin(step)
+            sum_buckets(model, lambda index, last: timer.bucket(), bf16=False)
+        for _ in range(3):
+            timer.begin()
             model.zero_grad()
             total = model(torch.full((5, 64), world.rank + 1.0)).square().sum()
             timer.mark("forward")
@@ -255,7 +253,7 @@ def _hooked(world: World) -> tuple[dict[str, float], list[torch.Tensor], list[to
             timer.end()
         gradients.append([parameter.grad.clone() for parameter in layers.parameters() if parameter.grad is not None])
         window = timer.window()
-    return window.medians, gradients[0], gradients[1], window.steps
+    return window.sums, gradients[0], gradients[1], window.steps
 
 
 class Block(nn.Module):
@@ -308,9 +306,7 @@ class TestFlops:
         rows = torch.ones(8, 16, requires_grad=True)
         once = peak.count_flops(both_ways(layers, rows))
         again = peak.count_flops(lambda: checkpoint(layers, rows, use_reentrant=reentrant).sum().backward())
-        assert once.recomputed == 0
         assert again.total == once.total
-        assert again.recomputed >= 2 * 2 * 8 * 16 * 16  # the last layer's output is not needed again
 
     @pytest.mark.ranks(2)
     def test_under_ddp(self, ranks: Ranks) -> None:
@@ -347,39 +343,35 @@ class TestPeak:
         assert peak.Utilisation(1e9, 1e12, 2e12).of(100.0) == {"mfu": 0.1, "mfu_sheet": 0.05}
 
     @pytest.mark.parametrize(
-        ("device", "name", "precision", "tflops"),
+        ("device", "precision", "tflops"),
         [
-            ("Tesla V100-SXM2-32GB", "V100 SXM2", "fp16", 125),
-            ("Tesla V100-PCIE-16GB", "V100 PCIe", "fp16", 112),
-            ("NVIDIA A100-SXM4-80GB", "A100", "bf16", 312),
-            ("NVIDIA A100 80GB PCIe", "A100", "tf32", 156),
-            ("NVIDIA A10", "A10", "bf16", 125),
-            ("NVIDIA A30", "A30", "bf16", 165),
-            ("NVIDIA H100 80GB HBM3", "H100 SXM", "bf16", 989),
-            ("NVIDIA H100 PCIe", "H100 PCIe", "bf16", 756),
-            ("NVIDIA H200", "H200 SXM", "bf16", 989),
-            ("NVIDIA GH200 480GB", "GH200", "fp32", 67),
-            ("NVIDIA GH200 120GB", "GH200", "bf16", 989),
-            ("NVIDIA B200", "B200", "bf16", 2250),
-            ("NVIDIA GB200", "GB200", "bf16", 2500),
-            ("NVIDIA L40S", "L40S", "bf16", 362),
-            ("NVIDIA L40", "L40", "bf16", 181),
-            ("NVIDIA GeForce RTX 4090", "RTX 4090", "bf16", 165.2),
-            ("AMD Instinct MI250X", "MI250X, one of two dies", "bf16", 191.5),
-            ("AMD Instinct MI300X", "MI300X", "bf16", 1307.4),
+            ("Tesla V100-SXM2-32GB", "fp16", 125),
+            ("Tesla V100-PCIE-16GB", "fp16", 112),
+            ("NVIDIA A100-SXM4-80GB", "bf16", 312),
+            ("NVIDIA A100 80GB PCIe", "tf32", 156),
+            ("NVIDIA A10", "bf16", 125),
+            ("NVIDIA A30", "bf16", 165),
+            ("NVIDIA H100 80GB HBM3", "bf16", 989),
+            ("NVIDIA H100 PCIe", "bf16", 756),
+            ("NVIDIA H200", "bf16", 989),
+            ("NVIDIA GH200 480GB", "fp32", 67),
+            ("NVIDIA GH200 120GB", "bf16", 989),
+            ("NVIDIA B200", "bf16", 2250),
+            ("NVIDIA GB200", "bf16", 2500),
+            ("NVIDIA L40S", "bf16", 362),
+            ("NVIDIA L40", "bf16", 181),
+            ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
+            ("AMD Instinct MI250X", "bf16", 191.5),
+            ("AMD Instinct MI300X", "bf16", 1307.4),
         ],
     )
-    def test_the_sheet(self, device: str, name: str, precision: str, tflops: float) -> None:
-        found = cards.card(device)
-        assert found is not None
-        assert (found.name, found.tflops[precision]) == (name, tflops)
+    def test_the_sheet(self, device: str, precision: str, tflops: float) -> None:
+        assert cards.sheet_tflops(device)[precision] == tflops
 
     def test_cards_that_are_not_in_the_table(self) -> None:
         for device in ("NVIDIA GeForce GTX 1080", "NVIDIA GeForce RTX 4090 D", "NVIDIA A10G", "Some Device"):
-            assert cards.card(device) is None
-        volta = cards.card("Tesla V100-SXM2-32GB")
-        assert volta is not None
-        assert "bf16" not in volta.tflops
+            assert cards.sheet_tflops(device) == {}
+        assert list(cards.sheet_tflops("Tesla V100-SXM2-32GB")) == ["fp16", "fp32"]
 
 
 class TestMeter:
@@ -497,7 +489,6 @@ class TestDashboard:
         board = dashboards.Dashboard(tmp_path / "tb", enabled=True, say=said.append)
         board.scalars(1, {"loss": 1.0})
         board.close()
-        assert not board.writes
         assert len(said) == 1
         assert "not installed" in said[0]
         assert not (tmp_path / "tb").exists()

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from slurmddp.runtime.measure.judging import Notice
+from slurmddp.runtime.measure.straggler_detection import Notice
 from slurmddp.runtime.measure.stragglers import Stragglers
-from slurmddp.runtime.measure.timing import BACKWARD, DATA, FORWARD, OPTIMIZER, StepTimer, watched
+from slurmddp.runtime.measure.timing import BACKWARD, DATA, FORWARD, OPTIMIZER, StepTimer
+from slurmddp.runtime.parallel.buckets import sum_buckets
 from slurmddp.runtime.world import World
 
 
@@ -43,16 +43,17 @@ def train(world: World, folder: Path, *, seconds: float, window: float, slow: Pa
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)]), bucket_cap_mb=0.3)
     timer = StepTimer()
-    model.register_comm_hook(None, watched(timer, allreduce_hook))  # type: ignore[no-untyped-call]
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    sum_buckets(model, lambda index, last: timer.bucket(), bf16=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3 / world.size)
     watch = Stragglers(world, timer, seconds=window)
     hurt = slow if world.rank == 1 else None
     rows = iter(DataLoader(Rows(lambda: 0.03 if hurt is not None and hurt.exists() else 0.0), batch_size=None))
     until, notices, probes, steps, mended = time.monotonic() + seconds, [], 0, 0, False
+    active: set[tuple[str, str]] = set()
     for step in range(1, 10**6):
-        timer.begin(step)
+        timer.begin()
         _step(model, optimizer, rows, timer)
-        ended = mended and not watch.active()
+        ended = mended and not active
         wishes = torch.tensor([time.monotonic() > until or ended, watch.wants_probe], dtype=torch.float64)
         dist.all_reduce(wishes)
         timer.end()
@@ -61,6 +62,8 @@ def train(world: World, folder: Path, *, seconds: float, window: float, slow: Pa
             probes += 1
             new += watch.probe()[1]
         notices += new
+        for notice in new:
+            (active.add if notice.begins else active.discard)((notice.host, notice.part))
         if any(notice.begins and notice.part != "network" for notice in new):
             mended = True
             for path in (slow, folder / "bursts"):
@@ -70,7 +73,9 @@ def train(world: World, folder: Path, *, seconds: float, window: float, slow: Pa
             steps = step
             break
     watch.close()
-    return {"notices": notices, "probes": probes, "steps": steps, "means": timer.window().means()}
+    whole = timer.window()
+    means = {part: whole.mean(part) for part in whole.sums}
+    return {"notices": notices, "probes": probes, "steps": steps, "means": means}
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: Iterator[torch.Tensor], timer: StepTimer) -> None:

@@ -28,11 +28,6 @@ class Dashboard:
             return
         self._guarded(lambda: self._open(module, folder, first_step))
 
-    @property
-    def writes(self) -> bool:
-        """Whether `scalars` does anything."""
-        return self._writer is not None
-
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write one point of each curve; values that are not finite are left out."""
         if self._writer is None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from slurmddp.runtime.measure.cards import card, precision_in_use
+from slurmddp.runtime.measure.cards import precision_in_use, sheet_tflops
 from slurmddp.runtime.world import World
 
 _SMALLEST, _LARGEST = 256, 8192
@@ -26,13 +26,12 @@ _HEAVY = re.compile(
 class Flops:
     """Floating point operations of a model, forward and backward.
 
-    `missing`: heavy operators that no formula counts; with any of them `total` is a lower bound. `recomputed`: what
-    activation checkpointing computed a second time, which is not in `total`.
+    `total`: without what activation checkpointing computed a second time. `missing`: heavy operators that no formula
+    counts; with any of them `total` is a lower bound.
     """
 
     total: int
     missing: tuple[str, ...] = ()
-    recomputed: int = 0
 
 
 def count_flops(run: Callable[[], object], *, compiled: bool = False) -> Flops:
@@ -49,7 +48,7 @@ def count_flops(run: Callable[[], object], *, compiled: bool = False) -> Flops:
     with _eager(), seen, counter:
         run()
     missing = sorted(filter(_is_heavy, map(str, seen.operators - set(counter.flop_registry))))
-    return Flops(counter.get_total_flops() - seen.recomputed, tuple(missing), seen.recomputed)
+    return Flops(counter.get_total_flops() - seen.recomputed, tuple(missing))
 
 
 def matmul_peak(device: torch.device, precision: torch.dtype, *, seconds: float = 0.06) -> float | None:
@@ -123,8 +122,7 @@ def sheet_peak(device: torch.device, precision: torch.dtype) -> float | None:
     """FLOP/s by the card's data sheet; None for a CPU, and for a card or precision that is not in the table."""
     if device.type != "cuda":
         return None
-    found = card(torch.cuda.get_device_name(device))
-    tflops = found.tflops.get(precision_in_use(precision)) if found else None
+    tflops = sheet_tflops(torch.cuda.get_device_name(device)).get(precision_in_use(precision))
     return tflops * 1e12 if tflops else None
 
 

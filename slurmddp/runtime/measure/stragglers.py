@@ -7,7 +7,15 @@ import torch
 import torch.distributed as dist
 
 from slurmddp.runtime.measure import links, timing
-from slurmddp.runtime.measure.judging import NETWORK, Figures, Network, Notice, Persistence, Slow, slow_hosts
+from slurmddp.runtime.measure.straggler_detection import (
+    NETWORK,
+    Figures,
+    Network,
+    Notice,
+    Persistence,
+    Slow,
+    slow_hosts,
+)
 from slurmddp.runtime.measure.timing import StepTimer
 from slurmddp.runtime.world import World
 
@@ -59,10 +67,6 @@ class Stragglers:
             return report, []
         rank = self._hosts.index(report.host)
         return report, self._persistence.begin(Slow(report.host, rank, NETWORK, report.factor, 0.0))
-
-    def active(self) -> list[Slow]:
-        """On rank 0: the stragglers of now."""
-        return self._persistence.active
 
     def close(self) -> None:
         """At a clean end, on every rank: wait for figures that are still on their way."""

@@ -6,7 +6,7 @@ For a script of one's own, too:
 >>> model, rows = torch.nn.Linear(4, 1), torch.randn(8, 4)
 >>> timer = StepTimer()
 >>> for step in range(3):
-...     timer.begin(step)
+...     timer.begin()
 ...     with timer.part("forward"):
 ...         loss = model(rows).square().sum()
 ...     with timer.part("backward"):
@@ -19,16 +19,14 @@ For a script of one's own, too:
 True
 """
 
-import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 DATA, FORWARD, BACKWARD, OVERLAP, NETWORK = "data", "forward", "backward", "overlap", "network"
 OPTIMIZER, CHECKPOINT, EVALUATION, OTHER = "optimizer", "checkpoint", "evaluation", "other"
@@ -38,63 +36,44 @@ OPTIMIZER, CHECKPOINT, EVALUATION, OTHER = "optimizer", "checkpoint", "evaluatio
 #: backward, waiting for the all-reduce.
 PARTS = (DATA, FORWARD, BACKWARD, OVERLAP, NETWORK, OPTIMIZER, CHECKPOINT, EVALUATION, OTHER)
 
-_KEPT = 1024
 _IN_FLIGHT = 16
 
 
 @dataclass(frozen=True)
 class Window:
-    """Steps since the window before. Seconds; `sums` and `medians` by part, parts that never came left out.
+    """Steps since the window before. `sums`: seconds by part, parts that never came left out.
 
-    `seconds`: of the whole steps, which is the sum of `sums`. `medians`: over the steps.
+    `seconds`: of the whole steps, which is the sum of `sums`.
     """
 
     steps: int
     seconds: float
     sums: dict[str, float]
-    medians: dict[str, float]
 
     def mean(self, *parts: str) -> float:
-        """Seconds a step of these parts together; of whole steps without any. 0 for a window without steps."""
+        """Return seconds per step of these parts together, or of whole steps without any. 0 if there were no steps."""
         seconds = sum(self.sums.get(part, 0.0) for part in parts) if parts else self.seconds
         return seconds / self.steps if self.steps else 0.0
-
-    def means(self) -> dict[str, float]:
-        """Seconds a step by part, in the order of PARTS, then by name."""
-        known = [part for part in PARTS if part in self.sums]
-        return {part: self.mean(part) for part in [*known, *sorted(set(self.sums) - set(PARTS))]}
 
 
 class Reader:
     """Windows of its own over the steps of a timer: what one reader has read is still new to the others."""
 
     def __init__(self) -> None:
-        self._steps: deque[dict[str, float]] = deque()
-        self._earlier: dict[str, float] = {}
-        self._earlier_steps = 0
+        self._steps = 0
+        self._sums: dict[str, float] = {}
 
     def add(self, step: dict[str, float]) -> None:
         """For the timer: the parts of one more step."""
-        self._steps.append(step)
-        if len(self._steps) > _KEPT:
-            for part, seconds in self._steps.popleft().items():
-                self._earlier[part] = self._earlier.get(part, 0.0) + seconds
-            self._earlier_steps += 1
+        self._steps += 1
+        for part, seconds in step.items():
+            self._sums[part] = self._sums.get(part, 0.0) + seconds
 
     def window(self) -> Window:
-        """All steps since the last call; medians over the last 1024 of them where there are more."""
-        columns: dict[str, list[float]] = {part: [] for part in self._earlier}
-        for step in self._steps:
-            for part, seconds in step.items():
-                columns.setdefault(part, []).append(seconds)
-        count = len(self._steps)
-        sums = {part: self._earlier.get(part, 0.0) + sum(values) for part, values in columns.items()}
-        medians = {
-            part: statistics.median(values + [0.0] * (count - len(values))) for part, values in columns.items() if count
-        }
-        steps = count + self._earlier_steps
-        self._steps, self._earlier, self._earlier_steps = deque(), {}, 0
-        return Window(steps, sum(sums.values()), sums, medians)
+        """Return all steps since the last call."""
+        steps, sums = self._steps, self._sums
+        self._steps, self._sums = 0, {}
+        return Window(steps, sum(sums.values()), sums)
 
 
 class Clock(Protocol):
@@ -181,26 +160,19 @@ class StepTimer:
         self._clock = clock
         self._stamp = clock.stamp
         self._running = False
-        self._number = 0
         self._marks: list[tuple[str, Any]] = []
         self._first_bucket: Any = None
         self._last_bucket: Any = None
-        self._pending: deque[tuple[int, list[tuple[str, Any]]]] = deque()
+        self._pending: deque[list[tuple[str, Any]]] = deque()
         self._own = Reader()
         self._readers = [self._own]
-        #: Number and parts (seconds) of the last step that has been read.
-        self.last: tuple[int, dict[str, float]] | None = None
-        #: Steps that went untimed because the device was too far behind.
-        self.untimed = 0
 
-    def begin(self, step: int) -> None:
-        """Start step number `step`. One that was not ended is forgotten."""
+    def begin(self) -> None:
+        """Start a step. One that was not ended is forgotten."""
         self._read()
         self._running = len(self._pending) < _IN_FLIGHT
         if not self._running:
-            self.untimed += 1
             return
-        self._number = step
         self._first_bucket = self._last_bucket = None
         self._marks = [("", self._stamp())]
 
@@ -216,7 +188,7 @@ class StepTimer:
 
     def bucket(self) -> None:
         """A bucket of gradients is ready to be reduced; from whatever thread. `mark("backward")` after it splits
-        the backward pass into backward, overlap and network. `watched` calls this.
+        the backward pass into backward, overlap and network. For a hook of DDP.
         """
         if not self._running:
             return
@@ -224,9 +196,14 @@ class StepTimer:
         if self._first_bucket is None:
             self._first_bucket = self._last_bucket
 
-    def part(self, name: str) -> "Part":
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
         """A context whose time belongs to `name`; what came before it, since the last mark, is "other"."""
-        return Part(self, name)
+        self.mark(OTHER)
+        try:
+            yield
+        finally:
+            self.mark(name)
 
     def end(self) -> None:
         """End the step: what is left since the last mark is "other"."""
@@ -234,11 +211,11 @@ class StepTimer:
             return
         self.mark(OTHER)
         self._running = False
-        self._pending.append((self._number, self._marks))
+        self._pending.append(self._marks)
         self._read()
 
     def window(self) -> Window:
-        """Sums and medians by part over the steps since the last call that can be read without waiting."""
+        """Return sums by part over the steps since the last call that can be read without waiting."""
         self._read()
         return self._own.window()
 
@@ -250,7 +227,7 @@ class StepTimer:
 
     def _read(self) -> None:
         while self._pending:
-            number, marks = self._pending[0]
+            marks = self._pending[0]
             stamps = [stamp for _, stamp in marks]
             if not self._clock.ready(stamps):
                 return
@@ -261,45 +238,8 @@ class StepTimer:
                 parts[part] = parts.get(part, 0.0) + self._clock.seconds(before, stamp)
                 before = stamp
             self._clock.release(stamps)
-            self.last = (number, parts)
             for reader in self._readers:
                 reader.add(parts)
-
-
-class Part:
-    """What `StepTimer.part` gives."""
-
-    def __init__(self, timer: StepTimer, name: str) -> None:
-        self._timer, self._name = timer, name
-
-    def __enter__(self) -> None:
-        self._timer.mark(OTHER)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._timer.mark(self._name)
-
-
-#: Annotations of a hook have to be these very classes: torch looks.
-if TYPE_CHECKING:
-    GradBucket: TypeAlias = Any  # torch's stubs do not export it
-else:
-    GradBucket = dist.GradBucket
-
-GradientHook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
-
-
-def watched(timer: StepTimer, hook: GradientHook) -> GradientHook:
-    """A hook for DistributedDataParallel.register_comm_hook that tells `timer` of each bucket, then does what
-    `hook` does (torch's `allreduce_hook`, say).
-    """
-
-    def watched_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        timer.bucket()
-        return hook(state, bucket)
-
-    return watched_hook
 
 
 def _cuda_event() -> Any:

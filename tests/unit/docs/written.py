@@ -16,8 +16,8 @@ from tests.helpers import ROOT
 RECORDS = {
     "ready": ("runtime/measure/peak.py", "Utilisation"),
     "evaluated": ("runtime/evaluation.py", "Evaluation"),
-    "straggler_begins": ("runtime/measure/judging.py", "Notice"),
-    "straggler_ends": ("runtime/measure/judging.py", "Notice"),
+    "straggler_begins": ("runtime/measure/straggler_detection.py", "Notice"),
+    "straggler_ends": ("runtime/measure/straggler_detection.py", "Notice"),
 }
 #: Stands for the keys that a task chooses.
 OF_THE_TASK = "TASK"
@@ -156,7 +156,9 @@ def metrics() -> tuple[set[str], set[str]]:
             plain.keys.append(key)
             plain.values.append(value)
         elif ast.unparse(value) == "outcome.means":
-            found |= keys_of(ast.Name("result"), function("runtime/measure/sums.py", "means")) | {OF_THE_TASK}
+            found |= keys_of(ast.Name("result"), function("runtime/measure/loss_accumulator.py", "means")) | {
+                OF_THE_TASK
+            }
         else:
             assert "self._utilisation.of(" in ast.unparse(value), ast.unparse(value)
             found |= keys_of(ast.Name("peaks"), function("runtime/measure/peak.py", "of", "Utilisation"))

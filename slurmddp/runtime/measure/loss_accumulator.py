@@ -12,7 +12,7 @@ LOSS, COUNT, BAD = 0, 1, 2
 _FIXED = 3
 
 
-class Sums:
+class LossAccumulator:
     """Loss, targets, losses that are not finite, the task's metrics, and further slots of the caller's own."""
 
     def __init__(self, task: Task, device: torch.device, extra: int = 0) -> None:
