@@ -20,8 +20,8 @@ T = TypeVar("T")
 class World:
     """All ranks of the run, and this one's place among them.
 
-    `coordination` is a gloo group of its own: objects and checkpoint plans travel there and can neither
-    overtake nor hold up the gradients' group.
+    `coordination` is a gloo group of its own: objects, checkpoint plans and, on CPUs, a step's sums travel there. They
+    can neither overtake nor hold up the gradients' group.
     """
 
     rank: int
