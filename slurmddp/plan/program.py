@@ -8,7 +8,7 @@ from typing import Any
 
 from slurmddp.errors import UserError
 from slurmddp.plan.model import BatchPlan, BindPlan, ContainerPlan, Context, Layout, Program
-from slurmddp.runtime import schemas
+from slurmddp.shared import schemas
 from slurmddp.spec.expand import begins_open
 from slurmddp.spec.job import Job
 from slurmddp.spec.resolve import Resolved

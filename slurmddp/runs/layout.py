@@ -77,7 +77,7 @@ class RunFolder:
 
     @property
     def code_runtime(self) -> Path:
-        """The snapshot of the package: slurmddp/__init__.py and slurmddp/runtime."""
+        """The snapshot of the package: __init__.py, runtime, shared and shell."""
         return self.code / "slurmddp"
 
     @property

@@ -17,7 +17,7 @@ from slurmddp.runs.create import write_file
 from slurmddp.runs.files import read_json
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.version import version
-from slurmddp.runtime import schemas
+from slurmddp.shared import schemas
 
 SCHEMA = 1
 #: Versions of the run folder's other files that programs read.

@@ -78,7 +78,9 @@ def _mode(source: os.stat_result, parent: Path) -> int:
 
 
 def copy_runtime(destination: Path, package: Path | None = None) -> None:
-    """Copy slurmddp/__init__.py, runtime/**/*.py and shell/**/*.sh, as installed, to `destination` (code/slurmddp).
+    """Copy what a run needs of the installed package to `destination` (code/slurmddp).
+
+    That is __init__.py, runtime/**/*.py, shared/**/*.py and shell/**/*.sh.
 
     The nodes and job.sh run nothing of slurmddp but this copy.
 
@@ -99,7 +101,8 @@ def machinery(package: Path | None = None) -> list[tuple[str, Path]]:
 def _runtime(package: Path | None) -> list[tuple[str, Path]]:
     """What `copy_runtime` copies: (path relative to the package, file)."""
     package = package or _PACKAGE
-    python = (package / "__init__.py", *sorted((package / "runtime").rglob("*.py")))
+    runtime, shared = (sorted((package / name).rglob("*.py")) for name in ("runtime", "shared"))
+    python = (package / "__init__.py", *runtime, *shared)
     return [*((str(path.relative_to(package)), path) for path in python), *machinery(package)]
 
 

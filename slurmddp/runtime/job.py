@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from slurmddp.runtime import schemas
 from slurmddp.runtime.errors import UserError
+from slurmddp.shared import schemas
 
 T = TypeVar("T")
 

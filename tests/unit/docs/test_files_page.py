@@ -16,9 +16,9 @@ import pytest
 
 from slurmddp.runs import manifest
 from slurmddp.runs.events import append_event
-from slurmddp.runtime import schemas
 from slurmddp.runtime.job import Job
 from slurmddp.runtime.journal import Events
+from slurmddp.shared import schemas
 from tests.helpers import ROOT, SIF, Desk, Result
 
 from . import written

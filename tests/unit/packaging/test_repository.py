@@ -98,7 +98,7 @@ def test_every_path_and_name_that_contributing_names_exists() -> None:
 @pytest.mark.parametrize(
     ("name", "file"),
     [
-        ("JOB", "slurmddp/runtime/schemas.py"),
+        ("JOB", "slurmddp/shared/schemas.py"),
         ("runtime_job", "slurmddp/plan/program.py"),
         ("plan_stop_lead", "slurmddp/plan/recovery.py"),
         ("plan_recovery", "slurmddp/plan/recovery.py"),

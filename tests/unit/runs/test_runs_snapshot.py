@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -377,6 +378,7 @@ def test_runtime(tmp_path: Path) -> None:
     package = make(tmp_path / "slurmddp", "__init__.py", "errors.py", "cli/app.py", "runtime/__init__.py")
     make(package, "shell/node.sh", "shell/requeue/chain.sh", "shell/README.md")
     make(package, "runtime/train.py", "runtime/tasks/lm.py", "runtime/__pycache__/train.pyc", "runtime/x.txt")
+    make(package, "shared/__init__.py", "shared/checkpoint/layout.py")
     copy_runtime(tmp_path / "code" / "slurmddp", package)
     copied = sorted(str(path.relative_to(tmp_path / "code")) for path in (tmp_path / "code").rglob("*.*"))
     assert copied == [
@@ -384,6 +386,8 @@ def test_runtime(tmp_path: Path) -> None:
         "slurmddp/runtime/__init__.py",
         "slurmddp/runtime/tasks/lm.py",
         "slurmddp/runtime/train.py",
+        "slurmddp/shared/__init__.py",
+        "slurmddp/shared/checkpoint/layout.py",
         "slurmddp/shell/node.sh",
         "slurmddp/shell/requeue/chain.sh",
     ]
@@ -394,6 +398,16 @@ def test_the_installed_runtime(tmp_path: Path) -> None:
     assert (tmp_path / "slurmddp" / "__init__.py").read_text() == Path(slurmddp.__file__).read_text()
     assert (tmp_path / "slurmddp" / "runtime" / "__init__.py").exists()
     assert not (tmp_path / "slurmddp" / "errors.py").exists()
+
+
+def test_the_copied_shared_modules_import_with_the_standard_library_alone(tmp_path: Path) -> None:
+    copy_runtime(tmp_path / "slurmddp")
+    modules = sorted((tmp_path / "slurmddp" / "shared").rglob("[!_]*.py"))
+    names = [".".join(path.relative_to(tmp_path).with_suffix("").parts) for path in modules]
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfor name in {names!r}: __import__(name)\n"
+    # -I and -S: neither this checkout nor any installed package is found.
+    subprocess.run([sys.executable, "-I", "-S", "-B", "-c", code], check=True)
+    assert "slurmddp.shared.schemas" in names
 
 
 def test_sizes_for_people(project: Path) -> None:
