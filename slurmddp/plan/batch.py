@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.plan.model import BatchPlan, Layout, Note
-from slurmddp.runtime.data import batch as dealing
+from slurmddp.shared import batch as dealing
 from slurmddp.spec.job import Batch
 
 DEFAULT_MICRO = 8

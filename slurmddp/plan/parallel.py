@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurmddp.errors import UserError
 from slurmddp.plan.batch import fewer
 from slurmddp.plan.model import Layout, Note
-from slurmddp.runtime.parallel import mesh
+from slurmddp.shared import mesh
 from slurmddp.spec.resolve import Resolved
 
 #: So many divisors of the ranks are named in full: more is more than anybody wants to read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurmddp.plan.model import Plan
-from slurmddp.runtime.parallel import mesh
+from slurmddp.shared import mesh
 from slurmddp.spec.job import Parallel
 
 #: Groups of a dimension, and ranks of a group, that are shown before "...".

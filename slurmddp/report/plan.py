@@ -9,7 +9,7 @@ from slurmddp.report.cost import cost_line
 from slurmddp.report.groups import parallel_lines
 from slurmddp.report.interval import interval_lines
 from slurmddp.report.survival import survival_lines
-from slurmddp.runtime.data import batch as dealing
+from slurmddp.shared import batch as dealing
 from slurmddp.spec.job import Batch
 from slurmddp.spec.resolve import Resolved
 

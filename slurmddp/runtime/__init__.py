@@ -1,7 +1,7 @@
 """What runs on the nodes, inside the container: one process a rank, started by torchrun.
 
 Standard library and torch only (tasks/images.py alone may use numpy and PIL). This module imports nothing by
-itself, so that the login side can import the pure parts (`data.batch`, `parallel.mesh`, `job`) and no torch with them.
+itself: torch is loaded with the first name that needs it.
 
 A training script of one's own takes from it what it needs; each name works without the others, under torchrun or
 alone, and has an example in its documentation (`python -m pydoc slurmddp.runtime.library`):

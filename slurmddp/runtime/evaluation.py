@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from slurmddp.runtime.data import batch, loading
+from slurmddp.runtime.data import loading
 from slurmddp.runtime.errors import RuntimeFailure
 from slurmddp.runtime.measure.loss_accumulator import LossAccumulator
 from slurmddp.runtime.precision import autocast
 from slurmddp.runtime.tasks.protocol import Samples, Task
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
+from slurmddp.shared import batch
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from slurmddp.runtime.job import Job
 from slurmddp.runtime.journal import Events, Journal
 from slurmddp.runtime.measure import peak
 from slurmddp.runtime.measure.timing import CHECKPOINT, OTHER
-from slurmddp.runtime.parallel.mesh import REPLICATE
 from slurmddp.runtime.parallel.replicas import Agreement
 from slurmddp.runtime.precision import PRECISIONS
 from slurmddp.runtime.reporting import Reporter
@@ -27,6 +26,7 @@ from slurmddp.runtime.watch import failures, marker
 from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
+from slurmddp.shared.mesh import REPLICATE
 
 
 def run(

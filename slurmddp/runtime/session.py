@@ -9,19 +9,20 @@ from torch import nn
 
 from slurmddp.runtime import console, optimizer, randomness, schedule, tasks, world
 from slurmddp.runtime.checkpoint.state import Trained
-from slurmddp.runtime.data import batch, loading
+from slurmddp.runtime.data import loading
 from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.job import Job
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.measure.timing import StepTimer
-from slurmddp.runtime.parallel.mesh import kind
 from slurmddp.runtime.parallel.model import Parallel
 from slurmddp.runtime.parallel.wrap import wrap
 from slurmddp.runtime.step import Stepper
 from slurmddp.runtime.tasks.protocol import Samples, Task
 from slurmddp.runtime.watch.watch import Watch
+from slurmddp.shared import batch
+from slurmddp.shared.mesh import kind
 
 
 @dataclass(frozen=True)

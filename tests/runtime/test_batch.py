@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmddp.runtime.data import batch
+from slurmddp.shared import batch
 
 from .harness import PATIENCE, ROOT
 
@@ -155,21 +155,21 @@ def test_balanced_dealing_follows_the_weights() -> None:
     assert [round(load / whole, 2) for load in loads] == [0.17, 0.33, 0.5]
 
 
-def test_the_login_side_can_import_it_without_torch() -> None:
+def test_what_needs_no_torch_imports_none() -> None:
     names = [
-        "data.batch",
-        "parallel.mesh",
-        "job",
-        "folder",
-        "checkpoint.layout",
-        "tasks.options",
-        "environment",
-        "errors",
-        "journal",
-        "schedule",
-        "watch.stop",
-        "watch.marker",
+        "shared.batch",
+        "shared.mesh",
+        "runtime.job",
+        "runtime.folder",
+        "runtime.checkpoint.layout",
+        "runtime.tasks.options",
+        "runtime.environment",
+        "runtime.errors",
+        "runtime.journal",
+        "runtime.schedule",
+        "runtime.watch.stop",
+        "runtime.watch.marker",
     ]
-    code = "".join(f"import slurmddp.runtime.{name}\n" for name in names)
+    code = "".join(f"import slurmddp.{name}\n" for name in names)
     code += "import sys; sys.exit([name for name in ('torch', 'numpy', 'PIL') if name in sys.modules] or 0)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=PATIENCE)

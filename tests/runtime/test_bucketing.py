@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmddp.runtime import tasks
-from slurmddp.runtime.data import batch, loading
+from slurmddp.runtime.data import loading
 from slurmddp.runtime.data.order import ByLength, SampleOrder, aligned, as_tensor, window_origin
 from slurmddp.runtime.errors import UserError
+from slurmddp.shared import batch
 
 from .harness import Ranks, Run
 

@@ -46,7 +46,7 @@ def test_every_name_is_there_and_nothing_else_is_promised() -> None:
 
 
 def test_the_package_itself_does_not_import_torch(tmp_path: Path) -> None:
-    text = "import sys, slurmddp.runtime, slurmddp.runtime.data.batch; dir(slurmddp.runtime)"
+    text = "import sys, slurmddp.runtime, slurmddp.shared.batch; dir(slurmddp.runtime)"
     done = script(text + "; assert 'torch' not in sys.modules", tmp_path)
     assert done.returncode == 0, done.stderr
 

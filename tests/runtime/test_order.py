@@ -4,8 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmddp.runtime.data import batch, loading
+from slurmddp.runtime.data import loading
 from slurmddp.runtime.data.order import SampleOrder
+from slurmddp.shared import batch
 
 
 def ids(order: SampleOrder, start: int, stop: int | None = None) -> list[int]:

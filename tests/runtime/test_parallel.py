@@ -17,13 +17,12 @@ from torch import nn
 from slurmddp.runtime import job, optimizer, schedule
 from slurmddp.runtime.checkpoint import shards, state
 from slurmddp.runtime.checkpoint.staging import Staging
-from slurmddp.runtime.data import batch
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.parallel import mesh
 from slurmddp.runtime.parallel.model import norms
 from slurmddp.runtime.parallel.wrap import wrap
 from slurmddp.runtime.tasks.gpt import GPT
 from slurmddp.runtime.world import World
+from slurmddp.shared import batch, mesh
 
 from .harness import Failed, Ranks, Run, make_job, trainer
 from .saving import load

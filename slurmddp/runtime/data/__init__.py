@@ -1,1 +1,1 @@
-"""From sample ids to micro batches: the order of the samples, how a batch is dealt, the loader."""
+"""From sample ids to micro batches: the order of the samples, the loader."""

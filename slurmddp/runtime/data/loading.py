@@ -9,10 +9,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from slurmddp.runtime import randomness
-from slurmddp.runtime.data import batch
 from slurmddp.runtime.data.order import ByLength, SampleOrder
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.tasks.protocol import Samples, Task, optional
+from slurmddp.shared import batch
 
 _IDS_AT_ONCE = 4096
 _IGNORED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)

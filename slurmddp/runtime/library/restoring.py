@@ -11,8 +11,8 @@ from torch import nn
 from slurmddp.runtime.checkpoint import reader, shards, state
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.library import groups, shared
-from slurmddp.runtime.parallel import mesh
 from slurmddp.runtime.world import World
+from slurmddp.shared import mesh
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slurmddp.runtime.data import batch
 from slurmddp.runtime.data.loading import training_lists
 from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
+from slurmddp.shared import batch
 
 
 class GlobalSampler:

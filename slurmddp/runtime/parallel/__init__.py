@@ -1,1 +1,1 @@
-"""Ranks that train one model together: the mesh, DDP, FSDP and HSDP, and whether replicas are equal."""
+"""Ranks that train one model together: DDP, FSDP and HSDP, and whether replicas are equal."""

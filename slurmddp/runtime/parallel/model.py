@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from slurmddp.runtime.parallel import mesh
+from slurmddp.shared import mesh
 
 _EPSILON = 1e-6  # As in torch's clip_grad_norm_.
 _PIECE = 1 << 15

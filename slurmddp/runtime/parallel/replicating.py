@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmddp.runtime.job import Ddp
-from slurmddp.runtime.parallel import mesh
 from slurmddp.runtime.parallel.buckets import OnBucket, sum_buckets
 from slurmddp.runtime.parallel.model import Parallel, norms
 from slurmddp.runtime.world import World
+from slurmddp.shared import mesh
 
 #: What DDP takes where it is given nothing.
 _DEFAULT_BUCKET_MB = 25.0

@@ -12,10 +12,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.parallel import mesh, shaping
+from slurmddp.runtime.parallel import shaping
 from slurmddp.runtime.parallel.model import Parallel, norms
 from slurmddp.runtime.parallel.replicas import fingerprint
 from slurmddp.runtime.world import World
+from slurmddp.shared import mesh
 
 
 class Sharded(Parallel):

@@ -4,11 +4,12 @@ from torch import nn
 
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.job import Job
-from slurmddp.runtime.parallel import mesh, shaping
+from slurmddp.runtime.parallel import shaping
 from slurmddp.runtime.parallel.buckets import OnBucket
 from slurmddp.runtime.parallel.model import Parallel
 from slurmddp.runtime.parallel.replicating import Replicated
 from slurmddp.runtime.world import World
+from slurmddp.shared import mesh
 
 
 def wrap(bare: nn.Module, job: Job, world: World, on_bucket: OnBucket | None = None) -> Parallel:

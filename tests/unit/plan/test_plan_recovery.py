@@ -14,7 +14,7 @@ from slurmddp.plan.recovery import RESTARTS, explain_stop_lead, lead_of, plan_st
 from slurmddp.render.documents import job_yaml
 from slurmddp.report.cost import cost_line
 from slurmddp.report.plan import plan_report
-from slurmddp.runtime.data import batch as dealing
+from slurmddp.shared import batch as dealing
 from slurmddp.spec.job import Batch
 from tests.helpers import LM_JOB, Desk, plan_of, refusal
 

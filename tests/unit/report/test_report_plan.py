@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurmddp.report.plan import plan_report
-from slurmddp.runtime.parallel import mesh
+from slurmddp.shared import mesh
 from tests.helpers import LM_JOB, Desk, plan_of
 
 

@@ -1,4 +1,4 @@
-"""Which ranks share what: the arithmetic of the device mesh. Standard library only, shared with the login side's plan.
+"""Which ranks share what: the arithmetic of the device mesh.
 
 Ranks fill the mesh in row-major order: the last dimension varies fastest, so that its groups are consecutive ranks
 and stay inside a node where they can. Further dimensions (tensor, pipeline) are further names in `sizes`.

@@ -1,4 +1,4 @@
-"""Dealing a global batch out to ranks and micro steps: arithmetic only, shared with the login side's planner.
+"""Dealing a global batch out to ranks and micro steps: arithmetic only.
 
 A global batch of G samples covers positions 0..G-1. Each rank gets a contiguous share, and runs it as a
 number of micro steps that is the same on all ranks (gradients are exchanged in the last one). Where G does
