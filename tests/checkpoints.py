@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runtime.checkpoint import layout
+from slurmddp.shared.checkpoint import layout
 
 #: A pickle of DCP's Metadata without tensors, as torch writes it but for its length.
 NO_TENSORS = (

@@ -11,7 +11,7 @@ from typing import Any
 from slurmddp.errors import UserError
 from slurmddp.runs.files import read_json
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runtime.checkpoint import layout
+from slurmddp.shared.checkpoint import layout
 
 #: Folders whose names begin so are being written, or half removed (`layout.temporary_name`).
 _HIDDEN = (".saving-step-", ".old-step-")
@@ -102,7 +102,7 @@ def check(item: Stored, progress: Callable[[int], None] = lambda count: None) ->
     """The same with `fault` as all of its content says, hashed file by file; progress: gets the bytes of each."""
     from concurrent.futures import ThreadPoolExecutor  # here: only this needs it
 
-    from slurmddp.runtime.checkpoint import shardcheck
+    from slurmddp.shared.checkpoint import shardcheck
 
     pool = ThreadPoolExecutor(min(_MOST_READERS, os.cpu_count() or 1))
     try:

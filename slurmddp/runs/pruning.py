@@ -11,7 +11,7 @@ from slurmddp.errors import UserError
 from slurmddp.runs import checkpoints
 from slurmddp.runs.checkpoints import Leftover, Stored
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runtime.checkpoint import layout
+from slurmddp.shared.checkpoint import layout
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
-from slurmddp.runtime.checkpoint import layout
 from slurmddp.runtime.errors import UserError
+from slurmddp.shared.checkpoint import layout
 
 MODEL = "model."
 

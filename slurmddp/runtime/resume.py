@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmddp.runtime.checkpoint import given, layout, reader, telling
+from slurmddp.runtime.checkpoint import given, reader, telling
 from slurmddp.runtime.checkpoint.reader import NOTHING_GOOD
 from slurmddp.runtime.data.order import window_origin
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.session import Session
+from slurmddp.shared.checkpoint import layout
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmddp.runtime.checkpoint import layout
+from slurmddp.shared.checkpoint import layout
 from tests.checkpoints import flip
 
 from .cluster import Cluster

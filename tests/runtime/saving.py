@@ -19,10 +19,11 @@ import torch.distributed as dist
 from torch import nn
 
 from slurmddp.runtime import world as worlds
-from slurmddp.runtime.checkpoint import layout, shards, state
+from slurmddp.runtime.checkpoint import shards, state
 from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.world import World
+from slurmddp.shared.checkpoint import layout
 
 from .harness import PATIENCE, free_port
 

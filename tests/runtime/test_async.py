@@ -20,9 +20,10 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from slurmddp.runtime import randomness
-from slurmddp.runtime.checkpoint import layout, reader, shards, state
+from slurmddp.runtime.checkpoint import reader, shards, state
 from slurmddp.runtime.checkpoint.writer import Saved
 from slurmddp.runtime.world import World
+from slurmddp.shared.checkpoint import layout
 
 from . import saving
 from .harness import HERE, PATIENCE, ROOT, Ranks, free_port
@@ -202,7 +203,7 @@ def test_a_failed_save_is_told_to_all_and_training_goes_on(
 def _fail_to_prune(world: World, root: Path) -> list[tuple[Any, ...]]:
     trained, save = make(), writer(root, world, keep=1)
     save.save(trained, step=1, data=data(1))
-    with mock.patch("slurmddp.runtime.checkpoint.layout.discard", side_effect=PermissionError(13, "no", "x")):
+    with mock.patch("slurmddp.shared.checkpoint.layout.discard", side_effect=PermissionError(13, "no", "x")):
         save.begin(trained, step=2, data=data(2))
         (saved,) = save.finish()
     assert isinstance(saved, Saved)

@@ -161,7 +161,7 @@ def test_what_needs_no_torch_imports_none() -> None:
         "shared.mesh",
         "runtime.job",
         "runtime.folder",
-        "runtime.checkpoint.layout",
+        "shared.checkpoint.layout",
         "runtime.tasks.options",
         "runtime.environment",
         "runtime.errors",

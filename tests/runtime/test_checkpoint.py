@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from slurmddp.runtime.checkpoint import layout
 from slurmddp.runtime.data.order import SampleOrder
+from slurmddp.shared.checkpoint import layout
 
 from .harness import Failed, Ranks, Run
 from .saving import load

@@ -20,9 +20,10 @@ from slurmddp.launch.export import export as export_now
 from slurmddp.launch.prepare import Request, resolved_job
 from slurmddp.runs import checkpoints
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runtime.checkpoint import contents, layout, plain
+from slurmddp.runtime.checkpoint import plain
 from slurmddp.runtime.checkpoint.given import load_given
 from slurmddp.runtime.errors import UserError
+from slurmddp.shared.checkpoint import contents, layout
 from tests.checkpoints import Touch, replace
 from tests.helpers import Desk
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.runtime.checkpoint import layout
+from slurmddp.shared.checkpoint import layout
 from tests.checkpoints import NO_TENSORS
 
 

@@ -17,8 +17,8 @@ from torch import nn
 
 import slurmddp.runtime
 from slurmddp.runtime import GlobalSampler
-from slurmddp.runtime.checkpoint import layout
 from slurmddp.runtime.errors import UserError
+from slurmddp.shared.checkpoint import layout
 
 from .harness import PATIENCE, ROOT, Failed, Ranks
 

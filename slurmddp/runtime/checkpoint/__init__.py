@@ -1,11 +1,4 @@
 """Checkpoints: written so that a kill at any moment loses nothing, and verified before they are loaded.
 
-    step-00001000/
-      manifest.json        step, world, mesh, global batch, code and config hash; each file with bytes and sha256
-      *.distcp .metadata   torch.distributed.checkpoint shards, loadable on any number of ranks
-      data.json            position in the data, counted over all ranks
-      rng/rank-00000.pt    random states of each rank
-      COMPLETE             the sha256 of manifest.json, written last
-
-`layout` is pure standard library, so that a login node can list and verify without torch.
+`slurmddp.shared.checkpoint` says what is in a checkpoint's folder.
 """

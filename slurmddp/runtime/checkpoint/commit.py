@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import slurmddp
-from slurmddp.runtime.checkpoint import layout
+from slurmddp.shared.checkpoint import layout
 
 
 @dataclass

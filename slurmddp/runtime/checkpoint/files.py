@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from slurmddp.runtime.checkpoint.layout import FileFacts
+from slurmddp.shared.checkpoint.layout import FileFacts
 
 _BUFFER = 1 << 20
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from slurmddp.runtime.checkpoint import layout, plain, shards, state
+from slurmddp.runtime.checkpoint import plain, shards, state
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.folder import RunFolder
+from slurmddp.shared.checkpoint import layout
 
 try:
     from torch.distributed.tensor import DTensor, distribute_tensor

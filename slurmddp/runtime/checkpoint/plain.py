@@ -19,8 +19,9 @@ from typing import Any, BinaryIO
 
 import torch
 
-from slurmddp.runtime.checkpoint import layout, tensorfile
+from slurmddp.runtime.checkpoint import tensorfile
 from slurmddp.runtime.errors import UserError
+from slurmddp.shared.checkpoint import layout
 
 SAFETENSORS = ".safetensors"
 _NAMES = {

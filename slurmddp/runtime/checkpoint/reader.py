@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.runtime import randomness
-from slurmddp.runtime.checkpoint import layout, shards, state, tensorfile
+from slurmddp.runtime.checkpoint import shards, state, tensorfile
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.world import World
+from slurmddp.shared.checkpoint import layout
 
 #: Where a run was asked for by name, starting from nothing instead is not what was meant.
 NOTHING_GOOD = (

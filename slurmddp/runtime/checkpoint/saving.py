@@ -11,11 +11,12 @@ from typing import IO, Any, cast
 
 import torch
 
-from slurmddp.runtime.checkpoint import commit, layout, shards
+from slurmddp.runtime.checkpoint import commit, shards
 from slurmddp.runtime.checkpoint.files import hashed
 from slurmddp.runtime.checkpoint.staging import Staging
 from slurmddp.runtime.errors import PeerError
 from slurmddp.runtime.world import World
+from slurmddp.shared.checkpoint import layout
 
 
 @dataclass(frozen=True)

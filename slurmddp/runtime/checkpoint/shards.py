@@ -26,11 +26,12 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem
 
-from slurmddp.runtime.checkpoint import contents, exchange, layout, tensorfile
+from slurmddp.runtime.checkpoint import exchange, tensorfile
 from slurmddp.runtime.checkpoint.files import HashedFiles
-from slurmddp.runtime.checkpoint.layout import FileFacts
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.world import World
+from slurmddp.shared.checkpoint import contents, layout
+from slurmddp.shared.checkpoint.layout import FileFacts
 
 
 @dataclass(frozen=True)

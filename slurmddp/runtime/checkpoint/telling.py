@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from slurmddp.runtime.checkpoint import layout, reader
+from slurmddp.runtime.checkpoint import reader
 from slurmddp.runtime.checkpoint.saving import Saved
 from slurmddp.runtime.console import Console, human
 from slurmddp.runtime.world import World
+from slurmddp.shared.checkpoint import layout
 
 
 class Speaker(Protocol):

@@ -12,12 +12,13 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import nn
 
-from slurmddp.runtime.checkpoint import layout, state, telling
+from slurmddp.runtime.checkpoint import state, telling
 from slurmddp.runtime.checkpoint.reader import NOTHING_GOOD
 from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
 from slurmddp.runtime.errors import RuntimeFailure, UserError
 from slurmddp.runtime.evaluation import share_buffers
 from slurmddp.runtime.library import groups, restoring, shared
+from slurmddp.shared.checkpoint import layout
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

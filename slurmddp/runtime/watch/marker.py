@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmddp.runtime.checkpoint import layout
+from slurmddp.shared.checkpoint import layout
 
 
 def write(path: Path, attempt: int, record: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from slurmddp.errors import UserError
 from slurmddp.runs import checkpoints, pruning
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runtime.checkpoint import layout
+from slurmddp.shared.checkpoint import layout
 from tests.checkpoints import flip, make_checkpoint, make_run
 
 

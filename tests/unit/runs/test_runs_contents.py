@@ -11,7 +11,7 @@ import pytest
 
 from slurmddp.runs import checkpoints
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runtime.checkpoint import contents, layout
+from slurmddp.shared.checkpoint import contents, layout
 from tests.checkpoints import NO_TENSORS, Touch, make_run, replace
 from tests.helpers import Result
 

@@ -1,4 +1,4 @@
-"""Names, hashes and durability of checkpoint files. Standard library only."""
+"""Names, hashes and durability of checkpoint files."""
 
 import errno
 import hashlib
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from slurmddp.runtime.checkpoint import contents
+from slurmddp.shared.checkpoint import contents
 
 MANIFEST = "manifest.json"
 DATA = "data.json"

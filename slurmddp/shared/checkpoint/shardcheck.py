@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmddp.runtime.checkpoint import contents, layout
+from slurmddp.shared.checkpoint import contents, layout
 
 #: What torch.save writes for a tensor and plain values.
 _ALLOWED = {

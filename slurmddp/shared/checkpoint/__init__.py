@@ -1,0 +1,9 @@
+"""Checkpoint folders without torch: names, hashes, and readers of their pickles that run nothing.
+
+step-00001000/
+  manifest.json        step, world, mesh, global batch, code and config hash; each file with bytes and sha256
+  *.distcp .metadata   torch.distributed.checkpoint shards, loadable on any number of ranks
+  data.json            position in the data, counted over all ranks
+  rng/rank-00000.pt    random states of each rank
+  COMPLETE             the sha256 of manifest.json, written last
+"""
