@@ -12,7 +12,7 @@ from slurmddp.runs import checkpoints
 from slurmddp.runs.checkpoints import Leftover, Stored
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.pruning import Pruning
-from slurmddp.runtime.console import human
+from slurmddp.shared.units import human
 from slurmddp.visible import one_line
 
 #: Bytes between two lines of progress while a checkpoint is hashed: a few seconds' work.

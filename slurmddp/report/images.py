@@ -8,7 +8,7 @@ from typing import Any
 
 from slurmddp.images.driver import check
 from slurmddp.images.shelf import Removable, Shelved
-from slurmddp.runtime.console import human
+from slurmddp.shared.units import human
 from slurmddp.visible import one_line
 
 _PACKAGES = 12

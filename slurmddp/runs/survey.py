@@ -20,7 +20,7 @@ from slurmddp.runs.unwanted import (
     is_netrc,
     is_run_folder,
 )
-from slurmddp.runtime.console import human
+from slurmddp.shared.units import human
 
 DEFAULT_LIMIT = 50 * 2**20  # bytes
 DEFAULT_FILES = 20_000

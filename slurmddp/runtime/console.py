@@ -4,6 +4,8 @@ import contextlib
 import sys
 import time
 
+from slurmddp.shared.units import clock, short
+
 
 class Console:
     """Prints on rank 0 and nowhere else."""
@@ -58,30 +60,6 @@ class Speed:
     def eta(self, steps: int) -> float:
         """Seconds that `steps` more will take at the mean speed so far (as of the last read)."""
         return steps * self._all_seconds / self._all_steps if self._all_steps else 0.0
-
-
-def short(number: float) -> str:
-    """12345 as 12.3k, and so on."""
-    for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= limit:
-            return f"{number / limit:.1f}{letter}"
-    return f"{number:.0f}" if abs(number) >= 10 else f"{number:.2f}"
-
-
-def human(size: float) -> str:
-    """Bytes for people: 512 B, 1.5 MiB. The commands on the login side show them so, too."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
-def clock(seconds: float) -> str:
-    """1:23 or 1:02:03."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def progress(*, step: int, steps: int, loss: float, rate: float, speed: float, unit: str, eta: float) -> str:

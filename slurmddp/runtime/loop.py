@@ -27,6 +27,7 @@ from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
 from slurmddp.shared.mesh import REPLICATE
+from slurmddp.shared.units import clock
 
 
 def run(
@@ -97,7 +98,7 @@ class Trainer:
         attempt = session.world.attempt
         session.world.on_main(lambda: marker.write(session.folder.marker(attempt), attempt, record))
         session.record("finished", **record)
-        seconds = console.clock(time.monotonic() - self._began)
+        seconds = clock(time.monotonic() - self._began)
         session.console.say(f"{state:<10} step {self._step} of {self._steps}, {seconds} in all")
 
     def steps(self) -> Iterator[Outcome]:

@@ -23,6 +23,7 @@ from slurmddp.runtime.tasks.protocol import Samples, Task
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.shared import batch
 from slurmddp.shared.mesh import kind
+from slurmddp.shared.units import short
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def announce(session: Session) -> None:
         arithmetic = f"dealt unevenly (at most {arithmetic}); every sample weighs the same"
     say(f"run        {job.run.id}, attempt {here.attempt}")
     say(f"task       {job.train.task}: {session.data.length} training samples, {len(session.data.held_out)} held out")
-    say(f"model      {console.short(parameters)} parameters, {job.train.precision}, {job.train.optimizer.name}")
+    say(f"model      {short(parameters)} parameters, {job.train.precision}, {job.train.optimizer.name}")
     say(
         f"world      {here.size} rank{'s' * (here.size > 1)} on {nodes} node{'s' * (nodes > 1)}, {device}, "
         f"{here.backend}, torch {torch.__version__}"

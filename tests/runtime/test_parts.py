@@ -24,6 +24,7 @@ from slurmddp.runtime.tasks.options import OPTIONS, checked
 from slurmddp.runtime.tasks.text import ByteStream, find_files
 from slurmddp.runtime.watch import failures
 from slurmddp.runtime.watch.stop import StopFile
+from slurmddp.shared import units
 
 
 @pytest.mark.parametrize(("kind", "middle", "end"), [("cosine", 0.55, 0.1), ("linear", 0.55, 0.1), ("constant", 1, 1)])
@@ -131,7 +132,7 @@ def test_environment_of_torchrun() -> None:
 def test_progress_line() -> None:
     line = console.progress(step=120, steps=2000, loss=2.345, rate=3e-4, speed=12345, unit="tokens", eta=83)
     assert line == "step  120/2000  loss 2.3450  lr 3.0e-04  12.3k tok/s  eta 1:23"
-    assert console.clock(3723) == "1:02:03"
+    assert units.clock(3723) == "1:02:03"
 
 
 @pytest.mark.parametrize(

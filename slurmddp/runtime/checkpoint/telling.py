@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 from slurmddp.runtime.checkpoint import reader
 from slurmddp.runtime.checkpoint.saving import Saved
-from slurmddp.runtime.console import Console, human
+from slurmddp.runtime.console import Console
 from slurmddp.runtime.world import World
 from slurmddp.shared.checkpoint import layout
+from slurmddp.shared.units import human
 
 
 class Speaker(Protocol):

@@ -13,7 +13,7 @@ from slurmddp.runs import git
 from slurmddp.runs import survey as module
 from slurmddp.runs.snapshot import code_hash, copy_project, copy_runtime
 from slurmddp.runs.survey import Survey, largest, survey
-from slurmddp.runtime.console import human
+from slurmddp.shared.units import human
 
 
 def run_git(folder: Path, *arguments: str) -> None:
