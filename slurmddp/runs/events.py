@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from slurmddp.runs.files import open_plain
-from slurmddp.runtime.journal import JsonLines
+from slurmddp.shared.journal import JsonLines
 
 #: Bytes of a line; a longer one is none that a run writes.
 LONGEST = 2**20

@@ -18,13 +18,14 @@ from slurmddp.runtime.data import loading
 from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.job import Schedule
-from slurmddp.runtime.journal import Events, Journal, JsonLines
+from slurmddp.runtime.journal import Events, Journal
 from slurmddp.runtime.tasks.lm import Windows
 from slurmddp.runtime.tasks.options import OPTIONS, checked
 from slurmddp.runtime.tasks.text import ByteStream, find_files
 from slurmddp.runtime.watch import failures
 from slurmddp.runtime.watch.stop import StopFile
 from slurmddp.shared import units
+from slurmddp.shared.journal import JsonLines
 
 
 @pytest.mark.parametrize(("kind", "middle", "end"), [("cosine", 0.55, 0.1), ("linear", 0.55, 0.1), ("constant", 1, 1)])

@@ -1,0 +1,61 @@
+"""Append-only JSON lines that many processes, attempts and commands may write to at once."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+class JsonLines:
+    """A file of JSON objects, one a line.
+
+    Each line is one os.write on a descriptor opened with O_APPEND: lines of several processes never mix
+    (POSIX promises it on one host; on NFS two hosts that append at the same moment may overwrite each other,
+    which is why each file has few writers).
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Makes the file where there is none. Raises OSError, also where its folder is missing."""
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        size = os.fstat(self._descriptor).st_size
+        # A line that was cut, by the end of its writer or by a full disk, must not take the next one with it.
+        self._cut = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one object. Numbers that JSON lacks (nan, inf) are written as null; names of files that are no UTF-8
+        as the bytes that they are. Raises OSError.
+        """
+        text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
+        line = text.encode(errors="surrogateescape")
+        if self._cut:
+            line = b"\n" + line
+        written = os.write(self._descriptor, line)
+        self._cut = written != len(line)
+        if self._cut:
+            raise OSError(f"{self.path}: only {written} of {len(line)} bytes were written (is the disk full?)")
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> "JsonLines":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
