@@ -1,4 +1,4 @@
-"""The options of the bundled tasks, checked at submission against the table that the runtime goes by."""
+"""The options of the bundled tasks, checked at submission against the table that the ranks go by."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from slurmddp.runtime.tasks.options import OPTIONS, Mistake, mistakes
+from slurmddp.shared.task_options import OPTIONS, Mistake, mistakes
 
 BUNDLED = frozenset(OPTIONS)
 

@@ -162,7 +162,7 @@ def test_what_needs_no_torch_imports_none() -> None:
         "runtime.job",
         "runtime.folder",
         "shared.checkpoint.layout",
-        "runtime.tasks.options",
+        "shared.task_options",
         "runtime.environment",
         "runtime.errors",
         "runtime.journal",

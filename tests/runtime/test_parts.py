@@ -20,12 +20,13 @@ from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.job import Schedule
 from slurmddp.runtime.journal import Events, Journal
 from slurmddp.runtime.tasks.lm import Windows
-from slurmddp.runtime.tasks.options import OPTIONS, checked
+from slurmddp.runtime.tasks.options import checked
 from slurmddp.runtime.tasks.text import ByteStream, find_files
 from slurmddp.runtime.watch import failures
 from slurmddp.runtime.watch.stop import StopFile
 from slurmddp.shared import units
 from slurmddp.shared.journal import JsonLines
+from slurmddp.shared.task_options import OPTIONS
 
 
 @pytest.mark.parametrize(("kind", "middle", "end"), [("cosine", 0.55, 0.1), ("linear", 0.55, 0.1), ("constant", 1, 1)])
@@ -218,7 +219,7 @@ def test_every_bundled_task_has_its_options_and_defaults_that_fit(task: str) -> 
 
 
 def test_the_options_are_read_without_torch() -> None:
-    code = "import slurmddp.runtime.tasks.options, sys; sys.exit('torch' in sys.modules)"
+    code = "import slurmddp.shared.task_options, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -1,5 +1,5 @@
 """Tasks: what is trained. `lm` and `images` are bundled; any other is the user's own
-"package.module:factory". The login side imports `options`, and with it this module: no torch here.
+"package.module:factory".
 """
 
 from __future__ import annotations

@@ -11,10 +11,11 @@ from torch import nn
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.tasks.documents import Documents
 from slurmddp.runtime.tasks.gpt import GPT
-from slurmddp.runtime.tasks.options import BYTES, checked
+from slurmddp.runtime.tasks.options import checked
 from slurmddp.runtime.tasks.protocol import Loss, Samples
 from slurmddp.runtime.tasks.text import ByteStream, find_files
 from slurmddp.runtime.tasks.tokens import SUFFIXES, TokenStream, token_files
+from slurmddp.shared.task_options import BYTES
 
 _ENDINGS = {"bytes": (), "tokens": SUFFIXES, "jsonl": (".jsonl", ".ndjson")}
 _IGNORED = -100
