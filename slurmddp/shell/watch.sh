@@ -47,7 +47,7 @@ abandon() {
 # After a failure, the ranks start again, or their agents do not find each other: where nodes have lost sight of each
 # other, agents wait for minutes. The next attempt begins with a check of the nodes.
 expect_restart() {
-  local bound=$((longest_start + 5)) # a first start takes longer: with containers, agents and cold caches
+  local bound=$((2 * longest_start + 5)) # nodes and file systems may have become busier since
   # An own script may save after a SIGTERM: torchrun waits 30 s for each node's ranks before it kills them.
   [[ -z "$own_script" ]] || ((agents_waiting >= ${#chosen[@]})) || bound=$((bound + 30))
   [[ -n "$start_failed" && ! -e "$(marker)" ]] && ((starts > 0 && SECONDS - starting_since > bound)) || return 0

@@ -73,9 +73,9 @@ def test_ranks_that_do_not_start_again_end_the_attempt(stage: Stage) -> None:
     """The first start took 20 s; the next one may take 25 s."""
     began = ["SECONDS=0; new_attempt; SECONDS=20", stage.event("rank_started"), "read_events"]
     failed = ["SECONDS=100", stage.event("error"), "read_events; expect_restart"]
-    assert stage.bash(*began, *failed, "SECONDS=124; expect_restart") == "alive\n"
-    assert stage.bash(*began, *failed, "SECONDS=127; expect_restart").startswith(
-        "ending the attempt: the ranks did not start again within 25 s\n"
+    assert stage.bash(*began, *failed, "SECONDS=144; expect_restart") == "alive\n"
+    assert stage.bash(*began, *failed, "SECONDS=147; expect_restart").startswith(
+        "ending the attempt: the ranks did not start again within 45 s\n"
     )
 
 
@@ -90,11 +90,11 @@ def test_ranks_that_start_again_late_are_waited_for_as_long_the_next_time(stage:
         "read_events",
     ]
     assert stage.bash(*again, "SECONDS=300; expect_restart") == "alive\n"
-    longer = ["SECONDS=400", stage.event("error"), "read_events; SECONDS=428; expect_restart"]
+    longer = ["SECONDS=400", stage.event("error"), "read_events; SECONDS=450; expect_restart"]
     assert stage.bash(*again, *longer) == "alive\n"
 
 
-@pytest.mark.parametrize(("stopped", "bound"), [(1, 55), (2, 25)])
+@pytest.mark.parametrize(("stopped", "bound"), [(1, 75), (2, 45)])
 def test_ranks_of_an_own_script_that_do_not_start_again_end_the_attempt(desk: Desk, stopped: int, bound: int) -> None:
     """The script reports nothing; the agents report that its ranks are gone. Others may still save: 30 s more."""
     stage = Stage(desk, own_script="yes")
