@@ -121,36 +121,44 @@ def test_an_answer_that_cannot_be_used(home: Path, program: Helper, line: str, r
 
 
 @pytest.mark.parametrize(
-    "line", ["sleep 60 & echo $! >PID; wait", "echo $$ >PID; while printf ' '; do sleep 0.05; done"]
+    "line",
+    [
+        "(sleep 60; touch {0}/end) & echo $! >{0}/pid; wait",
+        "echo $$ >{0}/pid; for i in {{1..1200}}; do printf ' '; sleep 0.05; done; touch {0}/end",
+    ],
+    ids=["silent", "drip"],
 )
 def test_a_helper_that_does_not_end_is_ended(
     home: Path, program: Helper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    program(line.replace("PID", str(tmp_path / "pid")))
+    program(line.format(tmp_path))
     login(home, {"credsStore": "lab"})
-    monkeypatch.setattr(helper, "PATIENCE", 1.0)
+    monkeypatch.setattr(helper, "PATIENCE", 3.0)
     result = find_credentials("g.io", "a/b")
-    assert result.credentials is None and "which gave no answer within 1 s" in result.remarks[0]
-    child = int((tmp_path / "pid").read_text())
-    while _runs(child):
-        time.sleep(0.01)
+    assert result.credentials is None and "which gave no answer within 3 s" in result.remarks[0]
+    assert was_ended(tmp_path)
 
 
 def test_ctrl_c_ends_a_helper(home: Path, program: Helper, tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-    program(f"echo $$ >{pid}.new; mv {pid}.new {pid}; sleep 60")
+    program(f"echo $$ >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; sleep 60; touch {tmp_path}/end")
     with Server(lambda request: Reply(401, b"", {"WWW-Authenticate": 'Basic realm="x"'})) as server:
         login(home, {"credsStore": "lab"})
         command = f"from slurmddp.images.registry.client import resolve; resolve('{server.host}/a/b')"
         with subprocess.Popen([sys.executable, "-c", command], stderr=subprocess.PIPE) as asking:
-            while not pid.exists():
+            while not (tmp_path / "pid").exists():
                 assert asking.poll() is None
                 time.sleep(0.01)
             asking.send_signal(signal.SIGINT)
             _, said = asking.communicate()
     assert said.endswith(b"KeyboardInterrupt\n")
-    while _runs(int(pid.read_text())):
+    assert was_ended(tmp_path)
+
+
+def was_ended(folder: Path) -> bool:
+    """Waits until the process whose id is in `pid` is gone; whether it did not come to its own end."""
+    while _runs(int((folder / "pid").read_text())):
         time.sleep(0.01)
+    return not (folder / "end").exists()
 
 
 def _runs(pid: int) -> bool:
