@@ -12,7 +12,7 @@ from typing import NamedTuple
 from slurmddp.alerts import secrets
 from slurmddp.errors import UserError
 from slurmddp.plan.model import AlertsPlan, Plan
-from slurmddp.render.scripts import alert_script
+from slurmddp.render.scripts import alert_files
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import clean_environment
 from slurmddp.spec.alerts import KINDS
@@ -62,8 +62,9 @@ def send_samples(plan: Plan, environment: MutableMapping[str, str]) -> Results:
     root = Path(tempfile.mkdtemp(prefix="alert-test-"))
     folder = RunFolder(root)
     try:
-        script = alert_script(plan._replace(alerts=alerts))
-        (root / "alert.sh").write_text(script or "", encoding="utf-8")
+        for name, text in alert_files(plan._replace(alerts=alerts)).items():
+            (root / name).parent.mkdir(exist_ok=True)
+            (root / name).write_text(text, encoding="utf-8")
         secrets.keep(folder, addresses, environment)
         _make_up(folder)
         lines, arrived = [], True

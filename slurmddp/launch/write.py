@@ -11,7 +11,7 @@ from slurmddp.errors import UserError
 from slurmddp.launch.prepare import Prepared
 from slurmddp.plan.model import Plan
 from slurmddp.render.documents import job_json, job_yaml, site_yaml
-from slurmddp.render.scripts import alert_script, job_script, node_script
+from slurmddp.render.scripts import alert_files, job_script, node_script
 from slurmddp.runs.create import write_key
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.snapshot import code_hash, copy_project, copy_runtime, hash_of
@@ -21,18 +21,15 @@ from slurmddp.runs.survey import Survey, survey
 def run_files(prepared: Prepared, run_id: str) -> dict[str, str]:
     """Name -> text of every file that is rendered for a run."""
     plan, resolved = prepared.plan, prepared.resolved
-    files = {
+    ranks = job_json(plan, run_id)
+    return {
         "job.sh": job_script(plan),
         "node.sh": node_script(plan),
+        **alert_files(plan),
         "job.yaml": job_yaml(resolved, plan),
         "site.yaml": site_yaml(resolved),
+        **({} if ranks is None else {"job.json": ranks}),
     }
-    optional = {
-        "job.json": job_json(plan, run_id),
-        "alert.sh": alert_script(plan),
-    }
-    files |= {name: text for name, text in optional.items() if text is not None}
-    return files
 
 
 def survey_project(plan: Plan, *exclude: Path) -> Survey | None:
@@ -77,6 +74,7 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
         if different:
             raise UserError(f"{different[0]} exists and differs", todo="choose another folder with -o, or remove it")
         for name, text in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
         if not own.code.exists():
             copy_runtime(own.code_runtime)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from slurmddp.assets import package_folder
 from slurmddp.plan.model import Plan, Variable
 from slurmddp.render.engine import render
+from slurmddp.render.payloads import payload
 
 
 def job_script(plan: Plan) -> str:
@@ -64,9 +66,13 @@ def _gpu_vendor(plan: Plan) -> str:
     return "nvidia" if "--nv" in options else "amd" if "--rocm" in options else ""
 
 
-def alert_script(plan: Plan) -> str | None:
-    """alert.sh: tells people what has become of the job; None where nobody is to be told."""
-    return render("sbatch/alert.sh.j2", plan=plan) if plan.alerts else None
+def alert_files(plan: Plan) -> dict[str, str]:
+    """Name in the run folder -> text: alert.sh, which sends alerts, and a payload per target. Empty without targets."""
+    if plan.alerts is None:
+        return {}
+    sender = (package_folder() / "shell" / "alert.sh").read_text(encoding="utf-8")
+    payloads = {f"payloads/{target.name}": payload(plan, plan.alerts, target) for target in plan.alerts.targets}
+    return {"alert.sh": sender, **payloads}
 
 
 def _value(variables: list[Variable], name: str) -> str:

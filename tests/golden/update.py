@@ -10,7 +10,7 @@ from typing import Any
 from slurmddp.assets import asset_folder
 from slurmddp.plan.build import make_plan
 from slurmddp.plan.model import Context
-from slurmddp.render.scripts import alert_script, job_script, node_script
+from slurmddp.render.scripts import alert_files, job_script, node_script
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.spec.document import Document
 from slurmddp.spec.resolve import Sources, resolve
@@ -54,7 +54,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         LM
         | TWO_NODES
         | {
-            "alerts": [{"to": "slack", "url_env": "HOOK"}, {"to": "json", "url_file": "~/hook", "on": ["failed"]}],
+            "alerts": [
+                {"to": "slack", "url_env": "HOOK"},
+                {"to": "discord", "insecure": True},
+                {"to": "teams"},
+                {"to": "ntfy", "name": "phone", "on": ["started", "failed"]},
+                {"to": "json", "url_file": "~/hook", "on": ["failed"]},
+            ],
             "environment_from": ["TOKEN"],
         },
     ),
@@ -104,8 +110,8 @@ def scripts(site: str, kind: str) -> dict[str, str]:
     resolved = resolve(sources, load, lambda: None, strict=False)
     earlier = ("/runs/own-1/checkpoints", "/runs/own-0/checkpoints") if kind == "script" else ()
     plan = make_plan(resolved, CONTEXT._replace(resume_from=earlier))._replace(version="0.0.0")
-    alert = alert_script(plan)
-    return {"job.sh": job_script(plan), "node.sh": node_script(plan), **({"alert.sh": alert} if alert else {})}
+    payloads = {f"{name.replace('/', '-')}.txt": text for name, text in alert_files(plan).items() if name != "alert.sh"}
+    return {"job.sh": job_script(plan), "node.sh": node_script(plan), **payloads}
 
 
 def difference(site: str) -> str:
@@ -130,7 +136,7 @@ def expected() -> dict[Path, str]:
 
 def present() -> set[Path]:
     """The golden files that are there."""
-    return {*HERE.glob("*/*.sh"), *HERE.glob("*/*.diff")}
+    return {*HERE.glob("*/*.sh"), *HERE.glob("*/*.txt"), *HERE.glob("*/*.diff")}
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slurmddp.plan.model import Plan
-from slurmddp.render.scripts import alert_script
+from slurmddp.render.scripts import alert_files
 from slurmddp.runs.layout import RunFolder
 from tests.helpers import Desk
 
@@ -73,17 +73,22 @@ class Alerts:
 
 @pytest.fixture
 def alerts_of(desk: Desk) -> Any:
-    """`alerts_of("{to: slack}, {to: json}", "alerts: {from: login}")`: targets, and lines of the site's profile."""
+    """`alerts_of("{to: slack}, {to: json}", "alerts: {from: login}")`: targets, and lines of the site's profile.
 
-    def make(targets: str = ", ".join(f"{{to: {to}}}" for to in TARGETS), site: str = "") -> Alerts:
+    name: the job's; runs: the folder of its run folder.
+    """
+
+    def make(
+        targets: str = ", ".join(f"{{to: {to}}}" for to in TARGETS), site: str = "", name: str = "gpt", runs: str = "."
+    ) -> Alerts:
         desk.site(f"name: told\ntitle: a site that tells\nbases: [here]\n{site}\n")
         desk.write("train.py", "print('hello')\n")
-        plan = desk.plan(f"name: gpt\nsite: told\ntrain: {{script: train.py}}\nalerts: [{targets}]\n")
-        run = RunFolder(desk.root / "gpt-20260101-120000-abcd")
-        run.path.mkdir()
-        script = alert_script(plan)
-        assert script is not None
-        (run.path / "alert.sh").write_text(script)
+        plan = desk.plan(f"name: {name}\nsite: told\ntrain: {{script: train.py}}\nalerts: [{targets}]\n")
+        run = RunFolder(desk.root / runs / f"{name}-20260101-120000-abcd")
+        run.path.mkdir(parents=True)
+        for name, text in alert_files(plan).items():
+            (run.path / name).parent.mkdir(exist_ok=True)
+            (run.path / name).write_text(text)
         return Alerts(desk, plan, run)
 
     return make

@@ -152,8 +152,8 @@ def test_what_is_not_encrypted_leaves_this_host_only_if_asked(alerts_of: Any) ->
         "alerts: {from: proxy, proxy: 'http://PROXY'}",
     )
     with Receiver() as proxy:
-        script = alerts.run.path / "alert.sh"
-        script.write_text(script.read_text().replace("http://PROXY", f"http://127.0.0.1:{proxy.port}"))
+        for payload in (alerts.run.path / "payloads").iterdir():
+            payload.write_text(payload.read_text().replace("http://PROXY", f"http://127.0.0.1:{proxy.port}"))
         alerts.address("http://hooks.example.com/x/SECRET16CHARACTERS")
         said = alerts.alert("failed")
         assert "plain: its address is not https" in said

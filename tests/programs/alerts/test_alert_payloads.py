@@ -132,6 +132,47 @@ def test_markup_and_mentions_are_only_text(silent: Alerts) -> None:
     assert nasty in silent.body("ntfy").decode()
 
 
+def test_no_message_is_longer_than_its_service_takes(alerts_of: Any) -> None:
+    """Everything that may be long is, and the run and the job have the longest names."""
+    alerts = alerts_of(site="alerts: {from: login}", name="n" * 100, runs="/".join(["ü" * 100] * 4))
+    alerts.log("日".encode() * 4000)
+    (alerts.run.path / "progress").write_text("9" * 15 + " " + "9" * 15)
+    alerts.alert("failed", "s" * 999, "rank 1 on node1: " + "c" * 9999, "n`" * 999, SLURMDDP_JOB_ID="12345678_1234")
+    discord = json.loads(alerts.body("discord"))["content"]
+    assert len(discord) <= 2000 and all(line.count("`") in (0, 2, 3) for line in discord.splitlines())
+    assert len(alerts.body("ntfy")) <= 4096
+    assert len(json.loads(alerts.body("slack"))["text"].encode()) <= 3000
+    assert len(alerts.body("teams")) < 21_000
+    assert all(f"run: {str(alerts.run.path)[:100]}" in alerts.body(to).decode() for to in ("discord", "ntfy", "slack"))
+
+
+def test_a_cause_that_looks_like_a_slot_is_only_text(silent: Alerts) -> None:
+    silent.log(b"@state@ @log:text@ @@ @\n")
+    silent.alert("failed", "FAILED", "rank 1 on node1: @log_tail@ @folder:3@ @x@", "@cause@ \\n")
+    found = json.loads(silent.body("json"))
+    assert (found["cause"], found["next"]) == ("rank 1 on node1: @log_tail@ @folder:3@ @x@", "@cause@ \\n")
+    assert found["log_tail"] == "@state@ @log:text@ @@ @"
+    lines = silent.body("ntfy").decode().splitlines()
+    assert {f"cause: {found['cause']}", f"next: {found['next']}", found["log_tail"]} <= set(lines)
+
+
+def test_a_payload_of_ones_own_is_sent(silent: Alerts) -> None:
+    """The run folder's payloads may be edited, and files may be added: each is a target of its name."""
+    (silent.run.path / "payloads" / "own").write_text(
+        'on failed 3 burns\nleave login\nescape json\nheader X-Job: @job@\npart {"said": "@verb@: @cause:4@"}'
+    )
+    silent.alert("failed", "FAILED", 'a"bcdefg', SLURMDDP_JOB_ID="17")
+    assert json.loads(silent.body("own")) == {"said": 'burns: a"bc...'}
+    (entry,) = [path for path in silent.waiting() if path.name.endswith(".own")]
+    assert "\nheader X-Job: 17\n" in (entry / "head").read_text()
+
+
+def test_without_payloads_it_says_so(silent: Alerts) -> None:
+    shutil.rmtree(silent.run.path / "payloads")
+    assert "payloads is missing: was the file system purged?" in silent.alert("failed")
+    assert not silent.waiting()
+
+
 FRAGMENTS = st.sampled_from(
     [
         b"\x1b[31mred\x1b[0m", b"\x1b]8;;https://x\x1b\\link\x1b]8;;\x07", b"\x1b", b"\x9b31m", b"\0", b'"', b"\\",

@@ -87,6 +87,25 @@ def test_one_that_was_never_written_down_is_removed(waiting: Alerts) -> None:
     assert not half.exists()
 
 
+def test_a_message_from_a_run_of_an_older_version_is_sent(waiting: Alerts) -> None:
+    """Its folder has an alert.sh of its own, rendered with its targets; both write this form of the spool."""
+    (message,) = waiting.waiting()
+    key = f"{waiting.run.id}.4.finished"
+    older = message.with_name(f"{key}.json")
+    older.mkdir()
+    (older / "body").write_text('{"kind": "finished"}')
+    (older / "head").write_text(
+        f"slurmddp-alert 1\ntarget json\nkey {key}\nkind finished\ninsecure 0\nuntil 1\n"
+        f"header Idempotency-Key: {key}\nheader Content-Type: application/json\n"
+    )
+    with Receiver() as receiver:
+        waiting.address(receiver.url)
+        assert deliver(waiting.run).sent == 2
+        (request,) = [request for request in receiver.received if request.json()["kind"] == "finished"]
+        assert request.headers["idempotency-key"] == key
+        assert request.headers["content-type"] == "application/json"
+
+
 def test_what_has_arrived_is_not_sent_again(waiting: Alerts) -> None:
     (waiting.run.path / "alerts/sent").write_text(f"{waiting.run.id}.0.failed json\n")
     with Receiver() as receiver:

@@ -542,6 +542,15 @@ def test_training_on_a_machine_that_has_sbatch_is_warned_about(ready: Desk, cli:
     assert "trains on this machine" not in cli("submit", *job, PATH=str(ready.bin)).err
 
 
+def test_a_run_with_alert_targets_has_the_sender_beside_its_job_sh_and_in_its_code(ready: Desk, cli: Cli) -> None:
+    """job.sh alerts where code/ is gone; the code's hash covers the other one."""
+    alerts = "alerts=[{to: slack}, {to: json, name: bot}]"
+    assert cli("render", "job.yaml", "-o", "out", "--set", alerts).code == 0
+    out = ready.project / "out"
+    assert (out / "alert.sh").read_bytes() == (out / "code/slurmddp/shell/alert.sh").read_bytes()
+    assert sorted(path.name for path in (out / "payloads").iterdir()) == ["bot", "slack"]
+
+
 def test_alerts_of_the_configuration_are_not_added_twice_to_a_resumed_run(ready: Desk, cli: Cli) -> None:
     (ready.config / "config.yaml").write_text("alerts: [{to: json, url_env: HOOK, on: [failed]}]\n")
     cli("submit", "job.yaml", HOOK="http://127.0.0.1:9/x")

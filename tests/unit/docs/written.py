@@ -124,7 +124,7 @@ def events_of_bash() -> dict[str, dict[str, set[str]]]:
     found: dict[str, dict[str, set[str]]] = {}
     templates, shell = ROOT / "templates/sbatch", ROOT / "slurmddp/shell"
     scripts = {path: path.relative_to(templates).parts[0].partition(".")[0] for path in templates.rglob("*.j2")}
-    scripts |= {path: "watchdog" if path.stem == "watchdog" else "job" for path in shell.rglob("*.sh")}
+    scripts |= {path: path.stem if path.stem in ("alert", "watchdog") else "job" for path in shell.rglob("*.sh")}
     for path, script in sorted(scripts.items()):
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
         lines = [line for line in text.splitlines() if re.search(r'>>"\$(run/events\.jsonl|events)"', line)]

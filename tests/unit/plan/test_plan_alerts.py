@@ -9,7 +9,7 @@ import pytest
 
 from slurmddp.errors import UserError
 from slurmddp.launch.deadman import submit_deadman
-from slurmddp.render.scripts import alert_script
+from slurmddp.render.scripts import alert_files
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import JobId
 from slurmddp.spec.alerts import KINDS
@@ -30,7 +30,7 @@ def site(desk: Desk, more: str) -> None:
 def test_nobody_is_told_by_default(desk: Desk) -> None:
     plan = desk.plan(JOB % ("cores", ""))
     assert (plan.alerts, plan.deadman) == (None, None)
-    assert alert_script(plan) is None
+    assert alert_files(plan) == {}
 
 
 def test_a_target_says_little(desk: Desk) -> None:

@@ -1,0 +1,54 @@
+"""Payloads of alerts: the slots that alert.sh can fill, and text that is JSON around any value."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from slurmddp.render.payloads import payload
+from slurmddp.render.scripts import alert_files
+from slurmddp.spec.alerts import KINDS
+from tests.helpers import SHELL, Desk
+
+FORMS = ("slack", "discord", "teams", "ntfy", "json")
+SENDER = (SHELL / "alert.sh").read_text(encoding="utf-8")
+SLOT = re.compile(r"@(\w+)(?::(\w+))?@")
+
+
+@pytest.fixture
+def payloads(desk: Desk) -> dict[str, str]:
+    """Kind of target -> its payload, for a target that hears of everything."""
+    desk.write("train.py")
+    targets = ", ".join(f"{{to: {to}, on: [{', '.join(KINDS)}]}}" for to in FORMS)
+    plan = desk.plan(f"name: gpt\nsite: here\ntrain: {{script: train.py}}\nalerts: [{targets}]\n")
+    assert plan.alerts is not None
+    found = {target.to: payload(plan, plan.alerts, target) for target in plan.alerts.targets}
+    assert alert_files(plan) == {"alert.sh": SENDER} | {f"payloads/{to}": text for to, text in found.items()}
+    return found
+
+
+@pytest.mark.parametrize("to", FORMS)
+def test_alert_sh_knows_each_word_and_slot(payloads: dict[str, str], to: str) -> None:
+    facts = set(re.findall(r"\[(\w+)\]=", SENDER)) | set(re.findall(r'"fact\[(\w+)\]"', SENDER))
+    for name, form in SLOT.findall(payloads[to]):
+        assert name in facts and (form in ("", "rest", "text", "number") or form.isdecimal()), (name, form)
+    words = set(re.findall(r"^      (\w+)\)", SENDER, re.MULTILINE))
+    assert {line.split(" ")[0] for line in payloads[to].splitlines()} <= words
+
+
+@pytest.mark.parametrize("to", FORMS)
+def test_each_kind_has_its_words(payloads: dict[str, str], to: str) -> None:
+    lines = [line.split(" ", 3) for line in payloads[to].splitlines() if line.startswith("on ")]
+    assert tuple(kind for _, kind, _, _ in lines) == KINDS
+    assert all(priority in "2345" and verb for _, _, priority, verb in lines)
+
+
+@pytest.mark.parametrize("to", [form for form in FORMS if form != "ntfy"])
+def test_the_body_is_json_with_every_part_and_with_none_of_the_optional_ones(payloads: dict[str, str], to: str) -> None:
+    lines = [line.partition(" ")[::2] for line in payloads[to].splitlines()]
+    for words in (("part",), ("part", "optional"), ("part", "optional", "each")):
+        body = "".join(text for word, text in lines if word in words)
+        body = SLOT.sub(lambda slot: {"text": '"x"', "number": "1"}.get(slot[2] or "", "x"), body)
+        assert "gpt" in json.dumps(json.loads(body))
