@@ -48,7 +48,9 @@ plain() {
 
 # One line of plain text without secrets. Usage: line TEXT BYTES; sets `text`
 line() {
-  text=$(printf '%s' "${1:0:16384}" | tr '\n\t' '  ' | plain)
+  text=${1:0:16384}
+  # Printable ASCII needs no process, and a busy host starts them slowly.
+  [[ "$text" != *[!\ -~]* ]] || text=$(printf '%s' "$text" | tr '\n\t' '  ' | plain)
   redact
   head_of "$2"
 }
@@ -143,7 +145,8 @@ gather() { # Usage: gather STATE CAUSE NEXT
   [[ "$kind" != stopping ]] || key+=.${fact[state]} # it is asked to stop, and has stopped
   # These may happen more than once in an attempt; the others are one and the same fact.
   [[ "$kind" != @(hang|recovered) ]] || key+=.$now
-  fact+=([key]=$key [key_hash]=$(printf '%s' "$key" | sha256sum | cut -c 1-32))
+  read -r each _ < <(printf '%s' "$key" | sha256sum)
+  fact+=([key]=$key [key_hash]=${each:0:32})
   excerpt "$logs" "$node"
 }
 
