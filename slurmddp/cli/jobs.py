@@ -100,7 +100,7 @@ def _show_dry_run(prepared: "Prepared", found: "DryRun", *, full: bool) -> None:
     for line in summary_lines(prepared.plan, prepared.resolved, found.folder, found.command):
         typer.echo(line)
     for name, text in found.scripts.items():
-        if full or name != "alert.sh":
+        if full or not name.startswith("payloads/"):
             show(name, text)
     if full:
         for name, text in found.machinery.items():

@@ -29,7 +29,7 @@ class DryRun(NamedTuple):
     """What a submission would come to.
 
     command:    the words that would hand the job over.
-    scripts:    name -> text of what is rendered for this job: job.sh, node.sh, alert.sh where there are alerts.
+    scripts:    name -> text of what is rendered for this job: job.sh, node.sh, and payloads/NAME of each alert target.
     machinery:  path in the run folder -> text of the shell functions that the scripts source.
     code_hash:  as manifest.json would have it; None where the project cannot be copied.
     refusals:   why `submit` would refuse the job; it tells the first.
@@ -103,7 +103,7 @@ def dry_run(prepared: Prepared, refused: UserError | None = None) -> DryRun:
     return DryRun(
         folder,
         command_line(plan, folder),
-        {name: text for name, text in files.items() if name.endswith(".sh")},
+        {name: text for name, text in files.items() if name in ("job.sh", "node.sh") or name.startswith("payloads/")},
         {f"code/slurmddp/{name}": path.read_text("utf-8") for name, path in snapshot.machinery()},
         code_hash,
         (*warnings, *(found.warnings if found else ())),

@@ -40,7 +40,7 @@ def machinery_lines(plan: Plan, folder: RunFolder, source: Path, code_hash: str 
         ("code hash", code_hash or "unknown: the project cannot be copied"),
     ]
     if not full:
-        rows.append(("more", f"--full prints the functions{' and alert.sh' if plan.alerts else ''}"))
+        rows.append(("more", f"--full prints the functions{' and the payloads of alerts' if plan.alerts else ''}"))
     return [f"{name:<10}{text}" for name, text in rows]
 
 

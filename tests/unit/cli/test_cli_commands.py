@@ -118,15 +118,17 @@ def test_the_dry_run_shows_exactly_the_scripts_that_are_submitted(ready: Desk, c
     assert facts["code hash"] == manifest["code_hash"]
 
 
-def test_a_full_dry_run_shows_the_functions_and_the_alerts_script(ready: Desk, cli: Cli) -> None:
+def test_a_full_dry_run_shows_the_functions_and_the_payloads_of_alerts(ready: Desk, cli: Cli) -> None:
     ready.write("job.yaml", JOB + "alerts: [{to: json, url_env: HOOK}]\n")
     short = cli("submit", "job.yaml", "--dry-run", HOOK="https://x.org/y")
-    assert short.code == 0 and "--full prints the functions and alert.sh" in short.out, short.err
-    assert "=== alert.sh" not in short.out and "wait_for_child()" not in short.out
+    assert short.code == 0 and "--full prints the functions and the payloads of alerts" in short.out, short.err
+    assert (
+        "=== payloads/json" not in short.out and "alert.sh\n" not in short.out and "wait_for_child()" not in short.out
+    )
     full = cli("submit", "job.yaml", "--dry-run", "--full", HOOK="https://x.org/y")
     assert cli("submit", "job.yaml", HOOK="https://x.org/y").code == 0
     run = only_run(ready)
-    names = ["alert.sh", *(f"code/slurmddp/shell/{path.relative_to(SHELL)}" for path in SHELL.rglob("*.sh"))]
+    names = ["payloads/json", *(f"code/slurmddp/shell/{path.relative_to(SHELL)}" for path in SHELL.rglob("*.sh"))]
     assert len(names) > 10
     for name in names:
         assert f"\n\n=== {name}\n{(run / name).read_text()}\n" in full.out, name
