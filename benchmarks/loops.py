@@ -17,13 +17,13 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from slurmddp.runtime import environment, job, optimizer, randomness, world
 from slurmddp.runtime.data.loading import to_device
-from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.loop import Trainer, trainer
 from slurmddp.runtime.precision import PRECISIONS, autocast
 from slurmddp.runtime.tasks import create
 from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
+from slurmddp.shared.run_folder import RunFolder
 
 LOG_EVERY = 10
 
@@ -51,7 +51,7 @@ class Setting:
 def join(root: Path) -> Setting:
     """Join the process group, as our entrypoint does."""
     folder = RunFolder(root)
-    wanted = job.load(folder.job)
+    wanted = job.load(folder.job_json)
     return Setting(folder, wanted, world.start(environment.read(), timeout=wanted.timeouts.collective))
 
 
@@ -59,7 +59,7 @@ def ours(setting: Setting) -> Iterator[Any]:
     """Our loop, all checks on."""
     place = environment.read()
     events = Events(setting.folder.events, attempt=place.attempt, node=place.node, rank=place.rank)
-    stop = Stop(setting.folder.root / "stop" if place.local_rank == 0 else None)
+    stop = Stop(setting.folder.path / "stop" if place.local_rank == 0 else None)
     watch = Watch(place, stop)
     watch.install(parent=True)
     watch.connect(setting.world, setting.job.timeouts, events)

@@ -1,8 +1,4 @@
-"""Where everything of a run lies in its folder.
-
-The one place of the login side that spells these names. The runtime has its own copy of those that it needs
-(slurmddp/runtime/folder.py): it runs from the snapshot and imports nothing of the login side.
-"""
+"""Where everything of a run lies in its folder: the one place that spells the names of what ranks do not use."""
 
 from __future__ import annotations
 
@@ -11,14 +7,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurmddp.shared import run_folder
+
 _MARKER = re.compile(r"attempt-(\d{3,})\.json")
 
 
 @dataclass(frozen=True)
-class RunFolder:
-    """Paths inside one run's folder. Makes nothing by itself."""
-
-    path: Path
+class RunFolder(run_folder.RunFolder):
+    """Paths inside one run's folder, with those that only commands and job.sh use. Makes nothing by itself."""
 
     @property
     def id(self) -> str:
@@ -34,11 +30,6 @@ class RunFolder:
     def job_yaml(self) -> Path:
         """The resolved job, for people."""
         return self.path / "job.yaml"
-
-    @property
-    def job_json(self) -> Path:
-        """The resolved job, for the runtime."""
-        return self.path / "job.json"
 
     @property
     def site_yaml(self) -> Path:
@@ -59,11 +50,6 @@ class RunFolder:
     def manifest(self) -> Path:
         """What the run was made from: versions, commit, hashes, command line."""
         return self.path / "manifest.json"
-
-    @property
-    def key(self) -> Path:
-        """What the run's messages between nodes are signed with: the owner's alone (mode 0600)."""
-        return self.path / "rendezvous.key"
 
     @property
     def submission(self) -> Path:
@@ -107,35 +93,6 @@ class RunFolder:
     def node_log(self, attempt: int, node: str) -> Path:
         """One node's log of one attempt."""
         return self.attempt_logs(attempt) / f"{node}.log"
-
-    @property
-    def events(self) -> Path:
-        """What happened: JSON lines, append only."""
-        return self.path / "events.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        """Loss and speed by step: JSON lines, append only."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoints, one folder each."""
-        return self.path / "checkpoints"
-
-    @property
-    def markers(self) -> Path:
-        """Folder of markers: how each attempt ended, if it ended cleanly."""
-        return self.path / "markers"
-
-    def marker(self, attempt: int) -> Path:
-        """How one attempt ended: the file that job.sh and `state.judge` decide from."""
-        return self.markers / f"attempt-{attempt:03d}.json"
-
-    @property
-    def trace(self) -> Path:
-        """What ranks traced: sample ids, flight recorder dumps."""
-        return self.path / "trace"
 
     @property
     def alert_spool(self) -> Path:

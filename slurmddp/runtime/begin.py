@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from slurmddp.runtime import environment
-from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.watch import failures
+from slurmddp.shared.run_folder import RunFolder
 
 _PR_SET_PDEATHSIG = 1
 #: A variable that the agent has from node.sh, and whatever adopts an orphan has not.

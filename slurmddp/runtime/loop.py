@@ -10,7 +10,6 @@ from slurmddp.runtime.data.loading import Micro
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.errors import RuntimeFailure
 from slurmddp.runtime.evaluation import Evaluation, evaluate
-from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.housekeeping import Collector
 from slurmddp.runtime.job import Job
 from slurmddp.runtime.journal import Events, Journal
@@ -27,6 +26,7 @@ from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
 from slurmddp.shared.mesh import REPLICATE
+from slurmddp.shared.run_folder import RunFolder
 from slurmddp.shared.units import clock
 
 
@@ -43,7 +43,7 @@ def run(
         return
     nodes = joined.gather(joined.node)
     if joined.is_main:
-        failures.note_ranks(folder.root, nodes)
+        failures.note_ranks(folder.path, nodes)
     trainer(folder, job, joined, place, events, watch).run()
 
 
@@ -123,7 +123,7 @@ class Trainer:
             return
         trace = None
         if train.trace_samples:
-            path = session.folder.trace(session.world.attempt, session.world.rank)
+            path = session.folder.rank_trace(session.world.attempt, session.world.rank)
             path.parent.mkdir(parents=True, exist_ok=True)
             trace = Journal(path)
         micros = watch.follow(

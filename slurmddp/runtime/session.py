@@ -12,7 +12,6 @@ from slurmddp.runtime.checkpoint.state import Trained
 from slurmddp.runtime.data import loading
 from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.job import Job
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.measure.timing import StepTimer
@@ -23,6 +22,7 @@ from slurmddp.runtime.tasks.protocol import Samples, Task
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.shared import batch
 from slurmddp.shared.mesh import kind
+from slurmddp.shared.run_folder import RunFolder
 from slurmddp.shared.units import short
 
 
@@ -72,7 +72,7 @@ class Session:
 
     def config_hash(self) -> str:
         """sha256 of the job's description, as it stands in a checkpoint's manifest."""
-        return hashlib.sha256(self.folder.job.read_bytes()).hexdigest()
+        return hashlib.sha256(self.folder.job_json.read_bytes()).hexdigest()
 
     def order(self, origin: int) -> SampleOrder:
         """The order of the training samples; `origin`: the position from which windows by length count."""

@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.folder import RunFolder
+from slurmddp.shared.run_folder import RunFolder
 
 _LENGTH = hashlib.sha256().digest_size
 #: Bytes of a key as `runs/create.py` makes it, and more than enough for any other.

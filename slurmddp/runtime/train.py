@@ -9,12 +9,12 @@ from typing import NoReturn
 
 from slurmddp.runtime import environment, job
 from slurmddp.runtime.errors import NotFiniteError, RuntimeFailure, UserError
-from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.watch import failures, marker, usererrors
 from slurmddp.runtime.watch.ending import end_workers, leave, say
 from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
+from slurmddp.shared.run_folder import RunFolder
 
 #: What the same ranks would meet again, however often they started: of no use to repeat.
 FINAL = (UserError, NotFiniteError)
@@ -38,14 +38,14 @@ def main(arguments: list[str]) -> None:
             if place.rank == 0:
                 print(f"attempt {place.attempt} has already ended cleanly: nothing to do")
             return
-        if place.rank == 0 and (why := failures.begin(folder.root, place.attempt)):
+        if place.rank == 0 and (why := failures.begin(folder.path, place.attempt)):
             say(f"rank 0 on {place.node}: error: {why}\n")
             return  # The others read the marker.
         # torch says so at import, on every rank, where numpy is not installed; nothing here needs it.
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
         from slurmddp.runtime import loop, world
 
-        wanted = job.load(folder.job)
+        wanted = job.load(folder.job_json)
         events = Events(folder.events, attempt=place.attempt, node=place.node, rank=place.rank)
         if place.rank == 0:
             events.write("rank_started", seconds=round(environment.seconds_since_start(), 3))
@@ -77,7 +77,7 @@ def fail(
             if events is not None:
                 events.write("error", kind=type(error).__name__, message=str(error) or repr(error))
         if not (folder and place and isinstance(error, FINAL)):
-            usererrors.note(error, root=folder.root if folder else None)
+            usererrors.note(error, root=folder.path if folder else None)
         elif place.rank == 0 or not error.shared:
             marker.give_up(folder.marker(place.attempt), place.attempt, str(error))
     finally:

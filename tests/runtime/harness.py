@@ -262,10 +262,10 @@ def _arguments(joined: Any, root: Path, attempt: int, stop_file: Path | None) ->
 
     from slurmddp.runtime import job
     from slurmddp.runtime.environment import Environment
-    from slurmddp.runtime.folder import RunFolder
     from slurmddp.runtime.journal import Events
     from slurmddp.runtime.watch.stop import Stop
     from slurmddp.runtime.watch.watch import Watch
+    from slurmddp.shared.run_folder import RunFolder
 
     joined = dataclasses.replace(joined, attempt=attempt)
     rank, size = joined.rank, joined.size
@@ -274,7 +274,7 @@ def _arguments(joined: Any, root: Path, attempt: int, stop_file: Path | None) ->
     events = Events(folder.events, attempt=attempt, node=joined.node, rank=joined.rank)
     # Every step looks for the stop file: the runs of tests take less than the second between two looks of others.
     watch = Watch(place, Stop(stop_file if rank == 0 else None, interval=0.0))
-    return folder, job.load(folder.job), joined, place, events, watch
+    return folder, job.load(folder.job_json), joined, place, events, watch
 
 
 def torchrun(run: Run, size: int, timeout: float = PATIENCE, **environment: str) -> "subprocess.CompletedProcess[str]":

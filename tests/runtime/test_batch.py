@@ -160,7 +160,7 @@ def test_what_needs_no_torch_imports_none() -> None:
         "shared.batch",
         "shared.mesh",
         "runtime.job",
-        "runtime.folder",
+        "shared.run_folder",
         "shared.checkpoint.layout",
         "shared.task_options",
         "runtime.environment",

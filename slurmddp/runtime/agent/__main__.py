@@ -11,8 +11,8 @@ from slurmddp.runtime import signing
 from slurmddp.runtime.agent import handlers
 from slurmddp.runtime.environment import own_node
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
+from slurmddp.shared.run_folder import RunFolder
 
 
 def main(words: list[str]) -> None:

@@ -11,8 +11,8 @@ from torch import nn
 
 from slurmddp.runtime.checkpoint import plain, shards, state
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.folder import RunFolder
 from slurmddp.shared.checkpoint import layout
+from slurmddp.shared.run_folder import RunFolder
 
 try:
     from torch.distributed.tensor import DTensor, distribute_tensor

@@ -7,13 +7,13 @@ import torch.distributed as dist
 
 from slurmddp.runtime import train
 from slurmddp.runtime.environment import Environment
-from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.library import shared, signals
 from slurmddp.runtime.watch import marker, usererrors
 from slurmddp.runtime.watch.ending import leave, say
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
+from slurmddp.shared.run_folder import RunFolder
 
 
 @contextmanager

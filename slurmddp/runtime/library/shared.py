@@ -16,13 +16,13 @@ import torch.distributed as dist
 from slurmddp.runtime import environment, world
 from slurmddp.runtime.console import Console
 from slurmddp.runtime.environment import Environment
-from slurmddp.runtime.folder import RunFolder
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.library import signals
 from slurmddp.runtime.watch.failures import Progress
 from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
+from slurmddp.shared.run_folder import RunFolder
 
 
 @dataclass

@@ -210,10 +210,3 @@ def test_layout(tmp_path: Path) -> None:
     assert run.marker(0) == tmp_path / "markers" / "attempt-000.json"
     assert [attempt_of(run.marker(n)) for n in (0, 12, 1234)] == [0, 12, 1234]
     assert attempt_of(tmp_path / "attempt-1.json.part") is None
-
-
-def test_the_runtime_uses_the_same_names(tmp_path: Path) -> None:
-    runtime = pytest.importorskip("slurmddp.runtime.folder")
-    theirs, ours = runtime.RunFolder(tmp_path), RunFolder(tmp_path)
-    assert (theirs.job, theirs.events, theirs.metrics) == (ours.job_json, ours.events, ours.metrics)
-    assert (theirs.checkpoints, theirs.marker(7)) == (ours.checkpoints, ours.marker(7))

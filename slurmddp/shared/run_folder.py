@@ -1,0 +1,67 @@
+"""Where the files lie that ranks and commands both use: the one place that spells their names.
+
+`slurmddp.runs.layout` has the files that only commands and job.sh use.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside one run's folder. Makes nothing by itself."""
+
+    path: Path
+
+    @property
+    def job_json(self) -> Path:
+        """The resolved job, for the ranks; written at submission."""
+        return self.path / "job.json"
+
+    @property
+    def key(self) -> Path:
+        """What the run's messages between nodes are signed with: the owner's alone (mode 0600)."""
+        return self.path / "rendezvous.key"
+
+    @property
+    def events(self) -> Path:
+        """What happened: JSON lines, append only."""
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """Loss and speed by step: JSON lines, append only, written by rank 0."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Curves for TensorBoard, where it is installed."""
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints, one folder each."""
+        return self.path / "checkpoints"
+
+    @property
+    def progress(self) -> Path:
+        """How far the run has come: "STEP STEPS", written by rank 0."""
+        return self.path / "progress"
+
+    @property
+    def markers(self) -> Path:
+        """Folder of markers: how each attempt ended, if it ended cleanly."""
+        return self.path / "markers"
+
+    def marker(self, attempt: int) -> Path:
+        """How one attempt ended, if it ended cleanly: the file that job.sh and `slurmddp status` decide from."""
+        return self.markers / f"attempt-{attempt:03d}.json"
+
+    @property
+    def trace(self) -> Path:
+        """What ranks traced: sample ids, flight recorder dumps."""
+        return self.path / "trace"
+
+    def rank_trace(self, attempt: int, rank: int) -> Path:
+        """Sample ids that one rank fed to the model, by step (only with trace_samples)."""
+        return self.trace / f"attempt-{attempt:03d}" / f"rank-{rank:05d}.jsonl"
