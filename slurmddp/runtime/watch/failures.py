@@ -16,6 +16,7 @@ from pathlib import Path
 
 from slurmddp.runtime.watch import marker
 from slurmddp.runtime.watch.ending import say
+from slurmddp.shared.run_folder import RunFolder
 
 #: Set by node.sh: how many starts in a row may end no further than the first of them, and where the step stands.
 LIMIT, FILE = "SLURMDDP_NO_PROGRESS", "SLURMDDP_PROGRESS_FILE"
@@ -78,7 +79,7 @@ def begin(root: Path, attempt: int, environ: Mapping[str, str] = os.environ) -> 
         return None
     why = f"{limit} starts in a row crashed before step {steps + 1}"
     facts = {"state": "no progress", "step": steps, "steps": None, "reason": why, "cause": why, "held_out": None}
-    marker.write(root / "markers" / f"attempt-{attempt:03d}.json", attempt, facts)
+    marker.write(RunFolder(root).marker(attempt), attempt, facts)
     return why
 
 
@@ -94,7 +95,7 @@ def check() -> None:
     if not root or not attempt.isdecimal():
         return
     main = os.environ.get("RANK", "0") == "0"
-    if marker.ended(Path(root) / "markers" / f"attempt-{int(attempt):03d}.json"):
+    if marker.ended(RunFolder(Path(root)).marker(int(attempt))):
         why: str | None = f"attempt {attempt} has already ended: nothing to do"
     else:
         why = begin(Path(root), int(attempt)) if main else None
@@ -118,7 +119,7 @@ def stuck(lines: Iterable[str], limit: int) -> int | None:
 
 def step_of(root: Path, environ: Mapping[str, str]) -> int:
     """How far the run has come, as its ranks told; 0 where they did not."""
-    words = _text(Path(environ.get(FILE) or root / "progress")).split()
+    words = _text(Path(environ.get(FILE) or RunFolder(root).progress)).split()
     return int(words[0]) if words and words[0].isdecimal() else 0
 
 

@@ -16,6 +16,7 @@ from slurmddp.runtime import environment
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.watch import failures, marker
 from slurmddp.runtime.watch.ending import say
+from slurmddp.shared.run_folder import RunFolder
 
 KINDS = (ImportError, SyntaxError, NameError, UserError)
 USAGE = 2
@@ -79,7 +80,7 @@ def _text(error: BaseException | None, environ: Mapping[str, str]) -> str:
 
 
 def _count(root: Path, attempt: int, start: str, rank: int, size: int, text: str) -> None:
-    over = root / "markers" / f"attempt-{attempt:03d}.json"
+    over = RunFolder(root).marker(attempt)
     folder = over.with_name(f"attempt-{attempt:03d}.errors") / f"start-{start}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / str(rank)).write_text(f"{text}\n", encoding="utf-8", errors="replace")
