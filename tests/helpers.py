@@ -12,7 +12,7 @@ from typing import Any
 
 from slurmddp.errors import UserError
 from slurmddp.plan.build import make_plan
-from slurmddp.plan.model import Context, Plan
+from slurmddp.plan.model import Allocation, Context, Plan
 from slurmddp.render.scripts import job_script, node_script
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.spec.resolve import Resolved, Sources, resolve
@@ -175,8 +175,15 @@ def make_code(run: Path) -> None:
         (code / "shell").symlink_to(SHELL)
 
 
-def plan_of(resolved: Resolved, cwd: Path | str, *, inside: bool = False) -> Plan:
-    return make_plan(resolved, Context(str(cwd), "/usr/bin/python3", (), inside))
+def shape(plan: Plan) -> tuple[int | None, ...]:
+    """Nodes; GPUs, ranks, cores and MiB per node; threads per rank."""
+    nodes, layout = plan.nodes, plan.layout
+    node = (layout.gpus_per_node, nodes.ranks_per_node, layout.cpus_per_node, layout.mem_per_node)
+    return (nodes.max, *node, layout.threads_per_rank)
+
+
+def plan_of(resolved: Resolved, cwd: Path | str, *, inside: bool = False, allocation: Allocation | None = None) -> Plan:
+    return make_plan(resolved, Context(str(cwd), "/usr/bin/python3", (), inside, allocation))
 
 
 def refusal(error: BaseException) -> str:

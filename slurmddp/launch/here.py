@@ -30,7 +30,7 @@ def run_here(prepared: Prepared, show: Callable[[bytes], None] | None, say: Call
     if plan.scheduler == "slurm" and outer is None:
         raise UserError(
             "this shell is in no Slurm allocation",
-            todo=f"salloc --nodes={plan.layout.nodes} first, or `slurmddp submit`, or --site local",
+            todo=f"salloc --nodes={plan.nodes.max} first, or `slurmddp submit`, or --site local",
         )
     refuse_problems(prepared)
     warnings = [*doubts(prepared), *still_going(prepared)]

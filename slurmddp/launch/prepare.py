@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.plan.build import make_plan
-from slurmddp.plan.model import Context, Plan
+from slurmddp.plan.model import Allocation, Context, Plan
 from slurmddp.plan.sbatch import missing_settings
 from slurmddp.runs.version import version
 from slurmddp.sites.catalogue import Catalogue, config_files
@@ -185,14 +185,14 @@ def _continued(folder: RunFolder) -> list[Path]:
     return [Path(text).parent for text in earlier]
 
 
-def _allocation(environment: Mapping[str, str]) -> tuple[int, int | None] | None:
+def _allocation(environment: Mapping[str, str]) -> Allocation | None:
     """Nodes of the Slurm job that we are in, and the fewest cores that it has on one; None outside of any.
 
     SLURM_JOB_CPUS_PER_NODE is such as `4(x2),2` (sbatch(1), output environment variables).
     """
     nodes = environment.get("SLURM_JOB_NUM_NODES", "")
     cpus = re.findall(r"(\d+)(?:\(x\d+\))?(?:,|$)", environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
-    return (int(nodes), min(map(int, cpus), default=None)) if nodes.isdigit() else None
+    return Allocation(int(nodes), min(map(int, cpus), default=None)) if nodes.isdigit() else None
 
 
 def _detected(catalogue: Catalogue, request: Request) -> tuple[str, str] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from slurmddp.errors import UserError
-from slurmddp.plan.model import BatchPlan, Layout, Note
+from slurmddp.plan.model import BatchPlan, Layout, NodePlan, Note
 from slurmddp.shared import batch as dealing
 from slurmddp.spec.job import Batch
 
@@ -21,14 +21,14 @@ class Way(NamedTuple):
     change: str
 
 
-def plan_batch(wanted: Batch, layout: Layout, place: str, nodes_min: int | None = None) -> tuple[BatchPlan, list[Note]]:
-    """The batch on layout.nodes; on fewer nodes, down to `nodes_min`, global and micro batch are the same, and the
+def plan_batch(wanted: Batch, nodes: NodePlan, place: str) -> tuple[BatchPlan, list[Note]]:
+    """The batch on nodes.max nodes; on fewer, down to nodes.min, global and micro batch are the same, and the
     accumulation follows.
 
     Raises UserError where `batch.even` is true and the numbers do not divide, on any number of nodes that may be.
     `place` names the key and file.
     """
-    world = layout.world
+    world = nodes.world
     if wanted.even and (world is None or wanted.weights):
         why = "batch.weights make shares uneven" if wanted.weights else "the ranks are known on the nodes only"
         raise UserError(
@@ -61,7 +61,7 @@ def plan_batch(wanted: Batch, layout: Layout, place: str, nodes_min: int | None 
                 todo=f"batch.global {near.replace(' and ', ' or ')}, or batch.even: false",
             )
         notes.append(Note("note", text))
-    uneven = uneven_nodes(plan, layout, nodes_min)
+    uneven = uneven_nodes(plan, nodes)
     if uneven and even:
         counts = fewer(uneven)
         if wanted.even:
@@ -71,7 +71,7 @@ def plan_batch(wanted: Batch, layout: Layout, place: str, nodes_min: int | None 
                 todo=f"resources.nodes without {counts}, another batch.global, or batch.even: false",
             )
         notes.append(Note("note", f"on {counts} nodes micro batches are uneven, and correctly weighted"))
-    if accumulation == 1 and layout.nodes > 1 and (nodes_min or layout.nodes) == layout.nodes:
+    if accumulation == 1 and nodes.max > 1 and not nodes.below_max:
         notes.append(Note("note", "accumulation is already 1: more nodes no longer make a step of this batch faster"))
     return plan, notes + _idle(total, world)
 
@@ -100,13 +100,12 @@ def _idle(total: int, world: int) -> list[Note]:
     return [Note("warning", f"a global batch of {total} leaves {world - total} of {world} ranks without a sample")]
 
 
-def uneven_nodes(plan: BatchPlan, layout: Layout, nodes_min: int | None) -> list[int]:
-    """Numbers of nodes, below those of the layout, on which this batch does not divide evenly."""
-    if layout.ranks_per_node is None:
+def uneven_nodes(plan: BatchPlan, nodes: NodePlan) -> list[int]:
+    """Numbers of nodes, below nodes.max, on which this batch does not divide evenly."""
+    if nodes.ranks_per_node is None:
         return []
-    ranks = layout.ranks_per_node
-    counts = range(nodes_min or layout.nodes, layout.nodes)
-    return [nodes for nodes in counts if not dealing.is_even(plan.total, plan.micro, nodes * ranks)]
+    ranks = nodes.ranks_per_node
+    return [count for count in nodes.below_max if not dealing.is_even(plan.total, plan.micro, count * ranks)]
 
 
 def fewer(counts: list[int]) -> str:
@@ -124,26 +123,28 @@ def nearest_even(total: int, micro: int, world: int) -> tuple[int, ...]:
     return tuple(value for value in (below, below + unit) if value > 0 and value != total)
 
 
-def ways(plan: BatchPlan, layout: Layout, largest_nodes: int | None, largest_gpus: int | None) -> list[Way]:
+def ways(
+    plan: BatchPlan, nodes: NodePlan, layout: Layout, largest_nodes: int | None, largest_gpus: int | None
+) -> list[Way]:
     """Other (nodes, ranks per node, accumulation) with this micro and global batch, the same or fewer samples per rank.
 
     largest_nodes, largest_gpus: nodes of a job and GPUs of a node that the partition has, where that is known.
     """
-    if plan.accumulation is None or layout.ranks_per_node is None or plan.total % plan.micro:
+    if plan.accumulation is None or nodes.ranks_per_node is None or plan.total % plan.micro:
         return []
     slots = plan.total // plan.micro  # micro batches in one optimizer step, over all ranks
     found = []
     for factor_down in (4, 2):
-        if layout.nodes % factor_down == 0:
-            found.append((layout.nodes // factor_down, layout.ranks_per_node, "more accumulation"))
-    for ranks in (layout.ranks_per_node * 2, layout.ranks_per_node * 4):
+        if nodes.max % factor_down == 0:
+            found.append((nodes.max // factor_down, nodes.ranks_per_node, "more accumulation"))
+    for ranks in (nodes.ranks_per_node * 2, nodes.ranks_per_node * 4):
         if layout.gpus_per_node == 0 or largest_gpus is None or ranks <= largest_gpus:
-            found.append((layout.nodes, ranks, "more GPUs per node" if layout.gpus_per_node else "more ranks per node"))
-    for nodes in (layout.nodes * 2, layout.nodes * 4):
-        if largest_nodes is None or nodes <= largest_nodes:
-            found.append((nodes, layout.ranks_per_node, "more nodes"))
+            found.append((nodes.max, ranks, "more GPUs per node" if layout.gpus_per_node else "more ranks per node"))
+    for count in (nodes.max * 2, nodes.max * 4):
+        if largest_nodes is None or count <= largest_nodes:
+            found.append((count, nodes.ranks_per_node, "more nodes"))
     return [
-        Way(nodes, ranks, slots // (nodes * ranks), change)
-        for nodes, ranks, change in found
-        if slots % (nodes * ranks) == 0
+        Way(count, ranks, slots // (count * ranks), change)
+        for count, ranks, change in found
+        if slots % (count * ranks) == 0
     ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from slurmddp.plan.alerts import plan_alerts, plan_deadman, plan_mail
 from slurmddp.plan.batch import plan_batch
 from slurmddp.plan.environment import plan_environment
-from slurmddp.plan.layout import plan_layout
+from slurmddp.plan.layout import gpus_per_node, plan_layout
 from slurmddp.plan.model import Context, Note, Plan
+from slurmddp.plan.nodes import plan_nodes
 from slurmddp.plan.parallel import check_parallel
 from slurmddp.plan.program import absolute, data_paths, plan_container, plan_program, runtime_job
 from slurmddp.plan.recovery import max_restarts, plan_recovery, plan_stop_lead
@@ -17,31 +18,34 @@ from slurmddp.spec.resolve import Resolved
 def make_plan(resolved: Resolved, context: Context) -> Plan:
     """Raises UserError for whatever cannot become a job at this site."""
     job, site = resolved.job, resolved.site
-    layout, notes = plan_layout(resolved, context.allocation)
+    gpus = gpus_per_node(resolved)
+    nodes, notes = plan_nodes(resolved, gpus, context.allocation)
+    layout, more = plan_layout(resolved, nodes, gpus, context.allocation)
+    notes += more
     # An allocation that exists was given all that its site requires.
     missing = [] if context.inside else [f"{error.what}: `submit` refuses it" for error in missing_settings(resolved)]
     notes = [Note("warning", text) for text in (*resolved.warnings, *missing)] + notes
     batch = None
     wanted = job.train.batch
-    if job.train.task or wanted.global_ or (wanted.micro and layout.world):
-        batch, more = plan_batch(wanted, layout, resolved.place("train", "batch"), job.resources.node_range.min)
+    if job.train.task or wanted.global_ or (wanted.micro and nodes.world):
+        batch, more = plan_batch(wanted, nodes, resolved.place("train", "batch"))
         notes += more
-    notes += check_parallel(resolved, layout)
+    notes += check_parallel(resolved, nodes)
     if job.train.task and job.train.schedule.warmup > job.train.steps:
         warmup = f"train.schedule.warmup {job.train.schedule.warmup}"
         notes.append(Note("note", f"{warmup} is more than train.steps {job.train.steps}: lr never comes to its peak"))
     program = plan_program(job, context)
     container = plan_container(resolved, layout, program, context)
     cache = absolute(job.paths.cache, context.cwd) if job.paths.cache else None
-    groups = plan_environment(resolved, layout, container.runtime, cache)
-    recovery, more = plan_recovery(resolved, context.inside)
+    groups = plan_environment(resolved, nodes, layout, container.runtime, cache)
+    recovery, more = plan_recovery(resolved, nodes, context.inside)
     notes += more
     alerts, more = plan_alerts(resolved, context)
     notes += more
     stop_lead = plan_stop_lead(job.resources.time, job.timeouts.stop, context.save_seconds)
     if site.scheduler == "slurm" and job.resources.time and not stop_lead and not context.inside:
         notes.append(Note("note", "a job this short is not told before its time limit: what is not saved then is lost"))
-    sbatch = plan_sbatch(resolved, layout, recovery, stop_lead) if site.scheduler == "slurm" else ()
+    sbatch = plan_sbatch(resolved, nodes, layout, recovery, stop_lead) if site.scheduler == "slurm" else ()
     return Plan(
         name=job.name,
         site=site.name,
@@ -52,6 +56,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         experimental=site.experimental,
         cwd=context.cwd,
         workdir=context.cwd if program.script or program.project else "",
+        nodes=nodes,
         layout=layout,
         batch=batch,
         time=job.resources.time,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmddp.plan.model import Layout, Variable, VariableGroup
+from slurmddp.plan.model import Layout, NodePlan, Variable, VariableGroup
 from slurmddp.spec.job import Job
 from slurmddp.spec.resolve import Resolved
 
@@ -10,7 +10,9 @@ from slurmddp.spec.resolve import Resolved
 FLIGHT_RECORDER_ENTRIES = "2000"
 
 
-def plan_environment(resolved: Resolved, layout: Layout, runtime: str, cache: str | None) -> tuple[VariableGroup, ...]:
+def plan_environment(
+    resolved: Resolved, nodes: NodePlan, layout: Layout, runtime: str, cache: str | None
+) -> tuple[VariableGroup, ...]:
     """Groups in the order in which they are exported; a later group wins, the user's own comes last.
 
     cache: the shared folder for caches, absolute.
@@ -21,7 +23,7 @@ def plan_environment(resolved: Resolved, layout: Layout, runtime: str, cache: st
         # Without a container, ~/.local may be just where the user's packages are.
         _group("the image's own packages, not those of ~/.local", PYTHONNOUSERSITE="1") if runtime != "none" else None,
         # Where only a node knows how many ranks it starts, node.sh sets their threads.
-        _group("cores for each rank", OMP_NUM_THREADS=str(layout.threads_per_rank)) if layout.world else None,
+        _group("cores for each rank", OMP_NUM_THREADS=str(layout.threads_per_rank)) if nodes.world else None,
         _flight_recorder(gpus=layout.gpus_per_node > 0),
         _caches(cache) if cache else None,
         _node_caches(amd=resolved.site.gpu_vendor == "amd"),

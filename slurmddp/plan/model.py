@@ -11,6 +11,13 @@ from typing import Any, Literal, NamedTuple
 from slurmddp import __version__
 
 
+class Allocation(NamedTuple):
+    """The Slurm allocation that we are in. cpus_per_node: what it has of each node, None where that is not known."""
+
+    nodes: int
+    cpus_per_node: int | None
+
+
 class Context(NamedTuple):
     """What a plan needs to know of the moment of submission; everything else comes from the job and the site.
 
@@ -18,7 +25,7 @@ class Context(NamedTuple):
     python:      the interpreter that runs slurmddp, which the `local` site uses for the ranks as well.
     resume_from: checkpoints folders of earlier runs, the newest first.
     inside:      True for `slurmddp run`: the job becomes a step of an allocation that exists.
-    allocation:  that allocation's nodes, and the cores that it has on each, where they are known.
+    allocation:  that allocation, where its size is known.
     save_seconds: the longest that a checkpoint of those runs took to save, None where nothing is known.
     version:     of slurmddp, as the scripts name it.
     """
@@ -27,33 +34,59 @@ class Context(NamedTuple):
     python: str
     resume_from: tuple[str, ...] = ()
     inside: bool = False
-    allocation: tuple[int, int | None] | None = None
+    allocation: Allocation | None = None
     save_seconds: float | None = None
     version: str = __version__
 
 
-class Layout(NamedTuple):
-    """Nodes and what each one gives. cpus_per_node None: whatever Slurm allots. mem_per_node in MiB, 0 for all.
+class NodePlan(NamedTuple):
+    """How many nodes the job has and how many ranks each starts. `plan_nodes` decides it; everything else reads it.
 
-    ranks_per_node None: only the nodes will know (`auto`), which may differ. Then gpus_per_node is 0 for ranks on
-    cores, else the GPUs that a node has at least, and threads_per_rank what a rank gets at least.
+    min:            nodes that an attempt needs at least.
+    max:            nodes that an attempt takes where there are so many; they share the global batch.
+    spares:         further nodes of the allocation, which wait to take the place of a lost node.
+    ranks_per_node: None where only the nodes will know (`auto`); then they may differ.
+    whole:          whether `auto` asks for whole nodes, so that each one gives all that it has.
     """
 
-    nodes: int
-    gpus_per_node: int
+    min: int
+    max: int
+    spares: int
     ranks_per_node: int | None
-    cpus_per_node: int | None
-    mem_per_node: int | None
-    threads_per_rank: int
+    whole: bool = False
+
+    @property
+    def total(self) -> int:
+        """Nodes of the allocation, at most: those that train, and the spares."""
+        return self.max + self.spares
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the job can lose nodes and go on in its allocation."""
+        return self.min < self.max or self.spares > 0
+
+    @property
+    def below_max(self) -> range:
+        """The numbers of nodes, below max, on which an attempt may run."""
+        return range(self.min, self.max)
 
     @property
     def world(self) -> int | None:
-        """Ranks in all; None where only the nodes will know."""
-        return None if self.ranks_per_node is None else self.nodes * self.ranks_per_node
+        """Ranks on max nodes; None where only the nodes will know."""
+        return None if self.ranks_per_node is None else self.max * self.ranks_per_node
 
-    @property
-    def gpus(self) -> int:
-        return self.nodes * self.gpus_per_node
+
+class Layout(NamedTuple):
+    """What each node gives. cpus_per_node None: whatever Slurm allots. mem_per_node in MiB, 0 for all.
+
+    Where only the nodes know their ranks (NodePlan), gpus_per_node is 0 for ranks on cores, else the GPUs that a node
+    has at least, and threads_per_rank is what a rank gets at least.
+    """
+
+    gpus_per_node: int
+    cpus_per_node: int | None
+    mem_per_node: int | None
+    threads_per_rank: int
 
 
 class BatchPlan(NamedTuple):
@@ -133,15 +166,11 @@ class Note(NamedTuple):
 class RecoveryPlan(NamedTuple):
     """What job.sh does about faults.
 
-    nodes_min:   nodes that an attempt needs at least; it takes layout.nodes where there are so many.
-    spares:      further nodes of the allocation, which wait.
     requeue:     requeue: scontrol requeue; chain: job.sh is submitted again, to begin when this job has ended; none.
     no_progress: starts in a row that end no further than the first of them, after which the run is stopped.
     preflight:   whether the nodes are checked before the ranks start.
     """
 
-    nodes_min: int
-    spares: int
     requeue: Literal["requeue", "chain", "none"]
     no_progress: int
     preflight: bool
@@ -189,6 +218,7 @@ class Plan(NamedTuple):
     experimental: bool
     cwd: str
     workdir: str
+    nodes: NodePlan
     layout: Layout
     batch: BatchPlan | None
     time: int | None
@@ -219,21 +249,11 @@ class Plan(NamedTuple):
     notes: tuple[Note, ...]
 
     @property
-    def elastic(self) -> bool:
-        """Whether the job can lose nodes and go on in its allocation."""
-        return self.recovery.nodes_min < self.layout.nodes or self.recovery.spares > 0
-
-    @property
-    def nodes(self) -> int:
-        """Nodes of the allocation at most: those that train, and the spares."""
-        return self.layout.nodes + self.recovery.spares
-
-    @property
     def gpu_hours(self) -> float | None:
         """GPU-hours that the job may use, at most; None where no time limit is known, or not how many GPUs."""
-        gpus = self.nodes * self.layout.gpus_per_node
-        return None if self.time is None or self.layout.world is None else gpus * self.time / 3600
+        gpus = self.nodes.total * self.layout.gpus_per_node
+        return None if self.time is None or self.nodes.world is None else gpus * self.time / 3600
 
     @property
     def node_hours(self) -> float | None:
-        return None if self.time is None else self.nodes * self.time / 3600
+        return None if self.time is None else self.nodes.total * self.time / 3600

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurmddp.errors import UserError
 from slurmddp.plan.batch import fewer
-from slurmddp.plan.model import Layout, Note
+from slurmddp.plan.model import NodePlan, Note
 from slurmddp.shared import mesh
 from slurmddp.spec.resolve import Resolved
 
@@ -12,7 +12,7 @@ from slurmddp.spec.resolve import Resolved
 MANY = 8
 
 
-def check_parallel(resolved: Resolved, layout: Layout) -> list[Note]:
+def check_parallel(resolved: Resolved, nodes: NodePlan) -> list[Note]:
     """Raises UserError where replicate x shard is not the ranks, or an own script is to be sharded."""
     wanted = resolved.job.parallel
     if resolved.job.train.script and wanted.shard > 1:
@@ -21,31 +21,30 @@ def check_parallel(resolved: Resolved, layout: Layout) -> list[Note]:
             where=resolved.place("parallel", "shard"),
             todo="leave parallel out; it is for tasks (train.task)",
         )
-    if layout.world is None or layout.ranks_per_node is None:
+    if nodes.world is None or nodes.ranks_per_node is None:
         text = "parallel: that replicate x shard are the ranks is checked on the nodes, where their number is known"
         return [Note("note", text)] if wanted.shard > 1 or wanted.replicate else []
     where = resolved.place("parallel", "shard" if wanted.replicate is None else "replicate")
     try:
-        mesh.sizes(layout.world, wanted.replicate, wanted.shard)
+        mesh.sizes(nodes.world, wanted.replicate, wanted.shard)
     except ValueError as error:
         # The place names the key already.
         message, _, todo = str(error).partition(": ")[2].partition("; ")
-        raise UserError(message, where=where, todo=f"{todo} (shard {_fitting(layout.world)})") from None
-    _check_fewer_nodes(resolved, layout.ranks_per_node, where)
-    return _crossing(wanted.shard, layout.ranks_per_node)
+        raise UserError(message, where=where, todo=f"{todo} (shard {_fitting(nodes.world)})") from None
+    _check_fewer_nodes(resolved, nodes, nodes.ranks_per_node, where)
+    return _crossing(wanted.shard, nodes.ranks_per_node)
 
 
-def _check_fewer_nodes(resolved: Resolved, ranks_per_node: int, where: str) -> None:
+def _check_fewer_nodes(resolved: Resolved, nodes: NodePlan, ranks_per_node: int, where: str) -> None:
     """Raises UserError where an attempt on fewer nodes, which resources.nodes allows, could not share the model so."""
-    wanted, nodes = resolved.job.parallel, resolved.job.resources.node_range
-    counts = range(nodes.min, nodes.max)
-    if counts and wanted.replicate is not None:
+    wanted = resolved.job.parallel
+    if nodes.below_max and wanted.replicate is not None:
         raise UserError(
             f"parallel.replicate is {wanted.replicate}, and resources.nodes allows {nodes.min} to {nodes.max} nodes",
             where=where,
             todo="leave replicate out: it follows from the ranks and parallel.shard",
         )
-    refused = [count for count in counts if count * ranks_per_node % wanted.shard]
+    refused = [count for count in nodes.below_max if count * ranks_per_node % wanted.shard]
     if refused:
         raise UserError(
             f"parallel.shard {wanted.shard} does not divide the ranks of {fewer(refused)} nodes,"

@@ -52,8 +52,9 @@ def threads_wanted(job: Job) -> int:
     return int(own) if re.fullmatch("0*[1-9][0-9]{0,3}", own) else THREADS_PER_RANK
 
 
-def plan_ranks(resolved: Resolved, gpus: int) -> tuple[int | None, list[Note]]:
+def plan_ranks(resolved: Resolved, gpus: int, whole: bool) -> tuple[int | None, list[Note]]:
     """Ranks on each node, None where only the nodes will know. `gpus`: of a node, with `auto` at least.
+    `whole`: whether whole nodes are asked for.
 
     Raises UserError for more ranks than GPUs, and for `auto` where nothing could tell a node its number.
     """
@@ -74,8 +75,6 @@ def plan_ranks(resolved: Resolved, gpus: int) -> tuple[int | None, list[Note]]:
     if not gpus and wanted.cpus_per_node:
         return max(1, wanted.cpus_per_node // threads), []
     each = "GPU that Slurm gives it" if gpus else f"{threads} of its cores"
-    given = (
-        "whole nodes are asked for" if takes_whole_nodes(resolved, gpus) else "as the job's own options ask for them"
-    )
+    given = "whole nodes are asked for" if whole else "as the job's own options ask for them"
     text = f"ranks_per_node is auto: a node starts one rank for each {each} ({given}); all that follows is known there"
     return None, [Note("note", text)]

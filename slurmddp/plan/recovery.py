@@ -1,11 +1,11 @@
-"""What is done about faults: how few nodes suffice, how the job comes back, and when it is told to stop in time."""
+"""What is done about faults: how the job comes back, and when it is told to stop in time."""
 
 from __future__ import annotations
 
 import math
 from typing import Literal
 
-from slurmddp.plan.model import Note, RecoveryPlan
+from slurmddp.plan.model import NodePlan, Note, RecoveryPlan
 from slurmddp.spec.job import Job
 from slurmddp.spec.resolve import Resolved
 
@@ -19,17 +19,17 @@ SHORTEST_LEAD = 120
 BESIDE_THE_SAVE = 30
 
 
-def plan_recovery(resolved: Resolved, inside: bool) -> tuple[RecoveryPlan, list[Note]]:
+def plan_recovery(resolved: Resolved, nodes: NodePlan, inside: bool) -> tuple[RecoveryPlan, list[Note]]:
     """inside: the job is a step of an allocation that is not its own, which it cannot send back to the queue."""
-    wanted, nodes, site = resolved.job.recovery, resolved.job.resources.node_range, resolved.site
+    wanted, site = resolved.job.recovery, resolved.site
     requeue: Literal["requeue", "chain", "none"] = "requeue" if site.requeue == "allowed" else "chain"
     if not wanted.requeue or inside or site.scheduler == "local":
         requeue = "none"
     notes = []
-    if (nodes.min < nodes.max or nodes.spares) and "--no-kill" in site.unsupported_flags:
+    if nodes.elastic and "--no-kill" in site.unsupported_flags:
         text = f"site {site.name} rejects --no-kill: the whole job ends with the first node that is lost"
         notes.append(Note("warning", text))
-    return RecoveryPlan(nodes.min, nodes.spares, requeue, wanted.no_progress, wanted.preflight), notes
+    return RecoveryPlan(requeue, wanted.no_progress, wanted.preflight), notes
 
 
 def max_restarts(job: Job) -> int:

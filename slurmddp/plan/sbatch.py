@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from slurmddp.errors import UserError
 from slurmddp.plan.layout import partition_of
-from slurmddp.plan.model import Layout, RecoveryPlan
-from slurmddp.plan.ranks import asks_itself, takes_whole_nodes
+from slurmddp.plan.model import Layout, NodePlan, RecoveryPlan
+from slurmddp.plan.ranks import asks_itself
 from slurmddp.spec.resolve import Resolved
 from slurmddp.spec.types import slurm_time
 
@@ -36,7 +36,9 @@ _OURS = frozenset(
 _GPU_FLAGS = ("--gres", "--gpus-per-node")
 
 
-def plan_sbatch(resolved: Resolved, layout: Layout, recovery: RecoveryPlan, stop_lead: int | None) -> tuple[str, ...]:
+def plan_sbatch(
+    resolved: Resolved, nodes: NodePlan, layout: Layout, recovery: RecoveryPlan, stop_lead: int | None
+) -> tuple[str, ...]:
     """Raises UserError for a flag that the site rejects."""
     wanted, site = resolved.job.resources, resolved.site
     unsupported = set(site.unsupported_flags)
@@ -47,10 +49,10 @@ def plan_sbatch(resolved: Resolved, layout: Layout, recovery: RecoveryPlan, stop
             raise _rejected(resolved, flag, "resources", key)
     options = [
         ("--job-name", resolved.job.name),
-        ("--nodes", _nodes(layout, recovery)),
+        ("--nodes", _nodes(nodes)),
         ("--ntasks-per-node", "1"),
         ("--cpus-per-task", layout.cpus_per_node),
-        *_gpu_request(resolved, layout),
+        *_gpu_request(resolved, nodes, layout),
         ("--mem", None if "--mem" in unsupported else _memory(layout.mem_per_node)),
         ("--time", slurm_time(wanted.time) if wanted.time else None),
         ("--partition", ask.get("partition")),
@@ -59,11 +61,10 @@ def plan_sbatch(resolved: Resolved, layout: Layout, recovery: RecoveryPlan, stop
         ("--constraint", "&".join(filter(None, (ask.get("constraint"), wanted.constraint))) or None),
     ]
     lines = [f"{flag}={value}" for flag, value in options if value is not None]
-    whole = takes_whole_nodes(resolved, layout.gpus_per_node)
-    lines += ["--exclusive"] if wanted.exclusive or whole else []
+    lines += ["--exclusive"] if wanted.exclusive or nodes.whole else []
     # A chained job is a new one: Slurm must not bring this one back as well.
     lines += ["--requeue" if recovery.requeue == "requeue" else "--no-requeue", "--open-mode=append"]
-    lines += ["--no-kill"] if _nodes(layout, recovery) != str(layout.nodes) else []
+    lines += ["--no-kill"] if nodes.elastic else []
     lines += [f"--signal=B:{STOP_SIGNAL}@{stop_lead}"] if stop_lead else []
     for index, extra in enumerate(wanted.sbatch_extra):
         flag = extra.split("=")[0]
@@ -79,10 +80,9 @@ def plan_sbatch(resolved: Resolved, layout: Layout, recovery: RecoveryPlan, stop
     return tuple(line for line in lines if line.split("=")[0] not in unsupported)
 
 
-def _nodes(layout: Layout, recovery: RecoveryPlan) -> str:
+def _nodes(nodes: NodePlan) -> str:
     """A range lets Slurm begin with fewer; spares are the nodes above those that train."""
-    most = layout.nodes + recovery.spares
-    return str(most) if recovery.nodes_min == most else f"{recovery.nodes_min}-{most}"
+    return f"{nodes.min}-{nodes.total}" if nodes.elastic else str(nodes.total)
 
 
 def _memory(mebibytes: int | None) -> str | None:
@@ -90,10 +90,10 @@ def _memory(mebibytes: int | None) -> str | None:
     return None if mebibytes is None else f"{mebibytes}M" if mebibytes else "0"
 
 
-def _gpu_request(resolved: Resolved, layout: Layout) -> list[tuple[str, str | None]]:
+def _gpu_request(resolved: Resolved, nodes: NodePlan, layout: Layout) -> list[tuple[str, str | None]]:
     """One task a node sees all its GPUs: --gpus-per-task would isolate them and break NCCL's P2P (nccl#1066)."""
     site, wanted = resolved.site, resolved.job.resources
-    if not layout.gpus_per_node or site.gpu_request == "none" or (layout.world is None and asks_itself(resolved)):
+    if not layout.gpus_per_node or site.gpu_request == "none" or (nodes.world is None and asks_itself(resolved)):
         return []
     kind = wanted.gpu_type or (partition_of(resolved).gpu_type if site.gpu_request_type else None)
     count = f"{kind}:{layout.gpus_per_node}" if kind else str(layout.gpus_per_node)

@@ -9,9 +9,9 @@ from slurmddp.plan.model import Plan, Variable
 
 def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     """One shell line a node. `head`: host name or address of node 0, reachable from all the others."""
-    program, layout = plan.program, plan.layout
+    program, nodes, layout = plan.program, plan.nodes, plan.layout
     # torchrun itself counts GPUs; of cores, it would start a rank on each.
-    ranks = str(layout.ranks_per_node or ("gpu" if layout.gpus_per_node else "RANKS"))
+    ranks = str(nodes.ranks_per_node or ("gpu" if layout.gpus_per_node else "RANKS"))
     lines = [
         f"# {plan.name}: line N on node N, all within {plan.join_timeout} s; head node {head}, port {port}",
     ]
@@ -19,19 +19,19 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     lines += [f"# on each node first: {line}" for line in plan.setup]
     passed = plan.container.environment_prefix
     lines += [f"# on each node first, not in this line: export {passed}{name}=..." for name in plan.environment_from]
-    if layout.world is None:
+    if nodes.world is None:
         cores = "" if layout.gpus_per_node else f"; RANKS: one for each {layout.threads_per_rank} cores"
         lines.append(f"# on each node first: export OMP_NUM_THREADS=N, its cores divided by its ranks{cores}")
     script = program.script
     if script and program.in_snapshot and program.project:
         script = f"{program.project}/{script.removeprefix('code/project/')}"
     own = ["slurmddp.runtime.begin", script, *program.args] if script else ["slurmddp.runtime.train", "RUN_FOLDER"]
-    for node in range(layout.nodes):
+    for node in range(nodes.max):
         words = [
             *_container(plan),
             plan.container.python,
             *("-m", "slurmddp.runtime.agent", "RUN_FOLDER"),
-            f"--nnodes={layout.nodes}",
+            f"--nnodes={nodes.max}",
             f"--nproc-per-node={ranks}",
             f"--max-restarts={plan.max_restarts}",
             *_rendezvous(plan, head, port, node),

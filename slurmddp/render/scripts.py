@@ -11,10 +11,10 @@ from slurmddp.render.payloads import payload
 def job_script(plan: Plan) -> str:
     """job.sh: exactly what sbatch gets. It takes the run folder as its one argument."""
     # Nodes that may differ in their GPUs: the script counts those of the job, and the step takes all.
-    counts_gpus = plan.scheduler == "slurm" and plan.layout.world is None and plan.layout.gpus_per_node > 0
+    counts_gpus = plan.scheduler == "slurm" and plan.nodes.world is None and plan.layout.gpus_per_node > 0
     # A step of an existing allocation takes only what it needs, so that others fit beside it.
-    known = ("--gpus-per-node", "--gres", "--mem=") if plan.layout.world else ("--mem=",)
-    exact = ["--exact"] if plan.layout.world or plan.layout.cpus_per_node else []
+    known = ("--gpus-per-node", "--gres", "--mem=") if plan.nodes.world else ("--mem=",)
+    exact = ["--exact"] if plan.nodes.world or plan.layout.cpus_per_node else []
     step = [*exact, *(line for line in plan.sbatch if line.startswith(known))] if plan.inside else []
     # Steps of our own job may lie over each other: one that still ends holds up nothing, and the guard is always there.
     # With it, Slurm would give each node of a step that asks for all GPUs the same number of them.

@@ -45,20 +45,20 @@ def machinery_lines(plan: Plan, folder: RunFolder, source: Path, code_hash: str 
 
 
 def _ranks(plan: Plan) -> str:
-    layout = plan.layout
-    if layout.world is None:
+    nodes, layout = plan.nodes, plan.layout
+    if nodes.world is None:
         each = "GPU" if layout.gpus_per_node else f"{layout.threads_per_rank} cores"
         return f"auto: each node starts one per {each}"
-    return f"{layout.world} = {layout.ranks_per_node} per node x {layout.nodes}"
+    return f"{nodes.world} = {nodes.ranks_per_node} per node x {nodes.max}"
 
 
 def _batch(plan: Plan) -> str:
     batch = plan.batch
     if batch is None:
         return "the script's own"
-    if batch.accumulation is None or plan.layout.world is None:
+    if batch.accumulation is None or plan.nodes.world is None:
         return f"{batch.total}, micro batch at most {batch.micro}; accumulation follows on the nodes"
-    product = f"{batch.micro} (micro batch) x {batch.accumulation} (accumulation) x {plan.layout.world} (ranks)"
+    product = f"{batch.micro} (micro batch) x {batch.accumulation} (accumulation) x {plan.nodes.world} (ranks)"
     return f"{batch.total} = {product}" if batch.even else f"{batch.total}, uneven, of at most {product}"
 
 

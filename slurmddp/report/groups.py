@@ -21,7 +21,7 @@ def parallel_lines(plan: Plan, wanted: Parallel) -> list[str]:
     """A line for the kind, and one a dimension with more than one rank; none for an own script."""
     if plan.program.script:
         return []
-    world, per_node = plan.layout.world, plan.layout.ranks_per_node
+    world, per_node = plan.nodes.world, plan.nodes.ranks_per_node
     if world is None or per_node is None:
         shape = f"shard {wanted.shard}" if wanted.replicate is None else f"{wanted.replicate} x {wanted.shard}"
         return [f"{'parallel':<20}{shape}, groups follow on the nodes"] if wanted.shard > 1 else []

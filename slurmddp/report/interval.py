@@ -75,7 +75,7 @@ def interval_lines(plan: Plan, wanted: Checkpoint) -> list[str]:
         return []
     folders = [entry.folder for entry in index.entries() if entry.name == plan.name]
     history = measured(folders[:RUNS], time.time())
-    return [] if history is None else [interval_line(history, plan.layout.nodes, wanted)]
+    return [] if history is None else [interval_line(history, plan.nodes.max, wanted)]
 
 
 def interval_line(history: History, nodes: int, wanted: Checkpoint) -> str:

@@ -37,18 +37,18 @@ def plan_report(plan: Plan, resolved: Resolved) -> str:
 
 
 def _layout(plan: Plan) -> list[str]:
-    layout = plan.layout
+    nodes, layout = plan.nodes, plan.layout
     allotted = "as Slurm allots" if plan.scheduler == "slurm" else "all of this machine"
     cores = allotted if layout.cpus_per_node is None else str(layout.cpus_per_node)
-    if layout.world is None:
+    if nodes.world is None:
         each = "GPU that Slurm gives it" if layout.gpus_per_node else f"{layout.threads_per_rank} of its cores"
         shape = [f"{'ranks':<20}auto: a node starts one for each {each}"]
         threads = "shared by its ranks"
     else:
         what = "GPUs" if layout.gpus_per_node else "CPU ranks"
         shape = [
-            f"{what + ' per node':<20}{layout.gpus_per_node or layout.ranks_per_node}",
-            f"ranks               {layout.world} = {layout.ranks_per_node} per node x {layout.nodes}",
+            f"{what + ' per node':<20}{layout.gpus_per_node or nodes.ranks_per_node}",
+            f"ranks               {nodes.world} = {nodes.ranks_per_node} per node x {nodes.max}",
         ]
         threads = f"{layout.threads_per_rank} thread(s) per rank"
     return [
@@ -61,15 +61,15 @@ def _layout(plan: Plan) -> list[str]:
 
 def nodes_text(plan: Plan) -> str:
     """4; 2 to 4 and 1 spare: as many as are there train."""
-    least, most, spares = plan.recovery.nodes_min, plan.layout.nodes, plan.recovery.spares
-    train = str(most) if least == most else f"{least} to {most}, as many as there are"
-    return train + (f", and {spares} spare{'s' * (spares > 1)}" if spares else "")
+    nodes = plan.nodes
+    train = str(nodes.max) if nodes.min == nodes.max else f"{nodes.min} to {nodes.max}, as many as there are"
+    return train + (f", and {nodes.spares} spare{'s' * (nodes.spares > 1)}" if nodes.spares else "")
 
 
 def _fewer_nodes(plan: Plan) -> list[str]:
     """What an attempt on fewer nodes is like: one line for each number of nodes, of many the first and last ones."""
-    batch, ranks = plan.batch, plan.layout.ranks_per_node
-    counts = list(range(plan.layout.nodes - 1, plan.recovery.nodes_min - 1, -1))
+    batch, ranks = plan.batch, plan.nodes.ranks_per_node
+    counts = list(reversed(plan.nodes.below_max))
     if ranks is None or not counts:
         return []
     lines = ["the same global batch, where nodes are missing" if batch else "where nodes are missing"]
@@ -83,28 +83,28 @@ def _fewer_nodes(plan: Plan) -> list[str]:
 
 
 def _batch(plan: Plan, resolved: Resolved) -> list[str]:
-    batch, layout = plan.batch, plan.layout
+    batch, nodes, layout = plan.batch, plan.nodes, plan.layout
     if batch is None:
         return ["", "global batch        the script's own (set train.batch to see its arithmetic)"]
-    if batch.accumulation is None or layout.world is None:
-        known = "the ranks found" if layout.world is None else "the largest share"
+    if batch.accumulation is None or nodes.world is None:
+        known = "the ranks found" if nodes.world is None else "the largest share"
         follows = f"accumulation follows on the nodes from {known}"
         line = f"global batch        {batch.total}, micro batch at most {batch.micro}; {follows}"
         return ["", line, *_weights(resolved.job.train.batch)]
     per_node = "GPUs" if layout.gpus_per_node else "ranks"
     product = (
         f"{batch.micro} (micro batch) x {batch.accumulation} (accumulation)"
-        f" x {layout.ranks_per_node} ({per_node} per node) x {layout.nodes} (nodes)"
+        f" x {nodes.ranks_per_node} ({per_node} per node) x {nodes.max} (nodes)"
     )
     lines = ["", f"global batch        {batch.total} = {product}"]
     if not batch.even:
-        largest = batch.micro * batch.accumulation * layout.world
+        largest = batch.micro * batch.accumulation * nodes.world
         lines = [
             "",
             f"global batch        {batch.total} of at most {largest} = {product}; uneven, correctly weighted",
         ]
     partition = partition_of(resolved)
-    found = ways(batch, layout, 1 if plan.scheduler == "local" else partition.max_nodes, partition.gpus_per_node)
+    found = ways(batch, nodes, layout, 1 if plan.scheduler == "local" else partition.max_nodes, partition.gpus_per_node)
     if found:
         lines.append("the same global batch, by")
         for way in found:

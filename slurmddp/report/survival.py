@@ -27,12 +27,12 @@ def survival_lines(plan: Plan) -> list[str]:
 
 
 def _lost(plan: Plan, back: str) -> str:
-    least, spares = plan.recovery.nodes_min, plan.recovery.spares
+    nodes = plan.nodes
     ends = f"the job is {back}" if back else "the run ends"
-    if not plan.elastic:
+    if not nodes.elastic:
         return ends
-    instead = ["a spare takes its place"] if spares else []
-    instead += [f"the others go on, down to {least}"] if least < plan.layout.nodes else []
+    instead = ["a spare takes its place"] if nodes.spares else []
+    instead += [f"the others go on, down to {nodes.min}"] if nodes.min < nodes.max else []
     return f"{', then '.join(instead)}; below that, {ends}"
 
 

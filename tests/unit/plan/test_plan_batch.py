@@ -7,18 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmddp.errors import UserError
-from slurmddp.plan.batch import nearest_even, plan_batch, ways
-from slurmddp.plan.model import BatchPlan, Layout
+from slurmddp.plan.batch import Way, nearest_even, plan_batch, ways
+from slurmddp.plan.model import BatchPlan, Layout, NodePlan
 from slurmddp.spec.job import Batch
 from tests.helpers import refusal
 
 
-def layout(nodes: int = 1, ranks: int = 4, gpus: int | None = None) -> Layout:
-    return Layout(nodes, ranks if gpus is None else gpus, ranks, None, None, 1)
+def node_plan(nodes: int = 1, ranks: int = 4) -> NodePlan:
+    return NodePlan(nodes, nodes, 0, ranks)
+
+
+def ways_of(
+    made: BatchPlan, nodes: int, ranks: int, largest_nodes: int | None, largest_gpus: int | None, gpus: int = 4
+) -> list[Way]:
+    return ways(made, node_plan(nodes, ranks), Layout(gpus, None, None, 1), largest_nodes, largest_gpus)
 
 
 def plan(nodes: int = 1, ranks: int = 4, **batch: int | bool) -> tuple[BatchPlan, list[str]]:
-    made, notes = plan_batch(Batch.model_validate(batch), layout(nodes, ranks), "job.yaml:7: train.batch")
+    made, notes = plan_batch(Batch.model_validate(batch), node_plan(nodes, ranks), "job.yaml:7: train.batch")
     return made, [note.text for note in notes]
 
 
@@ -88,8 +94,8 @@ def test_the_nearest_even_ones_are_even_and_nearest(total: int, micro: int, worl
 def test_every_way_reaches_the_same_global_batch(
     nodes: int, ranks: int, micro: int, accumulation: int, most: int
 ) -> None:
-    made, _ = plan_batch(Batch(micro=micro, accumulation=accumulation), layout(nodes, ranks), "")
-    for way in ways(made, layout(nodes, ranks), most, 8):
+    made, _ = plan_batch(Batch(micro=micro, accumulation=accumulation), node_plan(nodes, ranks), "")
+    for way in ways_of(made, nodes, ranks, most, 8):
         assert micro * way.accumulation * way.ranks_per_node * way.nodes == made.total
         assert way.accumulation >= 1
         assert way.nodes <= max(most, nodes)
@@ -98,16 +104,16 @@ def test_every_way_reaches_the_same_global_batch(
 
 def test_the_ways() -> None:
     made, _ = plan(nodes=2, ranks=2, **{"global": 64, "micro": 4})
-    found = [(way.change, way.nodes, way.ranks_per_node, way.accumulation) for way in ways(made, layout(2, 2), None, 4)]
+    found = [(way.change, way.nodes, way.ranks_per_node, way.accumulation) for way in ways_of(made, 2, 2, None, 4)]
     assert found == [
         ("more accumulation", 1, 2, 8),
         ("more GPUs per node", 2, 4, 2),
         ("more nodes", 4, 2, 2),
         ("more nodes", 8, 2, 1),
     ]
-    assert not [way for way in ways(made, layout(2, 2), None, 2) if way.change == "more GPUs per node"]
-    assert [way.ranks_per_node for way in ways(made, layout(2, 2, gpus=0), 2, None)] == [2, 4, 8]
+    assert not [way for way in ways_of(made, 2, 2, None, 2) if way.change == "more GPUs per node"]
+    assert [way.ranks_per_node for way in ways_of(made, 2, 2, 2, None, gpus=0)] == [2, 4, 8]
 
 
 def test_an_uneven_batch_has_no_ways() -> None:
-    assert ways(BatchPlan(100, 16, 1, False), layout(2), None, None) == []
+    assert ways_of(BatchPlan(100, 16, 1, False), 2, 4, None, None) == []

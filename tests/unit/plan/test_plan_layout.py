@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slurmddp.errors import UserError
-from slurmddp.plan.layout import plan_layout
-from slurmddp.plan.model import Layout
-from tests.helpers import LM_JOB, Desk, refusal
+from slurmddp.plan.model import Allocation
+from tests.helpers import LM_JOB, Desk, plan_of, refusal, shape
 
 CORES = "site: cores\ntrain: {script: a.py}\n"
 
@@ -23,34 +22,34 @@ def notes(desk: Desk, *options: str) -> list[str]:
 
 
 def test_the_partition_s_own_values_are_the_default(desk: Desk) -> None:
-    assert desk.plan(LM_JOB, "resources.nodes=2").layout == Layout(2, 4, 4, 64, 480 * 1024, 16)
-    assert desk.plan(LM_JOB, "resources.partition=large").layout == Layout(1, 8, 8, 128, None, 16)
+    assert shape(desk.plan(LM_JOB, "resources.nodes=2")) == (2, 4, 4, 64, 480 * 1024, 16)
+    assert shape(desk.plan(LM_JOB, "resources.partition=large")) == (1, 8, 8, 128, None, 16)
 
 
 def test_a_part_of_a_node_gets_its_part_of_cores_and_memory(desk: Desk) -> None:
-    assert desk.plan(LM_JOB, "resources.gpus_per_node=1").layout == Layout(1, 1, 1, 16, 120 * 1024, 16)
+    assert shape(desk.plan(LM_JOB, "resources.gpus_per_node=1")) == (1, 1, 1, 16, 120 * 1024, 16)
 
 
 def test_what_the_job_says_goes_first(desk: Desk) -> None:
     options = ("resources.gpus_per_node=2", "resources.cpus_per_node=10", "resources.mem_per_node=64G")
-    assert desk.plan(LM_JOB, *options).layout == Layout(1, 2, 2, 10, 65536, 5)
+    assert shape(desk.plan(LM_JOB, *options)) == (1, 2, 2, 10, 65536, 5)
 
 
 def test_ranks_on_cores(desk: Desk) -> None:
-    assert desk.plan(CORES).layout == Layout(1, 0, 1, 16, None, 16)
-    assert desk.plan(CORES, "resources.ranks_per_node=4", "resources.nodes=3").layout == Layout(3, 0, 4, 16, None, 4)
+    assert shape(desk.plan(CORES)) == (1, 0, 1, 16, None, 16)
+    assert shape(desk.plan(CORES, "resources.ranks_per_node=4", "resources.nodes=3")) == (3, 0, 4, 16, None, 4)
     assert desk.plan(CORES, "resources.ranks_per_node=32").layout.threads_per_rank == 1
-    assert desk.plan(CORES, "resources.ranks_per_node=2").layout.world == 2
+    assert desk.plan(CORES, "resources.ranks_per_node=2").nodes.world == 2
 
 
 def test_a_run_on_the_cores_of_a_gpu_node(desk: Desk) -> None:
-    assert desk.plan(LM_JOB, "resources.gpus_per_node=0").layout == Layout(1, 0, 1, 64, 480 * 1024, 64)
+    assert shape(desk.plan(LM_JOB, "resources.gpus_per_node=0")) == (1, 0, 1, 64, 480 * 1024, 64)
 
 
 def test_a_partition_that_the_profile_does_not_know(desk: Desk) -> None:
     assert "does not know how many GPUs" in refused(desk, LM_JOB, "resources.partition=other")
-    found = desk.plan(LM_JOB, "resources.partition=other", "resources.gpus_per_node=2").layout
-    assert found == Layout(1, 2, 2, None, None, 1)
+    found = desk.plan(LM_JOB, "resources.partition=other", "resources.gpus_per_node=2")
+    assert shape(found) == (1, 2, 2, None, None, 1)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_more_than_the_partition_has_is_refused_with_its_place(desk: Desk, optio
 
 def test_the_limits_themselves_are_allowed(desk: Desk) -> None:
     options = ("gpus_per_node=4", "cpus_per_node=64", "mem_per_node=480G", "time=1-00:00:00", "nodes=64")
-    assert desk.plan(LM_JOB, *(f"resources.{option}" for option in options)).layout.world == 256
+    assert desk.plan(LM_JOB, *(f"resources.{option}" for option in options)).nodes.world == 256
 
 
 def test_gpus_at_a_site_that_has_none(desk: Desk) -> None:
@@ -102,9 +101,10 @@ def test_gpus_without_a_rank_are_told(desk: Desk) -> None:
 
 def test_an_allocation_bounds_nodes_and_cores(desk: Desk) -> None:
     resolved = desk.resolve(LM_JOB, "resources.nodes=2")
-    layout, _ = plan_layout(resolved, (2, 8))
-    assert (layout.nodes, layout.cpus_per_node, layout.mem_per_node) == (2, 8, None)
+    plan = plan_of(resolved, desk.project, inside=True, allocation=Allocation(2, 8))
+    assert (plan.nodes.max, plan.layout.cpus_per_node, plan.layout.mem_per_node) == (2, 8, None)
     with pytest.raises(UserError, match=r"has 1 node\(s\), the job wants 2"):
-        plan_layout(resolved, (1, 8))
+        plan_of(resolved, desk.project, inside=True, allocation=Allocation(1, 8))
     with pytest.raises(UserError, match="16 cores per node are more than the 8 of the allocation"):
-        plan_layout(desk.resolve(LM_JOB, "resources.cpus_per_node=16"), (2, 8))
+        resolved = desk.resolve(LM_JOB, "resources.cpus_per_node=16")
+        plan_of(resolved, desk.project, inside=True, allocation=Allocation(2, 8))

@@ -7,10 +7,9 @@ import json
 import pytest
 
 from slurmddp.errors import UserError
-from slurmddp.plan.layout import plan_layout
-from slurmddp.plan.model import Layout
+from slurmddp.plan.model import Allocation
 from slurmddp.render.documents import job_json, job_yaml
-from tests.helpers import GPU_SITE, LM_JOB, Desk, plan_of, refusal
+from tests.helpers import GPU_SITE, LM_JOB, Desk, plan_of, refusal, shape
 
 AUTO = "resources.ranks_per_node=auto"
 BATCH = ("train.batch.global=64", "train.batch.micro=4")
@@ -30,8 +29,8 @@ def flags(desk: Desk, job: str, *options: str) -> list[str]:
 
 def test_nodes_with_gpus_are_asked_for_whole(desk: Desk) -> None:
     plan = desk.plan(LM_JOB, AUTO, "resources.nodes=2", *BATCH)
-    assert plan.layout == Layout(2, 1, None, None, 0, 1)
-    assert plan.layout.world is None
+    assert shape(plan) == (2, 1, None, None, 0, 1)
+    assert plan.nodes.world is None
     assert flags(desk, LM_JOB, *BATCH) == ["--gpus-per-node=1", "--mem=0", "--exclusive"]
     # A kind of node that the profile does not know: the nodes will.
     assert flags(desk, LM_JOB, "resources.partition=other", *BATCH) == ["--gpus-per-node=1", "--mem=0", "--exclusive"]
@@ -61,21 +60,21 @@ def test_a_slurm_that_does_not_count_gpus(desk: Desk) -> None:
 
 def test_ranks_on_the_cores_of_whole_nodes(desk: Desk) -> None:
     plan = desk.plan(CORES, AUTO, "resources.nodes=3")
-    assert plan.layout == Layout(3, 0, None, None, 0, 8)
+    assert shape(plan) == (3, 0, None, None, 0, 8)
     assert flags(desk, CORES) == ["--mem=0", "--exclusive"]
     assert desk.plan(CORES, AUTO, "environment.OMP_NUM_THREADS=2").layout.threads_per_rank == 2
     assert desk.plan(CORES, AUTO, "environment.OMP_NUM_THREADS=many").layout.threads_per_rank == 8
 
 
 def test_cores_that_the_job_names_are_known_here(desk: Desk) -> None:
-    assert desk.plan(CORES, AUTO, "resources.cpus_per_node=16").layout == Layout(1, 0, 2, 16, None, 8)
+    assert shape(desk.plan(CORES, AUTO, "resources.cpus_per_node=16")) == (1, 0, 2, 16, None, 8)
     few = desk.plan(CORES, AUTO, "resources.cpus_per_node=6", "environment.OMP_NUM_THREADS=2")
-    assert few.layout == Layout(1, 0, 3, 6, None, 2)
-    assert desk.plan(CORES, AUTO, "resources.cpus_per_node=3").layout.ranks_per_node == 1
+    assert shape(few) == (1, 0, 3, 6, None, 2)
+    assert desk.plan(CORES, AUTO, "resources.cpus_per_node=3").nodes.ranks_per_node == 1
 
 
 def test_this_machine_is_known(desk: Desk) -> None:
-    assert desk.plan("site: here\ntrain: {script: a.py}\n", AUTO).layout.ranks_per_node == 1
+    assert desk.plan("site: here\ntrain: {script: a.py}\n", AUTO).nodes.ranks_per_node == 1
 
 
 def test_limits_hold_as_elsewhere(desk: Desk) -> None:
@@ -85,9 +84,10 @@ def test_limits_hold_as_elsewhere(desk: Desk) -> None:
 
 def test_an_allocation_is_taken_whole(desk: Desk) -> None:
     resolved = desk.resolve(LM_JOB, AUTO, "resources.nodes=2", *BATCH)
-    assert plan_layout(resolved, (2, 8))[0] == Layout(2, 1, None, None, None, 1)
+    plan = plan_of(resolved, desk.project, inside=True, allocation=Allocation(2, 8))
+    assert shape(plan) == (2, 1, None, None, None, 1)
     with pytest.raises(UserError, match="takes all GPUs of the allocation that we are in, which has 3 nodes"):
-        plan_layout(resolved, (3, 8))
+        plan_of(resolved, desk.project, inside=True, allocation=Allocation(3, 8))
 
 
 def test_accumulation_follows_on_the_nodes(desk: Desk) -> None:
@@ -134,10 +134,11 @@ def test_auto_reads_back_from_the_resolved_job(desk: Desk) -> None:
     plan = plan_of(resolved, desk.project)
     again = desk.resolve(job_yaml(resolved, plan))
     assert again.job.resources == resolved.job.resources
+    assert plan_of(again, desk.project).nodes == plan.nodes
     assert plan_of(again, desk.project).layout == plan.layout
 
 
 @pytest.mark.parametrize("nodes", ["2-4", "4+1"])
 def test_nodes_that_may_be_fewer_need_a_number_of_ranks(desk: Desk, nodes: str) -> None:
     assert "a plain number of nodes" in refused(desk, LM_JOB, AUTO, f"resources.nodes={nodes}", *BATCH)
-    assert desk.plan(CORES, AUTO, f"resources.nodes={nodes}").elastic, "cores are each node's own"
+    assert desk.plan(CORES, AUTO, f"resources.nodes={nodes}").nodes.elastic, "cores are each node's own"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slurmddp.errors import UserError
 from slurmddp.plan.batch import fewer, plan_batch, uneven_nodes
 from slurmddp.plan.build import make_plan
-from slurmddp.plan.model import Context, Layout, RecoveryPlan
+from slurmddp.plan.model import Allocation, Context, NodePlan, RecoveryPlan
 from slurmddp.plan.recovery import RESTARTS, explain_stop_lead, lead_of, plan_stop_lead
 from slurmddp.render.documents import job_yaml
 from slurmddp.report.cost import cost_line
@@ -46,10 +46,10 @@ def refused(desk: Desk, job: str, *options: str) -> str:
 )
 def test_the_forms_of_nodes(desk: Desk, written: str, found: tuple[int, int, int], option: str) -> None:
     plan = desk.plan(LM_JOB, nodes(written), *BATCH)
-    assert (plan.recovery.nodes_min, plan.layout.nodes, plan.recovery.spares) == found
+    assert (plan.nodes.min, plan.nodes.max, plan.nodes.spares) == found
     assert option in plan.sbatch
-    assert plan.elastic == ("--no-kill" in plan.sbatch) == (found[0] < found[1] or found[2] > 0)
-    assert plan.nodes == found[1] + found[2]
+    assert plan.nodes.elastic == ("--no-kill" in plan.sbatch) == (found[0] < found[1] or found[2] > 0)
+    assert plan.nodes.total == found[1] + found[2]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_refused(desk: Desk, job: str, options: tuple[str, ...], message: str) -
 def test_inside_an_allocation_the_nodes_are_those_that_are_there(desk: Desk, wanted: str) -> None:
     resolved = desk.resolve(LM_JOB, nodes(wanted))
     with pytest.raises(UserError, match="the number of nodes is fixed") as caught:
-        make_plan(resolved, Context(str(desk.project), "python3", inside=True, allocation=(2, 8)))
+        make_plan(resolved, Context(str(desk.project), "python3", inside=True, allocation=Allocation(2, 8)))
     assert caught.value.todo == "--nodes 2"
 
 
@@ -140,17 +140,17 @@ def test_an_even_batch_has_to_be_even_on_all_of_them(desk: Desk) -> None:
 def test_what_is_planned_holds_on_every_number_of_nodes(
     total: int, micro: int, ranks: int, least: int, more: int, even: bool
 ) -> None:
-    layout = Layout(least + more, ranks, ranks, None, None, 1)
+    planned = NodePlan(least, least + more, 0, ranks)
     counts = range(least, least + more + 1)
     uneven = [count for count in counts if not dealing.is_even(total, micro, count * ranks)]
     wanted = Batch.model_validate({"global": total, "micro": micro, "even": even})
     if even and uneven:
         with pytest.raises(UserError):
-            plan_batch(wanted, layout, "here", least)
+            plan_batch(wanted, planned, "here")
         return
-    plan, notes = plan_batch(wanted, layout, "here", least)
+    plan, notes = plan_batch(wanted, planned, "here")
     assert (plan.total, plan.micro) == (total, micro)
-    assert uneven_nodes(plan, layout, least) == [count for count in uneven if count < layout.nodes]
+    assert uneven_nodes(plan, planned) == [count for count in uneven if count < planned.max]
     told = [note.text for note in notes if "uneven" in note.text]
     assert bool(told) == bool(uneven)
     for count in counts:
@@ -205,14 +205,14 @@ def test_requeue(desk: Desk, site: str, option: str, inside: bool, requeue: str,
         "job: {resources: {partition: p}, container: {runtime: none}}\n"
     )
     plan = desk.plan("name: n\nsite: s\ntrain: {script: a.py}\n", *([option] if option else ["name=n"]), inside=inside)
-    assert plan.recovery == RecoveryPlan(1, 0, requeue, 3, True)  # type: ignore[arg-type]
+    assert plan.recovery == RecoveryPlan(requeue, 3, True)  # type: ignore[arg-type]
     assert [line for line in plan.sbatch if "requeue" in line] == [flag]
 
 
 def test_recovery_of_this_machine(desk: Desk) -> None:
     plan = desk.plan("site: here\ntrain: {script: a.py}\n", "recovery.no_progress=5", "recovery.preflight=false")
-    assert plan.recovery == RecoveryPlan(1, 0, "none", 5, False)
-    assert not plan.elastic
+    assert plan.recovery == RecoveryPlan("none", 5, False)
+    assert not plan.nodes.elastic
 
 
 @pytest.mark.parametrize("flag", ["--requeue", "--no-requeue", "--no-kill"])
@@ -258,5 +258,5 @@ def test_a_range_reads_back_as_it_was_resolved(desk: Desk) -> None:
     assert again.job.resources.node_range == resolved.job.resources.node_range
     assert plan_of(again, desk.project).sbatch == plan_of(resolved, desk.project).sbatch
     over = desk.resolve_file(desk.project / "again.yaml", nodes("3"))
-    assert plan_of(over, desk.project).layout.nodes == 3 and not plan_of(over, desk.project).elastic
+    assert plan_of(over, desk.project).nodes.max == 3 and not plan_of(over, desk.project).nodes.elastic
     assert desk.resolve(LM_JOB, SLURMDDP_RESOURCES__NODES="1-2").job.resources.node_range.max == 2
