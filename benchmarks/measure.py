@@ -42,9 +42,9 @@ class Comparison:
         """Several lines for people."""
         lines = [
             self.title,
-            f"  ours    {_spread(self.ours)} {self.unit}",
-            f"  theirs  {_spread(self.theirs)} {self.unit}",
-            f"  ratio   {_spread(self.ratios)} ({len(self.ours)} pairs)",
+            f"  ours    {spread(self.ours)} {self.unit}",
+            f"  theirs  {spread(self.theirs)} {self.unit}",
+            f"  ratio   {spread(self.ratios)} ({len(self.ours)} pairs)",
         ]
         if (certain := interval(self.ratios)) is not None:
             lines.append(f"  median  {certain[0]:.3f} to {certain[1]:.3f} with 95 % confidence")
@@ -88,5 +88,5 @@ def in_turn(ours: Callable[[], Cost], theirs: Callable[[], Cost], pairs: int) ->
     return [mine for mine, _ in measured], [other for _, other in measured]
 
 
-def _spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
     return f"min {min(values):.3f}  median {statistics.median(values):.3f}  max {max(values):.3f}"

@@ -21,12 +21,20 @@ exclude() {
   local reason=$1 node
   shift
   for node in "$@"; do
-    excluded+=("$node")
-    say "node $node is not used any more: $reason"
-    event node_excluded "\"excluded\": $(json "$node"), \"reason\": $(json "$reason")"
+    note_excluded "$reason" "$node"
   done
-  mapfile -t nodes < <(without "${excluded[*]}" "${nodes[@]}")
+  drop_excluded
 }
+
+# Usage: note_excluded REASON NODE
+note_excluded() {
+  excluded+=("$2")
+  say "node $2 is not used any more: $1"
+  event node_excluded "\"excluded\": $(json "$2"), \"reason\": $(json "$1")"
+}
+
+# Goes through all nodes: once, however many are excluded
+drop_excluded() { mapfile -t nodes < <(without "${excluded[*]}" "${nodes[@]}"); }
 
 # Slurm itself takes lost nodes out of a job, where the job is one that may lose nodes.
 list_nodes() {
@@ -35,7 +43,7 @@ list_nodes() {
   mapfile -t nodes < <(allocated_nodes)
   mapfile -t lost < <(without "${nodes[*]}" "${before[@]}")
   ((${#lost[@]} == 0)) || exclude "Slurm has lost it" "${lost[@]}"
-  mapfile -t nodes < <(without "${excluded[*]}" "${nodes[@]}")
+  drop_excluded
   lost_nodes="${lost[*]}"
 }
 

@@ -27,8 +27,9 @@ check_nodes() {
     line=${line:-it did not answer: see $logs/preflight/$node.log}
     ((${#bad[@]} > 1)) || cause="- $node preflight: $line"
     [[ ! "$line" =~ $user_error ]] || ((user_errors += 1))
-    exclude "preflight: $line" "$node"
+    note_excluded "preflight: $line" "$node"
   done
+  drop_excluded
   event preflight "\"seconds\": $((SECONDS - began)), \"bad\": $(json "${bad[*]}")"
   if ((${#bad[@]} == 0)); then
     rm -f "$run/preflight-failed"
