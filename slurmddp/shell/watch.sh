@@ -26,13 +26,21 @@ look_around() {
   expect_restart
   count_starts
   [[ -z "$stop_lead" ]] || watch_clock
-  # A marker says that this attempt is over: ranks that do not see it (a script that waits for a rank 0 that has ended)
-  # are ended.
+  end_leftovers
+}
+
+# A marker says that this attempt is over: ranks that do not see it are ended. They may still write their last
+# checkpoint, and torchrun takes 30 s until it kills ranks, which a SIGTERM would begin anew. But where the breaker has
+# stopped the run, rank 0 has exited before it trained, and ranks of a user's own script wait for it: nothing is to save.
+end_leftovers() {
   if [[ -z "$marker_seen" && -e "$(marker)" ]]; then
     marker_seen=$SECONDS
-  elif [[ -n "$marker_seen" ]] && ((SECONDS - marker_seen > 45)); then
+    leftovers_bound=45
+    [[ "$(from_marker state)" != "no progress" ]] || leftovers_bound=15
+  elif [[ -n "$marker_seen" ]] && ((SECONDS - marker_seen > leftovers_bound)); then
     say "the attempt is over, and its processes are still there: ending them"
     marker_seen=$SECONDS
+    leftovers_bound=45
     kill -TERM "$child" 2>/dev/null
   fi
 }

@@ -129,6 +129,16 @@ def test_the_message_of_an_error_is_escaped_once(tmp_path: Path) -> None:
     assert said.splitlines() == [f"3 n2 ValueError: {text}" for text in TEXTS.values()]
 
 
+@pytest.mark.parametrize(("state", "first"), [("done", 46), ("stopped", 46), ("failed", 46), ("no progress", 16)])
+def test_what_is_left_of_an_attempt_that_is_over_is_ended(tmp_path: Path, state: str, first: int) -> None:
+    """Sooner where nothing is to save; never a second time while torchrun ends its ranks."""
+    (tmp_path / "markers").mkdir()
+    (tmp_path / "markers/attempt-000.json").write_text(json.dumps({"state": state, "cause": "x"}, indent=1))
+    loop = "for second in {0..110}; do SECONDS=$second; end_leftovers; done"
+    said = bash(tmp_path, "tell breaker watch", "child=9", 'kill() { echo "$second $*"; }', "new_attempt", loop)
+    assert said.splitlines() == [f"{second} -TERM 9" for second in range(first, 111, 46)]
+
+
 def test_two_nodes_lost_at_once_are_two(tmp_path: Path) -> None:
     lines = ["list_nodes() { lost_nodes='n3 n4'; }", "noted=", "abandoned=", "best_cause() { :; }"]
     said = bash(tmp_path, "tell cause nodes decide", *lines, "decide_after_failure", 'cause_text "$cause"')
