@@ -159,7 +159,7 @@ COMPUTED = {
     "cores > ranks ? cores / ranks : 1": "threads of its ranks",
     "starts + 1": "of the ranks, as the events tell",
     "SECONDS - starting_since": "how long the ranks took to start",
-    "longest_start + 5": "how long they may take after a failure",
+    "2 * longest_start + 5": "how long they may take after a failure",
     "SECONDS + 10": "when the starts are counted again",
     "restarts_then + uncounted": "starts of this attempt, as torchrun's folders tell",
     "restarts_then + uncounted + 1": "the folder of the next one",
@@ -178,6 +178,7 @@ ASKED = (
     {"awk", "cat", "date", "env", "find", "getent", "grep", "head", "ip", "kill", "scontrol", "sed", "stat", "tail"}
     | {"forged", "timeout"}
     | {"best_cause", "cause_in_logs", "cause_text", "cd", "compgen", "from_marker", "i", "json", "marker", "plain"}
+    | {"unescaped"}
     | {"IFS", "command", "printf"}
     | {"LD_LIBRARY_PATH", "decide", "readlink", "without_compat"}  # in the container: which libcuda is there
 )
