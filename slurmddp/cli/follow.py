@@ -1,7 +1,7 @@
 """runs, status, goodput, logs, cancel: what has become of a run."""
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +9,10 @@ from slurmddp.cli import options as opt
 from slurmddp.cli.alerts import send_waiting
 from slurmddp.cli.help import App
 from slurmddp.cli.terminal import write_line
+
+if TYPE_CHECKING:
+    from slurmddp.report.status import RunStatus
+    from slurmddp.runs.layout import RunFolder
 
 Run = Annotated[
     str,
@@ -28,15 +32,29 @@ def register(app: App) -> None:
     app.add("Runs", goodput)
 
 
+def _ask(folder: "RunFolder") -> "RunStatus":
+    """Return the run's status. A job that Slurm holds back after a requeue may begin now: see `release_hold`."""
+    from slurmddp.launch.hold import release_hold
+    from slurmddp.report.status import run_status
+
+    found = run_status(folder)
+    told = release_hold(folder, found.facts, found.view)
+    return found.with_note(told) if told else found
+
+
 def runs(
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, metavar="N", help="Show the N newest")] = 20,
     as_json: Json = False,
 ) -> None:
     """List runs, the newest last."""
     from slurmddp.launch.find import known_roots
+    from slurmddp.launch.hold import release_hold
     from slurmddp.report.status import list_runs, runs_table
 
     found = list_runs(limit, lambda: known_roots(os.environ), opt.say)
+    for item in found:
+        if told := release_hold(item.folder, item.facts, item.view):
+            opt.say(f"note: {item.folder.id}: {told}")
     send_waiting([item.folder for item in found])
     typer.echo(opt.json_text([item.as_dict() for item in found]) if as_json else runs_table(found))
 
@@ -45,11 +63,11 @@ def status(run: Run, as_json: Json = False) -> None:
     """Show the state of a run. Exit code: 0 done; 1 failed, stopped or cancelled; 3 still pending or running."""
     from slurmddp.launch.find import find_run
     from slurmddp.report.goodput import goodput_line, recovered_line, run_ledger
-    from slurmddp.report.status import run_status, status_text
+    from slurmddp.report.status import status_text
 
     folder = find_run(run, os.environ)
     send_waiting([folder])
-    found = run_status(folder)
+    found = _ask(folder)
     ledger = run_ledger(found.folder, going=found.state.going)
     if as_json:
         typer.echo(opt.json_text({**found.as_dict(), "recovered": ledger.recovered if ledger else 0}))
@@ -62,9 +80,8 @@ def goodput(run: Run, as_json: Json = False) -> None:
     """Show where a run's time went."""
     from slurmddp.launch.find import find_run
     from slurmddp.report.goodput import goodput_dict, goodput_text, never_submitted, run_ledger
-    from slurmddp.report.status import run_status
 
-    found = run_status(find_run(run, os.environ))
+    found = _ask(find_run(run, os.environ))
     going = found.state.going
     ledger = run_ledger(found.folder, going=going)
     if ledger is None:
@@ -89,7 +106,7 @@ def logs(
 
     folder = find_run(run, os.environ)
     send_waiting([folder])
-    for line in follow_logs(folder, follow=follow, node=node, attempt=attempt, say=opt.say):
+    for line in follow_logs(folder, ask=_ask, follow=follow, node=node, attempt=attempt, say=opt.say):
         write_line(line)
 
 
@@ -101,10 +118,9 @@ def cancel(
     """End a run for good. A running one saves a checkpoint first; a pending one leaves the queue."""
     from slurmddp.launch.cancel import cancel_run, wait_until_over
     from slurmddp.launch.find import find_run
-    from slurmddp.report.status import run_status
 
     folder = find_run(run, os.environ)
     typer.echo(cancel_run(folder, now=now))
     if wait:
-        state = wait_until_over(lambda: run_status(folder).state)
+        state = wait_until_over(lambda: _ask(folder).state)
         typer.echo(f"{state.state} ({state.detail})" if state.detail else state.state)

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from slurmddp.launch.cancel import ask_to_stop
-from slurmddp.report.follow import Follower
 from slurmddp.runs.events import append_event
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.logs import Follower
 
 #: Seconds between two looks at the logs.
 _LOOK_EVERY = 0.2

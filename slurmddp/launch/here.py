@@ -10,7 +10,7 @@ from slurmddp.launch.checks import doubts
 from slurmddp.launch.foreground import Foreground
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.submit import make_run_folder, record, refuse_problems, still_going
-from slurmddp.report.cause import find_cause
+from slurmddp.runs.cause import find_cause
 from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import judge

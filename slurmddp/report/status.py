@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.launch.hold import release_hold
-from slurmddp.report.cause import find_cause
-from slurmddp.report.follow import Follower
 from slurmddp.runs import index, state
+from slurmddp.runs.cause import find_cause
 from slurmddp.runs.events import read_lines
 from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.logs import Follower
 from slurmddp.slurm.base import JobId, JobView
 from slurmddp.slurm.choose import scheduler_for
 from slurmddp.visible import one_line
@@ -31,18 +30,33 @@ LOOK_EVERY = 0.5
 class RunStatus:
     """One run: its verdict, the scheduler's job, and the newest line of its metrics.
 
+    facts, view: what the verdict was found from; view is None where the scheduler does not know the job.
     excluded: nodes that the run does without, each with the reason; undelivered: alerts that wait in the run folder.
     """
 
     folder: RunFolder
     state: state.RunState
-    job_id: str
-    attempt: int | None
+    facts: Evidence
+    view: JobView | None
     metrics: dict[str, Any] | None
     notes: tuple[str, ...]
     cause: str | None = None
     excluded: Mapping[str, str] = field(default_factory=dict)
     undelivered: int = 0
+
+    @property
+    def job_id(self) -> str:
+        """The scheduler's id of the run's newest job, "" before the submission."""
+        return str(self.facts.job_id or "")
+
+    @property
+    def attempt(self) -> int | None:
+        """The newest attempt; None before the first."""
+        return self.facts.attempt
+
+    def with_note(self, note: str) -> RunStatus:
+        """Return the same status with one more note."""
+        return replace(self, notes=(*self.notes, note))
 
     def as_dict(self) -> dict[str, Any]:
         """For --json. The keys are stable."""
@@ -64,10 +78,7 @@ class RunStatus:
 
 
 def run_status(folder: RunFolder) -> RunStatus:
-    """Ask the scheduler and read the folder. A scheduler that does not answer is a note, not an error.
-
-    A job of this user's that Slurm holds back after a requeue is let go on the way.
-    """
+    """Ask the scheduler and read the folder. A scheduler that does not answer is a note, not an error."""
     facts = evidence(folder)
     notes = list(facts.notes)
     view, answered = None, True
@@ -77,8 +88,6 @@ def run_status(folder: RunFolder) -> RunStatus:
         except ExternalError as error:
             notes.append(str(error))
             answered = False
-    if told := release_hold(folder, facts, view):
-        notes.append(told)
     return _status(folder, facts, view, answered, notes)
 
 
@@ -88,9 +97,9 @@ def _status(folder: RunFolder, facts: Evidence, view: JobView | None, answered: 
     return RunStatus(
         folder=folder,
         state=verdict,
+        facts=facts,
+        view=view,
         cause=find_cause(folder, facts.attempt) if verdict.state == "failed" else None,
-        job_id=str(facts.job_id or ""),
-        attempt=facts.attempt,
         metrics=rows[-1] if rows else None,
         notes=tuple(notes),
         excluded=facts.excluded,
@@ -130,9 +139,6 @@ def list_runs(limit: int, roots: Callable[[], Iterable[Path]], say: Callable[[st
         except (ExternalError, UserError) as error:
             say(f"warning: {error}")
             silent.add(is_local)
-    for folder, facts in found:
-        if facts.job_id and (told := release_hold(folder, facts, views.get(facts.job_id))):
-            say(f"note: {folder.id}: {told}")
     return [
         _status(
             folder,
@@ -188,10 +194,17 @@ def status_text(found: RunStatus, goodput: str | None = None, recovered: str | N
 
 
 def follow_logs(
-    folder: RunFolder, *, follow: bool, node: str | None, attempt: int | None, say: Callable[[str], None]
+    folder: RunFolder,
+    *,
+    ask: Callable[[RunFolder], RunStatus],
+    follow: bool,
+    node: str | None,
+    attempt: int | None,
+    say: Callable[[str], None],
 ) -> Iterator[bytes]:
     """The lines of the logs; with `follow`, until the run has ended, `say` telling of states without a log.
 
+    ask: `run_status`, with whatever else the command does each time.
     Raises UserError for a node without a log.
     """
     follower = Follower(folder, node=node, attempt=attempt)
@@ -205,7 +218,7 @@ def follow_logs(
             yield line
         if nothing:
             of = "" if attempt is None else f" of attempt {attempt}"
-            say(f"nothing is logged yet{of}: the run is {run_status(folder).state.state}")
+            say(f"nothing is logged yet{of}: the run is {ask(folder).state.state}")
         return
     asked, told = -ASK_EVERY, ""
     noted: set[str] = set()
@@ -213,7 +226,7 @@ def follow_logs(
         ended = False
         if time.monotonic() - asked >= (ASK_WHEN_ENDED if _ended(folder) else ASK_EVERY):
             asked = time.monotonic()
-            status = run_status(folder)
+            status = ask(folder)
             now = status.state
             for note in status.notes:
                 if note not in noted:

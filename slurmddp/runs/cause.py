@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurmddp.report.follow import Follower
 from slurmddp.runs.events import read_lines
 from slurmddp.runs.files import open_plain, read_plain
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.logs import Follower
 
 # PyTorch writes an uncaught exception with the rank before each line; without a process group it is plain Python's.
 _EXCEPTION = re.compile(r"^(?:\[rank(?P<rank>\d+)\]: )?(?P<what>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*)$")

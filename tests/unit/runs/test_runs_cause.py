@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.report.cause import find_cause
+from slurmddp.runs.cause import find_cause
 from slurmddp.runs.layout import RunFolder
 
 TORCHRUN = """\
