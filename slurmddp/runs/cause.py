@@ -2,59 +2,44 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from slurmddp.runs.cause_rules import Cause, cause_in_logs, rules
 from slurmddp.runs.events import read_lines
-from slurmddp.runs.files import open_plain, read_plain
+from slurmddp.runs.files import read_plain
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
 
-# PyTorch writes an uncaught exception with the rank before each line; without a process group it is plain Python's.
-_EXCEPTION = re.compile(r"^(?:\[rank(?P<rank>\d+)\]: )?(?P<what>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*)$")
-_OURS = re.compile(r"^slurmddp: node \S+: (?P<what>.+)$")
-# What torchrun says of its workers, and what ranks say of another one that is gone.
-_TORCHRUN = re.compile("ChildFailedError|SignalException")
-_CONSEQUENCE = re.compile(
-    "Connection (closed|reset)|Broken pipe|remote process exited|DistNetworkError|ncclRemoteError|Watchdog caught"
-    "|Rendezvous[A-Za-z]{0,40}Error"
-)
-# The end of torchrun's report of a failure: the rank that it saw fail first, of those on this node; in so many lines.
-_ROOT_CAUSE = "Root Cause (first observed failure):"
-_ROOT_FACT = re.compile(r" *(rank|exitcode) *: (-?[0-9]{1,9})\b")
-_ROOT_LINES = 10
-# torchrun ends the other ranks with these, and the process group ends one that waits in vain.
-_ENDED_BY_OTHERS = ("SIGTERM", "SIGINT", "SIGABRT")
-_LAST_BYTES = 1_000_000
-#: Characters of a line in which a cause is looked for, and that are shown of it.
+#: Bytes of a file of the preflight, and characters of a message that are shown.
+_BYTES = 1_000_000
 _LINE = 2000
 
 
-class _Found(NamedTuple):
-    """What somebody wrote, as one line; consequence: it follows from what another rank met."""
+class _Event(NamedTuple):
+    """What an event says, as one line. cascade: it may follow from another rank's failure."""
 
     line: str
-    consequence: bool
+    cascade: bool
 
 
 def find_cause(folder: RunFolder, attempt: int | None) -> str | None:
     """One line that names rank, node, error and log; None where nobody wrote one.
 
-    The bundled entrypoint writes events; of a script of the user's own, the logs of the attempt are searched. A lost
-    connection is what the other ranks see of the one that failed: it counts only where nothing else is found, not even
-    a rank that was killed, of which only torchrun tells. What the job's script itself found out at the end of the
-    attempt goes before all of this: it saw the nodes as well.
+    What job.sh found at the end of the attempt comes first: it saw the nodes as well. Then come the events, which the
+    bundled entrypoint writes, then the logs. What ranks see after another rank failed counts only where nothing else
+    is found. `best_cause` of slurmddp/shell/cause.sh decides the same way.
     """
     if told := _of_script(folder, attempt):
         return told
-    found = [*_of_events(folder, attempt), *_of_logs(folder, attempt)]
-    if all(each.consequence for each in found):
-        found = [*_of_torchrun(folder, attempt), *found]
-    return next((each.line for each in sorted(found, key=lambda each: each.consequence)), None)
+    events = _of_events(folder, attempt)
+    root = next((event.line for event in events if not event.cascade), None)
+    if root is not None:
+        return root
+    if found := _of_logs(folder, attempt, better_than_cascade=bool(events)):
+        return found.line
+    return events[0].line if events else None
 
 
 def _of_script(folder: RunFolder, attempt: int | None) -> str | None:
@@ -92,7 +77,7 @@ def _of_preflight(place: Path, excluded: Mapping[str, str]) -> str | None:
     bad: dict[str, str] = {}
     for path in [*sorted(place.glob("*.failed")), place / "verdict"]:
         try:
-            text = read_plain(path, _LAST_BYTES).decode("utf-8", errors="replace")
+            text = read_plain(path, _BYTES).decode("utf-8", errors="replace")
         except OSError:
             continue  # no check, or one that found nothing
         if path.suffix == ".failed":
@@ -111,9 +96,9 @@ def _of_preflight(place: Path, excluded: Mapping[str, str]) -> str | None:
     return f"{node}: {reason}{more}"
 
 
-def _of_events(folder: RunFolder, attempt: int | None) -> list[_Found]:
+def _of_events(folder: RunFolder, attempt: int | None) -> list[_Event]:
     """The newest start of the ranks first: what ended an earlier one, after which torchrun went on, ended no job."""
-    starts: list[list[_Found]] = [[]]
+    starts: list[list[_Event]] = [[]]
     for event in read_lines(folder.events).records:
         if event.get("attempt") != attempt:
             continue
@@ -123,9 +108,9 @@ def _of_events(folder: RunFolder, attempt: int | None) -> list[_Found]:
             kind = event.get("kind", "error")
             message = str(event.get("message", "")).strip()
             line = f"rank {event.get('rank', '?')} on {event.get('node', '?')}: {kind}: {_first_line(message)}"
-            starts[-1].append(_Found(line, bool(_CONSEQUENCE.search(f"{kind}: {message}"))))
+            starts[-1].append(_Event(line, rules().is_cascade(f"{kind}: {message}")))
         elif event.get("event") == "hang":
-            starts[-1].append(_Found(_hang(event), False))
+            starts[-1].append(_Event(_hang(event), False))
     return [each for found in reversed(starts) for each in found]
 
 
@@ -144,51 +129,13 @@ def _hang(event: Mapping[str, Any]) -> str:
     return f"{who}: hang: no progress in {where} for {event.get('waited', '?')} s"
 
 
-def _of_logs(folder: RunFolder, attempt: int | None) -> Iterator[_Found]:
-    for path, text in _logs(folder, attempt):
-        for line in _lines(text):
-            exception, ours = _EXCEPTION.match(line), _OURS.match(line)
-            if exception and not _TORCHRUN.search(line):
-                rank = f"rank {exception['rank']} on " if exception["rank"] else ""
-                what = exception["what"]
-                yield _Found(f"{rank}{path.stem}: {what} (in {path})", bool(_CONSEQUENCE.search(what)))
-            elif ours:
-                yield _Found(f"{path.stem}: {ours['what']} (in {path})", bool(_CONSEQUENCE.search(ours["what"])))
-
-
-def _of_torchrun(folder: RunFolder, attempt: int | None) -> Iterator[_Found]:
-    """Ranks that a signal ended, but for those that were ended because of another one."""
-    for path, text in _logs(folder, attempt):
-        lines = list(_lines(text))
-        for index, line in enumerate(lines):
-            if not line.startswith(_ROOT_CAUSE):
-                continue
-            told = (_ROOT_FACT.match(each) for each in lines[index + 1 : index + 1 + _ROOT_LINES])
-            facts = {found[1]: int(found[2]) for found in told if found}
-            name = _signal_name(-facts.get("exitcode", 0))
-            if name is not None and name not in _ENDED_BY_OTHERS and "rank" in facts:
-                why = " (out of memory?)" if name == "SIGKILL" else ""
-                yield _Found(f"rank {facts['rank']} on {path.stem}: killed by {name}{why} (in {path})", False)
-
-
-def _lines(text: str) -> Iterator[str]:
-    """Those that are not blank, each cut where it is longer than any that tells a cause."""
-    return (line[:_LINE] for line in text.splitlines() if line and not line.isspace())
-
-
-def _signal_name(number: int) -> str | None:
+def _of_logs(folder: RunFolder, attempt: int | None, *, better_than_cascade: bool) -> Cause | None:
+    """What the nodes' logs and srun's errors say. RUN/ranks: the node of each rank."""
+    logs = Follower(folder, attempt=attempt).node_logs()
+    if attempt is not None:
+        logs.append(folder.attempt_logs(attempt) / "srun.err")
     try:
-        return signal.Signals(number).name
-    except ValueError:
-        return None
-
-
-def _logs(folder: RunFolder, attempt: int | None) -> Iterator[tuple[Path, str]]:
-    """The nodes' logs, of each its last part."""
-    for path in Follower(folder, attempt=attempt).node_logs():
-        try:
-            with open_plain(path) as handle:
-                handle.seek(max(0, os.fstat(handle.fileno()).st_size - _LAST_BYTES))
-                yield path, handle.read(_LAST_BYTES).decode("utf-8", errors="replace")
-        except OSError:
-            continue  # removed meanwhile, or no log
+        ranks = read_plain(folder.path / "ranks", _BYTES).decode("utf-8", errors="replace").split("\n")
+    except OSError:
+        ranks = []  # no start of the bundled entrypoint came so far
+    return cause_in_logs(logs, ranks, better_than_cascade=better_than_cascade)

@@ -80,7 +80,7 @@ def _mode(source: os.stat_result, parent: Path) -> int:
 def copy_runtime(destination: Path, package: Path | None = None) -> None:
     """Copy what a run needs of the installed package to `destination` (code/slurmddp).
 
-    That is __init__.py, runtime/**/*.py, shared/**/*.py and shell/**/*.sh.
+    That is __init__.py, runtime/**/*.py, shared/**/*.py and `machinery`.
 
     The nodes and job.sh run nothing of slurmddp but this copy.
 
@@ -93,9 +93,10 @@ def copy_runtime(destination: Path, package: Path | None = None) -> None:
 
 
 def machinery(package: Path | None = None) -> list[tuple[str, Path]]:
-    """The shell functions of job.sh and node.sh: (path relative to the package, file)."""
+    """The shell functions of job.sh and node.sh, and their rules: (path relative to the package, file)."""
     package = package or _PACKAGE
-    return [(str(path.relative_to(package)), path) for path in sorted((package / "shell").rglob("*.sh"))]
+    found = (path for path in (package / "shell").rglob("*") if path.suffix in (".sh", ".rules"))
+    return [(str(path.relative_to(package)), path) for path in sorted(found)]
 
 
 def _runtime(package: Path | None) -> list[tuple[str, Path]]:

@@ -8,72 +8,156 @@ cause_text() { # as people read it
   printf '%s\n' "$text"
 }
 
-# What ranks see of another one that has gone
-consequence='Connection (closed|reset)|Broken pipe|remote process exited|DistNetworkError|PeerError|ncclRemoteError|Rendezvous[A-Za-z]*Error'
+# The rules, which the login node's Python reads too. The head of the file says what they mean.
+cause_rules=$(<"${BASH_SOURCE[0]%/*}/cause.rules") || return
 
-# What node.sh and the preflight say where the user has to correct something: on another node it would be the same
-user_error='^(setup line (failed|exited)|container\.python: |no torch in )'
+# Sets `consequence`, what ranks see of another one that has gone, and `user_error`, what node.sh and the preflight say
+# where the user has to correct something: on another node it would be the same. Patterns of texts, for =~.
+read_kinds() {
+  local key value kind=
+  consequence=
+  user_error=
+  while read -r key value; do
+    case "$key $kind" in
+      rule*) kind= ;;
+      kind*) kind=$value ;;
+      "match cascade") consequence+="${consequence:+|}$value" ;;
+      "match user") user_error+="${user_error:+|}$value" ;;
+    esac
+  done <<<"$cause_rules"
+}
+read_kinds
 
 # What the ranks said, unless it is only what they saw of another one. Usage: best_cause NOTED
 best_cause() {
   local found=$1
-  if [[ -z "$found" || "$found" =~ $consequence ]]; then
-    found=$(cause_in_logs)
+  if [[ -z "$found" || -n "$noted_cascade" ]]; then
+    found=$(cause_in_logs "$found")
   fi
   [[ -n "$found" ]] || found=${1:-- - unknown}
   printf '%s\n' "$found"
 }
 
-# What the nodes' logs say: an exception (PyTorch writes the rank before each line), a node that could not begin, ranks
-# that a signal ended, of which torchrun tells; and srun, of agents that one ended. RUN/ranks: the node of each rank.
+# What the nodes' logs say, and srun of agents that were killed, by the rules. With NOTED, only what is better than the
+# cascade that was noted. RUN/ranks: the node of each rank. slurmddp/runs/cause_rules.py does the same: change both.
+# Usage: cause_in_logs NOTED
 cause_in_logs() {
+  local -x LC_ALL=C # Bytes, for each awk. Names in the order that Python sorts them in.
   local path logged=()
-  [[ -e "$run/ranks" ]] || : >"$run/ranks"
   for path in "$logs"/*.log "$logs/srun.err"; do
-    [[ ! -e "$path" ]] || logged+=("$path") # mawk stops at a file that is not there
+    [[ ! -e "$path" || "$path" == */nccl.* ]] || logged+=("$path") # mawk stops at a file that is not there
   done
-  awk '
-    function keep(place, rank, node, text) { if (!(place in best)) best[place] = rank " " node " " text }
-    function by_signal(number) { return number == 9 ? "killed by SIGKILL (out of memory?)" : "killed by signal " number }
-    function ended_by_others(number) { return number == 15 || number == 6 || number == 2 }
-    function value(text) { gsub(/[^-0-9]/, "", text); return text + 0 }
-    FILENAME == ARGV[1] { rank_of[$1, count[$1]++] = FNR - 1; next }
-    FNR == 1 { node = FILENAME; sub(".*/", "", node); sub("[.]log$", "", node); root = ending = 0 }
-    node == "srun.err" {
-      split($0, part, ": ") # srun: error: node3: task 2: Killed
-      if (part[4] ~ /^task/ && part[5] != "Terminated" && part[5] !~ /^Exited/) keep(2, "-", part[3], "the torchrun agent: " part[5])
-      next
-    }
-    /^[^ ]*python[0-9.]*: (No module named|Error while finding module|can.t open file)/ { # it could not even begin
-      sub(/^[^ ]*: /, "")
-      keep(0, "-", node, "the ranks could not start: " $0)
-      next
-    }
-    /^slurmddp: node [^ ]+: / { sub(/^slurmddp: node [^ ]+: /, ""); keep(1, "-", node, $0); next }
-    /^(\[rank[0-9]+\]: )?[A-Za-z_][A-Za-z_0-9.]*(Error|Exception|Interrupt)/ {
-      if (/SignalException/) ending = 1 # the agent got a signal: what it raises after that is a consequence
-      if (ending || /ChildFailedError|'"$consequence"'/) next
-      rank = "-"
-      if (match($0, /^\[rank[0-9]+\]: /)) { rank = value(substr($0, 1, RLENGTH)); $0 = substr($0, RLENGTH + 1) }
-      keep(1, rank, node, $0)
-      next
-    }
-    /failed \(exitcode: -[0-9]+\) local_rank: [0-9]+/ { # a start that failed; the time stands in front
-      code = -value(substr($0, index($0, "exitcode:"), 14))
-      who = value(substr($0, index($0, "local_rank:"), 15))
-      if (!ended_by_others(code) && $1 $2 > newest) {
-        newest = $1 $2
-        rank = (node, who) in rank_of ? rank_of[node, who] : "-"
-        best[3] = rank " " node " " (rank == "-" ? "local rank " who ": " : "") by_signal(code)
+  # As environment variables, since awk changes backslashes in -v. /dev/null: without a log, awk would read stdin.
+  rules=$cause_rules noted=$1 ranks=$run/ranks awk '
+    # gawk compiles a pattern anew where the one before was another: so the loop over the rules is slow, and few lines
+    # come to it. wanted: what a rule matches that could still be better. turns: what changes the meaning of later lines.
+    function read_rules(   lines, line, n, key, value, number) {
+      lines = split(ENVIRON["rules"], line, "\n")
+      for (n = 1; n <= lines; n++) {
+        if (line[n] !~ /^[a-z]/) continue
+        key = value = line[n]
+        sub(/ .*/, "", key)
+        sub(/^[a-z_]+ /, "", value)
+        if (key == "rule") count++
+        if (key == "signal_name") {
+          number = value
+          sub(/ .*/, "", number)
+          sub(/^[0-9]+ /, "", value)
+          signal[number] = value
+        } else rule[count, key] = value
+        if (key == "match" && rule[count, "kind"] == "cascade") {
+          cascade = cascade (cascade == "" ? "" : "|") value
+          cascade_order = rule[count, "order"] + 0
+        }
+        if (key == "until" || key == "after") turns = turns (turns == "" ? "" : "|") value
       }
     }
-    /^Root Cause/ { root = 1 }
-    root && /^ *rank +:/ { rank = $3 }
-    root && /^ *exitcode +:/ {
-      root = 0
-      if ($3 > 0) keep(4, rank, node, "ended with exit code " $3)
-      else if (!ended_by_others(-$3)) best[3] = rank " " node " " by_signal(-$3)
+    # What is no better than the best cause is not looked for any more.
+    function set_wanted(   i) {
+      wanted = ""
+      for (i = 1; i <= count; i++) {
+        if (rule[i, "in"] == "text" || rule[i, "order"] + 0 > best_order) continue
+        if (rule[i, "order"] + 0 == best_order && !((i, "take") in rule)) continue
+        wanted = wanted (wanted == "" ? "" : "|") rule[i, "match"]
+        if ((i, "after") in rule) wanted = wanted "|" rule[i, "after"]
+      }
+      if (wanted == "") exit
     }
-    END { for (place = 0; place <= 4; place++) if (place in best) { print best[place]; exit } }
-  ' "$run/ranks" "${logged[@]}" | plain
+    function behind(pattern) { return match($0, pattern) ? substr($0, RSTART + RLENGTH) : "" }
+    function number_behind(pattern,   text) {
+      text = behind(pattern)
+      return match(text, /^[0-9]+/) && RLENGTH <= 9 ? substr(text, 1, RLENGTH) + 0 : ""
+    }
+    # The best cause, if this line of rule i is better
+    function judge(i,   text, order, stamp, local_rank, place, rank) {
+      text = $0
+      if ((i, "text") in rule && match($0, rule[i, "text"])) text = substr($0, RSTART + RLENGTH)
+      order = text ~ cascade ? cascade_order : rule[i, "order"] + 0
+      stamp = $1 " " $2
+      if (order > best_order || order == best_order && !((i, "take") in rule && stamp > best_stamp)) return
+      if ((i, "number") in rule) text = number_behind(rule[i, "number"])
+      if ((i, "signal") in rule) {
+        text = number_behind(rule[i, "signal"])
+        if (text != "") text = text in signal ? signal[text] : "signal " text
+      }
+      if (text == "") return
+      place = index(rule[i, "says"], "{}")
+      if (place) text = substr(rule[i, "says"], 1, place - 1) text substr(rule[i, "says"], place + 2)
+      place = node
+      if ((i, "node") in rule) {
+        place = behind(rule[i, "node"])
+        if (match(place, /^[^ :]+/)) place = substr(place, 1, RLENGTH)
+        else place = node
+      }
+      rank = (i, "after") in rule ? told[i] : (i, "rank") in rule ? number_behind(rule[i, "rank"]) : ""
+      if ((i, "local_rank") in rule) {
+        local_rank = number_behind(rule[i, "local_rank"])
+        if ((place, local_rank) in rank_of) rank = rank_of[place, local_rank]
+        else if (local_rank != "") text = "local rank " local_rank ": " text
+      }
+      best = (rank == "" ? "-" : rank) " " place " " text
+      best_order = order
+      best_stamp = stamp
+      set_wanted()
+    }
+    BEGIN {
+      read_rules()
+      best_order = ENVIRON["noted"] == "" ? 99 : cascade_order
+      set_wanted()
+      while ((getline line < ENVIRON["ranks"]) > 0) rank_of[line, places[line]++] = ranks++
+    }
+    FNR == 1 {
+      node = FILENAME
+      sub(/.*\//, "", node)
+      source = node == "srun.err" ? node : "log"
+      sub(/[.]log$/, "", node)
+      report_end = 0
+      for (i = 1; i <= count; i++) over[i] = began[i] = 0
+    }
+    length($0) > 2000 { $0 = substr($0, 1, 2000) }
+    FNR > report_end && $0 !~ wanted { next }
+    { sub(/\r+$/, "") }
+    best_order <= cascade_order && FNR > report_end && $0 ~ cascade && $0 !~ turns { next }
+    {
+      for (i = 1; i <= count; i++) {
+        if (rule[i, "in"] != source || over[i]) continue
+        if ((i, "after") in rule) {
+          if ($0 ~ rule[i, "after"]) {
+            began[i] = FNR
+            told[i] = ""
+            report_end = FNR + 10
+            continue
+          }
+          if (!began[i] || FNR - began[i] > 10) continue
+          found = number_behind(rule[i, "rank"])
+          if (found != "") told[i] = found
+        }
+        if ($0 !~ rule[i, "match"] || ((i, "unless") in rule && $0 ~ rule[i, "unless"])) continue
+        began[i] = 0
+        if ((i, "until") in rule && $0 ~ rule[i, "until"]) over[i] = 1
+        else judge(i)
+      }
+    }
+    END { if (best != "") print best }
+  ' "${logged[@]}" </dev/null | plain
 }

@@ -19,8 +19,8 @@ decide() {
   elif [[ "$state" == failed || "$state" == "no progress" ]]; then
     decision=failed
     cause=$(best_cause "$noted")
-    if [[ "$cause" == *" unknown" ]]; then
-      cause="- - $(from_marker cause)"
+    if [[ "$cause" == *" unknown" || (-z "$noted" && "$cause" =~ $consequence) ]]; then
+      cause="- - $(from_marker cause)" # which knows more than a log with cascades alone
     elif [[ "$state" == "no progress" ]]; then
       cause+="; $(from_marker cause)"
     fi

@@ -2,12 +2,14 @@
 # --- what is looked at every 2 s, while anything runs on the nodes
 starts=0       # of the ranks, in this job
 noted=         # what the ranks of the newest start said of their end: RANK NODE TEXT
+noted_cascade= # whether that is only what they saw of another one that has gone
 recovering=    # why the ranks had to start again; empty once they train
 longest_save=0
 longest_start=0 # seconds from the launch of an attempt, or from a failure in it, to the ranks' start
 
 new_attempt() {
   noted=
+  noted_cascade=
   marker_seen=
   starting_since=$SECONDS # the launch, or the failure
   start_failed=           # whether the ranks of this attempt have failed, and did not start again yet
@@ -97,6 +99,7 @@ read_events() {
         agents_waiting=0
         ((starts == 1)) || recovering=${recovering:-$(best_cause "$noted")}
         noted=
+        noted_cascade=
         ;;
       *'"event": "error"'* | *'"event": "hang"'*)
         [[ -n "$start_failed" ]] || starting_since=$SECONDS
@@ -123,7 +126,7 @@ read_events() {
 
 # The first error of a start is the cause, and a lost connection is what others see of it. Usage: note EVENT_LINE
 note() {
-  local rank=- node=- text=error
+  local rank=- node=- text=error cascade=
   if [[ "$1" == *'"event": "hang"'* ]]; then
     [[ ! "$1" =~ \"ranks\":\ \[([0-9]+) ]] || rank=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"nodes\":\ \[\"([^\"]+) ]] || node=${BASH_REMATCH[1]}
@@ -134,8 +137,11 @@ note() {
     [[ ! "$1" =~ \"node\":\ \"([^\"]+) ]] || node=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"message\":\ \"(([^\"\\]|\\.)*)\" ]] || text=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"kind\":\ \"([A-Za-z_]+) ]] || text="${BASH_REMATCH[1]}: $text"
+    [[ ! "$text" =~ $consequence ]] || cascade=yes # in a later line of the message, too
   fi
-  [[ -n "$noted" && ! "$noted" =~ $consequence ]] || noted=$(unescaped <<<"$rank $node $text" | plain)
+  [[ -z "$noted" || -n "$noted_cascade" ]] || return 0
+  noted=$(unescaped <<<"$rank $node $text" | plain)
+  noted_cascade=$cascade
 }
 
 # The ranks are told in time to save once more, however long that has come to take.

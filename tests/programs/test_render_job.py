@@ -174,7 +174,7 @@ def test_what_is_asked_to_stop_early_does_not_start_its_ranks(
     assert early >= (3 if site == "gpus" else 1)
 
 
-@pytest.mark.parametrize("gone", ["", "watch.sh", "requeue/requeue.sh"])
+@pytest.mark.parametrize("gone", ["", "watch.sh", "cause.rules", "requeue/requeue.sh"])
 def test_a_run_folder_without_the_functions_fails_with_a_message_and_an_alert(job: Job, gone: str) -> None:
     """All of them, or one: a purge of the file system deletes what nobody has read for long."""
     job.begin()

@@ -24,6 +24,7 @@ scheduler=slurm
 stop_lead=
 attempt=0
 slurm_state=RUNNING
+consequence='Connection reset'
 chosen=(node1 node2)
 sleep 60 >/dev/null &
 child=$!
