@@ -5,7 +5,6 @@ Both are read at submission, kept outside of the run folder in files of mode 060
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ from slurmddp.errors import UserError
 from slurmddp.plan.model import AlertTarget
 from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder
+from slurmddp.shared.hosts import is_loopback
 
 #: As alert.sh takes them: one word of plain ASCII that curl's configuration can hold, and short enough that a log's
 #: excerpt which is cut somewhere never holds half of it.
@@ -204,6 +204,12 @@ def _read(path: Path, target: AlertTarget, project: str | None) -> str:
     return next((line for line in lines if line.strip() and not line.startswith("#")), "")
 
 
+def may_be_sent_to(url: str, *, insecure: bool) -> bool:
+    """Whether a message may go to this address: it is https, or on this host, or http was asked for (`insecure`)."""
+    found = _ADDRESS.fullmatch(url)
+    return found is not None and (insecure or found["scheme"] == "https" or is_loopback(found["host"]))
+
+
 def _checked(text: str, target: AlertTarget, where: str) -> str:
     """The address, if it is one that a message may go to. Raises UserError that does not show it."""
     text = text.strip()
@@ -213,8 +219,7 @@ def _checked(text: str, target: AlertTarget, where: str) -> str:
             where=where,
             todo=f"copy it anew: one line, plain characters, {_LONGEST} at most",
         )
-    found = _ADDRESS.fullmatch(text)
-    if found and found["scheme"] == "http" and not target.insecure and not _is_this_host(found["host"]):
+    if not may_be_sent_to(text, insecure=target.insecure):
         raise UserError(
             f"the address of alert target {target.name} is http://, so that anybody on the way could read the messages",
             where=where,
@@ -225,12 +230,3 @@ def _checked(text: str, target: AlertTarget, where: str) -> str:
 
 def _is_address(text: str) -> bool:
     return len(text) <= _LONGEST and set(text) <= _ALLOWED and _ADDRESS.fullmatch(text) is not None
-
-
-def _is_this_host(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

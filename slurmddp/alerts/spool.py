@@ -21,7 +21,6 @@ _HEADER = re.compile(r'[A-Za-z-]+: [^"\\\x00-\x1f\x7f-\xff]*')
 _HEAD_LINES = 20
 #: A message that somebody is sending is left alone for as long as it says, or this long where it does not say.
 _STALE_SECONDS = 600.0
-_LOOPBACK = re.compile(r"http://(?:[^/?#@]*@)?(?:localhost|127\.[0-9.]+|\[::1\])(?::\d+)?(?:[/?#]|$)")
 
 
 class Delivered(NamedTuple):
@@ -99,7 +98,7 @@ def _one(folder: RunFolder, name: str, seconds: float) -> str | None:
     if url is None:
         where = secrets.of_run(folder.id, os.environ) / message.target
         status, why = "", f"the address of {message.target} is not in {where}"
-    elif not (url.startswith("https://") or message.insecure or _LOOPBACK.match(url)):
+    elif not secrets.may_be_sent_to(url, insecure=message.insecure):
         status, why = "", f"the address of {message.target} is not https"
     else:
         status, why = _post(message, url, seconds)

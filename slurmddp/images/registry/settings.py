@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from slurmddp.errors import UserError
 from slurmddp.images.registry.reference import DOCKER_HUB, Reference, canonical_registry
+from slurmddp.shared import hosts
 
 # Docker Hub's registry answers under another name than its images have.
 _API_HOSTS = {DOCKER_HUB: "registry-1.docker.io"}
@@ -148,12 +148,7 @@ def parse_proxy(text: str, where: str) -> Proxy:
 def is_loopback(host: str) -> bool:
     """Whether this host (with or without a port) is this machine itself."""
     name = _hostname(host)
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return name.endswith(".localhost") or hosts.is_loopback(name)
 
 
 def _hostname(host: str) -> str:

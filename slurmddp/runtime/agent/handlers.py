@@ -28,6 +28,7 @@ from slurmddp.runtime.environment import START
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.signing import Key
+from slurmddp.shared.hosts import is_loopback
 
 C10D, STATIC = "slurmddp-c10d", "slurmddp-static"
 _RANKS_STORE = "slurmddp/ranks_store"
@@ -89,7 +90,7 @@ class Handler(RendezvousHandler):
             return self._parameters.local_addr
         host, port = _endpoint(self._parameters)
         own = stores.own_address(stores.resolve(host, port), port)
-        return socket.getfqdn() if stores.is_loopback(own) else own
+        return socket.getfqdn() if is_loopback(own) else own
 
     def is_closed(self) -> bool:
         return self._inner.is_closed()

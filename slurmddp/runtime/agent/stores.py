@@ -8,6 +8,7 @@ from functools import partial
 from torch.distributed import TCPStore
 
 from slurmddp.runtime.errors import UserError
+from slurmddp.shared.hosts import is_loopback
 
 LOOPBACK = "127.0.0.1"
 _ANY = "0.0.0.0"
@@ -31,10 +32,6 @@ def own_address(peer: str, port: int) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise UserError(f"has no route to {peer}: {error.strerror}") from error
-
-
-def is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
 
 
 def serve(address: str, port: int, timeout: datetime.timedelta, *, several_nodes: bool) -> TCPStore:
