@@ -207,8 +207,9 @@ class TestRanks:
     """One run of four ranks: any of them is killed, on any node; then an agent."""
 
     def test_a_killed_rank_restarts_in_place(self, ranks: Run) -> None:
-        run, dice, attempt = ranks, random.Random(SEED), newest(ranks)
+        run, dice = ranks, random.Random(SEED)
         run.wait_for_step(20)
+        attempt = newest(run)
         failures = run.folder / "failures"
         before = len(failures.read_text().splitlines()) if failures.exists() else 0
         for rank in (0, *(dice.randrange(4) for _ in range(KILLS - 1))):
