@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from slurmddp.runtime.watch.failures import stuck
 from tests.helpers import SHELL
 
 #: What job.sh assigns, and functions of other files.
@@ -162,3 +164,20 @@ def test_what_ends_a_hold_can_reach_slurm_and_has_nothing_else(tmp_path: Path) -
     got = dict(line.split("=", 1) for line in seen.read_text().splitlines() if "=" in line)
     assert {name: got.get(name) for name in kept} == kept
     assert not [name for name in got if name.startswith("SLURM_") and name not in kept]
+
+
+def test_job_sh_and_rank_0_decide_alike_whether_a_run_makes_progress(tmp_path: Path) -> None:
+    """job.sh decides after an attempt, where no Python may be; rank 0 where torchrun starts the ranks anew in one."""
+    random, expected, lines = Random(4), [], []
+    for number in range(60):
+        steps = [random.choice((0, 10, 57, 57, 60)) for _ in range(random.randint(1, 6))]
+        failures = [f"0 {step}" for step in steps]
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "failures").write_text("".join(f"{line}\n" for line in failures[:-1]))  # no_progress adds the last
+        (folder / "progress").write_text(f"{steps[-1]} 100\n")
+        limit = random.randint(1, 4)
+        lines.append(f"run={folder} breaker={limit}; no_progress && echo stop || echo on")
+        expected.append("on" if stuck(failures, limit) is None else "stop")
+    assert bash(tmp_path, "breaker", *lines).split() == expected
+    assert set(expected) == {"on", "stop"}
