@@ -99,7 +99,7 @@ class Stepper:
         buffers = [(buffer, buffer.clone()) for buffer in self._parallel.module.buffers()]
         with self._parallel.exchanging(last=True):
             loss = self._forward(micro)
-            (loss.total * 0.0).backward()  # type: ignore[no-untyped-call]
+            self._parallel.backward(loss.total * 0.0)
         self._parallel.clear_gradients()
         with torch.no_grad():
             for buffer, before in buffers:
@@ -172,7 +172,7 @@ class Stepper:
                     reduction = sums.reduce(self._sums_group)
                 self._timer.mark(FORWARD)
                 total = self._scaler.scale(loss.total * (factor if micro.real else 0.0))
-                total.backward()  # type: ignore[no-untyped-call]
+                self._parallel.backward(total)
                 self._timer.mark(BACKWARD)
         return reduction.wait(), used
 

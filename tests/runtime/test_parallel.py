@@ -115,7 +115,7 @@ class Training:
         scaler = torch.amp.GradScaler("cpu", enabled=wanted.train.precision == "fp16", init_scale=256.0)
         self.trained = state.Trained(self.parallel.module, optim, scaler)
         with self.parallel.exchanging(True):
-            (loss_of(self.parallel.model, kind, tokens(0)[:1]) * 0.0).backward()
+            self.parallel.backward(loss_of(self.parallel.model, kind, tokens(0)[:1]) * 0.0)
         optim.zero_grad()
 
     def step(self, step: int) -> tuple[float, float]:
@@ -130,7 +130,7 @@ class Training:
             with self.parallel.exchanging(last):
                 loss = loss_of(self.parallel.model, self.kind, rows[list(part or [0])]) * (1.0 if part else 0.0)
                 # Twice too large, as where the number of targets was guessed wrong: put right at the end.
-                self.trained.scaler.scale(loss * (2.0 * self.parallel.divides_by / count)).backward()
+                self.parallel.backward(self.trained.scaler.scale(loss * (2.0 * self.parallel.divides_by / count)))
             sum_of_losses += loss.item()
         self.trained.scaler.unscale_(self.trained.optimizer)
         norm = self.parallel.finish_gradients(0.5, CLIP)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.evaluation import evaluate
 from slurmddp.runtime.measure.timing import StepTimer
-from slurmddp.runtime.parallel.buckets import OnBucket
+from slurmddp.runtime.parallel.buckets import BucketSums, OnBucket
 from slurmddp.runtime.parallel.wrap import wrap
 from slurmddp.runtime.step import Outcome, Stepper, Wishes
 from slurmddp.runtime.tasks.protocol import Loss
@@ -160,6 +161,34 @@ def test_the_backward_pass_does_not_wait_for_the_sums(ranks: Ranks, tmp_path: Pa
     one, other = ranks(2, step_with_a_late_rank, tmp_path / "bucket")
     assert one.wishes == other.wishes == Wishes(stop=True, save=True)
     assert (one.means, one.targets, one.grad_norm) == (other.means, other.targets, other.grad_norm)
+
+
+def futures_of_buckets(joined: World, begun: Path) -> list[bool]:
+    """Whether DDP gets futures that are done already; rank 1 exchanges its bucket after rank 0 has begun to."""
+    done: list[bool] = []
+    begin = BucketSums.begin
+
+    def look(sums: BucketSums, bucket: Any) -> Any:
+        future = begin(sums, bucket)
+        done.append(future.done())
+        begun.touch()
+        return future
+
+    def wait(index: int, last: bool) -> None:
+        until = time.monotonic() + 60
+        while joined.rank == 1 and not begun.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+
+    stepper, _, micros = prepared(joined, 2, 1, on_bucket=wait)
+    with mock.patch.object(BucketSums, "begin", look):
+        stepper.run(micros, step=1, rate=0.0, wishes=Wishes(), before_update=lambda: None)
+    return done
+
+
+@pytest.mark.ranks(2)
+def test_no_callback_runs_in_gloos_thread(ranks: Ranks, tmp_path: Path) -> None:
+    """With torch 2.4, one there may keep a process group from ending."""
+    assert ranks(2, futures_of_buckets, tmp_path / "begun") == [[True], [True]]
 
 
 def evaluations(joined: World) -> list[dict[str, float | int]]:

@@ -22,7 +22,7 @@ from slurmddp.runtime.housekeeping import Collector
 from slurmddp.runtime.measure import cards, dashboards, meter, peak, timing
 from slurmddp.runtime.measure.meter import Meter
 from slurmddp.runtime.measure.timing import DeviceClock, StepTimer
-from slurmddp.runtime.parallel.buckets import sum_buckets
+from slurmddp.runtime.parallel.buckets import BucketSums
 from slurmddp.runtime.world import World
 
 from .harness import Ranks
@@ -242,13 +242,15 @@ def _hooked(world: World) -> tuple[dict[str, float], list[torch.Tensor], list[to
         layers = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
         model = DistributedDataParallel(layers, bucket_cap_mb=0.02, gradient_as_bucket_view=True)
         if hook:
-            sum_buckets(model, lambda index, last: timer.bucket(), bf16=False)
+            sums = BucketSums(model, lambda index, last: timer.bucket(), bf16=False)
         for _ in range(3):
             timer.begin()
             model.zero_grad()
             total = model(torch.full((5, 64), world.rank + 1.0)).square().sum()
             timer.mark("forward")
             total.backward()
+            if hook:
+                sums.wait()
             timer.mark("backward")
             timer.end()
         gradients.append([parameter.grad.clone() for parameter in layers.parameters() if parameter.grad is not None])

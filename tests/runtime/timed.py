@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from slurmddp.runtime.measure.straggler_detection import Notice
 from slurmddp.runtime.measure.stragglers import Stragglers
 from slurmddp.runtime.measure.timing import BACKWARD, DATA, FORWARD, OPTIMIZER, StepTimer
-from slurmddp.runtime.parallel.buckets import sum_buckets
+from slurmddp.runtime.parallel.buckets import BucketSums
 from slurmddp.runtime.world import World
 
 
@@ -43,7 +43,7 @@ def train(world: World, folder: Path, *, seconds: float, window: float, slow: Pa
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)]), bucket_cap_mb=0.3)
     timer = StepTimer()
-    sum_buckets(model, lambda index, last: timer.bucket(), bf16=False)
+    sums = BucketSums(model, lambda index, last: timer.bucket(), bf16=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3 / world.size)
     watch = Stragglers(world, timer, seconds=window)
     hurt = slow if world.rank == 1 else None
@@ -52,7 +52,7 @@ def train(world: World, folder: Path, *, seconds: float, window: float, slow: Pa
     active: set[tuple[str, str]] = set()
     for step in range(1, 10**6):
         timer.begin()
-        _step(model, optimizer, rows, timer)
+        _step(model, sums, optimizer, rows, timer)
         ended = mended and not active
         wishes = torch.tensor([time.monotonic() > until or ended, watch.wants_probe], dtype=torch.float64)
         dist.all_reduce(wishes)
@@ -78,12 +78,19 @@ def train(world: World, folder: Path, *, seconds: float, window: float, slow: Pa
     return {"notices": notices, "probes": probes, "steps": steps, "means": means}
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: Iterator[torch.Tensor], timer: StepTimer) -> None:
+def _step(
+    model: nn.Module,
+    sums: BucketSums,
+    optimizer: torch.optim.Optimizer,
+    rows: Iterator[torch.Tensor],
+    timer: StepTimer,
+) -> None:
     batch = next(rows)
     timer.mark(DATA)
     loss = model(batch).square().mean()
     timer.mark(FORWARD)
     loss.backward()
+    sums.wait()
     timer.mark(BACKWARD)
     optimizer.step()
     optimizer.zero_grad()

@@ -13,36 +13,51 @@ OnBucket = Callable[[int, bool], None]
 Future = torch.futures.Future[torch.Tensor]
 
 
-def sum_buckets(model: DistributedDataParallel, on_bucket: OnBucket | None, *, bf16: bool) -> None:
-    """Make DDP add up each bucket over all ranks as soon as it is ready.
+class BucketSums:
+    """Adds up each bucket of DDP over all ranks as soon as it is ready.
 
-    The sum is not divided, so that rounding is as in one process. With `bf16` the ranks exchange bf16, half the bytes.
+    The sum is not divided, so that rounding is as in one process.
     """
-    model.register_comm_hook(on_bucket, _sum_in_bf16 if bf16 else _sum)
+
+    def __init__(self, model: DistributedDataParallel, on_bucket: OnBucket | None, *, bf16: bool) -> None:
+        """Register the hook. With `bf16` the ranks exchange bf16, half the bytes."""
+        self._on_bucket = on_bucket
+        self._bf16 = bf16
+        self._begun: list[tuple[dist.Work, torch.Tensor, torch.Tensor]] = []
+        model.register_comm_hook(self, _begin)
+
+    def wait(self) -> None:
+        """Wait for the sums that are still on their way; after each backward pass that exchanges gradients."""
+        for work, sent, gradients in self._begun:
+            work.wait()
+            if sent is not gradients:
+                gradients.copy_(sent)
+        self._begun.clear()
+
+    def begin(self, bucket: dist.GradBucket) -> Future:
+        """For the hook: start to add up a bucket.
+
+        On a CPU, tell DDP at once that it is done, which moves no number, since gradients are views of the buckets. A
+        callback would run in gloo's thread, and would need the interpreter there. With torch 2.4 the end of a process
+        group waits for that thread and keeps the interpreter meanwhile.
+        """
+        if self._on_bucket is not None:
+            self._on_bucket(bucket.index(), bucket.is_last())
+        gradients: torch.Tensor = bucket.buffer()
+        sent = gradients.to(torch.bfloat16) if self._bf16 else gradients
+        work = dist.all_reduce(sent, async_op=True)
+        assert work is not None
+        if gradients.device.type != "cpu":
+            future: Future = work.get_future()
+            return future.then(lambda done: gradients.copy_(_first(done)) if self._bf16 else _first(done))
+        self._begun.append((work, sent, gradients))
+        done = Future()
+        done.set_result(gradients)
+        return done
 
 
-def _sum(on_bucket: OnBucket | None, bucket: dist.GradBucket) -> Future:
-    return _added_up(_gradients(on_bucket, bucket)).then(_first)
-
-
-def _sum_in_bf16(on_bucket: OnBucket | None, bucket: dist.GradBucket) -> Future:
-    gradients = _gradients(on_bucket, bucket)
-    return _added_up(gradients.to(torch.bfloat16)).then(lambda future: gradients.copy_(_first(future)))
-
-
-def _gradients(on_bucket: OnBucket | None, bucket: dist.GradBucket) -> torch.Tensor:
-    if on_bucket is not None:
-        on_bucket(bucket.index(), bucket.is_last())
-    gradients: torch.Tensor = bucket.buffer()
-    return gradients
-
-
-def _added_up(tensor: torch.Tensor) -> Future:
-    """Return a future whose value is a list of the one tensor."""
-    work = dist.all_reduce(tensor, async_op=True)
-    assert work is not None
-    future: Future = work.get_future()
-    return future
+def _begin(sums: BucketSums, bucket: dist.GradBucket) -> Future:
+    return sums.begin(bucket)
 
 
 def _first(future: Future) -> torch.Tensor:

@@ -41,7 +41,11 @@ class Parallel(ABC):
 
     @abstractmethod
     def exchanging(self, last: bool) -> AbstractContextManager[Any]:
-        """The context for forward and backward of one micro batch. After the last one gradients are all ranks'."""
+        """The context for forward and backward of one micro batch."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Differentiate a micro batch's loss, in `exchanging(last)`. After the last one gradients are all ranks'."""
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def clear_gradients(self) -> None:
         """Forget them, before a step. As the optimizer's zero_grad, in a tenth of its time."""

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmddp.runtime.job import Ddp
-from slurmddp.runtime.parallel.buckets import OnBucket, sum_buckets
+from slurmddp.runtime.parallel.buckets import BucketSums, OnBucket
 from slurmddp.runtime.parallel.model import Parallel, norms
 from slurmddp.runtime.world import World
 from slurmddp.shared import mesh
@@ -36,12 +36,17 @@ class Replicated(Parallel):
             # DDP's own default makes the first bucket a small one, which its number does not.
             bucket_cap_mb=None if options.bucket_mb == _DEFAULT_BUCKET_MB else options.bucket_mb,
         )
-        sum_buckets(self._ddp, on_bucket, bf16=options.compression == "bf16")
+        self._sums = BucketSums(self._ddp, on_bucket, bf16=options.compression == "bf16")
         self.model = self._ddp
 
     def exchanging(self, last: bool) -> AbstractContextManager[Any]:
         """Gradients add up on this rank until the last micro batch."""
         return nullcontext() if last else self._ddp.no_sync()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """The last pass ends when all buckets are there."""
+        super().backward(loss)
+        self._sums.wait()
 
     def _norm(self, gradients: list[torch.Tensor]) -> float:
         return float(torch.linalg.vector_norm(norms(gradients))) if gradients else 0.0
