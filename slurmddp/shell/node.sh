@@ -140,7 +140,9 @@ check_binds() {
 prepare_preflight() {
   local network= about checksum
   SLURMDDP_COMMAND=("${container[@]}" "$python" -m slurmddp.runtime.preflight "$run")
-  complaint=$logs/preflight/$host.stderr
+  SLURMDDP_PREFLIGHT_STDERR=$logs/preflight/$host.stderr
+  # run_preflight reads these, and the ranks' variables are set in between: without a container, in this same shell.
+  SLURMDDP_SCRIPT_VALUES=$(declare -p host logs preflight alone runtime prefix own_python_path container python)
   mkdir -p "$logs/preflight" || fail "cannot write into the run folder ($logs)"
   check_binds
   if [[ -n "$interface" ]]; then # with its prefix length
@@ -206,12 +208,14 @@ pass_gpus() {
 
 # The preflight's step ends here. No exec: where the container or its Python does not start, this shell is left to say so.
 run_preflight() {
-  local code=0
   [[ "${SLURMDDP_STEP:-}" == preflight ]] || return 0
-  "${SLURMDDP_COMMAND[@]}" 2>"$complaint" || code=$?
-  cat "$complaint" >&2
-  ((code == 0 || code == 3)) || { check_python; fail "the preflight ended with exit code $code: $(tail -n 1 "$complaint")"; }
-  exit "$code"
+  SLURMDDP_PREFLIGHT_CODE=0
+  "${SLURMDDP_COMMAND[@]}" 2>"$SLURMDDP_PREFLIGHT_STDERR" || SLURMDDP_PREFLIGHT_CODE=$?
+  eval "$SLURMDDP_SCRIPT_VALUES" # a variable of the user's may have such a name
+  cat "$SLURMDDP_PREFLIGHT_STDERR" >&2
+  ((SLURMDDP_PREFLIGHT_CODE == 0 || SLURMDDP_PREFLIGHT_CODE == 3)) ||
+    { check_python; fail "the preflight ended with exit code $SLURMDDP_PREFLIGHT_CODE: $(tail -n 1 "$SLURMDDP_PREFLIGHT_STDERR")"; }
+  exit "$SLURMDDP_PREFLIGHT_CODE"
 }
 
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash $BASH_VERSION is too old: 4.4 or newer is needed"

@@ -35,8 +35,10 @@ RESERVED = frozenset(
         "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
         "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
-        # Read-only in bash, or the node script's own words: with no container, its variables are the ranks'.
+        # Read-only in bash.
         "UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO",
+        # node.sh reads these after it has set the user's, which without a container are variables of the same shell.
+        # tests/unit/render/test_render_names.py finds in the scripts what is missing here.
         "run", "logs", "interface", "container", "torchrun", "program",
     }
 )  # fmt: skip

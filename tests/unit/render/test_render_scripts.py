@@ -179,7 +179,7 @@ ASKED = (
     | {"forged", "timeout"}
     | {"best_cause", "cause_in_logs", "cause_text", "cd", "compgen", "from_marker", "i", "json", "marker", "plain"}
     | {"unescaped"}
-    | {"IFS", "command", "printf"}
+    | {"IFS", "command", "declare", "printf"}
     | {"LD_LIBRARY_PATH", "decide", "readlink", "without_compat"}  # in the container: which libcuda is there
 )
 
