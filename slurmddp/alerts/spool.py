@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from slurmddp.alerts import secrets
 from slurmddp.runs.events import append_event
-from slurmddp.runs.files import write_whole
 from slurmddp.runs.layout import RunFolder
+from slurmddp.shared.files import write_whole
 from slurmddp.slurm.base import clean_environment
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")

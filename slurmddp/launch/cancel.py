@@ -9,9 +9,9 @@ from typing import Literal
 from slurmddp.errors import UserError
 from slurmddp.runs.events import append_event
 from slurmddp.runs.evidence import CANCELLED, Evidence, evidence
-from slurmddp.runs.files import write_whole
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import RunState
+from slurmddp.shared.files import write_whole
 from slurmddp.slurm.base import JobId
 from slurmddp.slurm.choose import scheduler_for
 

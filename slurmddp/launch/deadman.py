@@ -6,8 +6,8 @@ import json
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.plan.model import Plan
-from slurmddp.runs.files import write_whole
 from slurmddp.runs.layout import RunFolder
+from slurmddp.shared.files import write_whole
 from slurmddp.slurm.base import JobId
 from slurmddp.slurm.client import Slurm
 

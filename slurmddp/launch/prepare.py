@@ -164,7 +164,7 @@ def _resumed_runs(request: Request) -> tuple[Path, ...]:
 
 def _continued(folder: RunFolder) -> list[Path]:
     """The runs that a run continued, newest first. Raises UserError where it keeps no checkpoints that we know."""
-    from slurmddp.runs.files import read_json
+    from slurmddp.shared.files import read_json
 
     if not folder.job_json.is_file():
         from slurmddp.runs import manifest

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from slurmddp.runs.cause_rules import Cause, cause_in_logs, rules
 from slurmddp.runs.events import read_lines
-from slurmddp.runs.files import read_plain
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
+from slurmddp.shared.files import read_plain
 
 #: Bytes of a file of the preflight, and characters of a message that are shown.
 _BYTES = 1_000_000

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from slurmddp.runs.files import open_plain
+from slurmddp.shared.files import open_plain
 
 RULES = Path(__file__).resolve().parent.parent / "shell" / "cause.rules"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import UserError
-from slurmddp.runs.files import read_json
 from slurmddp.runs.layout import RunFolder
 from slurmddp.shared.checkpoint import layout
+from slurmddp.shared.files import read_json
 
 #: Folders whose names begin so are being written, or half removed (`layout.temporary_name`).
 _HIDDEN = (".saving-step-", ".old-step-")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from slurmddp.runs.files import open_plain
+from slurmddp.shared.files import open_plain
 from slurmddp.shared.journal import JsonLines
 
 #: Bytes of a line; a longer one is none that a run writes.

@@ -9,9 +9,9 @@ from typing import Any
 from slurmddp.errors import UserError
 from slurmddp.runs import events as event_files
 from slurmddp.runs import submission as submissions
-from slurmddp.runs.files import read_json
 from slurmddp.runs.layout import RunFolder, attempt_of
 from slurmddp.runs.submission import Submission
+from slurmddp.shared.files import read_json
 from slurmddp.slurm.base import JobId
 
 #: The first line of a stop file that is final: nothing starts the run again.

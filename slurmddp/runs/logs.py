@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurmddp.runs.files import open_plain
 from slurmddp.runs.layout import RunFolder
+from slurmddp.shared.files import open_plain
 
 
 class Follower:

@@ -14,10 +14,10 @@ from typing import Any
 from slurmddp.errors import UserError
 from slurmddp.runs import git
 from slurmddp.runs.create import write_file
-from slurmddp.runs.files import read_json
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.version import version
 from slurmddp.shared import schemas
+from slurmddp.shared.files import read_json
 
 SCHEMA = 1
 #: Versions of the run folder's other files that programs read.

@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import Any
 
 from slurmddp.errors import UserError
-from slurmddp.runs.files import read_json, write_whole
 from slurmddp.runs.layout import RunFolder
+from slurmddp.shared.files import read_json, write_whole
 
 SCHEDULERS = ("slurm", "local", "allocation")
 

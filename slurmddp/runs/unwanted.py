@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from slurmddp.runs.files import read_json
+from slurmddp.shared.files import read_json
 
 SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "venv", "node_modules", ".cache"})
 SKIPPED_SUFFIXES = (".pyc", ".pyo")

@@ -1,8 +1,6 @@
 """What is found about a node, and the lines that job.sh reads."""
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 #: Characters that bash writes into JSON, and others that end a line, are not worth their trouble there.
@@ -60,10 +58,3 @@ def verdict(nodes: Sequence[str], found: Mapping[str, Sequence[Finding]]) -> lis
         lines.append(f"{node} bad {'; '.join(reasons)}" if reasons else f"{node} ok")
         lines += [f"{node} warn {finding.text}" for finding in found.get(node, ()) if finding.level == "warn"]
     return lines
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The file is there whole or not at all. Raises OSError."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8", errors="surrogateescape")
-    part.replace(path)

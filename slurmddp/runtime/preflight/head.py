@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.preflight.findings import Finding, any_bad, bad, from_json, plain, verdict, warn, write_atomically
+from slurmddp.runtime.preflight.findings import Finding, any_bad, bad, from_json, plain, verdict, warn
 from slurmddp.runtime.preflight.judge import Report, judge
 from slurmddp.runtime.preflight.look import look, show, take_away
 from slurmddp.runtime.preflight.pairs import partners
@@ -29,6 +29,7 @@ from slurmddp.runtime.preflight.star import (
     why,
 )
 from slurmddp.runtime.signing import ForgedError
+from slurmddp.shared.files import write_whole
 
 #: Connections that are tried at once on the way back.
 _AT_ONCE = 256
@@ -200,7 +201,7 @@ class Head:
         place = self._place
         found = self._findings()
         self._lines = verdict(place.nodes, found)
-        await asyncio.to_thread(write_atomically, place.folder / "verdict", "\n".join(self._lines) + "\n")
+        await asyncio.to_thread(write_whole, place.folder / "verdict", "\n".join(self._lines) + "\n")
         print("\n".join(f"slurmddp: preflight: {line}" for line in self._lines), flush=True)
         return 3 if any(any_bad(items) for items in found.values()) else 0
 

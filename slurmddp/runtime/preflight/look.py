@@ -3,10 +3,11 @@
 import asyncio
 
 from slurmddp.runtime.preflight import checks
-from slurmddp.runtime.preflight.findings import Finding, bad, write_atomically
+from slurmddp.runtime.preflight.findings import Finding, bad
 from slurmddp.runtime.preflight.judge import Report
 from slurmddp.runtime.preflight.place import Place
 from slurmddp.runtime.preflight.star import token_file
+from slurmddp.shared.files import write_whole
 
 #: Part of the time that looking may take: a file system that hangs is to be reported, too.
 _PART = 0.5
@@ -34,7 +35,7 @@ def show(place: Place, token: str) -> list[Finding]:
     """Leave the token in the run folder."""
     try:
         place.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(token_file(place.folder, place.node), token)
+        write_whole(token_file(place.folder, place.node), token)
     except OSError as error:
         todo = "is the file system full, over quota, or mounted read-only on this node?"
         return [bad(f"cannot write into the run folder ({place.folder}): {error.strerror}", todo)]

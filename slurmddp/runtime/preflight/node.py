@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from slurmddp.runtime.preflight.findings import Finding, bad, plain, write_atomically
+from slurmddp.runtime.preflight.findings import Finding, bad, plain
 from slurmddp.runtime.preflight.judge import Report
 from slurmddp.runtime.preflight.look import look, show, take_away
 from slurmddp.runtime.preflight.place import Place
@@ -25,6 +25,7 @@ from slurmddp.runtime.preflight.star import (
     token_file,
     why,
 )
+from slurmddp.shared.files import write_whole
 
 #: The part of the time after which a node gives up a head that it never heard of.
 _PATIENCE = 0.75
@@ -157,7 +158,7 @@ def _leave_word(place: Place, reason: str) -> int:
     """NODE.unreached, which the head finds in the run folder; it knows whether others have the same trouble."""
     print(f"slurmddp: preflight: {reason}", file=sys.stderr)
     try:
-        write_atomically(place.folder / f"{place.node}.unreached", plain(reason) + "\n")
+        write_whole(place.folder / f"{place.node}.unreached", plain(reason) + "\n")
         take_away(place)
     except OSError as error:
         print(f"slurmddp: preflight: cannot say so in {place.folder}: {error}", file=sys.stderr)

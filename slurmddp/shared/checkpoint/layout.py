@@ -6,13 +6,13 @@ import json
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from slurmddp.shared.checkpoint import contents
+from slurmddp.shared.files import open_plain
 
 MANIFEST = "manifest.json"
 DATA = "data.json"
@@ -72,7 +72,7 @@ def found(root: Path) -> list[tuple[int, Path]]:
 def facts(path: Path, *, sync: bool = False) -> FileFacts:
     """Bytes and sha256 of a regular file, read in chunks; with `sync`, its content is on stable storage on return."""
     digest, size = hashlib.sha256(), 0
-    with open(_regular(path), "rb", buffering=0) as file:
+    with open_plain(path) as file:
         chunk = memoryview(bytearray(min(_CHUNK, max(os.fstat(file.fileno()).st_size, 1))))
         while count := file.readinto(chunk):
             digest.update(chunk[:count])
@@ -80,15 +80,6 @@ def facts(path: Path, *, sync: bool = False) -> FileFacts:
         if sync:
             os.fsync(file.fileno())
     return FileFacts(size, digest.hexdigest())
-
-
-def _regular(path: Path) -> int:
-    """Open a file to read. Raises OSError for a pipe or a device: somebody else's checkpoint may never end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return descriptor
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -133,12 +124,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Rejected, and OSError for what is there and cannot be read.
     """
     try:
-        with open(_regular(folder / COMPLETE), "rb") as file:
+        with open_plain(folder / COMPLETE) as file:
             vouched = file.read(100).decode("ascii", errors="replace").strip()
     except FileNotFoundError:
         raise Rejected(folder, COMPLETE, "is missing: the checkpoint was never finished") from None
     try:
-        with open(_regular(folder / MANIFEST), "rb") as file:
+        with open_plain(folder / MANIFEST) as file:
             content = file.read(_LARGEST_MANIFEST)
     except FileNotFoundError:
         raise Rejected(folder, MANIFEST, "is missing") from None

@@ -6,31 +6,35 @@ import errno
 import json
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 #: No file of ours that is read whole comes near.
 MAX_BYTES = 2**26
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file such that nobody ever sees half of it. Raises OSError."""
+    """Write a file such that nobody ever sees half of it. Raises OSError.
+
+    surrogateescape: paths that are not UTF-8 are written as the bytes that they are.
+    """
     part = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", errors="surrogateescape")
         part.replace(path)
     except OSError:  # a full disk keeps the name, and nothing in it
         part.unlink(missing_ok=True)
         raise
 
 
-def open_plain(path: Path) -> BinaryIO:
+def open_plain(path: Path) -> BufferedReader:
     """Open for reading what must be a plain file. Raises OSError, also for a pipe, whose reading may never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return os.fdopen(descriptor, "rb")
+        return open(descriptor, "rb")
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "is no plain file", str(path))
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def read_plain(path: Path, limit: int = MAX_BYTES) -> bytes:
