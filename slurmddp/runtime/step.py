@@ -13,7 +13,7 @@ from slurmddp.runtime.checkpoint.state import Trained
 from slurmddp.runtime.data.loading import Micro, to_device
 from slurmddp.runtime.errors import NotFiniteError, RuntimeFailure
 from slurmddp.runtime.job import Job
-from slurmddp.runtime.measure.loss_accumulator import LossAccumulator, Totals
+from slurmddp.runtime.measure.loss_accumulator import LossAccumulator, Reduction, Totals
 from slurmddp.runtime.measure.timing import BACKWARD, DATA, FORWARD, NETWORK, OPTIMIZER, StepTimer
 from slurmddp.runtime.parallel.model import Parallel
 from slurmddp.runtime.precision import PRECISIONS, autocast
@@ -83,6 +83,8 @@ class Stepper:
         self._clip = job.train.optimizer.clip or math.inf
         self._assumed = job.batch.total * task.targets_per_sample
         self._skipped_in_a_row = 0
+        # Kept until the next step, as BucketSums keeps its tensors.
+        self._reduction: Reduction | None = None
         #: The last step that changed the weights; 0 before the first of this attempt.
         self.changed_in = 0
 
@@ -174,6 +176,7 @@ class Stepper:
                 total = self._scaler.scale(loss.total * (factor if micro.real else 0.0))
                 self._parallel.backward(total)
                 self._timer.mark(BACKWARD)
+        self._reduction = reduction
         return reduction.wait(), used
 
     def _finish_gradients(self, count: int) -> float:

@@ -24,6 +24,8 @@ class BucketSums:
         self._on_bucket = on_bucket
         self._bf16 = bf16
         self._begun: list[tuple[dist.Work, torch.Tensor, torch.Tensor]] = []
+        # Kept until the next pass: gloo's thread, if it is the last to hold a tensor, needs the interpreter to free it.
+        self._ended: list[tuple[dist.Work, torch.Tensor, torch.Tensor]] = []
         model.register_comm_hook(self, _begin)
 
     def wait(self) -> None:
@@ -32,7 +34,7 @@ class BucketSums:
             work.wait()
             if sent is not gradients:
                 gradients.copy_(sent)
-        self._begun.clear()
+        self._begun, self._ended = [], self._begun
 
     def begin(self, bucket: dist.GradBucket) -> Future:
         """For the hook: start to add up a bucket.
