@@ -153,6 +153,10 @@ TABLE: dict[str, tuple[Texts, str]] = {
     "an exit code of many digits": ({"node1.log": b"Root Cause\n exitcode : 12345678901\n"}, ""),
     "a long line": ({"node1.log": b"x" * 1_500_000 + b"\n" + b"a" * 1996 + b"Error: x\n" + LOST}, f"0 node1 {GONE}"),
     "NCCL's own log": ({"nccl.node1.7.log": TORCHRUN.encode(), "node1.log": LOST}, f"0 node1 {GONE}"),
+    "a cascade that is also the agent's signal": (
+        {"node1.log": LOST + b"SignalException: Connection reset\nAttributeError: no _str\n"},
+        f"0 node1 {GONE}",
+    ),
     "a flood of cascades": ({"node1.log": LOST * 9000 + TORCHRUN.encode()}, BOOM),
 }
 RANKS = "node1\nnode1\nnode2\nnode2\n"
