@@ -172,8 +172,8 @@ def _fail(world: World, root: Path, what: str, failing: int) -> list[list[tuple[
     if what != "first":
         save.save(trained, step=1, data=data(1))
     ended = []
-    name = {"first": "shards.write", "write": "shards.write"}.get(what, f"layout.{what}")
-    broken = mock.patch(f"slurmddp.runtime.checkpoint.{name}", side_effect=OSError(5, "Input/output error", "disk"))
+    name = "runtime.checkpoint.shards.write" if what in ("first", "write") else f"shared.checkpoint.layout.{what}"
+    broken = mock.patch(f"slurmddp.{name}", side_effect=OSError(5, "Input/output error", "disk"))
     with broken if world.rank == failing else contextlib.nullcontext():
         save.begin(trained, step=2, data=data(2))
         ended.append(short(save.finish()))

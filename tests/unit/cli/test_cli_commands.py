@@ -249,7 +249,8 @@ def test_a_dry_run_as_json(ready: Desk, cli: Cli) -> None:
     assert cli("submit", "job.yaml").code == 0
     run = only_run(ready)
     assert shown["scripts"] == {name: (run / name).read_text() for name in ("job.sh", "node.sh")}
-    files = {str(path.relative_to(run)): path.read_text() for path in (run / "code/slurmddp/shell").rglob("*.sh")}
+    shell = [path for path in (run / "code/slurmddp/shell").rglob("*") if path.is_file()]
+    files = {str(path.relative_to(run)): path.read_text() for path in shell}
     assert shown["machinery"]["files"] == files
     (ready.project / "image.sif").unlink()
     refused = cli("submit", "job.yaml", "--dry-run", "--json")
