@@ -28,7 +28,7 @@ def shape(hint: Any) -> Any:
         return shape(kind), "or null"
     if get_origin(hint) is Literal:
         return frozenset(get_args(hint))
-    if is_dataclass(hint) or (isinstance(hint, type) and issubclass(hint, BaseModel)):
+    if is_dataclass(hint) or (get_origin(hint) is None and isinstance(hint, type) and issubclass(hint, BaseModel)):
         return hint.__name__
     return {tuple: list}.get(get_origin(hint), get_origin(hint) or hint)
 
