@@ -143,7 +143,10 @@ def test_ctrl_c_ends_a_helper(home: Path, program: Helper, tmp_path: Path) -> No
     program(f"echo $$ >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; sleep 60; touch {tmp_path}/end")
     with Server(lambda request: Reply(401, b"", {"WWW-Authenticate": 'Basic realm="x"'})) as server:
         login(home, {"credsStore": "lab"})
-        command = f"from slurmddp.images.registry.client import resolve; resolve('{server.host}/a/b')"
+        command = f"""import signal
+from slurmddp.images.registry.client import resolve
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored under nohup, and in a shell's background
+resolve('{server.host}/a/b')"""
         with subprocess.Popen([sys.executable, "-c", command], stderr=subprocess.PIPE) as asking:
             while not (tmp_path / "pid").exists():
                 assert asking.poll() is None
