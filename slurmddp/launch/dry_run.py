@@ -11,14 +11,12 @@ from slurmddp.assets import package_folder
 from slurmddp.errors import UserError
 from slurmddp.launch.checks import absent_secrets, doubts, problem
 from slurmddp.launch.prepare import Prepared
-from slurmddp.launch.submit import still_going
+from slurmddp.launch.submit import command_line, still_going
 from slurmddp.launch.write import run_files, survey_project
-from slurmddp.plan.model import Plan
 from slurmddp.runs import snapshot
 from slurmddp.runs.create import refuse_root
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.survey import Survey
-from slurmddp.slurm.choose import scheduler_named
 from slurmddp.spec.sensitive import refuse_values
 
 #: Stands for the id of the run, which only a submission makes.
@@ -109,12 +107,6 @@ def dry_run(prepared: Prepared, refused: UserError | None = None) -> DryRun:
         (*warnings, *(found.warnings if found else ())),
         tuple(refusals),
     )
-
-
-def command_line(plan: Plan, folder: RunFolder) -> tuple[str, ...]:
-    """The words that hand a run folder's job over. Raises UserError for a path that sbatch cannot take."""
-    scheduler = scheduler_named(plan.scheduler)
-    return scheduler.command((), str(folder.job_sh), (str(folder.path),), log=str(folder.job_log))
 
 
 def _refusals(prepared: Prepared) -> Iterator[UserError]:

@@ -17,6 +17,7 @@ from slurmddp.launch.checks import doubts, problem
 from slurmddp.launch.deadman import submit_deadman
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.write import run_files, survey_project
+from slurmddp.plan.model import Plan
 from slurmddp.runs import index, manifest, snapshot, submission
 from slurmddp.runs.create import Draft, create
 from slurmddp.runs.layout import RunFolder
@@ -53,6 +54,12 @@ class Handed:
         }
 
 
+def command_line(plan: Plan, folder: RunFolder) -> tuple[str, ...]:
+    """The words that hand a run folder's job over. Raises UserError for a path that sbatch cannot take."""
+    scheduler = scheduler_named(plan.scheduler)
+    return scheduler.command((), str(folder.job_sh), (str(folder.path),), log=str(folder.job_log))
+
+
 def submit(prepared: Prepared) -> Handed:
     """Make the run folder and start the job. Raises UserError with nothing left behind."""
     plan = prepared.plan
@@ -63,7 +70,7 @@ def submit(prepared: Prepared) -> Handed:
     folder = make_run_folder(prepared, warnings)
     scheduler = scheduler_named(plan.scheduler)
     try:
-        command = scheduler.command((), str(folder.job_sh), (str(folder.path),), log=str(folder.job_log))
+        command = command_line(plan, folder)
         job_id = scheduler.submit(command, root, log=folder.job_log)
     except UserError:
         # Refused: no job has this folder. (An answer that nobody understands is another error, and keeps it.)
