@@ -16,6 +16,7 @@ from slurmddp.images.dockerfile.copying import STAGING
 from slurmddp.images.dockerfile.ignore import Ignore, read_ignore
 from slurmddp.images.dockerfile.interpret import Interpreter, Sections, Setting
 from slurmddp.images.dockerfile.lines import Instruction, read
+from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.running import Running
 from slurmddp.images.dockerfile.stages import Stage, chain, find_stage, image_base, split_stages
 from slurmddp.images.dockerfile.words import shell
@@ -66,19 +67,24 @@ def convert(
     bases:     what registries say of the bases, by their names; WORKDIR and ENTRYPOINT of others are assumed, with a
                note.
 
-    Raises UserError, with file and line, for what cannot be converted.
+    Raises UserError, with file and line, for what cannot be converted: all of it at once.
     """
     _check_arguments(arguments)
-    instructions = read(path)
+    problems = Problems()
+    instructions = read(path, problems)
     path = path.absolute()
-    stages, declared = split_stages(instructions, arguments)
+    stages, declared = split_stages(instructions, arguments, problems)
     final = _target(stages, target, path)
-    return _Parsed(path, instructions, stages, declared, final, arguments, read_ignore(path)).converted(bases)
+    return _Parsed(path, instructions, stages, declared, final, arguments, read_ignore(path), problems).converted(bases)
 
 
 @dataclass(frozen=True)
 class _Parsed:
-    """A Dockerfile and its .dockerignore, read once. declared: its ARGs before the first FROM."""
+    """A Dockerfile and its .dockerignore, read once.
+
+    declared: its ARGs before the first FROM.
+    problems: of its text, found so far.
+    """
 
     path: Path
     instructions: tuple[Instruction, ...]
@@ -87,12 +93,16 @@ class _Parsed:
     final: Stage
     arguments: Mapping[str, str]
     ignore: Ignore
+    problems: Problems
 
     def converted(self, bases: Mapping[str, RegistryImage]) -> Converted:
-        setting = Setting(self.path.parent, self.ignore, self.arguments, self.declared, bases)
+        problems = Problems(self.problems.found)
+        setting = Setting(self.path.parent, self.ignore, self.arguments, self.declared, bases, problems)
         setting.used.update(name for name in self.declared if name in self.arguments)
         conversion = _Conversion(self.stages, setting)
-        running, workdir = conversion.walk(self.final)
+        with problems:
+            running, workdir = conversion.walk(self.final)
+        problems.check()
         notes = setting.notes
         if not self.ignore.file:
             _note_context(self.instructions, self.path, notes)
@@ -172,10 +182,12 @@ class _Conversion:
         self._walking.append(stage)
         whole = chain(self.stages, stage)
         self.visited.update(part.number for part in whole)
-        interpreter = Interpreter(image_base(whole[0].image, whole[0].begin), self.setting, self.name)
-        for part in whole:
-            interpreter.stage(part.body)
-        self._walking.pop()
+        try:
+            interpreter = Interpreter(image_base(whole[0].image, whole[0].begin), self.setting, self.name)
+            for part in whole:
+                interpreter.stage(part.body)
+        finally:
+            self._walking.pop()
         running = interpreter.running if self._walking else interpreter.finish()
         self._add(interpreter.sections, f"stage {stage.number}", stage.name or f"stage-{stage.number}")
         return running, interpreter.workdir

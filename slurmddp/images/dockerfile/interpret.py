@@ -12,7 +12,8 @@ from slurmddp.images.base import Base
 from slurmddp.images.dockerfile.copying import from_context, from_stage, place, read_copy
 from slurmddp.images.dockerfile.ignore import Ignore
 from slurmddp.images.dockerfile.lines import Instruction
-from slurmddp.images.dockerfile.refuse import check
+from slurmddp.images.dockerfile.problems import Problems
+from slurmddp.images.dockerfile.refuse import refusals
 from slurmddp.images.dockerfile.running import Running, run_lines
 from slurmddp.images.dockerfile.scope import PROXIES, Scope
 from slurmddp.images.dockerfile.words import Reference, known, pairs, shell, shell_parts
@@ -57,6 +58,7 @@ class Setting:
     """What all stages of one conversion share.
 
     bases: what registries say of bases, by their names; without it WORKDIR and ENTRYPOINT of most are unknown.
+    problems: what cannot be converted.
     used:  the build's arguments that something takes.
     notes: for the user.
     paths: local files and folders whose content goes in.
@@ -67,13 +69,14 @@ class Setting:
     given: Mapping[str, str]
     declared: Mapping[str, str | None]
     bases: Mapping[str, RegistryImage]
+    problems: Problems
     used: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     paths: list[Path] = field(default_factory=list)
 
 
 class Interpreter:
-    """Walks over a stage; `sections`, `running` and `workdir` are the result. Raises UserError.
+    """Walks over a stage; `sections`, `running` and `workdir` are the result.
 
     stage_of: return the definition file's name for the stage or image that COPY --from names.
     """
@@ -106,11 +109,13 @@ class Interpreter:
         if self.running.own:
             self.running = Running(self.running.entrypoint, self.running.command)
         for instruction in body:
-            check(instruction)
+            refused = list(refusals(instruction))
+            self._setting.problems.found.extend(refused)
             handler = getattr(self, f"on_{instruction.keyword.lower()}", None)
-            if handler:
-                handler(instruction)
-            else:
+            if handler and not refused:
+                with self._setting.problems:
+                    handler(instruction)
+            elif not refused:
                 self._note(instruction, f"{instruction.keyword}: {_NOTED[instruction.keyword]}")
 
     def finish(self) -> Running:

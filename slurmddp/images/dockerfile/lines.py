@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurmddp.errors import UserError
+from slurmddp.images.dockerfile.problems import Problems
 
 _KEYWORDS = re.compile(
     "ADD|ARG|CMD|COPY|ENTRYPOINT|ENV|EXPOSE|FROM|HEALTHCHECK|LABEL|MAINTAINER|ONBUILD|RUN|SHELL|STOPSIGNAL|USER|"
@@ -20,8 +21,31 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 _DIRECTIVE = re.compile(r"#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(.+?)\s*")
 _COMMENT = re.compile(r"\s*#")
-_HEREDOC = re.compile(r"\d*<<-?['\"]?[A-Za-z_0-9.]+['\"]?")
+_HEREDOC = re.compile(r"\d*<<(?P<dash>-?)(?P<word>[^<]+)")
+_DELIMITER = re.compile(r"(?P<mark>['\"]?)(?P<name>[^'\"\\$]+)(?P=mark)")
 _FLAG = re.compile(r"--([a-z][a-z-]*)(?:=(\S*))?(?:\s+|$)")
+
+
+@dataclass(frozen=True)
+class Heredoc:
+    """The text between a `<<NAME` of an instruction and its end.
+
+    word:   what stands in the instruction, such as `<<EOF`.
+    text:   as it stands in the file, each line with its break.
+    expand: whether NAME has no quotes, so that variables of the text are replaced.
+    dash:   whether tabs at the begin of lines are taken away (`<<-NAME`).
+    """
+
+    word: str
+    name: str
+    text: str
+    expand: bool
+    dash: bool
+
+    @property
+    def content(self) -> str:
+        """The text without the tabs that `<<-` takes away."""
+        return re.sub(r"(?m)^\t+", "", self.text) if self.dash else self.text
 
 
 @dataclass(frozen=True)
@@ -33,6 +57,7 @@ class Instruction:
     pieces:  the same text, cut where the file has its line breaks.
     flags:   the options before the text, (name, value or "").
     escape:  the character that continues a line and takes a meaning away.
+    heredocs: the texts behind it.
     """
 
     keyword: str
@@ -42,6 +67,7 @@ class Instruction:
     file: str
     flags: tuple[tuple[str, str], ...] = ()
     escape: str = "\\"
+    heredocs: tuple[Heredoc, ...] = ()
 
     @property
     def where(self) -> str:
@@ -81,8 +107,8 @@ _LONGEST_FILE, _LONGEST = 256 << 10, 32 << 10
 _MOST = 1000
 
 
-def read(path: Path) -> tuple[Instruction, ...]:
-    """The instructions of the Dockerfile at `path`. Raises UserError where it cannot be read or cut."""
+def read(path: Path, problems: Problems) -> tuple[Instruction, ...]:
+    """The instructions of the Dockerfile at `path`. Raises UserError where it cannot be read."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             text = file.read(_LONGEST_FILE + 1)
@@ -93,19 +119,16 @@ def read(path: Path) -> tuple[Instruction, ...]:
     if len(text) > _LONGEST_FILE:
         todo = "is this a Dockerfile? Put long texts into files beside it, and COPY them"
         raise UserError(f"the Dockerfile is longer than {_LONGEST_FILE >> 10} KiB", where=str(path), todo=todo)
-    return parse(text, str(path))
+    return parse(text, str(path), problems)
 
 
-def parse(text: str, file: str) -> tuple[Instruction, ...]:
-    """The instructions of a Dockerfile's text; `file` stands in messages. Raises UserError."""
+def parse(text: str, file: str, problems: Problems) -> tuple[Instruction, ...]:
+    """The instructions of a Dockerfile's text that can be read; `file` stands in messages. Raises UserError."""
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     for number, line in enumerate(lines, 1):
         if _CONTROL.search(line):
-            raise UserError(
-                "the line holds a control character",
-                where=f"{file}:{number}",
-                todo="write the line in plain text",
-            )
+            todo = "write the line in plain text"
+            raise UserError("the line holds a control character", where=f"{file}:{number}", todo=todo)
     escape = _escape(lines, file)
     found: list[Instruction] = []
     position = 0
@@ -126,8 +149,11 @@ def parse(text: str, file: str) -> tuple[Instruction, ...]:
             raise UserError(
                 f"the Dockerfile has more than {_MOST} instructions", where=f"{file}:{start + 1}", todo=todo
             )
-        found.append(_instruction(pieces, start + 1, file, escape))
-    if not found:
+        with problems:
+            read = _instruction(pieces, start + 1, file, escape)
+            heredocs, position = _heredocs(read, lines, position)
+            found.append(replace(read, heredocs=heredocs))
+    if not found and not problems.found:
         raise UserError("the Dockerfile is empty", where=file, todo="it begins with FROM")
     return tuple(found)
 
@@ -212,12 +238,31 @@ def _instruction(pieces: list[str], line: int, file: str, escape: str) -> Instru
         text = text[match.end() :]
     if not text:
         raise bare.error(f"{keyword} says nothing", f"write what {keyword} is to do, or take the line away")
-    if keyword in ("RUN", "COPY", "ADD") and any(map(_HEREDOC.fullmatch, split(text, escape))):
-        raise bare.error(
-            f"{keyword} with a heredoc is not converted",
-            "put the text into a file beside the Dockerfile, COPY it, and RUN it if it is a script",
-        )
     return replace(bare, text=text, pieces=_tail(pieces, text), flags=tuple(flags))
+
+
+def _heredocs(instruction: Instruction, lines: list[str], position: int) -> tuple[tuple[Heredoc, ...], int]:
+    """The heredocs that begin at line `position`, and the line after them. Raises UserError."""
+    found: list[Heredoc] = []
+    if instruction.keyword not in ("RUN", "COPY", "ADD") or instruction.array() is not None:
+        return (), position
+    for word in split(instruction.text, instruction.escape):
+        match = _HEREDOC.fullmatch(word)
+        if not match:
+            continue
+        delimiter = _DELIMITER.fullmatch(match.group("word"))
+        if not delimiter or word in [heredoc.word for heredoc in found]:
+            raise instruction.error(f"{word} is not understood", "write <<NAME, each with a name of its own")
+        name, dash = delimiter.group("name"), bool(match.group("dash"))
+        begin = position
+        while position < len(lines) and (lines[position].lstrip("\t") if dash else lines[position]) != name:
+            position += 1
+        if position == len(lines):
+            raise instruction.error(f"nothing ends the heredoc {word}", f"end it by a line that holds {name} alone")
+        text = "".join(f"{line}\n" for line in lines[begin:position])
+        found.append(Heredoc(word, name, text, not delimiter.group("mark"), dash))
+        position += 1
+    return tuple(found), position
 
 
 def _tail(pieces: list[str], text: str) -> tuple[str, ...]:

@@ -1,7 +1,10 @@
-"""What no definition file can say, refused before anything is converted, each with what to write instead."""
+"""What no definition file can say, whatever stands around it: each refusal with what to write instead."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from slurmddp.errors import UserError
 from slurmddp.images.dockerfile.lines import Instruction
 
 _RUN_FLAGS = {
@@ -17,22 +20,27 @@ _FLAGS = {
 }
 
 
-def check(instruction: Instruction) -> None:
-    """Raise UserError where its keyword or an option cannot be converted. A heredoc is refused in `lines`."""
+def refusals(instruction: Instruction) -> Iterator[UserError]:
+    """The errors of a keyword or an option that cannot be converted."""
     keyword = instruction.keyword
     if keyword == "ONBUILD":
-        raise instruction.error(
+        yield instruction.error(
             "ONBUILD is for images that are built from this one, and a .sif keeps no such triggers",
             "write the instruction into the Dockerfile that needs it",
         )
     if keyword == "SHELL":
-        raise instruction.error(
+        yield instruction.error(
             "SHELL is not converted: every RUN goes through /bin/sh",
             'name the shell where it is needed: RUN ["/bin/bash", "-c", "..."]',
+        )
+    if instruction.heredocs:
+        yield instruction.error(
+            f"{keyword} with a heredoc is not converted",
+            "put the text into a file beside the Dockerfile, COPY it, and RUN it if it is a script",
         )
     for name, _ in instruction.flags:
         if keyword == "RUN":
             todo = _RUN_FLAGS.get(name, "take the option away")
-            raise instruction.error(f"RUN --{name} is BuildKit's own and is not converted", todo)
-        if name not in _FLAGS.get(keyword, ()):
-            raise instruction.error(f"{keyword} --{name} is not converted", "take the option away")
+            yield instruction.error(f"RUN --{name} is BuildKit's own and is not converted", todo)
+        elif name not in _FLAGS.get(keyword, ()):
+            yield instruction.error(f"{keyword} --{name} is not converted", "take the option away")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from slurmddp.errors import UserError
 from slurmddp.images.dockerfile.lines import Instruction
 from slurmddp.images.dockerfile.stages import platform_arguments, read_arguments
 from slurmddp.images.dockerfile.words import Parts, Reference, expand, known, pairs
@@ -57,7 +58,11 @@ class Scope:
         """Take over an ARG: the names and values that the commands after it see. Raises UserError."""
         found = []
         for name, raw in read_arguments(instruction):
-            default = None if raw is None else known(raw, self.lookup, instruction)
+            try:
+                default = None if raw is None else known(raw, self.lookup, instruction)
+            except UserError:
+                self._arguments[name] = ""  # so that the lines that use it are not refused, too
+                raise
             if name in self._given:
                 self._used.add(name)
                 value: str | None = self._given[name]

@@ -11,6 +11,7 @@ from pathlib import Path
 from slurmddp.errors import UserError
 from slurmddp.images.base import Base, parse_base
 from slurmddp.images.dockerfile.lines import Instruction, split
+from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.words import Lookup, known
 from slurmddp.images.registry.documents import ARCHITECTURES
 
@@ -43,26 +44,32 @@ def platform_arguments() -> dict[str, str]:
 
 
 def split_stages(
-    instructions: tuple[Instruction, ...], arguments: Mapping[str, str]
+    instructions: tuple[Instruction, ...], arguments: Mapping[str, str], problems: Problems
 ) -> tuple[tuple[Stage, ...], dict[str, str | None]]:
     """The stages, and the arguments declared before the first FROM: None where they have no value. Raises UserError."""
     declared: dict[str, str | None] = {}
     position = 0
     while position < len(instructions) and instructions[position].keyword == "ARG":
-        for name, value in read_arguments(instructions[position]):
-            default = None if value is None else known(value, _lookup(declared), instructions[position])
-            declared[name] = arguments.get(name, default)
+        with problems:
+            for name, value in read_arguments(instructions[position]):
+                default = None if value is None else known(value, _lookup(declared), instructions[position])
+                declared[name] = arguments.get(name, default)
         position += 1
     if position == len(instructions) or instructions[position].keyword != "FROM":
+        problems.check()
         first = instructions[min(position, len(instructions) - 1)]
         raise first.error("only ARG may stand before the first FROM", "begin with FROM IMAGE")
     stages: list[Stage] = []
+    read = len(problems.found)
     while position < len(instructions):
         end = position + 1
         while end < len(instructions) and instructions[end].keyword != "FROM":
             end += 1
-        stages.append(_stage(instructions[position], instructions[position + 1 : end], stages, declared))
+        with problems:
+            stages.append(_stage(instructions[position], instructions[position + 1 : end], stages, declared))
         position = end
+    if len(problems.found) > read:  # without one of the stages, those that follow would be counted wrongly
+        problems.check()
     return tuple(stages), declared
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from slurmddp.images.base import Base
 from slurmddp.images.dockerfile import convert
 from slurmddp.images.dockerfile.lines import parse
+from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.running import run_lines
 from slurmddp.images.dockerfile.words import expand, pairs, shell
 from slurmddp.images.registry.image import RegistryImage
@@ -124,7 +125,7 @@ WORDS = st.text(alphabet="ab '\"$`\\#%{}()&;!~*", max_size=8).filter(lambda word
 @example(["a", "%files", "bootstrap: x", "{{x}}"])
 def test_the_shell_gets_exactly_the_joined_text(pieces: list[str]) -> None:
     """Whatever the file's breaks are; a stand-in for /bin/sh prints the text that it is given."""
-    instruction = parse("FROM x\nRUN x" + "\\\n".join(pieces) + ".\n", "Dockerfile")[-1]
+    instruction = parse("FROM x\nRUN x" + "\\\n".join(pieces) + ".\n", "Dockerfile", Problems())[-1]
     kept = [pieces[0], *(piece for piece in pieces[1:-1] if piece.strip() and not piece.lstrip().startswith("#"))]
     if len(pieces) > 1 and not pieces[-1].lstrip().startswith("#"):
         kept.append(pieces[-1])
@@ -438,8 +439,8 @@ def test_a_word_reaches_the_shell_as_it_is(words: list[str]) -> None:
 def test_quoted_values_are_taken_as_docker_takes_them(value: str) -> None:
     """In single quotes all is as it stands; in double ones a backslash takes a meaning away."""
     escaped = re.sub(r'(["\\$])', r"\\\1", value)
-    (single,) = parse("ENV A='" + value.replace("'", "") + "'", "Dockerfile")
-    (double,) = parse(f'ENV A="{escaped}"', "Dockerfile")
+    (single,) = parse("ENV A='" + value.replace("'", "") + "'", "Dockerfile", Problems())
+    (double,) = parse(f'ENV A="{escaped}"', "Dockerfile", Problems())
     ((_, raw),) = pairs(single)
     assert "".join(map(str, expand(raw, lambda _: None, single))) == value.replace("'", "")
     ((_, raw),) = pairs(double)

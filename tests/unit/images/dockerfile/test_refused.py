@@ -85,6 +85,19 @@ def test_refused(dock: Dock, text: str, line: int, what: str, todo: str) -> None
     assert error.todo is not None and todo in error.todo
 
 
+def test_all_problems_are_named_at_once_in_the_order_of_lines(dock: Dock) -> None:
+    with pytest.raises(UserError) as caught:
+        dock.convert(
+            "FROM debian:12 AS one\nCOPY missing /x\nRUN --network=none --security=insecure true\nFROM one AS two\n"
+            "NONSENSE x\nFROM debian:12\nCOPY --from=two /a /b\nCOPY --from=one /a /b\nADD git@example.org:x /x\nRUN\n"
+        )
+    text = str(caught.value).replace(f"{dock.context}/", "")
+    places = [line.split(": ")[0] for line in text.splitlines() if line.startswith("Dockerfile:")]
+    assert places == [f"Dockerfile:{line}" for line in (2, 3, 3, 5, 9, 10)], text
+    assert text.count("\n  -> ") == 6 and text.endswith("\n6 problems: nothing was converted")
+    assert caught.value.where == f"{dock.context}/Dockerfile:2" and caught.value.exit_code == 2
+
+
 def test_what_is_not_needed_is_not_refused(dock: Dock) -> None:
     made = dock.convert("FROM scratch AS export\nSHELL x\nFROM debian:12\nRUN true\n")
     assert "export" in made.notes[0]
