@@ -57,13 +57,13 @@ def join(root: Path) -> Setting:
 
 def ours(setting: Setting) -> Iterator[Any]:
     """Our loop, all checks on."""
-    place = environment.read()
-    events = Events(setting.folder.events, attempt=place.attempt, node=place.node, rank=place.rank)
-    stop = Stop(setting.folder.path / "stop" if place.local_rank == 0 else None)
-    watch = Watch(place, stop)
+    env = environment.read()
+    events = Events(setting.folder.events, attempt=env.attempt, node=env.node, rank=env.rank)
+    stop = Stop(setting.folder.path / "stop" if env.local_rank == 0 else None)
+    watch = Watch(env, stop)
     watch.install(parent=True)
     watch.connect(setting.world, setting.job.timeouts, events)
-    setting.trainers.append(trainer(setting.folder, setting.job, setting.world, place, events, watch))
+    setting.trainers.append(trainer(setting.folder, setting.job, setting.world, env, events, watch))
     return setting.trainers[-1].steps()
 
 

@@ -34,7 +34,7 @@ def register(app: App) -> None:
 
 def _ask(folder: "RunFolder") -> "RunStatus":
     """Return the run's status. A job that Slurm holds back after a requeue may begin now: see `release_hold`."""
-    from slurmddp.launch.hold import release_hold
+    from slurmddp.launch.requeue_hold import release_hold
     from slurmddp.report.status import run_status
 
     found = run_status(folder)
@@ -48,7 +48,7 @@ def runs(
 ) -> None:
     """List runs, the newest last."""
     from slurmddp.launch.find import known_roots
-    from slurmddp.launch.hold import release_hold
+    from slurmddp.launch.requeue_hold import release_hold
     from slurmddp.report.status import list_runs, runs_table
 
     found = list_runs(limit, lambda: known_roots(os.environ), opt.say)

@@ -110,7 +110,7 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what an image was made from and what is in it, as its lock file says."""
-    from slurmddp.images.shelf import shelved
+    from slurmddp.images.inventory import shelved
     from slurmddp.report.images import as_dict, details
 
     found = shelved(image)
@@ -119,7 +119,7 @@ def inspect(
 
 def list_images(folder: Folder = Path("images"), as_json: Json = False) -> None:
     """List the images of a folder, newest first, and whether each matches its lock file."""
-    from slurmddp.images.shelf import on_shelf
+    from slurmddp.images.inventory import on_shelf
     from slurmddp.report.images import as_dict, table
 
     found = on_shelf(folder)
@@ -132,7 +132,7 @@ def gc(
     yes: Annotated[bool, typer.Option("--yes", help="Remove them. Without it they are only listed.")] = False,
 ) -> None:
     """Remove images that newer ones replace and no run of yours uses, and leftovers of killed builds."""
-    from slurmddp.images.shelf import removable, remove
+    from slurmddp.images.inventory import removable, remove
     from slurmddp.launch.image import used_images
     from slurmddp.report.images import removal
 

@@ -119,10 +119,10 @@ def run(
     """Run a job now, inside an allocation (salloc, a batch job) or on this machine. Ctrl-C cancels it."""
     prepared = asked.prepare(strict=True, resume=resume, inside=True)
     opt.show_notes(prepared)
-    from slurmddp.launch.here import run_here
+    from slurmddp.launch.foreground import run_foreground
 
     try:
-        code = run_here(prepared, show=None if quiet else write_line, say=opt.say)
+        code = run_foreground(prepared, show=None if quiet else write_line, say=opt.say)
     except BrokenPipeError:
         opt.drop_output()
         code = 1  # cancelled, as `status` reports it

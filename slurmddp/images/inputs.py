@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import UserError
-from slurmddp.images.lock import read_lock, sha256
-from slurmddp.images.wanted import Wanted
+from slurmddp.images.image_spec import Wanted
+from slurmddp.images.provenance import read_lock, sha256
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class _Hasher:
                 names.sort()
                 links = [name for name in names if os.path.islink(os.path.join(folder, name))]
                 for name in sorted([*files, *links]):
-                    place = Path(folder, name)
+                    entry = Path(folder, name)
                     digest.update(
-                        f"{place.relative_to(path)}\0{self._entry(place)}\n".encode("utf-8", "surrogateescape")
+                        f"{entry.relative_to(path)}\0{self._entry(entry)}\n".encode("utf-8", "surrogateescape")
                     )
             return digest.hexdigest()
         except OSError as error:

@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 from slurmddp.images.explain import explain
-from slurmddp.images.lock import writing
+from slurmddp.images.provenance import writing
 
 _SHOWN_LINES = 20
 #: Lines of the build's end in which its cause is looked for.

@@ -15,11 +15,11 @@ from slurmddp import __version__
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images import pinning
 from slurmddp.images.base import check_architecture
+from slurmddp.images.image_spec import Wanted
 from slurmddp.images.inputs import Inputs, inputs_of
-from slurmddp.images.lock import read_lock
+from slurmddp.images.provenance import read_lock
 from slurmddp.images.registry.settings import RegistrySettings
 from slurmddp.images.target import check_name, check_target
-from slurmddp.images.wanted import Wanted
 
 if TYPE_CHECKING:
     from slurmddp.images.builder import Built
@@ -35,7 +35,7 @@ class Rules:
     """What a site says of builds.
 
     prefer:             its container runtime, `apptainer` or `singularity`, taken first where both are there.
-    cache:              a folder for downloads and for the image while it is built; None: the builder's own places.
+    cache:              a folder for downloads and for the image while it is built; None: the builder's own paths.
     processors, memory: what mksquashfs may take; memory in MiB.
     registries:         how they are reached.
     """
@@ -74,7 +74,7 @@ class Request:
     update: bool = False
     commit: Callable[[Path], str | None] = lambda folder: None
 
-    def place(self, target: Path) -> Path:
+    def path_of(self, target: Path) -> Path:
         """The absolute path of a target."""
         return Path(os.path.abspath(self.cwd / target))
 
@@ -96,7 +96,7 @@ def preview(request: Request, report: Callable[[str], None]) -> BuildResult:
     """A dry run: touch and run nothing, ask no registry; what stands in the way of a build is said, not raised."""
     inputs, found = _look(request)
     target = found or request.target or Path(FOLDER, f"{request.image.name}-{_short(inputs, {})}.sif")
-    target = request.place(target)
+    target = request.path_of(target)
     for note in request.image.notes:
         report(f"note: {note}")
     try:
@@ -151,7 +151,7 @@ def decide(
         return Decision(found, inputs, {}, up_to_date=True)
     rules = rules() if callable(rules) else rules
     if request.target is not None:
-        wanted = request.place(request.target)
+        wanted = request.path_of(request.target)
         check_name(wanted)
         if found is None:
             _refuse_other(wanted, inputs, request.force)
@@ -173,20 +173,20 @@ def decide(
                 todo="--force replaces it once the new image is built; or leave the name out",
             )
     target = request.target or Path(FOLDER, f"{request.image.name}-{_short(inputs, digests)}.sif")
-    return Decision(request.place(target), inputs, bases)
+    return Decision(request.path_of(target), inputs, bases)
 
 
 def _look(request: Request) -> tuple[Inputs, Path | None]:
     """The inputs' hashes, and the image that was made from just these; None where there is none."""
     if request.target is None:
         pattern = f"{glob.escape(request.image.name)}-*.sif"
-        places = sorted(request.place(Path(FOLDER)).glob(pattern), key=os.path.getmtime, reverse=True)
+        paths = sorted(request.path_of(Path(FOLDER)).glob(pattern), key=os.path.getmtime, reverse=True)
     else:
-        places = [request.place(request.target)]
-    locks = [(place, lock) for place in places if (lock := read_lock(place)) is not None]
+        paths = [request.path_of(request.target)]
+    locks = [(path, lock) for path in paths if (lock := read_lock(path)) is not None]
     hashed = ((locks[0][1].get("inputs") or {}).get("files") if locks else None) or {}
     inputs = inputs_of(request.image, hashed)
-    made = (place for place, lock in locks if (lock.get("inputs") or {}).get("key") == inputs.key)
+    made = (path for path, lock in locks if (lock.get("inputs") or {}).get("key") == inputs.key)
     return inputs, next(made, None)
 
 
@@ -205,8 +205,8 @@ def _build(
     report: Callable[[str], None],
 ) -> tuple[Built, str]:
     # Here: most calls find that there is nothing to do, or print a definition
+    from slurmddp.images.build_lock import only_build
     from slurmddp.images.builder import build, find_builder
-    from slurmddp.images.exclusive import only_build
     from slurmddp.images.privilege import choose, look
     from slurmddp.images.registry.credentials import for_builder
     from slurmddp.images.workspace import check_space, make_folders, mksquashfs_options, workspace
@@ -214,14 +214,14 @@ def _build(
     image = request.image
     builder = find_builder(rules.prefer)
     way = choose(builder.flavour, look())
-    place = workspace(rules.cache, os.environ)
+    area = workspace(rules.cache, os.environ)
     squash = mksquashfs_options(builder.flavour, builder.version, rules.processors, rules.memory)
-    check_space(sum(base.size for base in bases.values()) or None, target, place)
-    make_folders(place)
+    check_space(sum(base.size for base in bases.values()) or None, target, area)
+    make_folders(area)
     own = bases.get(image.base.source)
     commit = request.commit(image.folder) if image.folder else None
     definition = pinning.pin(image.definition(own.digest if own else None, commit), bases, rules.registries)
-    variables = dict(place.variables)
+    variables = dict(area.variables)
     if rules.registries.proxy:
         variables |= dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"), rules.registries.proxy)
     if pinning.speaks_plainly(bases, rules.registries):

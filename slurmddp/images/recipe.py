@@ -90,7 +90,7 @@ def read_recipe(
     options: recipe keys, values as in a YAML file; lists add. Relative paths of a recipe begin at its own folder (of a
     shipped one at `cwd`), those of the options at `cwd`. What a recipe copies lies below its folder, links followed,
     unless `allow_files`: whoever wrote a recipe that was downloaded must not get the user's files.
-    Raises UserError that lists every mistake with its place.
+    Raises UserError that lists every mistake with its location.
     """
     documents, folder, name, own = [], cwd, "image", None
     if recipe is not None:
@@ -155,12 +155,12 @@ def _source(path: Path, within: Path | None, where: str = "files") -> Path:
         )
     if within is not None:
         root = os.path.realpath(within)
-        for place in (str(path), *_links_in(path)):
-            real = os.path.realpath(place)
+        for name in (str(path), *_links_in(path)):
+            real = os.path.realpath(name)
             if os.path.commonpath([root, real]) != root:
-                leads = f", which leads to {real}," if real != place else ""
+                leads = f", which leads to {real}," if real != name else ""
                 raise UserError(
-                    f"{place}{leads} is not below the recipe's folder {root}",
+                    f"{name}{leads} is not below the recipe's folder {root}",
                     where=where,
                     todo="copy it there; or, if you trust the recipe with it: `build-image --allow-files`",
                 )
@@ -169,8 +169,8 @@ def _source(path: Path, within: Path | None, where: str = "files") -> Path:
 
 def _links_in(folder: Path) -> Iterator[str]:
     """The symbolic links below a folder, which Apptainer follows when it copies (cp -L)."""
-    for place, folders, files in os.walk(folder):
-        yield from (link for name in (*folders, *files) if os.path.islink(link := os.path.join(place, name)))
+    for parent, folders, files in os.walk(folder):
+        yield from (link for name in (*folders, *files) if os.path.islink(link := os.path.join(parent, name)))
 
 
 def check_requirement(text: str, where: str = "--pip") -> str:
@@ -210,13 +210,13 @@ def _requirements(path: Path, where: str) -> Path:
         raise UserError(f"the requirements {path} cannot be read: {why}", where=where) from None
     for number, line in enumerate(lines, 1):
         words = line.split(" #")[0].strip()
-        place = f"{path}:{number}"
+        location = f"{path}:{number}"
         if re.match(r"(-[rce]|--(requirement|constraint|editable)\b|\.{0,2}/)", words):
             raise UserError(
                 f"{words!r} names a file that the image does not have",
-                where=place,
+                where=location,
                 todo="write the packages themselves, and copy code by the recipe's `files`",
             )
         if _PASSWORD.search(words):
-            raise UserError("holds a user or password, which everyone could read in the image", where=place)
+            raise UserError("holds a user or password, which everyone could read in the image", where=location)
     return path

@@ -41,7 +41,7 @@ def workspace(root: Path | None, environment: Mapping[str, str]) -> Workspace:
         cache = cache or str(root / "images" / "cache")
         # Not /tmp, which on many login nodes is small, or memory.
         temporary = temporary or str(root / "images" / "tmp")
-        variables = {f"{family}_{word}": place for family in _FAMILY for word, place in _words(cache, temporary)}
+        variables = {f"{family}_{word}": path for family in _FAMILY for word, path in _words(cache, temporary)}
     home = environment.get("HOME") or "/"
     return Workspace(
         Path(cache or f"{home}/.apptainer/cache"),
@@ -71,7 +71,7 @@ def mksquashfs_options(flavour: str, version: str, processors: int | None, memor
     return ("--mksquashfs-args", " ".join(words))
 
 
-def check_space(layers: int | None, target: Path, place: Workspace) -> None:
+def check_space(layers: int | None, target: Path, area: Workspace) -> None:
     """Raise UserError where a build of an image whose layers have so many bytes cannot fit.
 
     layers: compressed, as the registry tells; None: unknown, and then nothing is refused. What lies on one file system
@@ -81,8 +81,8 @@ def check_space(layers: int | None, target: Path, place: Workspace) -> None:
         return
     needs: dict[int, tuple[float, list[str], Path]] = {}
     for what, factor, folder in (
-        ("the cache", _CACHED, place.cache),
-        ("the unpacked image", _UNPACKED, place.temporary),
+        ("the cache", _CACHED, area.cache),
+        ("the unpacked image", _UNPACKED, area.temporary),
         ("the image", _PACKED, target.parent),
     ):
         there = _existing(folder)
@@ -98,9 +98,9 @@ def check_space(layers: int | None, target: Path, place: Workspace) -> None:
             )
 
 
-def make_folders(place: Workspace) -> None:
+def make_folders(area: Workspace) -> None:
     """The folders of `variables` have to be there before the builder looks for them. Raises UserError."""
-    for name in set(place.variables.values()):
+    for name in set(area.variables.values()):
         try:
             os.makedirs(name, mode=0o700, exist_ok=True)
         except OSError as error:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.images.exclusive import holder
-from slurmddp.images.lock import writing
+from slurmddp.images.build_lock import holder
+from slurmddp.images.inventory import left_over, remove
 from slurmddp.images.make import Request, decide, preview
 from slurmddp.images.process import StopSignals
-from slurmddp.images.shelf import left_over, remove
+from slurmddp.images.provenance import writing
 from slurmddp.launch.build_ask import HERE, Asked, ask
 from slurmddp.launch.build_wait import BuildJob, end, follow
 from slurmddp.launch.image import rules_of

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.images.lock import read_lock
 from slurmddp.images.process import StopSignals
+from slurmddp.images.provenance import read_lock
 from slurmddp.slurm.base import ENDED, JobId, JobView, Scheduler
 
 #: Seconds between two looks at the log, and between two questions to Slurm, which have time: the log tells of the end.

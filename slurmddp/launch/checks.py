@@ -33,14 +33,14 @@ def problems(prepared: Prepared) -> Iterator[UserError]:
     plan, resolved = prepared.plan, prepared.resolved
     said = resolved.job.container
     of_job = " --job JOB.yaml" if said.recipe or said.base else ""
-    yield from _image(plan, resolved.place("container", "image"), of_job)
+    yield from _image(plan, resolved.location("container", "image"), of_job)
     yield from absent_inputs(prepared)
     told = {host for *_, host in _inputs(prepared)}
     for bind in plan.container.binds:
         if not bind.by_site and bind.source not in told and not os.path.exists(bind.source):
             yield UserError(
                 f"the bind source {bind.source} does not exist",
-                where=resolved.place("container", "binds"),
+                where=resolved.location("container", "binds"),
                 todo="correct it, or make the folder",
             )
     yield from _program(prepared)
@@ -65,7 +65,7 @@ def absent_inputs(prepared: Prepared) -> Iterator[UserError]:
             seen = f" ({host} on this machine)" if host != path else ""
             yield UserError(
                 f"{what} {path}{seen} does not exist",
-                where=prepared.resolved.place(*key),
+                where=prepared.resolved.location(*key),
                 todo="correct it (relative paths start at the directory you are in), or add a bind",
             )
 
@@ -122,7 +122,7 @@ def driver_verdict(prepared: Prepared) -> Verdict | None:
     if driver is None or not uses_it or not plan.container.image or not os.path.isfile(plan.container.image):
         return None
     from slurmddp.images.driver import check
-    from slurmddp.images.shelf import shelved
+    from slurmddp.images.inventory import shelved
 
     gpu = resolved.job.resources.gpu_type or partition.gpu_type
     cuda = shelved(Path(plan.container.image)).cuda
@@ -145,7 +145,7 @@ def _image(plan: Plan, where: str, of_job: str) -> Iterator[UserError]:
 
 def _program(prepared: Prepared) -> Iterator[UserError]:
     plan, program = prepared.plan, prepared.plan.program
-    where = prepared.resolved.place("train", "script")
+    where = prepared.resolved.location("train", "script")
     if plan.workdir and plan.container.runtime != "none" and _belongs_to_the_system(plan.workdir):
         yield UserError(
             f"the job would run in {plan.workdir}, which would hide the image's own",
@@ -154,7 +154,7 @@ def _program(prepared: Prepared) -> Iterator[UserError]:
     if program.project is not None and not os.path.isdir(program.project):
         yield UserError(
             f"the project folder {program.project} does not exist",
-            where=prepared.resolved.place("train", "project"),
+            where=prepared.resolved.location("train", "project"),
             todo="correct it",
         )
     elif program.script:

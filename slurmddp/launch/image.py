@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from slurmddp.errors import UserError
+from slurmddp.images.image_spec import Wanted, of_dockerfile, of_recipe
 from slurmddp.images.make import Rules
 from slurmddp.images.registry.settings import RegistrySettings
-from slurmddp.images.wanted import Wanted, of_dockerfile, of_recipe
 
 if TYPE_CHECKING:  # profiles and recipes bring pydantic, which a Dockerfile's definition does not need
     from slurmddp.spec.document import Document

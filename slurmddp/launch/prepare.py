@@ -113,7 +113,7 @@ def _save_seconds(runs: Sequence[Path]) -> float | None:
     """The longest that a checkpoint of these runs took to save; None where none tells."""
     if not runs:
         return None
-    from slurmddp.runs.saves import longest_save
+    from slurmddp.runs.checkpoint_durations import longest_save
 
     return longest_save(runs)
 

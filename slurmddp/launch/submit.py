@@ -14,8 +14,8 @@ from typing import Any
 from slurmddp.alerts import secrets
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.checks import doubts, problem
-from slurmddp.launch.deadman import submit_deadman
 from slurmddp.launch.prepare import Prepared
+from slurmddp.launch.watchdog import submit_deadman
 from slurmddp.launch.write import run_files, survey_project
 from slurmddp.plan.model import Plan
 from slurmddp.runs import index, manifest, snapshot, submission

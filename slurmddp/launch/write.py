@@ -39,7 +39,7 @@ def survey_project(plan: Plan, *exclude: Path) -> Survey | None:
     """
     if plan.program.project is None or not plan.snapshot:
         return None
-    no_code = [*exclude, *(Path(place) for place in (plan.runs_root, plan.cache) if place)]
+    no_code = [*exclude, *(Path(path) for path in (plan.runs_root, plan.cache) if path)]
     return survey(Path(plan.program.project), limit=plan.snapshot_limit, exclude=no_code)
 
 

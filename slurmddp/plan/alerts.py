@@ -25,7 +25,7 @@ def plan_alerts(resolved: Resolved, context: Context) -> tuple[AlertsPlan | None
         if target.called in names:
             raise UserError(
                 f"alerts has two targets called {target.called}",
-                where=resolved.place("alerts", str(index)),
+                where=resolved.location("alerts", str(index)),
                 todo="give one of them a name: {to: ..., name: NAME}; its address is read from a file of that name",
             )
         names[target.called] = index
@@ -47,21 +47,21 @@ def plan_mail(resolved: Resolved) -> tuple[str, ...]:
     if len(wanted) > 1:
         raise UserError(
             "alerts has two targets that are mail, and Slurm keeps one list of addresses for a job",
-            where=resolved.place("alerts", str(wanted[1][0])),
+            where=resolved.location("alerts", str(wanted[1][0])),
             todo="write one, with commas between the addresses",
         )
     index, target = wanted[0]
     if "--mail-type" in resolved.site.unsupported_flags:
         raise UserError(
             f"site {resolved.site.name} rejects jobs with --mail-type",
-            where=resolved.place("alerts", str(index)),
+            where=resolved.location("alerts", str(index)),
             todo="leave mail out",
         )
     types = [_MAIL_TYPES[kind] for kind in target.on if kind in _MAIL_TYPES]
     if not types:
         raise UserError(
             f"Slurm sends no mail of {', '.join(target.on) or 'nothing'}",
-            where=resolved.place("alerts", str(index), "on"),
+            where=resolved.location("alerts", str(index), "on"),
             todo=f"name some of {', '.join(_MAIL_TYPES)}, or leave this target out",
         )
     user = [f"--mail-user={target.address}"] if target.address else []

@@ -21,21 +21,21 @@ class Way(NamedTuple):
     change: str
 
 
-def plan_batch(wanted: Batch, nodes: NodePlan, place: str) -> tuple[BatchPlan, list[Note]]:
+def plan_batch(wanted: Batch, nodes: NodePlan, location: str) -> tuple[BatchPlan, list[Note]]:
     """The batch on nodes.max nodes; on fewer, down to nodes.min, global and micro batch are the same, and the
     accumulation follows.
 
     Raises UserError where `batch.even` is true and the numbers do not divide, on any number of nodes that may be.
-    `place` names the key and file.
+    `location` names the key and file.
     """
     world = nodes.world
     if wanted.even and (world is None or wanted.weights):
         why = "batch.weights make shares uneven" if wanted.weights else "the ranks are known on the nodes only"
         raise UserError(
-            f"batch.even is true, but {why}", where=place, todo="leave it out: every sample weighs the same"
+            f"batch.even is true, but {why}", where=location, todo="leave it out: every sample weighs the same"
         )
     if world is None:
-        return _on_the_nodes(wanted, place)
+        return _on_the_nodes(wanted, location)
     total, micro, steps = wanted.global_, wanted.micro, wanted.accumulation
     if total is None:
         micro = micro or DEFAULT_MICRO
@@ -57,7 +57,7 @@ def plan_batch(wanted: Batch, nodes: NodePlan, place: str) -> tuple[BatchPlan, l
         if wanted.even:
             raise UserError(
                 text.split(":")[0],
-                where=place,
+                where=location,
                 todo=f"batch.global {near.replace(' and ', ' or ')}, or batch.even: false",
             )
         notes.append(Note("note", text))
@@ -67,7 +67,7 @@ def plan_batch(wanted: Batch, nodes: NodePlan, place: str) -> tuple[BatchPlan, l
         if wanted.even:
             raise UserError(
                 f"a global batch of {total} is not even on {counts} nodes, which resources.nodes allows",
-                where=place,
+                where=location,
                 todo=f"resources.nodes without {counts}, another batch.global, or batch.even: false",
             )
         notes.append(Note("note", f"on {counts} nodes micro batches are uneven, and correctly weighted"))
@@ -76,13 +76,13 @@ def plan_batch(wanted: Batch, nodes: NodePlan, place: str) -> tuple[BatchPlan, l
     return plan, notes + _idle(total, world)
 
 
-def _on_the_nodes(wanted: Batch, place: str) -> tuple[BatchPlan, list[Note]]:
+def _on_the_nodes(wanted: Batch, location: str) -> tuple[BatchPlan, list[Note]]:
     """For a world size that only the nodes will know: they compute accumulation from the global and micro batch."""
     if wanted.global_ is None or wanted.accumulation is not None:
         what = "accumulation cannot be chosen" if wanted.accumulation else "batch.global is not set"
         raise UserError(
             f"{what}, and with ranks_per_node: auto the ranks from which it would follow are known on the nodes only",
-            where=place,
+            where=location,
             todo="set batch.global and batch.micro: accumulation follows from the ranks found",
         )
     micro = wanted.micro or min(DEFAULT_MICRO, wanted.global_)

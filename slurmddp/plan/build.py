@@ -28,7 +28,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
     batch = None
     wanted = job.train.batch
     if job.train.task or wanted.global_ or (wanted.micro and nodes.world):
-        batch, more = plan_batch(wanted, nodes, resolved.place("train", "batch"))
+        batch, more = plan_batch(wanted, nodes, resolved.location("train", "batch"))
         notes += more
     notes += check_parallel(resolved, nodes)
     if job.train.task and job.train.schedule.warmup > job.train.steps:

@@ -58,7 +58,7 @@ def _cpus(resolved: Resolved, partition: Partition, part_of_node: float, allocat
         if wanted and limit and wanted > limit:
             raise UserError(
                 f"{wanted} cores per node are more than the {limit} of {owner}",
-                where=resolved.place("resources", "cpus_per_node"),
+                where=resolved.location("resources", "cpus_per_node"),
                 todo=f"at most {limit}",
             )
     share = max(1, int(most * part_of_node)) if most else given
@@ -69,10 +69,10 @@ def gpus_per_node(resolved: Resolved) -> int:
     """GPUs per node, with `ranks_per_node: auto` at least. Raises UserError where the partition has fewer, or where
     nobody says how many there are."""
     wanted, partition = resolved.job.resources.gpus_per_node, partition_of(resolved)
-    place = resolved.place("resources", "gpus_per_node")
+    location = resolved.location("resources", "gpus_per_node")
     if resolved.site.gpu_vendor == "none":
         if wanted:
-            raise UserError(f"site {resolved.site.name} has no GPUs", where=place, todo="gpus_per_node: 0")
+            raise UserError(f"site {resolved.site.name} has no GPUs", where=location, todo="gpus_per_node: 0")
         return 0
     if wanted is None and is_auto(resolved):
         return 0 if partition.gpus_per_node == 0 else 1
@@ -80,14 +80,14 @@ def gpus_per_node(resolved: Resolved) -> int:
         if partition.gpus_per_node is None:
             raise UserError(
                 f"the profile of site {resolved.site.name} does not know how many GPUs a node of this partition has",
-                where=place,
+                where=location,
                 todo="--gpus N, or resources.gpus_per_node in the job file (0: run on CPUs)",
             )
         return partition.gpus_per_node
     if partition.gpus_per_node is not None and wanted > partition.gpus_per_node:
         raise UserError(
             f"{wanted} GPUs per node are more than the {partition.gpus_per_node} of {named_partition(resolved)}",
-            where=place,
+            where=location,
             todo=f"at most {partition.gpus_per_node}, and more nodes",
         )
     return wanted
@@ -99,13 +99,13 @@ def _check_limits(resolved: Resolved, partition: Partition) -> None:
     if mem and partition.mem_per_node and mem > partition.mem_per_node:
         raise UserError(
             f"{memory(mem)} of memory a node are more than the {memory(partition.mem_per_node)} of {partition_name}",
-            where=resolved.place("resources", "mem_per_node"),
+            where=resolved.location("resources", "mem_per_node"),
             todo=f"at most {memory(partition.mem_per_node)}",
         )
     if wanted.time and partition.max_time and wanted.time > partition.max_time:
         raise UserError(
             f"{slurm_time(wanted.time)} is above the limit {slurm_time(partition.max_time)} of {partition_name}",
-            where=resolved.place("resources", "time"),
+            where=resolved.location("resources", "time"),
             todo="ask for less time; the run can be continued with --resume",
         )
 

@@ -30,7 +30,7 @@ def _check_site(resolved: Resolved, nodes: NodePlan) -> None:
     if resolved.site.scheduler == "local" and nodes.total > 1:
         raise UserError(
             f"site {resolved.site.name} is this one machine, not {nodes.total} nodes",
-            where=resolved.place("resources", "nodes"),
+            where=resolved.location("resources", "nodes"),
             todo="more ranks on it: --set resources.ranks_per_node=N",
         )
     most = partition_of(resolved).max_nodes
@@ -38,7 +38,7 @@ def _check_site(resolved: Resolved, nodes: NodePlan) -> None:
         spares = f" (with {nodes.spares} spare)" if nodes.spares else ""
         raise UserError(
             f"{nodes.total} nodes{spares} are more than the {most} that {named_partition(resolved)} allows a job",
-            where=resolved.place("resources", "nodes"),
+            where=resolved.location("resources", "nodes"),
             todo=f"at most {most}",
         )
 
@@ -47,13 +47,13 @@ def _check_allocation(resolved: Resolved, nodes: NodePlan, allocation: Allocatio
     if nodes.elastic:
         raise UserError(
             "inside an allocation the number of nodes is fixed: min, max and spares are for a job that is submitted",
-            where=resolved.place("resources", "nodes"),
+            where=resolved.location("resources", "nodes"),
             todo=f"--nodes {min(nodes.max, allocation.nodes)}",
         )
     if nodes.max > allocation.nodes:
         raise UserError(
             f"the allocation that we are in has {allocation.nodes} node(s), the job wants {nodes.max}",
-            where=resolved.place("resources", "nodes"),
+            where=resolved.location("resources", "nodes"),
             todo=f"salloc --nodes={nodes.max} ..., or --nodes {allocation.nodes}",
         )
 
@@ -63,12 +63,12 @@ def _check_all_gpus(resolved: Resolved, nodes: NodePlan, allocation: Allocation 
     if nodes.elastic:
         raise UserError(
             "ranks_per_node: auto takes the GPUs of the whole allocation: no attempt could begin on fewer nodes",
-            where=resolved.place("resources", "nodes"),
+            where=resolved.location("resources", "nodes"),
             todo="a plain number of nodes, or the number of ranks per node",
         )
     if allocation is not None and nodes.max < allocation.nodes:
         raise UserError(
             f"ranks_per_node: auto takes all GPUs of the allocation that we are in, which has {allocation.nodes} nodes",
-            where=resolved.place("resources", "ranks_per_node"),
+            where=resolved.location("resources", "ranks_per_node"),
             todo=f"--nodes {allocation.nodes}, or the number of ranks per node",
         )

@@ -18,13 +18,13 @@ def check_parallel(resolved: Resolved, nodes: NodePlan) -> list[Note]:
     if resolved.job.train.script and wanted.shard > 1:
         raise UserError(
             f"parallel.shard is {wanted.shard}, but a script of your own wraps its model itself",
-            where=resolved.place("parallel", "shard"),
+            where=resolved.location("parallel", "shard"),
             todo="leave parallel out; it is for tasks (train.task)",
         )
     if nodes.world is None or nodes.ranks_per_node is None:
         text = "parallel: that replicate x shard are the ranks is checked on the nodes, where their number is known"
         return [Note("note", text)] if wanted.shard > 1 or wanted.replicate else []
-    where = resolved.place("parallel", "shard" if wanted.replicate is None else "replicate")
+    where = resolved.location("parallel", "shard" if wanted.replicate is None else "replicate")
     try:
         mesh.sizes(nodes.world, wanted.replicate, wanted.shard)
     except ValueError as error:

@@ -54,13 +54,13 @@ def plan_container(resolved: Resolved, layout: Layout, program: Program, context
     if wanted.image is None:
         raise UserError(
             "container.image is not set",
-            where=resolved.place("container", "image"),
+            where=resolved.location("container", "image"),
             todo="name a .sif (slurmddp build-image makes one), or container.runtime: none for modules or conda",
         )
     if "://" in wanted.image:
         raise UserError(
             f"container.image is {wanted.image}, which every node would have to fetch",
-            where=resolved.place("container", "image"),
+            where=resolved.location("container", "image"),
             todo=f"make a file of it first: slurmddp build-image image.sif --base {wanted.image}",
         )
     device: tuple[str, ...] = {"nvidia": ("--nv",), "amd": ("--rocm",), "none": ()}[resolved.site.gpu_vendor]

@@ -40,7 +40,7 @@ def takes_whole_nodes(resolved: Resolved, gpus: int) -> bool:
     if "--exclusive" in resolved.site.unsupported_flags:
         raise UserError(
             f"site {resolved.site.name} rejects --exclusive, by which ranks_per_node: auto asks for whole nodes",
-            where=resolved.place("resources", "ranks_per_node"),
+            where=resolved.location("resources", "ranks_per_node"),
             todo="say what to ask for (sbatch_extra: [--gpus=TOTAL]), or how many ranks a node starts",
         )
     return True
@@ -58,17 +58,17 @@ def plan_ranks(resolved: Resolved, gpus: int, whole: bool) -> tuple[int | None, 
 
     Raises UserError for more ranks than GPUs, and for `auto` where nothing could tell a node its number.
     """
-    wanted, place = resolved.job.resources, resolved.place("resources", "ranks_per_node")
+    wanted, location = resolved.job.resources, resolved.location("resources", "ranks_per_node")
     if not is_auto(resolved):
         ranks = wanted.ranks_per_node if isinstance(wanted.ranks_per_node, int) else gpus or 1
         if gpus and ranks > gpus:
             todo = "one rank a GPU: leave ranks_per_node out"
-            raise UserError(f"{ranks} ranks share {gpus} GPUs", where=place, todo=todo)
+            raise UserError(f"{ranks} ranks share {gpus} GPUs", where=location, todo=todo)
         return ranks, [Note("warning", f"{gpus - ranks} of {gpus} GPUs per node get no rank")] if ranks < gpus else []
     if gpus and resolved.site.gpu_request == "none":
         raise UserError(
             f"Slurm at site {resolved.site.name} does not count GPUs: no node could tell how many ranks to start",
-            where=place,
+            where=location,
             todo="leave ranks_per_node out, or write the number",
         )
     threads = threads_wanted(resolved.job)

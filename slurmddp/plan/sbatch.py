@@ -73,7 +73,7 @@ def plan_sbatch(
         if flag in _OURS or (flag in _GPU_FLAGS and any(line.startswith(f"{flag}=") for line in lines)):
             raise UserError(
                 f"{flag} is what slurmddp sets itself, and the job relies on it",
-                where=resolved.place("resources", "sbatch_extra", str(index)),
+                where=resolved.location("resources", "sbatch_extra", str(index)),
                 todo="leave it out; resources.*, recovery.requeue and timeouts.stop say what it should be",
             )
         lines.append(extra)
@@ -121,5 +121,5 @@ def missing_settings(resolved: Resolved) -> list[UserError]:
 
 def _rejected(resolved: Resolved, flag: str, *key: str) -> UserError:
     return UserError(
-        f"site {resolved.site.name} rejects jobs with {flag}", where=resolved.place(*key), todo="leave it out"
+        f"site {resolved.site.name} rejects jobs with {flag}", where=resolved.location(*key), todo="leave it out"
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slurmddp.images.driver import check
-from slurmddp.images.shelf import Removable, Shelved
+from slurmddp.images.inventory import Removable, Shelved
 from slurmddp.shared.units import human
 from slurmddp.visible import one_line
 

@@ -69,13 +69,13 @@ def _named(cause: str, rank: Any, node: Any) -> str:
     return f"{where}: {cause}" if where and where not in cause else cause
 
 
-def _of_preflight(place: Path, excluded: Mapping[str, str]) -> str | None:
+def _of_preflight(folder: Path, excluded: Mapping[str, str]) -> str | None:
     """The first node that the check before the start found bad, and how many more there were.
 
-    place: what the check wrote of this attempt; excluded: what the script then wrote of nodes.
+    folder: what the check wrote of this attempt; excluded: what the script then wrote of nodes.
     """
     bad: dict[str, str] = {}
-    for path in [*sorted(place.glob("*.failed")), place / "verdict"]:
+    for path in [*sorted(folder.glob("*.failed")), folder / "verdict"]:
         try:
             text = read_plain(path, _BYTES).decode("utf-8", errors="replace")
         except OSError:
@@ -92,7 +92,7 @@ def _of_preflight(place: Path, excluded: Mapping[str, str]) -> str | None:
     if not bad:
         return None
     node, reason = next(iter(bad.items()))
-    more = f" (and {len(bad) - 1} more: {place})" if len(bad) > 1 else ""
+    more = f" (and {len(bad) - 1} more: {folder})" if len(bad) > 1 else ""
     return f"{node}: {reason}{more}"
 
 

@@ -114,10 +114,10 @@ class Draft:
 
     def _make_root(self, root: Path) -> None:
         missing = []
-        place = root
-        while not os.path.lexists(place):
-            missing.append(place)
-            place = place.parent
+        path = root
+        while not os.path.lexists(path):
+            missing.append(path)
+            path = path.parent
         for folder in reversed(missing):
             try:
                 folder.mkdir()
@@ -166,15 +166,15 @@ def create(
 def refuse_root(root: Path, name: str) -> None:
     """Raise the UserError that `create` would raise, as far as it can be known without writing."""
     new_id(name)
-    place = Path(os.path.abspath(root))
-    while not os.path.lexists(place):
-        place = place.parent
+    path = Path(os.path.abspath(root))
+    while not os.path.lexists(path):
+        path = path.parent
     reason = 0
-    if not place.is_dir():
+    if not path.is_dir():
         reason = errno.ENOTDIR
-    elif os.statvfs(place).f_flag & os.ST_RDONLY:
+    elif os.statvfs(path).f_flag & os.ST_RDONLY:
         reason = errno.EROFS
-    elif not os.access(place, os.W_OK | os.X_OK):
+    elif not os.access(path, os.W_OK | os.X_OK):
         reason = errno.EACCES
     if reason:
         raise folder_error(OSError(reason, os.strerror(reason)), root)

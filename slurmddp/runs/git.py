@@ -54,7 +54,7 @@ class GitState:
 
 def in_work_tree(folder: Path) -> bool:
     """Whether a .git lies in the folder or above it: a cheap test, before git is asked."""
-    return any(os.path.lexists(place / ".git") for place in (folder, *folder.parents))
+    return any(os.path.lexists(path / ".git") for path in (folder, *folder.parents))
 
 
 def listed(folder: Path, *, timeout: float) -> list[tuple[str, bool]]:
@@ -99,9 +99,9 @@ def _is_dirty(folder: Path, timeout: float, seen: set[str]) -> bool:
     seen.add(os.path.realpath(folder))
     for record in run(folder, ("ls-files", "-s", "-z"), timeout=timeout).split(b"\0"):
         if record.startswith(b"160000 "):
-            place = folder / os.fsdecode(record.partition(b"\t")[2])
-            new = os.path.realpath(place) not in seen
-            if new and os.path.lexists(place / ".git") and _is_dirty(place, timeout, seen):
+            path = folder / os.fsdecode(record.partition(b"\t")[2])
+            new = os.path.realpath(path) not in seen
+            if new and os.path.lexists(path / ".git") and _is_dirty(path, timeout, seen):
                 return True
     return False
 

@@ -265,14 +265,14 @@ def _run_folders(root: Path) -> Iterator[RunFolder]:
     looked_at = 0
     for depth in range(_DEPTH + 1):
         below: list[Path] = []
-        for place in level:
-            if RunFolder(place).exists:
-                yield RunFolder(Path(os.path.abspath(place)))
+        for folder in level:
+            if RunFolder(folder).exists:
+                yield RunFolder(Path(os.path.abspath(folder)))
                 continue
             if depth == _DEPTH:
                 continue
             try:
-                with os.scandir(place) as found:
+                with os.scandir(folder) as found:
                     for item in found:
                         looked_at += 1
                         if looked_at > _LOOKED_AT:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from slurmddp.runs.evidence import Evidence, whole
-from slurmddp.runs.launches import FAILURES, TRAINING, Launch, Stretch, cost_of, parts_of, process_start, split
+from slurmddp.runs.rank_starts import FAILURES, TRAINING, Launch, Stretch, cost_of, parts_of, process_start, split
 from slurmddp.runs.timeline import LINE, Attempt, number, timeline
 
 #: The kinds of time, in the order in which they are shown, and what counts as each.
@@ -94,10 +94,10 @@ def ledger(facts: Evidence, rows: Sequence[Mapping[str, Any]], *, script: bool, 
         return None
     book = _Book(found.begin)
     launches: list[Launch] = []
-    for place, attempt in enumerate(found.attempts):
-        queued = attempt.begins and found.attempts[place - 1].over
-        book.to(attempt.begin, ("requeue" if queued else "restart") if place else "queue")
-        last = place + 1 == len(found.attempts)
+    for index, attempt in enumerate(found.attempts):
+        queued = attempt.begins and found.attempts[index - 1].over
+        book.to(attempt.begin, ("requeue" if queued else "restart") if index else "queue")
+        last = index + 1 == len(found.attempts)
         launches += _book_attempt(book, attempt, facts, script=script, going=last and now is not None, last=last)
     if found.attempts:
         newest = found.attempts[-1]
@@ -109,7 +109,7 @@ def ledger(facts: Evidence, rows: Sequence[Mapping[str, Any]], *, script: bool, 
         begin=found.begin,
         end=found.end,
         spent=book.spent,
-        jobs=sum(place == 0 or attempt.begins for place, attempt in enumerate(found.attempts)),
+        jobs=sum(index == 0 or attempt.begins for index, attempt in enumerate(found.attempts)),
         attempts=len(found.attempts),
         launches=len(launches),
         failures=sum(not (launch.finished or launch.alive) for launch in launches),
@@ -183,7 +183,7 @@ def _book_attempt(
     """Account for one attempt up to its end. going: it may still be running; last: none came after it."""
     _book_preflight(book, attempt)
     launches = [Launch(marks) for marks in split(attempt.marks)]
-    for place, launch in enumerate(launches):
+    for index, launch in enumerate(launches):
         newest = launch is launches[-1]
         marker = (facts.markers or {}).get(attempt.number) if newest else None
         marked = marker is not None and marker.state in ("done", "stopped")
@@ -193,7 +193,7 @@ def _book_attempt(
         launch.alive = newest and going and not (attempt.ended or launch.finished or launch.failed)
         begin = process_start(launch)
         # How long the container took is not known without its end: it is then in init.
-        before = "restart" if place else "image" if begin is not None else "init"
+        before = "restart" if index else "image" if begin is not None else "init"
         book.to(launch.marks[0].at if begin is None else begin, "run" if script else before)
         phase = _book_launch(book, launch, script=script)
     if not launches:

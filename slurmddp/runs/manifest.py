@@ -43,7 +43,7 @@ def build(
 ) -> dict[str, Any]:
     """What goes into manifest.json.
 
-    folder is the run's final place, command the words of slurmddp's own command line, project the user's
+    folder is the run's final path, command the words of slurmddp's own command line, project the user's
     folder or script (for git; None where there is none), image a file or a sandbox folder on this machine,
     resumed_from the ids or paths of the runs whose checkpoints this one starts from, more whatever else a
     caller records. Never fails for what it cannot find out: it stands in a `note` beside a null.
@@ -105,9 +105,9 @@ def _newer(versions: object) -> bool:
 
 def git_facts(project: Path) -> dict[str, Any] | None:
     """{commit, dirty, root} of the project's repository, None where there is none; a note if git fails."""
-    place = project if project.is_dir() else project.parent
+    folder = project if project.is_dir() else project.parent
     try:
-        state = git.state(place)
+        state = git.state(folder)
     except git.GitError as error:
         return {"commit": None, "dirty": None, "root": None, "note": str(error)}
     return asdict(state) if state else None
@@ -163,7 +163,7 @@ def sha256(path: Path) -> str:
 
 def _locked_hash(image: Path) -> str | None:
     """The hash in IMAGE.lock.json; None where there is none of just this file: it is then computed, or null."""
-    from slurmddp.images.lock import read_lock  # here: only submissions need it
+    from slurmddp.images.provenance import read_lock  # here: only submissions need it
 
     found = (read_lock(image) or {}).get("sha256")
     return found if isinstance(found, str) else None

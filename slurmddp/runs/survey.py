@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slurmddp.errors import UserError
 from slurmddp.runs import git
-from slurmddp.runs.unwanted import (
+from slurmddp.runs.snapshot_filter import (
     SKIPPED_FOLDERS,
     SKIPPED_SUFFIXES,
     below,
@@ -107,16 +107,16 @@ class _Walk:
 
     def folder(self, relative: str) -> None:
         """Add what belongs to one folder that is the project itself, a submodule or a nested repository."""
-        place = self.found.root / relative
-        if not git.in_work_tree(place):
+        folder = self.found.root / relative
+        if not git.in_work_tree(folder):
             self.plain(relative)
             return
         try:
-            paths = git.listed(place, timeout=_GIT_TIMEOUT)
+            paths = git.listed(folder, timeout=_GIT_TIMEOUT)
         except git.GitError as error:
             if error.timed_out:
                 raise _too_many(self.found, self.limit, f"{error}: it has too many files") from error
-            self.found.warnings.append(f"{place}: taken without git ({error})")
+            self.found.warnings.append(f"{folder}: taken without git ({error})")
             self.plain(relative)
             return
         if not paths:
@@ -147,8 +147,8 @@ class _Walk:
 
     def repository(self, relative: str) -> None:
         """Add a submodule or nested repository. Without a .git of its own git would list its parent again."""
-        place = self.found.root / relative
-        if os.path.lexists(place / ".git"):
+        path = self.found.root / relative
+        if os.path.lexists(path / ".git"):
             self.folder(relative)
             return
         before = self.seen
@@ -240,8 +240,8 @@ class _Walk:
                 self.found.warnings.append(f"{text}: {_named(places)}")
 
 
-def _named(places: Iterable[str]) -> str:
-    names = [shown(place) for place in places]
+def _named(paths: Iterable[str]) -> str:
+    names = [shown(path) for path in paths]
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 

@@ -2,7 +2,7 @@
 
 import time
 
-from slurmddp.runtime.checkpoint import telling
+from slurmddp.runtime.checkpoint import messages
 from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
 from slurmddp.runtime.errors import RuntimeFailure
 from slurmddp.runtime.evaluation import share_buffers
@@ -106,7 +106,7 @@ class Checkpointing:
             self._safe = result.step
             if result.remark:
                 session.console.warn(f"checkpoint {result.path.name}: {result.remark}")
-            telling.saved(session, result)
+            messages.saved(session, result)
             return
         if result.fatal:
             raise RuntimeFailure(f"the checkpoint of step {result.step} could not be written: {result.message}")

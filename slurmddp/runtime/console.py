@@ -65,8 +65,8 @@ class Speed:
 def progress(*, step: int, steps: int, loss: float, rate: float, speed: float, unit: str, eta: float) -> str:
     """step 120/2000  loss 2.345  lr 3.0e-04  12.3k tok/s  eta 1:23."""
     word = "tok" if unit == "tokens" else unit
-    place = f"step {step:>{len(str(steps))}}/{steps}"
-    return f"{place}  loss {loss:.4f}  lr {rate:.1e}  {short(speed)} {word}/s  eta {clock(eta)}"
+    progress = f"step {step:>{len(str(steps))}}/{steps}"
+    return f"{progress}  loss {loss:.4f}  lr {rate:.1e}  {short(speed)} {word}/s  eta {clock(eta)}"
 
 
 def figures(values: dict[str, float]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmddp.runtime.watch.ending import say
+from slurmddp.runtime.watch.process_exit import say
 from slurmddp.shared.journal import JsonLines
 
 

@@ -20,7 +20,7 @@ from slurmddp.runtime.precision import PRECISIONS
 from slurmddp.runtime.reporting import Reporter
 from slurmddp.runtime.resume import resume
 from slurmddp.runtime.session import Session, announce, prepare
-from slurmddp.runtime.step import Outcome, Wishes
+from slurmddp.runtime.step import Outcome, StepFlags
 from slurmddp.runtime.watch import failures, marker
 from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
@@ -31,7 +31,7 @@ from slurmddp.shared.units import clock
 
 
 def run(
-    folder: RunFolder, job: Job, joined: World, place: Environment, events: Events, watch: Watch | None = None
+    folder: RunFolder, job: Job, joined: World, env: Environment, events: Events, watch: Watch | None = None
 ) -> None:
     """Train until done or stopped, and leave the marker that says which. Errors pass through.
 
@@ -44,14 +44,14 @@ def run(
     nodes = joined.gather(joined.node)
     if joined.is_main:
         failures.note_ranks(folder.path, nodes)
-    trainer(folder, job, joined, place, events, watch).run()
+    trainer(folder, job, joined, env, events, watch).run()
 
 
 def trainer(
-    folder: RunFolder, job: Job, joined: World, place: Environment, events: Events, watch: Watch | None = None
+    folder: RunFolder, job: Job, joined: World, env: Environment, events: Events, watch: Watch | None = None
 ) -> "Trainer":
     """Everything made, and resumed where there is something to resume from. As for `run`."""
-    watch = watch or Watch(place, Stop(place.stop_file if place.local_rank == 0 else None))
+    watch = watch or Watch(env, Stop(env.stop_file if env.local_rank == 0 else None))
     session = prepare(folder, job, joined, events, watch)
     announce(session)
     return Trainer(session)
@@ -138,7 +138,7 @@ class Trainer:
                 watch.enter("step", step)
                 rate = session.rate * schedule.ratio(train.schedule, step - 1, self._steps)
                 outcome = session.stepper.run(
-                    micros, step=step, rate=rate, wishes=self._wishes(), before_update=self._checkpointing.before_update
+                    micros, step=step, rate=rate, flags=self._flags(), before_update=self._checkpointing.before_update
                 )
                 self._step = step
                 if trace is not None:
@@ -165,8 +165,8 @@ class Trainer:
             once()
         return peak.utilisation(session.world, PRECISIONS[session.job.train.precision], flops, targets)
 
-    def _wishes(self) -> Wishes:
-        return Wishes(
+    def _flags(self) -> StepFlags:
+        return StepFlags(
             stop=self.session.watch.stop.wanted(),
             save=self._checkpointing.is_due(),
             give_up=self._checkpointing.lost is not None,
@@ -175,8 +175,8 @@ class Trainer:
 
     def _after(self, outcome: Outcome, rate: float) -> None:
         """What follows a step: agreement of the replicas, a checkpoint, figures, evaluation."""
-        session, step, wishes = self.session, self._step, outcome.wishes
-        if wishes.give_up:
+        session, step, flags = self.session, self._step, outcome.flags
+        if flags.give_up:
             self._checkpointing.settle()
             why = self._checkpointing.lost
             raise RuntimeFailure(f"no checkpoint could be written, and there is no older one: {why}", shared=True)
@@ -189,11 +189,11 @@ class Trainer:
             self._checkpointing.prepare()
             session.timer.mark(OTHER)
             session.watch.enter("step")
-        self._stopped = wishes.stop and step < self._steps
+        self._stopped = flags.stop and step < self._steps
         if self._stopped or step == self._steps:
             if self._stopped or self._checkpointing.wanted_after(step):
                 self._save()
-        elif wishes.save or self._checkpointing.wanted_after(step):
+        elif flags.save or self._checkpointing.wanted_after(step):
             self._save(changed_in=session.stepper.changed_in)
         self._checkpointing.poll()
         session.timer.mark(CHECKPOINT)

@@ -63,7 +63,7 @@ class Reporter:
         """After a step's `timer.end()`. Every rank has to call it."""
         session = self._session
         self._say(self._stragglers.step())
-        if outcome.wishes.probe:
+        if outcome.flags.probe:
             report, notices = self._stragglers.probe()
             session.record("links_probed", host=report.host, factor=round(report.factor, 2), text=report.text())
             self._say(notices)
@@ -136,7 +136,7 @@ class Reporter:
         session, steps = self._session, self._session.job.train.steps
         if step == self._start.step + 1:
             session.record("first_step", step=step, seconds=round(time.monotonic() - self._began, 3))
-        elif step % session.job.train.log_every and step != steps and not outcome.wishes.stop:
+        elif step % session.job.train.log_every and step != steps and not outcome.flags.stop:
             return
         unit = session.data.task.unit
         samples_speed, targets_speed = self._speed.read()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmddp.runtime.checkpoint import given, reader, telling
+from slurmddp.runtime.checkpoint import init_weights, messages, reader
 from slurmddp.runtime.checkpoint.reader import NOTHING_GOOD
 from slurmddp.runtime.data.order import window_origin
 from slurmddp.runtime.errors import UserError
@@ -59,7 +59,7 @@ def resume(session: Session) -> Position:
     own = session.folder.checkpoints
     here.on_main(lambda: len(layout.remove_leftovers(own, here.attempt)))
     roots = [own, *map(Path, session.job.resume_from)]
-    choice, rejected = telling.choose(here, session, roots)
+    choice, rejected = messages.choose(here, session, roots)
     if choice is None:
         if rejected and session.job.resume_from:
             raise UserError(NOTHING_GOOD, shared=True)
@@ -101,8 +101,8 @@ def _load_given(session: Session) -> None:
     if wanted is None:
         return
     here, module = session.world, session.parallel.module
-    source = Path(here.on_main(lambda: str(given.resolve_given(Path(wanted)))))
-    loaded = here.together(lambda: given.load_given(source, module, verify=False))
+    source = Path(here.on_main(lambda: str(init_weights.resolve_given(Path(wanted)))))
+    loaded = here.together(lambda: init_weights.load_given(source, module, verify=False))
     session.console.say(f"weights    {loaded.tensors} tensors from {loaded.path}")
     for remark in loaded.remarks:
         session.console.say(f"           {remark}")

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 
 from slurmddp.runtime import optimizer, randomness
-from slurmddp.runtime.blame import Blame
 from slurmddp.runtime.checkpoint.state import Trained
 from slurmddp.runtime.data.loading import Micro, to_device
 from slurmddp.runtime.errors import NotFiniteError, RuntimeFailure
 from slurmddp.runtime.job import Job
 from slurmddp.runtime.measure.loss_accumulator import LossAccumulator, Reduction, Totals
 from slurmddp.runtime.measure.timing import BACKWARD, DATA, FORWARD, NETWORK, OPTIMIZER, StepTimer
+from slurmddp.runtime.nonfinite_report import Blame
 from slurmddp.runtime.parallel.model import Parallel
 from slurmddp.runtime.precision import PRECISIONS, autocast
 from slurmddp.runtime.tasks.protocol import Loss, Task
@@ -23,7 +23,7 @@ from slurmddp.runtime.world import World
 _MOST_SKIPPED = 50
 
 
-class Wishes(NamedTuple):
+class StepFlags(NamedTuple):
     """What a rank wants of all; what any rank wanted, once the step's sums are reduced.
 
     `give_up`: a checkpoint could not be written and there is none to fall back to. `probe`: measure the links.
@@ -35,7 +35,7 @@ class Wishes(NamedTuple):
     probe: bool = False
 
 
-_FILLED = len(Wishes._fields)
+_FILLED = len(StepFlags._fields)
 _PLACES = _FILLED + 1
 
 
@@ -53,7 +53,7 @@ class Outcome:
     places: int
     padding: int
     grad_norm: float
-    wishes: Wishes
+    flags: StepFlags
     skipped: str | None
     ids: list[int]
 
@@ -110,9 +110,9 @@ class Stepper:
         return int(loss.count)
 
     def run(
-        self, micros: Iterator[Micro], *, step: int, rate: float, wishes: Wishes, before_update: Callable[[], None]
+        self, micros: Iterator[Micro], *, step: int, rate: float, flags: StepFlags, before_update: Callable[[], None]
     ) -> Outcome:
-        """Make step number `step` (the first is 1) with learning rate `rate`; `wishes` are this rank's own.
+        """Make step number `step` (the first is 1) with learning rate `rate`; `flags` are this rank's own.
 
         `before_update` is called right before the weights change. Raises NotFiniteError on all ranks, before that,
         where a loss or gradient is not finite and the job says to stop; StopIteration where the micro batches have
@@ -120,7 +120,7 @@ class Stepper:
         """
         self._timer.begin()
         self._parallel.clear_gradients()
-        totals, used = self._gradients(micros, wishes)
+        totals, used = self._gradients(micros, flags)
         if totals.count == 0 and not totals.not_finite:
             raise RuntimeFailure(f"step {step}: the global batch has no {self._task.unit} to learn from", shared=True)
         self._timer.mark(NETWORK)
@@ -140,7 +140,7 @@ class Stepper:
             places=round(totals.extra(_PLACES)),
             padding=round(totals.extra(_PLACES) - totals.extra(_FILLED)),
             grad_norm=norm,
-            wishes=Wishes(*(totals.extra(slot) > 0 for slot in range(len(Wishes._fields)))),
+            flags=StepFlags(*(totals.extra(slot) > 0 for slot in range(len(StepFlags._fields)))),
             skipped=skipped,
             ids=[index for micro, _ in used for index in micro.ids],
         )
@@ -149,13 +149,13 @@ class Stepper:
         with autocast(self._world.device, self._precision):
             return self._task.loss(self._parallel.model, to_device(micro.data, self._world.device))
 
-    def _gradients(self, micros: Iterator[Micro], wishes: Wishes) -> tuple[Totals, list[tuple[Micro, torch.Tensor]]]:
+    def _gradients(self, micros: Iterator[Micro], flags: StepFlags) -> tuple[Totals, list[tuple[Micro, torch.Tensor]]]:
         """Forward and backward over all micro batches of a step. Returns the reduced sums, and each real micro batch
         with its loss.
         """
         sums = LossAccumulator(self._task, self._world.device, extra=_PLACES + 1)
-        for slot, wish in enumerate(wishes):
-            sums.add_extra(slot, float(wish))
+        for slot, flag in enumerate(flags):
+            sums.add_extra(slot, float(flag))
         factor = self._parallel.divides_by / self._assumed
         used: list[tuple[Micro, torch.Tensor]] = []
         reduction = None

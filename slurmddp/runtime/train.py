@@ -11,7 +11,7 @@ from slurmddp.runtime import environment, job
 from slurmddp.runtime.errors import NotFiniteError, RuntimeFailure, UserError
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.watch import failures, marker, usererrors
-from slurmddp.runtime.watch.ending import end_workers, leave, say
+from slurmddp.runtime.watch.process_exit import end_workers, leave, say
 from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.shared.run_folder import RunFolder
@@ -22,48 +22,48 @@ FINAL = (UserError, NotFiniteError)
 
 def main(arguments: list[str]) -> None:
     """Train as RUN_DIR/job.json says. Returns after a clean end; any failure ends the process with code 1."""
-    place: environment.Environment | None = None
+    env: environment.Environment | None = None
     events: Events | None = None
     folder: RunFolder | None = None
     try:
         environment.number_start()
-        place = environment.read()
+        env = environment.read()
         if len(arguments) != 1:
             raise UserError("usage: python -m slurmddp.runtime.train RUN_DIR (under torchrun)")
         folder = RunFolder(Path(arguments[0]).resolve())
-        watch = _watch(folder, place)
-        if marker.ended(folder.marker(place.attempt)):
+        watch = _watch(folder, env)
+        if marker.ended(folder.marker(env.attempt)):
             # A shortcut only: ranks to which the file system does not show the marker yet look for it while they
             # wait for this one (Watch), and those that have met decide together (loop.run).
-            if place.rank == 0:
-                print(f"attempt {place.attempt} has already ended cleanly: nothing to do")
+            if env.rank == 0:
+                print(f"attempt {env.attempt} has already ended cleanly: nothing to do")
             return
-        if place.rank == 0 and (why := failures.begin(folder.path, place.attempt)):
-            say(f"rank 0 on {place.node}: error: {why}\n")
+        if env.rank == 0 and (why := failures.begin(folder.path, env.attempt)):
+            say(f"rank 0 on {env.node}: error: {why}\n")
             return  # The others read the marker.
         # torch says so at import, on every rank, where numpy is not installed; nothing here needs it.
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
         from slurmddp.runtime import loop, world
 
         wanted = job.load(folder.job_json)
-        events = Events(folder.events, attempt=place.attempt, node=place.node, rank=place.rank)
-        if place.rank == 0:
+        events = Events(folder.events, attempt=env.attempt, node=env.node, rank=env.rank)
+        if env.rank == 0:
             events.write("rank_started", seconds=round(environment.seconds_since_start(), 3))
-        joined = world.start(place, timeout=wanted.timeouts.collective)
+        joined = world.start(env, timeout=wanted.timeouts.collective)
         watch.enter("start", 0)
         watch.connect(joined, wanted.timeouts, events)
-        loop.run(folder, wanted, joined, place, events, watch)
+        loop.run(folder, wanted, joined, env, events, watch)
         watch.enter("end")
         watch.close(joined)
         world.finish()
         end_workers()
     except BaseException as error:  # noqa: BLE001 - whatever it is: say so, and be gone at once
-        fail(error, place, events, folder)
+        fail(error, env, events, folder)
 
 
 def fail(
     error: BaseException,
-    place: environment.Environment | None,
+    env: environment.Environment | None,
     events: Events | None,
     folder: RunFolder | None = None,
 ) -> NoReturn:
@@ -72,40 +72,40 @@ def fail(
     `folder`: where the marker goes that says of a final error that the run is not to be started again.
     """
     try:
-        if _speaks(error, place):
-            _report(error, place)
+        if _speaks(error, env):
+            _report(error, env)
             if events is not None:
                 events.write("error", kind=type(error).__name__, message=str(error) or repr(error))
-        if not (folder and place and isinstance(error, FINAL)):
+        if not (folder and env and isinstance(error, FINAL)):
             usererrors.note(error, root=folder.path if folder else None)
-        elif place.rank == 0 or not error.shared:
-            marker.give_up(folder.marker(place.attempt), place.attempt, str(error))
+        elif env.rank == 0 or not error.shared:
+            marker.give_up(folder.marker(env.attempt), env.attempt, str(error))
     finally:
         leave(1)
 
 
-def _watch(folder: RunFolder, place: environment.Environment) -> Watch:
+def _watch(folder: RunFolder, env: environment.Environment) -> Watch:
     """Take signals before anything that takes long, such as importing torch."""
     # One rank a node looks at the shared file system.
-    stop = Stop(place.stop_file if place.local_rank == 0 else None)
-    watch = Watch(place, stop, over=lambda: marker.ended(folder.marker(place.attempt)))
+    stop = Stop(env.stop_file if env.local_rank == 0 else None)
+    watch = Watch(env, stop, over=lambda: marker.ended(folder.marker(env.attempt)))
     watch.install(parent="TORCHELASTIC_RUN_ID" in os.environ)  # Only torchrun's ranks cannot do without it.
     return watch
 
 
-def _speaks(error: BaseException, place: environment.Environment | None) -> bool:
+def _speaks(error: BaseException, env: environment.Environment | None) -> bool:
     """One message for what all ranks know: rank 0, or one rank a node before they have met."""
-    if place is None:
+    if env is None:
         return os.environ.get("LOCAL_RANK", "0") == "0"
     if isinstance(error, UserError | RuntimeFailure) and error.shared:
-        return place.rank == 0
+        return env.rank == 0
     if isinstance(error, UserError):
-        return place.local_rank == 0
+        return env.local_rank == 0
     return True
 
 
-def _report(error: BaseException, place: environment.Environment | None) -> None:
-    where = f"rank {place.rank} on {place.node}" if place else "slurmddp"
+def _report(error: BaseException, env: environment.Environment | None) -> None:
+    where = f"rank {env.rank} on {env.node}" if env else "slurmddp"
     if isinstance(error, UserError | RuntimeFailure):
         text = f"{where}: error: {error}\n"
     else:

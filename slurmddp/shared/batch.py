@@ -62,9 +62,9 @@ def apportion(total: int, weights: tuple[float, ...]) -> tuple[int, ...]:
     whole = sum(exact)
     quotas = [total * part / whole for part in exact]
     sizes = [int(quota) for quota in quotas]
-    by_remainder = sorted(range(len(sizes)), key=lambda place: (sizes[place] - quotas[place], place))
-    for place in by_remainder[: total - sum(sizes)]:
-        sizes[place] += 1
+    by_remainder = sorted(range(len(sizes)), key=lambda index: (sizes[index] - quotas[index], index))
+    for index in by_remainder[: total - sum(sizes)]:
+        sizes[index] += 1
     return tuple(sizes)
 
 
@@ -143,10 +143,10 @@ def balanced(lengths: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
     heap = [(0.0, rank) for rank, size in enumerate(sizes) if size]
     heapify(heap)
     loads = [0] * len(sizes)
-    for place in sorted(range(len(lengths)), key=lambda place: (-lengths[place], place)):
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
         _, rank = heappop(heap)
-        dealt[rank].append(place)
-        loads[rank] += lengths[place]
+        dealt[rank].append(index)
+        loads[rank] += lengths[index]
         if len(dealt[rank]) < sizes[rank]:
             heappush(heap, (loads[rank] / sizes[rank], rank))
     for places in dealt:

@@ -1,4 +1,4 @@
-"""A strict YAML reader: text in, a tree of plain values and the place of each value out.
+"""A strict YAML reader: text in, a tree of plain values and the location of each value out.
 
 A plain (unquoted) scalar stays text, as `Plain`; the model's type decides what it means. So `24:00:00` is
 never 86400, `no` is False only where a bool is wanted, and `account: 0123` keeps its zero.
@@ -115,9 +115,9 @@ def read_text(text: str, layer: str, name: str) -> Document:
         tree = reader.document()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        place = f"{name}:{mark.line + 1}" if mark is not None else name
+        location = f"{name}:{mark.line + 1}" if mark is not None else name
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-        raise UserError(f"is not valid YAML: {problem}", where=place) from None
+        raise UserError(f"is not valid YAML: {problem}", where=location) from None
     if tree is None:
         raise UserError("is empty", where=name, todo="`slurmddp init FILE` writes a commented job file")
     if not isinstance(tree, dict):
@@ -152,28 +152,28 @@ class _Reader:
             if kind == "DocumentStart":
                 documents += 1
                 if documents > 1:
-                    raise UserError("holds a second document (---)", where=self.place(event), todo="remove one")
+                    raise UserError("holds a second document (---)", where=self.location(event), todo="remove one")
             elif kind not in ("StreamStart", "StreamEnd", "DocumentEnd"):
                 value = self.value(event, ())
         return value
 
-    def place(self, event: Any) -> str:
+    def location(self, event: Any) -> str:
         return f"{self.name}:{event.start_mark.line + 1}"
 
     def check(self, event: Any) -> tuple[str, str]:
-        """Kind and place of a key or value that has neither alias nor foreign tag."""
-        kind, place = _kind(event), self.place(event)
+        """Kind and location of a key or value that has neither alias nor foreign tag."""
+        kind, location = _kind(event), self.location(event)
         if kind == "Alias":
-            raise UserError("holds a YAML alias (*name)", where=place, todo="write the value out")
+            raise UserError("holds a YAML alias (*name)", where=location, todo="write the value out")
         if event.tag is not None and event.tag not in _CORE_TAGS[kind]:
-            raise UserError(f"holds a YAML tag ({event.tag})", where=place, todo="write the plain value")
-        return kind, place
+            raise UserError(f"holds a YAML tag ({event.tag})", where=location, todo="write the plain value")
+        return kind, location
 
     def value(self, event: Any, key: Key) -> Any:
-        kind, place = self.check(event)
+        kind, location = self.check(event)
         if len(key) > MAX_DEPTH:
-            raise UserError(f"is nested deeper than {MAX_DEPTH} levels", where=place)
-        self.origins[key] = Origin(self.layer, place)
+            raise UserError(f"is nested deeper than {MAX_DEPTH} levels", where=location)
+        self.origins[key] = Origin(self.layer, location)
         if kind == "MappingStart":
             return self.mapping(key)
         if kind == "SequenceStart":
@@ -197,22 +197,22 @@ class _Reader:
         for event in self.events:
             if _kind(event) == "MappingEnd":
                 break
-            kind, place = self.check(event)
+            kind, location = self.check(event)
             if kind != "Scalar":
-                raise UserError("has a key that is not a word", where=place)
+                raise UserError("has a key that is not a word", where=location)
             name: str = event.value
             if name == "<<" and not event.style:  # in quotes it is a key as any other
-                raise UserError("holds a YAML merge key (<<)", where=place, todo="write the keys out")
+                raise UserError("holds a YAML merge key (<<)", where=location, todo="write the keys out")
             path = (*key, name)
             if name in result:
                 first = self.origins[path].where.rsplit(":", 1)[-1]
                 raise UserError(
                     f"key {json.dumps(name)} stands twice (first in line {first})",
-                    where=place,
+                    where=location,
                     todo="remove one",
                 )
             result[name] = self.value(next(self.events), path)
-            self.origins[path] = Origin(self.layer, place)
+            self.origins[path] = Origin(self.layer, location)
         return result
 
 

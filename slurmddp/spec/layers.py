@@ -68,11 +68,11 @@ class _Merger:
         for index, item in enumerate(new):
             if _frozen(item) in known:
                 continue
-            place = (*path, str(len(old)))
+            item_path = (*path, str(len(old)))
             old.append(_copied(item))
             if path in origins:  # of the list itself: `--set` knows no other
-                self.origins[place] = origins[path]
-            self._take_origins(place, item, origins, (*path, str(index)))
+                self.origins[item_path] = origins[path]
+            self._take_origins(item_path, item, origins, (*path, str(index)))
 
     def _forget(self, path: Key, value: Any) -> None:
         for key in _keys(path, value):

@@ -47,7 +47,7 @@ class Resolved(NamedTuple):
     warnings: tuple[str, ...]
     site_from: str = ""
 
-    def place(self, *key: str) -> str:
+    def location(self, *key: str) -> str:
         """`FILE:LINE: key` for a message about the value of `key`."""
         origin = origin_of(self.layered, key)
         shown = ".".join(key)

@@ -49,7 +49,7 @@ def refuse_secrets(resolved: Resolved) -> None:
     """Raises one UserError that names all that looks like a secret; no value is shown."""
     allowed = {_normal(name) for name in resolved.job.not_secret}
     told = [
-        f"{resolved.place(*key)}: {name} looks like a secret, and its value would be written into the run folder\n"
+        f"{resolved.location(*key)}: {name} looks like a secret, and its value would be written into the run folder\n"
         f"  -> {_advice(name)}"
         for key, name in _found(resolved.job)
         if _normal(name) not in allowed
@@ -133,7 +133,9 @@ def _hide(match: re.Match[str]) -> str:
 def refuse_values(secrets: Mapping[str, str], texts: Mapping[str, str]) -> None:
     """Raises UserError where the value of a secret stands in a text that is about to be written to a file."""
     for name, value in secrets.items():
-        where = next((place for place, text in texts.items() if len(value) >= _LONG_ENOUGH and value in text), None)
+        where = next(
+            (location for location, text in texts.items() if len(value) >= _LONG_ENOUGH and value in text), None
+        )
         if where is not None:
             raise UserError(
                 f"the value of {name}, a secret by environment_from, stands in {where} of the run folder",

@@ -31,7 +31,7 @@ _WANTED = {
 }
 
 
-#: Pydantic's own words in the place of an error: a map's key, and the forms in which `resources.nodes` is written.
+#: Pydantic's own words in the location of an error: a map's key, and the forms in which `resources.nodes` is written.
 _NO_KEYS = ("[key]", "[number]", "[range]")
 
 
@@ -47,7 +47,7 @@ _HINTS = {
 
 
 def validate(model: type[AnyModel], layered: Layered) -> AnyModel:
-    """Raises one UserError that lists the mistakes, each with its place."""
+    """Raises one UserError that lists the mistakes, each with its location."""
     try:
         return model.model_validate(layered.tree)
     except ValidationError as error:
@@ -101,28 +101,30 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
         because = origin_of(layered, tuple(detail["ctx"]["because"].split(".")))
         return f"{because.where}: {detail['msg']}" if because else str(detail["msg"])
     origin = origin_of(layered, key)
-    place = f"{origin.where}: " if origin else ""
+    location = f"{origin.where}: " if origin else ""
     shown = _cut(one_line(".".join(key)), 200)
     kind = detail["type"]
     if kind == "extra_forbidden":
         near = nearest_key(model, key)
         known = _hint(key) or "`slurmddp init FILE` writes a job file to start from; docs/job.md has all keys"
         todo = f"did you mean {near}?" if near else known
-        return f"{place}{shown}: unknown key\n  -> {todo}"
+        return f"{location}{shown}: unknown key\n  -> {todo}"
     if kind == "missing":
         todo = _hint(key) or "`slurmddp init FILE` writes a job file that has it"
-        return f"{place}{shown}: is missing\n  -> {todo}"
+        return f"{location}{shown}: is missing\n  -> {todo}"
     value = detail.get("input")
     written = f", not {_short(value)}" if isinstance(value, str | int | float | list | dict) else ", not empty"
     if kind == "value_error":
         reason = str(detail["ctx"]["error"])
-        return f"{place}{shown}: {_short(value)} {reason}" if isinstance(value, str) else f"{place}{shown} {reason}"
+        return (
+            f"{location}{shown}: {_short(value)} {reason}" if isinstance(value, str) else f"{location}{shown} {reason}"
+        )
     if kind == "literal_error":
-        return f"{place}{shown}: must be one of {detail['ctx']['expected']}{written}"
+        return f"{location}{shown}: must be one of {detail['ctx']['expected']}{written}"
     if kind in _WANTED:
         hint = _hint(key)
-        return f"{place}{shown}: {_WANTED[kind]}{written}" + (f"\n  -> {hint}" if hint else "")
-    return f"{place}{shown}: {detail['msg'].replace('Input should', 'should')}{written}"
+        return f"{location}{shown}: {_WANTED[kind]}{written}" + (f"\n  -> {hint}" if hint else "")
+    return f"{location}{shown}: {detail['msg'].replace('Input should', 'should')}{written}"
 
 
 def _hint(key: Key) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.images.exclusive import only_build
+from slurmddp.images.build_lock import only_build
 from slurmddp.launch import build_wait
 from tests.helpers import SIF, Desk, Result, check_bash
 

@@ -30,7 +30,7 @@ moment, seen = int(sys.argv.pop(1)), 0
 
 def trace(frame, event, argument):
     global seen
-    if not frame.f_code.co_filename.endswith(("launch/here.py", "launch/foreground.py", "runs/logs.py")):
+    if not frame.f_code.co_filename.endswith(("launch/foreground.py", "launch/follow.py", "runs/logs.py")):
         return None
     if event == "line" and frame.f_code.co_name != "<module>":
         seen += 1

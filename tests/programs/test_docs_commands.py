@@ -184,7 +184,7 @@ def test_the_commands_of_a_page_work_in_its_order(place: Desk, page: Path) -> No
 
 
 @pytest.mark.parametrize(("page", "command"), NOT_HERE, ids=lambda part: getattr(part, "name", part))
-def test_commands_that_cannot_run_here(page: Path, command: str) -> None:
+def test_commands_that_cannot_run_foreground(page: Path, command: str) -> None:
     pytest.skip(f"{page.name}: {command}: {elsewhere(command)}")
 
 

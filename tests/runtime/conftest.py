@@ -19,7 +19,7 @@ def ranks() -> Iterator[Ranks]:
 @pytest.fixture(autouse=True)
 def no_data_worker_is_left() -> Iterator[None]:
     """After a test whose loader raised, pytest's traceback still holds its workers. They ignore SIGTERM, which is all
-    that Python sends before it waits for them at exit: for ever. (The entrypoint kills them: watch/ending.py.)
+    that Python sends before it waits for them at exit: for ever. (The entrypoint kills them: watch/process_exit.py.)
     """
     yield
     for child in multiprocessing.active_children():

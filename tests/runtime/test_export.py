@@ -17,7 +17,7 @@ from torch import nn
 
 from slurmddp.runtime import export
 from slurmddp.runtime.checkpoint import plain
-from slurmddp.runtime.checkpoint.given import load_given, resolve_given
+from slurmddp.runtime.checkpoint.init_weights import load_given, resolve_given
 from slurmddp.runtime.errors import UserError
 from tests.helpers import Desk
 

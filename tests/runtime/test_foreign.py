@@ -21,7 +21,7 @@ from slurmddp.launch.prepare import Request, resolved_job
 from slurmddp.runs import checkpoints
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runtime.checkpoint import plain
-from slurmddp.runtime.checkpoint.given import load_given
+from slurmddp.runtime.checkpoint.init_weights import load_given
 from slurmddp.runtime.errors import UserError
 from slurmddp.shared.checkpoint import contents, layout
 from tests.checkpoints import Touch, replace

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.watch.ending import stacks
 from slurmddp.runtime.watch.heartbeat import Beat, Look, blame
+from slurmddp.runtime.watch.process_exit import stacks
 from slurmddp.runtime.watch.progress import Patience, Progress
 
 from .harness import Run

@@ -18,12 +18,12 @@ import pytest
 from slurmddp.runs.create import write_key
 from slurmddp.runtime import signing
 from slurmddp.runtime.preflight import node as node_side
-from slurmddp.runtime.preflight import place as places
+from slurmddp.runtime.preflight import node_settings
 from slurmddp.runtime.preflight.checks import devices, folders, packages
 from slurmddp.runtime.preflight.findings import Finding, bad, plain, verdict, warn
 from slurmddp.runtime.preflight.judge import Report, judge
 from slurmddp.runtime.preflight.pairs import partners
-from slurmddp.runtime.preflight.star import answers_with_name, meet
+from slurmddp.runtime.preflight.protocol import answers_with_name, meet
 
 from .harness import PATIENCE, ROOT, free_port
 
@@ -178,9 +178,9 @@ def test_an_interface_in_another_network(three: Nodes) -> None:
 
 
 def test_a_closed_port_and_one_of_somebody_else(three: Nodes) -> None:
-    asks = places.read(three.run, three.variables("n1"))
-    answers = places.read(three.run, three.variables("n2"))
-    other_run = places.read(three.run, three.variables("n2", SLURMDDP_RENDEZVOUS_ID="run-78-0"))
+    asks = node_settings.read(three.run, three.variables("n1"))
+    answers = node_settings.read(three.run, three.variables("n2"))
+    other_run = node_settings.read(three.run, three.variables("n2", SLURMDDP_RENDEZVOUS_ID="run-78-0"))
 
     async def tries() -> list[str]:
         server = await asyncio.start_server(answers_with_name(answers), "127.0.0.1", 0)
@@ -242,8 +242,8 @@ def test_two_nodes_that_cannot_reach_each_other(three: Nodes, monkeypatch: pytes
 
 
 def only_first_answered(answer: bytes) -> Any:
-    def answers(place: places.Place) -> Any:
-        first = [answers_with_name(place)]
+    def answers(settings: node_settings.NodeSettings) -> Any:
+        first = [answers_with_name(settings)]
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             if first:
@@ -263,7 +263,7 @@ def test_a_node_that_says_nothing_of_the_others_is_only_warned_about(
 ) -> None:
     """Its connection with the head is lost, or no answer comes on it. Of n2 and n3, the first connects to the other."""
 
-    async def never(place: places.Place, peers: Any) -> dict[str, str]:
+    async def never(settings: node_settings.NodeSettings, peers: Any) -> dict[str, str]:
         if lost:
             raise ConnectionError
         await asyncio.sleep(8)
@@ -281,7 +281,7 @@ def with_n3(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, name: str, instead: A
 
     monkeypatch.setattr(node_side, name, instead)
     (nodes.logs / "preflight").mkdir()
-    n3 = node_side.report(places.read(nodes.run, nodes.variables("n3")))
+    n3 = node_side.report(node_settings.read(nodes.run, nodes.variables("n3")))
     thread = threading.Thread(target=asyncio.run, args=(n3,))
     thread.start()
     try:
@@ -346,8 +346,8 @@ def test_two_hundred_nodes(tmp_path: Path) -> None:
     async def others() -> list[int]:
         tasks = []
         for name in nodes.names[1:]:
-            place = places.read(nodes.run, nodes.variables(name))
-            tasks.append(node_side.report(place))
+            settings = node_settings.read(nodes.run, nodes.variables(name))
+            tasks.append(node_side.report(settings))
         return await asyncio.gather(*tasks)
 
     with contextlib.redirect_stdout(None):
@@ -502,7 +502,7 @@ def test_gpus_are_counted(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     wanted = three.variables("n1", SLURMDDP_GPUS="2", SLURMDDP_GPU_VENDOR="nvidia")
-    found = list(devices.check(places.read(three.run, wanted)))
+    found = list(devices.check(node_settings.read(three.run, wanted)))
     assert [item.reason[: len(reason)] for item in found] == ([reason] if reason else [])
 
 

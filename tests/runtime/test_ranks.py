@@ -20,7 +20,7 @@ from slurmddp.runtime.evaluation import evaluate
 from slurmddp.runtime.measure.timing import StepTimer
 from slurmddp.runtime.parallel.buckets import BucketSums, OnBucket
 from slurmddp.runtime.parallel.wrap import wrap
-from slurmddp.runtime.step import Outcome, Stepper, Wishes
+from slurmddp.runtime.step import Outcome, StepFlags, Stepper
 from slurmddp.runtime.tasks.protocol import Loss
 from slurmddp.runtime.world import World
 
@@ -61,9 +61,9 @@ def prepared(
 def gradients_of_step(joined: World, total: int, micro: int, precision: str) -> tuple[list[torch.Tensor], float, int]:
     """One step over the first global batch on all ranks: gradients, loss, targets."""
     stepper, bare, micros = prepared(joined, total, micro, precision)
-    wishes = Wishes(stop=joined.rank == 1)
-    outcome = stepper.run(micros, step=1, rate=0.0, wishes=wishes, before_update=lambda: None)
-    assert outcome.wishes == Wishes(stop=joined.size > 1)
+    flags = StepFlags(stop=joined.rank == 1)
+    outcome = stepper.run(micros, step=1, rate=0.0, flags=flags, before_update=lambda: None)
+    assert outcome.flags == StepFlags(stop=joined.size > 1)
     gradients = [parameter.grad.clone() for parameter in bare.parameters() if parameter.grad is not None]
     return gradients, outcome.means["loss"], outcome.targets
 
@@ -120,7 +120,7 @@ def collectives_of_step(joined: World) -> tuple[int, int, int]:
     for step in (1, 2, 3):
         buckets.clear()
         before = [group._get_sequence_number_for_group() for group in groups]
-        stepper.run(micros, step=step, rate=0.0, wishes=Wishes(), before_update=lambda: None)
+        stepper.run(micros, step=step, rate=0.0, flags=StepFlags(), before_update=lambda: None)
     world, coordination = (
         group._get_sequence_number_for_group() - count for group, count in zip(groups, before, strict=True)
     )
@@ -152,14 +152,14 @@ class Late(toy.Toy):
 def step_with_a_late_rank(joined: World, bucket: Path) -> Outcome:
     task = Late(joined.rank == 1, bucket)
     stepper, _, micros = prepared(joined, 2, 1, task=task, on_bucket=lambda index, last: bucket.touch())
-    wishes = Wishes(stop=joined.rank == 1, save=joined.rank == 0)
-    return stepper.run(micros, step=1, rate=0.0, wishes=wishes, before_update=lambda: None)
+    flags = StepFlags(stop=joined.rank == 1, save=joined.rank == 0)
+    return stepper.run(micros, step=1, rate=0.0, flags=flags, before_update=lambda: None)
 
 
 @pytest.mark.ranks(2)
 def test_the_backward_pass_does_not_wait_for_the_sums(ranks: Ranks, tmp_path: Path) -> None:
     one, other = ranks(2, step_with_a_late_rank, tmp_path / "bucket")
-    assert one.wishes == other.wishes == Wishes(stop=True, save=True)
+    assert one.flags == other.flags == StepFlags(stop=True, save=True)
     assert (one.means, one.targets, one.grad_norm) == (other.means, other.targets, other.grad_norm)
 
 
@@ -181,7 +181,7 @@ def futures_of_buckets(joined: World, begun: Path) -> list[bool]:
 
     stepper, _, micros = prepared(joined, 2, 1, on_bucket=wait)
     with mock.patch.object(BucketSums, "begin", look):
-        stepper.run(micros, step=1, rate=0.0, wishes=Wishes(), before_update=lambda: None)
+        stepper.run(micros, step=1, rate=0.0, flags=StepFlags(), before_update=lambda: None)
     return done
 
 

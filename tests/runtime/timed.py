@@ -54,11 +54,11 @@ def train(world: World, folder: Path, *, seconds: float, window: float, slow: Pa
         timer.begin()
         _step(model, sums, optimizer, rows, timer)
         ended = mended and not active
-        wishes = torch.tensor([time.monotonic() > until or ended, watch.wants_probe], dtype=torch.float64)
-        dist.all_reduce(wishes)
+        flags = torch.tensor([time.monotonic() > until or ended, watch.wants_probe], dtype=torch.float64)
+        dist.all_reduce(flags)
         timer.end()
         new = watch.step()
-        if wishes[1] > 0:
+        if flags[1] > 0:
             probes += 1
             new += watch.probe()[1]
         notices += new
@@ -69,7 +69,7 @@ def train(world: World, folder: Path, *, seconds: float, window: float, slow: Pa
             for path in (slow, folder / "bursts"):
                 if path is not None:
                     path.unlink(missing_ok=True)
-        if wishes[0] > 0:
+        if flags[0] > 0:
             steps = step
             break
     watch.close()

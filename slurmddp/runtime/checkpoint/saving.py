@@ -51,7 +51,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Place:
+class Destination:
     """What is the same for all saves of an attempt. The group of `world` is the saves' own."""
 
     root: Path
@@ -74,20 +74,20 @@ class Task:
     began: float
 
 
-def save(place: Place, task: Task) -> Saved | Failed:
+def save(destination: Destination, task: Task) -> Saved | Failed:
     """Write one checkpoint; every rank has to call it, and learns the same. Raises nothing. `stall` is 0."""
-    folder = place.root / layout.temporary_name("saving", task.step, place.world.attempt, task.nonce)
-    final = place.root / layout.folder_name(task.step)
+    folder = destination.root / layout.temporary_name("saving", task.step, destination.world.attempt, task.nonce)
+    final = destination.root / layout.folder_name(task.step)
     try:
-        size, remark = _write(place, task, folder, final)
+        size, remark = _write(destination, task, folder, final)
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not end in silence
-        return _failed(place, task.step, folder, final, error)
+        return _failed(destination, task.step, folder, final, error)
     return Saved(final, task.step, time.monotonic() - task.began, 0.0, size, remark)
 
 
-def _write(place: Place, task: Task, folder: Path, final: Path) -> tuple[int, str]:
+def _write(destination: Destination, task: Task, folder: Path, final: Path) -> tuple[int, str]:
     """Write, sync and commit. Returns bytes and a remark. A failure on any rank is raised on all."""
-    world = place.world
+    world = destination.world
     results, own = world.together(lambda: _write_own(task, folder, world.rank))
     written = world.gather((results, {name: (facts.bytes, facts.sha256) for name, facts in own.items()}))
 
@@ -95,9 +95,9 @@ def _write(place: Place, task: Task, folder: Path, final: Path) -> tuple[int, st
         assert task.plan.metadata is not None  # Rank 0 has it.
         files = {name: layout.FileFacts(*facts) for _, theirs in written for name, facts in theirs.items()}
         files.update(shards.finish(folder, task.plan.metadata, [results for results, _ in written]))
-        facts = commit.describe(task.step, world.size, place.mesh, world.attempt, place.config)
+        facts = commit.describe(task.step, world.size, destination.mesh, world.attempt, destination.config)
         size = commit.commit(folder, final, facts, files, task.data)
-        return size, commit.prune(final, place.keeping, step=task.step, attempt=world.attempt)
+        return size, commit.prune(final, destination.keeping, step=task.step, attempt=world.attempt)
 
     size, remark = world.on_main(complete)
     return size, remark
@@ -114,21 +114,21 @@ def _write_own(task: Task, folder: Path, rank: int) -> tuple[str, dict[str, layo
     return results, {**files, **{f"{layout.RNG}/{name}": facts for name, facts in states.items()}}
 
 
-def _failed(place: Place, step: int, folder: Path, final: Path, error: Exception) -> Failed:
+def _failed(destination: Destination, step: int, folder: Path, final: Path, error: Exception) -> Failed:
     """Agree on what happened, and clear up. Where ranks do not even agree, one of them is gone."""
-    world = place.world
+    world = destination.world
     own = None if isinstance(error, PeerError) else f"rank {world.rank} on {world.node}: {str(error) or repr(error)}"
 
     def clear_up() -> bool:
         commit.sweep(folder, final)
-        return commit.older(place.root)
+        return commit.older(destination.root)
 
     try:
         messages = [message for message in world.gather(own) if message is not None]
         older = world.on_main(clear_up)
     except Exception:  # noqa: BLE001 - the first error is the one that tells
         message = f"rank {world.rank} on {world.node} has lost the others while saving: {str(error) or repr(error)}"
-        return Failed(step, message, fatal=True, older=commit.older(place.root), cause=error)
+        return Failed(step, message, fatal=True, older=commit.older(destination.root), cause=error)
     message = messages[0] if messages else str(error)
     if len(messages) > 1:
         message += f" ({len(messages)} of {world.size} ranks failed)"

@@ -32,8 +32,8 @@ class Staging:
         self.bytes = sum(tensor.nbytes for tensor in live)
         self._memory = _memory(end)
         self.parts: dict[MetadataIndex, torch.Tensor] = {
-            index: _carve(self._memory, place, tensor)
-            for index, place, tensor in zip(self._names, places, live, strict=True)
+            index: _carve(self._memory, offset, tensor)
+            for index, offset, tensor in zip(self._names, places, live, strict=True)
         }
         self._gpu = _GpuCopies(self._memory, end, device) if device.type == "cuda" and end else None
 
@@ -127,9 +127,9 @@ def _memory(size: int) -> mmap.mmap:
     return memory
 
 
-def _carve(memory: mmap.mmap, place: int, like: torch.Tensor) -> torch.Tensor:
-    """A tensor at `place` whose storage ends where it ends, so that it is written without another copy."""
+def _carve(memory: mmap.mmap, offset: int, like: torch.Tensor) -> torch.Tensor:
+    """A tensor at `offset` whose storage ends where it ends, so that it is written without another copy."""
     if like.numel() == 0:
         return torch.empty(like.shape, dtype=like.dtype)
-    flat = torch.frombuffer(memory, dtype=torch.uint8, count=like.nbytes, offset=place)
+    flat = torch.frombuffer(memory, dtype=torch.uint8, count=like.nbytes, offset=offset)
     return flat.view(like.dtype).view(like.shape)

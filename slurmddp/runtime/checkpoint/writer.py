@@ -20,7 +20,7 @@ from slurmddp.runtime.checkpoint.commit import Keeping
 from slurmddp.runtime.checkpoint.saving import Failed, Saved
 from slurmddp.runtime.checkpoint.staging import Staging
 from slurmddp.runtime.errors import RuntimeFailure
-from slurmddp.runtime.watch.ending import say
+from slurmddp.runtime.watch.process_exit import say
 from slurmddp.runtime.world import World
 
 __all__ = ["Failed", "Saved", "Writer"]
@@ -74,7 +74,7 @@ class Writer:
         assert group is not None  # None is for ranks outside the group; all are in it.
         self._world = dataclasses.replace(world, coordination=group)
         dimensions = dict(mesh or {"replicate": world.size})
-        self._place = saving.Place(root, self._world, Keeping(keep, keep_every, rejected), config, dimensions)
+        self._place = saving.Destination(root, self._world, Keeping(keep, keep_every, rejected), config, dimensions)
         self._asynchronous = asynchronous
         self._signature: list[object] | None = None
         self._plan: shards.Plan | None = None

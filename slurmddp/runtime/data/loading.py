@@ -81,9 +81,9 @@ class _Maker(Dataset[Any]):
         augment = optional(self._task, "augment")
         if augment is not None and wanted.epochs is not None:
             generator = torch.Generator()
-            for place, (index, epoch) in enumerate(zip(wanted.ids, wanted.epochs, strict=True)):
+            for slot, (index, epoch) in enumerate(zip(wanted.ids, wanted.epochs, strict=True)):
                 generator.manual_seed(randomness.derive("augment", wanted.seed, epoch, index))
-                samples[place] = augment(samples[place], generator)
+                samples[slot] = augment(samples[slot], generator)
         data = self._task.collate(samples)
         filling = optional(self._task, "filling")
         filled, places = filling(data) if filling is not None and wanted.real else (0, 0)
@@ -200,7 +200,7 @@ _Step = list[tuple[list[int], list[int]]]
 
 def _in_order(order: SampleOrder, pattern: list[list[int]], *, start: int, steps: int, total: int) -> Iterator[_Step]:
     """`pattern`: places in the global batch of each micro batch."""
-    flat = torch.tensor([place for part in pattern for place in part])
+    flat = torch.tensor([index for part in pattern for index in part])
     # Many steps' ids in one go, which is what the order is quick at; but not many epochs of a small dataset.
     ahead = max(1, min(_IDS_AT_ONCE // len(flat), 4 * order.length // total))
     for first in range(0, steps, ahead):

@@ -12,12 +12,12 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import nn
 
-from slurmddp.runtime.checkpoint import state, telling
+from slurmddp.runtime.checkpoint import messages, state
 from slurmddp.runtime.checkpoint.reader import NOTHING_GOOD
 from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
 from slurmddp.runtime.errors import RuntimeFailure, UserError
 from slurmddp.runtime.evaluation import share_buffers
-from slurmddp.runtime.library import groups, restoring, shared
+from slurmddp.runtime.library import param_groups, restoring, shared
 from slurmddp.shared.checkpoint import layout
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ class Checkpointer:
         world = self._world
         self._shared.enter("start")
         world.on_main(lambda: len(layout.remove_leftovers(self._root, world.attempt)))
-        choice, rejected = telling.choose(world, self._shared, [self._root, *self._older])
+        choice, rejected = messages.choose(world, self._shared, [self._root, *self._older])
         self._rejected += rejected
         if choice is None:
             if rejected and self._older:
@@ -251,7 +251,7 @@ class Checkpointer:
             "global_batch": (position or {}).get("global_batch"),
             "samples": (position or {}).get("samples"),
             "optimizer": type(self._trained.optimizer).__name__,
-            "groups": groups.options(self._trained.optimizer),
+            "groups": param_groups.options(self._trained.optimizer),
             "sampler": position,
             "extra": dict(extra),
         }
@@ -276,7 +276,7 @@ class Checkpointer:
         now = self._shared
         for result in results:
             if isinstance(result, Saved):
-                telling.saved(now, result)
+                messages.saved(now, result)
                 continue
             if result.fatal:
                 raise RuntimeFailure(f"the checkpoint of step {result.step} could not be written: {result.message}")

@@ -10,7 +10,7 @@ from torch import nn
 
 from slurmddp.runtime.checkpoint import reader, shards, state
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.library import groups, shared
+from slurmddp.runtime.library import param_groups, shared
 from slurmddp.runtime.world import World
 from slurmddp.shared import mesh
 
@@ -45,7 +45,7 @@ def adopt(
     stored = metadata.state_dict_metadata
     try:
         state.check(trained, stored)
-        groups.check(trained.optimizer, choice.data)
+        param_groups.check(trained.optimizer, choice.data)
         if sampler is not None and choice.data.get("sampler") is not None:
             sampler.load_state_dict(choice.data["sampler"])
     except UserError as error:
@@ -53,7 +53,7 @@ def adopt(
     tensors = state.prepare(trained, stored)
     world.together(lambda: shards.read(choice.path, metadata, tensors))
     state.adopt(trained, tensors)
-    groups.restore(trained.optimizer, choice.data)
+    param_groups.restore(trained.optimizer, choice.data)
     restored = reader.restore_randomness(choice, world, 0)
     say, were = now.console.say, choice.world
     say(f"resumed    step {choice.step} from {choice.path}, saved by {were} rank{'s' * (were > 1)}")

@@ -10,7 +10,7 @@ from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.library import shared, signals
 from slurmddp.runtime.watch import marker, usererrors
-from slurmddp.runtime.watch.ending import leave, say
+from slurmddp.runtime.watch.process_exit import leave, say
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
 from slurmddp.shared.run_folder import RunFolder
@@ -44,17 +44,17 @@ def distributed(*, timeout: float = 600, backend: str | None = None) -> Iterator
     - A clean end waits for checkpoints that are being written. Where the ranks were asked to stop, it leaves a marker
       in the run's folder; ranks that torchrun starts once more in this attempt read it, and end at once with code 0.
     """
-    here: Environment | None = None
+    env: Environment | None = None
     events: Events | None = None
     folder = shared.run_folder()
     ending: SystemExit | None = None
     try:
-        here = shared.place()
-        _end_if_over(folder, here)
-        watch = _watch(folder, here)
-        joined = shared.join(here, timeout=timeout, backend=backend)
+        env = shared.rank_environment()
+        _end_if_over(folder, env)
+        watch = _watch(folder, env)
+        joined = shared.join(env, timeout=timeout, backend=backend)
         watch.enter("start", 0)
-        events = shared.events_of(here)
+        events = shared.events_of(env)
         now = shared.Shared(joined, watch.stop, watch, events)
         shared.use(now)
         try:
@@ -67,32 +67,32 @@ def distributed(*, timeout: float = 600, backend: str | None = None) -> Iterator
     except SystemExit as exit_:
         _leave(exit_)
     except BaseException as error:  # noqa: BLE001 - whatever it is: say so, and be gone at once
-        train.fail(error, here, events)
+        train.fail(error, env, events)
     if ending is not None:
         raise ending
 
 
-def _watch(folder: RunFolder | None, here: Environment) -> Watch:
+def _watch(folder: RunFolder | None, env: Environment) -> Watch:
     """Take signals, before the ranks meet."""
-    watch = Watch(here, shared.stop_of(here), over=lambda: _is_over(folder, here))
+    watch = Watch(env, shared.stop_of(env), over=lambda: _is_over(folder, env))
     signals.take(watch)
     return watch
 
 
-def _is_over(folder: RunFolder | None, here: Environment) -> bool:
-    return folder is not None and marker.ended(folder.marker(here.attempt))
+def _is_over(folder: RunFolder | None, env: Environment) -> bool:
+    return folder is not None and marker.ended(folder.marker(env.attempt))
 
 
-def _end_if_over(folder: RunFolder | None, here: Environment) -> None:
+def _end_if_over(folder: RunFolder | None, env: Environment) -> None:
     """torchrun starts all ranks anew when one of them fails, even if the others have ended as they should."""
-    if _is_over(folder, here):
-        if here.rank == 0:
-            print(f"attempt {here.attempt} has already ended cleanly: nothing to do", flush=True)
+    if _is_over(folder, env):
+        if env.rank == 0:
+            print(f"attempt {env.attempt} has already ended cleanly: nothing to do", flush=True)
         leave(0)
 
 
 def _finish(now: shared.Shared, folder: RunFolder | None) -> None:
-    """A clean end; every rank comes here."""
+    """A clean end; every rank comes env."""
     for finish in now.finishing:
         finish()
     now.enter("end")

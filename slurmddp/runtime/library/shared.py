@@ -39,7 +39,7 @@ class Shared:
     events: Events | None = None
     stopped: str | None = None
     step: int | None = None
-    progress: Progress | None = field(default_factory=lambda: progress_of(place()))
+    progress: Progress | None = field(default_factory=lambda: progress_of(rank_environment()))
     finishing: list[Callable[[], None]] = field(default_factory=list)
     _group: object = field(default_factory=lambda: dist.group.WORLD)
 
@@ -102,22 +102,22 @@ def get() -> Shared:
     """
     if _now is not None and _now.alive:
         return _now
-    here = place()
+    env = rank_environment()
     if not dist.is_initialized():
-        if here.world > 1:
+        if env.world > 1:
             raise RuntimeError(
-                f"this is rank {here.rank} of {here.world}, and there is no process group yet: "
+                f"this is rank {env.rank} of {env.world}, and there is no process group yet: "
                 "use distributed(), or call torch.distributed.init_process_group first"
             )
         alone()
-    stop = stop_of(here)
-    signals.note(stop, f"rank {here.rank} on {here.node}")
-    made = Shared(around(here), stop, events=events_of(here))
+    stop = stop_of(env)
+    signals.note(stop, f"rank {env.rank} on {env.node}")
+    made = Shared(around(env), stop, events=events_of(env))
     use(made)
     return made
 
 
-def place() -> Environment:
+def rank_environment() -> Environment:
     """This process's place: in the process group where there is one, or as torchrun's variables tell it; alone without
     them.
     """
@@ -136,42 +136,42 @@ def run_folder() -> RunFolder | None:
     return RunFolder(Path(root)) if root else None
 
 
-def stop_of(here: Environment) -> Stop:
+def stop_of(env: Environment) -> Stop:
     """One rank a node looks for the stop file."""
-    return Stop(here.stop_file if here.local_rank == 0 else None)
+    return Stop(env.stop_file if env.local_rank == 0 else None)
 
 
-def progress_of(here: Environment) -> Progress | None:
+def progress_of(env: Environment) -> Progress | None:
     """Where rank 0 tells the breaker how far the script has come; None where nobody asks."""
     path = os.environ.get("SLURMDDP_PROGRESS_FILE")
-    return Progress(Path(path)) if path and here.rank == 0 else None
+    return Progress(Path(path)) if path and env.rank == 0 else None
 
 
-def events_of(here: Environment) -> Events | None:
+def events_of(env: Environment) -> Events | None:
     """This rank's events, where there is a run folder that can be written."""
     folder = run_folder()
     if folder is None:
         return None
     try:
-        return Events(folder.events, attempt=here.attempt, node=here.node, rank=here.rank)
+        return Events(folder.events, attempt=env.attempt, node=env.node, rank=env.rank)
     except OSError:
         return None
 
 
-def join(here: Environment, *, timeout: float, backend: str | None) -> World:
+def join(env: Environment, *, timeout: float, backend: str | None) -> World:
     """Make the process group. Errors of the rendezvous pass through."""
     by_torchrun = "RANK" in os.environ
     if by_torchrun and backend is None:
-        return world.start(here, timeout=timeout)
+        return world.start(env, timeout=timeout)
     device = torch.device("cpu")
     if torch.cuda.is_available() and backend != "gloo":
-        device = torch.device("cuda", here.local_rank)
+        device = torch.device("cuda", env.local_rank)
         torch.cuda.set_device(device)
     if by_torchrun:
         dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
     else:
         alone(backend)
-    return dataclasses.replace(around(here), device=device)
+    return dataclasses.replace(around(env), device=device)
 
 
 def alone(backend: str | None = None) -> None:
@@ -180,7 +180,7 @@ def alone(backend: str | None = None) -> None:
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
-def around(here: Environment) -> World:
+def around(env: Environment) -> World:
     """The world of a process group that exists. Every rank has to call it."""
     backend = dist.get_backend()
     on_gpu = "nccl" in backend
@@ -189,9 +189,9 @@ def around(here: Environment) -> World:
     return World(
         rank=dist.get_rank(),
         size=dist.get_world_size(),
-        local_rank=here.local_rank,
-        node=here.node,
-        attempt=here.attempt,
+        local_rank=env.local_rank,
+        node=env.node,
+        attempt=env.attempt,
         device=torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"),
         backend=backend,
         coordination=coordination,

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.preflight import place as places
+from slurmddp.runtime.preflight import node_settings
 from slurmddp.runtime.preflight.head import lead
 from slurmddp.runtime.preflight.node import report
 
@@ -16,9 +16,9 @@ def main(words: list[str]) -> int:
     try:
         if len(words) != 1:
             raise UserError("usage: python -m slurmddp.runtime.preflight RUN")
-        place = places.read(Path(words[0]))
+        settings = node_settings.read(Path(words[0]))
         # Not asyncio.run, which waits for the threads: one may be stuck in a file system.
-        return asyncio.new_event_loop().run_until_complete(lead(place) if place.is_head else report(place))
+        return asyncio.new_event_loop().run_until_complete(lead(settings) if settings.is_head else report(settings))
     except (UserError, OSError) as error:
         print(f"slurmddp: preflight: {error}", file=sys.stderr)
         return 1

@@ -11,10 +11,10 @@ from typing import Any
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.preflight.findings import Finding, any_bad, bad, from_json, plain, verdict, warn
 from slurmddp.runtime.preflight.judge import Report, judge
-from slurmddp.runtime.preflight.look import look, show, take_away
+from slurmddp.runtime.preflight.local_checks import look, show, take_away
+from slurmddp.runtime.preflight.node_settings import NodeSettings
 from slurmddp.runtime.preflight.pairs import partners
-from slurmddp.runtime.preflight.place import Place
-from slurmddp.runtime.preflight.star import (
+from slurmddp.runtime.preflight.protocol import (
     BACKLOG,
     LONGEST,
     PORTS,
@@ -43,9 +43,9 @@ _UNTRIED = "did not say whether it can connect to the other nodes"
 class Head:
     """One preflight, as the first node runs it."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._interfaces = "0.0.0.0" if len(place.nodes) > 1 else "127.0.0.1"
+    def __init__(self, settings: NodeSettings) -> None:
+        self._settings = settings
+        self._interfaces = "0.0.0.0" if len(settings.nodes) > 1 else "127.0.0.1"
         self._token = secrets.token_hex(8)
         self._port = 0
         self._reports: dict[str, Report] = {}
@@ -58,21 +58,21 @@ class Head:
 
     async def run(self) -> int:
         """0 where all nodes can train, else 3. Raises UserError where the head itself cannot take part."""
-        place = self._place
+        settings = self._settings
         began = time.monotonic()
         _allow_many_files()
-        own = asyncio.create_task(look(place))
+        own = asyncio.create_task(look(settings))
         rendezvous = await self._listen()
-        anywhere = await asyncio.start_server(answers_with_name(place), self._interfaces, 0, backlog=BACKLOG)
+        anywhere = await asyncio.start_server(answers_with_name(settings), self._interfaces, 0, backlog=BACKLOG)
         self._port = int(anywhere.sockets[0].getsockname()[1])
         # Only now: who sees it knows that the head listens.
-        written = await asyncio.to_thread(show, place, self._token)
+        written = await asyncio.to_thread(show, settings, self._token)
         try:
             mine = await own
             mine.findings[:0] = written
             mine.skew = 0.0
-            self._reports[place.node] = mine
-            await self._all_heard(began + place.seconds)
+            self._reports[settings.node] = mine
+            await self._all_heard(began + settings.seconds)
             await self._try_pairs()
             return await self._judge()
         finally:
@@ -81,13 +81,13 @@ class Head:
             anywhere.close()
             if self._open:
                 await asyncio.wait(self._open, timeout=_GOODBYE)
-            await asyncio.to_thread(take_away, place)
+            await asyncio.to_thread(take_away, settings)
 
     async def _listen(self) -> asyncio.Server:
-        deadline = time.monotonic() + self._place.patience  # another one's probe may hold the port for a moment
+        deadline = time.monotonic() + self._settings.patience  # another one's probe may hold the port for a moment
         while True:
             try:
-                port = self._place.port
+                port = self._settings.port
                 return await asyncio.start_server(self._serve, self._interfaces, port, limit=LONGEST, backlog=BACKLOG)
             except OSError as error:
                 if time.monotonic() > deadline:
@@ -96,7 +96,7 @@ class Head:
 
     async def _all_heard(self, deadline: float) -> None:
         """Until each node has reported or left a word in the run folder; or until the deadline."""
-        while len(self._reports) < len(self._place.nodes) and time.monotonic() < deadline:
+        while len(self._reports) < len(self._settings.nodes) and time.monotonic() < deadline:
             try:
                 await asyncio.wait_for(self._news.wait(), 0.5)
                 self._news.clear()
@@ -108,13 +108,13 @@ class Head:
         """What nodes left in the run folder: NODE.failed from node.sh, NODE.unreached from node.py."""
         words = {}
         try:
-            names = set(os.listdir(self._place.folder))
+            names = set(os.listdir(self._settings.folder))
         except OSError:
             return {}
-        for node in self._place.nodes:
+        for node in self._settings.nodes:
             for kind in ("failed", "unreached"):
                 if f"{node}.{kind}" in names and node not in self._reports:
-                    path = self._place.folder / f"{node}.{kind}"
+                    path = self._settings.folder / f"{node}.{kind}"
                     try:
                         text = plain(path.read_text(encoding="utf-8", errors="replace"))
                     except OSError as error:
@@ -130,19 +130,19 @@ class Head:
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
-        place = self._place
+        settings = self._settings
         try:
-            greeting = await receive(place, reader)
+            greeting = await receive(settings, reader)
             node = greeting.get("node")
-            if node not in place.nodes:
+            if node not in settings.nodes:
                 return
-            where = {"address": place.address, "port": self._port}
-            await send(place, writer, {**where, "token": self._token, "time": time.time()})
-            self._reports[node] = await self._understand(node, await receive(place, reader))
+            where = {"address": settings.address, "port": self._port}
+            await send(settings, writer, {**where, "token": self._token, "time": time.time()})
+            self._reports[node] = await self._understand(node, await receive(settings, reader))
             self._streams[node] = reader, writer  # _try_pairs uses it, until the verdict is there
             self._news.set()
             await self._judged.wait()
-            await send(place, writer, {"lines": [line for line in self._lines if line.partition(" ")[0] == node]})
+            await send(settings, writer, {"lines": [line for line in self._lines if line.partition(" ")[0] == node]})
             # The node closes first, so that the rendezvous port is free again at once.
             await asyncio.wait_for(reader.read(), _GOODBYE)
         except ForgedError as error:
@@ -163,45 +163,45 @@ class Head:
         report.address, report.port = str(message["address"]), int(message["port"])
         if report.port:
             async with self._back:
-                failed = await meet(self._place, report.address, report.port, node)
+                failed = await meet(self._settings, report.address, report.port, node)
             if failed:
                 where = f"{report.address}, port {report.port} ({report.interface or 'interface unknown'})"
-                report.links["back"] = bad(f"{self._place.node} cannot reach it at {where}: {failed}", PORTS)
-        file = token_file(self._place.folder, node)
-        if message["token"] and not await sees(file, str(message["token"]), self._place.patience):
-            reason = f"{self._place.node} does not see in the run folder what this node wrote there"
+                report.links["back"] = bad(f"{self._settings.node} cannot reach it at {where}: {failed}", PORTS)
+        file = token_file(self._settings.folder, node)
+        if message["token"] and not await sees(file, str(message["token"]), self._settings.patience):
+            reason = f"{self._settings.node} does not see in the run folder what this node wrote there"
             report.links.setdefault("folder", bad(reason, SHARED))
         return report
 
     async def _try_pairs(self) -> None:
         """Have the nodes that are good so far connect to each other. One that does not answer is only warned about."""
         found = self._findings()
-        good = [node for node in self._place.nodes if node in self._streams and not any_bad(found[node])]
+        good = [node for node in self._settings.nodes if node in self._streams and not any_bad(found[node])]
         await asyncio.gather(*(self._ask(node, others) for node, others in partners(good).items() if others))
 
     async def _ask(self, node: str, others: list[str]) -> None:
         """Have a node connect to others, and note in its report what came of it."""
-        place, report, (reader, writer) = self._place, self._reports[node], self._streams[node]
+        settings, report, (reader, writer) = self._settings, self._reports[node], self._streams[node]
         peers = [[other, self._reports[other].address, self._reports[other].port] for other in others]
         try:
-            await send(place, writer, {"peers": peers})
-            # The node itself takes place.patience at most.
-            answer = await asyncio.wait_for(receive(place, reader), 2 * place.patience)
+            await send(settings, writer, {"peers": peers})
+            # The node itself takes settings.patience at most.
+            answer = await asyncio.wait_for(receive(settings, reader), 2 * settings.patience)
             unreached = answer["unreached"]
             report.unreached = {other: str(unreached[other]) for other in others if other in unreached}
         except asyncio.TimeoutError:
-            report.findings.append(warn(f"{_UNTRIED}: no answer within {2 * place.patience:.0f} s", _LOG))
+            report.findings.append(warn(f"{_UNTRIED}: no answer within {2 * settings.patience:.0f} s", _LOG))
         except (OSError, ValueError, KeyError, TypeError) as error:
             report.findings.append(warn(f"{_UNTRIED}: {why(error)}", _LOG))
 
     def _findings(self) -> dict[str, list[Finding]]:
-        return judge(self._place.nodes, self._reports, f"did not report within {self._place.seconds:.0f} s")
+        return judge(self._settings.nodes, self._reports, f"did not report within {self._settings.seconds:.0f} s")
 
     async def _judge(self) -> int:
-        place = self._place
+        settings = self._settings
         found = self._findings()
-        self._lines = verdict(place.nodes, found)
-        await asyncio.to_thread(write_whole, place.folder / "verdict", "\n".join(self._lines) + "\n")
+        self._lines = verdict(settings.nodes, found)
+        await asyncio.to_thread(write_whole, settings.folder / "verdict", "\n".join(self._lines) + "\n")
         print("\n".join(f"slurmddp: preflight: {line}" for line in self._lines), flush=True)
         return 3 if any(any_bad(items) for items in found.values()) else 0
 
@@ -213,6 +213,6 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def lead(place: Place) -> int:
+async def lead(settings: NodeSettings) -> int:
     """See Head.run."""
-    return await Head(place).run()
+    return await Head(settings).run()

@@ -10,9 +10,9 @@ from typing import Any
 
 from slurmddp.runtime.preflight.findings import Finding, bad, plain
 from slurmddp.runtime.preflight.judge import Report
-from slurmddp.runtime.preflight.look import look, show, take_away
-from slurmddp.runtime.preflight.place import Place
-from slurmddp.runtime.preflight.star import (
+from slurmddp.runtime.preflight.local_checks import look, show, take_away
+from slurmddp.runtime.preflight.node_settings import NodeSettings
+from slurmddp.runtime.preflight.protocol import (
     LONGEST,
     PORTS,
     SHARED,
@@ -39,32 +39,32 @@ class UnreachedError(Exception):
     """The head cannot be reached from here."""
 
 
-async def report(place: Place) -> int:
+async def report(settings: NodeSettings) -> int:
     """The exit code: 0 once the head knows, through the network or by a file; 1 where neither was possible."""
     token = secrets.token_hex(8)
-    own = asyncio.create_task(look(place))
-    written = await asyncio.to_thread(show, place, token)
+    own = asyncio.create_task(look(settings))
+    written = await asyncio.to_thread(show, settings, token)
     try:
-        reader, writer = await _reach(place)
+        reader, writer = await _reach(settings)
     except HeadFailedError:
-        print(f"slurmddp: preflight: the head {place.nodes[0]} failed; see its log")
-        await asyncio.to_thread(take_away, place)
+        print(f"slurmddp: preflight: the head {settings.nodes[0]} failed; see its log")
+        await asyncio.to_thread(take_away, settings)
         return 0
     except UnreachedError as error:
-        return await asyncio.to_thread(_leave_word, place, str(error))
+        return await asyncio.to_thread(_leave_word, settings, str(error))
     try:
-        await _converse(place, reader, writer, own, written, token)
+        await _converse(settings, reader, writer, own, written, token)
     except (OSError, ValueError, asyncio.TimeoutError) as error:
         # Either the head has ended without a verdict, or it knows that it has lost this node: nothing to add.
-        print(f"slurmddp: preflight: lost the head {place.nodes[0]}: {why(error)}", file=sys.stderr)
+        print(f"slurmddp: preflight: lost the head {settings.nodes[0]}: {why(error)}", file=sys.stderr)
     finally:
         writer.close()
-        await asyncio.to_thread(take_away, place)
+        await asyncio.to_thread(take_away, settings)
     return 0
 
 
 async def _converse(
-    place: Place,
+    settings: NodeSettings,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     own: "asyncio.Task[Report]",
@@ -72,22 +72,22 @@ async def _converse(
     token: str,
 ) -> None:
     """Report, and print what the head makes of it. Raises OSError, ValueError, TimeoutError."""
-    await send(place, writer, {"node": place.node})
-    hello = await asyncio.wait_for(receive(place, reader), place.seconds)
+    await send(settings, writer, {"node": settings.node})
+    hello = await asyncio.wait_for(receive(settings, reader), settings.seconds)
     skew = time.time() - float(hello["time"])
-    listener, port, unheard = await _listen(place)
+    listener, port, unheard = await _listen(settings)
     # Both take their time only where something is wrong.
     reached, shared = await asyncio.gather(
-        meet(place, str(hello["address"]), int(hello["port"]), place.nodes[0]),
-        sees(token_file(place.folder, place.nodes[0]), str(hello["token"]), place.patience),
+        meet(settings, str(hello["address"]), int(hello["port"]), settings.nodes[0]),
+        sees(token_file(settings.folder, settings.nodes[0]), str(hello["token"]), settings.patience),
     )
     mine = await own
     links: dict[str, Finding] = {}
     if reached:
-        where = f"{place.nodes[0]} on a random port ({hello['address']}:{hello['port']})"
+        where = f"{settings.nodes[0]} on a random port ({hello['address']}:{hello['port']})"
         links["port"] = bad(f"reaches the rendezvous port, but not {where}: {reached}", PORTS)
     if not shared:
-        links["folder"] = bad(f"does not see in the run folder what {place.nodes[0]} wrote there", SHARED)
+        links["folder"] = bad(f"does not see in the run folder what {settings.nodes[0]} wrote there", SHARED)
     message: dict[str, Any] = {
         "findings": [*written, *unheard, *mine.findings],
         "links": links,
@@ -96,71 +96,73 @@ async def _converse(
         "network": mine.network,
         "skew": skew,
         "token": None if written else token,
-        "address": place.address,
+        "address": settings.address,
         "port": port,
     }
-    await send(place, writer, message)
-    while "lines" not in (heard := await asyncio.wait_for(receive(place, reader), 2 * place.seconds)):
-        await send(place, writer, {"unreached": await _unreached(place, heard["peers"])})
+    await send(settings, writer, message)
+    while "lines" not in (heard := await asyncio.wait_for(receive(settings, reader), 2 * settings.seconds)):
+        await send(settings, writer, {"unreached": await _unreached(settings, heard["peers"])})
     print("\n".join(f"slurmddp: preflight: {line}" for line in heard["lines"]), flush=True)
     if listener is not None:
         listener.close()
 
 
-async def _listen(place: Place) -> tuple[asyncio.Server | None, int, list[Finding]]:
+async def _listen(settings: NodeSettings) -> tuple[asyncio.Server | None, int, list[Finding]]:
     """A random port on this node's own address, as the ranks will have."""
     try:
-        listener = await asyncio.start_server(answers_with_name(place), place.address, 0, family=socket.AF_INET)
+        listener = await asyncio.start_server(answers_with_name(settings), settings.address, 0, family=socket.AF_INET)
     except OSError as error:
-        where = f"{place.address} ({place.interface})" if place.interface else place.address
+        where = f"{settings.address} ({settings.interface})" if settings.interface else settings.address
         return None, 0, [bad(f"cannot listen on its own address {where}: {why(error)}", PORTS)]
     return listener, int(listener.sockets[0].getsockname()[1]), []
 
 
-async def _unreached(place: Place, peers: Sequence[Sequence[Any]]) -> dict[str, str]:
+async def _unreached(settings: NodeSettings, peers: Sequence[Sequence[Any]]) -> dict[str, str]:
     """Connect to all these nodes at once. Return those that cannot be reached, each with the reason."""
-    failed = await asyncio.gather(*(meet(place, str(address), int(port), name) for name, address, port in peers))
+    failed = await asyncio.gather(*(meet(settings, str(address), int(port), name) for name, address, port in peers))
     return {str(name): reason for (name, _, _), reason in zip(peers, failed, strict=True) if reason}
 
 
-async def _reach(place: Place) -> Streams:
+async def _reach(settings: NodeSettings) -> Streams:
     """The connection to the head, which may start later than this node.
 
     Raises HeadFailedError, and UnreachedError: once the head is known to listen, or after a part of the time.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + _PATIENCE * place.seconds
+    deadline = loop.time() + _PATIENCE * settings.seconds
     listening = False
     pause = 0.05
     while True:
         try:
-            opening = asyncio.open_connection(place.head, place.port, limit=LONGEST, family=socket.AF_INET)
-            return await asyncio.wait_for(opening, place.patience)
+            opening = asyncio.open_connection(settings.head, settings.port, limit=LONGEST, family=socket.AF_INET)
+            return await asyncio.wait_for(opening, settings.patience)
         except asyncio.TimeoutError:
-            reason = f"no answer within {place.patience:.0f} s"
+            reason = f"no answer within {settings.patience:.0f} s"
         except socket.gaierror as error:
             reason = f"the name does not resolve in the container: {why(error)}"
         except OSError as error:
             reason = why(error)
-        if await asyncio.to_thread((place.folder / f"{place.nodes[0]}.failed").exists):
+        if await asyncio.to_thread((settings.folder / f"{settings.nodes[0]}.failed").exists):
             raise HeadFailedError
-        if not listening and await asyncio.to_thread(token_file(place.folder, place.nodes[0]).exists):
+        if not listening and await asyncio.to_thread(token_file(settings.folder, settings.nodes[0]).exists):
             # It listened before it wrote that: what fails from now on is not a matter of time.
             listening = True
-            deadline = min(deadline, loop.time() + place.patience)
+            deadline = min(deadline, loop.time() + settings.patience)
         if loop.time() > deadline:
-            raise UnreachedError(f"cannot reach the head {place.head} on the rendezvous port {place.port}: {reason}")
+            raise UnreachedError(
+                f"cannot reach the head {settings.head} on the rendezvous port {settings.port}: {reason}"
+            )
         await asyncio.sleep(pause)
         pause = min(1.0, 2 * pause)
 
 
-def _leave_word(place: Place, reason: str) -> int:
+def _leave_word(settings: NodeSettings, reason: str) -> int:
     """NODE.unreached, which the head finds in the run folder; it knows whether others have the same trouble."""
     print(f"slurmddp: preflight: {reason}", file=sys.stderr)
     try:
-        write_whole(place.folder / f"{place.node}.unreached", plain(reason) + "\n")
-        take_away(place)
+        write_whole(settings.folder / f"{settings.node}.unreached", plain(reason) + "\n")
+        take_away(settings)
     except OSError as error:
-        print(f"slurmddp: preflight: cannot say so in {place.folder}: {error}", file=sys.stderr)
+        print(f"slurmddp: preflight: cannot say so in {settings.folder}: {error}", file=sys.stderr)
         return 1
     return 0

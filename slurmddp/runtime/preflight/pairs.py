@@ -31,12 +31,12 @@ def nodes_to_exclude(nodes: Sequence[str], broken: Mapping[tuple[str, str], str]
 
     The node with the most broken pairs is excluded first; of several such, the last of `nodes`, since spares come last.
     """
-    place = {node: number for number, node in enumerate(nodes)}
+    position = {node: number for number, node in enumerate(nodes)}
     lost = Counter(node for pair in broken for node in pair)
     left = dict(broken)
     while left:
         counts = Counter(node for pair in left for node in pair)
-        node = max(counts, key=lambda name: (counts[name], place[name]))
+        node = max(counts, key=lambda name: (counts[name], position[name]))
         example = next(text for pair, text in left.items() if node in pair)
         if lost[node] == 1:
             yield node, bad(f"{example}; one of the two is excluded", _TODO)

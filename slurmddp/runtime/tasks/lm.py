@@ -70,10 +70,10 @@ class Windows(Part):
         if isinstance(self._stream, ByteStream):
             return torch.frombuffer(self._stream.read(start, self._width), dtype=torch.uint8)
         tokens = self._stream.read(start, self._width)
-        place = int(tokens.argmax())
-        if tokens[place] >= self._vocabulary:
+        index = int(tokens.argmax())
+        if tokens[index] >= self._vocabulary:
             raise UserError(
-                f"{self._stream.name_at(start + place)}: the token id {int(tokens[place])} is not below "
+                f"{self._stream.name_at(start + index)}: the token id {int(tokens[index])} is not below "
                 f"train.model.vocabulary ({self._vocabulary}): is that, or train.data.dtype, wrong?"
             )
         return tokens.int()

@@ -74,9 +74,9 @@ class TokenStream:
             first = start - (self._ends[number] - file.tokens)
             taken = min(count, file.tokens - first)
             width = kind.dtype.itemsize
-            place = file.start + first * width
+            offset = file.start + first * width
             # A copy of the few kilobytes of one window: torch wants memory that may be written to.
-            data = bytearray(memoryview(self._map(number))[place : place + taken * width])
+            data = bytearray(memoryview(self._map(number))[offset : offset + taken * width])
             parts.append(torch.frombuffer(data, dtype=kind.dtype).long().bitwise_and_(kind.mask))
             start, count, number = start + taken, count - taken, number + 1
         return parts[0] if len(parts) == 1 else torch.cat(parts)

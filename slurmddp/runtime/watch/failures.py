@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from slurmddp.runtime.watch import marker
-from slurmddp.runtime.watch.ending import say
+from slurmddp.runtime.watch.process_exit import say
 from slurmddp.shared.run_folder import RunFolder
 
 #: Set by node.sh: how many starts in a row may end no further than the first of them, and where the step stands.

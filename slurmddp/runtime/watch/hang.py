@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.watch.ending import leave, leave_within, say, stacks
 from slurmddp.runtime.watch.heartbeat import Arrivals, Beat, Exchange, Verdict, connect
+from slurmddp.runtime.watch.process_exit import leave, leave_within, say, stacks
 from slurmddp.runtime.watch.progress import Patience, Progress
 from slurmddp.runtime.world import World
 
@@ -30,11 +30,11 @@ class Hang:
         progress: Progress,
         patience: Patience,
         events: Events,
-        place: Environment,
+        env: Environment,
     ) -> None:
         """Every rank has to make one; a failure on one is raised on all."""
-        self._place, self._patience, self._progress, self._events = place, patience, progress, events
-        self._nodes = world.gather((place.node, os.getpid()))
+        self._env, self._patience, self._progress, self._events = env, patience, progress, events
+        self._nodes = world.gather((env.node, os.getpid()))
         #: Of the main thread, whose place among the others' it tells.
         self.arrivals = Arrivals([dist.distributed_c10d._get_default_group(), world.coordination])
         #: With the other ranks; already running.
@@ -53,25 +53,25 @@ class Hang:
         if verdict is None:
             moved = self.exchange.rounds != self._rounds
             self._rounds, self._silence = self.exchange.rounds, 0.0 if moved else self._silence + gone
-            if not self._patience.over or self._silence < _UNREACHABLE or self._place.rank == 0:
+            if not self._patience.over or self._silence < _UNREACHABLE or self._env.rank == 0:
                 return
             # The store is rank 0's: no answer is an answer, too. Nobody can be elected to say so; each
             # node's first rank does.
             state = self._progress.state
-            verdict = Verdict("silent", [0], state.phase, state.step, self._place.rank)
-            speaks = self._place.rank == self._first_here()
+            verdict = Verdict("silent", [0], state.phase, state.step, self._env.rank)
+            speaks = self._env.rank == self._first_here()
         else:
-            speaks = verdict.by == self._place.rank
+            speaks = verdict.by == self._env.rank
         self._end(verdict, speaks)
 
     def _first_here(self) -> int:
-        node = self._place.node
+        node = self._env.node
         return min(rank for rank, (name, _) in enumerate(self._nodes) if name == node and rank != 0)
 
     def _end(self, verdict: Verdict, speaks: bool) -> None:
         """Stacks of all ranks into the log, one message, one event, and everybody out."""
         leave_within(_LAST_RESORT, 1)
-        name = f"rank {self._place.rank} on {self._place.node}"
+        name = f"rank {self._env.rank} on {self._env.node}"
         state, waited = self._progress.state, self._patience.waited
         say(f"{name}: in {state.phase} at step {state.step} for {waited:.1f} s; all threads:\n{stacks(name)}")
         if speaks and not self._told():
@@ -102,7 +102,7 @@ class Hang:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 # Our agent's child, or else somebody who has its number by now.
                 text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-                if node == self._place.node and int(text.rpartition(")")[2].split()[1]) == os.getppid():
+                if node == self._env.node and int(text.rpartition(")")[2].split()[1]) == os.getppid():
                     os.kill(pid, signal.SIGKILL)
 
     def _told(self) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from slurmddp.runtime import environment
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.watch import failures, marker
-from slurmddp.runtime.watch.ending import say
+from slurmddp.runtime.watch.process_exit import say
 from slurmddp.shared.run_folder import RunFolder
 
 KINDS = (ImportError, SyntaxError, NameError, UserError)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.watch.ending import leave, leave_within, say
+from slurmddp.runtime.watch.process_exit import leave, leave_within, say
 from slurmddp.runtime.watch.progress import Patience, Progress
 from slurmddp.runtime.watch.stop import Stop
 
@@ -43,14 +43,14 @@ T = TypeVar("T")
 class Watch:
     """What the loop tells about itself, and the thread that looks at it. Made anew for each process."""
 
-    def __init__(self, place: Environment, stop: Stop, *, over: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, env: Environment, stop: Stop, *, over: Callable[[], bool] = lambda: False) -> None:
         """`over`: whether this attempt has ended cleanly; asked while the ranks meet, since those that have
         seen so do not come.
         """
-        self._place = place
+        self._env = env
         self._stop = stop
         self._over = over
-        self._name = f"rank {place.rank} on {place.node}"
+        self._name = f"rank {env.rank} on {env.node}"
         self._progress = Progress("join")
         self._patience = Patience(self._progress, shortest=0.0, collective=0.0)
         self._hang: Hang | None = None
@@ -98,7 +98,7 @@ class Watch:
         patience = Patience(self._progress, shortest=timeouts.hang, collective=timeouts.collective)
         from slurmddp.runtime.watch.hang import Hang
 
-        hang = Hang(world, self._progress, patience, events, self._place)
+        hang = Hang(world, self._progress, patience, events, self._env)
         self._patience, self._hang = patience, hang
 
     def count(self, groups: Iterable[Any]) -> None:

@@ -132,14 +132,14 @@ def _tensors(found: Any) -> dict[str, Stored]:
     metadata = _state(found, "Metadata")
     places = {}
     for index, info in metadata["storage_data"].items():
-        key, place = _state(index, "MetadataIndex"), _state(info, "_StorageInfo")
-        if place.get("transform_descriptors"):
+        key, storage = _state(index, "MetadataIndex"), _state(info, "_StorageInfo")
+        if storage.get("transform_descriptors"):
             raise Refused("names transformations of its files, which slurmddp does not write")
-        file = place["relative_path"]
+        file = storage["relative_path"]
         if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\0" in file:
             raise Refused(f"names the file {file!r}, which is not in the checkpoint's folder")
         offset = None if key["offset"] is None else _size(key["offset"])
-        places[key["fqn"], offset] = (file, *_counts((place["offset"], place["length"])))
+        places[key["fqn"], offset] = (file, *_counts((storage["offset"], storage["length"])))
     return {_text(name): _stored(name, item, places) for name, item in metadata["state_dict_metadata"].items()}
 
 

@@ -660,7 +660,7 @@ def test_arguments_behind_the_dashes_go_to_the_resumed_script(ready: Desk, cli: 
     assert refused.code == 2 and "--resume RUN RUN_FOLDER/job.yaml -- ARGS" in refused.err
 
 
-def test_a_run_here_that_fails_ends_with_its_cause(ready: Desk, cli: Cli) -> None:
+def test_a_run_foreground_that_fails_ends_with_its_cause(ready: Desk, cli: Cli) -> None:
     done = cli("run", "train.py", "--site", "here", "--set", "setup=['false']")
     run = only_run(ready)
     assert done.code != 0

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from slurmddp.images.exclusive import only_build
-from slurmddp.images.lock import lock_path, lock_text
+from slurmddp.images.build_lock import only_build
+from slurmddp.images.provenance import lock_path, lock_text
 from slurmddp.runs import index, manifest
 from slurmddp.runs.layout import RunFolder
 from tests.helpers import LM_JOB, Desk, Result

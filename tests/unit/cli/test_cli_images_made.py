@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurmddp.images.lock import lock_path
+from slurmddp.images.provenance import lock_path
 from slurmddp.images.registry.documents import ARCHITECTURES
 from tests.helpers import LM_JOB, Desk, Result
 from tests.registry import Registry
@@ -133,7 +133,7 @@ def test_what_a_dockerfiles_image_is_told_of(
     assert call.startswith("exec --contain --no-home --cleanenv ") and call.endswith(" python3 -m pip freeze --all")
 
 
-def test_an_image_without_pip_or_one_that_cannot_run_here_has_no_list(
+def test_an_image_without_pip_or_one_that_cannot_run_foreground_has_no_list(
     bench: Desk, registry: Registry, build: Callable[..., Any], tmp_path: Path
 ) -> None:
     push(registry)

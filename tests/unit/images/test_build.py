@@ -15,11 +15,11 @@ import pytest
 from slurmddp import __version__
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.builder import Builder, build_command, find_builder, parse_version
-from slurmddp.images.lock import read_lock
+from slurmddp.images.image_spec import of_recipe
 from slurmddp.images.make import BuildResult, Request, Rules, build_image, preview
 from slurmddp.images.privilege import choose, look
+from slurmddp.images.provenance import read_lock
 from slurmddp.images.recipe import read_recipe
-from slurmddp.images.wanted import of_recipe
 
 from .conftest import GOOD_BUILD, Apptainer
 
@@ -168,7 +168,7 @@ from pathlib import Path
 from slurmddp.errors import SlurmddpError
 from slurmddp.images.make import Request, build_image
 from slurmddp.images.recipe import read_recipe
-from slurmddp.images.wanted import of_recipe
+from slurmddp.images.image_spec import of_recipe
 try:
     show = lambda line: print(line, flush=True)
     image = of_recipe(read_recipe(None, {"base": "base.sif"}, Path.cwd(), {}))

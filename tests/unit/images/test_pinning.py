@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.images.lock import lock_path
+from slurmddp.images.image_spec import of_dockerfile, of_recipe
 from slurmddp.images.make import BuildResult, Request, Rules, build_image, preview
+from slurmddp.images.provenance import lock_path
 from slurmddp.images.recipe import read_recipe
 from slurmddp.images.registry.settings import RegistrySettings
-from slurmddp.images.wanted import of_dockerfile, of_recipe
 from tests.registry import Registry
 
 from .conftest import Apptainer

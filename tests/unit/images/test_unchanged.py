@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.images.exclusive import holder, is_held, only_build
+from slurmddp.images.build_lock import holder, is_held, only_build
+from slurmddp.images.image_spec import of_recipe
 from slurmddp.images.inputs import Inputs, inputs_of
-from slurmddp.images.lock import lock_path, sha256
 from slurmddp.images.make import BuildResult, Request, build_image
+from slurmddp.images.provenance import lock_path, sha256
 from slurmddp.images.recipe import read_recipe
-from slurmddp.images.wanted import of_recipe
 
 from .conftest import GOOD_BUILD, Apptainer
 
@@ -127,7 +127,7 @@ def test_a_pipe_is_no_input(base: Path, tmp_path: Path) -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from slurmddp.images.exclusive import only_build
+from slurmddp.images.build_lock import only_build
 with only_build(Path(sys.argv[1]), print):
     print("held", flush=True)
     sys.stdin.read()

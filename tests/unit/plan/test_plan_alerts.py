@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from slurmddp.errors import UserError
-from slurmddp.launch.deadman import submit_deadman
+from slurmddp.launch.watchdog import submit_deadman
 from slurmddp.render.scripts import alert_files
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import JobId

@@ -115,7 +115,7 @@ def full(desk: Desk) -> Callable[..., object]:
             [files[name] for name in ("etc", "user") if name in reached],
         )
         found = resolve(sources, Catalogue(desk.environment).load, lambda: None, strict=True)
-        return found.job.resources.account, list(found.job.setup), found.place("resources", "account")
+        return found.job.resources.account, list(found.job.setup), found.location("resources", "account")
 
     return make
 

@@ -1,9 +1,9 @@
 """What is looked at on each node, and what must be the same on all of them.
 
-A check of one node by itself is a function Place -> findings; one of the nodes against each other is a fact (Place ->
-text) with the message for those that differ. A new check is a module here and a line in one of the lists. Measurements
-that nodes make with each other (bandwidth, speed) belong between report and verdict: a node knows the head by then,
-and what it measures joins its report.
+A check of one node by itself is a function NodeSettings -> findings; one of the nodes against each other is a fact
+(NodeSettings -> text) with the message for those that differ. A new check is a module here and a line in one of the
+lists. Measurements that nodes make with each other (bandwidth, speed) belong between report and verdict: a node knows
+the head by then, and what it measures joins its report.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from slurmddp.runtime.preflight.checks import code, devices, folders, packages, rdma, space
 from slurmddp.runtime.preflight.findings import Finding, bad
-from slurmddp.runtime.preflight.place import Place
+from slurmddp.runtime.preflight.node_settings import NodeSettings
 
 #: What a node can tell by itself.
-ALONE: tuple[Callable[[Place], Iterable[Finding]], ...] = (
+ALONE: tuple[Callable[[NodeSettings], Iterable[Finding]], ...] = (
     packages.check,
     devices.check,
     rdma.check,
@@ -27,7 +27,7 @@ class Same(NamedTuple):
     """A fact that all nodes must share. differs: (own, the others') -> reason; either may be empty, for `absent`."""
 
     name: str
-    look: Callable[[Place], str]
+    look: Callable[[NodeSettings], str]
     differs: Callable[[str, str], str]
     todo: str
 
@@ -36,7 +36,7 @@ class Same(NamedTuple):
 SAME: tuple[Same, ...] = (
     Same(
         "image",
-        lambda place: place.image,
+        lambda settings: settings.image,
         lambda own, others: f"its image file differs from the others' ({own or 'none'}, theirs {others or 'none'})",
         "copy the image to this node again, or name one that all nodes share: container.image",
     ),
@@ -55,26 +55,26 @@ SAME: tuple[Same, ...] = (
 )
 
 
-def alone(place: Place, now: list[str]) -> list[Finding]:
+def alone(settings: NodeSettings, now: list[str]) -> list[Finding]:
     """What the node itself finds; a check that fails is a finding as well. now: gets what is being looked at."""
     found: list[Finding] = []
     for check in ALONE:
         now.append(check.__module__.rpartition(".")[2])
         try:
-            found += check(place)
+            found += check(settings)
         except (OSError, ValueError) as error:
             found.append(bad(f"could not be checked ({now[-1]}): {error}", "see its log"))
     return found
 
 
-def facts(place: Place, now: list[str]) -> tuple[dict[str, str], list[Finding]]:
+def facts(settings: NodeSettings, now: list[str]) -> tuple[dict[str, str], list[Finding]]:
     """The facts to compare, by name, and what kept a fact from being seen. now: as above."""
     seen: dict[str, str] = {}
     found: list[Finding] = []
     for same in SAME:
         now.append(same.name)
         try:
-            seen[same.name] = same.look(place)
+            seen[same.name] = same.look(settings)
         except (OSError, ValueError) as error:
             found.append(bad(f"cannot read its {same.name}: {error}", "have the node's file systems looked at"))
     return seen, found

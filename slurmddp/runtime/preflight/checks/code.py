@@ -4,16 +4,16 @@ import hashlib
 import os
 from pathlib import Path
 
-from slurmddp.runtime.preflight.place import Place
+from slurmddp.runtime.preflight.node_settings import NodeSettings
 
 #: Bytes that are read: all of a usual snapshot. Of what lies beyond, names and sizes count.
 _READ = 64 << 20
 _LARGE = 1 << 20
 
 
-def fingerprint(place: Place) -> str:
+def fingerprint(settings: NodeSettings) -> str:
     """Hash over the names, sizes and contents of RUN/code. Raises OSError."""
-    root = place.run / "code"
+    root = settings.run / "code"
     total = hashlib.sha256()
     left = _READ
     count = 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from slurmddp.runtime.preflight.findings import Finding, bad
-from slurmddp.runtime.preflight.place import Place
+from slurmddp.runtime.preflight.node_settings import NodeSettings
 
 #: Seconds that nvidia-smi may take: some for each GPU where no persistence daemon runs.
 _PATIENCE = 25.0
@@ -16,24 +16,24 @@ _DRIVER = {"nvidia": "nvidiactl", "amd": "kfd"}
 _TODO = "see nvidia-smi or rocm-smi on the node, and have it drained if a GPU is gone"
 
 
-def check(place: Place) -> Iterator[Finding]:
+def check(settings: NodeSettings) -> Iterator[Finding]:
     """Nothing to check where no GPUs were asked for, or where nothing tells of which kind they are."""
-    vendor = place.vendor or driver()
-    if place.gpus <= 0 or vendor not in _VISIBLE:
+    vendor = settings.vendor or driver()
+    if settings.gpus <= 0 or vendor not in _VISIBLE:
         return
     try:
         there, how = nvidia() if vendor == "nvidia" else amd()
     except (OSError, subprocess.TimeoutExpired) as error:
         yield bad(f"cannot count its GPUs: {error}", _TODO)
         return
-    if there < place.gpus:
-        yield bad(f"has {there} usable GPU(s), {place.gpus} were asked for ({how})", _TODO)
+    if there < settings.gpus:
+        yield bad(f"has {there} usable GPU(s), {settings.gpus} were asked for ({how})", _TODO)
         return
     for name in _VISIBLE[vendor]:
         allowed = visible(os.environ, name)
-        if allowed is not None and allowed < place.gpus:
+        if allowed is not None and allowed < settings.gpus:
             yield bad(
-                f"{name}={os.environ[name]} leaves {allowed} GPU(s), {place.gpus} were asked for",
+                f"{name}={os.environ[name]} leaves {allowed} GPU(s), {settings.gpus} were asked for",
                 f"leave {name} to Slurm: take it out of setup, environment and the shell's start-up files",
             )
 

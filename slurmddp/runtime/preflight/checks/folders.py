@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.runtime.preflight.findings import Finding, bad
-from slurmddp.runtime.preflight.place import Place
+from slurmddp.runtime.preflight.node_settings import NodeSettings
 from slurmddp.shared.run_folder import RunFolder
 
 _BIND = "is it mounted on this node, and bound into the container (container.binds)?"
 
 
-def check(place: Place) -> Iterator[Finding]:
+def check(settings: NodeSettings) -> Iterator[Finding]:
     """Dataset and weights to begin with, where a bundled task names them; the node's own folder."""
-    for key, path in inputs(RunFolder(place.run).job_json):
+    for key, path in inputs(RunFolder(settings.run).job_json):
         yield from readable(key, Path(path))
-    if place.scratch and not os.access(place.scratch, os.W_OK | os.X_OK):
-        yield bad(f"cannot write into its own folder {place.scratch} (paths.node)", "name another folder: paths.node")
+    if settings.scratch and not os.access(settings.scratch, os.W_OK | os.X_OK):
+        unwritable = f"cannot write into its own folder {settings.scratch} (paths.node)"
+        yield bad(unwritable, "name another folder: paths.node")
 
 
 def inputs(job: Path) -> list[tuple[str, str]]:

@@ -11,20 +11,20 @@ from importlib import metadata
 from pathlib import Path
 
 from slurmddp.runtime.preflight.findings import Finding, bad
-from slurmddp.runtime.preflight.place import Place
+from slurmddp.runtime.preflight.node_settings import NodeSettings
 
 #: What a message names first.
 _FIRST = ("python", "torch", "cuda", "hip", "nccl", "numpy")
 _MOST = 4
 
 
-def check(place: Place) -> Iterator[Finding]:
+def check(settings: NodeSettings) -> Iterator[Finding]:
     """Whether torch can be imported. job.sh knows this reason by its first words."""
     if importlib.util.find_spec("torch") is None:
         yield bad(f"no torch in {sys.executable}", "install it in the image, or correct container.python")
 
 
-def installed(place: Place) -> str:
+def installed(settings: NodeSettings) -> str:
     """A JSON object, name -> version: Python, what torch was built for, and every package on the path."""
     found = packages(sys.path)
     found["python"] = platform.python_version()

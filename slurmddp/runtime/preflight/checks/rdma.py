@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from slurmddp.runtime.preflight.findings import Finding, warn
-from slurmddp.runtime.preflight.place import Place
+from slurmddp.runtime.preflight.node_settings import NodeSettings
 
 _LIBRARY = "libibverbs.so.1"
 _SLOW = "NCCL goes over TCP"
@@ -18,9 +18,9 @@ _RECIPE = "rdma-core belongs into the image: NVIDIA's have it, the recipe ngc-py
 _PROVIDERS = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "efa": "efa", "bnxt_en": "bnxt_re"}
 
 
-def check(place: Place) -> Iterator[Finding]:
+def check(settings: NodeSettings) -> Iterator[Finding]:
     """Nothing where ranks of several nodes do not meet over NCCL, or where it is told to leave InfiniBand alone."""
-    if place.gpus > 0 and len(place.nodes) > 1 and not refused(os.environ):
+    if settings.gpus > 0 and len(settings.nodes) > 1 and not refused(os.environ):
         yield from look()
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 from slurmddp.runtime.preflight.findings import Finding, warn
-from slurmddp.runtime.preflight.place import Place
+from slurmddp.runtime.preflight.node_settings import NodeSettings
 
 _LEAST = 1 << 30
 _TODO = {
@@ -14,8 +14,8 @@ _TODO = {
 }
 
 
-def check(place: Place) -> Iterator[Finding]:
-    for what, path in (("/dev/shm", "/dev/shm"), ("run folder", str(place.run)), ("node folder", place.scratch)):
+def check(settings: NodeSettings) -> Iterator[Finding]:
+    for what, path in (("/dev/shm", "/dev/shm"), ("run folder", str(settings.run)), ("node folder", settings.scratch)):
         if not path:
             continue
         try:

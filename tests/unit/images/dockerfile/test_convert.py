@@ -17,10 +17,10 @@ from slurmddp.images.dockerfile.lines import parse
 from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.running import run_lines
 from slurmddp.images.dockerfile.words import expand, pairs, shell
+from slurmddp.images.image_spec import of_dockerfile
 from slurmddp.images.registry.image import RegistryImage
 from slurmddp.images.registry.reference import parse_reference
 from slurmddp.images.releases import release
-from slurmddp.images.wanted import of_dockerfile
 
 from .conftest import Dock, cut
 

@@ -41,7 +41,7 @@ def test_its_traps_about_stages(dock: Dock) -> None:
 def test_a_conversion_imports_no_spython(dock: Dock) -> None:
     path = dock.file("Dockerfile", "FROM debian:12 AS one\nFROM one\nENV A=1\nWORKDIR /a\nLABEL a=b\nCMD a\n")
     code = (
-        "import pathlib, sys, slurmddp.images.wanted as wanted\n"
+        "import pathlib, sys, slurmddp.images.image_spec as wanted\n"
         f"wanted.of_dockerfile(pathlib.Path({str(path)!r}), {{}}, None)\n"
         "sys.exit('spython' in sys.modules)"
     )

@@ -5,46 +5,46 @@ import asyncio
 from slurmddp.runtime.preflight import checks
 from slurmddp.runtime.preflight.findings import Finding, bad
 from slurmddp.runtime.preflight.judge import Report
-from slurmddp.runtime.preflight.place import Place
-from slurmddp.runtime.preflight.star import token_file
+from slurmddp.runtime.preflight.node_settings import NodeSettings
+from slurmddp.runtime.preflight.protocol import token_file
 from slurmddp.shared.files import write_whole
 
 #: Part of the time that looking may take: a file system that hangs is to be reported, too.
 _PART = 0.5
 
 
-async def look(place: Place) -> Report:
+async def look(settings: NodeSettings) -> Report:
     """All checks of checks.ALONE and the facts of checks.SAME, in a thread that may never come back."""
     now: list[str] = []
-    seconds = _PART * place.seconds
+    seconds = _PART * settings.seconds
     try:
-        return await asyncio.wait_for(asyncio.to_thread(_look, place, now), seconds)
+        return await asyncio.wait_for(asyncio.to_thread(_look, settings, now), seconds)
     except asyncio.TimeoutError:
         reason = f"did not get an answer within {seconds:.0f} s when it looked at: {' '.join(now[-1:])}"
         finding = bad(reason, "a file system or a GPU's driver hangs there: have the node looked at")
-        return Report([finding], {}, {}, place.interface, place.network)
+        return Report([finding], {}, {}, settings.interface, settings.network)
 
 
-def _look(place: Place, now: list[str]) -> Report:
-    findings = checks.alone(place, now)
-    seen, failed = checks.facts(place, now)
-    return Report(findings + failed, {}, seen, place.interface, place.network)
+def _look(settings: NodeSettings, now: list[str]) -> Report:
+    findings = checks.alone(settings, now)
+    seen, failed = checks.facts(settings, now)
+    return Report(findings + failed, {}, seen, settings.interface, settings.network)
 
 
-def show(place: Place, token: str) -> list[Finding]:
+def show(settings: NodeSettings, token: str) -> list[Finding]:
     """Leave the token in the run folder."""
     try:
-        place.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(token_file(place.folder, place.node), token)
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(token_file(settings.folder, settings.node), token)
     except OSError as error:
         todo = "is the file system full, over quota, or mounted read-only on this node?"
-        return [bad(f"cannot write into the run folder ({place.folder}): {error.strerror}", todo)]
+        return [bad(f"cannot write into the run folder ({settings.folder}): {error.strerror}", todo)]
     return []
 
 
-def take_away(place: Place) -> None:
+def take_away(settings: NodeSettings) -> None:
     """Remove this node's token."""
     try:
-        token_file(place.folder, place.node).unlink(missing_ok=True)
+        token_file(settings.folder, settings.node).unlink(missing_ok=True)
     except OSError:
         pass

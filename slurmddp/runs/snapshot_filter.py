@@ -47,12 +47,12 @@ def credential(path: str, *, is_folder: bool) -> str | None:
     parts = path.split("/")
     for number, name in enumerate(parts):
         is_file = number == len(parts) - 1 and not is_folder
-        place = "/".join(parts[: number + 1])
+        found = "/".join(parts[: number + 1])
         name = name.lower()
         if _is_env(name) or (name in _SECRET_FOLDERS and not is_file):
-            return place if is_file else place + "/"
+            return found if is_file else found + "/"
         if is_file and (_is_secret_file(name) or "/".join(parts[-2:]).lower() in _SECRET_PATHS):
-            return place
+            return found
     return None
 
 
@@ -72,31 +72,31 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(_IMAGES)
 
 
-def is_run_folder(place: Path) -> bool:
+def is_run_folder(path: Path) -> bool:
     """Whether this is a run folder of ours: whole (a manifest that says so, and what a job has), half made, or rendered
     by `slurmddp render`."""
-    if _PART.fullmatch(place.name) or all(os.path.lexists(place / name) for name in ("rendezvous.key", "job.sh")):
+    if _PART.fullmatch(path.name) or all(os.path.lexists(path / name) for name in ("rendezvous.key", "job.sh")):
         return True
     try:
-        manifest = read_json(place / "manifest.json")
+        manifest = read_json(path / "manifest.json")
     except (OSError, ValueError):
         return False  # none, unreadable or somebody else's: then it is a folder like any other
     ours = isinstance(manifest, dict) and "run" in manifest and "slurmddp" in manifest
-    return ours and any(os.path.lexists(place / name) for name in ("submission.json", "job.sh", "job.json"))
+    return ours and any(os.path.lexists(path / name) for name in ("submission.json", "job.sh", "job.json"))
 
 
-def below(root: Path, places: Iterable[Path]) -> tuple[frozenset[str], frozenset[Path]]:
-    """These places as paths relative to the root, as far as they lie below it; and where each really is.
+def below(root: Path, folders: Iterable[Path]) -> tuple[frozenset[str], frozenset[Path]]:
+    """The folders below the root, as paths relative to it, and the real path of each.
 
-    The root itself and what holds it are no place below it: without them nothing of the project would be left.
+    The root and its parents are not below it: leaving them out would leave nothing of the project.
     """
     real_root = Path(os.path.realpath(root))
     relative, real = set(), set()
-    for place in places:
-        target = Path(os.path.realpath(place))
+    for folder in folders:
+        target = Path(os.path.realpath(folder))
         if not real_root.is_relative_to(target):
             real.add(target)
-        for path, base in ((Path(os.path.abspath(place)), root), (target, real_root)):
+        for path, base in ((Path(os.path.abspath(folder)), root), (target, real_root)):
             if path != base and path.is_relative_to(base):
                 relative.add(path.relative_to(base).as_posix())
     return frozenset(relative), frozenset(real)

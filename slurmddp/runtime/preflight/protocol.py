@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from slurmddp.runtime.preflight.place import Place
+from slurmddp.runtime.preflight.node_settings import NodeSettings
 
 #: A report holds the names of all packages.
 LONGEST = 8 << 20
@@ -20,13 +20,13 @@ PORTS = "open all ports between the nodes, or name another interface: network.in
 SHARED = "the run folder must be on a file system that all nodes share: paths.runs"
 
 
-async def send(place: Place, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+async def send(settings: NodeSettings, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
     """Raises OSError."""
-    writer.write(place.key.seal(json.dumps(message).encode(), "preflight", place.identity) + b"\n")
+    writer.write(settings.key.seal(json.dumps(message).encode(), "preflight", settings.identity) + b"\n")
     await writer.drain()
 
 
-async def receive(place: Place, reader: asyncio.StreamReader) -> dict[str, Any]:
+async def receive(settings: NodeSettings, reader: asyncio.StreamReader) -> dict[str, Any]:
     """The next message. Raises OSError where the other end is gone, ValueError for anything that is no message.
 
     A message without the signature of this run and attempt is ForgedError, a ValueError.
@@ -34,38 +34,38 @@ async def receive(place: Place, reader: asyncio.StreamReader) -> dict[str, Any]:
     line = await reader.readline()
     if not line.endswith(b"\n"):
         raise ConnectionError("the connection was closed")
-    message = json.loads(place.key.open(line[:-1], "preflight", place.identity))
+    message = json.loads(settings.key.open(line[:-1], "preflight", settings.identity))
     if not isinstance(message, dict):
         raise ValueError("not a message")
     return message
 
 
-async def meet(place: Place, address: str, port: int, name: str) -> str:
+async def meet(settings: NodeSettings, address: str, port: int, name: str) -> str:
     """Connect to a port on which `name` answers with its name. Why that fails; empty where it does not."""
     try:
-        answer = await asyncio.wait_for(_ask(place, address, port), place.patience)
+        answer = await asyncio.wait_for(_ask(settings, address, port), settings.patience)
     except asyncio.TimeoutError:
-        return f"no answer within {place.patience:.0f} s"
+        return f"no answer within {settings.patience:.0f} s"
     except (OSError, ValueError) as error:
         return why(error)
     return "" if answer.get("node") == name else f"{answer.get('node')} answers there: two nodes have this address"
 
 
-async def _ask(place: Place, address: str, port: int) -> dict[str, Any]:
+async def _ask(settings: NodeSettings, address: str, port: int) -> dict[str, Any]:
     reader, writer = await asyncio.open_connection(address, port, limit=LONGEST, family=socket.AF_INET)
     try:
-        return await receive(place, reader)
+        return await receive(settings, reader)
     finally:
         writer.close()
 
 
-def answers_with_name(place: Place) -> Any:
+def answers_with_name(settings: NodeSettings) -> Any:
     """A server's callback: says this node's name, and closes once the other end has."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await send(place, writer, {"node": place.node})
-            await asyncio.wait_for(reader.read(), place.patience)
+            await send(settings, writer, {"node": settings.node})
+            await asyncio.wait_for(reader.read(), settings.patience)
         except (OSError, ValueError, asyncio.TimeoutError):
             pass
         finally:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.images.lock import writing
+from slurmddp.images.provenance import writing
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 _MARKER = re.compile(r"process ([0-9]{1,10})(?: of job ([0-9]{1,18}))? on (\S+), since ")

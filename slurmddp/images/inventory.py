@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from slurmddp.errors import UserError
 from slurmddp.images.driver import ImageCuda, of_release
-from slurmddp.images.lock import lock_path, read_lock
+from slurmddp.images.provenance import lock_path, read_lock
 from slurmddp.images.releases import tag_of
 
 #: What a build writes beside an image.
@@ -127,7 +127,7 @@ def _beside(image: Path) -> list[str]:
 
 def _is_being_built(draft: Path) -> bool:
     """Whether the build that writes this file may still be running: its image is locked."""
-    from slurmddp.images.exclusive import is_held
+    from slurmddp.images.build_lock import is_held
 
     try:
         return is_held(draft.with_name(draft.name.rsplit(".", 2)[0].removeprefix(".")))

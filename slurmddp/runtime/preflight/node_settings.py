@@ -11,7 +11,7 @@ from slurmddp.runtime.signing import Key
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeSettings:
     """One node's place in the preflight.
 
     run:       the run folder.                           folder: where nodes leave files for each other.
@@ -55,13 +55,13 @@ class Place:
         return min(10.0, self.seconds / 6)
 
 
-def read(run: Path, environ: Mapping[str, str] = os.environ) -> Place:
+def read(run: Path, environ: Mapping[str, str] = os.environ) -> NodeSettings:
     """Read the environment. Raises UserError where a variable is missing or makes no sense."""
     node = _text(environ, "SLURMDDP_NODE")
     nodes = tuple(environ.get("SLURMDDP_PREFLIGHT_NODES", "").split()) or (node,)
     if node not in nodes:
         raise UserError(f"SLURMDDP_PREFLIGHT_NODES does not name this node, {node}: {' '.join(nodes)}")
-    return Place(
+    return NodeSettings(
         run=run,
         folder=Path(_text(environ, "SLURMDDP_LOGS")) / "preflight",
         node=node,
