@@ -43,17 +43,17 @@ run_job() {
   say "job $job_id on $job_nodes"
   exec {events}<"$run/events.jsonl"
   cat <&"$events" >/dev/null # what has happened before this job
-  case $(awk -F '"event": "' 'split($2, name, "\"") && name[1] ~ /^(job_started|requeued)$/ {last = last " " name[1]} END {print last}' "$run/events.jsonl") in
-    " job_started") alert started running "" "" ;;
-    *"requeued job_started") ;; # it was said when the job went back into the queue
-    *) alert requeued running "its nodes were lost, or taken" "the job has begun again, and resumes" ;;
-  esac
   if [[ -n "$counts_gpus" ]] && ! count_gpus; then
     say "Slurm gave this job no GPUs (JOB_GRES of scontrol show job -d)"
     alert failed failed "Slurm gave this job no GPUs" "nothing restarts it"
     settle_alerts 8
     exit 1
   fi
+  case $(awk -F '"event": "' 'split($2, name, "\"") && name[1] ~ /^(job_started|requeued)$/ {last = last " " name[1]} END {print last}' "$run/events.jsonl") in
+    " job_started") alert started running "" "" ;;
+    *"requeued job_started") ;; # it was said when the job went back into the queue
+    *) alert requeued running "its nodes were lost, or taken" "the job has begun again, and resumes" ;;
+  esac
   [[ -z "$guarded" ]] || start_guard
   run_attempt
   while [[ "$decision" == next && -z "$ending" ]]; do

@@ -104,7 +104,7 @@ def test_every_path_and_name_that_contributing_names_exists() -> None:
         ("plan_recovery", "slurmddp/plan/recovery.py"),
         ("requeue", "slurmddp/spec/site.py"),
         ("REAL", "tests/unit/sites/test_profiles.py"),
-        ("Place", "slurmddp/runtime/preflight/place.py"),
+        ("NodeSettings", "slurmddp/runtime/preflight/node_settings.py"),
         ("ALONE", "slurmddp/runtime/preflight/checks/__init__.py"),
         ("SAME", "slurmddp/runtime/preflight/checks/__init__.py"),
         ("Injected", "tests/cluster/faults.py"),
