@@ -72,7 +72,7 @@ def stage(desk: Desk) -> Stage:
 
 def test_ranks_that_do_not_start_again_end_the_attempt(stage: Stage) -> None:
     """The first start took 20 s; the next one may take 25 s."""
-    began = ["SECONDS=0; new_attempt; SECONDS=20", stage.event("rank_started"), "read_events"]
+    began = ["unset SECONDS; SECONDS=0; new_attempt; SECONDS=20", stage.event("rank_started"), "read_events"]
     failed = ["SECONDS=100", stage.event("error"), "read_events; expect_restart"]
     assert stage.bash(*began, *failed, "SECONDS=144; expect_restart") == "alive\n"
     assert stage.bash(*began, *failed, "SECONDS=147; expect_restart").startswith(
@@ -81,7 +81,7 @@ def test_ranks_that_do_not_start_again_end_the_attempt(stage: Stage) -> None:
 
 
 def test_ranks_that_start_again_late_are_waited_for_as_long_the_next_time(stage: Stage) -> None:
-    again = ["SECONDS=0; new_attempt; SECONDS=20", stage.event("rank_started"), "read_events"]
+    again = ["unset SECONDS; SECONDS=0; new_attempt; SECONDS=20", stage.event("rank_started"), "read_events"]
     again += [
         "SECONDS=100",
         stage.event("error"),
@@ -99,7 +99,7 @@ def test_ranks_that_start_again_late_are_waited_for_as_long_the_next_time(stage:
 def test_ranks_of_an_own_script_that_do_not_start_again_end_the_attempt(desk: Desk, stopped: int, bound: int) -> None:
     """The script reports nothing; the agents report that its ranks are gone. Others may still save: 30 s more."""
     stage = Stage(desk, own_script="yes")
-    began = ["SECONDS=0; new_attempt; SECONDS=20", stage.event("rank_started"), "read_events"]
+    began = ["unset SECONDS; SECONDS=0; new_attempt; SECONDS=20", stage.event("rank_started"), "read_events"]
     failed = ["SECONDS=90", stage.event("ranks_stopped"), "read_events; expect_restart", "SECONDS=100"]
     failed += [stage.event("ranks_stopped")] * (stopped - 1) + ["read_events; expect_restart"]
     since = 100 if stopped == 2 else 90
@@ -113,7 +113,8 @@ def test_ranks_of_an_own_script_that_start_again_go_on(desk: Desk) -> None:
     """The agents of the start before are not counted again."""
     stage = Stage(desk, own_script="yes")
     stopped, started = stage.event("ranks_stopped"), stage.event("rank_started")
-    again = ["SECONDS=0; new_attempt; SECONDS=20", started, "SECONDS=100", stopped, stopped, started, "read_events"]
+    again = ["unset SECONDS; SECONDS=0; new_attempt; SECONDS=20", started]
+    again += ["SECONDS=100", stopped, stopped, started, "read_events"]
     assert stage.bash(*again, "SECONDS=300; expect_restart") == "alive\n"
     assert stage.bash(*again, stopped, "read_events", "SECONDS=145; expect_restart") == "alive\n"
 

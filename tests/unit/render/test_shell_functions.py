@@ -136,7 +136,7 @@ def test_what_is_left_of_an_attempt_that_is_over_is_ended(tmp_path: Path, state:
     """Sooner where nothing is to save; never a second time while torchrun ends its ranks."""
     (tmp_path / "markers").mkdir()
     (tmp_path / "markers/attempt-000.json").write_text(json.dumps({"state": state, "cause": "x"}, indent=1))
-    loop = "for second in {0..110}; do SECONDS=$second; end_leftovers; done"
+    loop = "unset SECONDS; for second in {0..110}; do SECONDS=$second; end_leftovers; done"
     said = bash(tmp_path, "tell breaker watch", "child=9", 'kill() { echo "$second $*"; }', "new_attempt", loop)
     assert said.splitlines() == [f"{second} -TERM 9" for second in range(first, 111, 46)]
 
