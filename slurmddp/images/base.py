@@ -53,6 +53,17 @@ class Base:
         return prefix[self.bootstrap] + self.source
 
 
+@dataclass(frozen=True)
+class Pin:
+    """What a base in a registry is pulled by: its repository, at the mirror where there is one, and its digest."""
+
+    repository: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.digest}"
+
+
 def check_text(text: str, what: str) -> None:
     """Raise UserError for a text that a definition file would not carry unchanged.
 

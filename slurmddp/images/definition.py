@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from slurmddp.images.base import Pin
 from slurmddp.images.sections import render_sections
 
 if TYPE_CHECKING:  # it brings pydantic, which a Dockerfile does not need
@@ -17,12 +20,17 @@ REQUIREMENTS = f"{SHARE}/requirements.txt"
 PACKAGES = f"{SHARE}/packages.txt"
 
 
-def render_definition(image: Ingredients, version: str, digest: str | None = None, commit: str | None = None) -> str:
+def render_definition(
+    image: Ingredients, version: str, pins: Mapping[str, Pin] = MappingProxyType({}), commit: str | None = None
+) -> str:
     """The text of the definition file; `version` is slurmddp's own.
 
-    digest: of a base in a registry (sha256:...); commit: of the recipe. Both are told in the image.
+    pins:   by the names of bases in registries; a base without one is pulled by its name.
+    commit: of the recipe. It and the base's digest are told in the image.
     Raises UserError for a value that would open a section, or that Apptainer takes for a build argument.
     """
+    pin = pins.get(image.base.source)
+    digest = pin.digest if pin else None
     index = ["--index-url", image.index] if image.index else []
     words = [*index, *(["--requirement", REQUIREMENTS] if image.requirements else []), *image.pip]
     labels = [
@@ -37,6 +45,7 @@ def render_definition(image: Ingredients, version: str, digest: str | None = Non
     return render_sections(
         "container/image.def.j2",
         image=image,
+        source=pin or image.base.source,
         version=version,
         digest=digest,
         words=words,

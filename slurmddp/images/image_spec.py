@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from slurmddp import __version__
 from slurmddp.errors import UserError
-from slurmddp.images.base import Base
+from slurmddp.images.base import Base, Pin
 from slurmddp.images.definition import render_definition
 
 if TYPE_CHECKING:
@@ -22,24 +22,34 @@ class Wanted:
     """An image to be.
 
     name:       of the recipe, or of the Dockerfile's folder.
-    base:       what its last stage starts from.
+    bases:      what its stages start from, the last stage's at the end.
     sources:    files and folders whose content goes in, the base not among them.
     plain:      the definition with nothing in it that changes nothing in the image: what its inputs' hash is made of.
-    definition: (digest of the base or None, commit or None) -> the definition file's text.
+    definition: (pins of bases in registries, commit or None) -> the definition file's text.
     notes:      for the user, before the build.
     folder:     where the user wrote it down, whose commit is told in the image; None where nobody did.
     informed:   what registries say of the bases, by their names -> the same image, with what follows from it.
     """
 
     name: str
-    base: Base
+    bases: tuple[Base, ...]
     sources: tuple[Path, ...]
     pip: tuple[str, ...]
     plain: str
-    definition: Callable[[str | None, str | None], str]
+    definition: Callable[[Mapping[str, Pin], str | None], str]
     notes: tuple[str, ...] = ()
     folder: Path | None = None
     informed: Callable[[Mapping[str, RegistryImage]], Wanted] | None = None
+
+    @property
+    def base(self) -> Base:
+        """What its last stage starts from."""
+        return self.bases[-1]
+
+    @property
+    def in_registries(self) -> tuple[str, ...]:
+        """The names of the bases that are pulled from registries, each once, in their order."""
+        return tuple(dict.fromkeys(base.source for base in self.bases if base.bootstrap == "docker"))
 
     def with_bases(self, bases: Mapping[str, RegistryImage]) -> Wanted:
         """The image once registries were asked; `plain` stays what it is."""
@@ -50,12 +60,12 @@ def of_recipe(image: Ingredients) -> Wanted:
     """An image as its recipe and the command line say."""
     return Wanted(
         image.name,
-        image.base,
+        (image.base,),
         image.sources,
         image.pip,
         # slurmddp's own version and the commit are told in the image, and change nothing in it.
         plain=render_definition(image, version=""),
-        definition=lambda digest, commit: render_definition(image, __version__, digest, commit),
+        definition=lambda pins, commit: render_definition(image, __version__, pins, commit),
         folder=image.folder,
     )
 
@@ -75,7 +85,7 @@ def of_dockerfile(path: Path, arguments: Mapping[str, str], target: str | None) 
 
     wanted = Wanted(
         "".join(char if char.isalnum() or char in "._-" else "-" for char in folder.name).strip("-.") or "image",
-        made.base,
+        made.bases,
         made.sources,
         (),
         plain=made.definition.replace(__version__, ""),

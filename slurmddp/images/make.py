@@ -108,7 +108,7 @@ def preview(request: Request, report: Callable[[str], None]) -> BuildResult:
             _refuse_other(target, inputs, request.force)
     except UserError as error:
         report(f"warning: {error}")
-    return BuildResult(target, request.image.definition(None, None), None)
+    return BuildResult(target, request.image.definition({}, None), None)
 
 
 def build_image(
@@ -127,7 +127,7 @@ def build_image(
     found_out = cache(rules if callable(rules) else lambda: rules or Rules())
     decision = decide(request, found_out)
     if decision.up_to_date:
-        return BuildResult(decision.target, request.image.definition(None, None), None, up_to_date=True)
+        return BuildResult(decision.target, request.image.definition({}, None), None, up_to_date=True)
     check_architecture(request.image.base)
     request = replace(request, image=request.image.with_bases(decision.bases))
     for note in request.image.notes:
@@ -156,8 +156,7 @@ def decide(
         if found is None:
             _refuse_other(wanted, inputs, request.force)
     try:
-        plain = request.image.definition(None, None)
-        bases = pinning.resolve_all(pinning.registry_bases(plain), rules.registries)
+        bases = pinning.resolve_all(request.image.in_registries, rules.registries)
     except ExternalError as error:
         if unreachable is None or (found is not None and not request.force):
             raise
@@ -220,7 +219,7 @@ def _build(
     make_folders(area)
     own = bases.get(image.base.source)
     commit = request.commit(image.folder) if image.folder else None
-    definition = pinning.pin(image.definition(own.digest if own else None, commit), bases, rules.registries)
+    definition = image.definition(pinning.pins(bases, rules.registries), commit)
     variables = dict(area.variables)
     if rules.registries.proxy:
         variables |= dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"), rules.registries.proxy)

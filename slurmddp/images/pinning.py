@@ -1,24 +1,16 @@
-"""The bases of a definition file that lie in registries, and the file with their digests in the place of their tags."""
+"""The bases in registries: what is known of them, and the digests that an image is built from."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from slurmddp.errors import UserError
+from slurmddp.images.base import Pin
 
 if TYPE_CHECKING:
     from slurmddp.images.registry.image import RegistryImage
     from slurmddp.images.registry.settings import RegistrySettings
-
-# Both header lines as our templates write them.
-_HEADER = re.compile(r"^Bootstrap: docker\nFrom: (?P<source>[^\n]+)$", re.MULTILINE)
-
-
-def registry_bases(definition: str) -> tuple[str, ...]:
-    """The names behind `From:` that are asked for in a registry, each once, in their order."""
-    return tuple(dict.fromkeys(found["source"] for found in _HEADER.finditer(definition)))
 
 
 def resolve_all(names: Iterable[str], settings: RegistrySettings) -> dict[str, RegistryImage]:
@@ -40,16 +32,9 @@ def resolve_all(names: Iterable[str], settings: RegistrySettings) -> dict[str, R
     return {name: resolve(name, settings=settings) for name in names}
 
 
-def pin(definition: str, images: Mapping[str, RegistryImage], settings: RegistrySettings) -> str:
-    """The definition with each of these bases by its digest, and at the mirror where the settings name one."""
-
-    def line(found: re.Match[str]) -> str:
-        image = images.get(found["source"])
-        if image is None:
-            return found.group(0)
-        return f"Bootstrap: docker\nFrom: {settings.location(image.reference).repository}@{image.digest}"
-
-    return _HEADER.sub(line, definition)
+def pins(images: Mapping[str, RegistryImage], settings: RegistrySettings) -> dict[str, Pin]:
+    """Each of these bases by its digest, and at the mirror where the settings name one."""
+    return {name: Pin(settings.location(image.reference).repository, image.digest) for name, image in images.items()}
 
 
 def speaks_plainly(images: Mapping[str, RegistryImage], settings: RegistrySettings) -> bool:

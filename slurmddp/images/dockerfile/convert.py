@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from slurmddp import __version__
 from slurmddp.errors import UserError
-from slurmddp.images.base import Base
+from slurmddp.images.base import Base, Pin
 from slurmddp.images.dockerfile.copying import STAGING
 from slurmddp.images.dockerfile.ignore import Ignore, read_ignore
 from slurmddp.images.dockerfile.interpret import Interpreter, Sections, Setting
@@ -33,24 +33,30 @@ _DEEPEST = 50
 class Converted:
     """A Dockerfile as a definition file.
 
-    labelled:   (digest of the base or None, commit or None) -> the whole text with both in its labels.
-    base:       the image that the final stage starts from, through other stages where its FROM names one.
+    labelled:   (pins of bases in registries, commit or None) -> the whole text.
+    bases:      the images that the stages start from; the last is the final stage's, through other stages where its
+                FROM names one.
     sources:    local files and folders whose content goes in.
     notes:      for the user: what has no effect under Apptainer, or may differ.
     with_bases: what registries say of the bases, by their names -> the same Dockerfile, not read again, with what
                 follows from it.
     """
 
-    labelled: Callable[[str | None, str | None], str]
-    base: Base
+    labelled: Callable[[Mapping[str, Pin], str | None], str]
+    bases: tuple[Base, ...]
     sources: tuple[Path, ...]
     notes: tuple[str, ...]
     with_bases: Callable[[Mapping[str, RegistryImage]], Converted]
 
     @property
     def definition(self) -> str:
-        """The text without digest and commit."""
-        return self.labelled(None, None)
+        """The text without digests and commit."""
+        return self.labelled({}, None)
+
+    @property
+    def base(self) -> Base:
+        """The image that the final stage starts from."""
+        return self.bases[-1]
 
 
 def convert(
@@ -112,12 +118,15 @@ class _Parsed:
             if stage.number not in conversion.visited:
                 notes.append(f"{stage.begin.where}: the stage {stage.name or stage.number} is not needed and left out")
         labelled = partial(_text, conversion.made, running, workdir)
-        labelled(None, None)  # refuses here what a definition file cannot hold
-        base, paths = conversion.made[-1].base, tuple(dict.fromkeys(setting.paths))
-        return Converted(labelled, base, paths, tuple(dict.fromkeys(notes)), self.converted)
+        labelled({}, None)  # refuses here what a definition file cannot hold
+        used, paths = tuple(part.base for part in conversion.made), tuple(dict.fromkeys(setting.paths))
+        return Converted(labelled, used, paths, tuple(dict.fromkeys(notes)), self.converted)
 
 
-def _text(stages: list[Sections], running: Running, workdir: str | None, digest: str | None, commit: str | None) -> str:
+def _text(
+    stages: list[Sections], running: Running, workdir: str | None, pins: Mapping[str, Pin], commit: str | None
+) -> str:
+    own = pins.get(stages[-1].base.source)
     return render_sections(
         "container/dockerfile.def.j2",
         version=__version__,
@@ -127,7 +136,8 @@ def _text(stages: list[Sections], running: Running, workdir: str | None, digest:
         workdir=shell(workdir) if workdir else "",
         entrypoint=" ".join(map(shell, running.entrypoint or ())),
         command=" ".join(map(shell, running.command or ())),
-        digest=digest,
+        pins=pins,
+        digest=own.digest if own else None,
         commit=commit,
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slurmddp.errors import UserError
-from slurmddp.images.base import Base
+from slurmddp.images.base import Base, Pin
 from slurmddp.images.definition import render_definition
 from slurmddp.images.recipe import Ingredients, check_requirement
 from slurmddp.images.releases import release
@@ -54,7 +54,8 @@ def case(name: str) -> str:
     """One case's whole text."""
     more = MORE if name == "all" else {}
     commit = "0123abc" if name == "all" else None
-    return render_definition(image(*CASES[name], **more), "1.2.3", DIGEST if name == "all" else None, commit)
+    pins = {NGC.source: Pin("mirror.example/nvidia/pytorch", DIGEST)} if name == "all" else {}
+    return render_definition(image(*CASES[name], **more), "1.2.3", pins, commit)
 
 
 def image(base: Base, pip: tuple[str, ...] = (), **more: Any) -> Ingredients:
