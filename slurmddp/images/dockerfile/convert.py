@@ -117,6 +117,8 @@ class _Parsed:
         for stage in self.stages:
             if stage.number not in conversion.visited:
                 notes.append(f"{stage.begin.where}: the stage {stage.name or stage.number} is not needed and left out")
+        for name, assumed in setting.assumed.items():
+            notes.append(f"of the base {name}, whose registry was not asked, this is assumed: {', '.join(assumed)}")
         labelled = partial(_text, conversion.made, running, workdir)
         labelled({}, None)  # refuses here what a definition file cannot hold
         used, paths = tuple(part.base for part in conversion.made), tuple(dict.fromkeys(setting.paths))

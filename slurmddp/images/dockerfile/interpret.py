@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,9 @@ from slurmddp.images.dockerfile.ignore import Ignore
 from slurmddp.images.dockerfile.lines import Instruction
 from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.refuse import refusals
-from slurmddp.images.dockerfile.running import Running, run_lines
+from slurmddp.images.dockerfile.running import SHELL, Running, run_lines
 from slurmddp.images.dockerfile.scope import PROXIES, Scope
-from slurmddp.images.dockerfile.words import Reference, known, pairs, shell, shell_parts
+from slurmddp.images.dockerfile.words import Parts, Reference, known, pairs, plain, shell, shell_parts
 
 if TYPE_CHECKING:
     from slurmddp.images.registry.image import RegistryImage
@@ -61,6 +61,7 @@ class Setting:
     problems: what cannot be converted.
     used:  the build's arguments that something takes.
     notes: for the user.
+    assumed: by base, what of its configuration is assumed since no registry was asked.
     paths: local files and folders whose content goes in.
     """
 
@@ -72,6 +73,7 @@ class Setting:
     problems: Problems
     used: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    assumed: dict[str, dict[str, None]] = field(default_factory=dict)
     paths: list[Path] = field(default_factory=list)
 
 
@@ -85,11 +87,12 @@ class Interpreter:
         repository = base.source.split("@")[0].rpartition(":")[0] or base.source
         self._setting = setting
         self._stage_of = stage_of
-        self._scope = Scope(setting.given, setting.declared, setting.used)
         self._user = ""
         self._staged = 0
         self._base = repository
         self._said = setting.bases.get(base.source)
+        self._scope = Scope(setting.given, setting.declared, setting.used, self._said.env if self._said else None)
+        self._shell: tuple[str, ...] | None = self._said.shell if self._said else None
         self._cwd = f"/{(self._said.workdir or '').strip('/')}" if self._said else _WORKDIRS.get(repository)
         self.sections = Sections(base)
         self.running = Running()
@@ -125,11 +128,12 @@ class Interpreter:
             entrypoint = self._said.entrypoint if self._said else _ENTRYPOINTS.get(self._base)
             if entrypoint:
                 return Running(entrypoint, running.command)
-            if self._said:
-                return running
-            said = "the Dockerfile has a CMD and no ENTRYPOINT"
-            self._setting.notes.append(f"{said}: where the base {self._base} has an ENTRYPOINT, it is not run")
+            if not self._said:
+                self._assume("there is no ENTRYPOINT before CMD")
         return running
+
+    def _assume(self, what: str) -> None:
+        self._setting.assumed.setdefault(self._base, {})[what] = None
 
     def _note(self, instruction: Instruction, text: str) -> None:
         self._setting.notes.append(f"{instruction.where}: {text}")
@@ -144,7 +148,7 @@ class Interpreter:
                 "move USER below the last RUN, or take it away: Apptainer runs as the caller anyway",
             )
         self._quoted_wrongly(instruction)
-        self._post(instruction, run_lines(instruction))
+        self._post(instruction, run_lines(instruction, self._prefix(instruction)))
 
     def on_env(self, instruction: Instruction) -> None:
         words, kept = [], []
@@ -154,18 +158,37 @@ class Interpreter:
                 kept.append(words[-1])
             else:
                 self._note(instruction, f"Apptainer sets {name} itself when the image runs; the build sees this value")
-            if any(isinstance(part, Reference) and part.name != "PATH" for part in parts):
-                said = f"{name} refers to a variable of the base image"
-                self._note(instruction, f"{said}: where that has none, the host's comes in when the image runs")
+            self._note_reference(instruction, name, parts)
         self._post(instruction, ["export " + " ".join(words)])
         if kept:
             self.sections.environment.append("export " + " ".join(kept))
 
     def on_arg(self, instruction: Instruction) -> None:
         found = self._scope.arg(instruction, self._setting.notes)
+        for name, parts in found:
+            self._note_reference(instruction, name, parts)
+            if plain(parts) is None:  # an ENV after it may use it
+                self.sections.environment.append(f"export {name}={shell_parts(parts)}")
         if found:
-            words = " ".join(f"{name}={shell(value)}" for name, value in found)
+            words = " ".join(f"{name}={shell_parts(parts)}" for name, parts in found)
             self._post(instruction, [f"export {words}"])
+
+    def _note_reference(self, instruction: Instruction, name: str, parts: Parts) -> None:
+        if any(isinstance(part, Reference) and part.name != "PATH" for part in parts):
+            said = f"{name} refers to a variable of the base image"
+            self._note(instruction, f"{said}: where that has none, the host's comes in when the image runs")
+
+    def on_shell(self, instruction: Instruction) -> None:
+        found = replace(instruction, text=re.sub(r"\]\s*#.*", "]", instruction.text)).array()
+        if not found:
+            raise instruction.error("SHELL names no shell", 'SHELL ["/bin/bash", "-c"]')
+        self._shell = tuple(found)
+
+    def _prefix(self, instruction: Instruction) -> tuple[str, ...]:
+        """What a command in shell form is handed to."""
+        if not (self._shell or self._said or instruction.array() or self._base in _WORKDIRS):
+            self._assume("its SHELL is /bin/sh")
+        return self._shell or SHELL
 
     def on_workdir(self, instruction: Instruction) -> None:
         text = known(instruction.text, self._scope.lookup, instruction)
@@ -208,11 +231,11 @@ class Interpreter:
 
     def on_cmd(self, instruction: Instruction) -> None:
         self._quoted_wrongly(instruction)
-        self.running = self.running.with_command(instruction)
+        self.running = self.running.with_command(instruction, self._prefix(instruction))
 
     def on_entrypoint(self, instruction: Instruction) -> None:
         self._quoted_wrongly(instruction)
-        self.running = self.running.with_entrypoint(instruction)
+        self.running = self.running.with_entrypoint(instruction, self._prefix(instruction))
 
     def _quoted_wrongly(self, instruction: Instruction) -> None:
         if re.match(r"\[\s*['\"]", instruction.text) and instruction.array() is None:

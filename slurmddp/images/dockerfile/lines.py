@@ -151,7 +151,7 @@ def parse(text: str, file: str, problems: Problems) -> tuple[Instruction, ...]:
             )
         with problems:
             read = _instruction(pieces, start + 1, file, escape)
-            heredocs, position = _heredocs(read, lines, position)
+            heredocs, position = _heredocs(read, lines, position, problems)
             found.append(replace(read, heredocs=heredocs))
     if not found and not problems.found:
         raise UserError("the Dockerfile is empty", where=file, todo="it begins with FROM")
@@ -241,7 +241,9 @@ def _instruction(pieces: list[str], line: int, file: str, escape: str) -> Instru
     return replace(bare, text=text, pieces=_tail(pieces, text), flags=tuple(flags))
 
 
-def _heredocs(instruction: Instruction, lines: list[str], position: int) -> tuple[tuple[Heredoc, ...], int]:
+def _heredocs(
+    instruction: Instruction, lines: list[str], position: int, problems: Problems
+) -> tuple[tuple[Heredoc, ...], int]:
     """The heredocs that begin at line `position`, and the line after them. Raises UserError."""
     found: list[Heredoc] = []
     if instruction.keyword not in ("RUN", "COPY", "ADD") or instruction.array() is not None:
@@ -258,7 +260,8 @@ def _heredocs(instruction: Instruction, lines: list[str], position: int) -> tupl
         while position < len(lines) and (lines[position].lstrip("\t") if dash else lines[position]) != name:
             position += 1
         if position == len(lines):
-            raise instruction.error(f"nothing ends the heredoc {word}", f"end it by a line that holds {name} alone")
+            todo = f"end it by a line that holds {name} alone"
+            problems.found.append(instruction.error(f"nothing ends the heredoc {word}", todo))
         text = "".join(f"{line}\n" for line in lines[begin:position])
         found.append(Heredoc(word, name, text, not delimiter.group("mark"), dash))
         position += 1

@@ -28,12 +28,7 @@ def refusals(instruction: Instruction) -> Iterator[UserError]:
             "ONBUILD is for images that are built from this one, and a .sif keeps no such triggers",
             "write the instruction into the Dockerfile that needs it",
         )
-    if keyword == "SHELL":
-        yield instruction.error(
-            "SHELL is not converted: every RUN goes through /bin/sh",
-            'name the shell where it is needed: RUN ["/bin/bash", "-c", "..."]',
-        )
-    if instruction.heredocs:
+    if instruction.heredocs and keyword != "RUN":
         yield instruction.error(
             f"{keyword} with a heredoc is not converted",
             "put the text into a file beside the Dockerfile, COPY it, and RUN it if it is a script",

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from slurmddp.images.dockerfile.lines import Instruction
-from slurmddp.images.dockerfile.words import shell, unbrace
+from slurmddp.images.dockerfile.words import script, shell, unbrace
+
+#: What a command in shell form is handed to, unless SHELL says otherwise.
+SHELL = ("/bin/sh", "-c")
 
 
 @dataclass(frozen=True)
@@ -16,13 +19,13 @@ class Running:
     command: tuple[str, ...] | None = None
     own: bool = False
 
-    def with_command(self, instruction: Instruction) -> Running:
-        """After a CMD."""
-        return replace(self, command=_argv(instruction), own=True)
+    def with_command(self, instruction: Instruction, prefix: tuple[str, ...]) -> Running:
+        """After a CMD; `prefix` is what SHELL says."""
+        return replace(self, command=_argv(instruction, prefix), own=True)
 
-    def with_entrypoint(self, instruction: Instruction) -> Running:
+    def with_entrypoint(self, instruction: Instruction, prefix: tuple[str, ...]) -> Running:
         """After an ENTRYPOINT, which takes away a CMD that the base brought."""
-        return replace(self, entrypoint=_argv(instruction), command=self.command if self.own else ())
+        return replace(self, entrypoint=_argv(instruction, prefix), command=self.command if self.own else ())
 
     @property
     def said(self) -> bool:
@@ -30,16 +33,43 @@ class Running:
         return self.entrypoint is not None or self.command is not None
 
 
-def _argv(instruction: Instruction) -> tuple[str, ...]:
+def _argv(instruction: Instruction, prefix: tuple[str, ...]) -> tuple[str, ...]:
     array = instruction.array()
-    return ("/bin/sh", "-c", instruction.text) if array is None else tuple(array)
+    return (*prefix, instruction.text) if array is None else tuple(array)
 
 
-def run_lines(instruction: Instruction) -> list[str]:
-    """The command of one RUN: a process of its own that gets exactly Docker's text, broken where the file is."""
+#: Where a heredoc that names its interpreter lies while it runs.
+_SCRIPT = "/.slurmddp.heredoc"
+
+
+def run_lines(instruction: Instruction, prefix: tuple[str, ...] = SHELL) -> list[str]:
+    """The command of one RUN: a process of its own that gets exactly Docker's text, broken where the file is.
+
+    prefix: what SHELL says.
+    """
     array = instruction.array()
     if array is not None:
-        return [f"(exec {' '.join(map(shell, array))})"]  # not a word of this shell, such as cd or exit
+        return [f"(exec {' '.join(map(shell, array))})"]
+    command = " ".join(map(shell, prefix))
+    if not instruction.heredocs:
+        return [_process(f"{command} {_quoted(instruction, prefix == SHELL)}")]
+    heredoc = instruction.heredocs[0]
+    if instruction.text != heredoc.word:  # the shell reads them itself
+        text = "\n".join([instruction.text, *(part.text + part.name for part in instruction.heredocs)])
+        return [_process(f"{command} {script(text)}")]
+    if not heredoc.text.startswith("#!"):
+        return [_process(f"{command} {script(heredoc.content)}")]
+    written = f"printf %s {script(heredoc.content)} > {_SCRIPT}"
+    return [written, f"chmod 755 {_SCRIPT}", _process(f"{command} {_SCRIPT}"), f"rm {_SCRIPT}"]
+
+
+def _process(command: str) -> str:
+    """The command as a process: what has no path could be a word of this shell, such as cd or exit."""
+    return command if command.startswith("/") else f"(exec {command})"
+
+
+def _quoted(instruction: Instruction, is_sh: bool) -> str:
+    """The text as one word, broken where the file is."""
     pieces = [""]
     for piece in instruction.pieces:
         # A line that begins with % opens a section, one that begins with bootstrap: a stage
@@ -48,10 +78,10 @@ def run_lines(instruction: Instruction) -> list[str]:
         else:
             pieces.append(piece)
     text = instruction.text
-    if "'" not in text and "#" not in text and not any(piece.endswith("\\") for piece in pieces):
+    if is_sh and "'" not in text and "#" not in text and not any(piece.endswith("\\") for piece in pieces):
         # The inner shell takes the breaks away: there is no quote and no comment that would keep them
-        return ["/bin/sh -c '" + unbrace("\\\n".join(pieces), "'") + "'"]
+        return "'" + unbrace("\\\n".join(pieces), "'") + "'"
     # The outer shell takes the breaks away
     for special in '\\"$`':
         pieces = [piece.replace(special, "\\" + special) for piece in pieces]
-    return ['/bin/sh -c "' + unbrace("\\\n".join(pieces), '"') + '"']
+    return '"' + unbrace("\\\n".join(pieces), '"') + '"'

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from slurmddp.errors import UserError
 from slurmddp.images.dockerfile.lines import Instruction
 from slurmddp.images.dockerfile.stages import platform_arguments, read_arguments
-from slurmddp.images.dockerfile.words import Parts, Reference, expand, known, pairs
+from slurmddp.images.dockerfile.words import Parts, Reference, expand, pairs, plain
 
 # Docker takes these as build arguments without any ARG, and keeps them out of the image
 PROXIES = tuple(
@@ -20,27 +20,41 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"(TOKEN|PASSWORD|PASSWD|SECRET|APIKEY|API_KEY|CREDENTIAL)", re.IGNORECASE)
 
 
+#: Docker's own, for a base that sets none.
+_PATH = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+
+
 class Scope:
     """Variables of one stage.
 
     given:    the build's arguments.
     declared: those that an ARG before the first FROM names, with their values.
     used:     names of the build's arguments that an ARG took.
+    base:     the variables of the base image; None where no registry was asked.
     """
 
-    def __init__(self, given: Mapping[str, str], declared: Mapping[str, str | None], used: set[str]) -> None:
+    def __init__(
+        self,
+        given: Mapping[str, str],
+        declared: Mapping[str, str | None],
+        used: set[str],
+        base: Mapping[str, str] | None = None,
+    ) -> None:
         self._given = given
         self._declared = declared
         self._used = used
-        self._arguments: dict[str, str | None] = {}
-        self._environment: dict[str, str | None] = {}  # None: set, to what only the build knows
+        self._arguments: dict[str, str | Reference | None] = {}
+        self._environment: dict[str, str | Reference] = {}
+        self._base = None if base is None else {**_PATH, **base}
 
     def lookup(self, name: str) -> str | Reference | None:
         """What the name stands for on this line."""
-        if name in self._environment:
-            value = self._environment[name]
-            return Reference(name) if value is None else value
-        return self._arguments[name] if name in self._arguments else Reference(name)
+        found = self._environment.get(name, self._arguments.get(name))
+        if found is not None:
+            return found
+        if self._base is not None:
+            return self._base.get(name)
+        return None if name in self._arguments else Reference(name)
 
     def env(self, instruction: Instruction) -> list[tuple[str, Parts]]:
         """Take over an ENV: its names and values. Raises UserError."""
@@ -50,28 +64,33 @@ class Scope:
                 raise instruction.error(f"{name!r} is no name of a variable that a shell has", "letters, digits and _")
             found.append((name, expand(raw, self.lookup, instruction)))
         for name, parts in found:  # all values of a line are those before it
-            literal = all(isinstance(part, str) for part in parts)
-            self._environment[name] = "".join(part for part in parts if isinstance(part, str)) if literal else None
+            self._environment[name] = _value(name, parts)
         return found
 
-    def arg(self, instruction: Instruction, notes: list[str]) -> list[tuple[str, str]]:
+    def arg(self, instruction: Instruction, notes: list[str]) -> list[tuple[str, Parts]]:
         """Take over an ARG: the names and values that the commands after it see. Raises UserError."""
         found = []
         for name, raw in read_arguments(instruction):
-            try:
-                default = None if raw is None else known(raw, self.lookup, instruction)
-            except UserError:
-                self._arguments[name] = ""  # so that the lines that use it are not refused, too
-                raise
+            outer = self._declared.get(name, platform_arguments().get(name))
             if name in self._given:
                 self._used.add(name)
-                value: str | None = self._given[name]
+                parts: Parts | None = (self._given[name],)
                 if _SECRET.search(name):
                     notes.append(f"{instruction.where}: everyone who has the image can read the argument {name} in it")
+            elif raw is None:
+                parts = None if outer is None else (outer,)
             else:
-                outer = self._declared.get(name, platform_arguments().get(name))
-                value = outer if default is None else default
-            self._arguments[name] = value
-            if value is not None and name not in self._environment:
-                found.append((name, value))
+                try:
+                    parts = expand(raw, self.lookup, instruction)
+                except UserError:
+                    self._arguments[name] = ""  # so that the lines that use it are not refused, too
+                    raise
+            self._arguments[name] = None if parts is None else _value(name, parts)
+            if parts is not None and name not in self._environment:
+                found.append((name, parts))
         return found
+
+
+def _value(name: str, parts: Parts) -> str | Reference:
+    text = plain(parts)
+    return Reference(name) if text is None else text

@@ -74,13 +74,12 @@ def split_stages(
 
 
 def read_arguments(instruction: Instruction) -> list[tuple[str, str | None]]:
-    """The (name, raw default or None) of an ARG. Raises UserError."""
+    """The (name, raw default or None) of an ARG."""
     found = []
     for word in split(instruction.text, instruction.escape):
         name, equals, value = word.partition("=")
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise instruction.error(f"{name!r} is no name of a variable", "ARG NAME or ARG NAME=VALUE")
-        found.append((name, value if equals else None))
+        if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):  # Docker takes the rest, as of a comment, and nothing uses it
+            found.append((name, value if equals else None))
     return found
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from slurmddp.images.dockerfile.lines import Instruction, split
+from slurmddp.images.dockerfile.patterns import substitute
 from slurmddp.render.engine import quote
 
 
@@ -19,17 +20,17 @@ class Reference:
 
     name: str
     operator: str = ""
-    word: str = ""
+    word: Parts = ()
 
 
 Parts = tuple["str | Reference", ...]
 # What a name stands for: its value, None where it is known to be unset, or a Reference
 Lookup = Callable[[str], "str | Reference | None"]
 
-_LONGEST = 32 << 10
+_LONGEST, _DEEPEST = 32 << 10, 20
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SPECIAL = re.compile(r"[0-9@*#?!$-]")
-_BRACED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?!$-])(?P<operator>:?[-+?])?")
+_BRACED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?!$-])(?P<operator>:?[-+?]|##?|%%?|//?)?")
 
 
 def pairs(instruction: Instruction) -> list[tuple[str, str]]:
@@ -50,9 +51,12 @@ def pairs(instruction: Instruction) -> list[tuple[str, str]]:
     return found
 
 
-def expand(text: str, lookup: Lookup, instruction: Instruction) -> Parts:
-    """The raw text with its quotes taken away and its variables replaced, or referred to. Raises UserError."""
-    return _Expansion(text, lookup, instruction).parts()
+def expand(text: str, lookup: Lookup, instruction: Instruction, quotes: bool = True) -> Parts:
+    """The raw text with its quotes taken away and its variables replaced, or referred to. Raises UserError.
+
+    quotes: False for the text of a heredoc, in which quotes are characters like others.
+    """
+    return _Expansion(text, lookup, instruction, quotes).parts()
 
 
 def known(text: str, lookup: Lookup, instruction: Instruction) -> str:
@@ -64,7 +68,12 @@ def known(text: str, lookup: Lookup, instruction: Instruction) -> str:
                 f"${part.name} is set by no ARG or ENV before this line, so its value is the base image's, if any",
                 f"write the value out, or set it: ARG {part.name}=VALUE",
             )
-    return "".join(part for part in parts if isinstance(part, str))
+    return "".join(map(str, parts))
+
+
+def plain(parts: Parts) -> str | None:
+    """The text, or None where only the build knows all of it."""
+    return None if any(isinstance(part, Reference) for part in parts) else "".join(map(str, parts))
 
 
 def shell(text: str) -> str:
@@ -75,10 +84,8 @@ def shell(text: str) -> str:
 
 def shell_parts(parts: Parts) -> str:
     """One word of the shell; references are left to the shell."""
-    if all(isinstance(part, str) for part in parts):
-        return shell("".join(part for part in parts if isinstance(part, str)))
-    word = "".join(_doubled(part) if isinstance(part, str) else _reference(part) for part in parts)
-    return unbrace(f'"{word}"', '"')
+    text = plain(parts)
+    return shell(text) if text is not None else unbrace(f'"{_doubled(parts)}"', '"')
 
 
 def unbrace(text: str, mark: str) -> str:
@@ -86,26 +93,36 @@ def unbrace(text: str, mark: str) -> str:
     return re.sub(r"\{(?=\{)", "{" + mark * 2, text)
 
 
-def _reference(part: Reference) -> str:
-    return f"${{{part.name}{part.operator}{_doubled(part.word, also='}')}}}"
+def script(text: str) -> str:
+    """As `shell`, for lines of a heredoc: two quotes stand before what would open a section or a stage."""
+    word = shell(text)
+    return re.sub(r"\n(?=\s*%|bootstrap:)", "\n" + word[0] * 2, word, flags=re.IGNORECASE)
 
 
-def _doubled(text: str, also: str = "") -> str:
-    """The text for the inside of double quotes."""
-    return re.sub(rf'([\\"$`{also}])', r"\\\1", text)
+def _doubled(parts: Parts, also: str = "") -> str:
+    """The parts for the inside of double quotes."""
+    return "".join(
+        f"${{{part.name}{part.operator}{_doubled(part.word, '}')}}}"
+        if isinstance(part, Reference)
+        else re.sub(rf'([\\"$`{also}])', r"\\\1", part)
+        for part in parts
+    )
 
 
 class _Expansion:
-    def __init__(self, text: str, lookup: Lookup, instruction: Instruction) -> None:
+    def __init__(self, text: str, lookup: Lookup, instruction: Instruction, quotes: bool) -> None:
         self._text = text
         self._lookup = lookup
         self._instruction = instruction
+        self._quotes = quotes
         self._at = 0
+        self._depth = 0
 
-    def parts(self) -> Parts:
+    def parts(self, end: str = "", raw: bool = False) -> Parts:
+        """Parts up to a bare `end`, which is passed over. raw: escapes stay, for a pattern."""
         merged: list[str | Reference] = []
         length = 0
-        for part in self._parts(""):
+        for part in self._parts(end, raw):
             length += len(part) if isinstance(part, str) else 0
             if length > _LONGEST:  # each line can double what the one before it has set
                 todo = "variables of variables make it long: write it out"
@@ -116,23 +133,22 @@ class _Expansion:
                 merged.append(part)
         return tuple(merged)
 
-    def _parts(self, end: str) -> Iterator[str | Reference]:
-        """Parts up to a bare `end`, which is passed over."""
-        escape = self._instruction.escape
+    def _parts(self, end: str, raw: bool) -> Iterator[str | Reference]:
+        escape = self._instruction.escape if self._quotes else "\\"
         quoted = False
         while self._at < len(self._text):
             char = self._text[self._at]
             self._at += 1
             if char == end and not quoted:
                 return
-            if char == "'" and not quoted:
+            if char == "'" and not quoted and self._quotes:
                 yield self._until_quote()
-            elif char == '"':
+            elif char == '"' and self._quotes:
                 quoted = not quoted
             elif char == escape:
-                yield self._escaped(quoted)
+                yield self._escaped(escape, quoted, raw)
             elif char == "$":
-                yield self._variable()
+                yield from self._variable()
             else:
                 yield char
         if quoted or end:
@@ -145,48 +161,64 @@ class _Expansion:
         text, self._at = self._text[self._at : close], close + 1
         return text
 
-    def _escaped(self, quoted: bool) -> str:
-        escape = self._instruction.escape
+    def _escaped(self, escape: str, quoted: bool, raw: bool) -> str:
         if self._at == len(self._text):
             return escape
         char = self._text[self._at]
         self._at += 1
-        return escape + char if quoted and char not in f'"${escape}' else char
+        return escape + char if raw or (quoted and char not in f'"${escape}') else char
 
-    def _variable(self) -> str | Reference:
+    def _variable(self) -> Parts:
         rest = self._text[self._at :]
         if not rest.startswith("{"):
             match = _NAME.match(rest)
             if match:
                 self._at += match.end()
-                return self._value(match.group(), "", "")
+                return self._value(match.group(), "", ())
             special = _SPECIAL.match(rest)
             self._at += 1 if special else 0
-            return "" if special else "$"
+            return () if special else ("$",)
         match = _BRACED.match(rest, 1)
-        if not match:
+        self._depth += 1
+        if not match or self._depth > _DEEPEST:
             raise self._broken()
         self._at += match.end()
-        operator = match.group("operator") or ""
-        word = list(self._parts("}"))
-        if any(isinstance(part, Reference) for part in word) or (word and not operator):
-            raise self._instruction.error(
-                f"the form ${rest[: rest.find('}') + 1]} is not converted", "write the value out"
-            )
-        return self._value(match.group("name"), operator, "".join(part for part in word if isinstance(part, str)))
+        name, operator = match.group("name"), match.group("operator") or ""
+        if operator[:1] in ("#", "%", "/"):
+            found: Parts = (self._replaced(name, operator),)
+        else:
+            word = self.parts("}")
+            if word and not operator:
+                raise self._broken()
+            found = self._value(name, operator, word)
+        self._depth -= 1
+        return found
 
-    def _value(self, name: str, operator: str, word: str) -> str | Reference:
+    def _value(self, name: str, operator: str, word: Parts) -> Parts:
         value = self._lookup(name)
         if isinstance(value, Reference):
-            return Reference(name, operator, word)
+            return (Reference(name, operator, word),)
         there = value is not None and (value != "" or not operator.startswith(":"))
-        if operator.endswith("-"):
-            return value if there and value is not None else word
         if operator.endswith("+"):
-            return word if there else ""
+            return word if there else ()
+        if operator.endswith("-") and not there:
+            return word
         if operator.endswith("?") and not there:
-            raise self._instruction.error(f"${name} is not set: {word}", f"give it a value: ARG {name}=VALUE")
-        return value or ""
+            raise self._instruction.error(f"${name} is not set: {plain(word)}", f"give it a value: ARG {name}=VALUE")
+        return (value or "",)
+
+    def _replaced(self, name: str, operator: str) -> str:
+        """The value of `${name#pattern}` and the like."""
+        pattern = self.parts("/" if operator[0] == "/" else "}", raw=True)
+        text = self.parts("}", raw=True) if operator[0] == "/" else ()
+        value, found, new = self._lookup(name), plain(pattern), plain(text)
+        if isinstance(value, Reference) or found is None or new is None or re.search(r"[\\$]", new):
+            what = f"${{{name}{operator}...}} is not converted: only the build knows its value"
+            raise self._instruction.error(what, f"write the value out, or set it: ARG {name}=VALUE")
+        try:
+            return substitute(value or "", operator, found, new)
+        except ValueError:
+            raise self._instruction.error(f"the pattern {found!r} is not converted", "write the value out") from None
 
     def _broken(self) -> Exception:
         return self._instruction.error(f"{self._text!r} has a quote or a brace that is not closed", "close it")

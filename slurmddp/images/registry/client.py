@@ -150,6 +150,8 @@ def _resolve(repository: _Repository, architecture: str) -> RegistryImage:
         entrypoint=config.command("Entrypoint"),
         workdir=config.text("WorkingDir") or None,
         user=config.text("User") or None,
+        shell=config.command("Shell"),
+        triggers=config.texts("OnBuild"),
         created=configuration.text("created") or None,
         size=manifest.layers_size,
     )

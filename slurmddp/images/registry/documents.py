@@ -77,13 +77,17 @@ class Document:
             return None
         return tuple(self._one_line(key, word) for word in self.items(key, str))
 
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return the texts of a list or null; "..." for one that is no single printable line."""
+        found = self.items(key, str) if self.tree.get(key) is not None else []
+        return tuple(text if text.isprintable() else "..." for text in found)
+
     def variables(self, key: str) -> dict[str, str]:
         """Return those of ["NAME=VALUE", ...] or null; the last of a name counts.
 
         One that is no single printable line is left out: the versions that are read from them are all such lines.
         """
-        texts = self.items(key, str) if self.tree.get(key) is not None else []
-        pairs = [text.partition("=") for text in texts if text.isprintable()]
+        pairs = [text.partition("=") for text in self.texts(key)]
         return {name: text for name, mark, text in pairs if mark and name}
 
     def _one_line(self, key: str, text: str) -> str:

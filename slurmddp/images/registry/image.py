@@ -23,6 +23,8 @@ class RegistryImage:
     architecture:    in Go's words: amd64, arm64.
     env:             the environment that the image sets.
     workdir, user:   what its configuration sets; None: it sets none (/ and root then).
+    shell:           what RUN and CMD in shell form are handed to.
+    triggers:        its ONBUILD instructions; one of several lines is only counted, as "...".
     created:         RFC 3339, as the image has it.
     size:            bytes of the layers as they are pulled (compressed).
     """
@@ -36,6 +38,8 @@ class RegistryImage:
     entrypoint: tuple[str, ...] | None = None
     workdir: str | None = None
     user: str | None = None
+    shell: tuple[str, ...] | None = None
+    triggers: tuple[str, ...] = ()
     created: str | None = None
     size: int = 0
 

@@ -1,0 +1,188 @@
+"""What Dockerfiles say besides files: SHELL, variables, heredocs, and what the base image's configuration adds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slurmddp.images.dockerfile import Converted, convert
+from slurmddp.images.registry.image import RegistryImage
+from slurmddp.images.registry.reference import parse_reference
+
+from .conftest import Dock, cut
+
+BASE = "lab.example/base:1"
+
+
+def built(dock: Dock, lines: str, **environment: str) -> list[str]:
+    """What `show` said in the one stage of a Dockerfile with these lines."""
+    dock.stub("show")
+    (part,) = cut(dock.convert(f"FROM debian:12\n{lines}").definition)
+    done = dock.post(part, **environment)
+    assert done.returncode == 0, done.stderr
+    return dock.said()
+
+
+def on_base(dock: Dock, lines: str, **config: Any) -> Converted:
+    """The conversion of these lines on a base with this configuration."""
+    digest = "sha256:" + "0" * 64
+    base = RegistryImage(parse_reference(BASE), digest, digest, "amd64", "linux", **config)
+    dock.stub("show")
+    path = dock.file("Dockerfile", f"FROM {BASE}\n{lines}".replace("@/", f"{dock.root}/"))
+    return convert(path, bases={BASE: base})
+
+
+def test_shell_is_the_prefix_of_later_runs_in_its_stage(dock: Dock) -> None:
+    said = built(
+        dock,
+        """RUN show "$0"
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]   # with a comment
+RUN show "${BASH_VERSION:+bash}" $(set -o | grep pipefail)
+RUN if false | true; then show no; else show 'it is' \\
+    # a comment
+    "{{ set }}" \\
+    %post; fi
+RUN ["show", "exec form"]
+SHELL ["show", "a b"]
+RUN the $text
+SHELL ["/bin/sh","-c"]
+RUN show "${BASH_VERSION:-sh}"
+""",
+    )
+    assert said == [
+        "show</bin/sh>", "show<bash><pipefail><on>", "show<it is><{{ set }}><%post>", "show<exec form>",
+        "show<a b><the $text>", "show<sh>",
+    ]  # fmt: skip
+
+
+def test_shell_holds_for_cmd_and_for_stages_that_start_from_this_one(dock: Dock) -> None:
+    dock.stub("show")
+    text = 'FROM debian:12 AS one\nSHELL ["show", "-c"]\nFROM one\nRUN a\nCMD b c\n'
+    (part,) = cut(dock.convert(text).definition)
+    assert dock.post(part).returncode == 0
+    dock.run(part)
+    assert dock.said() == ["show<-c><a>", "show<-c><b c>"]
+    text = 'FROM debian:12 AS one\nSHELL ["show", "-c"]\nFROM debian:12\nCOPY --from=one /x /x\nRUN a\nENTRYPOINT b\n'
+    part = cut(dock.convert(text).definition)[-1]
+    assert "/bin/sh -c 'a'" in part.sections["%post"] and "exec /bin/sh -c b" in part.sections["%runscript"]
+
+
+def test_the_shell_of_the_base_is_in_its_configuration(dock: Dock) -> None:
+    made = on_base(dock, "RUN a\n", shell=("show", "-c"))
+    (part,) = cut(made.definition)
+    assert dock.post(part).returncode == 0
+    assert dock.said() == ["show<-c><a>"] and made.notes == ()
+    unknown = convert(dock.context / "Dockerfile").notes
+    assert any("SHELL" in note for note in unknown)
+    dock.file("Dockerfile", f'FROM {BASE}\nSHELL ["/bin/sh", "-c"]\nRUN a\n')
+    assert convert(dock.context / "Dockerfile").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "result"),
+    [
+        ("${A:+${B}}", "b"), ("${N:+${B}}", ""), ("${N:-${M:-${B}x}}", "bx"), ("${A:+:${A}}", ":a.b.c"),
+        ("${A#*.}", "b.c"), ("${A##*.}", "c"), ("${A%.*}", "a.b"), ("${A%%.*}", "a"), ("${A%?}", "a.b."),
+        ("${A/./-}", "a-b.c"), ("${A//./-}", "a-b-c"), ("${A/b*/x}", "a.x"), ("${A//\\//y}", "a.b.c"),
+        ("${S#*/}", "y/z"), ("${S//\\//.}", "x.y.z"), ("${STAR%\\*}", "q"), ("${A#z}", "a.b.c"), ("${A/#/x}", "a.b.c"),
+        ("'${A}'", "${A}"), ("${A#\"a.\"}", "b.c"), ("${S%/z}", "x/y"), ("${A%[a-z]}", "a.b.c"), ("${S%/*}", "x/y"),
+    ],
+)  # fmt: skip
+def test_variables_as_docker_knows_them(dock: Dock, value: str, result: str) -> None:
+    lines = f'ENV A=a.b.c B=b S=x/y/z STAR="q*"\nARG N\nARG M=\nENV V={value}\nRUN show "$V"\nLABEL l={value}x\n'
+    assert built(dock, lines) == [f"show<{result}>"]
+
+
+def test_what_only_the_base_knows_is_left_to_the_shell(dock: Dock) -> None:
+    lines = """ENV PATH=@/bin${PATH:+:${PATH}} A=${HAS:+<${HAS}>} B=${NOT:+<${NOT}>} \\
+    C=${NOT:-${HAS}"}"} D="${NOT:-it is {{x\\}}"
+ARG E=${HAS}-e
+ENV F=$E
+RUN show "$A" "$B" "$C" "$D" "$E" "$F" "$PATH"
+CMD show "$A" "$B" "$C" "$D" "$F" "$PATH"
+"""
+    path = f"{dock.root}/bin:{dock.bin}:/usr/bin:/bin"
+    said = built(dock, lines, HAS="x y")
+    assert said == [f"show<<x y>><><x y}}><it is {{{{x}}><x y-e><x y-e><{path}>"]
+    (part,) = cut(dock.convert(f"FROM debian:12\n{lines}").definition)
+    dock.run(part, HAS="x y")
+    assert dock.said()[1] == said[0].replace("<x y-e><x y-e>", "<x y-e>")
+
+
+def test_the_variables_of_the_base_are_in_its_configuration(dock: Dock) -> None:
+    lines = """ARG V=${VERSION%.*}
+ARG WITHOUT
+ENV A=$WITHOUT B=$HOME/x PATH=/x:$PATH
+WORKDIR @/$NAME
+COPY --chown=$ID:$ID a ${NAME}.txt
+LABEL l=$VERSION
+RUN ["show", "$V", "$A", "$B", "$PATH"]
+RUN echo "$V $A $B $PATH" > @/seen
+"""
+    dock.file("a")
+    made = on_base(dock, lines, env={"VERSION": "1.2.3", "NAME": "me", "ID": "7", "WITHOUT": "w"})
+    (part,) = cut(made.definition)
+    part.sections["%post"] = part.sections["%post"].replace("/x:", f"{dock.bin}:")
+    done = dock.post(part)
+    assert done.returncode == 0, done.stderr
+    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    assert (dock.root / "seen").read_text() == f"1.2 w /x {dock.bin}:{path}\n"
+    assert (dock.root / "me/me.txt").exists() and any(line.startswith("chown<-Rh><7:7>") for line in dock.said())
+    assert "    l 1.2.3\n" in part.sections["%labels"]
+    assert not any("base" in note for note in made.notes)
+
+
+def test_all_values_of_an_env_line_are_those_before_it(dock: Dock) -> None:
+    lines = 'ENV A=1\nENV A=2 B=$A C=${N:-$A}\nRUN show "$A" "$B" "$C"\nENV P=$Q\nENV P=x$P R=$P\nRUN show "$P" "$R"\n'
+    assert built(dock, lines, Q="q") == ["show<2><1><1>", "show<xq><q>"]
+
+
+def test_an_arg_with_a_comment_is_accepted(dock: Dock) -> None:
+    assert built(dock, "ARG A=1 # don't\nARG B # the = other\nRUN show $A\n") == ["show<1>"]
+
+
+HEREDOCS = """RUN <<EOF
+show "$0" \\
+  'it'"'"'s' # {{ x }}
+  %post and
+bootstrap: x
+true
+EOF
+RUN <<-"E F"
+\tshow tabs
+\tE F
+RUN cat <<ONE >@/one && <<-'TWO' cat >@/two && show done
+$HOME {{ }}
+%setup
+ONE
+\t\ta\\
+\tb $X
+\tTWO
+RUN <<EOF
+#!/usr/bin/env python3
+import sys
+print("%s" % sys.version_info[0], file=open("@/three", "w"))
+EOF
+RUN python3 <<EOF
+open("@/four", "w").write("4")
+EOF
+SHELL ["/bin/bash", "-c"]
+RUN <<EOF
+show "${BASH_VERSION:+bash}"
+EOF
+run show after <<< word
+"""
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_heredocs_of_run(dock: Dock, shell: str) -> None:
+    dock.stub("bootstrap:", "%post")
+    dock.shell = shell
+    said = built(dock, HEREDOCS, HOME="/h")
+    assert said == [
+        "show</bin/sh><it's>", "%post<and>", "bootstrap:<x>", "show<tabs>", "show<done>", "show<bash>", "show<after>",
+    ]  # fmt: skip
+    texts = [(dock.root / name).read_text() for name in ("one", "two", "three", "four")]
+    assert texts == ["/h {{ }}\n%setup\n", "a\\\nb $X\n", "3\n", "4"]
+    assert not list(dock.root.glob(".slurmddp*"))
