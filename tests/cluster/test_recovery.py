@@ -58,8 +58,8 @@ def short(alice: Alice) -> Run:
 
 @pytest.fixture(scope="module")
 def ranks(alice: Alice) -> Run:
-    """Four ranks on two nodes."""
-    return train(alice, "ranks", nodes=2)
+    """Four ranks on two nodes. Each start after a kill may take half a minute on a busy machine."""
+    return train(alice, "ranks", nodes=2, time=f"{10 + KILLS}m")
 
 
 def pretend(alice: Alice, wish: str, *settings: str, minutes: int = 5) -> Run:
@@ -252,9 +252,9 @@ class TestRanks:
         get_further(run)
         now = time.time()
         run.cluster.run("login", ["scancel", "--batch", "--signal=KILL", run.job_id])
-        requeued = run.wait_for_event("requeued")
+        requeued = run.wait_for_event("requeued", lambda row: row["time"] > now)
         assert "SIGKILL of the job's script" in requeued["reason"]
-        ended = run.wait_for_event("job_ended")
+        ended = run.wait_for_event("job_ended", lambda row: row["time"] > now)
         assert (ended["signal"], ended["decision"]) == ("KILL", "requeue")
         assert resumed_after(run, now, attempt + 1)["step"] > 0
 

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -245,6 +246,13 @@ class TestStarts:
         assert code == 1
         assert f"slurmddp: node here: cannot listen on port {one.port} of 127.0.0.1: Address already in use" in text
         assert "Traceback" not in text
+
+    def test_a_port_that_becomes_free_is_taken(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            threading.Timer(1.0, other.close).start()
+            store = stores.serve("127.0.0.1", port, datetime.timedelta(seconds=20), several_nodes=False)
+        assert store.port == port
 
     def test_several_nodes_listen_on_one_address_only(self) -> None:
         own = stores.own_address("192.0.2.1", 9)  # of TEST-NET-1: of the interface that leads out

@@ -3,6 +3,7 @@
 import datetime
 import errno
 import socket
+import time
 from functools import partial
 
 from torch.distributed import TCPStore
@@ -13,6 +14,7 @@ from slurmddp.shared.hosts import is_loopback
 LOOPBACK = "127.0.0.1"
 _ANY = "0.0.0.0"
 _BACKLOG = 4096  # a connection for each rank, at once
+_PATIENCE = 5.0  # seconds in which a port that is in use may become free: a job that ends may still hold it
 
 
 def resolve(host: str, port: int) -> str:
@@ -75,16 +77,27 @@ def connect(address: str, port: int, timeout: datetime.timedelta) -> TCPStore:
 
 def _listen(address: str, port: int) -> socket.socket | None:
     """None where it is not this node's address."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return _listener(address, port)
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                return None
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise UserError(f"cannot listen on port {port} of {address}: {error.strerror}") from error
+        time.sleep(0.2)
+
+
+def _listener(address: str, port: int) -> socket.socket:
     listener = socket.socket(_family(address), socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         listener.listen(_BACKLOG)
-    except OSError as error:
+    except OSError:
         listener.close()
-        if error.errno == errno.EADDRNOTAVAIL:
-            return None
-        raise UserError(f"cannot listen on port {port} of {address}: {error.strerror}") from error
+        raise
     return listener
 
 
