@@ -153,7 +153,8 @@ def fill_disk(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
     room = chance.choice([0, 1 << 18])
     ballast = cluster.machine_path(BALLAST)
     try:
-        deadline = time.monotonic() + SAVING
+        # Without room for a line, the failed save is never told.
+        deadline = time.monotonic() + (SAVING if room == 0 else START)
         with ballast.open("wb", buffering=0) as file:
             while time.monotonic() < deadline and not failed_saves(run):
                 free = shutil.disk_usage(ballast.parent).free
