@@ -151,11 +151,11 @@ def test_the_bases_own_workdir_and_entrypoint_are_had_from_its_registry(
     path = dockerfile(bench, registry, 'WORKDIR sub\nRUN touch x\nCMD ["run"]\n')
     shown = cli("build-image", "--dockerfile", path, "--dry-run")  # asks no registry
     assert "'sub' begins at / here; a WORKDIR of the base image" in shown.err and "mkdir -p /sub" in shown.out
-    assert "where the base" in shown.err and "has an ENTRYPOINT, it is not run" in shown.err
+    assert "this is assumed: its SHELL is /bin/sh, there is no ENTRYPOINT before CMD" in shown.err
 
     definition, lock, said = build("--dockerfile", path)
     assert "mkdir -p /srv/app/sub" in definition and "exec /bin/begin 'two words' \"$@\"" in definition
-    assert "begins at / here" not in said and "has an ENTRYPOINT" not in said
+    assert "begins at / here" not in said and "this is assumed" not in said
     assert "sets USER 1000: RUN has root here" in said
     assert cli("build-image", "--dockerfile", path).err.startswith("nothing to do"), "its inputs are what they were"
     assert lock["inputs"]["parts"]["definition"]
