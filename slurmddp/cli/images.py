@@ -41,7 +41,11 @@ def build_image(
         typer.Option(metavar="JOB.yaml", help="Take container.recipe, base, pip and image from a job file"),
     ] = None,
     dockerfile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Convert a Dockerfile; its folder is the build context")
+        Path | None, typer.Option(metavar="FILE", help="Convert a Dockerfile")
+    ] = None,
+    context: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Build context of the Dockerfile. Default: the Dockerfile's own folder."),
     ] = None,
     build_arg: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Set an ARG of the Dockerfile; may be repeated")
@@ -73,12 +77,14 @@ def build_image(
         recipe, base, pip = recipe or said.recipe, base or said.base, [*said.pip, *(pip or [])]
         target, site = target or said.target, site or said.site
     options = {"base": base, "apt": apt, "pip": pip, "requirements": requirements}
-    wanted = wanted_image(recipe, dockerfile, build_arg or [], stage, options, cwd, os.environ, allow_files=allow_files)
+    wanted = wanted_image(
+        recipe, dockerfile, build_arg or [], stage, options, cwd, os.environ, context=context, allow_files=allow_files
+    )
     request = Request(wanted, target, cwd, force, update, commit_of)
     if on_node:
         from slurmddp.launch.build_job import OnNode
 
-        more = {"recipe": recipe, "dockerfile": dockerfile, "build-arg": build_arg, "stage": stage}
+        more = {"recipe": recipe, "dockerfile": dockerfile, "context": context, "build-arg": build_arg, "stage": stage}
         batch = OnNode(request, {**more, **options}, site, os.environ, allow_files)
         if dry_run:
             typer.echo(batch.preview(opt.say), nl=False)

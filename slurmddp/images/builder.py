@@ -9,7 +9,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,6 +23,7 @@ from slurmddp.images.log import BuildLog, log_path
 from slurmddp.images.process import StopSignals
 from slurmddp.images.provenance import lock_path, lock_text, sha256, writing
 from slurmddp.images.sif import is_sif
+from slurmddp.images.staging import Item, gathered
 from slurmddp.images.target import check_target
 
 Flavour = Literal["apptainer", "singularityce", "singularity"]
@@ -95,12 +96,14 @@ def build(
     options: tuple[str, ...],
     variables: Mapping[str, str],
     facts: Mapping[str, Any],
+    items: Iterable[Item] = (),
     force: bool,
     report: Report,
 ) -> Built:
     """Build the definition into `target`, an absolute path, with a .def, .build.log and .lock.json beside it.
 
     options, variables: further ones for the builder; facts: what the lock says besides what is known of the image.
+    items: what the definition takes from a folder beside it.
 
     Every line that the builder says goes to `report` and into the log. An image that is there already stays
     untouched until the new one is complete and inspected.
@@ -114,7 +117,8 @@ def build(
         with writing(target):
             draft_definition.write_text(definition, encoding="utf-8")
         command = build_command(builder, draft_definition, draft, options)
-        said = _run_build(command, variables, definition, BuildLog(log, drafts / "log"), stop, report)
+        with gathered(items, drafts):
+            said = _run_build(command, variables, definition, BuildLog(log, drafts / "log"), stop, report)
         torch = _inspect(builder, draft, said, stop)
         stop.check()
         state = draft.stat()
@@ -161,7 +165,7 @@ def _run_build(
 
         started = time.monotonic()
         try:
-            code = stop.run(command, environment, keep)
+            code = stop.run(command, environment, keep, Path(command[-1]).parent)
         except OSError as error:
             raise ExternalError(f"`{command[0]}` cannot be started: {error.strerror}") from None
         seconds = time.monotonic() - started

@@ -11,6 +11,7 @@ from slurmddp import __version__
 from slurmddp.errors import UserError
 from slurmddp.images.base import Base, Pin
 from slurmddp.images.definition import render_definition
+from slurmddp.images.staging import Item
 
 if TYPE_CHECKING:
     from slurmddp.images.recipe import Ingredients
@@ -24,6 +25,7 @@ class Wanted:
     name:       of the recipe, or of the Dockerfile's folder.
     bases:      what its stages start from, the last stage's at the end.
     sources:    files and folders whose content goes in, the base not among them.
+    items:      those of them that are gathered in a folder beside the definition.
     plain:      the definition with nothing in it that changes nothing in the image: what its inputs' hash is made of.
     definition: (pins of bases in registries, commit or None) -> the definition file's text.
     notes:      for the user, before the build.
@@ -39,6 +41,7 @@ class Wanted:
     definition: Callable[[Mapping[str, Pin], str | None], str]
     notes: tuple[str, ...] = ()
     folder: Path | None = None
+    items: tuple[Item, ...] = ()
     informed: Callable[[Mapping[str, RegistryImage]], Wanted] | None = None
 
     @property
@@ -70,13 +73,17 @@ def of_recipe(image: Ingredients) -> Wanted:
     )
 
 
-def of_dockerfile(path: Path, arguments: Mapping[str, str], target: str | None) -> Wanted:
+def of_dockerfile(
+    path: Path, arguments: Mapping[str, str], target: str | None, context: Path | None = None
+) -> Wanted:
     """An image as a Dockerfile says. Raises UserError, with file and line, for what cannot be converted."""
     from slurmddp.images.dockerfile import convert
 
     if not path.is_file():
         raise UserError(f"there is no Dockerfile {path}", where="--dockerfile", todo="name the file itself")
-    made = convert(path, arguments=arguments, target=target)
+    if context is not None and not context.is_dir():
+        raise UserError(f"there is no folder {context}", where="--context", todo="name the folder that COPY takes from")
+    made = convert(path, context=context, arguments=arguments, target=target)
     folder = path.absolute().parent
 
     def informed(bases: Mapping[str, RegistryImage]) -> Wanted:
@@ -92,6 +99,7 @@ def of_dockerfile(path: Path, arguments: Mapping[str, str], target: str | None) 
         definition=made.labelled,
         notes=made.notes,
         folder=folder,
+        items=made.items,
         informed=informed,
     )
     return wanted

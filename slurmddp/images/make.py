@@ -247,7 +247,7 @@ def _build(
         built = build(
             definition, target, builder,
             options=(*way.options, *squash),
-            variables=variables, facts=facts, force=request.force, report=report,
+            variables=variables, facts=facts, items=image.items, force=request.force, report=report,
         )  # fmt: skip
     return built, definition
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -49,10 +50,16 @@ class StopSignals:
         if self.received is not None:
             raise Stopped(self.received)
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str], line: Callable[[str], None]) -> int:
+    def run(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        line: Callable[[str], None],
+        folder: Path | None = None,
+    ) -> int:
         """Run the command, give each line of its two streams to `line` as it comes, and return its exit code.
 
-        It gets no input and a process group of its own: the terminal's ctrl-C reaches it through us alone.
+        folder: in which it runs. It gets no input and a process group of its own: the terminal's ctrl-C reaches it through us alone.
         Raises Stopped, after the whole group is gone, and OSError where it cannot be started.
         """
         self.check()
@@ -62,6 +69,7 @@ class StopSignals:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=dict(environment),
+            cwd=folder,
             start_new_session=True,
         )
         self._child = child

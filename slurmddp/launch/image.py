@@ -27,17 +27,19 @@ def wanted_image(
     cwd: Path,
     environment: Mapping[str, str],
     *,
+    context: Path | None = None,
     allow_files: bool = False,
 ) -> Wanted:
     """What the command line names: a Dockerfile with its arguments (NAME=VALUE) and stage, or a recipe under `options`.
 
+    context: the folder that the Dockerfile's COPY takes from.
     allow_files: the recipe may copy files from outside of its folder. Raises UserError where the command line names
     nothing, both, or what does not go together.
     """
     given = [f"--{name}" for name, value in options.items() if value]
     if dockerfile is None:
-        if arguments or stage:
-            raise UserError("--build-arg and --stage are for a Dockerfile", todo="name it by --dockerfile FILE")
+        if arguments or stage or context:
+            raise UserError("--build-arg, --stage and --context are for a Dockerfile", todo="name it by --dockerfile FILE")
         if recipe is None and not options.get("base"):
             bases = "an NGC release, docker://REF, a .sif, a root folder"
             todo = f"--recipe ngc-pytorch, or --base 25.04 ({bases}), or --dockerfile FILE"
@@ -54,7 +56,7 @@ def wanted_image(
         if not equals:  # as docker does: the value of the environment
             value = environment.get(name, "")
         pairs[name] = value
-    return of_dockerfile(cwd / dockerfile, pairs, stage)
+    return of_dockerfile(cwd / dockerfile, pairs, stage, cwd / context if context else None)
 
 
 class OfJob(NamedTuple):

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING
 from slurmddp import __version__
 from slurmddp.errors import UserError
 from slurmddp.images.base import Base, Pin
-from slurmddp.images.dockerfile.copying import STAGING
-from slurmddp.images.dockerfile.ignore import Ignore, read_ignore
+from slurmddp.images.dockerfile.copying import FILES, STAGING
+from slurmddp.images.dockerfile.ignore import read_ignore
 from slurmddp.images.dockerfile.interpret import Interpreter, Sections, Setting
 from slurmddp.images.dockerfile.lines import Instruction, read
 from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.running import Running
 from slurmddp.images.dockerfile.stages import Stage, chain, find_stage, image_base, split_stages
+from slurmddp.images.dockerfile.tree import Context
 from slurmddp.images.dockerfile.words import shell
 from slurmddp.images.sections import render_sections
+from slurmddp.images.staging import FILES as FOLDER
+from slurmddp.images.staging import Item
 
 if TYPE_CHECKING:
     from slurmddp.images.registry.image import RegistryImage
@@ -36,7 +39,7 @@ class Converted:
     labelled:   (pins of bases in registries, commit or None) -> the whole text.
     bases:      the images that the stages start from; the last is the final stage's, through other stages where its
                 FROM names one.
-    sources:    local files and folders whose content goes in.
+    items:      files and folders of the build context that go in.
     notes:      for the user: what has no effect under Apptainer, or may differ.
     with_bases: what registries say of the bases, by their names -> the same Dockerfile, not read again, with what
                 follows from it.
@@ -44,9 +47,14 @@ class Converted:
 
     labelled: Callable[[Mapping[str, Pin], str | None], str]
     bases: tuple[Base, ...]
-    sources: tuple[Path, ...]
+    items: tuple[Item, ...]
     notes: tuple[str, ...]
     with_bases: Callable[[Mapping[str, RegistryImage]], Converted]
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """Local files and folders whose content goes in."""
+        return tuple(dict.fromkeys(item.path for item in self.items if item.whole))
 
     @property
     def definition(self) -> str:
@@ -62,12 +70,14 @@ class Converted:
 def convert(
     path: Path,
     *,
+    context: Path | None = None,
     arguments: Mapping[str, str] = MappingProxyType({}),
     target: str | None = None,
     bases: Mapping[str, RegistryImage] = MappingProxyType({}),
 ) -> Converted:
-    """Convert the Dockerfile at `path`, whose folder is the build context.
+    """Convert the Dockerfile at `path`.
 
+    context:   the folder that COPY takes files from; the Dockerfile's own without it.
     arguments: values for its ARGs, as `docker build --build-arg` takes them.
     target:    the stage to build, by name or number; the last one without it.
     bases:     what registries say of the bases, by their names; WORKDIR and ENTRYPOINT of others are assumed, with a
@@ -79,9 +89,11 @@ def convert(
     problems = Problems()
     instructions = read(path, problems)
     path = path.absolute()
+    folder = (context or path.parent).absolute()
     stages, declared = split_stages(instructions, arguments, problems)
     final = _target(stages, target, path)
-    return _Parsed(path, instructions, stages, declared, final, arguments, read_ignore(path), problems).converted(bases)
+    whole = Context(folder, read_ignore(path, folder))
+    return _Parsed(path, instructions, stages, declared, final, arguments, whole, problems).converted(bases)
 
 
 @dataclass(frozen=True)
@@ -98,20 +110,20 @@ class _Parsed:
     declared: Mapping[str, str | None]
     final: Stage
     arguments: Mapping[str, str]
-    ignore: Ignore
+    context: Context
     problems: Problems
 
     def converted(self, bases: Mapping[str, RegistryImage]) -> Converted:
         problems = Problems(self.problems.found)
-        setting = Setting(self.path.parent, self.ignore, self.arguments, self.declared, bases, problems)
+        setting = Setting(self.context, self.arguments, self.declared, bases, problems)
         setting.used.update(name for name in self.declared if name in self.arguments)
         conversion = _Conversion(self.stages, setting)
         with problems:
             running, workdir = conversion.walk(self.final)
         problems.check()
         notes = setting.notes
-        if not self.ignore.file:
-            _note_context(self.instructions, self.path, notes)
+        if not self.context.ignore.file:
+            _note_context(self.instructions, self.context.folder, notes)
         for name in sorted(set(self.arguments) - setting.used):
             notes.append(f"the build argument {name} is used by no ARG of {self.path.name}")
         for stage in self.stages:
@@ -119,14 +131,20 @@ class _Parsed:
                 notes.append(f"{stage.begin.where}: the stage {stage.name or stage.number} is not needed and left out")
         for name, assumed in setting.assumed.items():
             notes.append(f"of the base {name}, whose registry was not asked, this is assumed: {', '.join(assumed)}")
-        labelled = partial(_text, conversion.made, running, workdir)
+        folder = FOLDER if setting.items else ""
+        labelled = partial(_text, conversion.made, running, workdir, folder)
         labelled({}, None)  # refuses here what a definition file cannot hold
-        used, paths = tuple(part.base for part in conversion.made), tuple(dict.fromkeys(setting.paths))
-        return Converted(labelled, used, paths, tuple(dict.fromkeys(notes)), self.converted)
+        used, items = tuple(part.base for part in conversion.made), tuple(setting.items)
+        return Converted(labelled, used, items, tuple(dict.fromkeys(notes)), self.converted)
 
 
 def _text(
-    stages: list[Sections], running: Running, workdir: str | None, pins: Mapping[str, Pin], commit: str | None
+    stages: list[Sections],
+    running: Running,
+    workdir: str | None,
+    folder: str,
+    pins: Mapping[str, Pin],
+    commit: str | None,
 ) -> str:
     own = pins.get(stages[-1].base.source)
     return render_sections(
@@ -134,6 +152,8 @@ def _text(
         version=__version__,
         stages=stages,
         staging=STAGING,
+        files=FILES,
+        folder=folder,
         runs=running.said,
         workdir=shell(workdir) if workdir else "",
         entrypoint=" ".join(map(shell, running.entrypoint or ())),
@@ -160,15 +180,15 @@ def _target(stages: tuple[Stage, ...], target: str | None, path: Path) -> Stage:
     return found
 
 
-def _note_context(instructions: tuple[Instruction, ...], path: Path, notes: list[str]) -> None:
+def _note_context(instructions: tuple[Instruction, ...], folder: Path, notes: list[str]) -> None:
     """A COPY of the whole folder takes .git, data and secrets along."""
     for instruction in instructions:
         if instruction.keyword in ("COPY", "ADD") and not dict(instruction.flags).get("from"):
             first = (instruction.array() or instruction.text.split())[0]
             if first.rstrip("/") in (".", "*", ""):
                 notes.append(
-                    f"{instruction.where}: all of {path.parent} goes into the image, .git and data too; "
-                    ".dockerignore beside the Dockerfile keeps files out"
+                    f"{instruction.where}: all of {folder} goes into the image, .git and data too; "
+                    ".dockerignore in that folder keeps files out"
                 )
 
 
@@ -225,7 +245,7 @@ class _Conversion:
         self.made.append(sections)
 
     def _unique(self, name: str) -> str:
-        taken = set(self._names.values()) | {stage.name for stage in self.stages if stage.name != name}
+        taken = {FILES, *self._names.values()} | {stage.name for stage in self.stages if stage.name != name}
         while name in taken:
             name += "-1"
         return name

@@ -1,7 +1,7 @@
 """COPY and ADD: what %files carries into /.slurmddp, and the commands that put it where the Dockerfile says.
 
 %files all come before %post, and Apptainer's own rules of where a file ends up are not Docker's. So each source goes
-to a numbered folder first, and to its place when its turn comes.
+to a numbered folder first, and to its place when its turn comes. Those of the context come from the stage FILES.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 import posixpath
 import re
 import shlex
@@ -18,21 +19,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmddp.images.dockerfile.ignore import Ignore
+from slurmddp.images.dockerfile.ignore import Ignore, patterns
 from slurmddp.images.dockerfile.lines import Instruction, split
-from slurmddp.images.dockerfile.tree import collect, sources
+from slurmddp.images.dockerfile.tree import MAGIC, Context
 from slurmddp.images.dockerfile.words import Lookup, known, shell
+from slurmddp.images.staging import Item
 
 STAGING = "/.slurmddp"
+#: The name of the stage that has the files of this machine.
+FILES = "slurmddp-files"
 
 _ADDRESS = re.compile(r"(?:[a-z][a-z0-9+.-]*://|git@)")
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _PACKED: dict[bytes, Any] = {
     b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open,
 }  # fmt: skip
-_OWNER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
+_OWNER = re.compile(r"(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]*)?(:(?P<group>[A-Za-z0-9_][A-Za-z0-9_.-]*))?")
 _MODE = re.compile(r"[0-7]{3,4}|[ugoa]*[-+=][rwxXst]*(,[ugoa]*[-+=][rwxXst]*)*")
-_MAGIC = re.compile(r"[*?\[]")
 _FROM_STAGE = re.compile(r"/[\w@%+=:,./*?\[\]-]+")
 
 
@@ -40,8 +43,9 @@ _FROM_STAGE = re.compile(r"/[\w@%+=:,./*?\[\]-]+")
 class Copy:
     """One COPY or ADD, read.
 
-    stage: what --from names, else None.
-    owner: user:group for chown; mode: for chmod, or "".
+    stage:   what --from names, else None.
+    owner:   for chown, or "" where it stays; mode: for chmod, or "".
+    parents: whether folders above a source go in, too.
     """
 
     instruction: Instruction
@@ -50,6 +54,8 @@ class Copy:
     stage: str | None
     owner: str
     mode: str
+    parents: bool
+    exclude: Ignore
 
 
 @dataclass(frozen=True)
@@ -59,13 +65,13 @@ class Staged:
     files:    the (source, destination) of %files.
     commands: lines of %post.
     count:    how many numbers it took.
-    paths:    local ones whose content goes in.
+    items:    what is gathered from this machine.
     """
 
     files: tuple[tuple[str, str], ...]
     commands: tuple[str, ...]
     count: int
-    paths: tuple[Path, ...] = ()
+    items: tuple[Item, ...] = ()
 
 
 def read_copy(instruction: Instruction, lookup: Lookup, workdir: str) -> Copy:
@@ -74,7 +80,8 @@ def read_copy(instruction: Instruction, lookup: Lookup, workdir: str) -> Copy:
     words = [known(word, lookup, instruction) for word in raw]
     if len(words) < 2:
         raise instruction.error(f"{instruction.keyword} needs a source and a destination", "COPY SOURCE DESTINATION")
-    flags = {name: known(value, lookup, instruction) for name, value in instruction.flags}
+    given = [(name, known(value, lookup, instruction)) for name, value in instruction.flags]
+    flags = dict(given)
     *origins, destination = words
     if len(origins) > 1 and not destination.endswith("/"):
         raise instruction.error(f"several sources need a folder, and {destination!r} is none", "end it with /")
@@ -84,12 +91,28 @@ def read_copy(instruction: Instruction, lookup: Lookup, workdir: str) -> Copy:
                 "ADD of an address is not converted",
                 f"fetch it by a program of the image: RUN curl -fsSL -o FILE {origin}; or COPY a file fetched before",
             )
-    owner, mode = flags.get("chown") or "0:0", flags.get("chmod", "")
-    if not _OWNER.fullmatch(owner):
-        raise instruction.error(f"--chown={owner} is not USER:GROUP", "write --chown=USER:GROUP")
+    mode = flags.get("chmod", "")
     if mode and not _MODE.fullmatch(mode):
         raise instruction.error(f"--chmod={mode} is not a mode", "write --chmod=755")
-    return Copy(instruction, tuple(origins), place(destination, workdir), flags.get("from"), owner, mode)
+    parents = flags.get("parents", "false") in ("", "true")
+    exclude = "\n".join(value for name, value in given if name == "exclude")
+    stage = flags.get("from")
+    if stage and (parents or exclude):
+        todo = "take the option away, and name files and folders one by one"
+        raise instruction.error("--parents and --exclude are converted for files of the build context only", todo)
+    owner = _owner(instruction, flags.get("chown", ""), "" if stage else "0:0")
+    ignore = Ignore(patterns(exclude, instruction.where))
+    place_ = place(destination, workdir)
+    return Copy(instruction, tuple(origins), place_, stage, owner, mode, parents, ignore)
+
+
+def _owner(instruction: Instruction, text: str, default: str) -> str:
+    """USER:GROUP for chown. Docker takes the number of a user for the group's, too, and a name's own group."""
+    match = _OWNER.fullmatch(text)
+    if not match:
+        raise instruction.error(f"--chown={text} is not USER:GROUP", "write --chown=USER:GROUP")
+    user, group = match["user"] or "0", match["group"]
+    return f"{user}:{group or (user if user.isdecimal() else '')}" if text else default
 
 
 def place(path: str, workdir: str) -> str:
@@ -109,46 +132,41 @@ def from_stage(copy: Copy, number: int) -> Staged:
                 f"{origin!r} of another stage cannot be copied by Apptainer",
                 "name folders one by one, without spaces, quotes and such characters",
             )
-        above, name = posixpath.split(source)
-        pattern = bool(_MAGIC.search(name))
-        if _MAGIC.search(above):
-            raise copy.instruction.error(f"{origin!r} has a pattern in a folder's name", "name the folder")
         staged = f"{STAGING}/{number + count}"
         files.append((source, f"{staged}/"))
-        commands.append(_call(copy, f"{staged}/*" if pattern else f"{staged}/{name}", pattern))
+        pattern = MAGIC.search(source) is not None
+        commands.append(_call(copy, f"{staged}/*" if pattern else f"{staged}/{posixpath.basename(source)}", pattern))
     return Staged(tuple(files), tuple(commands), len(copy.origins))
 
 
-def from_context(copy: Copy, number: int, context: Path, ignore: Ignore) -> Staged:
-    """A COPY or ADD of files beside the Dockerfile. Raises UserError."""
-    files: list[tuple[str, str]] = []
+def from_context(copy: Copy, number: int, context: Context) -> Staged:
+    """A COPY or ADD of files of the build context. Raises UserError."""
     commands: list[str] = []
-    paths: list[Path] = []
-    found = [path for origin in copy.origins for path in sources(context, origin, ignore, copy.instruction)]
-    if len(found) > 1 and not copy.destination.endswith("/"):
+    items: list[Item] = []
+    found = [
+        (path, origin.partition("/./")[0] if "/./" in origin else ".")
+        for origin in copy.origins
+        for path in context.sources(origin, copy.instruction)
+    ]
+    if len(found) > 1 and not (copy.destination.endswith("/") or copy.parents):
         todo = f"end the destination with /: {copy.destination}/"
         raise copy.instruction.error(f"{len(found)} sources match, and the destination is no folder", todo)
-    for count, source in enumerate(found):
-        folder = f"{STAGING}/{number + count}"
-        tree = collect(context, source, ignore, copy.instruction)
-        files += [(str(path), f"{folder}/{name}".rstrip("/")) for path, name in tree.entries]
-        paths += [path for path, _ in tree.entries]
-        if tree.folder and [name for _, name in tree.entries] != [""]:
-            commands.append(f"mkdir -p {folder}")
-        for name, mode in tree.folders:
-            commands.append(f"mkdir -p {shell(f'{folder}/{name}')} && chmod {mode:o} {shell(f'{folder}/{name}')}")
-        for target, name in tree.links:
-            commands.append(f"ln -s {shell(_plain(target, copy))} {shell(_plain(f'{folder}/{name}', copy))}")
-        staged = folder if tree.folder else f"{folder}/{tree.entries[0][1]}"
-        if copy.instruction.keyword == "ADD" and not tree.folder and _is_archive(tree.entries[0][0], copy):
-            if copy.instruction.flags:
-                raise copy.instruction.error("ADD of an archive with an option is not converted", "RUN chown after it")
-            commands.append(
-                f"mkdir -p {shell(copy.destination)} && tar -xf {shell(staged)} -C {shell(copy.destination)}"
-            )
-        else:
-            commands.append(_call(copy, staged))
-    return Staged(tuple(files), tuple(commands), len(found), tuple(paths))
+    for source, pivot in found:
+        tree = context.collect(source, copy.exclude, copy.instruction)
+        if not tree.entries:
+            continue
+        if copy.parents:
+            tree = tree.below(os.path.relpath(source, pivot), context.folder / pivot)
+        count = number + len(commands)
+        inside = f"{count}/from" if tree.folder else str(count)
+        items += [Item(f"{inside}/{name}".rstrip("/"), path, whole) for path, name, whole in tree.entries]
+        staged = f"{STAGING}/{inside if tree.folder else items[-1].place}"
+        if not staged.isprintable():
+            raise copy.instruction.error(f"the name {source!r} is no plain text", "rename the file")
+        archive = copy.instruction.keyword == "ADD" and not tree.folder and _is_archive(tree.entries[0][0], copy)
+        commands.append(_unpack(copy, staged) if archive else _call(copy, staged))
+    numbers = range(number, number + len(commands))
+    return Staged(tuple((f"/{n}", f"{STAGING}/") for n in numbers), tuple(commands), len(numbers), tuple(items))
 
 
 def _call(copy: Copy, staged: str, pattern: bool = False) -> str:
@@ -157,10 +175,10 @@ def _call(copy: Copy, staged: str, pattern: bool = False) -> str:
     return " ".join(["copy", shell(copy.owner), shell(copy.mode), shell(copy.destination), word])
 
 
-def _plain(name: str, copy: Copy) -> str:
-    if not name.isprintable() or name.startswith("-"):
-        raise copy.instruction.error(f"the link {name!r} has a name that is not carried", "rename it")
-    return name
+def _unpack(copy: Copy, staged: str) -> str:
+    if copy.mode:
+        raise copy.instruction.error("ADD --chmod of an archive is not converted", "RUN chmod after it")
+    return " ".join(["unpack", shell(copy.owner), shell(copy.destination), shell(staged)])
 
 
 def _is_archive(path: Path, copy: Copy) -> bool:

@@ -36,20 +36,21 @@ class Ignore:
         return out
 
 
-def read_ignore(dockerfile: Path) -> Ignore:
-    """The patterns of `<Dockerfile>.dockerignore`, or else of .dockerignore beside it. Raises UserError."""
-    for file in (dockerfile.with_name(dockerfile.name + ".dockerignore"), dockerfile.with_name(".dockerignore")):
+def read_ignore(dockerfile: Path, context: Path) -> Ignore:
+    """The patterns of `<Dockerfile>.dockerignore`, or else of .dockerignore in the context. Raises UserError."""
+    for file in (dockerfile.with_name(dockerfile.name + ".dockerignore"), context / ".dockerignore"):
         try:
             text = file.read_text(encoding="utf-8-sig")
         except FileNotFoundError:
             continue
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file} cannot be read: {error}") from None
-        return Ignore(_patterns(text, file), file)
+        return Ignore(patterns(text, str(file)), file)
     return Ignore()
 
 
-def _patterns(text: str, file: Path) -> tuple[tuple[bool, re.Pattern[str]], ...]:
+def patterns(text: str, file: str) -> tuple[tuple[bool, re.Pattern[str]], ...]:
+    """One pattern a line; `file` stands in messages. Raises UserError."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("#") or not line.strip():

@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmddp.images.base import Base
-from slurmddp.images.dockerfile.copying import from_context, from_stage, place, read_copy
-from slurmddp.images.dockerfile.ignore import Ignore
+from slurmddp.images.dockerfile.copying import FILES, from_context, from_stage, place, read_copy
 from slurmddp.images.dockerfile.lines import Instruction
 from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.refuse import refusals
 from slurmddp.images.dockerfile.running import SHELL, Running, run_lines
 from slurmddp.images.dockerfile.scope import PROXIES, Scope
+from slurmddp.images.dockerfile.tree import Context
 from slurmddp.images.dockerfile.words import Parts, Reference, known, pairs, plain, shell, shell_parts
+from slurmddp.images.staging import Item
 
 if TYPE_CHECKING:
     from slurmddp.images.registry.image import RegistryImage
@@ -39,14 +39,12 @@ class Sections:
     """One stage of the definition file, for the template: each line as it stands there.
 
     name:       the stage's name in the definition file.
-    files:      lines of %files.
     files_from: lines of %files by the stage that they come from.
     post:       for each instruction, a comment or "", and its lines of %post.
     """
 
     base: Base
     name: str = ""
-    files: list[str] = field(default_factory=list)
     files_from: dict[str, list[str]] = field(default_factory=dict)
     post: list[tuple[str, list[str]]] = field(default_factory=list)
     environment: list[str] = field(default_factory=list)
@@ -62,11 +60,11 @@ class Setting:
     used:  the build's arguments that something takes.
     notes: for the user.
     assumed: by base, what of its configuration is assumed since no registry was asked.
-    paths: local files and folders whose content goes in.
+    items: what is gathered from this machine.
+    staged: how many numbers sources of COPY have taken.
     """
 
-    context: Path
-    ignore: Ignore
+    context: Context
     given: Mapping[str, str]
     declared: Mapping[str, str | None]
     bases: Mapping[str, RegistryImage]
@@ -74,7 +72,8 @@ class Setting:
     used: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     assumed: dict[str, dict[str, None]] = field(default_factory=dict)
-    paths: list[Path] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
+    staged: int = 0
 
 
 class Interpreter:
@@ -88,7 +87,6 @@ class Interpreter:
         self._setting = setting
         self._stage_of = stage_of
         self._user = ""
-        self._staged = 0
         self._base = repository
         self._said = setting.bases.get(base.source)
         self._scope = Scope(setting.given, setting.declared, setting.used, self._said.env if self._said else None)
@@ -210,15 +208,14 @@ class Interpreter:
         written = (instruction.array() or instruction.text.split())[-1]
         if not written.startswith(("/", "$", '"', "'")):
             self._folder(written, instruction)
+        number = self._setting.staged + 1
         if copy.stage:
-            lines = self.sections.files_from.setdefault(self._stage_of(copy.stage, instruction), [])
-            staged = from_stage(copy, self._staged + 1)
+            name, staged = self._stage_of(copy.stage, instruction), from_stage(copy, number)
         else:
-            lines = self.sections.files
-            staged = from_context(copy, self._staged + 1, self._setting.context, self._setting.ignore)
-        self._staged += staged.count
-        self._setting.paths.extend(staged.paths)
-        lines.extend(" ".join(f'"{path}"' if " " in path else path for path in pair) for pair in staged.files)
+            name, staged = FILES, from_context(copy, number, self._setting.context)
+        self._setting.staged += staged.count
+        self._setting.items.extend(staged.items)
+        self.sections.files_from.setdefault(name, []).extend(" ".join(pair) for pair in staged.files)
         self._post(instruction, staged.commands)
 
     on_add = on_copy

@@ -14,8 +14,8 @@ _RUN_FLAGS = {
 }
 _FLAGS = {
     "FROM": {"platform"},
-    "COPY": {"from", "chown", "chmod", "link"},
-    "ADD": {"chown", "chmod", "link"},
+    "COPY": {"from", "chown", "chmod", "link", "parents", "exclude"},
+    "ADD": {"chown", "chmod", "link", "exclude"},
     "HEALTHCHECK": {"interval", "timeout", "start-period", "start-interval", "retries"},
 }
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from slurmddp.images.dockerfile import Converted, convert
+from slurmddp.images.dockerfile.copying import FILES
+from slurmddp.images.staging import FILES as FOLDER
+from slurmddp.images.staging import Item, gathered
 
 STUB = """#!/bin/sh
 { printf '%s' "${0##*/}"; for word; do printf '<%s>' "$word"; done; echo; } >> "$CALLS"
@@ -25,7 +27,7 @@ class Part:
 
 
 def cut(text: str) -> list[Part]:
-    """The stages of a definition file (apptainer, pkg/build/types/parser/deffile.go, All and scanDefinitionFile)."""
+    """The stages of a definition file but for the one of the context (apptainer, pkg/build/types/parser/deffile.go, All and scanDefinitionFile)."""
     assert not re.search(r"\{\{\s*\w+\s*\}\}", text)
     starts = [match.start() for match in re.finditer(r"(?mi)^bootstrap:", text)]
     parts = []
@@ -44,7 +46,7 @@ def cut(text: str) -> list[Part]:
                 key, _, value = line.partition(":")
                 part.header[key.lower()] = value.strip()
         parts.append(part)
-    return parts
+    return [part for part in parts if part.header.get("stage") != FILES]
 
 
 class Dock:
@@ -56,6 +58,7 @@ class Dock:
         self.bin = folder / "bin"
         self.calls = folder / "calls"
         self.shell = "sh"
+        self.items: tuple[Item, ...] = ()
         for made in (self.context, self.root, self.bin):
             made.mkdir()
         self.calls.write_text("")
@@ -72,7 +75,9 @@ class Dock:
 
     def convert(self, text: str, target: str | None = None, **arguments: str) -> Converted:
         path = self.file("Dockerfile", text.replace("@/", f"{self.root}/"))
-        return convert(path, arguments=arguments, target=target)
+        made = convert(path, arguments=arguments, target=target)
+        self.items = made.items
+        return made
 
     def stub(self, *names: str) -> None:
         for name in names:
@@ -85,22 +90,15 @@ class Dock:
         """Do what %files says, as Apptainer does, and run %post; /.slurmddp is in `root`."""
         staging = self.root / ".slurmddp"
         self.stub("chown")
-        for name, lines in part.sections.items():
-            if not name.startswith("%files"):
-                continue
-            for line in lines.strip().splitlines():
-                words = [word.strip('"') for word in re.findall(r'[^\s"]+|"[^"]*"', line)]
-                target = Path(words[1].replace("/.slurmddp", str(staging), 1))
-                if name == "%files":
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    subprocess.run(["cp", "-fLr", words[0], str(target)], check=True)
-                    continue
-                target.mkdir(parents=True)
-                assert stages is not None
-                above = stages[name.split()[-1]]
-                for found in above.glob(words[0].lstrip("/")):
-                    copy = shutil.copytree if found.is_dir() else shutil.copy
-                    copy(found, target / found.name)
+        with gathered(self.items, self.bin.parent):
+            for name, lines in part.sections.items():
+                if name.startswith("%files from"):
+                    origin = name.split()[-1]
+                    above = self.bin.parent / FOLDER if origin == FILES else (stages or {})[origin]
+                    for words in map(str.split, lines.strip().splitlines()):
+                        target = Path(words[1].replace("/.slurmddp", str(staging), 1))
+                        target.mkdir(parents=True, exist_ok=True)
+                        subprocess.run(f'cp -a {above}{words[0]} "{target}"', shell=True, check=True)
         script = part.sections["%post"].replace("/.slurmddp", str(staging))
         variables = {"PATH": f"{self.bin}:/usr/bin:/bin", "CALLS": str(self.calls), **environment}
         return subprocess.run([self.shell, "-ex"], input=script, text=True, capture_output=True, env=variables)

@@ -45,7 +45,7 @@ from slurmddp.images.dockerfile.ignore import expression, read_ignore
 )
 def test_patterns(tmp_path: Path, patterns: str, path: str, ignored: bool) -> None:
     (tmp_path / ".dockerignore").write_text(patterns)
-    assert read_ignore(tmp_path / "Dockerfile").ignored(path) is ignored
+    assert read_ignore(tmp_path / "Dockerfile", tmp_path).ignored(path) is ignored
 
 
 def plainly(pattern: str) -> re.Pattern[str]:
@@ -78,7 +78,7 @@ def test_a_star_takes_what_it_would_take_if_everything_were_tried(pattern: str, 
 def test_no_pattern_takes_long(tmp_path: Path, pattern: str) -> None:
     (tmp_path / ".dockerignore").write_text(pattern)
     begun = time.monotonic()
-    found = read_ignore(tmp_path / "Dockerfile")
+    found = read_ignore(tmp_path / "Dockerfile", tmp_path)
     for path in ("a/" * 100 + "b", "a" * 250, "aa/" * 60 + "y", "ab/" * 60):
         found.ignored(path)
     assert time.monotonic() - begun < 5
@@ -87,16 +87,17 @@ def test_no_pattern_takes_long(tmp_path: Path, pattern: str) -> None:
 def test_the_dockerfiles_own_list_comes_first(tmp_path: Path) -> None:
     (tmp_path / ".dockerignore").write_text("a")
     (tmp_path / "my.Dockerfile.dockerignore").write_text("b")
-    found = read_ignore(tmp_path / "my.Dockerfile")
+    found = read_ignore(tmp_path / "my.Dockerfile", tmp_path)
     assert found.ignored("b") and not found.ignored("a")
-    assert not read_ignore(tmp_path / "sub" / "Dockerfile").ignored("a")
+    assert read_ignore(tmp_path / "sub" / "Dockerfile", tmp_path).ignored("a"), "that of the context"
+    assert not read_ignore(tmp_path / "sub" / "Dockerfile", tmp_path / "sub").ignored("a")
 
 
 def test_a_broken_pattern_is_named(tmp_path: Path) -> None:
     (tmp_path / ".dockerignore").write_text("a\n[b\n")
     with pytest.raises(UserError, match=r"\.dockerignore:2: the pattern '\[b' is broken"):
-        read_ignore(tmp_path / "Dockerfile")
+        read_ignore(tmp_path / "Dockerfile", tmp_path)
     for pattern in ("a**/b**/c**/d**/e", "a**/" * 3000, "*a" * 100_000):
         (tmp_path / ".dockerignore").write_text(f"{pattern}\n")
         with pytest.raises(UserError, match=r"\.dockerignore:1: the pattern '.{1,90}' is broken"):
-            read_ignore(tmp_path / "Dockerfile")
+            read_ignore(tmp_path / "Dockerfile", tmp_path)

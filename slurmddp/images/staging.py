@@ -1,0 +1,93 @@
+"""The files that a definition file takes from this machine, gathered in a folder beside it, in which the builder runs.
+
+Apptainer's own %files from the host follows links, forgets times, and shows names to a shell. From another stage it
+copies all as it is. So what is gathered becomes the root of a stage, whose content the others take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmddp.errors import UserError
+
+#: The folder's name in definition files.
+FILES = "files"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A copy of `path`, and of all below it, at `place` in the folder; not `whole`: of a folder's mode and time only."""
+
+    place: str
+    path: Path
+    whole: bool = True
+
+
+@contextlib.contextmanager
+def gathered(items: Iterable[Item], folder: Path) -> Iterator[None]:
+    """Gather these; gone afterwards. Raises UserError."""
+    root = folder / FILES
+    copies = _Copies()
+    items = tuple(items)
+    try:
+        for item in items:
+            place = root / item.place
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if item.whole:
+                copies.put(item.path, place)
+            else:
+                place.mkdir(exist_ok=True)
+        for item in reversed(items):  # the time of a folder changes with what comes into it
+            if not item.whole:
+                shutil.copystat(item.path, root / item.place)
+    except OSError as error:
+        todo = "make it readable, or name another place for the image, where there is room"
+        raise UserError(f"{error.filename or root} cannot be copied for the build: {error.strerror}", todo=todo) from None
+    else:
+        yield
+    finally:
+        for top, names, _ in os.walk(root):
+            for path in (os.path.join(top, name) for name in names):
+                if not os.path.islink(path):
+                    os.chmod(path, 0o700)  # one that is not writable would keep what is in it
+        shutil.rmtree(root, ignore_errors=True)
+
+
+class _Copies:
+    """Copies that stay linked to each other as their originals are."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int], Path] = {}
+
+    def put(self, path: Path, place: Path) -> None:
+        """Copy a file, a link or a folder. Raises OSError."""
+        state = path.lstat()
+        if stat.S_ISLNK(state.st_mode):
+            shutil.copyfile(path, place, follow_symlinks=False)
+            shutil.copystat(path, place, follow_symlinks=False)
+        elif stat.S_ISDIR(state.st_mode):
+            place.mkdir(exist_ok=True)
+            for entry in os.scandir(path):
+                self.put(Path(entry.path), place / entry.name)
+            shutil.copystat(path, place)
+        elif stat.S_ISREG(state.st_mode):
+            inode = (state.st_dev, state.st_ino)
+            if inode in self._made:
+                place.hardlink_to(self._made[inode])
+            else:
+                self._file(path, place, state)
+                self._made[inode] = place
+
+    def _file(self, path: Path, place: Path, state: os.stat_result) -> None:
+        """A hard link costs no space. With one user id, a build cannot unpack files of another user or group."""
+        if (state.st_uid, state.st_gid) == (os.geteuid(), os.getegid()):
+            with contextlib.suppress(OSError):  # another file system, or one without links
+                place.hardlink_to(path)
+                return
+        shutil.copy2(path, place)
