@@ -40,9 +40,7 @@ def build_image(
         Path | None,
         typer.Option(metavar="JOB.yaml", help="Take container.recipe, base, pip and image from a job file"),
     ] = None,
-    dockerfile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Convert a Dockerfile")
-    ] = None,
+    dockerfile: Annotated[Path | None, typer.Option(metavar="FILE", help="Convert a Dockerfile")] = None,
     context: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Build context of the Dockerfile. Default: the Dockerfile's own folder."),

@@ -73,9 +73,7 @@ def of_recipe(image: Ingredients) -> Wanted:
     )
 
 
-def of_dockerfile(
-    path: Path, arguments: Mapping[str, str], target: str | None, context: Path | None = None
-) -> Wanted:
+def of_dockerfile(path: Path, arguments: Mapping[str, str], target: str | None, context: Path | None = None) -> Wanted:
     """An image as a Dockerfile says. Raises UserError, with file and line, for what cannot be converted."""
     from slurmddp.images.dockerfile import convert
 

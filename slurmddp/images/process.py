@@ -57,9 +57,9 @@ class StopSignals:
         line: Callable[[str], None],
         folder: Path | None = None,
     ) -> int:
-        """Run the command, give each line of its two streams to `line` as it comes, and return its exit code.
+        """Run the command in `folder`, give each line of its two streams to `line` as it comes; return its exit code.
 
-        folder: in which it runs. It gets no input and a process group of its own: the terminal's ctrl-C reaches it through us alone.
+        It gets no input and a process group of its own: the terminal's ctrl-C reaches it through us alone.
         Raises Stopped, after the whole group is gone, and OSError where it cannot be started.
         """
         self.check()

@@ -22,7 +22,7 @@ FILES = "files"
 
 @dataclass(frozen=True)
 class Item:
-    """A copy of `path`, and of all below it, at `place` in the folder; not `whole`: of a folder's mode and time only."""
+    """A copy of `path` at `place` in the folder, with all below it; where not `whole`, a folder's mode and time alone."""
 
     place: str
     path: Path
@@ -48,7 +48,9 @@ def gathered(items: Iterable[Item], folder: Path) -> Iterator[None]:
                 shutil.copystat(item.path, root / item.place)
     except OSError as error:
         todo = "make it readable, or name another place for the image, where there is room"
-        raise UserError(f"{error.filename or root} cannot be copied for the build: {error.strerror}", todo=todo) from None
+        raise UserError(
+            f"{error.filename or root} cannot be copied for the build: {error.strerror}", todo=todo
+        ) from None
     else:
         yield
     finally:

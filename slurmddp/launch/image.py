@@ -39,7 +39,9 @@ def wanted_image(
     given = [f"--{name}" for name, value in options.items() if value]
     if dockerfile is None:
         if arguments or stage or context:
-            raise UserError("--build-arg, --stage and --context are for a Dockerfile", todo="name it by --dockerfile FILE")
+            raise UserError(
+                "--build-arg, --stage and --context are for a Dockerfile", todo="name it by --dockerfile FILE"
+            )
         if recipe is None and not options.get("base"):
             bases = "an NGC release, docker://REF, a .sif, a root folder"
             todo = f"--recipe ngc-pytorch, or --base 25.04 ({bases}), or --dockerfile FILE"

@@ -27,7 +27,7 @@ class Part:
 
 
 def cut(text: str) -> list[Part]:
-    """The stages of a definition file but for the one of the context (apptainer, pkg/build/types/parser/deffile.go, All and scanDefinitionFile)."""
+    """The stages of a definition file but for the context's (apptainer, pkg/build/types/parser/deffile.go)."""
     assert not re.search(r"\{\{\s*\w+\s*\}\}", text)
     starts = [match.start() for match in re.finditer(r"(?mi)^bootstrap:", text)]
     parts = []
@@ -98,7 +98,7 @@ class Dock:
                     for words in map(str.split, lines.strip().splitlines()):
                         target = Path(words[1].replace("/.slurmddp", str(staging), 1))
                         target.mkdir(parents=True, exist_ok=True)
-                        subprocess.run(f'cp -a {above}{words[0]} "{target}"', shell=True, check=True)
+                        subprocess.run(["sh", "-c", f'cp -a {above}{words[0]} "$1"', "sh", str(target)], check=True)
         script = part.sections["%post"].replace("/.slurmddp", str(staging))
         variables = {"PATH": f"{self.bin}:/usr/bin:/bin", "CALLS": str(self.calls), **environment}
         return subprocess.run([self.shell, "-ex"], input=script, text=True, capture_output=True, env=variables)
