@@ -22,7 +22,7 @@ FILES = "files"
 
 @dataclass(frozen=True)
 class Item:
-    """A copy of `path` at `place` in the folder, with all below it; where not `whole`, a folder's mode and time alone."""
+    """A copy of `path` and all below it, at `place` in the folder; not `whole`: a folder's mode and time alone."""
 
     place: str
     path: Path

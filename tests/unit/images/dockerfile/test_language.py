@@ -122,6 +122,7 @@ RUN echo "$V $A $B $PATH" > @/seen
 """
     dock.file("a")
     made = on_base(dock, lines, env={"VERSION": "1.2.3", "NAME": "me", "ID": "7", "WITHOUT": "w"})
+    dock.items = made.items
     (part,) = cut(made.definition)
     part.sections["%post"] = part.sections["%post"].replace("/x:", f"{dock.bin}:")
     done = dock.post(part)
