@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from slurmddp.assets import package_folder
 from slurmddp.plan.model import Plan, Variable
+from slurmddp.render.alert_texts import payload
 from slurmddp.render.engine import render
-from slurmddp.render.payloads import payload
 
 
 def job_script(plan: Plan) -> str:

@@ -22,7 +22,7 @@ excluded=()
 trap 'script_was_killed || exit 0; bring_back; exit 0' TERM
 trap 'exit 0' INT
 
-source "$shell/tell.sh" || exit
+source "$shell/messages.sh" || exit
 source "$shell/breaker.sh" || exit
 case $requeue_policy in
   requeue) source "$shell/requeue/requeue.sh" || exit ;;

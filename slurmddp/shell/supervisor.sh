@@ -10,8 +10,9 @@ if [[ "$scheduler" == slurm ]]; then
 else
   source "$shell/scheduler/local.sh" || incomplete
 fi
-source "$shell/tell.sh" || incomplete
+source "$shell/messages.sh" || incomplete
 source "$shell/attempt.sh" || incomplete
+source "$shell/rendezvous_port.sh" || incomplete
 source "$shell/signals.sh" || incomplete
 source "$shell/watch.sh" || incomplete
 source "$shell/cause.sh" || incomplete

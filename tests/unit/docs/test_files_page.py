@@ -83,7 +83,7 @@ def test_the_keys_that_each_line_has(tmp_path: Path) -> None:
     assert set(json.loads((tmp_path / "login").read_text())) == {"time", "event"} <= common
     ranks = {"time", "event"} | COMMON["The ranks and torchrun's agents"]
     assert set(json.loads((tmp_path / "rank").read_text())) == ranks
-    tell = (ROOT / "slurmddp/shell/tell.sh").read_text()
+    tell = (ROOT / "slurmddp/shell/messages.sh").read_text()
     (line,) = re.findall(r"printf '%s(\{.*\})\\n'", tell)
     assert set(re.findall(r'"(\w+)": ', line)) | {"node"} == {"time", "event"} | COMMON["job.sh and guard.sh"]
     assert "lines_lost" in common

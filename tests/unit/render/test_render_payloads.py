@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from slurmddp.render.payloads import payload
+from slurmddp.render.alert_texts import payload
 from slurmddp.render.scripts import alert_files
 from slurmddp.spec.alerts import KINDS
 from tests.helpers import SHELL, Desk

@@ -24,7 +24,7 @@ def test_it_inherits_nothing_that_this_job_was_given(tmp_path: Path) -> None:
     sbatch = tmp_path / "sbatch"
     sbatch.write_text(f"#!/bin/sh\nenv >{tmp_path}/given\necho \"$*\" >{tmp_path}/words\necho '8;cluster'\n")
     sbatch.chmod(0o755)
-    functions = "".join(f"source {SHELL}/{name}.sh\n" for name in ("tell", "requeue/chain"))
+    functions = "".join(f"source {SHELL}/{name}.sh\n" for name in ("messages", "requeue/chain"))
     stubs = 'say() { :; }; event() { echo "$2"; }; alert() { :; }; json() { printf \'"%s"\' "$1"; }\n'
     values = f"run='{tmp_path}/runs/my run'; job_id=7; requeue_policy=chain; excluded=(node3)\n"
     (tmp_path / "runs").mkdir()

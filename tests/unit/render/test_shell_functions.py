@@ -43,7 +43,7 @@ def test_a_half_written_event_is_read_once_it_is_whole(tmp_path: Path, cut: int)
     for part in (line[:cut], line[cut:], line + line[:cut], line[cut:-1], "\n"):
         lines += [f"printf %s '{part}' >>{tmp_path}/events.jsonl", "read_events", "echo $starts"]
     (tmp_path / "events.jsonl").touch()
-    assert bash(tmp_path, "tell watch cause", "best_cause() { :; }", *lines).split() == ["0", "1", "2", "2", "3"]
+    assert bash(tmp_path, "messages watch cause", "best_cause() { :; }", *lines).split() == ["0", "1", "2", "2", "3"]
 
 
 @pytest.mark.parametrize("before", ["say", "printf", "alert"])
@@ -52,7 +52,7 @@ def test_a_cancel_between_two_lines_of_another_request_stays(tmp_path: Path, bef
     write = f"echo 'cancelled by the user' >{tmp_path}/part && mv {tmp_path}/part {tmp_path}/stop"
     lines = [f'inject() {{ [[ "$BASH_COMMAND" != "{before} "* ]] || {{ trap - DEBUG; {write}; }}; }}']
     lines += ["set -T", "trap inject DEBUG", "ask_to_stop 'time limit' 2>/dev/null"]
-    bash(tmp_path, "tell signals", *lines)
+    bash(tmp_path, "messages signals", *lines)
     assert (tmp_path / "stop").read_text() == "cancelled by the user\n"
 
 
@@ -66,7 +66,7 @@ def checked(tmp_path: Path, count: int, verdict: str) -> tuple[list[str], list[s
         f"mapfile -t nodes < <(printf 'n%d\\n' {{1..{count}}})",
     ]
     lines += ["check_nodes", 'echo "${nodes[*]}"', 'echo "${excluded[*]}"']
-    left, excluded = bash(tmp_path, "tell cause nodes preflight", *lines).splitlines()
+    left, excluded = bash(tmp_path, "messages cause nodes preflight", *lines).splitlines()
     return left.split(), excluded.split()
 
 
@@ -95,7 +95,7 @@ def test_a_verdict_without_iconv(tmp_path: Path) -> None:
     programs.mkdir()
     for name in ("tr", "cut", "head", "bash"):
         (programs / name).symlink_to(f"/usr/bin/{name}")
-    said = bash(tmp_path, "tell", "printf 'n1 ok \\303\\244\\nsecond' | plain", PATH=str(programs))
+    said = bash(tmp_path, "messages", "printf 'n1 ok \\303\\244\\nsecond' | plain", PATH=str(programs))
     assert said == "n1 ok \n"
 
 
@@ -119,7 +119,7 @@ def test_the_text_of_a_marker_is_escaped_once(tmp_path: Path, escaped: bool) -> 
         written = json.dumps(marker, indent=2, ensure_ascii=escaped)
         (tmp_path / f"markers/attempt-{attempt:03d}.json").write_text(written, encoding="utf-8")
     loop = f"for ((attempt = 0; attempt < {len(texts)}; attempt++)); do"
-    said = bash(tmp_path, "tell breaker", loop, 'json "$(from_marker cause)"; echo; done')
+    said = bash(tmp_path, "messages breaker", loop, 'json "$(from_marker cause)"; echo; done')
     assert [json.loads(line) for line in said.splitlines()] == list(texts.values())
 
 
@@ -127,7 +127,7 @@ def test_the_message_of_an_error_is_escaped_once(tmp_path: Path) -> None:
     facts = {"event": "error", "rank": 3, "node": "n2", "kind": "ValueError"}
     (tmp_path / "rows").write_text("".join(json.dumps({**facts, "message": text}) + "\n" for text in TEXTS))
     loop = 'while IFS= read -r line; do noted=; note "$line"; printf "%s\\n" "$noted"; done'
-    said = bash(tmp_path, "tell cause watch", "new_attempt", f"{loop} <{tmp_path}/rows")
+    said = bash(tmp_path, "messages cause watch", "new_attempt", f"{loop} <{tmp_path}/rows")
     assert said.splitlines() == [f"3 n2 ValueError: {text}" for text in TEXTS.values()]
 
 
@@ -137,13 +137,13 @@ def test_what_is_left_of_an_attempt_that_is_over_is_ended(tmp_path: Path, state:
     (tmp_path / "markers").mkdir()
     (tmp_path / "markers/attempt-000.json").write_text(json.dumps({"state": state, "cause": "x"}, indent=1))
     loop = "unset SECONDS; for second in {0..110}; do SECONDS=$second; end_leftovers; done"
-    said = bash(tmp_path, "tell breaker watch", "child=9", 'kill() { echo "$second $*"; }', "new_attempt", loop)
+    said = bash(tmp_path, "messages breaker watch", "child=9", 'kill() { echo "$second $*"; }', "new_attempt", loop)
     assert said.splitlines() == [f"{second} -TERM 9" for second in range(first, 111, 46)]
 
 
 def test_two_nodes_lost_at_once_are_two(tmp_path: Path) -> None:
     lines = ["list_nodes() { lost_nodes='n3 n4'; }", "noted=", "abandoned=", "best_cause() { :; }"]
-    said = bash(tmp_path, "tell cause nodes decide", *lines, "decide_after_failure", 'cause_text "$cause"')
+    said = bash(tmp_path, "messages cause nodes decide", *lines, "decide_after_failure", 'cause_text "$cause"')
     assert said == "n3: lost by Slurm (NodeFail), together with n4\n"
 
 

@@ -100,4 +100,4 @@ def test_without_its_functions_it_exits(guard: Guard) -> None:
     environment |= {"SLURMD_NODENAME": "node1", "SLURM_JOB_ID": "7"}
     command = ["bash", str(SHELL / "guard.sh"), "requeue", "3", ""]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=30)
-    assert done.returncode == 1 and "tell.sh" in done.stderr
+    assert done.returncode == 1 and "messages.sh" in done.stderr

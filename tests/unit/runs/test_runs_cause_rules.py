@@ -54,7 +54,7 @@ class Attempt:
 
     def by_bash(self, noted: str = "") -> str:
         """What job.sh finds: RANK NODE TEXT, "" for nothing."""
-        lines = [f"source {SHELL}/tell.sh", f"source {SHELL}/cause.sh", "set -uo pipefail"]
+        lines = [f"source {SHELL}/messages.sh", f"source {SHELL}/cause.sh", "set -uo pipefail"]
         lines += [f"run={self.run} logs={self.logs}", f"cause_in_logs '{noted}'"]
         done = subprocess.run(
             ["bash", "-c", "\n".join(lines)], env=self.environment, stdin=subprocess.DEVNULL, capture_output=True
@@ -63,7 +63,7 @@ class Attempt:
         return done.stdout.decode().removesuffix("\n")
 
     def by_python(self, noted: str = "") -> str:
-        """The same by Python, with what `plain` of tell.sh leaves of it."""
+        """The same by Python, with what `plain` of messages.sh leaves of it."""
         logs = [path for path in sorted(self.logs.glob("*.log")) if not path.name.startswith("nccl.")]
         place = self.run / "ranks"
         ranks = place.read_text().splitlines() if place.exists() else []
@@ -236,7 +236,7 @@ def test_both_weigh_an_event_against_the_logs_the_same_way(tmp_path: Path, event
         (folder.attempt_logs(0) / name).write_bytes(text)
     line = json.dumps({"event": "error", "attempt": 0, "rank": 0, "node": "node0", **EVENTS[event]})
     folder.events.write_text(line + "\n")
-    lines = [f"source {SHELL}/{name}.sh" for name in ("tell", "cause", "watch")]
+    lines = [f"source {SHELL}/{name}.sh" for name in ("messages", "cause", "watch")]
     lines += ["set -uo pipefail", f"run={attempt.run} logs={folder.attempt_logs(0)}"]
     lines += ['note "$(<"$run/events.jsonl")"', 'cause_text "$(best_cause "$noted")"']
     done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
