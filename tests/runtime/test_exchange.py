@@ -1,14 +1,12 @@
-"""What ranks send each other is data: JSON, and DCP's plans as text."""
+"""What ranks send each other is data: JSON, and the plan of a checkpoint is made from it."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from slurmddp.runtime.checkpoint import exchange
+from slurmddp.runtime.checkpoint import shards
 from slurmddp.runtime.errors import PeerError
 from slurmddp.runtime.world import World, encode
 
@@ -41,21 +39,34 @@ def test_any_other_value_is_refused_before_it_is_sent(value: Any) -> None:
         encode(value)
 
 
-def test_plans_and_results_of_dcp_survive_the_way(tmp_path: Path) -> None:
-    planner, writer = DefaultSavePlanner(), FileSystemWriter(tmp_path)
-    tensors = {"a": torch.zeros(3, 4), "b": {"c": [torch.ones(2, dtype=torch.bfloat16)]}, "n": 7}
-    planner.set_up_planner(tensors, is_coordinator=True)
-    plan = planner.create_local_plan()
-    assert exchange.load(exchange.dump(plan)) == plan
-    (plan,), _ = planner.create_global_plan([plan])
-    (plan,) = writer.prepare_global_plan([plan])
-    assert exchange.load(exchange.dump(plan)) == plan
-    writing = writer.write_data(planner.finish_plan(plan), planner)
-    writing.wait()
-    assert exchange.load(exchange.dump(writing.value())) == writing.value()
+#: What ranks say of the blocks that they hold: (name, type, size of the tensor, the block's beginning and size).
+SAME = ("a", "float32", [4], [0], [4])
+FIRST, SECOND = ("b", "float32", [3, 2], [0, 0], [2, 2]), ("b", "float32", [3, 2], [2, 0], [1, 2])
 
 
-@pytest.mark.parametrize("text", ['["c","save"]', '["o","system",["a",1]]', '["x"]', '["o","SavePlan",["a",1]]', "{"])
-def test_a_forged_plan_makes_nothing_but_an_error(text: str) -> None:
-    with pytest.raises(ValueError):
-        exchange.load(text)
+def test_each_block_is_dealt_to_one_rank_that_holds_it() -> None:
+    held = [[SAME, FIRST], [SAME, SECOND, ("c", "int64", [], [], [])]]
+    first, second = (shards.deal(held, rank) for rank in range(2))
+    assert (first.own, second.own) == ([("a", (0,)), ("b", (0, 0))], [("b", (2, 0)), ("c", ())])
+    assert first.metadata == second.metadata
+    stored = first.metadata.state_dict_metadata
+    assert [(name, item.properties.dtype, *item.size) for name, item in stored.items()] == [
+        ("a", torch.float32, 4), ("b", torch.float32, 3, 2), ("c", torch.int64),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        [[SAME, FIRST], [SAME]],
+        [[SAME], [("a", "float32", [4], [2], [2])]],
+        [[("a", "save", [4], [0], [4])]],
+        [[("a", "float32", [4], [0], ["4"])]],
+        [["a"]],
+        [[{}]],
+    ],
+    ids=["a missing block", "an overlap", "no type", "no number", "a name", "nothing"],
+)
+def test_a_forged_plan_makes_nothing_but_an_error(held: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        shards.deal(held, 0)

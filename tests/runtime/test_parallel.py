@@ -407,7 +407,7 @@ def save(joined: World, folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     plan = shards.plan(tensors, joined)
     staging = Staging(plan.own, tensors, joined.device)
     staging.fill(tensors)
-    results = joined.gather(shards.write(folder, plan.own, staging.parts)[0])
+    results = joined.gather(shards.write(folder, joined.rank, staging.parts)[0])
     if joined.is_main:
         shards.finish(folder, plan.metadata, results)
     joined.gather(None)

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from torch.distributed.checkpoint.filesystem import FileSystem
-
 from slurmddp.shared.checkpoint.layout import FileFacts
 
 _BUFFER = 1 << 20
@@ -73,20 +71,6 @@ class HashedFile(io.RawIOBase):
     def _check(self) -> None:
         if self._error is not None:
             raise OSError(self._error.errno, self._error.strerror, str(self._path)) from self._error
-
-
-class HashedFiles(FileSystem):
-    """DCP's file system, with `facts` of all files written so far, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.facts: dict[str, FileFacts] = {}
-
-    @contextlib.contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        """Open a file; one that is written is hashed."""
-        with hashed(Path(path), self.facts) if "w" in mode else super().create_stream(path, mode) as stream:
-            yield stream
 
 
 @contextlib.contextmanager

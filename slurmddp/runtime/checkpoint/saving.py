@@ -88,13 +88,12 @@ def save(destination: Destination, task: Task) -> Saved | Failed:
 def _write(destination: Destination, task: Task, folder: Path, final: Path) -> tuple[int, str]:
     """Write, sync and commit. Returns bytes and a remark. A failure on any rank is raised on all."""
     world = destination.world
-    results, own = world.together(lambda: _write_own(task, folder, world.rank))
-    written = world.gather((results, {name: (facts.bytes, facts.sha256) for name, facts in own.items()}))
+    rows, own = world.together(lambda: _write_own(task, folder, world.rank))
+    written = world.gather((rows, {name: (facts.bytes, facts.sha256) for name, facts in own.items()}))
 
     def complete() -> tuple[int, str]:
-        assert task.plan.metadata is not None  # Rank 0 has it.
         files = {name: layout.FileFacts(*facts) for _, theirs in written for name, facts in theirs.items()}
-        files.update(shards.finish(folder, task.plan.metadata, [results for results, _ in written]))
+        files.update(shards.finish(folder, task.plan.metadata, [rows for rows, _ in written]))
         facts = commit.describe(task.step, world.size, destination.mesh, world.attempt, destination.config)
         size = commit.commit(folder, final, facts, files, task.data)
         return size, commit.prune(final, destination.keeping, step=task.step, attempt=world.attempt)
@@ -103,15 +102,15 @@ def _write(destination: Destination, task: Task, folder: Path, final: Path) -> t
     return size, remark
 
 
-def _write_own(task: Task, folder: Path, rank: int) -> tuple[str, dict[str, layout.FileFacts]]:
+def _write_own(task: Task, folder: Path, rank: int) -> tuple[list[shards.Row], dict[str, layout.FileFacts]]:
     """One rank's shards and random states."""
     task.staging.wait()
     (folder / layout.RNG).mkdir(parents=True, exist_ok=True)
-    results, files = shards.write(folder, task.plan.own, task.staging.parts)
+    rows, files = shards.write(folder, rank, task.staging.parts)
     states: dict[str, layout.FileFacts] = {}
     with hashed(folder / layout.RNG / f"rank-{rank:05d}.pt", states) as stream:
         torch.save(dict(task.random), cast(IO[bytes], stream))
-    return results, {**files, **{f"{layout.RNG}/{name}": facts for name, facts in states.items()}}
+    return rows, {**files, **{f"{layout.RNG}/{name}": facts for name, facts in states.items()}}
 
 
 def _failed(destination: Destination, step: int, folder: Path, final: Path, error: Exception) -> Failed:

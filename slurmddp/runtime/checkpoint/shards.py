@@ -1,20 +1,21 @@
-"""torch.distributed.checkpoint (DCP) through its planners, with our own collectives.
+"""Shards and table of contents as torch.distributed.checkpoint (DCP) has them, with our own collectives.
 
-DCP's own `save` sends its plans with torch's object collectives, which need numpy, which a container with
-torch need not have. Done by hand it is the same files, which `torch.distributed.checkpoint.load` reads as
-well. And done by hand, one plan serves all saves of the same tensors, and each rank copies no more than the
-part that it writes.
+DCP's own `save` sends its plans with torch's object collectives: pickles, made with numpy, which a container with
+torch need not have. Here ranks send each other names and numbers. It is the same files, which
+`torch.distributed.checkpoint.load` reads as well. And one plan serves all saves of the same tensors, and each rank
+copies no more than the parts that it writes.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_save_plan
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -24,68 +25,112 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem
+from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData
+from torch.distributed.checkpoint.storage import WriteResult
 
-from slurmddp.runtime.checkpoint import exchange, tensorfile
-from slurmddp.runtime.checkpoint.files import HashedFiles
+from slurmddp.runtime.checkpoint import tensorfile
+from slurmddp.runtime.checkpoint.files import hashed
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.world import World
 from slurmddp.shared.checkpoint import contents, layout
 from slurmddp.shared.checkpoint.layout import FileFacts
 
+#: A block of a tensor: the tensor's name, and where in it the block begins.
+Part = tuple[str, tuple[int, ...]]
+#: Rows that ranks exchange, as JSON. Of a block that one holds: the tensor's name, type and size; the block's beginning
+#: and size. Of a block that one has written: name and beginning; file, first byte, and bytes.
+Row = Sequence[Any]
+
 
 @dataclass(frozen=True)
 class Plan:
-    """Who writes what. `own`: this rank's part. `metadata`: of the whole, on rank 0 only."""
+    """Who writes what. `own`: this rank's parts. `metadata`: of the whole, without where it is stored."""
 
-    own: SavePlan
-    metadata: Metadata | None
+    own: list[Part]
+    metadata: Metadata
 
 
 def plan(tensors: dict[str, torch.Tensor], world: World) -> Plan:
-    """Deal tensors that all ranks share, and shards of DTensors, among the ranks; every rank has to call it.
+    """Deal tensors and shards of DTensors among the ranks that hold them; every rank has to call it.
 
-    A plain tensor is the same on all ranks, and written by one of them; DCP spreads them evenly. The plan
-    holds for all tensors of the same names, shapes, types and placements. A failure on any rank is raised
+    The plan holds for all tensors of the same names, shapes, types and placements. A failure on any rank is raised
     on all.
     """
-    planner = DefaultSavePlanner()
-    writer = _file_writer(Path())
 
-    def plan_own() -> SavePlan:
-        planner.set_up_planner(tensors, storage_meta=writer.storage_meta(), is_coordinator=world.is_main)
-        return planner.create_local_plan()
+    def held() -> list[Row]:
+        items = create_default_local_save_plan(tensors, world.is_main).items
+        return [_row(item.index.fqn, cast(TensorWriteData, item.tensor_data)) for item in items]
 
-    own_plans = world.gather(world.together(lambda: exchange.dump(plan_own())))
-    metadata: Metadata | None = None
-
-    def plan_all() -> list[str]:
-        nonlocal metadata
-        plans, metadata = planner.create_global_plan([exchange.load(text) for text in own_plans])
-        return [exchange.dump(each) for each in writer.prepare_global_plan(plans)]
-
-    return Plan(planner.finish_plan(exchange.load(world.on_main(plan_all)[world.rank])), metadata)
+    return deal(world.gather(world.together(held)), world.rank)
 
 
-def write(folder: Path, own: SavePlan, parts: Mapping[MetadataIndex, torch.Tensor]) -> tuple[str, dict[str, FileFacts]]:
-    """Write one rank's part into `folder`, which has to be there: no collectives.
+def _row(name: str, tensor: TensorWriteData) -> Row:
+    dtype = str(tensor.properties.dtype).removeprefix("torch.")
+    return name, dtype, [*tensor.size], [*tensor.chunk.offsets], [*tensor.chunk.sizes]
 
-    `parts`: contiguous CPU tensors by the index of their items in `own`. Rank r writes files named __r_*.
-    Returns what `finish` needs of every rank, and the files, which are on stable storage. Raises OSError
-    that names the file.
+
+def deal(held: Sequence[Sequence[Row]], rank: int) -> Plan:
+    """The plan for what each rank holds, the same on all: of those that hold a block, the one with least writes it.
+
+    Raises ValueError where the blocks do not make whole tensors.
     """
-    files = HashedFiles()
-    writing = _file_writer(folder, files).write_data(own, _Parts(parts))
-    writing.wait()
-    return exchange.dump(writing.value()), files.facts
+    found: dict[str, TensorStorageMetadata] = {}
+    holders: dict[Part, list[int]] = {}
+    sizes: dict[Part, int] = {}
+    for holder, rows in enumerate(held):
+        for name, dtype, whole, begin, size in rows:
+            part = (name, tuple(begin))
+            if part not in holders:
+                properties = TensorProperties(dtype=_dtype(dtype))
+                stored = found.setdefault(name, TensorStorageMetadata(properties, torch.Size(whole), []))
+                stored.chunks.append(ChunkStorageMetadata(torch.Size(begin), torch.Size(size)))
+                sizes[part] = math.prod(size) * stored.properties.dtype.itemsize
+            holders.setdefault(part, []).append(holder)
+    for name, stored in found.items():
+        if sum(chunk.sizes.numel() for chunk in stored.chunks) != stored.size.numel():
+            raise ValueError(f"the ranks' parts of {name} do not make one tensor of {list(stored.size)}")
+    own, load = [], [0] * len(held)
+    for part, ranks in holders.items():
+        writer = min(ranks, key=load.__getitem__)
+        load[writer] += sizes[part]
+        if writer == rank:
+            own.append(part)
+    return Plan(own, Metadata(dict(found), planner_data={name: (name,) for name in found}))
 
 
-def finish(folder: Path, metadata: Metadata, results: list[str]) -> dict[str, FileFacts]:
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"is of type {name}, which this torch does not have")
+    return dtype
+
+
+def write(folder: Path, rank: int, parts: Mapping[Part, torch.Tensor]) -> tuple[list[Row], dict[str, FileFacts]]:
+    """Write one rank's parts, contiguous CPU tensors, into `folder`, which has to be there: no collectives.
+
+    Returns what `finish` needs of every rank, and the file, which is on stable storage. Raises OSError that names it.
+    """
+    name = f"__{rank}_0.distcp"
+    written: list[Row] = []
+    files: dict[str, FileFacts] = {}
+    with hashed(folder / name, files) as stream:
+        for (tensor, begin), part in parts.items():
+            start = stream.tell()
+            torch.save(part, cast(IO[bytes], stream))
+            written.append((tensor, begin, name, start, stream.tell() - start))
+    return written, files
+
+
+def finish(folder: Path, metadata: Metadata, written: Sequence[Sequence[Row]]) -> dict[str, FileFacts]:
     """On rank 0: write .metadata from what `write` returned on each rank; returns it with its facts."""
-    files = HashedFiles()
+    results = [
+        WriteResult(MetadataIndex(name, torch.Size(begin)), size, _StorageInfo(file, start, size))
+        for rows in written
+        for name, begin, file, start, size in rows
+    ]
     # A copy: `finish` enters the storage of this one save, and the plan is used again.
-    _file_writer(folder, files).finish(dataclasses.replace(metadata), [exchange.load(text) for text in results])
-    return {path.removesuffix(".tmp"): facts for path, facts in files.facts.items()}
+    FileSystemWriter(folder, sync_files=False).finish(dataclasses.replace(metadata), [results])
+    return {contents.FILE: layout.facts(folder / contents.FILE, sync=True)}
 
 
 def read_metadata(folder: Path) -> Metadata:
@@ -100,9 +145,10 @@ def read_metadata(folder: Path) -> Metadata:
     tensors: dict[str, Any] = {}
     storage: dict[MetadataIndex, _StorageInfo] = {}
     for name, item in found.items():
-        dtype = getattr(torch, item.dtype, None)
-        if not isinstance(dtype, torch.dtype):
-            raise UserError(f"{folder / contents.FILE}: {name} is of type {item.dtype}, which this torch does not have")
+        try:
+            dtype = _dtype(item.dtype)
+        except ValueError as error:
+            raise UserError(f"{folder / contents.FILE}: {name} {error}") from error
         chunks = [ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)) for one in item.chunks]
         tensors[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(item.size), chunks)
         for chunk in item.chunks:
@@ -118,9 +164,8 @@ def read(folder: Path, metadata: Metadata, tensors: dict[str, torch.Tensor]) -> 
     """
     planner = DefaultLoadPlanner()
     planner.set_up_planner(tensors, metadata, True)
-    (plan,) = planner.create_global_plan([planner.create_local_plan()])
     by_file: dict[str, list[ReadItem]] = {}
-    for item in planner.finish_plan(plan).items:
+    for item in planner.create_local_plan().items:
         by_file.setdefault(metadata.storage_data[item.storage_index].relative_path, []).append(item)
     # Not by DCP's FileSystemReader: with torch 2.4 it unpickles the tensors' files without weights_only.
     for name, items in by_file.items():
@@ -141,24 +186,3 @@ def _copy(path: Path, item: ReadItem, stored: Any, planner: DefaultLoadPlanner) 
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise UserError(f"{path}: {item.storage_index.fqn} has another shape than {contents.FILE} says") from error
     planner.commit_tensor(item, target)
-
-
-class _Parts(DefaultSavePlanner):
-    """Gives the writer copies instead of the live tensors."""
-
-    def __init__(self, parts: Mapping[MetadataIndex, torch.Tensor]) -> None:
-        super().__init__()
-        self._parts = parts
-
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
-        return self._parts[write_item.index]
-
-
-def _file_writer(folder: Path, files: HashedFiles | None = None) -> FileSystemWriter:
-    # Nothing is copied ahead: that would wait for the GPU, and there is nothing on it.
-    writer = FileSystemWriter(
-        folder, single_file_per_rank=True, sync_files=False, thread_count=1, per_thread_copy_ahead=0
-    )
-    if files is not None:
-        writer.fs = files
-    return writer

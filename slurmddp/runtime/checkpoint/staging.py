@@ -6,34 +6,35 @@ after a fork, each page of an inherited one would be copied again on the next sa
 
 import contextlib
 import mmap
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan
+
+from slurmddp.runtime.checkpoint.shards import Part
 
 _ALIGNMENT = 64
 
+#: A copy, and the live tensor that goes there.
+Pair = tuple[torch.Tensor, torch.Tensor]
+
 
 class Staging:
-    """Memory for the items of `own`, one rank's part of a plan. `device`: where the live tensors are.
+    """Memory for `own`, one rank's parts in a plan. `device`: where the live tensors are.
 
-    Raises MemoryError or OSError where there is not enough. `parts`: the copies, CPU tensors by index.
+    Raises MemoryError or OSError where there is not enough. `parts`: the copies, CPU tensors.
     """
 
-    def __init__(self, own: SavePlan, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        self._names = [item.index for item in own.items]
-        live = [_part(tensors, index) for index in self._names]
+    def __init__(self, own: Sequence[Part], tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        live = [_part(tensors, name) for name, _ in own]
         places, end = [], 0
         for tensor in live:
             places.append(end)
             end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         self.bytes = sum(tensor.nbytes for tensor in live)
         self._memory = _memory(end)
-        self.parts: dict[MetadataIndex, torch.Tensor] = {
-            index: _carve(self._memory, offset, tensor)
-            for index, offset, tensor in zip(self._names, places, live, strict=True)
+        self.parts: dict[Part, torch.Tensor] = {
+            part: _carve(self._memory, offset, tensor) for part, offset, tensor in zip(own, places, live, strict=True)
         }
         self._gpu = _GpuCopies(self._memory, end, device) if device.type == "cuda" and end else None
 
@@ -44,12 +45,13 @@ class Staging:
         tensors change. Those named in `urgent`, small ones that change earlier, may change at once.
         """
         with torch.no_grad():
-            pairs = [(name, self.parts[name], _part(tensors, name)) for name in self._names]
+            pairs = [(name, copy, _part(tensors, name)) for (name, _), copy in self.parts.items()]
+            first = [(copy, live) for name, copy, live in pairs if name in urgent]
+            later = [(copy, live) for name, copy, live in pairs if name not in urgent]
             if self._gpu is None:
-                _copy([copy for _, copy, _ in pairs], [live for _, _, live in pairs])
+                _copy(first + later)
             else:
-                first = [pair for pair in pairs if pair[0].fqn in urgent]
-                self._gpu.start(first, [pair for pair in pairs if pair[0].fqn not in urgent])
+                self._gpu.start(first, later)
 
     def hold(self) -> None:
         """Let the GPU's present stream wait for the copies; the calling thread goes on at once."""
@@ -81,16 +83,12 @@ class _GpuCopies:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def start(
-        self,
-        first: list[tuple[MetadataIndex, torch.Tensor, torch.Tensor]],
-        later: list[tuple[MetadataIndex, torch.Tensor, torch.Tensor]],
-    ) -> None:
+    def start(self, first: list[Pair], later: list[Pair]) -> None:
         present = torch.cuda.current_stream(self._device)
-        _copy([copy for _, copy, _ in first], [live for _, _, live in first], non_blocking=True)
+        _copy(first, non_blocking=True)
         self._stream.wait_stream(present)  # For the values, and for `first`.
         with torch.cuda.stream(self._stream):
-            _copy([copy for _, copy, _ in later], [live for _, _, live in later], non_blocking=True)
+            _copy(later, non_blocking=True)
             self._done.record(self._stream)
 
     def hold(self) -> None:
@@ -105,14 +103,15 @@ class _GpuCopies:
             self._driver.cudaHostUnregister(self._address)
 
 
-def _copy(copies: list[torch.Tensor], live: list[torch.Tensor], non_blocking: bool = False) -> None:
-    if copies:
+def _copy(pairs: list[Pair], non_blocking: bool = False) -> None:
+    if pairs:
+        copies, live = zip(*pairs, strict=True)
         torch._foreach_copy_(copies, live, non_blocking=non_blocking)  # One call for what may be thousands.
 
 
-def _part(tensors: Mapping[str, torch.Tensor], index: MetadataIndex) -> torch.Tensor:
+def _part(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     """The tensor itself, or this rank's shard of it."""
-    tensor = tensors[index.fqn].detach()
+    tensor = tensors[name].detach()
     shard: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return shard
 
