@@ -21,6 +21,7 @@ def register(app: App) -> None:
     app.add("Jobs", submit, example="slurmddp submit train.py --nodes 4 --image image.sif -- --lr 3e-4")
     app.add("Jobs", run, example="slurmddp run job.yaml --site local")
     app.add("Jobs", render)
+    app.add("Jobs", migrate, example="slurmddp migrate --check job.yaml")
 
 
 @opt.job_command()
@@ -197,3 +198,26 @@ def init(
     if made.guessed:
         opt.say("to choose another site: `slurmddp sites` lists them, `slurmddp init --site NAME` takes one")
     opt.say(f"next    slurmddp plan {path}")
+
+
+def migrate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Job files, site files, config.yaml")],
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Write nothing: print a diff, and exit with 1 if a key is old"),
+    ] = False,
+) -> None:
+    """Rename the old keys in job and site files. All else in them stays: comments, order, layout."""
+    from slurmddp.launch.migrate import migrations, write
+
+    found = migrations(files)
+    for migration in found:
+        if not migration.changes:
+            opt.say(f"{migration.path}: no old keys")
+        elif check:
+            write_exactly("".join(migration.diff()).encode())
+        else:
+            write(migration)
+            typer.echo("\n".join(migration.changes))
+    if check and any(migration.changes for migration in found):
+        raise typer.Exit(1)

@@ -15,7 +15,7 @@ from slurmddp.alerts import secrets
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.checks import doubts, problem
 from slurmddp.launch.prepare import Prepared
-from slurmddp.launch.watchdog import submit_deadman
+from slurmddp.launch.watchdog import submit_watchdog
 from slurmddp.launch.write import run_files, survey_project
 from slurmddp.plan.model import Plan
 from slurmddp.runs import index, manifest, snapshot, submission
@@ -81,7 +81,7 @@ def submit(prepared: Prepared) -> Handed:
                 made.rmdir()
         raise
     record(folder, str(job_id), plan.scheduler, command, prepared, warnings)
-    if warning := submit_deadman(plan, folder, job_id):
+    if warning := submit_watchdog(plan, folder, job_id):
         warnings.append(warning)
     return Handed(
         run_id=folder.id,

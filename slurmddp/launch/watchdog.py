@@ -1,4 +1,4 @@
-"""The dead-man job: submitted behind a run's job, where the site has one."""
+"""The watchdog job: submitted behind a run's job, where the site has one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from slurmddp.slurm.base import JobId
 from slurmddp.slurm.client import Slurm
 
 
-def submit_deadman(plan: Plan, folder: RunFolder, job_id: JobId) -> str | None:
-    """Submit watchdog.sh behind the job and write RUN/deadman.json: {job_id, watches}.
+def submit_watchdog(plan: Plan, folder: RunFolder, job_id: JobId) -> str | None:
+    """Submit watchdog.sh behind the job and write RUN/watchdog.json: {job_id, watches}.
 
-    Returns None, or a warning: a dead-man job that Slurm refuses must not cost the run.
+    Returns None, or a warning: a watchdog job that Slurm refuses must not cost the run.
     """
-    if plan.deadman is None:
+    if plan.watchdog is None:
         return None
-    asked = plan.deadman.sbatch  # the script passes them on to the next one
+    asked = plan.watchdog.sbatch  # the script passes them on to the next one
     cluster = [f"--clusters={job_id.cluster}"] if job_id.cluster else []
     options = [*asked, "--open-mode=append", f"--dependency=afterany:{job_id.id}", *cluster]
     slurm = Slurm()
@@ -28,10 +28,10 @@ def submit_deadman(plan: Plan, folder: RunFolder, job_id: JobId) -> str | None:
             options,
             str(folder.shell / "watchdog.sh"),
             (str(folder.path), job_id.id, *asked),
-            log=str(folder.logs / "deadman.log"),
+            log=str(folder.logs / "watchdog.log"),
         )
         made = slurm.submit(command, folder.path)
-        write_whole(folder.path / "deadman.json", json.dumps({"job_id": made.id, "watches": job_id.id}) + "\n")
+        write_whole(folder.path / "watchdog.json", json.dumps({"job_id": made.id, "watches": job_id.id}) + "\n")
     except (UserError, ExternalError, OSError) as error:
-        return f"the run has no dead-man job: {error}"
+        return f"the run has no watchdog job: {error}"
     return None

@@ -1,11 +1,11 @@
-"""Who is told of what, and by which way; the dead-man job; Slurm's own mail."""
+"""Who is told of what, and by which way; the watchdog job; Slurm's own mail."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from slurmddp.errors import UserError
-from slurmddp.plan.model import AlertsPlan, AlertTarget, Context, DeadmanPlan, Note
+from slurmddp.plan.model import AlertsPlan, AlertTarget, Context, Note, WatchdogPlan
 from slurmddp.plan.program import absolute
 from slurmddp.spec.alerts import Target
 from slurmddp.spec.resolve import Resolved
@@ -68,15 +68,15 @@ def plan_mail(resolved: Resolved) -> tuple[str, ...]:
     return (f"--mail-type={','.join(dict.fromkeys(types))}", *user)
 
 
-def plan_deadman(resolved: Resolved, context: Context) -> DeadmanPlan | None:
+def plan_watchdog(resolved: Resolved, context: Context) -> WatchdogPlan | None:
     """None where the site has none, or nobody would be told."""
-    wanted = resolved.site.deadman
+    wanted = resolved.site.watchdog
     tells = any(target.to != "mail" and "failed" in target.on for target in resolved.job.alerts)
     if wanted is None or not tells or context.inside or resolved.site.scheduler != "slurm":
         return None
     account = wanted.account or resolved.job.resources.account
     options = [
-        ("--job-name", f"{resolved.job.name}-deadman"),
+        ("--job-name", f"{resolved.job.name}-watchdog"),
         ("--partition", wanted.partition),
         ("--time", slurm_time(wanted.time)),
         ("--account", account),
@@ -85,7 +85,7 @@ def plan_deadman(resolved: Resolved, context: Context) -> DeadmanPlan | None:
     ]
     named = {extra.split("=")[0] for extra in wanted.sbatch} | set(resolved.site.unsupported_flags)
     lines = [f"{flag}={value}" for flag, value in options if value is not None and flag not in named]
-    return DeadmanPlan((*lines, *wanted.sbatch))
+    return WatchdogPlan((*lines, *wanted.sbatch))
 
 
 def _target(target: Target, context: Context) -> AlertTarget:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmddp.plan.alerts import plan_alerts, plan_deadman, plan_mail
+from slurmddp.plan.alerts import plan_alerts, plan_mail, plan_watchdog
 from slurmddp.plan.batch import plan_batch
 from slurmddp.plan.environment import plan_environment
 from slurmddp.plan.layout import gpus_per_node, plan_layout
@@ -72,7 +72,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         max_restarts=max_restarts(job),
         recovery=recovery,
         alerts=alerts,
-        deadman=plan_deadman(resolved, context),
+        watchdog=plan_watchdog(resolved, context),
         interface=job.network.interface,
         program=program,
         runs_root=absolute(job.paths.runs, context.cwd),

@@ -195,7 +195,7 @@ class AlertsPlan(NamedTuple):
     proxy: str | None
 
 
-class DeadmanPlan(NamedTuple):
+class WatchdogPlan(NamedTuple):
     """sbatch: the options of the job behind the run that looks at how it ended."""
 
     sbatch: tuple[str, ...]
@@ -234,7 +234,7 @@ class Plan(NamedTuple):
     max_restarts: int
     recovery: RecoveryPlan
     alerts: AlertsPlan | None
-    deadman: DeadmanPlan | None
+    watchdog: WatchdogPlan | None
     interface: str | None
     program: Program
     runs_root: str

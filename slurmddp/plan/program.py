@@ -165,7 +165,7 @@ def runtime_job(job: Job, batch: BatchPlan, context: Context) -> dict[str, Any]:
             "weights": dict(train.batch.weights),
             "by_length": train.batch.by_length,
         },
-        "checkpoint": {"every_seconds": checkpoint.pop("every"), **checkpoint},
+        "checkpoint": {"every_seconds": checkpoint.pop("interval"), **checkpoint},
         "resume_from": list(context.resume_from),
         "timeouts": {"collective": job.timeouts.collective, "hang": job.timeouts.hang},
     }

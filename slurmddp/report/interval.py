@@ -88,7 +88,7 @@ def interval_line(history: History, nodes: int, wanted: Checkpoint) -> str:
     seen = f"in {hours} node-hours over {history.runs} run{'s' * (history.runs != 1)}"
     count = f"{history.failures or 'no'} failure{'s' * (history.failures > 1)}"
     seen = f"{count} {seen}, reckoned with one in {between_failures(history, 1) / 3600:,.0f}"
-    now = [duration(wanted.every)] if wanted.every else []
+    now = [duration(wanted.interval)] if wanted.interval else []
     now += [f"every {wanted.every_steps} steps"] if wanted.every_steps else []
     return (
         f"checkpoint interval {duration(seconds)} suggested (stall {history.stall:.2g} s, {seen};"
@@ -97,7 +97,7 @@ def interval_line(history: History, nodes: int, wanted: Checkpoint) -> str:
 
 
 def duration(seconds: float) -> str:
-    """45s, 12m, 1h30m: as `checkpoint.every` takes it, no finer than such an estimate is."""
+    """45s, 12m, 1h30m: as `checkpoint.interval` takes it, no finer than such an estimate is."""
     if seconds < 90:
         return f"{max(round(seconds), 1)}s"
     minutes = round(seconds / 60)

@@ -53,5 +53,5 @@ def _alerts(alerts: AlertsPlan | None, plan: Plan) -> str:
     if not told:
         return "none: nobody is told (docs/alerts.md)"
     ways = [_LEAVE[alerts.leave]] if alerts else []
-    ways += ["a dead-man job looks on"] if plan.deadman else []
+    ways += ["a watchdog job checks how it ended"] if plan.watchdog else []
     return "; ".join([", ".join(told), *ways])

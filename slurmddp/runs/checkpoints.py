@@ -67,7 +67,7 @@ def own(folder: RunFolder) -> list[Stored]:
     found = survey(folder)
     mine = [item for item in found if item.own]
     if not mine:
-        todo = "it saves the first after checkpoint.every or checkpoint.every_steps, and at its end"
+        todo = "it saves the first after checkpoint.interval or checkpoint.every_steps, and at its end"
         if found:
             todo = f"it goes on from those of {found[0].run}: name that run instead"
         raise UserError(f"run {folder.id} has no checkpoints yet", where=str(folder.checkpoints), todo=todo)

@@ -22,8 +22,7 @@ CANCELLED = "cancelled by the user"
 class Marker:
     """How an attempt ended, as the runtime or the job's script wrote it.
 
-    state: done, stopped, or no progress (so many starts ended at the same step that the run was stopped for good);
-    held_out: the held-out loss, or None.
+    state: done, stopped, or no progress (so many starts ended at the same step that the run was stopped for good).
     """
 
     attempt: int
@@ -31,7 +30,6 @@ class Marker:
     step: int | None = None
     steps: int | None = None
     reason: str = ""
-    held_out: Any = None
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,6 @@ def evidence(folder: RunFolder) -> Evidence:
                 step=whole(found.get("step")),
                 steps=whole(found.get("steps")),
                 reason=str(found.get("reason") or ""),
-                held_out=found.get("held_out"),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             notes.append(f"{path}: damaged ({type(error).__name__}: {error})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,6 @@ class RunFolder(run_folder.RunFolder):
     def id(self) -> str:
         """The run id: the folder's name."""
         return self.path.name
-
-    @property
-    def exists(self) -> bool:
-        """Whether a finished run folder is there: the manifest tells. False where we may not look."""
-        return os.path.isfile(self.manifest)  # Path.is_file raises there
 
     @property
     def job_yaml(self) -> Path:
@@ -45,11 +39,6 @@ class RunFolder(run_folder.RunFolder):
     def node_sh(self) -> Path:
         """What each node runs."""
         return self.path / "node.sh"
-
-    @property
-    def manifest(self) -> Path:
-        """What the run was made from: versions, commit, hashes, command line."""
-        return self.path / "manifest.json"
 
     @property
     def submission(self) -> Path:

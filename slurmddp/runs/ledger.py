@@ -21,7 +21,7 @@ KINDS = {
     "training": "forward, backward, all-reduce, optimizer",
     "data": "stall: waiting for data",
     "checkpoint": "stall: training stood still for a checkpoint",
-    "evaluation": "held-out samples",
+    "evaluation": "the validation set",
     "lost": "lost work: steps that were trained and not resumed from",
     "hang": "standing still, until it was noticed",
     "restart": "from the last sign of ranks that failed, or of a job that was lost, to the next start",

@@ -1,4 +1,4 @@
-"""Evaluation over exactly so many held-out samples, on any number of ranks."""
+"""Evaluation over exactly so many samples of the validation set, on any number of ranks."""
 
 import time
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def evaluate(
     lockstep: bool = False,
     watch: Watch | None = None,
 ) -> Evaluation | None:
-    """Mean loss over the first `count` held-out samples, each used once; nothing is padded.
+    """Mean loss over the first `count` samples of the validation set, each used once; nothing is padded.
 
     `model` is the bare module: a rank with fewer batches runs fewer. With `lockstep` every forward needs all
     ranks, so those run a stand-in that is not counted. `watch`: told of progress, and asked whether to stop;

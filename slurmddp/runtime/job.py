@@ -58,9 +58,9 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """When to evaluate on held-out data, and on how many global batches of it (null: all)."""
+    """When to evaluate on the validation set, and on how many global batches of it (null: all)."""
 
-    every: int | None
+    every_steps: int | None
     at_end: bool
     batches: int | None
 
@@ -208,7 +208,7 @@ def _check_ranges(job: Job) -> None:
         ("train.schedule.warmup", train.schedule.warmup, 0),
         ("train.schedule.min_ratio", train.schedule.min_ratio, 0),
         ("train.schedule.steps", train.schedule.steps, 1),
-        ("train.evaluate.every", train.evaluate.every, 1),
+        ("train.evaluate.every_steps", train.evaluate.every_steps, 1),
         ("train.evaluate.batches", train.evaluate.batches, 1),
         ("batch.global", batch.total, 1),
         ("batch.micro", batch.micro, 1),

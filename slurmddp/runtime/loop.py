@@ -78,9 +78,9 @@ class Trainer:
         session, watch = self.session, self.session.watch
         for _ in self.steps():
             pass
-        held_out: Evaluation | None = None
+        validation: Evaluation | None = None
         if not self._stopped and (session.job.train.evaluate.at_end or self._evaluates_after(self._step)):
-            held_out = self._evaluate()
+            validation = self._evaluate()
             if self._stopped:
                 self._save()
         reason = "all steps are done"
@@ -93,7 +93,7 @@ class Trainer:
         watch.enter("end")
         state = "stopped" if self._stopped else "done"
         facts = {"state": state, "step": self._step, "steps": self._steps, "reason": reason}
-        record = {**facts, "held_out": held_out.record() if held_out else None}
+        record = {**facts, "validation": validation.record() if validation else None}
         self._reporter.close()
         attempt = session.world.attempt
         session.world.on_main(lambda: marker.write(session.folder.marker(attempt), attempt, record))
@@ -209,26 +209,26 @@ class Trainer:
         self._reporter.pause(self._checkpointing.save(self._step, changed_in))
 
     def _evaluates_after(self, step: int) -> bool:
-        every = self.session.job.train.evaluate.every
+        every = self.session.job.train.evaluate.every_steps
         return every is not None and step % every == 0
 
     def _evaluate(self) -> Evaluation | None:
-        """Evaluate on all held-out samples, or those of `evaluate.batches` global batches.
+        """Evaluate on the whole validation set, or on `evaluate.batches` global batches of it.
 
         None without any, and where the ranks have given it up since they are asked to stop.
         """
         session, job = self.session, self.session.job
-        count = len(session.data.held_out)
+        count = len(session.data.validation)
         if job.train.evaluate.batches is not None:
             count = min(count, job.train.evaluate.batches * job.batch.total)
         if count == 0:
-            session.console.say("held out   nothing is held out: no evaluation")
+            session.console.say("validation the validation set is empty: no evaluation")
             return None
         result = evaluate(
             session.world,
             session.data.task,
             session.parallel.module,
-            session.data.held_out,
+            session.data.validation,
             count=count,
             micro=job.batch.micro,
             workers=job.train.workers,

@@ -97,11 +97,11 @@ class Reporter:
         if result.count != result.samples:
             counted += f" in {result.samples} samples"
         session.console.say(
-            f"held out   step {step}: loss {result.loss:.4f}{console.figures(result.figures)}, {counted}"
+            f"validation step {step}: loss {result.loss:.4f}{console.figures(result.figures)}, {counted}"
         )
         session.record("evaluated", step=step, seconds=round(result.seconds, 3), **result.record())
         self._dashboard.scalars(
-            step, {"held_out/loss": result.loss, **{f"held_out/{name}": v for name, v in result.figures.items()}}
+            step, {"validation/loss": result.loss, **{f"validation/{name}": v for name, v in result.figures.items()}}
         )
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ class Data:
 
     task: Task
     train: Samples
-    held_out: Samples
+    validation: Samples
     fingerprint: str
 
     @property
@@ -138,7 +138,8 @@ def announce(session: Session) -> None:
     if not batch.is_even(job.batch.total, job.batch.micro, here.size, session.weights):
         arithmetic = f"dealt unevenly (at most {arithmetic}); every sample weighs the same"
     say(f"run        {job.run.id}, attempt {here.attempt}")
-    say(f"task       {job.train.task}: {session.data.length} training samples, {len(session.data.held_out)} held out")
+    counts = f"{session.data.length} training samples, {len(session.data.validation)} validation samples"
+    say(f"task       {job.train.task}: {counts}")
     say(f"model      {short(parameters)} parameters, {job.train.precision}, {job.train.optimizer.name}")
     say(
         f"world      {here.size} rank{'s' * (here.size > 1)} on {nodes} node{'s' * (nodes > 1)}, {device}, "
@@ -161,7 +162,7 @@ def announce(session: Session) -> None:
 def _data(job: Job, joined: world.World) -> Data:
     train = job.train
     task = joined.together(lambda: tasks.create(train.task, train.data, train.model))
-    data = joined.together(lambda: Data(task, task.train_samples(), task.held_out_samples(), task.fingerprint()))
+    data = joined.together(lambda: Data(task, task.train_samples(), task.validation_samples(), task.fingerprint()))
     seen = joined.gather((joined.node, data.length, data.fingerprint))
     for node, length, fingerprint in seen:
         if [length, fingerprint] != seen[0][1:]:

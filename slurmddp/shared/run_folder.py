@@ -3,6 +3,7 @@
 `slurmddp.runs.layout` has the files that only commands and job.sh use.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,16 @@ class RunFolder:
     """Paths inside one run's folder. Makes nothing by itself."""
 
     path: Path
+
+    @property
+    def exists(self) -> bool:
+        """Whether a finished run folder is there: the manifest tells. False where we may not look."""
+        return os.path.isfile(self.manifest)  # Path.is_file raises there
+
+    @property
+    def manifest(self) -> Path:
+        """What the run was made from: versions, commit, hashes, command line."""
+        return self.path / "manifest.json"
 
     @property
     def job_json(self) -> Path:

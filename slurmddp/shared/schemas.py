@@ -3,6 +3,6 @@
 manifest.json of each run names them; its own version is in slurmddp/runs/manifest.py.
 """
 
-JOB = 2
-EVENTS = 1
+JOB = 3
+EVENTS = 2
 METRICS = 1

@@ -68,7 +68,7 @@ OPTIONS: dict[str, dict[str, dict[str, Option]]] = {
             # None: all files; of tokens, .bin and .npy; of jsonl, .jsonl and .ndjson.
             "glob": Option(None, "a pattern of names below the path", _is_glob),
             "exclude": Option([], "a list of patterns", _is_texts),
-            "held_out": _number(0.02, "from 0 to 0.5", lambda value: 0 <= value <= 0.5),
+            "validation_fraction": _number(0.02, "from 0 to 0.5", lambda value: 0 <= value <= 0.5),
             # bytes: files of any kind, each byte a token. tokens: .npy, or raw numbers of `dtype`. jsonl: a document a
             # line, its text under `key`.
             "format": _one_of("bytes", "tokens", "jsonl"),
@@ -90,7 +90,7 @@ OPTIONS: dict[str, dict[str, dict[str, Option]]] = {
     "images": {
         "data": {
             "path": Option(None, "a path", _is_path, required=True),
-            "held_out": _number(0.2, "from 0 to below 1", lambda value: 0 <= value < 1),
+            "validation_fraction": _number(0.2, "from 0 to below 1", lambda value: 0 <= value < 1),
             "size": _count(32),
             "augment": _one_of("none", "flip", "crop", "crop+flip"),
         },

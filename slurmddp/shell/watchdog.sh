@@ -1,8 +1,8 @@
 #!/bin/bash
-# The dead-man job of a run. It begins when the run's job has ended, looks at how, and alerts where no trap could: nothing
+# The watchdog job of a run. It begins when the run's job has ended, looks at how, and alerts where no trap could: nothing
 # ran on the batch host any more, or the job never began.
 #
-# Submitted as: sbatch OPTIONS --dependency=afterany:JOB --output=RUN_FOLDER/logs/deadman.log watchdog.sh RUN_FOLDER JOB OPTIONS
+# Submitted as: sbatch OPTIONS --dependency=afterany:JOB --output=RUN_FOLDER/logs/watchdog.log watchdog.sh RUN_FOLDER JOB OPTIONS
 # OPTIONS: what the site's profile asks for, for the next one.
 set -uo pipefail
 
@@ -17,7 +17,7 @@ done
 
 say() { printf '%(%F %T)T watchdog.sh: %s\n' -1 "$*"; }
 event() { # Usage: event OUTCOME STATE
-  printf '{"time": %s, "event": "deadman", "job_id": "%s", "deadman": "%s", "outcome": "%s", "state": "%s"}\n' \
+  printf '{"time": %s, "event": "watchdog", "job_id": "%s", "watchdog": "%s", "outcome": "%s", "state": "%s"}\n' \
     "$(date +%s.%3N)" "$job" "$me" "$1" "$2" >>"$run/events.jsonl"
 }
 
@@ -43,13 +43,13 @@ look() {
 wait_for() { # Usage: wait_for JOB
   local answer
   if answer=$(sbatch --parsable "${options[@]}" --dependency="afterany:$1" --begin=now+30 --open-mode=append \
-    --output="${run//%/%%}/logs/deadman.log" "$run/code/slurmddp/shell/watchdog.sh" "$run" "$1" "${options[@]}"); then
-    printf '{"job_id": "%s", "watches": "%s"}\n' "${answer%%;*}" "$1" >"$run/deadman.json.part" \
-      && mv "$run/deadman.json.part" "$run/deadman.json"
-    say "job $1 goes on: dead-man job ${answer%%;*} waits for it"
+    --output="${run//%/%%}/logs/watchdog.log" "$run/code/slurmddp/shell/watchdog.sh" "$run" "$1" "${options[@]}"); then
+    printf '{"job_id": "%s", "watches": "%s"}\n' "${answer%%;*}" "$1" >"$run/watchdog.json.part" \
+      && mv "$run/watchdog.json.part" "$run/watchdog.json"
+    say "job $1 goes on: watchdog job ${answer%%;*} waits for it"
     event waits "$state"
   else
-    say "job $1 goes on, and no further dead-man job could be submitted"
+    say "job $1 goes on, and no further watchdog job could be submitted"
     event "not submitted" "$state"
   fi
 }

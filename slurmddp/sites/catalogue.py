@@ -9,9 +9,10 @@ from typing import Any
 
 from slurmddp.assets import asset_folder
 from slurmddp.errors import UserError
-from slurmddp.spec.document import Document, read_file
+from slurmddp.spec.document import Document
 from slurmddp.spec.job import Job
 from slurmddp.spec.layers import Layered, merge
+from slurmddp.spec.renamed import read_layer
 from slurmddp.spec.site import Site
 from slurmddp.spec.validate import validate
 
@@ -69,7 +70,7 @@ class Catalogue:
         if path in read:
             return []
         read.add(path)
-        document = read_file(path, f"site {path.stem}", _shown(path))
+        document = read_layer(path, f"site {path.stem}", _shown(path))
         bases = document.tree.get("bases") or []
         if not isinstance(bases, list):
             raise UserError("bases must be a list of names", where=str(path))

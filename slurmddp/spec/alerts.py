@@ -1,4 +1,4 @@
-"""Alerts: who is told of what, from where a message can leave, and the dead-man job."""
+"""Alerts: who is told of what, from where a message can leave, and the watchdog job."""
 
 from typing import Annotated, Any, Literal
 
@@ -88,7 +88,7 @@ class Outlet(Model):
         return self
 
 
-class Deadman(Model):
+class Watchdog(Model):
     """A small job behind each run that looks at how it ended. What is not said here is Slurm's default.
 
     sbatch: further options, such as --qos=NAME or what a partition's least size asks for.

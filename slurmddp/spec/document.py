@@ -79,6 +79,11 @@ def is_null(text: str) -> bool:
 def read_file(path: Path, layer: str, shown: str | None = None) -> Document:
     """Read one YAML file. Raises UserError for all that is not a UTF-8 mapping of at most 1 MB."""
     name = shown or str(path)
+    return read_text(text_of(path, name), layer, name)
+
+
+def text_of(path: Path, name: str) -> str:
+    """The text of a YAML file, line ends as they are; `name` stands for it in messages. Raises UserError."""
     try:
         with open(path, "rb") as handle:
             data = handle.read(MAX_BYTES + 1)
@@ -95,17 +100,21 @@ def read_file(path: Path, layer: str, shown: str | None = None) -> Document:
             todo="is it a data file?",
         )
     try:
-        text = data.decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(
             f"is not UTF-8 (byte 0x{data[error.start]:02x})", where=f"{name}:{line}", todo="save it as UTF-8"
         ) from None
-    return read_text(text, layer, name)
 
 
 def read_text(text: str, layer: str, name: str) -> Document:
     """Parse YAML text; `name` stands for the file in messages and origins."""
+    return read_spans(text, layer, name)[0]
+
+
+def read_spans(text: str, layer: str, name: str) -> tuple[Document, Mapping[Key, tuple[int, int]]]:
+    """Parse YAML text. Also returns where in it each key is written: begin and end, in characters."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -122,7 +131,7 @@ def read_text(text: str, layer: str, name: str) -> Document:
         raise UserError("is empty", where=name, todo="`slurmddp init FILE` writes a commented job file")
     if not isinstance(tree, dict):
         raise UserError("is not a mapping of keys to values", where=name, todo="`slurmddp init FILE` shows the form")
-    return Document(tree, reader.origins)
+    return Document(tree, reader.origins), reader.spans
 
 
 def read_value(text: str, layer: str, where: str) -> Any:
@@ -136,13 +145,14 @@ def read_value(text: str, layer: str, where: str) -> Any:
 
 
 class _Reader:
-    """Turns the parser's events into values and keeps the origin of each."""
+    """Turns the parser's events into values, and keeps the origin of each value and the span of each key."""
 
     def __init__(self, layer: str, name: str, events: Iterator[Any]) -> None:
         self.layer = layer
         self.name = name
         self.events = events
         self.origins: dict[Key, Origin] = {}
+        self.spans: dict[Key, tuple[int, int]] = {}
 
     def document(self) -> Any:
         """The value of the only document; None if there is none, or nothing in it."""
@@ -211,6 +221,7 @@ class _Reader:
                     where=location,
                     todo="remove one",
                 )
+            self.spans[path] = event.start_mark.index, event.end_mark.index
             result[name] = self.value(next(self.events), path)
             self.origins[path] = Origin(self.layer, location)
         return result

@@ -296,9 +296,9 @@ class Schedule(Model):
 
 
 class Evaluate(Model):
-    """Held-out evaluation. `batches` limits it; null takes every held-out sample once."""
+    """Evaluation on the validation set. `batches`: global batches of it; null: every sample once."""
 
-    every: Count | None = None
+    every_steps: Count | None = None
     at_end: bool = True
     batches: Count | None = None
 
@@ -400,7 +400,7 @@ class Checkpoint(Model):
     """Whichever of the two intervals comes first; the `keep` newest complete ones are kept, and for good each one whose
     step is a multiple of `keep_every`. asynchronous: written while training goes on."""
 
-    every: Seconds | None = 1800
+    interval: Seconds | None = 1800
     every_steps: Count | None = None
     keep: Annotated[int, Field(ge=1, le=10000)] = 3
     keep_every: Count | None = None

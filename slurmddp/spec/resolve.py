@@ -12,6 +12,7 @@ from slurmddp.spec.document import MAX_DEPTH, Document, Key, Origin, read_file, 
 from slurmddp.spec.expand import Expander, expand_data
 from slurmddp.spec.job import Job
 from slurmddp.spec.layers import Layered, merge
+from slurmddp.spec.renamed import read_layer
 from slurmddp.spec.site import Site
 from slurmddp.spec.validate import origin_of, validate
 
@@ -64,7 +65,7 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
         name, where = sources.resumed_site
         above.append(layer_of("resumed run", [("site", name, where)]))
     if sources.job_file is not None:
-        above.append(read_file(sources.job_file, "job file"))
+        above.append(read_layer(sources.job_file, "job file"))
     above.append(environment_layer(sources.environment))
     above.append(layer_of("command line", sources.options))
     name, named_at = _site_name(above) or detect() or _no_site()

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from slurmddp.spec.alerts import Deadman, Outlet
+from slurmddp.spec.alerts import Outlet, Watchdog
 from slurmddp.spec.types import Adds, Count, Line, Mebibytes, Model, Name, PathStr, SbatchFlag, SbatchValue, TimeLimit
 
 
@@ -114,7 +114,7 @@ class Site(Model):
     required: Annotated[tuple[Line, ...], Adds()] = ()
     internet_on_nodes: bool | None = None
     alerts: Outlet = Outlet.model_construct()
-    deadman: Deadman | None = None
+    watchdog: Watchdog | None = None
     driver: Driver | None = None
     images: Building = Building.model_construct()
     requeue: Literal["allowed", "chain"] = "allowed"

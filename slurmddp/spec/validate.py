@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from slurmddp.errors import UserError
 from slurmddp.spec.document import Key, Origin
 from slurmddp.spec.layers import Layered, submodel
+from slurmddp.spec.renamed import advice, row_of
 from slurmddp.visible import one_line
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -81,6 +82,8 @@ def nearest_key(model: type[BaseModel], key: Key) -> str | None:
     """The known key that an unknown one most likely means: the same word elsewhere, or a similar spelling."""
     import difflib
 
+    if row := row_of(key):
+        return ".".join(row.new)
     known = [".".join(path) for path in known_keys(model)]
     same_word = [name for name in known if name.rsplit(".", 1)[-1] == key[-1]]
     siblings = [name for name in known if name.split(".")[:-1] == list(key[:-1])]
@@ -104,6 +107,8 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
     location = f"{origin.where}: " if origin else ""
     shown = _cut(one_line(".".join(key)), 200)
     kind = detail["type"]
+    if kind == "extra_forbidden" and (row := row_of(key)) and origin and row.new[0] in model.model_fields:
+        return f"{location}{shown}: {advice(row, origin, layered.origins.get(row.new))}"
     if kind == "extra_forbidden":
         near = nearest_key(model, key)
         known = _hint(key) or "`slurmddp init FILE` writes a job file to start from; docs/job.md has all keys"

@@ -51,7 +51,7 @@ class Faulty:
     def train_samples(self) -> Rows:
         return Rows()
 
-    def held_out_samples(self) -> list[torch.Tensor]:
+    def validation_samples(self) -> list[torch.Tensor]:
         return []
 
     def fingerprint(self) -> str:

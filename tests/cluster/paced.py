@@ -48,7 +48,7 @@ class Paced:
     def train_samples(self) -> Rows:
         return Rows(self._data["delay"])
 
-    def held_out_samples(self) -> list[torch.Tensor]:
+    def validation_samples(self) -> list[torch.Tensor]:
         return []
 
     def fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""Alerts on a real Slurm: the dead-man job, addresses that nobody finds, and nodes without internet."""
+"""Alerts on a real Slurm: the watchdog job, addresses that nobody finds, and nodes without internet."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def alice(cluster: Cluster) -> Alice:
 
 
 def profiles(cluster: Cluster) -> Alice:
-    """Alice, with profiles of her own: with a dead-man job, one of them without requeue; and nodes without internet."""
-    site = {"name": "told", "title": "with a dead-man job", "bases": ["testcluster"], "alerts": {"from": "node"}}
-    site["deadman"] = {"partition": "debug", "time": "2m", "sbatch": ["--mem=100M", "--cpus-per-task=1"]}
+    """Alice, with profiles of her own: with a watchdog job, one of them without requeue; and nodes without internet."""
+    site = {"name": "told", "title": "with a watchdog job", "bases": ["testcluster"], "alerts": {"from": "node"}}
+    site["watchdog"] = {"partition": "debug", "time": "2m", "sbatch": ["--mem=100M", "--cpus-per-task=1"]}
     chain = {**site, "name": "chain", "title": "no requeue", "requeue": "chain"}
     shut = {"name": "shut", "title": "no internet", "bases": ["testcluster"], "alerts": {"from": "login"}}
     for profile in (site, chain, shut):
@@ -97,18 +97,18 @@ def submit(alice: Alice, inbox: Inbox, site: str = "told", **changes: Any) -> Ru
     return Run(alice.cluster, json.loads(done.stdout))
 
 
-def deadman(run: Run, outcome: str, timeout: float = 60) -> dict[str, Any]:
-    return run.wait_for_event("deadman", lambda row: row["outcome"] == outcome, timeout)
+def watchdog(run: Run, outcome: str, timeout: float = 60) -> dict[str, Any]:
+    return run.wait_for_event("watchdog", lambda row: row["outcome"] == outcome, timeout)
 
 
 def states(run: Run) -> dict[str, str]:
-    """State and unfulfilled dependency of the run's job and of its dead-man job, by number."""
+    """State and unfulfilled dependency of the run's job and of its watchdog job, by number."""
     lines = run.cluster.run("login", ["squeue", "--noheader", "--format=%i %T %E"]).stdout.splitlines()
     return {line.split(" ", 1)[0]: line.split(" ", 1)[1] for line in lines}
 
 
 def watcher(run: Run) -> str:
-    return str(json.loads((run.folder / "deadman.json").read_text())["job_id"])
+    return str(json.loads((run.folder / "watchdog.json").read_text())["job_id"])
 
 
 def kill_script(run: Run, *, guard: bool) -> None:
@@ -144,13 +144,13 @@ def test_a_script_that_is_killed_is_told_of_by_the_dead_man_job(alice: Alice, in
     run.wait_for_event("job_started")
     assert states(run)[watcher(run)] == f"PENDING afterany:{run.job_id}(unfulfilled)"
     kill_script(run, guard=True)
-    deadman(run, "alerted")
+    watchdog(run, "alerted")
     run.wait_for_event("alert", lambda row: row["delivered"])
     (request,) = inbox.received
     found = request.json()
     assert (found["kind"], found["state"], found["job_id"], found["run"]) == ("failed", "FAILED", run.job_id, run.id)
     assert found["node"] and f"node {found['node']}" in found["cause"]
-    log = alice.cluster.run("login", ["cat", run.answer["run_folder"] + "/logs/deadman.log"]).stdout
+    log = alice.cluster.run("login", ["cat", run.answer["run_folder"] + "/logs/watchdog.log"]).stdout
     assert "alert: " in log
 
 
@@ -162,23 +162,23 @@ def test_it_waits_through_a_requeue_and_says_nothing_of_what_a_trap_has_told(ali
     assert states(run)[watcher(run)] == f"PENDING afterany:{run.job_id}(unfulfilled)"
     run.wait_for_event("job_started", lambda row: row["attempt"] > 0)
     alice.cluster.sh("login", "touch ~/told/go")
-    deadman(run, "silent")
+    watchdog(run, "silent")
     assert inbox.kinds() == []
 
 
 def test_it_follows_a_chain_of_jobs(alice: Alice, inbox: Inbox) -> None:
-    """The site forbids requeues: the run goes on as another job, which the dead-man job then waits for."""
+    """The site forbids requeues: the run goes on as another job, which the watchdog job then waits for."""
     alerts = [{"to": "json", "url_env": "HOOK", "insecure": True, "on": ["started", "requeued", "failed", "finished"]}]
     run = submit(alice, inbox, "chain", alerts=alerts)
     run.wait_for_event("attempt_started")
     alice.cluster.run("login", ["scancel", "--signal=USR2", "--batch", run.job_id])
     following = str(run.wait_for_event("requeued")["next_job"])
     assert following != run.job_id
-    deadman(run, "waits")
+    watchdog(run, "waits")
     run.wait_for_event("job_started", lambda row: row["job_id"] == following)
     assert states(run)[watcher(run)] == f"PENDING afterany:{following}(unfulfilled)"
     alice.cluster.sh("login", "touch ~/told/go")
-    deadman(run, "silent", timeout=90)
+    watchdog(run, "silent", timeout=90)
     assert inbox.kinds() == ["started", "requeued", "finished"]
 
 
@@ -186,7 +186,7 @@ def test_a_job_that_is_cancelled_in_the_queue_is_no_news(alice: Alice, inbox: In
     resources = {"nodes": 1, "ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "200M", "time": "10m"}
     run = submit(alice, inbox, resources={**resources, "sbatch_extra": ["--begin=now+3600"]})
     alice.cluster.run("login", ["scancel", run.job_id])
-    assert deadman(run, "silent")["state"] == "CANCELLED"
+    assert watchdog(run, "silent")["state"] == "CANCELLED"
     assert inbox.received == []
 
 
@@ -250,15 +250,15 @@ def test_accounting_tells_what_the_controller_has_forgotten(cluster: Cluster) ->
         inbox, alice = Inbox(other), profiles(other)
         run = submit(alice, inbox)
         kill_script(run, guard=True)
-        assert deadman(run, "alerted")["deadman"] != ""
+        assert watchdog(run, "alerted")["watchdog"] != ""
         run.wait_for_event("alert")
-        # As long after that the controller knows the job no more, nor the run's events of a dead-man job.
+        # As long after that the controller knows the job no more, nor the run's events of a watchdog job.
         asked = ["sacct", "--noheader", "--allocations", "--format=State", f"--jobs={run.job_id}"]
         other.wait_for(lambda: "FAILED" in other.run("login", asked).stdout, "accounting knows the job's end", 60)
         folder = run.answer["run_folder"]
-        other.sh("login", f"mkdir ~/gone; ln -s /bin/false ~/gone/scontrol; sed -i /deadman/d {folder}/events.jsonl")
+        other.sh("login", f"mkdir ~/gone; ln -s /bin/false ~/gone/scontrol; sed -i /watchdog/d {folder}/events.jsonl")
         other.sh("login", f"PATH=~/gone:$PATH bash {folder}/code/slurmddp/shell/watchdog.sh {folder} {run.job_id}")
-        assert deadman(run, "alerted")["state"] == "FAILED"
+        assert watchdog(run, "alerted")["state"] == "FAILED"
         assert inbox.kinds() == ["failed"], "the same end is told of once"
         inbox.close()
 
@@ -267,7 +267,7 @@ def test_a_lost_batch_host_is_told_of(fresh_cluster: Cluster, alice: Alice, inbo
     run = submit(alice, inbox, recovery={"requeue": False, "preflight": False})
     node = run.wait_for_event("job_started")["node"]
     fresh_cluster.kill_host(node)
-    deadman(run, "alerted", timeout=120)
+    watchdog(run, "alerted", timeout=120)
     run.wait_for_event("alert", lambda row: row["delivered"])
     (found,) = [request.json() for request in inbox.received]
     assert (found["kind"], found["state"], found["node"]) == ("failed", "NODE_FAIL", node)

@@ -98,8 +98,8 @@ def test_a_second_submit_goes_on_with_the_same_samples_on_three_nodes(alice: Ali
 
     ended = json.loads((second.folder / "markers/attempt-000.json").read_text())
     expected = json.loads((reference.folder / "markers/attempt-000.json").read_text())
-    assert ended["held_out"]["count"] == expected["held_out"]["count"]
-    assert ended["held_out"]["loss"] == pytest.approx(expected["held_out"]["loss"], rel=1e-4)
+    assert ended["validation"]["count"] == expected["validation"]["count"]
+    assert ended["validation"]["loss"] == pytest.approx(expected["validation"]["loss"], rel=1e-4)
 
 
 def test_init_submits_as_it_stands(alice: Alice, torch_image: str) -> None:

@@ -60,7 +60,7 @@ def make_job(**changes: Any) -> dict[str, Any]:
                 "lr_batch": None,
             },
             "schedule": {"kind": "cosine", "warmup": 2, "min_ratio": 0.1, "steps": None},
-            "evaluate": {"every": None, "at_end": True, "batches": None},
+            "evaluate": {"every_steps": None, "at_end": True, "batches": None},
             "not_finite": None,
             "agree_every": 2,
             "gc_every": 3,

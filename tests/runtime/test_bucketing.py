@@ -191,7 +191,7 @@ class Documents:
         for part in range(3):
             lines = [json.dumps({"text": text}) for text in self.texts[part * count // 3 : (part + 1) * count // 3]]
             (folder / f"part-{part}.jsonl").write_text("\n".join(lines) + "\n")
-        self.data = {"path": str(folder), "glob": "*.jsonl", "format": "jsonl", "context": 64, "held_out": 0}
+        self.data = {"path": str(folder), "glob": "*.jsonl", "format": "jsonl", "context": 64, "validation_fraction": 0}
         self.model = {"layers": 1, "heads": 2, "width": 16}
         self.task: Any = tasks.create("lm", self.data, self.model)
 

@@ -38,7 +38,7 @@ def test_a_resumed_run_has_the_same_bits(ranks: Ranks, tmp_path: Path, size: int
     assert parts.events("resumed")[0]["random_states_restored"]
     assert parts.losses(1) == {step: loss for step, loss in whole.losses(0).items() if step > 3}
     assert same(load(whole.checkpoint(6)), load(parts.checkpoint(6)))
-    assert whole.marker()["held_out"] == parts.marker(1)["held_out"]
+    assert whole.marker()["validation"] == parts.marker(1)["validation"]
 
 
 @pytest.mark.ranks(2)
@@ -138,7 +138,7 @@ def test_a_finished_run_only_evaluates(ranks: Ranks, tmp_path: Path) -> None:
     output = ranks.train(1, second)
     assert "nothing to train: 6 steps are done" in output
     assert second.marker()["state"] == "done"
-    assert second.marker()["held_out"] == pytest.approx(first.marker()["held_out"], rel=1e-6)
+    assert second.marker()["validation"] == pytest.approx(first.marker()["validation"], rel=1e-6)
     assert {path: path.stat().st_mtime_ns for path in first.root.rglob("*")} == before, "resume_from is only read"
 
 

@@ -68,8 +68,8 @@ def test_token_files_are_one_stream(shards: tuple[Path, list[int]]) -> None:
 def test_the_task_trains_on_token_files(shards: tuple[Path, list[int]]) -> None:
     folder, numbers = shards
     (folder / "notes.txt").write_text("a file beside the tokens")
-    task = lm(folder, vocabulary=1000, format="tokens", held_out=0.1)
-    parts = [task.train_samples(), task.held_out_samples()]
+    task = lm(folder, vocabulary=1000, format="tokens", validation_fraction=0.1)
+    parts = [task.train_samples(), task.validation_samples()]
     assert list(map(len, parts)) == [180, 20]
     found = sorted(part[index].tolist() for part in parts for index in range(len(part)))
     assert found == [numbers[start : start + 5] for start in range(0, 1000, 5)]
@@ -90,7 +90,7 @@ def test_ids_are_unsigned(tmp_path: Path, dtype: str, code: str, top: int) -> No
 def test_an_id_beyond_the_vocabulary_is_named(tmp_path: Path, workers: int) -> None:
     """Also from a data worker: one message, no traceback of the loader's around it."""
     numpy.arange(40, dtype="<u2").tofile(tmp_path / "t.bin")
-    task = lm(tmp_path, vocabulary=37, format="tokens", held_out=0)
+    task = lm(tmp_path, vocabulary=37, format="tokens", validation_fraction=0)
     micros = loading.load(
         task, task.train_samples(), iter([loading.Wanted([0]), loading.Wanted([7])]), rank=0, workers=workers,
         pin_memory=False,
@@ -205,16 +205,16 @@ def test_lengths_of_plain_lines_are_exact(tmp_path: Path) -> None:
     assert found.lengths(64).tolist() == [len(found.read(number, 64)) for number in range(7)]
 
 
-@pytest.mark.parametrize("held_out", [0, 0.1, 0.3])
-def test_lengths_are_those_of_the_samples(tmp_path: Path, held_out: float) -> None:
+@pytest.mark.parametrize("validation_fraction", [0, 0.1, 0.3])
+def test_lengths_are_those_of_the_samples(tmp_path: Path, validation_fraction: float) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "x" * length}) + "\n" for length in range(40)))
-    task = lm(tmp_path, format="jsonl", context=30, held_out=held_out)
+    task = lm(tmp_path, format="jsonl", context=30, validation_fraction=validation_fraction)
     samples = task.train_samples()
     assert task.lengths().tolist() == [len(samples[index]) for index in range(len(samples))]
-    held = task.held_out_samples()
+    held = task.validation_samples()
     lengths = [len(part[index]) for part in (samples, held) for index in range(len(part))]
     assert sorted(lengths) == [min(31, length + 2) for length in range(40)]
-    assert len(held) == int(40 * held_out)
+    assert len(held) == int(40 * validation_fraction)
 
 
 @pytest.mark.parametrize("line", ["no json", '{"txt": "x"}', '{"text": 3}', "[1]", '"text"', "{"])
@@ -231,7 +231,7 @@ def test_a_line_without_a_text_is_named(tmp_path: Path, line: str) -> None:
 def test_an_own_key_and_ending(tmp_path: Path) -> None:
     (tmp_path / "a.ndjson").write_text('{"body": "abc"}\n' * 4)
     (tmp_path / "readme.txt").write_text("no documents")
-    task = lm(tmp_path, format="jsonl", key="body", held_out=0)
+    task = lm(tmp_path, format="jsonl", key="body", validation_fraction=0)
     assert [task.train_samples()[3].tolist(), len(task.train_samples())] == [[0, 97, 98, 99, 0], 4]
     assert (
         tasks.create("lm", {"path": str(tmp_path), "format": "jsonl", "key": "b"}, {}).fingerprint()
@@ -248,7 +248,7 @@ def test_an_own_key_and_ending(tmp_path: Path) -> None:
 
 
 def _images(folder: Path) -> Any:
-    return tasks.create("images", {"path": str(folder), "size": 4, "held_out": 0}, {})
+    return tasks.create("images", {"path": str(folder), "size": 4, "validation_fraction": 0}, {})
 
 
 def _make(kind: str, folder: Path) -> Callable[[], str]:
@@ -368,7 +368,7 @@ def test_augmentation_is_of_seed_epoch_and_sample() -> None:
     assert not set(other.values()) & set(values)
 
 
-def test_held_out_samples_are_not_augmented() -> None:
+def test_validation_samples_are_not_augmented() -> None:
     task: Any = Noisy()
     lists = loading.evaluation_lists(7, micro=2, world=1, rank=0)
     micros = loading.load(task, task, lists, rank=0, workers=0, pin_memory=False)
@@ -392,7 +392,7 @@ def test_images_are_flipped_and_moved(kind: str, most: int) -> None:
 def test_the_images_task_augments(tmp_path: Path) -> None:
     images = numpy.random.default_rng(0).random((12, 8, 8)).astype("float32")
     numpy.savez(tmp_path / "i.npz", images=images, labels=numpy.arange(12) % 2)
-    data = {"path": str(tmp_path / "i.npz"), "held_out": 0}
+    data = {"path": str(tmp_path / "i.npz"), "validation_fraction": 0}
     plain: Any = tasks.create("images", data, {})
     task: Any = tasks.create("images", {**data, "augment": "crop+flip"}, {})
     assert task.fingerprint() == plain.fingerprint() and plain.augment is None

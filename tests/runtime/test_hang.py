@@ -116,7 +116,7 @@ def test_after_a_kill_the_restart_goes_on(tmp_path: Path) -> None:
 @pytest.mark.ranks(2)
 def test_a_quiet_run_gives_no_alarm(tmp_path: Path) -> None:
     """Longer than the deadline in all, with everything in it that takes time."""
-    changes = {"train__steps": 30, "checkpoint__every_steps": 10, "train__evaluate__every": 10}
+    changes = {"train__steps": 30, "checkpoint__every_steps": 10, "train__evaluate__every_steps": 10}
     run = Run.create(tmp_path / "run", **{**HANG, **changes}, train__data={"pace": 0.15}, train__workers=1)
     with launched(run, 2) as job:
         assert job.wait() == 0, job.stderr

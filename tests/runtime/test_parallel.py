@@ -420,10 +420,10 @@ def save_all(joined: World, root: Path) -> dict[str, tuple[float, float, float]]
         training = Training(joined, "gpt", **options)
         for step in range(2):
             training.step(step)
-        held_out = training.evaluate()
+        validation = training.evaluate()
         joined.on_main((root / name).mkdir)
         save(joined, root / name, state.collect(training.trained))
-        found[name] = (*training.step(2), held_out)
+        found[name] = (*training.step(2), validation)
     return found
 
 
@@ -442,8 +442,8 @@ def load_all(joined: World, root: Path, layouts: dict[str, dict[str, Any]]) -> d
             state.adopt(training.trained, tensors)
             now = {key: whole(tensor) for key, tensor in state.collect(training.trained).items()}
             wrong = [key for key in now | saved if key not in now or not torch.equal(now[key], saved[key])]
-            held_out = training.evaluate()
-            found[source, name] = wrong, (*training.step(2), held_out)
+            validation = training.evaluate()
+            found[source, name] = wrong, (*training.step(2), validation)
     return found
 
 

@@ -172,7 +172,11 @@ def test_an_error_inside_a_users_module_is_its_own(tmp_path: Path, monkeypatch: 
         ({"path": "TEXT", "context": "3"}, {}, "train.data.context must be a whole number"),
         ({"path": "TEXT", "context": 0}, {}, "train.data.context must be a whole number from 1 up, not 0"),
         ({"path": ["TEXT", 3]}, {}, "train.data.path must be a path or a list of paths, not"),
-        ({"path": "TEXT", "held_out": 0.6}, {}, "train.data.held_out must be a number from 0 to 0.5, not 0.6"),
+        (
+            {"path": "TEXT", "validation_fraction": 0.6},
+            {},
+            "train.data.validation_fraction must be a number from 0 to 0.5, not 0.6",
+        ),
         ({"path": "TEXT"}, {"tied": 1}, "train.model.tied must be true or false, not 1"),
         ({"path": "TEXT", "context": 50}, {}, "too few"),
         ({"path": "TEXT", "glob": "*.none"}, {}, "no file with content matches"),
@@ -197,8 +201,16 @@ def test_mistakes_in_lm(tmp_path: Path, data: dict[str, Any], model: dict[str, A
         ({}, {}, "train.data.path must be a path, not None"),
         ({"path": "/not/here"}, {}, "there is no /not/here"),
         ({"path": ["/a"]}, {}, "train.data.path must be a path, not"),
-        ({"path": "/a", "context": 3}, {}, "unknown key train.data.context; known here: path, held_out, size"),
-        ({"path": "/a", "held_out": 1}, {}, "train.data.held_out must be a number from 0 to below 1, not 1"),
+        (
+            {"path": "/a", "context": 3},
+            {},
+            "unknown key train.data.context; known here: path, validation_fraction, size",
+        ),
+        (
+            {"path": "/a", "validation_fraction": 1},
+            {},
+            "train.data.validation_fraction must be a number from 0 to below 1, not 1",
+        ),
         ({"path": "/a"}, {"kind": "vit"}, "train.model.kind must be mlp or cnn, not 'vit'"),
     ],
 )
@@ -250,13 +262,13 @@ def test_text_is_one_stream_in_sorted_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [40, 41, 47, 200, 1003])
-@pytest.mark.parametrize("held_out", [0, 1, 3, 4])
-def test_windows_cover_the_text_without_overlap(tmp_path: Path, length: int, held_out: int) -> None:
+@pytest.mark.parametrize("validation", [0, 1, 3, 4])
+def test_windows_cover_the_text_without_overlap(tmp_path: Path, length: int, validation: int) -> None:
     path = tmp_path / "text"
     path.write_bytes(bytes(number % 251 for number in range(length)))
     stream = ByteStream([("text", path, length)])
-    parts = [Windows(stream, 4, held_out, training=training) for training in (True, False)]
-    assert len(parts[1]) == held_out
+    parts = [Windows(stream, 4, validation, training=training) for training in (True, False)]
+    assert len(parts[1]) == validation
     assert sorted(part.window(i) for part in parts for i in range(len(part))) == list(range(length // 5))
     for part in parts:
         for index in range(len(part)):

@@ -192,14 +192,14 @@ def test_no_callback_runs_in_gloos_thread(ranks: Ranks, tmp_path: Path) -> None:
 
 
 def evaluations(joined: World) -> list[dict[str, float | int]]:
-    task = toy.Toy({"held_out": 11}, {})
+    task = toy.Toy({"validation": 11}, {})
     model = model_of(task)
     return [
         evaluate(
             joined,
             task,
             model,
-            task.held_out_samples(),
+            task.validation_samples(),
             count=count,
             micro=2,
             workers=0,
@@ -211,8 +211,8 @@ def evaluations(joined: World) -> list[dict[str, float | int]]:
 
 @pytest.mark.ranks(3)
 def test_evaluation_counts_each_sample_once(ranks: Ranks) -> None:
-    task = toy.Toy({"held_out": 11}, {})
-    model, rows = model_of(task).eval(), task.held_out_samples()
+    task = toy.Toy({"validation": 11}, {})
+    model, rows = model_of(task).eval(), task.validation_samples()
     for world in (1, 3):
         for records in ranks(world, evaluations):
             for count, record in enumerate(records, 1):
@@ -251,7 +251,7 @@ def test_the_same_stream_on_any_ranks_and_across_a_resume(ranks: Ranks, tmp_path
     whole, parts = runs[1].losses(0), resumed.losses(0) | resumed.losses(1)
     assert parts == pytest.approx(whole, rel=1e-5)
     assert runs[2].losses(0) == pytest.approx(whole, rel=1e-5)
-    assert resumed.marker(1)["held_out"]["loss"] == pytest.approx(runs[1].marker()["held_out"]["loss"], rel=1e-5)
+    assert resumed.marker(1)["validation"]["loss"] == pytest.approx(runs[1].marker()["validation"]["loss"], rel=1e-5)
 
 
 @pytest.mark.ranks(3)
@@ -314,13 +314,13 @@ def test_images_on_scikit_learns_digits(ranks: Ranks, tmp_path: Path) -> None:
         batch__global=64,
         batch__micro=32,
         train__log_every=20,
-        train__evaluate__every=60,
+        train__evaluate__every_steps=60,
         checkpoint__every_steps=None,
     )
     ranks.train(2, run)
-    held_out = run.marker()["held_out"]
-    assert held_out["accuracy"] > 0.9
-    assert held_out["count"] == held_out["samples"] == math.floor(1797 * 0.2)
+    validation = run.marker()["validation"]
+    assert validation["accuracy"] > 0.9
+    assert validation["count"] == validation["samples"] == math.floor(1797 * 0.2)
     assert [event["step"] for event in run.events("evaluated")] == [60, 120]
     assert 0 <= run.lines("metrics.jsonl")[-1]["accuracy"] <= 1
 
@@ -336,12 +336,12 @@ def test_images_from_a_folder_of_classes(ranks: Ranks, tmp_path: Path) -> None:
     run = Run.create(
         tmp_path / "run",
         train__task="images",
-        train__data={"path": str(tmp_path / "data"), "size": 8, "held_out": 0.25},
+        train__data={"path": str(tmp_path / "data"), "size": 8, "validation_fraction": 0.25},
         train__model={"kind": "cnn", "hidden": 8},
         train__steps=30,
         batch__global=8,
         batch__micro=4,
     )
     ranks.train(2, run)
-    assert run.marker()["held_out"]["accuracy"] == 1.0
-    assert run.marker()["held_out"]["count"] == 6
+    assert run.marker()["validation"]["accuracy"] == 1.0
+    assert run.marker()["validation"]["count"] == 6

@@ -95,8 +95,12 @@ def test_stop_file_that_is_there_from_the_start(tmp_path: Path, ranks: Ranks) ->
 def test_evaluation_is_given_up(tmp_path: Path, at_end: bool) -> None:
     """The signal comes in the third of nine rounds on rank 1: the state of that step is saved, and the marker says
     stopped."""
-    data = {"trouble": trouble("SIGUSR1", call=3, where="held_out"), "held_out": 18}
-    changes = {"train__steps": 4, "train__evaluate__at_end": at_end, "train__evaluate__every": None if at_end else 3}
+    data = {"trouble": trouble("SIGUSR1", call=3, where="validation"), "validation": 18}
+    changes = {
+        "train__steps": 4,
+        "train__evaluate__at_end": at_end,
+        "train__evaluate__every_steps": None if at_end else 3,
+    }
     run = Run.create(tmp_path / "run", **{**TROUBLED, **changes}, checkpoint__at_end=False, train__data=data)
     with launched(run, 2) as job:
         assert job.wait() == 0, job.stderr
@@ -122,14 +126,14 @@ class Counting(torch.nn.Module):
 def evaluated(joined: World, count: int, asking: int | None, lockstep: bool) -> tuple[int, int | None]:
     """Forward passes of this rank, and samples in the result, if there is one. Rank `asking` wants to stop."""
     place = Environment(joined.rank, joined.rank, joined.size, joined.size, 0, joined.node, None)
-    task = toy.Toy({"held_out": count}, {})
+    task = toy.Toy({"validation": count}, {})
     watch = Watch(place, Stop(None))
     model = Counting(watch, joined.rank == asking)
     result = evaluate(
         joined,
         task,
         model,
-        task.held_out_samples(),
+        task.validation_samples(),
         count=count,
         micro=2,
         workers=0,

@@ -35,12 +35,14 @@ def test_lm_learns_the_standard_library(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     losses = run.losses(0)
     assert losses[1] > 5 and losses[80] < 3.2
-    held_out = run.marker()["held_out"]
-    assert held_out["loss"] < 3.2 and held_out["bits_per_byte"] == pytest.approx(held_out["loss"] / 0.693147, rel=1e-5)
-    assert held_out["count"] == held_out["samples"] * 64
+    validation = run.marker()["validation"]
+    assert validation["loss"] < 3.2 and validation["bits_per_byte"] == pytest.approx(
+        validation["loss"] / 0.693147, rel=1e-5
+    )
+    assert validation["count"] == validation["samples"] * 64
     assert "batch      32 samples = micro 8 x accumulation 2 x ranks 2" in result.stdout
     assert re.search(r"^step 20/80  loss \d\.\d{4}  lr \S+  \S+ tok/s  eta \d+:\d\d$", result.stdout, re.M)
-    assert f"bits per byte {held_out['bits_per_byte']:.4f}, over {held_out['count']} tokens" in result.stdout
+    assert f"bits per byte {validation['bits_per_byte']:.4f}, over {validation['count']} tokens" in result.stdout
     assert all(line["tokens_per_second"] > 0 for line in run.lines("metrics.jsonl"))
     kinds = [event["event"] for event in run.lines("events.jsonl") if event["rank"] == 0]
     kinds = [kind for kind in kinds if kind not in ("straggler_begins", "straggler_ends")]  # A busy machine makes them.

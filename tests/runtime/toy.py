@@ -37,7 +37,7 @@ class Rows:
 
 
 class Toy:
-    """`data`: train, held_out (sample numbers); poison, poison_gradient, kill, touch: the sample that makes loss or
+    """`data`: train, validation (sample numbers); poison, poison_gradient, kill, touch: the sample that makes loss or
     gradient nan, kills the process that reads it, or makes it touch the file `path`. `model`: width, dropout.
     """
 
@@ -58,8 +58,8 @@ class Toy:
     def train_samples(self) -> Samples:
         return Rows(0, self._data.get("train", 23), self._data)
 
-    def held_out_samples(self) -> Samples:
-        return Rows(1000, self._data.get("held_out", 7))
+    def validation_samples(self) -> Samples:
+        return Rows(1000, self._data.get("validation", 7))
 
     def fingerprint(self) -> str:
         return f"toy {self._data.get('salt', 0)}"

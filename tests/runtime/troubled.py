@@ -1,6 +1,6 @@
 """The toy task with trouble at a place in time, for tests of stopping and of hangs.
 
-`data.trouble`: {"kind", "rank", "call", "where": "loss"|"held_out"|"data", "once": path or absent, "path"}. `call`
+`data.trouble`: {"kind", "rank", "call", "where": "loss"|"validation"|"data", "once": path or absent, "path"}. `call`
 counts what this rank does of that kind, from 1; the loss of the warm-up is the first, so call n + 1 is step n in a run
 that has not been resumed. `data.pace`: seconds that every loss takes at least.
 """
@@ -24,7 +24,7 @@ class Trouble:
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._wanted: Mapping[str, Any] = data.get("trouble") or {}
-        self._calls = {"loss": 0, "held_out": 0, "data": 0}
+        self._calls = {"loss": 0, "validation": 0, "data": 0}
 
     def pass_by(self, where: str) -> None:
         self._calls[where] += 1
@@ -91,7 +91,7 @@ class Troubled(Toy):
 
     def loss(self, model: Callable[..., Any], batch: dict[str, torch.Tensor]) -> Loss:
         time.sleep(self._data.get("pace", 0.0))
-        self._trouble.pass_by("loss" if torch.is_grad_enabled() else "held_out")
+        self._trouble.pass_by("loss" if torch.is_grad_enabled() else "validation")
         return super().loss(model, batch)
 
 

@@ -234,7 +234,7 @@ def _cut(ids: list[int], epochs: list[int], sizes: list[int]) -> _Step:
 def evaluation_lists(
     count: int, *, micro: int, world: int, rank: int, weights: batch.Weights = None
 ) -> Iterator[Wanted]:
-    """Ids 0..count-1 of the held-out samples that are this rank's, at most `micro` at a time."""
+    """This rank's ids out of the validation set's 0..count-1, at most `micro` at a time."""
     mine = batch.share(count, world, rank, weights)
     for start in range(mine.start, mine.stop, micro):
         end = min(start + micro, mine.stop)

@@ -98,7 +98,7 @@ def _finish(now: shared.Shared, folder: RunFolder | None) -> None:
     now.enter("end")
     if now.stopped is not None and folder is not None:
         attempt = now.world.attempt
-        facts = {"state": "stopped", "step": now.step, "steps": None, "reason": now.stopped, "held_out": None}
+        facts = {"state": "stopped", "step": now.step, "steps": None, "reason": now.stopped, "validation": None}
         now.world.on_main(lambda: marker.write(folder.marker(attempt), attempt, facts))
     assert now.watch is not None
     now.watch.close(now.world)

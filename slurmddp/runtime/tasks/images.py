@@ -151,8 +151,8 @@ class Images:
             raise UserError(f"train.data.path: there is no {path}")
         self._whole = Folder(path, data["size"]) if path.is_dir() else Arrays(path)
         total = len(self._whole)
-        held_out = int(total * data["held_out"])
-        if len(self._whole.classes) < 2 or held_out >= total:
+        validation = int(total * data["validation_fraction"])
+        if len(self._whole.classes) < 2 or validation >= total:
             raise UserError(f"train.data.path: {path} holds {total} images of {len(self._whole.classes)} classes")
         self.augment = None if data["augment"] == "none" else Augment(data["augment"])
         if self.augment is not None and self._whole.shape[1] == 1:
@@ -162,7 +162,7 @@ class Images:
             )
         # A fixed permutation, not a stride: labels often come in a regular order.
         mixed = permute(torch.arange(total), total, keys(0, -1)).tolist()
-        self._train, self._held_out = Part(self._whole, mixed[held_out:]), Part(self._whole, mixed[:held_out])
+        self._train, self._validation = Part(self._whole, mixed[validation:]), Part(self._whole, mixed[:validation])
 
     def build_model(self) -> nn.Module:
         """A perceptron over all values, or a small convolutional network."""
@@ -174,13 +174,13 @@ class Images:
         """Images to train on."""
         return self._train
 
-    def held_out_samples(self) -> Samples:
+    def validation_samples(self) -> Samples:
         """Images to evaluate on."""
-        return self._held_out
+        return self._validation
 
     def fingerprint(self) -> str:
-        """Of all images' content (.npz) or names and sizes (folder), and of how many are held out."""
-        return f"{self._whole.content}/{len(self._held_out)}"
+        """Of all images' content (.npz) or names and sizes (folder), and of how many are in the validation set."""
+        return f"{self._whole.content}/{len(self._validation)}"
 
     def collate(self, samples: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Images [batch, channels, height, width] and labels int64 [batch]."""

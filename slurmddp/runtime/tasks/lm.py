@@ -22,32 +22,32 @@ _IGNORED = -100
 
 
 class Part:
-    """Which of `total` windows or documents are to train on, and which are held out, by number.
+    """Which of `total` windows or documents are for training, and which for validation, by number.
 
-    `held_out` ones are taken one of every group of total // held_out, so that they come from all files
-    alike. Which one is sample i is arithmetic: no list of indices is kept.
+    One of every total // validation is for validation, so that these come from all files alike. Which one is sample i
+    is arithmetic: no list of indices is kept.
     """
 
-    def __init__(self, total: int, held_out: int, *, training: bool) -> None:
+    def __init__(self, total: int, validation: int, *, training: bool) -> None:
         self._total = total
-        self._held_out = held_out
+        self._validation = validation
         self._training = training
 
     def __len__(self) -> int:
-        return self._total - self._held_out if self._training else self._held_out
+        return self._total - self._validation if self._training else self._validation
 
     def window(self, index: int) -> int:
         """The number among all of the one that is sample `index`."""
         if not 0 <= index < len(self):
             raise IndexError(index)
-        if self._held_out == 0:
+        if self._validation == 0:
             return index
-        group = self._total // self._held_out
+        group = self._total // self._validation
         if not self._training:
             return index * group + group - 1
-        if index < self._held_out * (group - 1):
+        if index < self._validation * (group - 1):
             return index + index // (group - 1)
-        return index + self._held_out
+        return index + self._validation
 
 
 class Windows(Part):
@@ -56,13 +56,19 @@ class Windows(Part):
     """
 
     def __init__(
-        self, stream: ByteStream | TokenStream, context: int, held_out: int, *, training: bool, vocabulary: int = BYTES
+        self,
+        stream: ByteStream | TokenStream,
+        context: int,
+        validation: int,
+        *,
+        training: bool,
+        vocabulary: int = BYTES,
     ) -> None:
         """`vocabulary`: ids of a TokenStream have to be below it."""
         self._stream = stream
         self._width = context + 1
         self._vocabulary = vocabulary
-        super().__init__(len(stream) // self._width, held_out, training=training)
+        super().__init__(len(stream) // self._width, validation, training=training)
 
     def __getitem__(self, index: int) -> torch.Tensor:
         """uint8 [context + 1] of bytes, int32 of token ids. Raises UserError for an id beyond the vocabulary."""
@@ -82,10 +88,10 @@ class Windows(Part):
 class Texts(Part):
     """Documents, each at most context + 1 tokens of its beginning."""
 
-    def __init__(self, documents: Documents, context: int, held_out: int, *, training: bool) -> None:
+    def __init__(self, documents: Documents, context: int, validation: int, *, training: bool) -> None:
         self._documents = documents
         self._most = context + 1
-        super().__init__(len(documents), held_out, training=training)
+        super().__init__(len(documents), validation, training=training)
 
     def __getitem__(self, index: int) -> torch.Tensor:
         """uint8 [2 to context + 1]."""
@@ -94,9 +100,9 @@ class Texts(Part):
     def lengths(self) -> torch.Tensor:
         """About how long each is: int32 [samples]."""
         numbers = torch.arange(self._total)
-        if self._held_out:
-            group = self._total // self._held_out
-            out = (numbers % group == group - 1) & (numbers < group * self._held_out)
+        if self._validation:
+            group = self._total // self._validation
+            out = (numbers % group == group - 1) & (numbers < group * self._validation)
             numbers = numbers[~out if self._training else out]
         return self._documents.lengths(self._most)[numbers]
 
@@ -115,11 +121,11 @@ class LanguageModel:
         endings = _ENDINGS[self._format] if data["glob"] is None else ()
         self._open(find_files(paths, data["glob"] or "**/*", data["exclude"], endings), data)
         total = self._total()
-        self._held_out = max(1, int(total * data["held_out"])) if data["held_out"] > 0 else 0
-        if total - self._held_out < 1 or (self._held_out and total // self._held_out < 2):
+        fraction = data["validation_fraction"]
+        self._validation = max(1, int(total * fraction)) if fraction > 0 else 0
+        if total - self._validation < 1 or (self._validation and total // self._validation < 2):
             raise UserError(
-                f"train.data: {self._size()}, too few to train on and hold some out: take more text or a shorter "
-                "context"
+                f"train.data: {self._size()}, too few for training and validation: take more text or a shorter context"
             )
         self.targets_per_sample = self._targets_per_sample()
 
@@ -140,7 +146,7 @@ class LanguageModel:
 
     def _samples(self, training: bool) -> Samples:
         vocabulary = self._model["vocabulary"]
-        return Windows(self._stream, self._context, self._held_out, training=training, vocabulary=vocabulary)
+        return Windows(self._stream, self._context, self._validation, training=training, vocabulary=vocabulary)
 
     def build_model(self) -> nn.Module:
         """A GPT over the vocabulary: 256 byte values where there is none."""
@@ -150,13 +156,13 @@ class LanguageModel:
         """Windows or documents to train on."""
         return self._samples(training=True)
 
-    def held_out_samples(self) -> Samples:
+    def validation_samples(self) -> Samples:
         """Windows or documents to evaluate on."""
         return self._samples(training=False)
 
     def fingerprint(self) -> str:
         """Of the files, and of how they are cut into samples."""
-        return f"{self._format}/{self._stream.fingerprint()}/{self._context}/{self._held_out}"
+        return f"{self._format}/{self._stream.fingerprint()}/{self._context}/{self._validation}"
 
     def collate(self, samples: list[torch.Tensor]) -> Any:
         """uint8 or int32 [batch, context + 1]: less to move than int64."""
@@ -198,7 +204,7 @@ class DocumentModel(LanguageModel):
         return max(1, int(lengths.sum()) // len(lengths) - 1)
 
     def _samples(self, training: bool) -> Texts:
-        return Texts(self._documents, self._context, self._held_out, training=training)
+        return Texts(self._documents, self._context, self._validation, training=training)
 
     def lengths(self) -> torch.Tensor:
         """About how many tokens each training sample has: int32 [samples]."""

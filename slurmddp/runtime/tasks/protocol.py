@@ -68,7 +68,7 @@ class Task(Protocol):
         """The samples to train on."""
         ...
 
-    def held_out_samples(self) -> Samples:
+    def validation_samples(self) -> Samples:
         """The samples to evaluate on, none of them among the others; may be empty."""
         ...
 
@@ -85,5 +85,5 @@ class Task(Protocol):
         ...
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Figures for people from means over held-out data: "loss" and each metric by name."""
+        """Figures for people from means over the validation set: "loss" and each metric by name."""
         ...

@@ -78,7 +78,7 @@ def begin(root: Path, attempt: int, environ: Mapping[str, str] = os.environ) -> 
     if steps is None:
         return None
     why = f"{limit} starts in a row crashed before step {steps + 1}"
-    facts = {"state": "no progress", "step": steps, "steps": None, "reason": why, "cause": why, "held_out": None}
+    facts = {"state": "no progress", "step": steps, "steps": None, "reason": why, "cause": why, "validation": None}
     marker.write(RunFolder(root).marker(attempt), attempt, facts)
     return why
 

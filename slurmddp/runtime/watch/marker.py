@@ -24,7 +24,7 @@ def write(path: Path, attempt: int, record: Mapping[str, Any]) -> None:
 def give_up(path: Path, attempt: int, why: str) -> None:
     """Write the marker of an attempt that failed and is not to be repeated; an older one stays. Raises OSError."""
     if not path.exists():
-        facts = {"state": "failed", "step": None, "steps": None, "reason": why, "cause": why, "held_out": None}
+        facts = {"state": "failed", "step": None, "steps": None, "reason": why, "cause": why, "validation": None}
         write(path, attempt, facts)
 
 

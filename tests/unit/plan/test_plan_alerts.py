@@ -1,4 +1,4 @@
-"""From the job's alerts and the site's profile to the plan: names, filters, mail, the dead-man job."""
+"""From the job's alerts and the site's profile to the plan: names, filters, mail, the watchdog job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from slurmddp.errors import UserError
-from slurmddp.launch.watchdog import submit_deadman
+from slurmddp.launch.watchdog import submit_watchdog
 from slurmddp.render.scripts import alert_files
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import JobId
@@ -29,7 +29,7 @@ def site(desk: Desk, more: str) -> None:
 
 def test_nobody_is_told_by_default(desk: Desk) -> None:
     plan = desk.plan(JOB % ("cores", ""))
-    assert (plan.alerts, plan.deadman) == (None, None)
+    assert (plan.alerts, plan.watchdog) == (None, None)
     assert alert_files(plan) == {}
 
 
@@ -123,23 +123,23 @@ SBATCH = '#!/bin/bash\nprintf "%s\\n" "$@" >"${0%/*}/words"\necho 8\n'
 
 
 def test_the_dead_man_job_asks_for_what_the_profile_says(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    site(desk, "deadman: {partition: debug, time: 10m, account: ops, sbatch: [--qos=small, --mem=100M]}")
+    site(desk, "watchdog: {partition: debug, time: 10m, account: ops, sbatch: [--qos=small, --mem=100M]}")
     plan = desk.plan(JOB % ("told", "{to: slack}"))
-    assert plan.deadman is not None
-    assert plan.deadman.sbatch == (
-        "--job-name=gpt-deadman", "--partition=debug", "--time=00:10:00", "--account=ops",
+    assert plan.watchdog is not None
+    assert plan.watchdog.sbatch == (
+        "--job-name=gpt-watchdog", "--partition=debug", "--time=00:10:00", "--account=ops",
         "--nodes=1", "--ntasks=1", "--qos=small", "--mem=100M",
     )  # fmt: skip
     desk.program("sbatch", SBATCH)
     monkeypatch.setenv("PATH", desk.environment["PATH"])
     folder = RunFolder(desk.root / "run")
     folder.logs.mkdir(parents=True)
-    assert submit_deadman(plan, folder, JobId("7")) is None
+    assert submit_watchdog(plan, folder, JobId("7")) is None
     words = (desk.bin / "words").read_text().splitlines()
     script = words.index(str(folder.shell / "watchdog.sh"))
-    assert {*plan.deadman.sbatch, "--open-mode=append", "--dependency=afterany:7"} <= set(words[:script])
-    assert words[script + 1 :] == [str(folder.path), "7", *plan.deadman.sbatch]
-    assert json.loads((folder.path / "deadman.json").read_text()) == {"job_id": "8", "watches": "7"}
+    assert {*plan.watchdog.sbatch, "--open-mode=append", "--dependency=afterany:7"} <= set(words[:script])
+    assert words[script + 1 :] == [str(folder.path), "7", *plan.watchdog.sbatch]
+    assert json.loads((folder.path / "watchdog.json").read_text()) == {"job_id": "8", "watches": "7"}
 
 
 def test_the_next_dead_man_job_asks_for_the_same(desk: Desk) -> None:
@@ -159,9 +159,9 @@ def test_the_next_dead_man_job_asks_for_the_same(desk: Desk) -> None:
 
 @pytest.mark.parametrize("targets", ["", "{to: mail}", "{to: slack, on: [finished]}"])
 def test_no_dead_man_job_where_nobody_would_hear_of_it(desk: Desk, targets: str) -> None:
-    site(desk, "deadman: {partition: debug}")
-    assert desk.plan(JOB % ("told", targets)).deadman is None
-    assert desk.plan(JOB % ("told", "{to: slack}"), inside=True).deadman is None
+    site(desk, "watchdog: {partition: debug}")
+    assert desk.plan(JOB % ("told", targets)).watchdog is None
+    assert desk.plan(JOB % ("told", "{to: slack}"), inside=True).watchdog is None
 
 
 def test_the_resolved_job_names_no_address_and_reads_back(desk: Desk) -> None:

@@ -12,7 +12,7 @@ from slurmddp.spec import job as written
 
 #: Keys that `runtime_job` (slurmddp/plan/program.py) leaves out or names otherwise.
 LEFT_OUT = {"Train": {"script", "args", "project", "batch"}, "Timeouts": {"rendezvous", "join", "stop"}}
-RENAMED = {"Checkpoint": {"every": "every_seconds"}}
+RENAMED = {"Checkpoint": {"interval": "every_seconds"}}
 #: A job without a task has no job.json.
 NEVER_NULL = {("Train", "task")}
 #: Written as whole numbers; the ranks read any number, which tests use.

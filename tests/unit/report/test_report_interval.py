@@ -115,9 +115,9 @@ def test_what_is_now() -> None:
         line = interval.interval_line(History(1, 1, 1, 1, 1), 1, Checkpoint(**values))
         return line.split("; now ")[1].removesuffix(")")
 
-    assert now(every=None, every_steps=500) == "every 500 steps"
-    assert now(every="2h", every_steps=7) == "2h or every 7 steps"
-    assert now(every=None) == "only at the end"
+    assert now(interval=None, every_steps=500) == "every 500 steps"
+    assert now(interval="2h", every_steps=7) == "2h or every 7 steps"
+    assert now(interval=None) == "only at the end"
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,10 @@ def test_who_is_told(desk: Desk) -> None:
     assert told(desk)["alerts"].startswith("none")
     targets = "alerts=[{to: slack, on: [failed]}, {to: mail, on: [failed, finished]}]"
     assert told(desk, targets)["alerts"] == "slack (failed), mail (fail, end); sent by job.sh"
-    more = "deadman: {partition: p}\nalerts: {from: login}\n"
-    assert told(desk, targets, more=more)["alerts"].endswith("; sent from the login node; a dead-man job looks on")
+    more = "watchdog: {partition: p}\nalerts: {from: login}\n"
+    assert told(desk, targets, more=more)["alerts"].endswith(
+        "; sent from the login node; a watchdog job checks how it ended"
+    )
     mail = told(desk, "alerts=[{to: mail, on: [failed]}]", more=more)["alerts"]
     assert mail == "mail (fail)"
 

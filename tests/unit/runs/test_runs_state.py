@@ -17,7 +17,7 @@ from slurmddp.runs.submission import Submission
 from slurmddp.slurm.base import JobId, JobView
 
 SENT = Submission("123", "slurm", ("sbatch",), "2025-11-20T10:00:00+00:00", "login")
-DONE = Marker(0, "done", 1000, 1000, "all steps are done", {"loss": 1.0})
+DONE = Marker(0, "done", 1000, 1000, "all steps are done")
 STOPPED = Marker(0, "stopped", 500, 1000, "time limit")
 
 

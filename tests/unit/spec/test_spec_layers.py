@@ -203,12 +203,12 @@ def test_set_reaches_every_key_and_the_last_one_wins(desk: Desk) -> None:
         "train.data.glob='no'",
         "container.binds=[/a, /b:/c:ro]",
         "environment.A=x = y",
-        "checkpoint.every=null",
+        "checkpoint.interval=null",
     ).job
     assert (found.train.steps, found.train.optimizer.lr) == (2000, 3e-4)
     assert found.train.data == {"path": "/data/books", "context": 64, "glob": "'no'"}
     assert [bind.source for bind in found.container.binds] == ["/a", "/b"]
-    assert (found.environment["A"], found.checkpoint.every) == ("x = y", None)
+    assert (found.environment["A"], found.checkpoint.interval) == ("x = y", None)
 
 
 @pytest.mark.parametrize(
@@ -239,10 +239,10 @@ def test_an_item_that_set_adds_to_a_list_has_its_place(desk: Desk) -> None:
 def test_set_within_what_is_set_already(desk: Desk) -> None:
     with pytest.raises(UserError, match="is set to a value already"):
         desk.resolve(LM_JOB, "train.data.a=1", "train.data.a.b=2")
-    assert desk.resolve(LM_JOB, "train.data={context: 1}", "train.data.held_out=0").job.train.data == {
+    assert desk.resolve(LM_JOB, "train.data={context: 1}", "train.data.validation_fraction=0").job.train.data == {
         "path": "/data/books",
         "context": 1,
-        "held_out": 0,
+        "validation_fraction": 0,
     }
 
 

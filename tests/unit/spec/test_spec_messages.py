@@ -16,7 +16,10 @@ from tests.helpers import LM_JOB, Desk, refusal
         ("resources: {nods: 2}", ":6: resources.nods: unknown key\n  -> did you mean resources.nodes?"),
         ("nodes: 2", ":6: nodes: unknown key\n  -> did you mean resources.nodes?"),
         ("resource:\n  nodes: 2", ":6: resource: unknown key\n  -> did you mean resources?"),
-        ("checkpoint:\n  evry: 3m", ":7: checkpoint.evry: unknown key\n  -> did you mean checkpoint.every?"),
+        (
+            "checkpoint:\n  intervall: 3m",
+            ":7: checkpoint.intervall: unknown key\n  -> did you mean checkpoint.interval?",
+        ),
         ("xyzzy: 1", ":6: xyzzy: unknown key\n  -> `slurmddp init FILE`"),
         ("resources: {nodes: two}", ":6: resources.nodes: must be a whole number, not 'two'"),
         ("resources: {nodes: 1.5}", ":6: resources.nodes: must be a whole number, not '1.5'"),

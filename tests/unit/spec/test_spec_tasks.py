@@ -50,9 +50,18 @@ def told(desk: Desk, job: str, *options: str) -> str:
         (f"{PATH}    context: '64'\n", ":6: train.data.context: must be a whole number from 1 up, not '64'"),
         (f"{PATH}    context: true\n", ":6: train.data.context: must be a whole number from 1 up, not True"),
         (f"{PATH}    context: \n", ":6: train.data.context: must be a whole number from 1 up, not empty"),
-        (f"{PATH}    held_out: 1.5\n", ":6: train.data.held_out: must be a number from 0 to 0.5, not 1.5"),
-        (f"{PATH}    held_out: -0.1\n", ":6: train.data.held_out: must be a number from 0 to 0.5, not -0.1"),
-        (f"{PATH}    held_out: 2%\n", ":6: train.data.held_out: must be a number from 0 to 0.5, not '2%'"),
+        (
+            f"{PATH}    validation_fraction: 1.5\n",
+            ":6: train.data.validation_fraction: must be a number from 0 to 0.5, not 1.5",
+        ),
+        (
+            f"{PATH}    validation_fraction: -0.1\n",
+            ":6: train.data.validation_fraction: must be a number from 0 to 0.5, not -0.1",
+        ),
+        (
+            f"{PATH}    validation_fraction: 2%\n",
+            ":6: train.data.validation_fraction: must be a number from 0 to 0.5, not '2%'",
+        ),
         (f"{PATH}    glob: /a/*\n", ":6: train.data.glob: must be a pattern of names below the path, not '/a/*'"),
         (f"{PATH}    exclude: '*.c'\n", ":6: train.data.exclude: must be a list of patterns, not '*.c'"),
         (f"{PATH}    format: csv\n", ":6: train.data.format: must be bytes, tokens or jsonl, not 'csv'"),
@@ -91,7 +100,10 @@ def test_a_mistake_in_lm(desk: Desk, written: str, message: str) -> None:
     [
         ("", ":2: train.data.path: is missing"),
         ("  data: {path: [/a]}\n", ":4: train.data.path: must be a path, not ['/a']"),
-        (f"{PATH}    held_out: 1\n", ":6: train.data.held_out: must be a number from 0 to below 1, not 1"),
+        (
+            f"{PATH}    validation_fraction: 1\n",
+            ":6: train.data.validation_fraction: must be a number from 0 to below 1, not 1",
+        ),
         (f"{PATH}    context: 2\n", ":6: train.data.context is no option of the task images\n  -> train.data takes"),
         (f"{PATH}    augment: zoom\n", ":6: train.data.augment: must be none, flip, crop or crop+flip, not 'zoom'"),
         (f"{PATH}  model: {{kind: vit}}\n", ":6: train.model.kind: must be mlp or cnn, not 'vit'"),
@@ -149,8 +161,10 @@ def test_documents_and_an_own_task_may_be_sorted(desk: Desk) -> None:
 
 
 def test_all_mistakes_are_told_at_once(desk: Desk) -> None:
-    shown = told(desk, LM + "  steps: many\n  data: {contxt: 1, held_out: 2}\n  model: {heads: 0, widht: 3}\n")
-    for key in ("steps", "data.contxt", "data.held_out", "data.path", "model.heads", "model.widht"):
+    shown = told(
+        desk, LM + "  steps: many\n  data: {contxt: 1, validation_fraction: 2}\n  model: {heads: 0, widht: 3}\n"
+    )
+    for key in ("steps", "data.contxt", "data.validation_fraction", "data.path", "model.heads", "model.widht"):
         assert f"train.{key}" in shown
     assert shown.count("job.yaml:") == 6
 
@@ -163,7 +177,7 @@ def test_an_option_on_the_command_line_is_named(desk: Desk) -> None:
 
 def test_what_fits_arrives_as_written(desk: Desk) -> None:
     job = LM + (
-        "  data: {path: [$BOOKS/a, /b], context: 64, glob: '*.txt', exclude: ['*.py'], held_out: 0}\n"
+        "  data: {path: [$BOOKS/a, /b], context: 64, glob: '*.txt', exclude: ['*.py'], validation_fraction: 0}\n"
         "  model: {layers: 1, heads: 2, width: 32, dropout: 1e-1, tied: false}\n"
     )
     train = desk.resolve(job, BOOKS="/books").job.train
@@ -172,7 +186,7 @@ def test_what_fits_arrives_as_written(desk: Desk) -> None:
         "context": 64,
         "glob": "*.txt",
         "exclude": ["*.py"],
-        "held_out": 0,
+        "validation_fraction": 0,
     }
     assert train.model == {"layers": 1, "heads": 2, "width": 32, "dropout": 0.1, "tied": False}
     # As a resumed run hands it over: JSON, in which every value has its type.
