@@ -201,7 +201,7 @@ def init(
 
 
 def migrate(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Job files, site files, config.yaml")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Job files, site files, config.yaml")],
     check: Annotated[
         bool,
         typer.Option("--check", help="Write nothing: print a diff, and exit with 1 if a key is old"),

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from slurmddp.errors import UserError
 from slurmddp.spec.document import Key, Origin
 from slurmddp.spec.layers import Layered, submodel
-from slurmddp.spec.renamed import advice, row_of
+from slurmddp.spec.renamed import Renamed, advice, row_of
 from slurmddp.visible import one_line
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -82,7 +82,7 @@ def nearest_key(model: type[BaseModel], key: Key) -> str | None:
     """The known key that an unknown one most likely means: the same word elsewhere, or a similar spelling."""
     import difflib
 
-    if row := row_of(key):
+    if row := _renamed(model, key):
         return ".".join(row.new)
     known = [".".join(path) for path in known_keys(model)]
     same_word = [name for name in known if name.rsplit(".", 1)[-1] == key[-1]]
@@ -98,6 +98,12 @@ def nearest_key(model: type[BaseModel], key: Key) -> str | None:
     return anywhere[close[0]] if close else None
 
 
+def _renamed(model: type[BaseModel], key: Key) -> Renamed | None:
+    """The row of an old key of this model: those of jobs and of sites are in one table."""
+    row = row_of(key)
+    return row if row and row.new[0] in model.model_fields else None
+
+
 def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
     key = tuple(str(part) for part in detail["loc"] if part not in _NO_KEYS)
     if detail["type"] == "task_option_needed":
@@ -107,7 +113,7 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
     location = f"{origin.where}: " if origin else ""
     shown = _cut(one_line(".".join(key)), 200)
     kind = detail["type"]
-    if kind == "extra_forbidden" and (row := row_of(key)) and origin and row.new[0] in model.model_fields:
+    if kind == "extra_forbidden" and origin and (row := _renamed(model, key)):
         return f"{location}{shown}: {advice(row, origin, layered.origins.get(row.new))}"
     if kind == "extra_forbidden":
         near = nearest_key(model, key)

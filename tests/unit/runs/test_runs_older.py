@@ -1,6 +1,6 @@
 """A run folder that version 0.1.0 wrote before keys were renamed: every command still reads it.
 
-`older/` holds one as it was written, but for its paths and names, its code and the tensors of its checkpoint.
+`older/` holds one as it was written, but for its paths, its scripts and code, and its checkpoints.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ def run(desk: Desk) -> RunFolder:
     for path in folder.rglob("*"):
         if path.is_file():
             path.write_text(path.read_text().replace(RECORDED, str(desk.project)))
-    shutil.rmtree(folder / "checkpoints")
     make_checkpoint(folder / "checkpoints", 4)
     desk.write("site.yaml", "name: desk\ntitle: A desk\nscheduler: local\ngpu_vendor: none\n")
     desk.write("data/a.txt", "text")
@@ -63,7 +62,7 @@ def test_its_own_site_is_read(run: RunFolder, desk: Desk) -> None:
 
 
 def test_commands(run: RunFolder, cli: Cli) -> None:
-    planned = cli("plan", "--resume", NAME, "--set", "paths.runs=runs")
+    planned = cli("plan", "--resume", NAME)
     assert planned.code == 0, planned.err
     explained = cli("plan", "--resume", NAME, "--explain", "checkpoint.interval")
     assert explained.out.startswith("checkpoint.interval = 600s\n  job file: "), explained

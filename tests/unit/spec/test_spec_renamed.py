@@ -81,7 +81,7 @@ def test_old_keys_of_a_site(desk: Desk) -> None:
     desk.site(text)
     path = desk.config / "sites/mine.yaml"
     line = len(text.splitlines())
-    assert refused(desk, LM_JOB.replace("gpus", "mine")) == (
+    assert refused(desk, LM_JOB.replace("gpus", "mine")).endswith(
         f"{path}:{line}: deadman: renamed to watchdog in 0.1.0\n  -> slurmddp migrate {path}"
     )
     desk.site("name: mine\ntitle: Mine\njob:\n  checkpoint: {every: 5m}\n")
