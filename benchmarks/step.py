@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks import environments
 from benchmarks.measure import Comparison
+from slurmddp.shared import schemas
 
 #: By the time of a step: model, samples per rank, steps per block.
 SIZES: dict[str, dict[str, Any]] = {
@@ -81,7 +82,7 @@ def make_job(size: dict[str, Any], ranks: int, **train: Any) -> dict[str, Any]:
     }  # fmt: skip
     data = {"path": sysconfig.get_paths()["stdlib"], "glob": "*.py", "context": size["context"]}
     return {
-        "schema": 2,
+        "schema": schemas.JOB,
         "run": {"id": "bench", "name": "bench", "site": "local"},
         "train": {
             "task": "lm", "data": data, "model": size["model"], "steps": 10**6, "seed": 0, "precision": "fp32",

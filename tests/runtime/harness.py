@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from slurmddp.shared import schemas
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 POOL = 3
@@ -32,7 +34,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # Before torch is imported, here and in eve
 def make_job(**changes: Any) -> dict[str, Any]:
     """A job of the toy task; changes by path: train__steps=4, batch__global=5."""
     job: dict[str, Any] = {
-        "schema": 2,
+        "schema": schemas.JOB,
         "run": {"id": "test-1", "name": "test", "site": "local"},
         "train": {
             "task": "runtime.toy:create",
