@@ -239,7 +239,7 @@ def test_an_own_key_and_ending(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match=r"no file with content matches '\*\*/\*' and ends with \.bin or \.npy in"):
         lm(tmp_path, vocabulary=9, format="tokens")
-    with pytest.raises(UserError, match="1 documents, too few to train on"):
+    with pytest.raises(UserError, match="1 documents, too few for training and validation"):
         (tmp_path / "a.ndjson").write_text('{"body": "abc"}\n')
         lm(tmp_path, format="jsonl")
 
