@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -77,7 +76,7 @@ def prune(planned: Pruning) -> Iterator[Stored | Leftover]:
     """Remove what was planned, and give each one as soon as it is gone. Raises OSError."""
     for item in planned.going:
         if isinstance(item, Stored):
-            layout.discard(item.path, attempt=0, nonce=secrets.token_hex(4))
+            layout.discard(item.path, attempt=0)
         else:
             shutil.rmtree(item.path)
         yield item

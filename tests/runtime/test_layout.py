@@ -74,7 +74,7 @@ def test_newest_first_and_nothing_else(tmp_path: Path) -> None:
 
 def test_pruning_keeps_good_ones_only(tmp_path: Path) -> None:
     folders = {step: make(tmp_path, step, complete=step != 5) for step in (1, 2, 3, 4, 5, 6, 9)}
-    removed = layout.prune(tmp_path, keep=2, committed=6, rejected=[folders[4]], attempt=0, nonce="ab")
+    removed = layout.prune(tmp_path, keep=2, committed=6, rejected=[folders[4]], attempt=0)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == [folders[step].name for step in (3, 6, 9)]
     assert sorted(removed) == [folders[step] for step in (1, 2, 4, 5)]
 
@@ -82,7 +82,7 @@ def test_pruning_keeps_good_ones_only(tmp_path: Path) -> None:
 def test_pruning_keeps_every_nth(tmp_path: Path) -> None:
     for step in (2, 3, 4, 5, 6, 7, 8):
         make(tmp_path, step, complete=step != 4)
-    layout.prune(tmp_path, keep=1, keep_every=2, committed=7, rejected=[], attempt=0, nonce="ab")
+    layout.prune(tmp_path, keep=1, keep_every=2, committed=7, rejected=[], attempt=0)
     assert [step for step, _ in layout.found(tmp_path)] == [8, 7, 6, 2], "an unfinished one is never kept"
 
 
@@ -90,7 +90,7 @@ def test_a_file_in_the_way_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / layout.folder_name(3)
     path.write_text("mine")
     with pytest.raises(NotADirectoryError, match="in the way"):
-        layout.discard(path, attempt=0, nonce="ab")
+        layout.discard(path, attempt=0)
     assert path.read_text() == "mine"
 
 

@@ -1,17 +1,21 @@
 """One save, from the copies to COMPLETE: what the writer's thread does.
 
-All ranks write into a temporary folder, rank 0 commits it; a failure on one is known to all.
+All ranks write into a temporary folder; rank 0 commits it and removes old ones; a failure on one is known to all.
 """
 
+import functools
+import hashlib
+import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
 
-from slurmddp.runtime.checkpoint import commit, shards
+import slurmddp
+from slurmddp.runtime.checkpoint import shards
 from slurmddp.runtime.checkpoint.files import hashed
 from slurmddp.runtime.checkpoint.staging import Staging
 from slurmddp.runtime.errors import PeerError
@@ -52,11 +56,16 @@ class Failed:
 
 @dataclass(frozen=True)
 class Destination:
-    """What is the same for all saves of an attempt. The group of `world` is the saves' own."""
+    """What is the same for all saves of an attempt. The group of `world` is the saves' own.
+
+    `keep`, `keep_every`, `rejected`: see layout.prune.
+    """
 
     root: Path
     world: World
-    keeping: commit.Keeping
+    keep: int
+    keep_every: int | None
+    rejected: list[Path]
     config: str
     mesh: Mapping[str, int]
 
@@ -94,9 +103,7 @@ def _write(destination: Destination, task: Task, folder: Path, final: Path) -> t
     def complete() -> tuple[int, str]:
         files = {name: layout.FileFacts(*facts) for _, theirs in written for name, facts in theirs.items()}
         files.update(shards.finish(folder, task.plan.metadata, [rows for rows, _ in written]))
-        facts = commit.describe(task.step, world.size, destination.mesh, world.attempt, destination.config)
-        size = commit.commit(folder, final, facts, files, task.data)
-        return size, commit.prune(final, destination.keeping, step=task.step, attempt=world.attempt)
+        return _commit(destination, task, folder, final, files), _prune(destination, final, task.step)
 
     size, remark = world.on_main(complete)
     return size, remark
@@ -113,21 +120,91 @@ def _write_own(task: Task, folder: Path, rank: int) -> tuple[list[shards.Row], d
     return rows, {**files, **{f"{layout.RNG}/{name}": facts for name, facts in states.items()}}
 
 
+def _commit(
+    destination: Destination, task: Task, folder: Path, final: Path, files: Mapping[str, layout.FileFacts]
+) -> int:
+    """On rank 0: turn the finished `folder` into the checkpoint `final`; returns its bytes without the manifest."""
+    world = destination.world
+    layout.write_json(folder / layout.DATA, task.data)
+    listed = {**files, layout.DATA: layout.facts(folder / layout.DATA)}
+    manifest = {
+        "schema": layout.SCHEMA,
+        "step": task.step,
+        "world": world.size,
+        "mesh": dict(destination.mesh),
+        "attempt": world.attempt,
+        "code": code_hash(),
+        "config": destination.config,
+        "version": slurmddp.__version__,
+        "torch": str(torch.__version__),
+        "global_batch": task.data["global_batch"],
+        "files": {name: asdict(listed[name]) for name in sorted(listed)},
+    }
+    layout.write_json(folder / layout.MANIFEST, manifest)
+    layout.sync_folder(folder / layout.RNG)
+    layout.sync_folder(folder)
+    if final.exists():
+        # Unfinished, or refused when this attempt loaded: a good one would have been loaded, and its step
+        # not redone.
+        layout.discard(final, attempt=world.attempt)
+    folder.rename(final)
+    layout.sync_folder(final.parent)
+    layout.mark_complete(final)
+    return sum(item.bytes for item in listed.values())
+
+
+def _prune(destination: Destination, final: Path, step: int) -> str:
+    """On rank 0: remove what need not be kept, now that `final` is there; returns a remark where that failed."""
+    if final in destination.rejected:
+        destination.rejected.remove(final)
+    try:
+        layout.prune(
+            destination.root,
+            keep=destination.keep,
+            keep_every=destination.keep_every,
+            committed=step,
+            rejected=destination.rejected,
+            attempt=destination.world.attempt,
+        )
+    except OSError as error:
+        return f"old checkpoints could not be removed: {error}"
+    return ""
+
+
+@functools.cache
+def code_hash() -> str:
+    """sha256 over the runtime's own source files: which code wrote a checkpoint."""
+    root = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _any_complete(root: Path) -> bool:
+    try:
+        return any(layout.is_complete(folder) for _, folder in layout.found(root))
+    except OSError:
+        return False
+
+
 def _failed(destination: Destination, step: int, folder: Path, final: Path, error: Exception) -> Failed:
     """Agree on what happened, and clear up. Where ranks do not even agree, one of them is gone."""
     world = destination.world
     own = None if isinstance(error, PeerError) else f"rank {world.rank} on {world.node}: {str(error) or repr(error)}"
 
     def clear_up() -> bool:
-        commit.sweep(folder, final)
-        return commit.older(destination.root)
+        shutil.rmtree(folder, ignore_errors=True)
+        if final.is_dir() and not layout.is_complete(final):
+            shutil.rmtree(final, ignore_errors=True)
+        return _any_complete(destination.root)
 
     try:
         messages = [message for message in world.gather(own) if message is not None]
         older = world.on_main(clear_up)
     except Exception:  # noqa: BLE001 - the first error is the one that tells
         message = f"rank {world.rank} on {world.node} has lost the others while saving: {str(error) or repr(error)}"
-        return Failed(step, message, fatal=True, older=commit.older(destination.root), cause=error)
+        return Failed(step, message, fatal=True, older=_any_complete(destination.root), cause=error)
     message = messages[0] if messages else str(error)
     if len(messages) > 1:
         message += f" ({len(messages)} of {world.size} ranks failed)"

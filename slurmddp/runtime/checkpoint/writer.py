@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from slurmddp.runtime import randomness
 from slurmddp.runtime.checkpoint import saving, shards, state
-from slurmddp.runtime.checkpoint.commit import Keeping
 from slurmddp.runtime.checkpoint.saving import Failed, Saved
 from slurmddp.runtime.checkpoint.staging import Staging
 from slurmddp.runtime.errors import RuntimeFailure
@@ -52,9 +51,9 @@ def _wait_at_exit() -> None:
 class Writer:
     """Writes the checkpoints of one attempt. Every rank has to make one, and to close it.
 
-    `root`: the folder of checkpoints. `keep`, `keep_every`: see layout.prune. `asynchronous`: whether
-    training goes on while a thread writes. `config`: hash of the job's description. `rejected`: checkpoints
-    that loading refused, which must not push good ones out. `mesh`: ranks by dimension, for the manifest.
+    `root`: the folder of checkpoints. `keep`, `keep_every`, `rejected`: see layout.prune. `asynchronous`: whether
+    training goes on while a thread writes. `config`: hash of the job's description. `mesh`: ranks by dimension, for
+    the manifest.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Writer:
         assert group is not None  # None is for ranks outside the group; all are in it.
         self._world = dataclasses.replace(world, coordination=group)
         dimensions = dict(mesh or {"replicate": world.size})
-        self._place = saving.Destination(root, self._world, Keeping(keep, keep_every, rejected), config, dimensions)
+        self._place = saving.Destination(root, self._world, keep, keep_every, rejected, config, dimensions)
         self._asynchronous = asynchronous
         self._signature: list[object] | None = None
         self._plan: shards.Plan | None = None

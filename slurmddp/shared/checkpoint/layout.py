@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -206,7 +207,6 @@ def prune(
     committed: int,
     rejected: Iterable[Path],
     attempt: int,
-    nonce: str,
 ) -> list[Path]:
     """Remove old checkpoints after `committed` (a step) was completed; returns what was removed.
 
@@ -221,16 +221,16 @@ def prune(
     old = [folder for folder in good[keep:] if not keep_every or (step_of(folder) or 0) % keep_every]
     stale = old + [folder for folder in up_to if folder not in good]
     for folder in stale:
-        discard(folder, attempt=attempt, nonce=nonce)
+        discard(folder, attempt=attempt)
     return stale
 
 
-def discard(folder: Path, *, attempt: int, nonce: str) -> None:
+def discard(folder: Path, *, attempt: int) -> None:
     """Remove a checkpoint. It loses its name first: one half deleted is never taken for a checkpoint."""
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "is in the way of a checkpoint, and no folder", str(folder))
     step = step_of(folder) or 0
-    hidden = folder.with_name(temporary_name("old", step, attempt, nonce))
+    hidden = folder.with_name(temporary_name("old", step, attempt, secrets.token_hex(4)))
     folder.rename(hidden)
     shutil.rmtree(hidden)
 
