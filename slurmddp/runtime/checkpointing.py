@@ -1,6 +1,7 @@
 """When checkpoints are made, and what is said of them."""
 
 import time
+from collections.abc import Sequence
 
 from slurmddp.runtime.checkpoint import messages
 from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
@@ -78,13 +79,11 @@ class Checkpointing:
 
     def poll(self) -> None:
         """Say what has been written, or could not be, since last time."""
-        for result in self._writer.poll():
-            self._report(result)
+        self._report(self._writer.poll())
 
     def settle(self) -> None:
         """Wait for what is being written, and say how it went."""
-        for result in self._writer.finish():
-            self._report(result)
+        self._report(self._writer.finish())
 
     def finish(self, step: int) -> None:
         """Wait for what is being written. Where the last save failed, save the present state, of `step`, instead.
@@ -100,18 +99,10 @@ class Checkpointing:
         if self._safe != step:
             raise RuntimeFailure(f"the last state, of step {step}, could not be written (see above)", shared=True)
 
-    def _report(self, result: Saved | Failed) -> None:
-        session = self._session
-        if isinstance(result, Saved):
-            self._safe = result.step
-            if result.remark:
-                session.console.warn(f"checkpoint {result.path.name}: {result.remark}")
-            messages.saved(session, result)
-            return
-        if result.fatal:
-            raise RuntimeFailure(f"the checkpoint of step {result.step} could not be written: {result.message}")
-        older = "an older one is there: going on" if result.older else "and there is no older one"
-        session.console.warn(f"checkpoint of step {result.step} could not be written: {result.message}; {older}")
-        session.record("checkpoint_failed", step=result.step, why=result.message, older=result.older)
-        if not result.older:
-            self.lost = self.lost or result.message
+    def _report(self, results: Sequence[Saved | Failed]) -> None:
+        for failed in messages.ended(self._session, results):
+            if not failed.older:
+                self.lost = self.lost or failed.message
+        for result in results:
+            if isinstance(result, Saved):
+                self._safe = result.step

@@ -75,23 +75,10 @@ def resume(session: Session) -> Position:
         by_length=session.job.batch.by_length,
         where="train.batch: ",
     )
-    reader.load(choice, session.trained, here)
+    todo = ". Put train.model back as it was, or start a new run without this one"
+    reader.load(choice, session.trained, here, todo=todo)
     restored = reader.restore_randomness(choice, here, session.job.train.seed)
-    session.console.say(f"resumed    step {choice.step} from {choice.path}, saved by {choice.world} ranks")
-    if not restored:
-        session.console.say(
-            f"           the ranks were {choice.world} and are {here.size}: their random states are new, "
-            "derived "
-            "from (seed, step, rank)"
-        )
-    session.record(
-        "resumed",
-        step=choice.step,
-        path=str(choice.path),
-        from_world=choice.world,
-        samples=choice.data["samples"],
-        random_states_restored=restored,
-    )
+    messages.resumed(session, here, choice, restored=restored)
     return Position(choice.step, choice.data["samples"], tuple(rejected), origin)
 
 

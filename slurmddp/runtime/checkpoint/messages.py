@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from slurmddp.runtime.checkpoint import reader
-from slurmddp.runtime.checkpoint.saving import Saved
+from slurmddp.runtime.checkpoint.saving import Failed, Saved
 from slurmddp.runtime.console import Console
+from slurmddp.runtime.errors import RuntimeFailure
 from slurmddp.runtime.world import World
 from slurmddp.shared.checkpoint import layout
 from slurmddp.shared.units import human
@@ -42,8 +43,43 @@ def choose(world: World, speaker: Speaker, roots: Sequence[Path]) -> tuple[reade
     return reader.Choice(Path(chosen[0]), *chosen[1:]) if chosen else None, [Path(path) for path in refused]
 
 
-def saved(speaker: Speaker, result: Saved) -> None:
-    """A checkpoint has been written."""
+def resumed(speaker: Speaker, world: World, choice: reader.Choice, *, restored: bool) -> None:
+    """A checkpoint has been loaded. `restored`: with the ranks' random states."""
+    say, were = speaker.console.say, choice.world
+    say(f"resumed    step {choice.step} from {choice.path}, saved by {were} rank{'s' * (were > 1)}")
+    if not restored:
+        say(
+            f"           the ranks were {were} and are {world.size}: their random states are new, derived from "
+            "(seed, step, rank)"
+        )
+    speaker.record(
+        "resumed",
+        step=choice.step,
+        path=str(choice.path),
+        from_world=were,
+        samples=choice.data.get("samples"),
+        random_states_restored=restored,
+    )
+
+
+def ended(speaker: Speaker, results: Sequence[Saved | Failed]) -> list[Failed]:
+    """Saves have ended. Returns those that failed. Raises RuntimeFailure where the ranks have lost each other."""
+    failed = [result for result in results if isinstance(result, Failed)]
+    for result in results:
+        if isinstance(result, Saved):
+            _saved(speaker, result)
+        elif result.fatal:
+            raise RuntimeFailure(f"the checkpoint of step {result.step} could not be written: {result.message}")
+        else:
+            older = "an older one is there: going on" if result.older else "and there is no older one"
+            speaker.console.warn(f"checkpoint of step {result.step} could not be written: {result.message}; {older}")
+            speaker.record("checkpoint_failed", step=result.step, why=result.message, older=result.older)
+    return failed
+
+
+def _saved(speaker: Speaker, result: Saved) -> None:
+    if result.remark:
+        speaker.console.warn(f"checkpoint {result.path.name}: {result.remark}")
     speaker.console.say(
         f"checkpoint {result.path.name}, {human(result.bytes)} in {result.seconds:.2f} s, "
         f"the step held up for {result.stall:.2f} s"

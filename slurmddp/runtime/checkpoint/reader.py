@@ -82,21 +82,20 @@ def check_data(choice: Choice, now: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def load(choice: Choice, trained: state.Trained, world: World) -> None:
+def load(
+    choice: Choice, trained: state.Trained, world: World, *, check: Callable[[], None] = lambda: None, todo: str = ""
+) -> None:
     """Load weights and optimizer of `choice` in place, on any number of ranks; every rank has to call it.
 
-    Raises UserError where the model is another one.
+    Raises UserError, which `todo` ends, where the model is another one or `check` raises it; nothing is loaded then.
     """
     metadata = world.together(lambda: shards.read_metadata(choice.path))
     stored = metadata.state_dict_metadata
     try:
         state.check(trained, stored)
+        check()
     except UserError as error:
-        raise UserError(
-            f"cannot resume from {choice.path}: {error}. Put train.model back as it was, or start a new "
-            "run without this one",
-            shared=True,
-        ) from error
+        raise UserError(f"cannot resume from {choice.path}: {error}{todo}", shared=True) from error
     tensors = state.prepare(trained, stored)
     world.together(lambda: shards.read(choice.path, metadata, tensors))
     state.adopt(trained, tensors)

@@ -14,7 +14,7 @@ from torch import nn
 
 from slurmddp.runtime.checkpoint import messages, state
 from slurmddp.runtime.checkpoint.reader import NOTHING_GOOD
-from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
+from slurmddp.runtime.checkpoint.writer import Failed, Writer
 from slurmddp.runtime.errors import RuntimeFailure, UserError
 from slurmddp.runtime.evaluation import share_buffers
 from slurmddp.runtime.library import param_groups, restoring, shared
@@ -264,25 +264,13 @@ class Checkpointer:
         """Wait for what is being written, and say how it went. Returns the failures since the last call: the same on
         all ranks.
         """
-        self._report(self._writer.finish())
+        self._failed += messages.ended(self._shared, self._writer.finish())
         failed, self._failed = self._failed, []
         return failed
 
     def _poll(self) -> None:
         """Say what has been written meanwhile. Ranks learn of it some steps apart, so nothing follows from it yet."""
-        self._report(self._writer.poll())
-
-    def _report(self, results: Sequence[Saved | Failed]) -> None:
-        now = self._shared
-        for result in results:
-            if isinstance(result, Saved):
-                messages.saved(now, result)
-                continue
-            if result.fatal:
-                raise RuntimeFailure(f"the checkpoint of step {result.step} could not be written: {result.message}")
-            self._failed.append(result)
-            now.console.warn(f"the checkpoint of step {result.step} could not be written: {result.message}")
-            now.record("checkpoint_failed", step=result.step, why=result.message, older=result.older)
+        self._failed += messages.ended(self._shared, self._writer.poll())
 
 
 class Sized(Protocol[T_co]):

@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 
 from torch import nn
 
-from slurmddp.runtime.checkpoint import reader, shards, state
+from slurmddp.runtime.checkpoint import messages, reader, state
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.library import param_groups, shared
 from slurmddp.runtime.world import World
@@ -41,32 +41,16 @@ def adopt(
     now: shared.Shared, world: World, trained: state.Trained, sampler: Positioned | None, choice: reader.Choice
 ) -> None:
     """Load a checkpoint in place, and say so; every rank has to call it. Raises UserError where it does not fit."""
-    metadata = world.together(lambda: shards.read_metadata(choice.path))
-    stored = metadata.state_dict_metadata
-    try:
-        state.check(trained, stored)
+
+    def check() -> None:
         param_groups.check(trained.optimizer, choice.data)
         if sampler is not None and choice.data.get("sampler") is not None:
             sampler.load_state_dict(choice.data["sampler"])
-    except UserError as error:
-        raise UserError(f"cannot resume from {choice.path}: {error}", shared=True) from error
-    tensors = state.prepare(trained, stored)
-    world.together(lambda: shards.read(choice.path, metadata, tensors))
-    state.adopt(trained, tensors)
+
+    reader.load(choice, trained, world, check=check)
     param_groups.restore(trained.optimizer, choice.data)
     restored = reader.restore_randomness(choice, world, 0)
-    say, were = now.console.say, choice.world
-    say(f"resumed    step {choice.step} from {choice.path}, saved by {were} rank{'s' * (were > 1)}")
-    if not restored:
-        say(f"           the ranks were {were} and are {world.size}: their random states are new ones")
-    now.record(
-        "resumed",
-        step=choice.step,
-        path=str(choice.path),
-        from_world=were,
-        samples=choice.data.get("samples"),
-        random_states_restored=restored,
-    )
+    messages.resumed(now, world, choice, restored=restored)
 
 
 def folder(given: str | Path | None) -> Path:
