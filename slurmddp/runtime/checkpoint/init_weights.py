@@ -1,6 +1,5 @@
 """Starting from given weights: a file, a checkpoint, or a run. Weights and buffers only, by name and shape."""
 
-import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,6 @@ from slurmddp.runtime.checkpoint import plain, shards, state
 from slurmddp.runtime.errors import UserError
 from slurmddp.shared.checkpoint import layout
 from slurmddp.shared.run_folder import RunFolder
-
-try:
-    from torch.distributed.tensor import DTensor, distribute_tensor
-except ImportError:  # torch 2.4
-    from torch.distributed._tensor import DTensor, distribute_tensor
 
 _MODEL = "model."
 #: What wrappers put before names: DDP and DataParallel, torch.compile. The latter's may stand inside a name.
@@ -95,12 +89,11 @@ def load_given(path: Path | str, model: nn.Module, *, verify: bool = True) -> Gi
                     if types[old] != targets[new].dtype})  # fmt: skip
     if other:
         remarks.append(f"converted from {', '.join(other)}")
+    wanted = {old: targets[new] for new, old in names.items()}
     if source.is_dir():
-        shards.read(source, metadata, {old: targets[new] for new, old in names.items()})
+        shards.read(source, metadata, wanted)
     else:
-        with torch.no_grad():
-            for new, old in names.items():
-                _copy(targets[new], tensors[old])
+        shards.fill(source, {old: tensors[old] for old in wanted}, wanted)
     return Given(source, len(names), tuple(remarks))
 
 
@@ -138,16 +131,3 @@ def _check(source: Path, given: Mapping[str, tuple[int, ...]], targets: Mapping[
             f"train.init_from: {source} is of another model: {found}. Change "
             "train.model to fit it, or take other weights"
         )
-
-
-def _copy(target: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy the whole `value` into a tensor, or this rank's part of it into a DTensor."""
-    if isinstance(target, DTensor):
-        mesh, placements = target.device_mesh, target.placements
-        value = value.to(device=target.to_local().device, dtype=target.dtype)
-        if "src_data_rank" in inspect.signature(distribute_tensor).parameters:
-            # Each rank cuts out its own part: it has the whole value already.
-            value = distribute_tensor(value, mesh, placements, src_data_rank=None)
-        else:  # older torch has the mesh's first rank send the parts: every rank has to call it then
-            value = distribute_tensor(value, mesh, placements)
-    target.copy_(value)

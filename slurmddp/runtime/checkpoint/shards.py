@@ -57,16 +57,16 @@ def plan(tensors: dict[str, torch.Tensor], world: World) -> Plan:
     on all.
     """
 
-    def held() -> list[Row]:
-        items = create_default_local_save_plan(tensors, world.is_main).items
-        return [_row(item.index.fqn, cast(TensorWriteData, item.tensor_data)) for item in items]
-
-    return deal(world.gather(world.together(held)), world.rank)
+    return deal(world.gather(world.together(lambda: _held(tensors))), world.rank)
 
 
-def _row(name: str, tensor: TensorWriteData) -> Row:
-    dtype = str(tensor.properties.dtype).removeprefix("torch.")
-    return name, dtype, [*tensor.size], [*tensor.chunk.offsets], [*tensor.chunk.sizes]
+def _held(tensors: Mapping[str, torch.Tensor]) -> list[Row]:
+    rows = []
+    for item in create_default_local_save_plan(dict(tensors), True).items:
+        tensor = cast(TensorWriteData, item.tensor_data)
+        dtype = str(tensor.properties.dtype).removeprefix("torch.")
+        rows.append((item.index.fqn, dtype, [*tensor.size], [*tensor.chunk.offsets], [*tensor.chunk.sizes]))
+    return rows
 
 
 def deal(held: Sequence[Sequence[Row]], rank: int) -> Plan:
@@ -162,8 +162,7 @@ def read(folder: Path, metadata: Metadata, tensors: dict[str, torch.Tensor]) -> 
     metadata: from `read_metadata`. Raises UserError that names the file for one that is damaged or holds more than
     tensors, OSError.
     """
-    planner = DefaultLoadPlanner()
-    planner.set_up_planner(tensors, metadata, True)
+    planner = _planner(metadata, tensors)
     by_file: dict[str, list[ReadItem]] = {}
     for item in planner.create_local_plan().items:
         by_file.setdefault(metadata.storage_data[item.storage_index].relative_path, []).append(item)
@@ -174,6 +173,19 @@ def read(folder: Path, metadata: Metadata, tensors: dict[str, torch.Tensor]) -> 
                 info = metadata.storage_data[item.storage_index]
                 stored = tensorfile.load_part(file, info.offset, info.length)
                 _copy(folder / name, item, stored, planner)
+
+
+def fill(source: Path, whole: Mapping[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> None:
+    """Copy whole tensors, those of the file `source`, into `tensors` as `read` does."""
+    planner = _planner(deal([_held(whole)], 0).metadata, tensors)
+    for item in planner.create_local_plan().items:
+        _copy(source, item, whole[item.storage_index.fqn], planner)
+
+
+def _planner(metadata: Metadata, tensors: dict[str, torch.Tensor]) -> DefaultLoadPlanner:
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner(tensors, metadata, True)
+    return planner
 
 
 def _copy(path: Path, item: ReadItem, stored: Any, planner: DefaultLoadPlanner) -> None:
