@@ -53,6 +53,14 @@ def writer(root: Path, world: World, **options: Any) -> Writer:
     return Writer(root, world, **{"keep": 2, "config": "c", "rejected": [], **options})
 
 
+def save_now(writer: Writer, trained: state.Trained, step: int) -> Saved:
+    """Begin and finish one checkpoint."""
+    writer.begin(trained, step=step, data=data(step))
+    last = writer.finish()[-1]
+    assert isinstance(last, Saved), last
+    return last
+
+
 def data(step: int) -> dict[str, Any]:
     return {"step": step, "global_batch": 4, "samples": 4 * step}
 
@@ -219,7 +227,7 @@ def save_second(world: World, root: Path) -> None:
 def save_first(world: World, root: Path) -> None:
     saving, trained = writer(root, world, keep=1), make()
     change(trained, 1.0)
-    assert saving.save(trained, step=1, data=data(1)).step == 1
+    assert save_now(saving, trained, 1).step == 1
 
 
 def leave_while_stuck(rank: int, port: int, root: Path) -> None:

@@ -27,7 +27,7 @@ from slurmddp.shared.checkpoint import layout
 
 from . import saving
 from .harness import HERE, PATIENCE, ROOT, Ranks, free_port
-from .saving import change, copies, data, gate, good, load, make, same, short, writer
+from .saving import change, copies, data, gate, good, load, make, same, save_now, short, writer
 
 
 def _save_and_go_on(world: World, root: Path) -> None:
@@ -170,7 +170,7 @@ def _fail(world: World, root: Path, what: str, failing: int) -> list[list[tuple[
     """Saves 1 and 2, of which 2 fails, or neither where `what` says "first"; then 3."""
     trained, save = make(), writer(root, world)
     if what != "first":
-        save.save(trained, step=1, data=data(1))
+        save_now(save, trained, 1)
     ended = []
     name = "runtime.checkpoint.shards.write" if what in ("first", "write") else f"shared.checkpoint.layout.{what}"
     broken = mock.patch(f"slurmddp.{name}", side_effect=OSError(5, "Input/output error", "disk"))
@@ -202,7 +202,7 @@ def test_a_failed_save_is_told_to_all_and_training_goes_on(
 
 def _fail_to_prune(world: World, root: Path) -> list[tuple[Any, ...]]:
     trained, save = make(), writer(root, world, keep=1)
-    save.save(trained, step=1, data=data(1))
+    save_now(save, trained, 1)
     with mock.patch("slurmddp.shared.checkpoint.layout.discard", side_effect=PermissionError(13, "no", "x")):
         save.begin(trained, step=2, data=data(2))
         (saved,) = save.finish()
@@ -236,7 +236,7 @@ def _fill_the_disk(world: World, disk: Path, free: list[int]) -> list[list[tuple
     """Saves, each with so much room as `free` says, and one with enough after each."""
     root, trained, ended = disk / "checkpoints", make(100, 200), []
     save = writer(root, world, keep=1)
-    save.save(trained, step=1, data=data(1))
+    save_now(save, trained, 1)
     for number, room in enumerate(free):
         step = 2 + 2 * number
         change(trained, float(step))
@@ -291,7 +291,7 @@ def test_a_rank_that_dies_mixes_nothing(tmp_path: Path) -> None:
 def _save_one(world: World, root: Path) -> None:
     trained = make()
     change(trained, 3.0)
-    writer(root, world).save(trained, step=1, data=data(1))
+    save_now(writer(root, world), trained, 1)
 
 
 def test_a_flipped_bit_is_found(ranks: Ranks, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import hashlib
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -51,7 +51,6 @@ class Failed:
     message: str
     fatal: bool
     older: bool
-    cause: Exception | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -204,8 +203,8 @@ def _failed(destination: Destination, step: int, folder: Path, final: Path, erro
         older = world.on_main(clear_up)
     except Exception:  # noqa: BLE001 - the first error is the one that tells
         message = f"rank {world.rank} on {world.node} has lost the others while saving: {str(error) or repr(error)}"
-        return Failed(step, message, fatal=True, older=_any_complete(destination.root), cause=error)
+        return Failed(step, message, fatal=True, older=_any_complete(destination.root))
     message = messages[0] if messages else str(error)
     if len(messages) > 1:
         message += f" ({len(messages)} of {world.size} ranks failed)"
-    return Failed(step, message, fatal=False, older=older, cause=error)
+    return Failed(step, message, fatal=False, older=older)

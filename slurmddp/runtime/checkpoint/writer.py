@@ -18,7 +18,6 @@ from slurmddp.runtime import randomness
 from slurmddp.runtime.checkpoint import saving, shards, state
 from slurmddp.runtime.checkpoint.saving import Failed, Saved
 from slurmddp.runtime.checkpoint.staging import Staging
-from slurmddp.runtime.errors import RuntimeFailure
 from slurmddp.runtime.watch.process_exit import say
 from slurmddp.runtime.world import World
 
@@ -149,14 +148,6 @@ class Writer:
         """Wait for the save under way; then as `poll`."""
         self._join()
         return self.poll()
-
-    def save(self, trained: state.Trained, *, step: int, data: Mapping[str, Any]) -> Saved:
-        """Begin and finish one checkpoint. Raises the failure, on every rank."""
-        self.begin(trained, step=step, data=data)
-        last = self.finish()[-1]
-        if isinstance(last, Failed):
-            raise last.cause or RuntimeFailure(last.message)
-        return last
 
     def close(self) -> None:
         """Give memory and process group back, unless a save is still under way: that one is left to itself."""
