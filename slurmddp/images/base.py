@@ -55,7 +55,10 @@ class Base:
 
 @dataclass(frozen=True)
 class Pin:
-    """What a base in a registry is pulled by: its repository, at the mirror where there is one, and its digest."""
+    """What a base in a registry is pulled by: its repository, at the mirror where there is one, and its digest.
+
+    Without the tag, since some programs refuse a name that has both (containers/image, docker transport).
+    """
 
     repository: str
     digest: str

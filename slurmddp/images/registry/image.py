@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slurmddp.images.registry.reference import Reference, pinned
+from slurmddp.images.registry.reference import Reference
 
 # nvidia/cuda sets NCCL_VERSION to the version of Debian's or Red Hat's package (NV_LIBNCCL_PACKAGE_VERSION, such as
 # 2.17.1-1 or 2.15.5-1+cuda11.8): what follows the dash is the package's revision, not NCCL's.
@@ -42,11 +42,6 @@ class RegistryImage:
     triggers: tuple[str, ...] = ()
     created: str | None = None
     size: int = 0
-
-    @property
-    def pinned(self) -> str:
-        """NAME@sha256:..., which will name the same image for as long as the registry keeps it."""
-        return pinned(self.reference, self.digest)
 
     @property
     def cuda_driver_version(self) -> str | None:

@@ -60,7 +60,7 @@ def parse_reference(text: str) -> Reference:
         raise _wrong(text, "holds a space or a character that names of images cannot have")
     rest, at, digest = body.partition("@")
     if at:
-        check_digest(digest, text)
+        _check_digest(digest, text)
     registry, path = _split_registry(rest)
     name, colon, tag = path.partition(":")
     if colon and not _TAG.fullmatch(tag):
@@ -79,18 +79,7 @@ def parse_reference(text: str) -> Reference:
     return Reference(registry, name, tag or (None if at else DEFAULT_TAG), digest or None)
 
 
-def pinned(reference: Reference | str, digest: str) -> str:
-    """The image by its digest alone: NAME@sha256:... always names the same bytes.
-
-    The tag is left out, because some programs refuse a name that has both (containers/image, docker transport).
-    Raises UserError.
-    """
-    parsed = parse_reference(reference) if isinstance(reference, str) else reference
-    check_digest(digest, str(parsed))
-    return f"{parsed.repository}@{digest}"
-
-
-def check_digest(digest: str, text: str) -> None:
+def _check_digest(digest: str, text: str) -> None:
     """Raise UserError, naming the image `text`, where this is no SHA-256 digest."""
     algorithm, colon, _ = digest.partition(":")
     if colon and algorithm != "sha256":

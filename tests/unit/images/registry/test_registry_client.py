@@ -73,8 +73,8 @@ def test_an_image_of_nvidia(registry: Registry, kind: Kind) -> None:
     )
     versions = (image.cuda_driver_version, image.cuda_version, image.torch_version, image.nccl_version)
     assert versions == ("575.51.02", "12.9.0.036", "2.7.0a0+79aa174", "2.26.3")
-    assert image.pinned == f"{registry.host}/nvidia/pytorch@{pushed.digest}"
-    again = resolve(image.pinned, architecture="amd64")
+    assert image.reference.repository == f"{registry.host}/nvidia/pytorch"
+    again = resolve(f"{image.reference.repository}@{image.digest}", architecture="amd64")
     assert (again.digest, again.env) == (image.digest, image.env)
 
 
@@ -214,7 +214,7 @@ def test_a_mirror(registry: Registry) -> None:
     settings = RegistrySettings(mirrors={"docker.io": f"{registry.host}/hub"})
     image = resolve("ubuntu:22.04", architecture="amd64", settings=settings)
     assert (image.digest, image.env) == (pushed.digest, {"A": "mirror"})
-    assert image.pinned == f"docker.io/library/ubuntu@{pushed.digest}"
+    assert image.reference.repository == "docker.io/library/ubuntu"
     location = settings.location(image.reference)
     assert location.repository == f"{registry.host}/hub/library/ubuntu"
 

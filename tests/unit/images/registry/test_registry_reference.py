@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmddp.errors import UserError
-from slurmddp.images.registry.reference import Reference, parse_reference, pinned
+from slurmddp.images.registry.reference import Reference, parse_reference
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
@@ -66,13 +66,6 @@ def test_what_is_no_reference(text: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         parse_reference(text)
     assert message in str(error.value)
-
-
-def test_a_pinned_reference_has_no_tag() -> None:
-    assert pinned("nvcr.io/nvidia/pytorch:25.04-py3", DIGEST) == f"nvcr.io/nvidia/pytorch@{DIGEST}"
-    assert pinned(parse_reference("ubuntu"), DIGEST) == f"docker.io/library/ubuntu@{DIGEST}"
-    with pytest.raises(UserError, match="has a digest that is none"):
-        pinned("ubuntu", "0" * 64)
 
 
 _NAMES = st.from_regex(r"[a-z0-9]+(?:[._-][a-z0-9]+){0,2}(?:/[a-z0-9]+){0,3}", fullmatch=True).filter(
