@@ -61,7 +61,7 @@ def plan(tensors: dict[str, torch.Tensor], world: World) -> Plan:
 
 
 def _held(tensors: Mapping[str, torch.Tensor]) -> list[Row]:
-    rows = []
+    rows: list[Row] = []
     for item in create_default_local_save_plan(dict(tensors), True).items:
         tensor = cast(TensorWriteData, item.tensor_data)
         dtype = str(tensor.properties.dtype).removeprefix("torch.")
