@@ -141,10 +141,10 @@ def test_what_is_not_there(registry: Registry) -> None:
     ):
         with pytest.raises(UserError, match=message):
             resolve(registry.reference(name, tag), architecture="amd64")
-    pinned = resolve(registry.reference("lab/a", "1"), architecture="amd64").pinned
+    image = resolve(registry.reference("lab/a", "1"), architecture="amd64")
     registry.delete_manifest("lab/a", pushed.digest)
     with pytest.raises(UserError, match=r"or no longer.*\n  -> pin the tag again"):
-        resolve(pinned, architecture="amd64")
+        resolve(f"{image.reference.repository}@{image.digest}", architecture="amd64")
 
 
 def test_what_is_no_image(registry: Registry) -> None:
