@@ -1,0 +1,1 @@
+"""Check batch scripts that slurmddp did not write."""

@@ -1,0 +1,83 @@
+"""Rules and what they find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from slurmddp.check.script import Script
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+
+class Hit(NamedTuple):
+    """One place that breaks a rule. severity: where it differs from the rule's."""
+
+    line: int
+    message: str
+    severity: Severity | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A pitfall: how bad it is, why, where a reader finds it documented, and what to do."""
+
+    id: str
+    severity: Severity
+    reason: str
+    source: str
+    fix: str
+    check: Callable[[Script], Iterator[Hit]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that a script breaks, and where."""
+
+    path: str
+    line: int
+    rule: Rule
+    severity: Severity
+    message: str
+
+    def as_dict(self) -> dict[str, str | int]:
+        """Return the finding for --json."""
+        return {
+            "file": self.path,
+            "line": self.line,
+            "rule": self.rule.id,
+            "severity": self.severity,
+            "message": self.message,
+            "reason": self.rule.reason,
+            "fix": self.rule.fix,
+            "source": self.rule.source,
+        }
+
+
+RULES: list[Rule] = []
+
+
+def rule(
+    id: str, severity: Severity, *, reason: str, source: str, fix: str
+) -> Callable[[Callable[[Script], Iterator[Hit]]], Callable[[Script], Iterator[Hit]]]:
+    """Register a function as a rule: it yields a Hit for each place that breaks it."""
+
+    def register(check: Callable[[Script], Iterator[Hit]]) -> Callable[[Script], Iterator[Hit]]:
+        RULES.append(Rule(id, severity, reason, source, fix, check))
+        return check
+
+    return register
+
+
+def check_script(script: Script) -> list[Finding]:
+    """Return what all rules find in a script, in the order of its lines."""
+    import slurmddp.check.rules  # noqa: F401 - registers the rules
+
+    found = {
+        (hit.line, each.id): Finding(str(script.path), hit.line, each, hit.severity or each.severity, hit.message)
+        for each in RULES
+        for hit in each.check(script)
+    }
+    return sorted(found.values(), key=lambda each: (each.line, SEVERITIES.index(each.severity), each.rule.id))

@@ -1,0 +1,337 @@
+"""What a batch script starts: it walks the commands, keeps the variables, and finds srun and the launchers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slurmddp.check.directives import Resources, count, parse_options
+from slurmddp.check.shell import Command, commands
+from slurmddp.check.values import UNKNOWN, Scope, array_items, expand, expand_words, likely, symbol, symbols
+
+SRUN_FLAGS = {
+    "label", "l", "unbuffered", "u", "verbose", "v", "vv", "overlap", "exact", "exclusive", "pty", "quiet", "Q",
+    "oversubscribe", "s", "hold", "overcommit", "O", "contiguous", "no-kill", "k", "multi-prog", "preserve-env", "E",
+    "X", "disable-status", "no-allocate", "Z", "test-only", "kill-on-bad-exit", "K", "K0", "K1", "propagate",
+    "spread-job", "use-min-nodes", "reboot", "container-writable", "no-container-writable", "container-readonly",
+    "container-remap-root", "no-container-remap-root", "container-mount-home", "no-container-mount-home",
+    "no-container-entrypoint", "whole",
+}  # fmt: skip
+SRUN_SHORT = {"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "w": "nodelist", "G": "gpus", "K": "K", "x": "exclude"}
+_LAUNCHER_FLAGS = {
+    "standalone", "no-python", "m", "module", "run-path", "use-env", "multi-gpu", "cpu", "tpu", "q", "quiet", "debug",
+    "use-deepspeed", "use-fsdp", "use-megatron-lm", "same-network", "use-xpu", "ipex", "no-ssh", "no-ssh-check",
+    "no-local-rank", "force-multi", "enable-each-rank-log", "v", "use-mps-device", "tpu-use-cluster",
+}  # fmt: skip
+_PYTHON = re.compile(r"(?:.*/)?(python[0-9.]*|\0[^\0]*PYTHON\w*\0)\Z")
+_SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
+_REMOTE = {
+    "mpirun",
+    "mpiexec",
+    "mpiexec.hydra",
+    "ssh",
+    "pdsh",
+    "clush",
+    "orterun",
+    "prun",
+    "jsrun",
+    "aprun",
+    "parallel",
+    "pssh",
+}
+_DECLARE = {"export", "declare", "typeset", "local", "readonly"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One srun: its line, options and how it spreads. fan_out: one of several, each for a node of its own."""
+
+    line: int
+    options: dict[str, str]
+    resources: Resources
+    fan_out: bool
+    background: bool
+
+
+@dataclass
+class Launch:
+    """One start of a launcher (torchrun, accelerate, deepspeed) or of python."""
+
+    kind: str
+    line: int
+    options: dict[str, str]
+    opaque: bool  # some options come from what cannot be read
+    program: list[str]
+    scope: Scope
+    step: Step | None = None
+    remote: str = ""  # the program that starts it instead of srun, such as ssh
+    branch: bool = False
+    function: str = ""
+    loops: tuple[str, ...] = ()
+    background: bool = False
+
+    def option(self, *names: str) -> str | None:
+        """Return the value of an option, or of torchrun's variable for it (PET_NNODES)."""
+        for name in names:
+            if name in self.options:
+                return self.options[name]
+            value = self.scope.inherited("PET_" + name.replace("-", "_").upper()) if self.kind == "torchrun" else None
+            if isinstance(value, str):
+                return value
+        return None
+
+    def env(self, name: str) -> str | None:
+        """Return what the launched program finds under a variable that the script sets."""
+        value = self.scope.inherited(name)
+        return value if isinstance(value, str) else None
+
+
+@dataclass
+class Walk:
+    """What the walk has found."""
+
+    launches: list[Launch] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    seen: list[tuple[Command, list[str], Scope]] = field(default_factory=list)  # (as written, expanded, shell)
+    opaque_steps: int = 0  # steps whose program cannot be read
+    sourced: bool = False
+    files: dict[str, tuple[str, int, bool]] = field(default_factory=dict)  # scripts that here-documents write
+
+
+class Walker:
+    """Walks the commands of a batch script in order."""
+
+    def __init__(self, job: Resources) -> None:
+        self.job = job
+        self.found = Walk()
+
+    def run(
+        self, text: str, line: int, scope: Scope, step: Step | None = None, remote: str = "", depth: int = 0
+    ) -> None:
+        """Walk a script. step: it runs as the task of that srun."""
+        if depth > 6:
+            return
+        for command in commands(text, line):
+            self._command(command, scope, step, remote, depth)
+
+    def _command(self, command: Command, scope: Scope, step: Step | None, remote: str, depth: int) -> None:
+        if command.here and command.output:
+            here = command.here
+            self.found.files[expand(command.output, scope)] = (here.text, here.line, here.literal)
+        for name in command.loops:
+            scope.values.setdefault(name, symbol("loop")) if name else None
+        raw = list(command.words)
+        prefix = Scope(scope.slurm, scope.task, scope)
+        while raw and (match := re.match(r"([A-Za-z_]\w*)(\+?)=", raw[0])):
+            target = scope if len(raw) == 1 or all(_assigns(word) for word in raw) else prefix
+            _assign(target, raw.pop(0), command.branch)
+            if target is prefix:
+                prefix.exported.add(match[1])
+        if raw:
+            words = [word for each in raw for word in expand_words(each, scope)]
+            self.found.seen.append((command, words, scope))
+            shell = prefix if prefix.values else scope
+            if words and not self._builtin(words, raw, command, scope):
+                self._program(words, command, shell, step, remote, depth)
+
+    def _builtin(self, words: list[str], raw: list[str], command: Command, scope: Scope) -> bool:
+        """Take in what changes the shell itself."""
+        first = words[0]
+        if first in _DECLARE:
+            exports = first == "export" or any(re.match(r"-\w*x", word) for word in raw)
+            for word in raw[1:]:
+                name = re.match(r"[A-Za-z_]\w*", word)
+                if name and _assigns(word):
+                    _assign(scope, word, command.branch)
+                if name and exports:
+                    scope.exported.add(name.group())
+        elif first in ("source", "."):
+            self.found.sourced = True
+        elif first == "set" and ("-a" in words or "allexport" in words):
+            scope.export_all = True
+        elif first in ("mapfile", "readarray", "read"):
+            if not words[-1].startswith("-"):
+                hosts = "scontrol" in command.input or symbol("hosts") in expand(command.input, scope)
+                scope.values[words[-1]] = [symbol("hosts") if hosts else UNKNOWN]
+        else:
+            return first in (
+                "echo",
+                "printf",
+                "unset",
+                "cd",
+                "mkdir",
+                "module",
+                "ml",
+                "trap",
+                "test",
+                "[",
+                "[[",
+                "conda",
+            )
+        return True
+
+    def _program(
+        self, words: list[str], command: Command, scope: Scope, step: Step | None, remote: str, depth: int
+    ) -> None:
+        """Look through wrappers until a launcher, a shell or nothing known is found."""
+        at = next((at for at, word in enumerate(words) if _interesting(words, at)), None)
+        if at is None:
+            if step is not None:
+                self.found.opaque_steps += 1
+            return
+        for word in words[:at]:  # env A=B torchrun, apptainer exec --env A=B
+            if match := re.match(r"(?:--env=)?([A-Za-z_]\w*)=(.*)", word, re.DOTALL):
+                scope = Scope(scope.slurm, scope.task, scope, {match[1]: match[2]}, {match[1]})
+        name, rest = words[at].rpartition("/")[2], words[at + 1 :]
+        line = _line(command, words[at], command.line)
+        if name == "srun":
+            options, end = parse_options(rest, SRUN_FLAGS, SRUN_SHORT)
+            started = self._step(dict(options), command, line)
+            self.found.steps.append(started)
+            inner = Scope(scope.slurm, True, scope)
+            for each in re.split(r",(?=\w+=)", dict(options).get("export", "")):
+                if "=" in each:
+                    key, _, value = each.removeprefix("ALL,").partition("=")
+                    inner.values[key] = value
+                    inner.exported.add(key)
+            if command.here and not rest[end:]:
+                self.run(command.here.text, command.here.line, inner, started, remote, depth + 1)
+            elif rest[end:]:
+                self._program(rest[end:], command, inner, started, remote, depth)
+        elif name in _REMOTE:
+            self._program(rest, command, scope, step, name, depth)
+        elif name == "eval":
+            self.run(" ".join(rest), line, scope, step, remote, depth + 1)
+        elif name in _SHELLS:
+            self._shell(rest, command, scope, (step, remote, line, depth))
+        else:
+            self._launch(name, rest, command, scope, (step, remote, line))
+
+    def _shell(self, rest: list[str], command: Command, scope: Scope, at: tuple[Step | None, str, int, int]) -> None:
+        """bash -c TEXT, bash FILE, bash <<EOF."""
+        step, remote, line, depth = at
+        inner = Scope(scope.slurm, scope.task, scope)
+        for index, word in enumerate(rest):
+            if re.fullmatch(r"-[a-z]*c", word) and index + 1 < len(rest):
+                start = next(
+                    (number for raw, number in zip(command.words, command.lines, strict=True) if "\n" in raw), line
+                )
+                self.run(rest[index + 1], start, inner, step, remote, depth + 1)
+                return
+            if not word.startswith("-"):
+                text, start, literal = self.found.files.get(word, ("", 0, True))
+                if text:
+                    self.run(
+                        text if literal else expand(_double_quoted(text), scope), start, inner, step, remote, depth + 1
+                    )
+                else:
+                    self.found.opaque_steps += step is not None
+                return
+        if command.here:
+            self.run(command.here.text, command.here.line, inner, step, remote, depth + 1)
+
+    def _step(self, options: dict[str, str], command: Command, line: int) -> Step:
+        job = self.job
+        nodes, ntasks, per_node = (count(options.get(key)) for key in ("nodes", "ntasks", "ntasks-per-node"))
+        fan_out = "nodelist" in options or bool(command.loops) or (command.then == "&" and nodes == 1)
+        if ntasks is None and per_node is None and "ntasks" not in options:
+            per_node, ntasks = job.ntasks_per_node, job.ntasks if nodes in (None, job.nodes) else None
+        if "nodes" in options:
+            step_nodes = nodes
+        else:
+            step_nodes = job.nodes if ntasks is None or not job.nodes else min(job.nodes, ntasks)
+        resources = Resources(
+            step_nodes, ntasks, per_node, job.gpus_per_node, count(options.get("gpus-per-task")) or job.gpus_per_task
+        )
+        return Step(line, options, resources, fan_out, command.then == "&")
+
+    def _launch(
+        self, name: str, rest: list[str], command: Command, scope: Scope, at: tuple[Step | None, str, int]
+    ) -> None:
+        kind, arguments = _kind(name, rest)
+        options, end, opaque = launcher_options(arguments) if kind != "python" else ({}, 0, False)
+        step, remote, line = at
+        self.found.launches.append(
+            Launch(
+                kind, line, options, opaque, arguments[end:], scope, step, remote,
+                command.branch, command.function, command.loops, command.then == "&",
+            )
+        )  # fmt: skip
+
+
+def _assigns(word: str) -> bool:
+    return re.match(r"[A-Za-z_]\w*\+?=", word) is not None
+
+
+def _assign(scope: Scope, word: str, unsure: bool) -> None:
+    name, _, raw = word.partition("=")
+    value = array_items(raw, scope) if raw.startswith("(") else expand(raw, scope)
+    scope.assign(name.rstrip("+"), value, append=name.endswith("+"), unsure=unsure)
+
+
+def _double_quoted(text: str) -> str:
+    return '"' + text.replace('"', '\\"') + '"'
+
+
+def _interesting(words: Sequence[str], at: int) -> bool:
+    name = words[at].rpartition("/")[2]
+    following = words[at + 1] if at + 1 < len(words) else ""
+    if name == "accelerate":
+        return following == "launch"
+    return (
+        name in {"srun", "eval", "torchrun", "deepspeed", "accelerate-launch"} | _REMOTE
+        or (name in _SHELLS and "." not in words[at])
+        or _PYTHON.match(words[at]) is not None
+    )
+
+
+def _kind(name: str, rest: list[str]) -> tuple[str, list[str]]:
+    """(kind, arguments) of a launcher."""
+    if name == "accelerate":
+        return "accelerate", rest[1:]
+    if name == "accelerate-launch":
+        return "accelerate", rest
+    if name in ("torchrun", "deepspeed"):
+        return name, rest
+    modules = {
+        "torch.distributed.run": "torchrun",
+        "torch.distributed.launch": "torchrun",
+        "torch.distributed.elastic.run": "torchrun",
+        "accelerate.commands.launch": "accelerate",
+        "deepspeed.launcher.runner": "deepspeed",
+    }
+    for at, word in enumerate(rest):
+        if word == "-m" and at + 1 < len(rest) and rest[at + 1] in modules:
+            return modules[rest[at + 1]], rest[at + 2 :]
+        if not word.startswith("-"):
+            if word.rpartition("/")[2] == "torchrun":
+                return "torchrun", rest[at + 1 :]
+            break
+    return "python", rest
+
+
+def launcher_options(words: list[str]) -> tuple[dict[str, str], int, bool]:
+    """(options up to the program, index of the program, whether some come from what cannot be read)."""
+    found: dict[str, str] = {}
+    at, opaque = 0, False
+    while at < len(words):
+        word = words[at]
+        if not word.startswith("-"):
+            if "?" in symbols(word) and not word.endswith((".py", ".sh")):
+                opaque, at = True, at + 1
+                continue
+            break
+        name, equals, value = word.lstrip("-").partition("=")
+        name, at = name.replace("_", "-"), at + 1
+        if name in _LAUNCHER_FLAGS:
+            value = value or "true"
+        elif not equals and at < len(words):
+            value, at = words[at], at + 1
+        found[name] = likely(value) or ""
+    return found, at, opaque
+
+
+def _line(command: Command, word: str, default: int) -> int:
+    """The line on which a word was written; the command's own, if an expansion made it."""
+    return next((line for raw, line in zip(command.words, command.lines, strict=True) if raw == word), default)

@@ -1,0 +1,66 @@
+"""Questions that several rules ask about a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slurmddp.check.launches import Launch
+from slurmddp.check.script import Script
+
+NAMES = {"torchrun": "torchrun", "accelerate": "accelerate launch", "deepspeed": "deepspeed", "python": "python"}
+
+
+def launches(script: Script, *kinds: str) -> Iterator[Launch]:
+    """Yield the launches of these kinds that the script surely makes."""
+    found = script.found
+    reentered = any("$0" in word or "BASH_SOURCE" in word or "${0}" in word for word in _step_words(script))
+    exported = {word for command, words, _ in found.seen if words[:2] == ["export", "-f"] for word in words[2:]}
+    mixed = len({bool(each.step or each.remote) for each in found.launches if each.kind in NAMES}) > 1
+    for each in found.launches:
+        if kinds and each.kind not in kinds:
+            continue
+        if each.step is None and (reentered or each.function in exported - {""}):
+            continue  # srun starts the script or the function
+        if each.branch and (mixed or each.scope.task):
+            continue  # the branch may be the one for a single node, or for one task per node
+        yield each
+
+
+def _step_words(script: Script) -> Iterator[str]:
+    for command, words, _ in script.found.seen:
+        if words[0] == "srun":
+            yield from command.words
+
+
+def spread(script: Script, launch: Launch) -> int | None:
+    """Return on how many nodes the launcher starts; None, if it cannot be read."""
+    if launch.step is None:
+        return None if launch.remote or launch.loops else 1
+    return script.job.nodes if launch.step.fan_out else launch.step.resources.nodes
+
+
+def tasks_per_node(launch: Launch) -> int | None:
+    """Return how often srun starts the launcher on each node."""
+    if launch.step is None:
+        return None if launch.remote else 1
+    return 1 if launch.step.fan_out else launch.step.resources.tasks_per_node
+
+
+def several_nodes(script: Script, launch: Launch) -> bool:
+    """Tell whether the launcher surely starts on more than one node."""
+    return (spread(script, launch) or 1) > 1
+
+
+def nodes_option(launch: Launch) -> str | None:
+    """Return how many nodes the launcher is told to expect."""
+    return launch.option({"accelerate": "num-machines", "deepspeed": "num-nodes"}.get(launch.kind, "nnodes"))
+
+
+def has_config(launch: Launch) -> bool:
+    """Tell whether options may also come from a place that cannot be read."""
+    return launch.opaque or "config-file" in launch.options
+
+
+def static(launch: Launch) -> bool:
+    """Tell whether nodes are ordered by --node-rank: the default of torchrun and accelerate."""
+    return (launch.option("rdzv-backend") or "static") == "static" and "standalone" not in launch.options

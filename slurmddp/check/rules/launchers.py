@@ -1,0 +1,220 @@
+"""How often, and where, a launcher starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from slurmddp.check.finding import Hit, rule
+from slurmddp.check.launches import Launch
+from slurmddp.check.rules.common import NAMES, has_config, launches, nodes_option, several_nodes, spread, tasks_per_node
+from slurmddp.check.rules.sources import DEEPSPEED, LIGHTNING, SBATCH, TORCHRUN
+from slurmddp.check.script import Script
+from slurmddp.check.values import number, symbol_name, symbols
+
+_TRAINS = re.compile(r"train|gpu|ddp|distributed|finetun|pretrain|lightning", re.IGNORECASE)
+_SPREADS = re.compile(
+    r"\b(srun|mpirun|mpiexec|ssh|pdsh|clush|ray|horovodrun|sbatch|colossalai|parallel|submitit|dask)\b"
+)
+_PREPARES = {"export", "echo", "cd", "source", ".", "conda", "module", "ml", "mkdir", "set", "cp", "rsync", "pip"}
+_AGENTS = ("torchrun", "accelerate")
+
+
+@rule(
+    "one-node-only",
+    "error",
+    reason="A batch script runs on the first node only. Without srun, the other nodes stay idle, or the "
+    "launcher waits for them.",
+    source=SBATCH,
+    fix="Put srun before the launcher, with --ntasks-per-node=1 for torchrun and accelerate.",
+)
+def one_node_only(script: Script) -> Iterator[Hit]:
+    nodes = script.job.nodes or 1
+    if nodes < 2:
+        return
+    for launch in launches(script, "torchrun", "accelerate", "deepspeed"):
+        hostfile = launch.opaque or {"hostfile", "deepspeed-hostfile", "config-file"} & set(launch.options)
+        if launch.step is None and not launch.remote and not launch.loops:
+            if launch.kind == "torchrun" or not hostfile:
+                yield Hit(launch.line, f"{NAMES[launch.kind]} starts on the first of {nodes} nodes only")
+    code = "\n".join(" ".join(command.words) for command, _, _ in script.found.seen)
+    if _SPREADS.search(code) or any(each.kind != "python" for each in script.found.launches):
+        return
+    programs = [
+        (command, words) for command, words, _ in script.found.seen
+        if _TRAINS.search(" ".join(words)) and not re.search(r"\.(sh|bash|sbatch|slurm)\b", " ".join(words))
+        and words[0] not in _PREPARES
+    ]  # fmt: skip
+    python = [each.line for each in launches(script, "python") if each.step is None and not each.branch]
+    line = python[-1] if python else programs[-1][0].line if programs else 0
+    if line:
+        yield Hit(line, f"the program starts on the first of {nodes} nodes only")
+
+
+@rule(
+    "launcher-per-task",
+    "error",
+    reason="The launcher starts the ranks of a node itself. srun must start it once per node: more launchers "
+    "mean too many ranks.",
+    source=TORCHRUN,
+    fix="Set --ntasks-per-node=1, or keep one task per GPU and start the program directly: srun python train.py.",
+)
+def launcher_per_task(script: Script) -> Iterator[Hit]:
+    for launch in launches(script, *_AGENTS, "deepspeed"):
+        per_node = tasks_per_node(launch) or 1
+        if launch.step is None or per_node < 2 or "no-ssh" in launch.options:
+            continue
+        ranks = _ranks(launch)
+        message = f"srun starts {NAMES[launch.kind]} {per_node} times per node"
+        if ranks == 1:
+            yield Hit(launch.line, f"{message}, each with one rank: all of them have local rank 0", "warning")
+        else:
+            yield Hit(launch.line, message + (f", each with {ranks} ranks" if ranks else ""))
+
+
+def _ranks(launch: Launch) -> int | None:
+    """Return how many ranks one launcher starts."""
+    if launch.kind == "torchrun":
+        return number(launch.option("nproc-per-node"))
+    if launch.kind == "deepspeed":
+        return number(launch.option("num-gpus"))
+    total, machines = number(launch.option("num-processes")), number(launch.option("num-machines"))
+    return total // (machines or 1) if total else None
+
+
+@rule(
+    "deepspeed-per-node",
+    "error",
+    reason="The deepspeed launcher reaches the other nodes itself, with pdsh or ssh. Each copy that srun starts "
+    "begins a job of its own.",
+    source=DEEPSPEED,
+    fix="Use srun torchrun, or deepspeed --no_ssh --node_rank with the rank of the task, or deepspeed "
+    "--hostfile without srun.",
+)
+def deepspeed_per_node(script: Script) -> Iterator[Hit]:
+    for launch in launches(script, "deepspeed"):
+        if launch.step and several_nodes(script, launch) and not launch.step.fan_out and "no-ssh" not in launch.options:
+            if tasks_per_node(launch) == 1 and not launch.opaque:
+                yield Hit(launch.line, f"srun starts deepspeed on each of {spread(script, launch)} nodes")
+
+
+@rule(
+    "nnodes",
+    "error",
+    reason="The rendezvous waits for exactly as many launchers as --nnodes (--num_machines) says. With 1, each "
+    "node trains alone.",
+    source=TORCHRUN,
+    fix="Use the value of Slurm: --nnodes=$SLURM_NNODES, --num_machines=$SLURM_NNODES.",
+)
+def nnodes(script: Script) -> Iterator[Hit]:
+    for launch in launches(script, *_AGENTS):
+        agents = spread(script, launch)
+        if (tasks_per_node(launch) or 1) > 1 or agents is None or (launch.step is None and (script.job.nodes or 1) > 1):
+            continue
+        told = nodes_option(launch)
+        option = "--num_machines" if launch.kind == "accelerate" else "--nnodes"
+        if told is None:
+            if agents > 1 and not has_config(launch) and "standalone" not in launch.options:
+                if launch.kind == "torchrun":
+                    yield Hit(launch.line, f"no {option}: each of {agents} nodes trains alone")
+                else:
+                    yield Hit(launch.line, f"no {option} on {agents} nodes: only a config file can give it", "warning")
+            continue
+        match = re.fullmatch(r"(\d+)(?::(\d+))?", told)
+        if match and not int(match[1]) <= agents <= int(match[2] or match[1]):
+            if int(match[2] or match[1]) > agents and not launch.step and script.option("nodes") is None:
+                continue  # the nodes may come from the command line of sbatch
+            yield Hit(launch.line, f"{option} is {told}, but the launcher starts on {agents} node{'s' * (agents > 1)}")
+
+
+@rule(
+    "standalone",
+    "error",
+    reason="--standalone makes a rendezvous for one node. Each node then trains alone.",
+    source=TORCHRUN,
+    fix="Replace it by --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=HEAD:PORT.",
+)
+def standalone(script: Script) -> Iterator[Hit]:
+    for launch in launches(script, "torchrun"):
+        if "standalone" in launch.options and several_nodes(script, launch):
+            yield Hit(launch.line, f"--standalone on {spread(script, launch)} nodes")
+
+
+def _visible_gpus(script: Script, launch: Launch) -> int | None:
+    """Return how many GPUs the launcher sees."""
+    if launch.step and launch.step.resources.gpus_per_task:
+        return launch.step.resources.gpus_per_task
+    return script.job.gpus_per_node
+
+
+@rule(
+    "too-many-ranks",
+    "error",
+    reason="Each rank needs a GPU of its own. One that is not there gives: invalid device ordinal.",
+    source=TORCHRUN,
+    fix="Ask for as many GPUs per node as ranks: --gpus-per-node, and --nproc_per_node with the same number.",
+)
+def too_many_ranks(script: Script) -> Iterator[Hit]:
+    for launch in launches(script, "torchrun", "accelerate"):
+        ranks, gpus = _ranks(launch), _visible_gpus(script, launch)
+        if ranks and gpus and ranks > gpus and "cpu" not in launch.options and (tasks_per_node(launch) or 1) == 1:
+            yield Hit(
+                launch.line, f"{NAMES[launch.kind]} starts {ranks} ranks per node, and the job asks for {gpus} GPU(s)"
+            )
+
+
+@rule(
+    "idle-gpus",
+    "warning",
+    reason="GPUs without a rank are allocated, paid for, and not used.",
+    source=TORCHRUN,
+    fix="Start as many ranks per node as GPUs.",
+)
+def idle_gpus(script: Script) -> Iterator[Hit]:
+    for launch in launches(script, "torchrun", "accelerate"):
+        ranks, gpus = _ranks(launch), _visible_gpus(script, launch)
+        if launch.kind == "torchrun" and launch.option("nproc-per-node") is None and not launch.opaque:
+            ranks = 1
+        if (launch.step and launch.step.fan_out) or launch.background:
+            continue  # several launches may share the node
+        if ranks and gpus and ranks < gpus and (tasks_per_node(launch) or 1) == 1:
+            yield Hit(launch.line, f"{NAMES[launch.kind]} starts {ranks} rank(s) per node for {gpus} GPUs")
+
+
+@rule(
+    "empty-variable",
+    "error",
+    reason="Slurm sets some variables only if the option with that name is given, and some in a form that is no "
+    "number.",
+    source=SBATCH,
+    fix="Give the #SBATCH option, or use a variable that Slurm always sets: SLURM_NNODES, SLURM_GPUS_ON_NODE.",
+)
+def empty_variable(script: Script) -> Iterator[Hit]:
+    for launch in launches(script, *_AGENTS):
+        for name in ("nnodes", "nproc-per-node", "node-rank", "num-machines", "num-processes", "machine-rank"):
+            value = launch.options.get(name, "")
+            if variable := symbol_name(value, "unset"):
+                yield Hit(launch.line, f"--{name}: Slurm does not set {variable} in this job")
+            elif variable := symbol_name(value, "compressed"):
+                yield Hit(launch.line, f"--{name}: {variable} is written as 4(x2), not as a number")
+            elif variable := symbol_name(value, "unexported"):
+                yield Hit(launch.line, f"--{name}: {variable} is not exported, so it is empty in the task")
+            elif name == "nproc-per-node" and re.fullmatch(r"(gpu:)?[a-z]\w*:\d+", value):
+                yield Hit(launch.line, f"--{name} is {value!r}: the type of the GPU is part of the variable")
+
+
+@rule(
+    "ntasks-wins",
+    "error",
+    reason="--ntasks wins over --ntasks-per-node, which is then only a limit. Ranks that a framework expects "
+    "are never started.",
+    source=LIGHTNING,
+    fix="Remove --ntasks, and keep --nodes and --ntasks-per-node.",
+)
+def ntasks_wins(script: Script) -> Iterator[Hit]:
+    job = script.job
+    if job.nodes and job.ntasks and job.ntasks_per_node and job.ntasks < job.nodes * job.ntasks_per_node:
+        meant = job.ntasks_per_node == job.gpus_per_node and not symbols(script.option("ntasks") or "")
+        python = any(each.step for each in launches(script, "python"))
+        message = f"--ntasks={job.ntasks} wins: not {job.ntasks_per_node} tasks on each of {job.nodes} node(s)"
+        yield Hit(script.line_of("ntasks"), message, "error" if meant and python else "warning")

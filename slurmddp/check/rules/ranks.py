@@ -1,0 +1,138 @@
+"""Ranks that srun starts itself: one task per GPU, without a launcher."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from slurmddp.check.finding import Hit, Severity, rule
+from slurmddp.check.launches import Launch
+from slurmddp.check.rules.common import launches, several_nodes
+from slurmddp.check.rules.sources import BASH_QUOTES, NCCL_GPUS, SRUN, TORCH_ENV
+from slurmddp.check.script import Script
+from slurmddp.check.values import number, symbol_name
+
+_READS_SLURM = re.compile(r"lightning|\bpl_|idr_torch|litgpt", re.IGNORECASE)
+_RANK_ARGUMENT = re.compile(
+    r"--?(local[-_]?rank|rank|global[-_]?rank|node[-_]?rank|dist[-_]rank|gpu|device|world[-_]?rank)\b"
+)
+
+
+def _tasks(launch: Launch) -> int:
+    return (launch.step.resources.tasks if launch.step and not launch.step.fan_out else 1) or 1
+
+
+@rule(
+    "rank-in-batch-shell",
+    "error",
+    reason="The batch shell expands $SLURM_PROCID, $SLURM_LOCALID and $SLURM_NODEID once, to 0. All ranks then "
+    "believe they are rank 0.",
+    source=BASH_QUOTES,
+    fix="Let the task expand it: srun bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID; exec "
+    "python train.py'.",
+)
+def rank_in_batch_shell(script: Script) -> Iterator[Hit]:
+    for launch in launches(script, "python"):
+        if _tasks(launch) < 2:
+            continue
+        for name in ("RANK", "LOCAL_RANK"):
+            variable = symbol_name(launch.env(name) or "", "early")
+            if variable and not (
+                name == "LOCAL_RANK" and launch.env("RANK") is None and (launch.step and _per_node(launch) == 1)
+            ):
+                severity: Severity | None = "warning" if _READS_SLURM.search(script.text) else None
+                yield Hit(script.assigned(name), f"{name}=${variable} is 0 in all {_tasks(launch)} tasks", severity)
+        previous = ""
+        for word in launch.program:
+            variable = symbol_name(word, "early")
+            if variable and _RANK_ARGUMENT.match(word if "=" in word else previous):
+                yield Hit(launch.line, f"the batch shell expands ${variable}, so it is 0 in all {_tasks(launch)} tasks")
+            previous = word
+
+
+def _per_node(launch: Launch) -> int | None:
+    return launch.step.resources.tasks_per_node if launch.step else None
+
+
+@rule(
+    "world-size",
+    "error",
+    reason="WORLD_SIZE must be the number of ranks. With fewer, ranks beyond it fail; with more, all wait for "
+    "those that never come.",
+    source=TORCH_ENV,
+    fix="Use WORLD_SIZE=$SLURM_NTASKS if srun starts one task per rank. torchrun and accelerate set it themselves.",
+)
+def world_size(script: Script) -> Iterator[Hit]:
+    for launch in launches(script, "python"):
+        told, tasks = number(launch.env("WORLD_SIZE")), launch.step and _tasks(launch)
+        if told is None or not tasks or tasks < 2 or told == tasks or not launch.env("MASTER_ADDR"):
+            continue
+        if told < tasks:
+            severity: Severity | None = "warning" if _READS_SLURM.search(script.text) else None
+            yield Hit(script.assigned("WORLD_SIZE"), f"WORLD_SIZE is {told}, but srun starts {tasks} tasks", severity)
+        elif (_per_node(launch) or 1) > 1:
+            yield Hit(script.assigned("WORLD_SIZE"), f"WORLD_SIZE is {told}, but srun starts {tasks} tasks", "warning")
+
+
+@rule(
+    "tasks-gpus",
+    "error",
+    reason="One task per GPU is what frameworks expect. A task without a GPU fails with: invalid device ordinal.",
+    source=TORCH_ENV,
+    fix="Set --ntasks-per-node to the GPUs per node, with --gpus-per-node and without --gpus-per-task.",
+)
+def tasks_gpus(script: Script) -> Iterator[Hit]:
+    gpus = script.job.gpus_per_node
+    for launch in launches(script, "python"):
+        per_node = _per_node(launch) if launch.step and not launch.step.fan_out else None
+        if not gpus or not per_node:
+            continue
+        if per_node > gpus:
+            yield Hit(launch.line, f"srun starts {per_node} tasks per node for {gpus} GPU(s)")
+        elif 1 < per_node < gpus:
+            yield Hit(launch.line, f"srun starts {per_node} tasks per node for {gpus} GPUs", "warning")
+
+
+@rule(
+    "gpus-per-task",
+    "warning",
+    reason="Each rank then sees one GPU only. NCCL loses direct access to the others, and the device is 0 in "
+    "each rank.",
+    source=NCCL_GPUS,
+    fix="Use --gpus-per-node, and choose the device by LOCAL_RANK or SLURM_LOCALID. With srun: --gpu-bind=none.",
+)
+def gpus_per_task(script: Script) -> Iterator[Hit]:
+    for launch in launches(script):
+        step = launch.step
+        if step is None or _tasks(launch) < 2 or (_per_node(launch) or 1) < 2:
+            continue
+        bind = step.options.get("gpu-bind") or script.option("gpu-bind")
+        if bind == "none":
+            continue
+        if bind and not bind.startswith("verbose"):
+            yield Hit(step.line if "gpu-bind" in step.options else script.line_of("gpu-bind"), f"--gpu-bind={bind}")
+        elif step.resources.gpus_per_task:
+            where = step.line if "gpus-per-task" in step.options else script.line_of("gpus-per-task")
+            yield Hit(where, f"--gpus-per-task with {_per_node(launch)} tasks per node")
+
+
+@rule(
+    "not-exported",
+    "warning",
+    reason="A variable that is not exported does not reach what srun starts.",
+    source=SRUN,
+    fix="Write export before the assignment.",
+)
+def not_exported(script: Script) -> Iterator[Hit]:
+    for launch in launches(script, "python"):
+        if launch.step is None or not several_nodes(script, launch):
+            continue
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if launch.env(name) is None and launch.scope.holds(name) and not _used(script, name):
+                yield Hit(script.assigned(name), f"{name} is set, but not exported")
+
+
+def _used(script: Script, name: str) -> bool:
+    return any(
+        f"${name}" in word or f"${{{name}" in word for command, _, _ in script.found.seen for word in command.words
+    )

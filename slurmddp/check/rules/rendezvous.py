@@ -1,0 +1,164 @@
+"""Where the ranks meet, and under which rank of the node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from slurmddp.check.finding import Hit, Severity, rule
+from slurmddp.check.launches import Launch
+from slurmddp.check.rules.common import (
+    has_config,
+    launches,
+    nodes_option,
+    several_nodes,
+    spread,
+    static,
+    tasks_per_node,
+)
+from slurmddp.check.rules.sources import ACCELERATE_RANK, SBATCH, TORCHRUN
+from slurmddp.check.script import Script
+from slurmddp.check.values import likely, number, symbol_name, symbols
+
+_LOOPBACK = re.compile(r"(tcp://)?(localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|\[?::1\]?)(:|$)")
+_HEAD = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), in the batch script'
+
+
+def address(launch: Launch) -> str | None:
+    """Return the address at which the ranks meet; None, if the launch gives none."""
+    if launch.kind == "python":
+        return launch.env("MASTER_ADDR")
+    if launch.kind == "deepspeed":
+        return launch.option("master-addr")
+    if launch.kind == "accelerate":
+        return launch.option("main-process-ip", "rdzv-endpoint")
+    endpoint = launch.option("rdzv-endpoint")
+    return endpoint or (launch.option("master-addr") if static(launch) else None)
+
+
+def _meets(script: Script, launch: Launch) -> bool:
+    """Tell whether launchers of several nodes meet, as far as it can be read."""
+    if launch.kind == "python":
+        return several_nodes(script, launch)
+    told = number(nodes_option(launch))
+    return several_nodes(script, launch) and told != 1 and (told is not None or nodes_option(launch) is not None)
+
+
+@rule(
+    "local-rendezvous",
+    "error",
+    reason="localhost is another machine on each node, so the nodes never meet. torchrun uses it too if no "
+    "address is given.",
+    source=TORCHRUN,
+    fix=f"Use the first node of the job: {_HEAD}, and --rdzv_endpoint=$MASTER_ADDR:PORT. torchrun does not "
+    f"read MASTER_ADDR.",
+)
+def local_rendezvous(script: Script) -> Iterator[Hit]:
+    for launch in launches(script, "torchrun", "accelerate", "python"):
+        if not _meets(script, launch) or "standalone" in launch.options:
+            continue
+        value = address(launch)
+        if value and _LOOPBACK.match(likely(value) or ""):
+            yield Hit(launch.line, f"{spread(script, launch)} nodes meet at {(likely(value) or '').split(':')[0]}")
+        elif not value and launch.kind != "python" and not has_config(launch):
+            yield Hit(launch.line, "no address is given, so each node waits at its own 127.0.0.1")
+
+
+@rule(
+    "rendezvous-address",
+    "error",
+    reason="All ranks must use one address, which is the name of one node of the job.",
+    source=SBATCH,
+    fix=f"Use {_HEAD}.",
+)
+def rendezvous_address(script: Script) -> Iterator[Hit]:
+    for launch in launches(script, "torchrun", "accelerate", "python"):
+        value = address(launch) or ""
+        if not _meets(script, launch):
+            continue
+        if "own" in symbols(value):
+            yield Hit(launch.line, "each node uses its own name as the address of the first one")
+        elif "nodelist" in symbols(value):
+            yield Hit(launch.line, "the address is Slurm's compressed list of nodes, such as node[1-2]")
+        elif "login" in symbols(value):
+            yield Hit(launch.line, "the address is the node that the job was submitted from (SLURM_SUBMIT_HOST)")
+        elif name := symbol_name(value, "unexported"):
+            yield Hit(launch.line, f"{name} is not exported, so the address is empty in the task")
+        elif name := symbol_name(value, "nosuch"):
+            yield Hit(launch.line, f"Slurm has no variable {name}, so the address is empty")
+
+
+@rule(
+    "node-rank",
+    "error",
+    reason="With the static rendezvous, the default, each node needs a rank of its own. $SLURM_NODEID is 0 in "
+    "the batch shell.",
+    source=ACCELERATE_RANK,
+    fix="Use --rdzv_backend=c10d, or let the task expand it: srun bash -c 'torchrun --node_rank=$SLURM_NODEID ...'.",
+)
+def node_rank(script: Script) -> Iterator[Hit]:
+    for launch in launches(script, "torchrun", "accelerate"):
+        if not _meets(script, launch) or not static(launch) or (tasks_per_node(launch) or 1) > 1:
+            continue
+        option = "--machine_rank" if launch.kind == "accelerate" else "--node_rank"
+        value = launch.option("machine-rank" if launch.kind == "accelerate" else "node-rank")
+        fan_out = launch.step is not None and (launch.step.fan_out or launch.background)
+        severity: Severity | None = "warning" if "config-file" in launch.options else None
+        if value is None and not launch.opaque:
+            yield Hit(launch.line, f"no {option}: all nodes have rank 0", severity)
+        elif value is None or fan_out:
+            continue
+        elif name := symbol_name(value, "early"):
+            yield Hit(launch.line, f"{option}: the batch shell expands ${name}, so all nodes have rank 0", severity)
+        elif symbol_name(value, "task") == "SLURM_LOCALID":
+            yield Hit(launch.line, f"{option}: $SLURM_LOCALID is 0 on every node")
+        elif number(value) is not None:
+            yield Hit(launch.line, f"{option} is {value} on all nodes", severity)
+
+
+@rule(
+    "fixed-port",
+    "warning",
+    reason="Two jobs on one node cannot use the same port: the second one fails, or joins the first one's rendezvous.",
+    source=TORCHRUN,
+    fix="Derive it from the job id: MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)). On one node: torchrun --standalone.",
+)
+def fixed_port(script: Script) -> Iterator[Hit]:
+    if script.option("exclusive") in ("", "exclusive"):
+        return
+    for launch in launches(script):
+        port, line = _port(script, launch)
+        if port:
+            yield Hit(line, f"port {port} is the same in each job")
+
+
+def _port(script: Script, launch: Launch) -> tuple[int | None, int]:
+    """(fixed port of a launch, line)."""
+    if launch.kind == "python":
+        name = launch.env("MASTER_PORT")
+        port = number(likely(name)) if name else None
+        return port, script.assigned("MASTER_PORT") if port else launch.line
+    if "standalone" in launch.options:
+        return None, launch.line
+    names = ("main-process-port", "master-port", "rdzv-endpoint")
+    given = next((launch.option(name) for name in names if launch.option(name)), None)
+    if launch.kind == "torchrun" and (not static(launch) or launch.option("rdzv-endpoint")):
+        given = launch.option("rdzv-endpoint") or "localhost:29400"
+        if ":" not in given and "?" not in symbols(given):
+            given += ":29400"
+    if given is None and not has_config(launch) and launch.kind != "deepspeed":
+        given = "29500"
+    return number((likely(given) or "").rpartition(":")[2]) or None, launch.line
+
+
+@rule(
+    "hostname-ip",
+    "warning",
+    reason="hostname -i may print a loopback address or several addresses, and hostname -I prints all of them.",
+    source="https://man7.org/linux/man-pages/man1/hostname.1.html",
+    fix=f"Use the name itself: {_HEAD}.",
+)
+def hostname_ip(script: Script) -> Iterator[Hit]:
+    for launch in launches(script):
+        if several_nodes(script, launch) and "hostname-ip" in symbols(address(launch) or ""):
+            yield Hit(launch.line, "the address comes from hostname --ip-address")

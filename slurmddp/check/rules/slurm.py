@@ -1,0 +1,300 @@
+"""#SBATCH lines, srun, and what Slurm does with the batch script."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+
+from slurmddp.check.directives import OPTIONS
+from slurmddp.check.finding import Hit, rule
+from slurmddp.check.launches import Launch
+from slurmddp.check.rules.common import launches, several_nodes
+from slurmddp.check.rules.sources import SBATCH, SLURM_22_05, SRUN
+from slurmddp.check.script import Script
+from slurmddp.check.values import symbols
+
+_LONG_HOURS = 12
+_PLACEHOLDER = re.compile(r"\{\{|\{%|<[A-Za-z_ ]+>|@\w+@|%\(\w+\)s")
+
+
+@rule(
+    "sbatch-after-command",
+    "error",
+    reason="sbatch stops reading #SBATCH lines at the first command. It ignores the later ones without a message.",
+    source=SBATCH,
+    fix="Move all #SBATCH lines directly below the first line.",
+)
+def sbatch_after_command(script: Script) -> Iterator[Hit]:
+    if script.late:
+        count = len(script.late)
+        yield Hit(script.late[0], f"sbatch ignores {count} #SBATCH line{'s' * (count > 1)} below the first command")
+
+
+@rule(
+    "sbatch-option",
+    "error",
+    reason="sbatch refuses the whole script if it does not know an option.",
+    source=SBATCH,
+    fix="Correct the name of the option.",
+)
+def sbatch_option(script: Script) -> Iterator[Hit]:
+    for each in script.directives:
+        close = difflib.get_close_matches(each.name, OPTIONS, 1, 0.8)
+        plugin = each.name.startswith(("container-", "no-container-")) or any(o.startswith(each.name) for o in OPTIONS)
+        if len(each.name) > 2 and each.name not in OPTIONS and close and not plugin:
+            yield Hit(each.line, f"--{each.name} is not an option of sbatch; did you mean --{close[0]}?")
+
+
+@rule(
+    "sbatch-disabled",
+    "warning",
+    reason="sbatch reads only lines that start with exactly #SBATCH and a blank. Others are comments.",
+    source=SBATCH,
+    fix="Write #SBATCH --option, or remove the line.",
+)
+def sbatch_disabled(script: Script) -> Iterator[Hit]:
+    for line, text in enumerate(script.lines, 1):
+        if re.match(r"#\s+SBATCH\s+-|\s+#SBATCH\s+-|#SBATCH-", text):
+            yield Hit(line, f"sbatch takes this line for a comment: {text.strip()[:40]}")
+        elif re.match(r"#(SBTACH|SBACTH|SBACH|SABTCH|SBATCHE|SBATC|sbatch|Sbatch|SBATH|SLURM)\s+-", text):
+            yield Hit(line, f"not #SBATCH: {text.strip()[:40]}")
+
+
+@rule(
+    "sbatch-variable",
+    "error",
+    reason="sbatch does not expand shell variables in #SBATCH lines.",
+    source=SBATCH,
+    fix="Write the value, use the patterns of file names (%j, %x, %u), or give the option to sbatch on its "
+    "command line.",
+)
+def sbatch_variable(script: Script) -> Iterator[Hit]:
+    found = [each for each in script.directives if re.search(r"\$\{?\w|\$\(|`", each.value)]
+    template = len(found) > 3 or _PLACEHOLDER.search(script.text)
+    for each in found:
+        harmless = each.name in ("job-name", "comment", "mail-user", "export", "wckey")
+        yield Hit(
+            each.line, f"--{each.name}={each.value} is taken literally", "warning" if harmless or template else None
+        )
+
+
+@rule(
+    "cpus-not-inherited",
+    "warning",
+    reason="From Slurm 22.05 to 23.02, srun does not use --cpus-per-task of #SBATCH. Each task may get one CPU.",
+    source=SLURM_22_05,
+    fix="Give srun the option, too: srun --cpus-per-task=$SLURM_CPUS_PER_TASK, or export SRUN_CPUS_PER_TASK.",
+)
+def cpus_not_inherited(script: Script) -> Iterator[Hit]:
+    if not script.option("cpus-per-task") or script.option("cpus-per-task") == "1":
+        return
+    for launch in launches(script):
+        if launch.step and not _passes_cpus(launch):
+            yield Hit(launch.step.line, "srun does not get --cpus-per-task")
+
+
+def _passes_cpus(launch: Launch) -> bool:
+    options = launch.step.options if launch.step else {}
+    return (
+        bool({"cpus-per-task", "cpus-per-gpu", "exclusive"} & set(options))
+        or "none" in options.get("cpu-bind", "") + options.get("cpu_bind", "")
+        or launch.scope.inherited("SRUN_CPUS_PER_TASK") is not None
+        or any("?" in symbols(name) for name in options)
+    )
+
+
+@rule(
+    "no-cpus",
+    "warning",
+    reason="Without --cpus-per-task, each task gets one CPU for its ranks and their data loaders.",
+    source=SBATCH,
+    fix="Add #SBATCH --cpus-per-task=N, with the CPUs of a node divided by the tasks of a node.",
+)
+def no_cpus(script: Script) -> Iterator[Hit]:
+    names = (
+        "cpus-per-task",
+        "cpus-per-gpu",
+        "exclusive",
+        "mincpus",
+        "ntasks-per-core",
+        "extra-node-info",
+        "cores-per-socket",
+    )
+    if len(script.directives) < 3 or any(script.option(name) is not None for name in names):
+        return
+    launch = next(
+        (each for each in launches(script) if not each.step or "cpus-per-task" not in each.step.options), None
+    )
+    if launch and (script.job.gpus_per_node or launch.kind != "python"):
+        yield Hit(launch.line, "the job asks for no CPUs per task")
+
+
+@rule(
+    "no-gpus",
+    "warning",
+    reason="Where nodes are shared, a job gets only the GPUs that it asks for.",
+    source=SBATCH,
+    fix="Add #SBATCH --gpus-per-node=N.",
+)
+def no_gpus(script: Script) -> Iterator[Hit]:
+    asks = (
+        "gpus",
+        "gpus-per-node",
+        "gpus-per-task",
+        "gres",
+        "exclusive",
+        "gpus-per-socket",
+        "tres-per-task",
+        "ntasks-per-gpu",
+    )
+    if len(script.directives) < 3 or any(script.option(name) is not None for name in asks):
+        return
+    for launch in launches(script, "torchrun", "accelerate"):
+        if "cpu" not in launch.options and not re.search(r"gloo|--cpu\b|device[= ]cpu", script.text):
+            yield Hit(launch.line, "the job asks for no GPU")
+            return
+
+
+@rule(
+    "spool-path",
+    "error",
+    reason="Slurm runs a copy of the script from its spool folder, so $0 and BASH_SOURCE do not lead to your files.",
+    source=SBATCH,
+    fix='Use $SLURM_SUBMIT_DIR: cd "$SLURM_SUBMIT_DIR".',
+)
+def spool_path(script: Script) -> Iterator[Hit]:
+    used = re.compile(r"(dirname|realpath|readlink)[^)]*(\$\{?0|BASH_SOURCE)|\$\{(0|BASH_SOURCE\[0\])%")
+    if "SLURM_SUBMIT_DIR" in script.text or "scontrol show job" in script.text or not script.directives:
+        return
+    for command, words, scope in script.found.seen:
+        written = " ".join(command.words)
+        if not scope.task and used.search(written):
+            certain = words[0] in ("cd", "source", ".") and not command.branch
+            yield Hit(command.line, f"{written[:50]} leads to Slurm's spool folder", None if certain else "warning")
+
+
+@rule(
+    "wait-missing",
+    "error",
+    reason="When the batch script exits, Slurm ends the job and kills the steps that still run in the background.",
+    source=SBATCH,
+    fix="Write wait as the last command.",
+)
+def wait_missing(script: Script) -> Iterator[Hit]:
+    commands = [command for command, _, scope in script.found.seen if not scope.task]
+    last = next((at for at in reversed(range(len(commands))) if commands[at].then == "&"), None)
+    if last is None or "srun" not in commands[last].words[:1]:
+        return
+    after = [word for command in commands[last + 1 :] for word in command.words]
+    if not {"wait", "srun", "sleep", "while"} & set(after) and not re.search(r"\bwait\b|\btail -f\b", " ".join(after)):
+        if not re.search(r"^\s*(wait\b|.*[;&]\s*wait\b)", script.text, re.MULTILINE):
+            yield Hit(commands[last].line, "srun runs in the background, and no wait follows")
+
+
+@rule(
+    "signal-to-steps",
+    "warning",
+    reason="Without B:, Slurm sends the signal of --signal to the steps only. A trap in the batch script never runs.",
+    source=SBATCH,
+    fix="Write #SBATCH --signal=B:USR1@120, start srun in the background with &, and wait.",
+)
+def signal_to_steps(script: Script) -> Iterator[Hit]:
+    signal = script.option("signal")
+    if not signal or signal.upper().startswith(("B:", "RB:", "BR:")):
+        return
+    name = signal.partition("@")[0].upper().removeprefix("R:").removeprefix("SIG")
+    for command, words, scope in script.found.seen:
+        if (
+            words[0] == "trap"
+            and not scope.task
+            and any(name in word.upper().removeprefix("SIG") for word in words[1:])
+        ):
+            yield Hit(command.line, f"--signal={signal} does not reach this trap")
+
+
+@rule(
+    "no-time",
+    "note",
+    reason="Without --time, the job gets the default of the partition, which may be minutes or the maximum.",
+    source=SBATCH,
+    fix="Add #SBATCH --time=HH:MM:SS. A shorter limit lets Slurm start the job earlier.",
+)
+def no_time(script: Script) -> Iterator[Hit]:
+    if len(script.directives) >= 3 and script.option("time") is None:
+        yield Hit(1, "no --time")
+
+
+@rule(
+    "no-requeue",
+    "note",
+    reason="A long job that is preempted, loses a node or reaches its limit starts again only if something "
+    "requeues it.",
+    source=SBATCH,
+    fix="Add #SBATCH --requeue, --open-mode=append and --signal=B:USR1@120, and let the program save and resume.",
+)
+def no_requeue(script: Script) -> Iterator[Hit]:
+    hours = _hours(script.option("time") or "")
+    if hours >= _LONG_HOURS and script.option("requeue") is None and script.option("signal") is None:
+        if any(several_nodes(script, launch) for launch in launches(script)) and script.option("array") is None:
+            yield Hit(script.line_of("time"), f"{hours:.0f} hours on several nodes without --requeue and --signal")
+
+
+def _hours(time: str) -> float:
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    if not match:
+        return 0
+    days, first, second, _ = (int(each or 0) for each in match.groups())
+    if match[1]:
+        return days * 24 + first + second / 60
+    return first + second / 60 if match[4] else (first + second / 60) / 60
+
+
+@rule(
+    "log-overwritten",
+    "note",
+    reason="The next job, or the same one after a requeue, overwrites the log.",
+    source=SBATCH,
+    fix="Put %j into the name: --output=%x-%j.out.",
+)
+def log_overwritten(script: Script) -> Iterator[Hit]:
+    output = script.option("output")
+    if output and not re.search(r"%\d*[jAJxNn]|\$|/dev/null", output) and script.option("open-mode") != "append":
+        yield Hit(script.line_of("output"), f"each job writes to {output}")
+
+
+@rule(
+    "log-folder",
+    "warning",
+    reason="Slurm opens the log before the script runs and does not create its folder. The job then fails "
+    "without a log.",
+    source=SBATCH,
+    fix="Create the folder before you submit.",
+)
+def log_folder(script: Script) -> Iterator[Hit]:
+    output = script.option("output") or ""
+    folder = output.rpartition("/")[0]
+    if re.search(r"%[jAJ]", folder):
+        yield Hit(script.line_of("output"), f"the folder {folder} cannot exist before the job has its number")
+        return
+    for command, words, _ in script.found.seen:
+        if (
+            folder
+            and words[0] == "mkdir"
+            and any(word.rstrip("/").removeprefix("./") == folder.removeprefix("./") for word in words)
+        ):
+            yield Hit(command.line, f"the folder of --output={output} is created too late", "note")
+
+
+@rule(
+    "export-without-all",
+    "warning",
+    reason="--export=NAME=VALUE without ALL removes all other variables, PATH among them, from the task.",
+    source=SRUN,
+    fix="Write --export=ALL,NAME=VALUE.",
+)
+def export_without_all(script: Script) -> Iterator[Hit]:
+    for step in script.found.steps:
+        export = step.options.get("export", "ALL")
+        if "=" in export and "ALL" not in export.split(","):
+            yield Hit(step.line, f"srun --export={export.partition('=')[0]}=... drops the environment")

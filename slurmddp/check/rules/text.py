@@ -1,0 +1,144 @@
+"""What the file consists of: first line, characters, continuations, syntax."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+from slurmddp.check.finding import Hit, rule
+from slurmddp.check.rules.sources import BASH, SBATCH
+from slurmddp.check.script import Script
+
+_INVISIBLE = {
+    "\ufeff": "byte order mark", "\u00a0": "no-break space", "\u200b": "zero-width space",
+    "\u200c": "zero-width joiner", "\u200d": "zero-width joiner", "\u2060": "word joiner",
+    "\u202f": "narrow no-break space", "\u3000": "wide space", "\u2028": "line separator", "\u00ad": "soft hyphen",
+}  # fmt: skip
+_TYPOGRAPHIC = {"“": '"', "”": '"', "‘": "'", "’": "'", "–": "--", "—": "--", "−": "-"}  # noqa: RUF001
+_SECRET = re.compile(
+    r"\b(hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{40,}|glpat-[\w-]{20,}|sk-[\w-]{32,}|AKIA[A-Z0-9]{16}"
+    r"|xox[bpars]-[\w-]{20,})|(?:WANDB_API_KEY=|wandb login )['\"]?([0-9a-f]{40,})\b"
+    r"|\b\w*(?:API_?KEY|TOKEN|SECRET|PASSWORD)=['\"]?(?=\w*\d)(?=\w*[A-Za-z])([\w+/.-]{20,})\b",
+)
+
+
+@rule(
+    "no-shebang",
+    "error",
+    reason="sbatch refuses a script whose first line does not start with #! and the path of an interpreter.",
+    source=SBATCH,
+    fix="Write #!/bin/bash as the first line.",
+)
+def no_shebang(script: Script) -> Iterator[Hit]:
+    if not script.lines[0].lstrip("\ufeff").startswith("#!"):
+        yield Hit(1, "the first line is no #! line")
+
+
+@rule(
+    "crlf",
+    "error",
+    reason="sbatch refuses a script with DOS line breaks.",
+    source=SBATCH,
+    fix="Convert the file: sed -i 's/\\r$//' FILE.",
+)
+def crlf(script: Script) -> Iterator[Hit]:
+    line = next((at for at, text in enumerate(script.lines, 1) if text.endswith("\r")), 0)
+    if line:
+        yield Hit(line, "the lines end with CR LF")
+
+
+@rule(
+    "invisible-character",
+    "error",
+    reason="bash and sbatch take such a character for a part of a word, or of a name.",
+    source=BASH,
+    fix="Type the character again with the keyboard: a blank, a quote, or two hyphens.",
+)
+def invisible_character(script: Script) -> Iterator[Hit]:
+    code = {line for command, _, _ in script.found.seen for line in command.lines}
+    directives = {each.line for each in script.directives}
+    for line, text in enumerate(script.lines, 1):
+        comment = text.lstrip().startswith("#") and line not in directives
+        read = re.sub(r"\s#.*", "", text) if not comment else text[:1] if line == 1 else ""
+        for mark, name in _INVISIBLE.items():
+            if mark in read:
+                yield Hit(
+                    line, f"{name} (U+{ord(mark):04X})", None if line in code | directives or line == 1 else "warning"
+                )
+        for mark, meant in _TYPOGRAPHIC.items():
+            if mark in re.sub(r"\"[^\"]*\"|'[^']*'", "", read):
+                where = re.search(rf"(^|[\s=]){mark}", read) is not None
+                yield Hit(
+                    line,
+                    f"{mark} (U+{ord(mark):04X}) where {meant} is meant",
+                    None if where and line in code | directives else "warning",
+                )
+
+
+@rule(
+    "broken-continuation",
+    "error",
+    reason="A backslash continues the line only as its last character. Blanks, a comment or an empty line end "
+    "the command there.",
+    source=BASH,
+    fix="Remove what follows the backslash, and move comments above the command.",
+)
+def broken_continuation(script: Script) -> Iterator[Hit]:
+    skipped = script.here_lines
+    for at, text in enumerate(script.lines):
+        text = text.rstrip("\r")
+        if at + 1 in skipped or text.lstrip().startswith("#"):
+            continue
+        rest = [each.strip() for each in script.lines[at + 1 :]]
+        if re.search(r"[^\\]\\[ \t]+(#.*)?$", text) and not re.search(r"\s#.*\\[ \t]+", text):
+            option = bool(rest) and rest[0].startswith("-")
+            yield Hit(at + 1, "blanks or a comment follow the backslash", None if option else "warning")
+        elif text.endswith("\\") and rest and (not rest[0] or rest[0].startswith("#")):
+            following = next((each for each in rest if each and not each.startswith("#")), "")
+            if following.startswith("-"):
+                kind = "a comment" if rest[0] else "an empty line"
+                yield Hit(at + 2, f"{kind} ends the command, so {following.split()[0]} is lost")
+
+
+@rule(
+    "syntax",
+    "error",
+    reason="bash stops at a line that it cannot read.",
+    source=BASH,
+    fix="Close the quote or block, then check with: bash -n FILE.",
+)
+def syntax(script: Script) -> Iterator[Hit]:
+    bash = shutil.which("bash")
+    if bash is None or not script.is_shell or "\r" in script.text:
+        return
+    environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            [bash, "--norc", "--noprofile", "-n", "/dev/stdin"],
+            input=script.text.encode(errors="replace"), capture_output=True, timeout=10, env=environment, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    if done.returncode == 0:
+        return
+    match = re.search(r"line (\d+): (.*)", done.stderr.decode(errors="replace"))
+    line, message = (int(match[1]), match[2]) if match else (1, "bash cannot read the script")
+    near = "\n".join(script.lines[max(line - 2, 0) : line + 1])
+    if not re.search(r"<[^<>\n]+>|\{\{|\{%", near):  # a template: the placeholder is what bash cannot read
+        yield Hit(min(line, len(script.lines)), message)
+
+
+@rule(
+    "secret",
+    "warning",
+    reason="Everyone who can read the script, its repository, or scontrol show job sees the token.",
+    source="https://slurm.schedmd.com/scontrol.html",
+    fix="Revoke the token, and read the new one from a file that only you can read.",
+)
+def secret(script: Script) -> Iterator[Hit]:
+    for line, text in enumerate(script.lines, 1):
+        if _SECRET.search(text) and not re.search(r"x{6}|your|example|placeholder|<", text, re.IGNORECASE):
+            yield Hit(line, "a token or password is written in the script")

@@ -1,0 +1,209 @@
+"""Split bash into simple commands: continuations joined, quotes and substitutions kept, here-documents apart.
+
+It reads what batch scripts contain. It is no full parser: it never fails, and bash itself judges the syntax."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+_REDIRECT = re.compile(r"\d*(<<<|<<-?|<>|>>|>\||[<>]&|[<>])|&>>?")
+_OPERATOR = re.compile(r"&&|\|\||\|&|;;&?|;&|[;|&()\n]")
+_NAME = re.compile(r"[A-Za-z_]\w*\Z")
+_STARTS = {"then", "do", "else", "elif", "!", "{", "}", "time", "coproc"}
+
+
+@dataclass(frozen=True)
+class HereDocument:
+    """The text that a command reads, and the line it starts at. literal: bash expands nothing in it."""
+
+    text: str
+    line: int
+    literal: bool
+
+
+@dataclass
+class Command:
+    """One simple command, with its words as written."""
+
+    words: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    then: str = ""  # the operator behind it
+    loops: tuple[str, ...] = ()  # variables of the loops around it; "" for while and until
+    branch: bool = False  # inside if or case
+    function: str = ""
+    input: str = ""
+    output: str = ""
+    here: HereDocument | None = None
+
+    @property
+    def line(self) -> int:
+        """Return the line of the first word."""
+        return self.lines[0] if self.lines else 0
+
+
+def closing(text: str, at: int, end: str) -> int:
+    """Return the index behind the `end` (")" or "}") that closes what was opened before `at`."""
+    start = {")": "(", "}": "{"}[end]
+    depth = 1
+    while at < len(text):
+        if text[at] in "\\'\"`":
+            at = quoted(text, at)
+            continue
+        depth += (text[at] == start) - (text[at] == end)
+        at += 1
+        if not depth:
+            break
+    return at
+
+
+def quoted(text: str, at: int) -> int:
+    """Return the index behind the quotes, backticks or escaped character that start at `at`."""
+    mark = text[at]
+    if mark == "\\":
+        return at + 2
+    if mark == "'":
+        found = text.find("'", at + 1)
+        return found + 1 if found >= 0 else len(text)
+    at += 1
+    while at < len(text) and text[at] != mark:
+        if text[at] == "\\":
+            at += 2
+        elif mark == '"' and text.startswith("$(", at):
+            at = closing(text, at + 2, ")")
+        else:
+            at += 1
+    return at + 1
+
+
+def word_end(text: str, at: int) -> int:
+    """Return the index behind the word that starts at `at`."""
+    begin = at
+    while at < len(text):
+        if text[at] in "\\'\"`":
+            at = quoted(text, at)
+        elif text.startswith(("$(", "<(", ">("), at):
+            at = closing(text, at + 2, ")")
+        elif text.startswith("${", at):
+            at = closing(text, at + 2, "}")
+        elif text[at] == "(" and at > begin and text[at - 1] == "=":
+            at = closing(text, at + 1, ")")
+        elif text[at] in " \t\n;|&()<>":
+            break
+        else:
+            at += 1
+    return min(at, len(text))
+
+
+class _Reader:
+    def __init__(self, text: str, line: int) -> None:
+        self.text = text
+        self.first = line
+        self.found: list[Command] = []
+        self.command = Command()
+        self.blocks: list[tuple[str, str]] = []
+        self.waiting: list[tuple[Command, str, bool]] = []  # here-documents that begin at the next line
+        self._known = (0, line)
+
+    def line(self, at: int) -> int:
+        before, line = self._known
+        self._known = (at, line + self.text.count("\n", before, at))
+        return self._known[1]
+
+    def read(self) -> list[Command]:
+        at = 0
+        while at < len(self.text):
+            at = self._step(at)
+        self._end("")
+        return self.found
+
+    def _step(self, at: int) -> int:
+        text = self.text
+        if text[at] in " \t\r":
+            return at + 1
+        if text.startswith("\\\n", at):
+            return at + 2
+        if text[at] == "#":
+            end = text.find("\n", at)
+            return end if end >= 0 else len(text)
+        if not text.startswith(("<(", ">("), at) and (match := _REDIRECT.match(text, at)):
+            return self._redirect(match)
+        if match := _OPERATOR.match(text, at):
+            return self._operator(match)
+        end = max(word_end(text, at), at + 1)
+        self.command.words.append(text[at:end])
+        self.command.lines.append(self.line(at))
+        return end
+
+    def _redirect(self, match: re.Match[str]) -> int:
+        text, at = self.text, match.end()
+        while text[at : at + 1] in (" ", "\t"):
+            at += 1
+        end = word_end(text, at)
+        target, sign = text[at:end], match.group().lstrip("0123456789")
+        if sign in ("<<", "<<-"):
+            self.waiting.append((self.command, re.sub(r"['\"\\]", "", target), target[:1] in "'\"\\"))
+        elif sign.startswith("<"):
+            self.command.input = target
+        elif not sign.endswith("&"):
+            self.command.output = target
+        return end
+
+    def _operator(self, match: re.Match[str]) -> int:
+        sign, at = match.group(), match.end()
+        if sign == "(" and len(self.command.words) == 1 and self.text[at:].lstrip().startswith(")"):
+            self.blocks.append(("function", self.command.words[0]))
+            self.command = Command()
+            return self.text.index(")", at) + 1
+        self._end(sign)
+        if sign == "\n" and self.waiting:
+            at = self._here_documents(at)
+        return at
+
+    def _here_documents(self, at: int) -> int:
+        for command, delimiter, literal in self.waiting:
+            start, lines = self.line(at), []
+            while at < len(self.text):
+                end = self.text.find("\n", at)
+                end = end if end >= 0 else len(self.text)
+                line, at = self.text[at:end], end + 1
+                if line.strip() == delimiter:
+                    break
+                lines.append(line)
+            command.here = HereDocument("\n".join(lines) + "\n", start, literal)
+        self.waiting = []
+        return min(at, len(self.text))
+
+    def _end(self, sign: str) -> None:
+        """Finish the current command: take shell keywords off its front, and keep the blocks they open or close."""
+        command, self.command = self.command, Command()
+        command.then = sign.strip()
+        words, lines = command.words, command.lines
+        while words:
+            first = words[0]
+            if first in ("if", "case"):
+                self.blocks.append(("branch", ""))
+            elif first in ("for", "select"):
+                self.blocks.append(("loop", words[1] if len(words) > 1 and _NAME.match(words[1]) else ""))
+                words.clear()
+                break
+            elif first in ("while", "until"):
+                self.blocks.append(("loop", ""))
+            elif first in ("fi", "esac", "done") or (first == "}" and self.blocks and self.blocks[-1][0] == "function"):
+                self.blocks[-1:] = []
+            elif first == "function" and len(words) > 1:
+                self.blocks.append(("function", words.pop(1)))
+                lines.pop(1)
+            elif first not in _STARTS:
+                break
+            del words[0], lines[0]
+        if words or command.here:
+            command.loops = tuple(name for kind, name in self.blocks if kind == "loop")
+            command.branch = any(kind == "branch" for kind, _ in self.blocks)
+            command.function = next((name for kind, name in reversed(self.blocks) if kind == "function"), "")
+            self.found.append(command)
+
+
+def commands(text: str, line: int = 1) -> list[Command]:
+    """Return the simple commands of a script in the order in which they are written."""
+    return _Reader(text, line).read()

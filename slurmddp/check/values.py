@@ -1,0 +1,279 @@
+"""What a variable of a batch script holds, as far as it can be read.
+
+A value is text. What cannot be known before the job runs stands in it as a symbol between two NUL characters:
+`head` (name of the first node), `own` (name of the node that evaluates it), `early:SLURM_PROCID` (a variable of the
+task, expanded in the batch shell), `varies` (other in each job) and so on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slurmddp.check.shell import closing, quoted
+
+UNKNOWN = "\0?\0"
+PER_TASK = {"SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", "SLURM_TASK_PID", "SLURM_GTIDS"}
+#: What the environment of a batch job or of a task holds under a name that no script assigns.
+_FIXED = {
+    "SLURM_LAUNCH_NODE_IPADDR": "head",
+    "SLURM_SRUN_COMM_HOST": "head",
+    "SLURM_JOB_NODELIST": "nodelist",
+    "SLURM_NODELIST": "nodelist",
+    "SLURM_STEP_NODELIST": "nodelist",
+    "SLURM_SUBMIT_HOST": "login",
+    **dict.fromkeys(
+        ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "RANDOM",
+         "SRANDOM", "EPOCHSECONDS", "SECONDS", "PPID", "$", "SLURM_STEP_ID", "SLURM_STEPID"),
+        "varies",
+    ),
+}  # fmt: skip
+_SYMBOL = re.compile("\0([^\0]*)\0")
+_PARAMETER = re.compile(r"\$(?:([A-Za-z_]\w*)|([0-9#?$!@*-]))")
+_BRACED = re.compile(r"([#!]?)([A-Za-z_]\w*|[0-9@*#?$!]+)(\[[^]]*\])?(.*)", re.DOTALL)
+_PORT_SEARCH = re.compile(r"\b(shuf|comm|ss|lsof|netstat|socket|freeport|free_port|date|uuidgen|openssl|mktemp)\b")
+_FIRST_LINE = re.compile(r"head\s+(-n\s*1|-1|--lines[= ]1)\b|sed\s+(-n\s+)?['\"]?(1p|1q|1!d)|NR\s*==\s*1|\bread\b")
+
+Value = str | list[str]
+
+
+def symbol(name: str) -> str:
+    """Return what stands in a value for something that is known only when the job runs."""
+    return f"\0{name}\0"
+
+
+def symbols(value: str) -> set[str]:
+    """Return the symbols of a value: `early` for `early:NAME`."""
+    return {name.partition(":")[0] for name in _SYMBOL.findall(value)}
+
+
+def symbol_name(value: str, kind: str) -> str:
+    """Return NAME of the first symbol `kind:NAME`; empty, if there is none."""
+    return next((name.partition(":")[2] for name in _SYMBOL.findall(value) if name.partition(":")[0] == kind), "")
+
+
+def number(value: str | None) -> int | None:
+    """Return the whole number that a value surely is."""
+    return int(value) if value and re.fullmatch(r"[0-9]{1,9}", value) else None
+
+
+def likely(value: str | None) -> str | None:
+    """Return the value with its defaults (`${PORT:-29500}`) taken as set."""
+    return value.replace(symbol("maybe"), "") if value is not None else None
+
+
+@dataclass
+class Scope:
+    """The variables of one shell. task: it runs in a Slurm step, once per task; parent: the shell it inherits from."""
+
+    slurm: Mapping[str, str]
+    task: bool = False
+    parent: Scope | None = None
+    values: dict[str, Value] = field(default_factory=dict)
+    exported: set[str] = field(default_factory=set)
+    export_all: bool = False
+
+    def assign(self, name: str, value: Value, *, append: bool = False, unsure: bool = False) -> None:
+        """Set a variable. unsure: the assignment is in a branch, which may not be taken."""
+        before = self.values.get(name)
+        if append and before is not None:
+            value = [*_items(before), *_items(value)] if isinstance(before, list) else before + _text(value)
+        elif unsure and before not in (None, value):
+            value = UNKNOWN + "".join(
+                symbol(each) for each in sorted(symbols(_text(before or "")) & symbols(_text(value)))
+            )
+        self.values[name] = value
+
+    def inherited(self, name: str) -> Value | None:
+        """Return what a program started by this shell finds under `name`; None, if the script never sets it."""
+        if name in self.values:
+            return self.values[name] if name in self.exported or self.export_all else None
+        return self.parent.inherited(name) if self.parent else None
+
+    def lookup(self, name: str) -> Value:
+        """Return the value of a variable in this shell."""
+        if name in self.values:
+            return self.values[name]
+        if self.parent is not None:
+            value = self.parent.inherited(name)
+            if value is not None:
+                return value
+            if self.parent.holds(name):
+                return symbol(f"unexported:{name}")
+        if name in PER_TASK:
+            return symbol(f"{'task' if self.task else 'early'}:{name}")
+        if name in ("HOSTNAME", "HOST", "SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR"):
+            return symbol("own" if self.task else "head")
+        if name in self.slurm:
+            return self.slurm[name]
+        if name in _FIXED:
+            return symbol(_FIXED[name])
+        return symbol(f"?:{name}")
+
+    def holds(self, name: str) -> bool:
+        """Tell whether this shell, or one above it, assigns the variable."""
+        return name in self.values or (self.parent is not None and self.parent.holds(name))
+
+
+def _items(value: Value) -> list[str]:
+    return value if isinstance(value, list) else [value]
+
+
+def _text(value: Value) -> str:
+    """A variable used without an index: the first item of an array."""
+    if isinstance(value, list):
+        return (value[0] if value else "").replace(symbol("hosts"), symbol("head"))
+    return value
+
+
+def expand(raw: str, scope: Scope) -> str:
+    """Return one value: quotes removed, variables replaced, not split into words."""
+    return "".join(piece for piece, _ in _pieces(raw, scope))
+
+
+def expand_words(raw: str, scope: Scope) -> list[str]:
+    """Return the words that bash makes of a written word: unquoted variables and arrays may give several or none."""
+    words: list[str] = []
+    current: str | None = None
+    for piece, splits in _pieces(raw, scope):
+        if not splits:
+            current = (current or "") + piece
+            continue
+        parts = re.split(r"[ \t\n]+", piece)
+        for index, part in enumerate(parts):
+            if index and current is not None:
+                words.append(current)
+                current = None
+            if part:
+                current = (current or "") + part
+    return words if current is None else [*words, current]
+
+
+def array_items(raw: str, scope: Scope) -> list[str]:
+    """Return the items of `( ... )`."""
+    from slurmddp.check.shell import commands
+
+    return [
+        item
+        for each in commands(raw[1:-1].replace("\n", " "))
+        for word in each.words
+        for item in expand_words(word, scope)
+    ]
+
+
+def _pieces(raw: str, scope: Scope, *, inside: bool = False) -> list[tuple[str, bool]]:
+    """(text, whether bash splits it at blanks) of a word; inside: it stands in double quotes."""
+    found: list[tuple[str, bool]] = []
+    at = 0
+    while at < len(raw):
+        mark = raw[at]
+        if mark == "\\" and at + 1 < len(raw):
+            following = raw[at + 1]
+            keep = inside and following not in '$`"\\\n'
+            found.append(("" if following == "\n" else mark + following if keep else following, False))
+            at += 2
+        elif mark == "'" and not inside:
+            end = quoted(raw, at)
+            found.append((raw[at + 1 : end - 1], False))
+            at = end
+        elif mark == '"' and not inside:
+            end = quoted(raw, at)
+            found += _pieces(raw[at + 1 : end - 1], scope, inside=True) or [("", False)]
+            at = end
+        elif mark == "`" or (mark == "$" and at + 1 < len(raw)):
+            value, at = _substitution(raw, at, scope)
+            items = _items(value)
+            for index, item in enumerate(items):
+                if index:
+                    found.append((" ", True))
+                found.append((item, not inside))
+        else:
+            found.append((mark, False))
+            at += 1
+    return found
+
+
+def _substitution(raw: str, at: int, scope: Scope) -> tuple[Value, int]:
+    """What starts with `$` or a backtick, and the index behind it."""
+    if raw[at] == "`":
+        end = quoted(raw, at)
+        return _command_output(raw[at + 1 : end - 1], scope), end
+    if raw.startswith("$((", at):
+        end = closing(raw, at + 2, ")")
+        return _arithmetic(raw[at + 3 : end - 2], scope), end
+    if raw.startswith("$(", at):
+        end = closing(raw, at + 2, ")")
+        return _command_output(raw[at + 2 : end - 1], scope), end
+    if raw.startswith("${", at):
+        end = closing(raw, at + 2, "}")
+        return _braced(raw[at + 2 : end - 1], scope), end
+    match = _PARAMETER.match(raw, at)
+    if match is None:
+        return "$", at + 1
+    return (_text(scope.lookup(match[1])) if match[1] else symbol("varies" if match[2] == "$" else "?")), match.end()
+
+
+def _braced(inner: str, scope: Scope) -> Value:
+    """`${...}`."""
+    match = _BRACED.match(inner)
+    if match is None:
+        return UNKNOWN
+    sign, name, index, rest = match.groups()
+    positional = not name[0].isalpha() and name[0] != "_"
+    value: Value = UNKNOWN if positional else scope.lookup(name)
+    if sign == "#":
+        return scope.slurm.get("SLURM_NNODES", UNKNOWN) if symbol("hosts") in _items(value) else UNKNOWN
+    if sign == "!":
+        return UNKNOWN
+    if index in ("[@]", "[*]"):
+        return value
+    if index is not None and index != "[0]":
+        return symbol("host") if isinstance(value, list) and symbol("hosts") in value else UNKNOWN
+    text = _text(value)
+    if rest[:2] in (":-", ":=") or rest[:1] in ("-", "="):
+        if symbols(text) & {"?", "unset", "unexported", "nosuch"}:
+            return expand(rest.lstrip(":")[1:], scope) + symbol("maybe")
+        return text
+    if not rest or rest[:1] == "?" or rest[:2] == ":?":
+        return text
+    return UNKNOWN + "".join(symbol(each) for each in sorted(symbols(text) - {"?"}))
+
+
+def _arithmetic(inner: str, scope: Scope) -> str:
+    """`$((...))` of numbers with one kind of operator; otherwise unknown."""
+    seen: set[str] = set()
+
+    def value(match: re.Match[str]) -> str:
+        text = _text(scope.lookup(match[1]))
+        seen.update(name for name in _SYMBOL.findall(text))
+        return text
+
+    text = re.sub(r"([A-Za-z_]\w*)", value, re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", inner)).replace(" ", "")
+    if not seen and (match := re.fullmatch(r"\(?(\d{1,9})\)?([*/+-])\(?(\d{1,9})\)?", text)):
+        first, second = int(match[1]), int(match[3])
+        results = {"*": first * second, "+": first + second, "-": first - second, "/": first // (second or 1)}
+        return str(results[match[2]])
+    if not seen and text.isdigit():
+        return text
+    return UNKNOWN + "".join(symbol(name) for name in sorted(seen | ({"varies"} if "$(" in inner else set())))
+
+
+def _command_output(inner: str, scope: Scope) -> str:
+    """`$(...)`: what matters is whether it names a node, and which."""
+    if "scontrol" in inner and re.search(r"show\s+hostnames?\b", inner):
+        if re.search(r"\bwc\b", inner):
+            return scope.slurm.get("SLURM_NNODES", UNKNOWN)
+        return symbol("head" if _FIRST_LINE.search(inner) else "hosts")
+    seen = symbols(expand(re.sub(r"['\"]", "", inner), scope) if "$(" not in inner else _nested(inner, scope))
+    if _PORT_SEARCH.search(inner):
+        seen.add("varies")
+    if re.search(r"(^|[|;&(\s])(/bin/)?hostname\b|\buname -n|\bip\s+(-\S+\s+)*(addr|a|route)\b|\bifconfig\b", inner):
+        if not seen & {"head", "host"}:
+            seen.add("own" if scope.task and "srun" not in inner else "head")
+        if re.search(r"hostname\s+(-i\b|-I\b|--ip-address|--all-ip)", inner):
+            seen.add("hostname-ip")
+    return UNKNOWN + "".join(symbol(each) for each in sorted(seen - {"?"}))
+
+
+def _nested(inner: str, scope: Scope) -> str:
+    return expand(inner.replace('"', ""), scope)

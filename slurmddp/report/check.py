@@ -1,0 +1,38 @@
+"""What `slurmddp check` found, for people and for programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from slurmddp.check.finding import SEVERITIES, Finding
+from slurmddp.check.script import Script
+from slurmddp.visible import one_line
+
+
+def lines(scripts: Sequence[Script], found: Sequence[Finding]) -> Iterator[str]:
+    """Yield each finding as `FILE:LINE: severity: message [rule]`, then the counts. Each rule is explained once."""
+    explained: set[str] = set()
+    for each in found:
+        yield f"{one_line(each.path)}:{each.line}: {each.severity}: {one_line(each.message)} [{each.rule.id}]"
+        if each.rule.id not in explained:
+            explained.add(each.rule.id)
+            yield f"    why: {each.rule.reason}"
+            yield f"    fix: {each.rule.fix}"
+            yield f"    see: {each.rule.source}"
+    counts = Counter(each.severity for each in found)
+    total = ", ".join(f"{counts[name]} {name}{'s' * (counts[name] != 1)}" for name in SEVERITIES if counts[name])
+    checked = f"{len(scripts)} script{'s' * (len(scripts) != 1)}"
+    yield f"{checked} checked: {total or 'nothing found'}"
+
+
+def as_dict(scripts: Sequence[Script], found: Sequence[Finding]) -> dict[str, Any]:
+    """Return the findings for --json; docs/check.md lists the keys."""
+    counts = Counter(each.severity for each in found)
+    return {
+        "schema": 1,
+        "files": [str(each.path) for each in scripts],
+        "counts": {name: counts[name] for name in SEVERITIES},
+        "findings": [each.as_dict() for each in found],
+    }

@@ -1,0 +1,76 @@
+"""slurmddp check --script: text, JSON, exit codes, and files that cannot be checked."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT, Desk, Result
+
+Cli = Callable[..., Result]
+FIXTURES = ROOT / "tests/unit/check/fixtures"
+BAD, GOOD = FIXTURES / "bad/launcher-per-task.sbatch", FIXTURES / "good/launcher-per-task.sbatch"
+
+
+def test_an_error_names_file_line_rule_reason_fix_and_source(cli: Cli) -> None:
+    shown = cli("check", "--script", str(BAD))
+    assert shown.code == 1
+    first, why, fix, see = shown.out.splitlines()[:4]
+    assert first == f"{BAD}:10: error: srun starts torchrun 4 times per node, each with 4 ranks [launcher-per-task]"
+    assert re.match(r"    why: \w", why) and re.match(r"    fix: \w", fix) and re.match(r"    see: https://\S+$", see)
+    assert shown.out.splitlines()[-1] == "1 script checked: 1 error"
+
+
+def test_a_good_script_exits_with_0(cli: Cli) -> None:
+    shown = cli("check", "--script", str(GOOD), str(GOOD), "--strict")
+    assert (shown.code, shown.out) == (0, "2 scripts checked: nothing found\n")
+
+
+def test_strict_fails_for_warnings(cli: Cli) -> None:
+    warned = str(FIXTURES / "bad/fixed-port.sbatch")
+    assert cli("check", "--script", warned).code == 0
+    assert cli("check", "--script", warned, "--strict").code == 1
+    assert cli("check", "--script", str(FIXTURES / "bad/no-time.sbatch"), "--strict").code == 0
+
+
+def test_json_has_the_keys_of_the_page(cli: Cli) -> None:
+    shown = cli("check", "--script", str(BAD), str(GOOD), "--json")
+    assert shown.code == 1
+    told = json.loads(shown.out)
+    page = (ROOT / "docs/check.md").read_text(encoding="utf-8").split("## --json")[1]
+    assert told["schema"] == 1 and told["files"] == [str(BAD), str(GOOD)]
+    assert told["counts"] == {"error": 1, "warning": 0, "note": 0}
+    keys = {"schema", "files", "findings", *(f"counts.{key}" for key in told["counts"])}
+    keys |= {f"findings[].{key}" for key in told["findings"][0]}
+    assert keys == set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read the script"),
+        (b"\x7fELF\0\0", "binary file"),
+        (b" \n", "is empty"),
+        ("folder", "a directory"),
+    ],
+)
+def test_a_file_that_is_no_script_is_one_message(
+    cli: Cli, desk: Desk, content: bytes | str | None, message: str
+) -> None:
+    path = Path(desk.project) / "train.sbatch"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content:
+        path.mkdir()
+    shown = cli("check", "--script", "train.sbatch")
+    assert (shown.code, shown.out) == (2, "")
+    assert message in shown.err and "train.sbatch" in shown.err and "->" in shown.err
+
+
+def test_without_script_the_message_says_what_to_add(cli: Cli) -> None:
+    shown = cli("check", "job.yaml")
+    assert shown.code == 2 and "add --script" in shown.err
