@@ -153,12 +153,7 @@ def array_items(raw: str, scope: Scope) -> list[str]:
     """Return the items of `( ... )`."""
     from slurmddp.check.shell import commands
 
-    return [
-        item
-        for each in commands(raw[1:-1].replace("\n", " "))
-        for word in each.words
-        for item in expand_words(word, scope)
-    ]
+    return [item for each in commands(raw[1:-1]) for word in each.words for item in expand_words(word, scope)]
 
 
 def _pieces(raw: str, scope: Scope, *, inside: bool = False) -> list[tuple[str, bool]]:
