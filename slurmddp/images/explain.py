@@ -77,6 +77,10 @@ _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Cause]], ...] = (
     (r"slurmddp: (torch was .*|the base had .*)", _fixed(
         "{0}", "the packages that were asked for bring another torch: take versions that go with the base's",
     )),
+    (r"slurmddp: (line \d+: RUN as .*)", _fixed(
+        "{0}", "move USER below this line, or take it away: Apptainer runs the image as the caller anyway",
+    )),
+    (r"slurmddp: (line \d+: the image has no user .*)", _fixed("{0}", "RUN useradd before, or another USER")),
     (r"slurmddp: (this image has no python3 on its PATH)", _fixed("{0}", "--apt python3, or another base")),
     (r"Running testscript(?!(?:.|\n)*(?:Adding|Creating SIF))", _fixed(
         "the image's own test failed",

@@ -213,6 +213,69 @@ ENTRYPOINT ["cat", "taste"]
     assert seen == "12.9.0.036\n", "the base's variables are there in a RUN"
 
 
+#: What the Docker documentation says of each form is what `seen` says below.
+FORMS = f"""
+FROM {BASE} AS base
+ARG OF_BASE=cuda-${{CUDA_VERSION%.*}}
+ENV A=one
+ENV A=two B=$A C=${{A:+<${{A}}>}} PATH=/opt/bin${{PATH:+:${{PATH}}}} D=${{OF_BASE#*-}}
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+FROM base
+RUN echo "${{BASH_VERSION:+bash}} $A $B $C $D ${{PATH%%:*}} $OF_BASE" >> /seen; if false | true; then exit 1; fi
+SHELL ["/bin/sh", "-c"]
+RUN <<EOF
+echo "script ${{BASH_VERSION:-sh}}" >> /seen
+%setup {{{{ x }}}} 2>/dev/null || echo "a line with a percent sign" >> /seen
+EOF
+RUN <<-"END"
+\techo 'tabs and "quotes"' >> /seen
+\tEND
+RUN cat <<ONE >> /seen && cat <<'TWO' >> /seen
+$A
+  %post
+ONE
+bootstrap: $A
+TWO
+RUN <<EOF
+#!/usr/bin/env python3
+open("/seen", "a").write("by python\\n")
+EOF
+RUN echo 'me:x:1234:1235::/home/me:/bin/sh' >> /etc/passwd \\
+  && printf 'us:x:1235:\\nmore:x:77:me,you\\n' >> /etc/group && mkdir /home/me && chmod 777 /home/me /seen
+USER me
+RUN echo "$(id -u):$(id -g) $(id -G) $HOME $(pwd)" >> /seen
+WORKDIR /home/me
+RUN ["/bin/sh", "-c", "echo exec $(id -un) $PWD >> /seen"]
+USER 1234:77
+RUN echo "$(id -u):$(id -g) $HOME" >> /seen
+USER 4321
+ENV HOME=/opt
+RUN echo "$(id -u):$(id -g) $HOME" >> /seen
+USER root
+RUN echo "$(id -u)" >> /seen
+"""
+SEEN = """bash two one <one> 12.9.0 /opt/bin cuda-12.9.0
+script sh
+a line with a percent sign
+tabs and "quotes"
+two
+  %post
+bootstrap: $A
+by python
+1234:1235 1235 77 /home/me /
+exec me /home/me
+1234:77 /home/me
+4321:0 /opt
+0
+"""
+
+
+def test_forms_of_a_dockerfile_do_in_a_build_what_docker_says(alice: Alice) -> None:
+    alice.cluster.write(f"{HOME}/forms/Dockerfile", FORMS)
+    build(alice, "forms.sif", "--dockerfile", "forms/Dockerfile", "--force")
+    assert alice.cluster.run("login", ["apptainer", "exec", f"{HOME}/forms.sif", "cat", "/seen"]).stdout == SEEN
+
+
 def test_the_examples_build_and_run(alice: Alice) -> None:
     """From stand-ins for python:3.12-slim and NVIDIA's image, in a registry that mirrors theirs."""
     example(alice, "wheel")

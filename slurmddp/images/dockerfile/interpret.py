@@ -15,7 +15,7 @@ from slurmddp.images.dockerfile.refuse import refusals
 from slurmddp.images.dockerfile.running import SHELL, Running, run_lines
 from slurmddp.images.dockerfile.scope import PROXIES, Scope
 from slurmddp.images.dockerfile.tree import Context
-from slurmddp.images.dockerfile.words import Parts, Reference, known, pairs, plain, shell, shell_parts
+from slurmddp.images.dockerfile.words import Parts, Reference, expand, known, pairs, plain, shell, shell_parts
 from slurmddp.images.staging import Item
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Sections:
 
     name:       the stage's name in the definition file.
     files_from: lines of %files by the stage that they come from.
+    users:      whether a RUN is another user's than root's.
     post:       for each instruction, a comment or "", and its lines of %post.
     """
 
@@ -47,6 +48,7 @@ class Sections:
     name: str = ""
     files_from: dict[str, list[str]] = field(default_factory=dict)
     post: list[tuple[str, list[str]]] = field(default_factory=list)
+    users: bool = False
     environment: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
 
@@ -86,7 +88,6 @@ class Interpreter:
         repository = base.source.split("@")[0].rpartition(":")[0] or base.source
         self._setting = setting
         self._stage_of = stage_of
-        self._user = ""
         self._base = repository
         self._said = setting.bases.get(base.source)
         self._scope = Scope(setting.given, setting.declared, setting.used, self._said.env if self._said else None)
@@ -95,13 +96,17 @@ class Interpreter:
         self.sections = Sections(base)
         self.running = Running()
         self.workdir: str | None = None  # as far as the Dockerfile sets it
+        self._user = ""  # whose a RUN is, as a word of the shell; "" for root
         proxies = [(name, setting.given[name]) for name in PROXIES if name in setting.given]
         setting.used.update(name for name, _ in proxies)
         if self._cwd and self._cwd != "/":
             self.sections.post.append(("", _enter(self._cwd)))
         if self._said and self._said.user and not _ROOT.fullmatch(self._said.user):
-            said = f"the base {repository} sets USER {self._said.user}"
-            setting.notes.append(f"{said}: RUN has root here, and Apptainer runs the image as the caller")
+            self._user = shell(self._said.user)
+            said = f"the base {repository} sets USER {self._said.user}, who does RUN as in Docker"
+            setting.notes.append(f"{said}: Apptainer runs the image as the caller")
+        if self._said and "HOME" in self._said.env:
+            proxies.append(("HOME", self._said.env["HOME"]))
         if proxies:
             self.sections.post.append(("", [f"export {name}={shell(value)}" for name, value in proxies]))
 
@@ -140,13 +145,10 @@ class Interpreter:
         self.sections.post.append((f"line {instruction.line}: {instruction.keyword}", list(lines)))
 
     def on_run(self, instruction: Instruction) -> None:
-        if self._user:
-            raise instruction.error(
-                f"RUN after USER {self._user} is not converted: a build has one user, who appears as root",
-                "move USER below the last RUN, or take it away: Apptainer runs as the caller anyway",
-            )
         self._quoted_wrongly(instruction)
-        self._post(instruction, run_lines(instruction, self._prefix(instruction)))
+        before = f"as {instruction.line} {self._user} {self._scope.home()}" if self._user else ""
+        self.sections.users = self.sections.users or bool(before)
+        self._post(instruction, run_lines(instruction, self._prefix(instruction), before))
 
     def on_env(self, instruction: Instruction) -> None:
         words, kept = [], []
@@ -221,10 +223,12 @@ class Interpreter:
     on_add = on_copy
 
     def on_user(self, instruction: Instruction) -> None:
-        name = known(instruction.text, self._scope.lookup, instruction)
-        self._user = "" if _ROOT.fullmatch(name) else name
+        parts = expand(instruction.text, self._scope.lookup, instruction)
+        name = plain(parts)
+        self._user = "" if name == "" or (name and _ROOT.fullmatch(name)) else shell_parts(parts)
         if self._user:
-            self._note(instruction, f"USER {name} has no effect: Apptainer runs as the caller")
+            said = f"USER {name or instruction.text} is for the RUN lines that follow"
+            self._note(instruction, f"{said}: Apptainer runs the image as the caller")
 
     def on_cmd(self, instruction: Instruction) -> None:
         self._quoted_wrongly(instruction)

@@ -4,6 +4,20 @@ from __future__ import annotations
 
 import re
 
+
+def for_shell(pattern: str) -> str:
+    """The pattern as a shell has it behind `#` or `%`. Raises ValueError for one that Docker refuses."""
+    plain = re.compile(r"[\w./:,=+@-]")
+    return "".join(token if token in "*?" or plain.fullmatch(token) else "\\" + token[-1] for token in _tokens(pattern))
+
+
+def _tokens(pattern: str) -> list[str]:
+    tokens = re.findall(r"(?s)\\.?|.", pattern)
+    if any(token[0] == "\\" and token not in ("\\*", "\\?", "\\\\", "\\}", "\\/") for token in tokens):
+        raise ValueError(pattern)
+    return tokens
+
+
 #: Places and lengths that Python's expressions may try; one more star multiplies them by the value's length.
 _MOST_TRIES = 10_000_000
 
@@ -14,9 +28,7 @@ def substitute(value: str, operator: str, pattern: str, text: str) -> str:
     A doubled operator takes the longest match, or all of them. Raises ValueError for a pattern that Docker refuses,
     and for one that would take long.
     """
-    tokens = re.findall(r"(?s)\\.?|.", pattern)
-    if any(token[0] == "\\" and token not in ("\\*", "\\?", "\\\\", "\\}", "\\/") for token in tokens):
-        raise ValueError(pattern)
+    tokens = _tokens(pattern)
     if operator == "//" and set(tokens) <= {"*"}:  # Go and Python count the empty matches differently
         raise ValueError(pattern)
     if len(value) ** (tokens.count("*") + (operator[0] == "/")) > _MOST_TRIES:

@@ -42,30 +42,31 @@ def _argv(instruction: Instruction, prefix: tuple[str, ...]) -> tuple[str, ...]:
 _SCRIPT = "/.slurmddp.heredoc"
 
 
-def run_lines(instruction: Instruction, prefix: tuple[str, ...] = SHELL) -> list[str]:
+def run_lines(instruction: Instruction, prefix: tuple[str, ...] = SHELL, before: str = "") -> list[str]:
     """The command of one RUN: a process of its own that gets exactly Docker's text, broken where the file is.
 
-    prefix: what SHELL says.
+    prefix: what SHELL says; before: words of the shell in front of the command.
     """
+
+    def process(command: str) -> str:
+        """What has no path could be a word of this shell, such as cd or exit."""
+        return f"{before} {command}" if before else command if command.startswith("/") else f"(exec {command})"
+
     array = instruction.array()
     if array is not None:
-        return [f"(exec {' '.join(map(shell, array))})"]
+        command = " ".join(map(shell, array))
+        return [process(command) if before else f"(exec {command})"]
     command = " ".join(map(shell, prefix))
     if not instruction.heredocs:
-        return [_process(f"{command} {_quoted(instruction, prefix == SHELL)}")]
+        return [process(f"{command} {_quoted(instruction, prefix == SHELL)}")]
     heredoc = instruction.heredocs[0]
     if instruction.text != heredoc.word:  # the shell reads them itself
         text = "\n".join([instruction.text, *(part.text + part.name for part in instruction.heredocs)])
-        return [_process(f"{command} {script(text)}")]
+        return [process(f"{command} {script(text)}")]
     if not heredoc.text.startswith("#!"):
-        return [_process(f"{command} {script(heredoc.content)}")]
+        return [process(f"{command} {script(heredoc.content)}")]
     written = f"printf %s {script(heredoc.content)} > {_SCRIPT}"
-    return [written, f"chmod 755 {_SCRIPT}", _process(f"{command} {_SCRIPT}"), f"rm {_SCRIPT}"]
-
-
-def _process(command: str) -> str:
-    """The command as a process: what has no path could be a word of this shell, such as cd or exit."""
-    return command if command.startswith("/") else f"(exec {command})"
+    return [written, f"chmod 755 {_SCRIPT}", process(f"{command} {_SCRIPT}"), f"rm {_SCRIPT}"]
 
 
 def _quoted(instruction: Instruction, is_sh: bool) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from slurmddp.errors import UserError
 from slurmddp.images.dockerfile.lines import Instruction
 from slurmddp.images.dockerfile.stages import platform_arguments, read_arguments
-from slurmddp.images.dockerfile.words import Parts, Reference, expand, pairs, plain
+from slurmddp.images.dockerfile.words import Parts, Reference, expand, pairs, plain, shell
 
 # Docker takes these as build arguments without any ARG, and keeps them out of the image
 PROXIES = tuple(
@@ -55,6 +55,10 @@ class Scope:
         if self._base is not None:
             return self._base.get(name)
         return None if name in self._arguments else Reference(name)
+
+    def home(self) -> str:
+        """HOME as a word of the shell; "" where neither the Dockerfile nor its base sets it."""
+        return '"$HOME"' if "HOME" in self._environment else shell((self._base or {}).get("HOME", ""))
 
     def env(self, instruction: Instruction) -> list[tuple[str, Parts]]:
         """Take over an ENV: its names and values. Raises UserError."""

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from slurmddp.images.dockerfile.lines import Instruction, split
-from slurmddp.images.dockerfile.patterns import substitute
+from slurmddp.images.dockerfile.patterns import for_shell, substitute
 from slurmddp.render.engine import quote
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A variable whose value only the build knows, as `${name}` or `${name<operator><word>}`."""
+    """A variable whose value only the build knows: `${name<operator><word>}`; a pattern belongs to the operator."""
 
     name: str
     operator: str = ""
@@ -207,18 +207,24 @@ class _Expansion:
             raise self._instruction.error(f"${name} is not set: {plain(word)}", f"give it a value: ARG {name}=VALUE")
         return (value or "",)
 
-    def _replaced(self, name: str, operator: str) -> str:
+    def _replaced(self, name: str, operator: str) -> str | Reference:
         """The value of `${name#pattern}` and the like."""
-        pattern = self.parts("/" if operator[0] == "/" else "}", raw=True)
-        text = self.parts("}", raw=True) if operator[0] == "/" else ()
-        value, found, new = self._lookup(name), plain(pattern), plain(text)
-        if isinstance(value, Reference) or found is None or new is None or re.search(r"[\\$]", new):
+        words = [self.parts("/" if operator[0] == "/" else "}", raw=True)]
+        if operator[0] == "/":
+            words.append(self.parts("}", raw=True))
+        value, (pattern, *new) = self._lookup(name), map(plain, words)
+        try:
+            if pattern is None or (operator[0] == "/" and re.search(r"[\\$]|^None$", str(new[0]))):
+                raise ValueError
+            if not isinstance(value, Reference):
+                return substitute(value or "", operator, pattern, "".join(map(str, new)))
+            if operator[0] != "/":
+                return Reference(name, operator + for_shell(pattern))
             what = f"${{{name}{operator}...}} is not converted: only the build knows its value"
             raise self._instruction.error(what, f"write the value out, or set it: ARG {name}=VALUE")
-        try:
-            return substitute(value or "", operator, found, new)
         except ValueError:
-            raise self._instruction.error(f"the pattern {found!r} is not converted", "write the value out") from None
+            what = f"the pattern of ${{{name}{operator}...}} is not converted"
+            raise self._instruction.error(what, "write the value out") from None
 
     def _broken(self) -> Exception:
         return self._instruction.error(f"{self._text!r} has a quote or a brace that is not closed", "close it")

@@ -110,6 +110,18 @@ CMD show "$A" "$B" "$C" "$D" "$F" "$PATH"
     assert dock.said()[1] == said[0].replace("<x y-e><x y-e>", "<x y-e>")
 
 
+@pytest.mark.parametrize(
+    ("value", "result"),
+    [
+        ("${A#*.}", "b[c].}d*e"), ("${A##*.}", "}d*e"), ("${A%.*}", "a.b[c]"), ("${A%\\*e}", "a.b[c].}d"),
+        ("${A%\\}d?e}", "a.b[c]."), ("${A#a.b[c]}", ".}d*e"), ("${A#a.[bc]}", "a.b[c].}d*e"), ("${A%%.*}x", "ax"),
+        ("${A#'a.'}", "b[c].}d*e"),
+    ],
+)  # fmt: skip
+def test_patterns_on_what_only_the_base_knows(dock: Dock, value: str, result: str) -> None:
+    assert built(dock, f'ENV V={value}\nRUN show "$V"\n', A="a.b[c].}d*e") == [f"show<{result}>"]
+
+
 def test_the_variables_of_the_base_are_in_its_configuration(dock: Dock) -> None:
     lines = """ARG V=${VERSION%.*}
 ARG WITHOUT
