@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pwd
 from typing import Any
 
 import pytest
 
 from slurmddp.images.dockerfile import Converted, convert
+from slurmddp.images.explain import explain
 from slurmddp.images.registry.image import RegistryImage
 from slurmddp.images.registry.reference import parse_reference
 
@@ -199,3 +201,56 @@ def test_heredocs_of_run(dock: Dock, shell: str) -> None:
     texts = [(dock.root / name).read_text() for name in ("one", "two", "three", "four")]
     assert texts == ["/h {{ }}\n%setup\n", "a\\\nb $X\n", "3\n", "4"]
     assert not list(dock.root.glob(".slurmddp*"))
+
+
+def test_a_run_after_user_is_that_user_s(dock: Dock) -> None:
+    dock.stub("setpriv")
+    said = built(dock, """USER nobody
+RUN show a
+USER 4321:77
+RUN ["show", "b c"]
+SHELL ["show", "-c"]
+ENV HOME=/opt
+RUN <<EOF
+d
+EOF
+USER root
+RUN e
+USER $WHO
+RUN f
+""", WHO="9:9")  # fmt: skip
+    calls = [line.replace("<--reuid=", "<").replace("><--regid=", ":").replace("><--groups=", ":") for line in said]
+    nobody = calls[1].partition("<")[2].partition(">")[0]
+    assert nobody.split(":")[0] == str(pwd.getpwnam("nobody").pw_uid)
+    assert calls == [
+        f"setpriv<{nobody}><true>", f"setpriv<{nobody}></bin/sh><-c><show a>",
+        "setpriv<4321:77:77><true>", "setpriv<4321:77:77><show><b c>",
+        "setpriv<4321:77:77><true>", "setpriv<4321:77:77><show><-c><d", ">", "show<-c><e>",
+        "setpriv<9:9:9><true>", "setpriv<9:9:9><show><-c><f>",
+    ]  # fmt: skip
+    (part,) = cut(dock.convert("FROM debian:12\nUSER nobody\nRUN a\nENV HOME=/x\nRUN b\n").definition)
+    assert "as 3 nobody '' /bin/sh -c 'a'\n" in part.sections["%post"]
+    assert "as 5 nobody \"$HOME\" /bin/sh -c 'b'\n" in part.sections["%post"]
+
+
+def test_a_user_that_cannot_be_in_this_build(dock: Dock) -> None:
+    (part,) = cut(dock.convert("FROM debian:12\nUSER nobody\nRUN true\nUSER not-there\nRUN true\n").definition)
+    (dock.bin / "setpriv").write_text("#!/bin/sh\nexit 1\n")
+    (dock.bin / "su").write_text("#!/bin/sh\nexit 1\n")
+    for name in ("setpriv", "su"):
+        (dock.bin / name).chmod(0o755)
+    done = dock.post(part)
+    assert done.returncode == 1
+    cause = explain(done.stderr.splitlines())
+    assert cause and cause.why.startswith("line 3: RUN as nobody") and "move USER below this line" in cause.todo
+    dock.stub("setpriv")
+    cause = explain(dock.post(part).stderr.splitlines())
+    assert cause and cause.why == "line 5: the image has no user not-there"
+
+
+def test_the_user_of_the_base(dock: Dock) -> None:
+    made = on_base(dock, "RUN a\nUSER root\nRUN b\n", user="nobody", env={"HOME": "/home/x"})
+    (part,) = cut(made.definition)
+    text = part.sections["%post"]
+    assert "export HOME=/home/x\n" in text and "as 2 nobody /home/x /bin/sh -c 'a'" in text
+    assert "\n    /bin/sh -c 'b'" in text and "USER nobody" in made.notes[0]
