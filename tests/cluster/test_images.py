@@ -220,8 +220,9 @@ ARG OF_BASE=cuda-${{CUDA_VERSION%.*}}
 ENV A=one
 ENV A=two B=$A C=${{A:+<${{A}}>}} PATH=/opt/bin${{PATH:+:${{PATH}}}} D=${{OF_BASE#*-}}
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+ONBUILD ENV E=of-onbuild
 FROM base
-RUN echo "${{BASH_VERSION:+bash}} $A $B $C $D ${{PATH%%:*}} $OF_BASE" >> /seen; if false | true; then exit 1; fi
+RUN echo "${{BASH_VERSION:+bash}} $A $B $C $D ${{PATH%%:*}} $OF_BASE $E" >> /seen; if false | true; then exit 1; fi
 SHELL ["/bin/sh", "-c"]
 RUN <<EOF
 echo "script ${{BASH_VERSION:-sh}}" >> /seen
@@ -251,10 +252,17 @@ RUN echo "$(id -u):$(id -g) $HOME" >> /seen
 USER 4321
 ENV HOME=/opt
 RUN echo "$(id -u):$(id -g) $HOME" >> /seen
+WORKDIR made
 USER root
-RUN echo "$(id -u)" >> /seen
+COPY <<EOF <<-'TWO' /opt/inline/
+$A's {{{{ y }}}}
+%files
+EOF
+\t$A
+\tTWO
+RUN echo "$(id -u) $(pwd) $(stat -c '%u %a' /opt/inline/TWO)" >> /seen && cat /opt/inline/* >> /seen
 """
-SEEN = """bash two one <one> 12.9.0 /opt/bin cuda-12.9.0
+SEEN = """bash two one <one> 12.9.0 /opt/bin cuda-12.9.0 of-onbuild
 script sh
 a line with a percent sign
 tabs and "quotes"
@@ -266,7 +274,10 @@ by python
 exec me /home/me
 1234:77 /home/me
 4321:0 /opt
-0
+0 /home/me/made 0 644
+two's {{ y }}
+%files
+$A
 """
 
 

@@ -15,12 +15,12 @@ from slurmddp.images.base import Base, Pin
 from slurmddp.images.dockerfile.copying import FILES, STAGING
 from slurmddp.images.dockerfile.ignore import read_ignore
 from slurmddp.images.dockerfile.interpret import Interpreter, Sections, Setting
-from slurmddp.images.dockerfile.lines import Instruction, read
+from slurmddp.images.dockerfile.lines import Instruction, read, trigger
 from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.running import Running
 from slurmddp.images.dockerfile.stages import Stage, chain, find_stage, image_base, split_stages
 from slurmddp.images.dockerfile.tree import Context
-from slurmddp.images.dockerfile.words import shell
+from slurmddp.images.dockerfile.words import Parts, shell, shell_parts
 from slurmddp.images.sections import render_sections
 from slurmddp.images.staging import FILES as FOLDER
 from slurmddp.images.staging import Item
@@ -141,7 +141,7 @@ class _Parsed:
 def _text(
     stages: list[Sections],
     running: Running,
-    workdir: str | None,
+    workdir: Parts | None,
     folder: str,
     pins: Mapping[str, Pin],
     commit: str | None,
@@ -155,7 +155,7 @@ def _text(
         files=FILES,
         folder=folder,
         runs=running.said,
-        workdir=shell(workdir) if workdir else "",
+        workdir=shell_parts(workdir) if workdir else "",
         entrypoint=" ".join(map(shell, running.entrypoint or ())),
         command=" ".join(map(shell, running.command or ())),
         pins=pins,
@@ -207,7 +207,7 @@ class _Conversion:
     _names: dict[str, str] = field(default_factory=dict)
     _walking: list[Stage] = field(default_factory=list)
 
-    def walk(self, stage: Stage) -> tuple[Running, str | None]:
+    def walk(self, stage: Stage) -> tuple[Running, Parts | None]:
         """Convert the stage after those that it copies from; return what it runs, and its WORKDIR."""
         if len(self._walking) == _DEEPEST:
             raise stage.begin.error(f"more than {_DEEPEST} stages copy from each other in a row", "join some of them")
@@ -216,8 +216,13 @@ class _Conversion:
         self.visited.update(part.number for part in whole)
         try:
             interpreter = Interpreter(image_base(whole[0].image, whole[0].begin), self.setting, self.name)
+            triggers: list[Instruction] = []
             for part in whole:
-                interpreter.stage(part.body)
+                interpreter.stage((*triggers, *part.body))
+                triggers = []
+                for instruction in (one for one in part.body if one.keyword == "ONBUILD" and part != stage):
+                    with self.setting.problems:
+                        triggers.append(trigger(instruction))
         finally:
             self._walking.pop()
         running = interpreter.running if self._walking else interpreter.finish()

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.images.dockerfile.ignore import Ignore, patterns
-from slurmddp.images.dockerfile.lines import Instruction, split
+from slurmddp.images.dockerfile.lines import Heredoc, Instruction, split
 from slurmddp.images.dockerfile.tree import MAGIC, Context
-from slurmddp.images.dockerfile.words import Lookup, known, shell
+from slurmddp.images.dockerfile.words import Lookup, Parts, Reference, expand, known, plain, script, shell, shell_parts
 from slurmddp.images.staging import Item
 
 STAGING = "/.slurmddp"
+_INLINE = f"{STAGING}.heredoc"
 #: The name of the stage that has the files of this machine.
 FILES = "slurmddp-files"
 
@@ -46,16 +47,18 @@ class Copy:
     stage:   what --from names, else None.
     owner:   for chown, or "" where it stays; mode: for chmod, or "".
     parents: whether folders above a source go in, too.
+    inline:  heredocs among the sources: their names, and their texts as words of the shell.
     """
 
     instruction: Instruction
     origins: tuple[str, ...]
-    destination: str
+    destination: Parts
     stage: str | None
-    owner: str
+    owner: Parts
     mode: str
     parents: bool
     exclude: Ignore
+    inline: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,17 +77,18 @@ class Staged:
     items: tuple[Item, ...] = ()
 
 
-def read_copy(instruction: Instruction, lookup: Lookup, workdir: str) -> Copy:
+def read_copy(instruction: Instruction, lookup: Lookup, workdir: Parts) -> Copy:
     """Read a COPY or an ADD; a relative destination begins at `workdir`. Raises UserError."""
     raw = instruction.array() or split(instruction.text, instruction.escape)
-    words = [known(word, lookup, instruction) for word in raw]
-    if len(words) < 2:
+    heredocs = {heredoc.word: heredoc for heredoc in instruction.heredocs}
+    if len(raw) < 2 or raw[-1] in heredocs:
         raise instruction.error(f"{instruction.keyword} needs a source and a destination", "COPY SOURCE DESTINATION")
-    given = [(name, known(value, lookup, instruction)) for name, value in instruction.flags]
+    given = [(name, known(value, lookup, instruction)) for name, value in instruction.flags if name != "chown"]
     flags = dict(given)
-    *origins, destination = words
-    if len(origins) > 1 and not destination.endswith("/"):
-        raise instruction.error(f"several sources need a folder, and {destination!r} is none", "end it with /")
+    origins = [known(word, lookup, instruction) for word in raw[:-1] if word not in heredocs]
+    destination = place(expand(raw[-1], lookup, instruction), workdir)
+    if len(raw) > 2 and not is_folder(destination):
+        raise instruction.error(f"several sources need a folder, and {raw[-1]!r} is none", "end it with /")
     for origin in origins:
         if _ADDRESS.match(origin):
             raise instruction.error(
@@ -100,26 +104,51 @@ def read_copy(instruction: Instruction, lookup: Lookup, workdir: str) -> Copy:
     if stage and (parents or exclude):
         todo = "take the option away, and name files and folders one by one"
         raise instruction.error("--parents and --exclude are converted for files of the build context only", todo)
-    owner = _owner(instruction, flags.get("chown", ""), "" if stage else "0:0")
+    chown = expand(dict(instruction.flags).get("chown", ""), lookup, instruction)
+    owner = owner_of(chown, instruction) if chown else () if stage else ("0:0",)
+    inline = [(one.name, _text(one, lookup, instruction)) for word in raw if (one := heredocs.get(word))]
     ignore = Ignore(patterns(exclude, instruction.where))
-    place_ = place(destination, workdir)
-    return Copy(instruction, tuple(origins), place_, stage, owner, mode, parents, ignore)
+    return Copy(instruction, tuple(origins), destination, stage, owner, mode, parents, ignore, tuple(inline))
 
 
-def _owner(instruction: Instruction, text: str, default: str) -> str:
+def _text(heredoc: Heredoc, lookup: Lookup, instruction: Instruction) -> str:
+    if "/" in heredoc.name:
+        raise instruction.error(f"{heredoc.word} is no name of a file", "write <<NAME")
+    content = heredoc.content
+    return script(expand(content, lookup, instruction, quotes=False) if heredoc.expand else (content,))
+
+
+def owner_of(parts: Parts, instruction: Instruction) -> Parts:
     """USER:GROUP for chown. Docker takes the number of a user for the group's, too, and a name's own group."""
+    text = plain(parts)
+    if text is None:
+        return parts
     match = _OWNER.fullmatch(text)
     if not match:
-        raise instruction.error(f"--chown={text} is not USER:GROUP", "write --chown=USER:GROUP")
+        raise instruction.error(f"{text} is not USER:GROUP", "write --chown=USER:GROUP")
     user, group = match["user"] or "0", match["group"]
-    return f"{user}:{group or (user if user.isdecimal() else '')}" if text else default
+    return (f"{user}:{group or (user if user.isdecimal() else '')}",)
 
 
-def place(path: str, workdir: str) -> str:
+def is_absolute(path: Parts) -> bool:
+    """Whether it begins with a slash; what begins with a variable of the base does, too."""
+    return bool(path) and (isinstance(path[0], Reference) or path[0].startswith("/"))
+
+
+def is_folder(path: Parts) -> bool:
+    """Whether it ends with a slash."""
+    return bool(path) and isinstance(path[-1], str) and path[-1].endswith("/")
+
+
+def place(path: Parts, workdir: Parts) -> Parts:
     """The path, absolute; a slash at its end, which makes it a folder, stays."""
-    whole = posixpath.normpath("/" + posixpath.join(workdir, path)).replace("//", "/")
-    folder = path.endswith("/") or path.rsplit("/", 1)[-1] in (".", "..")
-    return whole.rstrip("/") + "/" if folder else whole
+    parts = path if is_absolute(path) else (*workdir, "/", *path)
+    text = plain(parts)
+    if text is None:
+        return parts
+    whole = posixpath.normpath("/" + text).replace("//", "/")
+    folder = text.endswith("/") or text.rsplit("/", 1)[-1] in (".", "..")
+    return (whole.rstrip("/") + "/" if folder else whole,)
 
 
 def from_stage(copy: Copy, number: int) -> Staged:
@@ -148,8 +177,8 @@ def from_context(copy: Copy, number: int, context: Context) -> Staged:
         for origin in copy.origins
         for path in context.sources(origin, copy.instruction)
     ]
-    if len(found) > 1 and not (copy.destination.endswith("/") or copy.parents):
-        todo = f"end the destination with /: {copy.destination}/"
+    if len(found) > 1 and not (is_folder(copy.destination) or copy.parents):
+        todo = f"end the destination with /: {copy.instruction.text}/"
         raise copy.instruction.error(f"{len(found)} sources match, and the destination is no folder", todo)
     for source, pivot in found:
         tree = context.collect(source, copy.exclude, copy.instruction)
@@ -172,13 +201,22 @@ def from_context(copy: Copy, number: int, context: Context) -> Staged:
 def _call(copy: Copy, staged: str, pattern: bool = False) -> str:
     """A call of the template's function; a pattern is the shell's to expand."""
     word = staged if pattern else shell(staged)
-    return " ".join(["copy", shell(copy.owner), shell(copy.mode), shell(copy.destination), word])
+    return " ".join(["copy", shell_parts(copy.owner), shell(copy.mode), shell_parts(copy.destination), word])
+
+
+def inline_commands(copy: Copy) -> list[str]:
+    """The commands for the heredocs among the sources."""
+    commands: list[str] = []
+    for name, text in copy.inline:
+        file = f"{_INLINE}/{name}"
+        commands += [f"mkdir {_INLINE}", f"printf %s {text} > {shell(file)}", _call(copy, file), f"rm -r {_INLINE}"]
+    return commands
 
 
 def _unpack(copy: Copy, staged: str) -> str:
     if copy.mode:
         raise copy.instruction.error("ADD --chmod of an archive is not converted", "RUN chmod after it")
-    return " ".join(["unpack", shell(copy.owner), shell(copy.destination), shell(staged)])
+    return " ".join(["unpack", shell_parts(copy.owner), shell_parts(copy.destination), shell(staged)])
 
 
 def _is_archive(path: Path, copy: Copy) -> bool:

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from slurmddp.images.base import Base
-from slurmddp.images.dockerfile.copying import FILES, from_context, from_stage, place, read_copy
+from slurmddp.images.dockerfile.copying import (
+    FILES,
+    from_context,
+    from_stage,
+    inline_commands,
+    owner_of,
+    place,
+    read_copy,
+)
 from slurmddp.images.dockerfile.lines import Instruction
 from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.refuse import refusals
@@ -26,10 +34,12 @@ if TYPE_CHECKING:
 _WORKDIRS = {"nvcr.io/nvidia/pytorch": "/workspace", "pytorch/pytorch": "/workspace"}
 _ENTRYPOINTS = {"nvcr.io/nvidia/pytorch": ("/opt/nvidia/nvidia_entrypoint.sh",)}
 _ROOT = re.compile(r"(root|0)(:(root|0))?")
+_OWN_PACKAGES = re.compile(r"\bpip[\d.]* (?:[^;&|]* )?install [^;&|]*--user\b")
 _NOTED = {
     "EXPOSE": "ports are the host's own under Apptainer: nothing to convert",
     "VOLUME": "Apptainer has no volumes: bind a folder of the host there when the image runs",
     "STOPSIGNAL": "Apptainer sends the signals that it gets: nothing to convert",
+    "ONBUILD": "a .sif keeps no instructions for images that are built from it",
     "HEALTHCHECK": "Apptainer does not look after what runs: nothing to convert",
 }
 
@@ -41,6 +51,7 @@ class Sections:
     name:       the stage's name in the definition file.
     files_from: lines of %files by the stage that they come from.
     users:      whether a RUN is another user's than root's.
+    puts:       whether %post copies files or makes folders of a user.
     post:       for each instruction, a comment or "", and its lines of %post.
     """
 
@@ -49,6 +60,7 @@ class Sections:
     files_from: dict[str, list[str]] = field(default_factory=dict)
     post: list[tuple[str, list[str]]] = field(default_factory=list)
     users: bool = False
+    puts: bool = False
     environment: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
 
@@ -92,19 +104,22 @@ class Interpreter:
         self._said = setting.bases.get(base.source)
         self._scope = Scope(setting.given, setting.declared, setting.used, self._said.env if self._said else None)
         self._shell: tuple[str, ...] | None = self._said.shell if self._said else None
-        self._cwd = f"/{(self._said.workdir or '').strip('/')}" if self._said else _WORKDIRS.get(repository)
+        known_one = f"/{(self._said.workdir or '').strip('/')}" if self._said else _WORKDIRS.get(repository)
+        self._cwd: Parts | None = (known_one,) if known_one else None
         self.sections = Sections(base)
         self.running = Running()
-        self.workdir: str | None = None  # as far as the Dockerfile sets it
-        self._user = ""  # whose a RUN is, as a word of the shell; "" for root
+        self.workdir: Parts | None = None  # as far as the Dockerfile sets it
+        self._user: Parts = ()  # whose a RUN is; empty for root
         proxies = [(name, setting.given[name]) for name in PROXIES if name in setting.given]
         setting.used.update(name for name, _ in proxies)
-        if self._cwd and self._cwd != "/":
-            self.sections.post.append(("", _enter(self._cwd)))
+        if self._cwd and self._cwd != ("/",):
+            self.sections.post.append(("", [f"mkdir -p {shell_parts(self._cwd)}", f"cd {shell_parts(self._cwd)}"]))
         if self._said and self._said.user and not _ROOT.fullmatch(self._said.user):
-            self._user = shell(self._said.user)
+            self._user = (self._said.user,)
             said = f"the base {repository} sets USER {self._said.user}, who does RUN as in Docker"
             setting.notes.append(f"{said}: Apptainer runs the image as the caller")
+        for trigger in self._said.triggers if self._said else ():
+            setting.notes.append(f"the base {repository} has ONBUILD {trigger}: write it out if it is to be done")
         if self._said and "HOME" in self._said.env:
             proxies.append(("HOME", self._said.env["HOME"]))
         if proxies:
@@ -127,6 +142,9 @@ class Interpreter:
     def finish(self) -> Running:
         """What the image runs, with the base's own ENTRYPOINT where it is known."""
         running = self.running
+        if self.workdir and not running.said:
+            said = f"WORKDIR {plain(self.workdir) or ''} is not where the image begins, without CMD and ENTRYPOINT"
+            self._setting.notes.append(f"{said}: Apptainer begins in the caller's folder")
         if running.entrypoint is None and running.command is not None:
             entrypoint = self._said.entrypoint if self._said else _ENTRYPOINTS.get(self._base)
             if entrypoint:
@@ -146,7 +164,10 @@ class Interpreter:
 
     def on_run(self, instruction: Instruction) -> None:
         self._quoted_wrongly(instruction)
-        before = f"as {instruction.line} {self._user} {self._scope.home()}" if self._user else ""
+        if _OWN_PACKAGES.search(instruction.text):
+            said = "pip install --user puts packages into the build's ~/.local"
+            self._note(instruction, f"{said}: they are not found when the image runs, so leave --user out")
+        before = f"as {instruction.line} {shell_parts(self._user)} {self._scope.home()}" if self._user else ""
         self.sections.users = self.sections.users or bool(before)
         self._post(instruction, run_lines(instruction, self._prefix(instruction), before))
 
@@ -191,25 +212,37 @@ class Interpreter:
         return self._shell or SHELL
 
     def on_workdir(self, instruction: Instruction) -> None:
-        text = known(instruction.text, self._scope.lookup, instruction)
-        self._cwd = self.workdir = place(text, self._folder(text, instruction)).rstrip("/") or "/"
-        self._post(instruction, _enter(self._cwd))
+        path = place(self._expanded(instruction.text, instruction), self._folder(instruction.text, instruction))
+        text = plain(path)
+        self._cwd = self.workdir = path if text is None else (text.rstrip("/") or "/",)
+        word = shell_parts(self._cwd)
+        made = f"mkdir -p {word}"
+        if self._user:
+            self.sections.puts = True
+            made = f"(owner={shell_parts(owner_of(self._user, instruction))} && folder {word})"
+        self._post(instruction, [made, f"cd {word}"])
 
-    def _folder(self, path: str, instruction: Instruction) -> str:
+    def _expanded(self, text: str, instruction: Instruction) -> Parts:
+        """As `expand`, for what Docker knows when it builds: what is left to the shell is assumed to be set."""
+        parts = expand(text, self._scope.lookup, instruction)
+        for part in parts:
+            if isinstance(part, Reference):
+                self._assume(f"it sets {part.name}")
+        return parts
+
+    def _folder(self, path: str, instruction: Instruction) -> Parts:
         """The folder that a relative path begins at."""
-        if self._cwd is None:
-            if not path.startswith("/"):
-                self._note(
-                    instruction, f"{path!r} begins at / here; a WORKDIR of the base image {self._base} is unknown"
-                )
-            return "/"
-        return self._cwd
+        if self._cwd is None and not path.startswith(("/", "$", '"', "'")):
+            said = f"{path!r} begins at / here; a WORKDIR of the base image {self._base} is unknown"
+            self._note(instruction, said)
+        return self._cwd or ("/",)
 
     def on_copy(self, instruction: Instruction) -> None:
-        copy = read_copy(instruction, self._scope.lookup, self._cwd or "/")
         written = (instruction.array() or instruction.text.split())[-1]
-        if not written.startswith(("/", "$", '"', "'")):
-            self._folder(written, instruction)
+        copy = read_copy(instruction, self._scope.lookup, self._folder(written, instruction))
+        for part in (*copy.destination, *copy.owner):
+            if isinstance(part, Reference):
+                self._assume(f"it sets {part.name}")
         number = self._setting.staged + 1
         if copy.stage:
             name, staged = self._stage_of(copy.stage, instruction), from_stage(copy, number)
@@ -217,15 +250,18 @@ class Interpreter:
             name, staged = FILES, from_context(copy, number, self._setting.context)
         self._setting.staged += staged.count
         self._setting.items.extend(staged.items)
-        self.sections.files_from.setdefault(name, []).extend(" ".join(pair) for pair in staged.files)
-        self._post(instruction, staged.commands)
+        if staged.files:
+            self.sections.files_from.setdefault(name, []).extend(" ".join(pair) for pair in staged.files)
+        self.sections.puts = True
+        self._post(instruction, [*staged.commands, *inline_commands(copy)])
 
     on_add = on_copy
 
     def on_user(self, instruction: Instruction) -> None:
-        parts = expand(instruction.text, self._scope.lookup, instruction)
-        name = plain(parts)
-        self._user = "" if name == "" or (name and _ROOT.fullmatch(name)) else shell_parts(parts)
+        self._user = self._expanded(instruction.text, instruction)
+        name = plain(self._user)
+        if name is not None and _ROOT.fullmatch(name):
+            self._user = ()
         if self._user:
             said = f"USER {name or instruction.text} is for the RUN lines that follow"
             self._note(instruction, f"{said}: Apptainer runs the image as the caller")
@@ -246,7 +282,11 @@ class Interpreter:
 
     def on_label(self, instruction: Instruction) -> None:
         for name, raw in pairs(instruction):
-            values = [known(text, self._scope.lookup, instruction) for text in (name, raw)]
+            parts = self._expanded(raw, instruction)
+            values = [known(name, self._scope.lookup, instruction), plain(parts) or ""]
+            if plain(parts) is None:
+                self._note(instruction, f"the label {name} is left out: only the base image knows its value")
+                continue
             for text in values:
                 if "{{" in text or not text.isprintable():
                     todo = "write the label without"
@@ -259,7 +299,3 @@ class Interpreter:
         if "{{" in instruction.text:
             raise instruction.error("the label maintainer holds '{{'", "write it without")
         self.sections.labels.append(f"maintainer {instruction.text}")
-
-
-def _enter(folder: str) -> list[str]:
-    return [f"mkdir -p {shell(folder)}", f"cd {shell(folder)}"]

@@ -241,6 +241,14 @@ def _instruction(pieces: list[str], line: int, file: str, escape: str) -> Instru
     return replace(bare, text=text, pieces=_tail(pieces, text), flags=tuple(flags))
 
 
+def trigger(instruction: Instruction) -> Instruction:
+    """What an ONBUILD says, for a stage that starts from its own. Raises UserError."""
+    found = _instruction(list(instruction.pieces), instruction.line, instruction.file, instruction.escape)
+    if found.keyword in ("FROM", "ONBUILD", "MAINTAINER"):
+        raise instruction.error(f"{found.keyword} cannot stand behind ONBUILD", "write it into the stage that needs it")
+    return found
+
+
 def _heredocs(
     instruction: Instruction, lines: list[str], position: int, problems: Problems
 ) -> tuple[tuple[Heredoc, ...], int]:

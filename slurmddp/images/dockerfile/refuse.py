@@ -23,16 +23,6 @@ _FLAGS = {
 def refusals(instruction: Instruction) -> Iterator[UserError]:
     """The errors of a keyword or an option that cannot be converted."""
     keyword = instruction.keyword
-    if keyword == "ONBUILD":
-        yield instruction.error(
-            "ONBUILD is for images that are built from this one, and a .sif keeps no such triggers",
-            "write the instruction into the Dockerfile that needs it",
-        )
-    if instruction.heredocs and keyword != "RUN":
-        yield instruction.error(
-            f"{keyword} with a heredoc is not converted",
-            "put the text into a file beside the Dockerfile, COPY it, and RUN it if it is a script",
-        )
     for name, _ in instruction.flags:
         if keyword == "RUN":
             todo = _RUN_FLAGS.get(name, "take the option away")

@@ -62,10 +62,10 @@ def run_lines(instruction: Instruction, prefix: tuple[str, ...] = SHELL, before:
     heredoc = instruction.heredocs[0]
     if instruction.text != heredoc.word:  # the shell reads them itself
         text = "\n".join([instruction.text, *(part.text + part.name for part in instruction.heredocs)])
-        return [process(f"{command} {script(text)}")]
+        return [process(f"{command} {script((text,))}")]
     if not heredoc.text.startswith("#!"):
-        return [process(f"{command} {script(heredoc.content)}")]
-    written = f"printf %s {script(heredoc.content)} > {_SCRIPT}"
+        return [process(f"{command} {script((heredoc.content,))}")]
+    written = f"printf %s {script((heredoc.content,))} > {_SCRIPT}"
     return [written, f"chmod 755 {_SCRIPT}", process(f"{command} {_SCRIPT}"), f"rm {_SCRIPT}"]
 
 

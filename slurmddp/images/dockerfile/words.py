@@ -93,9 +93,9 @@ def unbrace(text: str, mark: str) -> str:
     return re.sub(r"\{(?=\{)", "{" + mark * 2, text)
 
 
-def script(text: str) -> str:
-    """As `shell`, for lines of a heredoc: two quotes stand before what would open a section or a stage."""
-    word = shell(text)
+def script(parts: Parts) -> str:
+    """As `shell_parts`, for lines of a heredoc: two quotes stand before what would open a section or a stage."""
+    word = shell_parts(parts)
     return re.sub(r"\n(?=\s*%|bootstrap:)", "\n" + word[0] * 2, word, flags=re.IGNORECASE)
 
 

@@ -145,7 +145,7 @@ RUN echo "$V $A $B $PATH" > @/seen
     assert (dock.root / "seen").read_text() == f"1.2 w /x {dock.bin}:{path}\n"
     assert (dock.root / "me/me.txt").exists() and any(line.startswith("chown<-Rh><7:7>") for line in dock.said())
     assert "    l 1.2.3\n" in part.sections["%labels"]
-    assert not any("base" in note for note in made.notes)
+    assert not any("base image" in note for note in made.notes)
 
 
 def test_all_values_of_an_env_line_are_those_before_it(dock: Dock) -> None:
@@ -254,3 +254,91 @@ def test_the_user_of_the_base(dock: Dock) -> None:
     text = part.sections["%post"]
     assert "export HOME=/home/x\n" in text and "as 2 nobody /home/x /bin/sh -c 'a'" in text
     assert "\n    /bin/sh -c 'b'" in text and "USER nobody" in made.notes[0]
+
+
+def test_notes_of_what_does_something_else_than_under_docker(dock: Dock) -> None:
+    lines = (
+        "ONBUILD COPY . /x\nRUN python3 -m pip install -q --user a && true\nRUN pip install a; b --user\nWORKDIR /w\n"
+    )
+    notes = on_base(dock, lines, triggers=("RUN a", "...")).notes
+    assert [note.replace(f"{dock.context}/", "")[:40] for note in notes] == [
+        "the base lab.example/base has ONBUILD RU", "the base lab.example/base has ONBUILD ..",
+        "Dockerfile:2: ONBUILD: a .sif keeps no i", "Dockerfile:3: pip install --user puts pa",
+        "WORKDIR /w is not where the image begins",
+    ]  # fmt: skip
+
+
+def test_paths_and_users_that_only_the_base_knows_are_left_to_the_shell(dock: Dock) -> None:
+    dock.file("a")
+    lines = """WORKDIR $TOP/w
+WORKDIR sub
+COPY --chown=$ID a b
+COPY a $TOP/many/
+USER $ID
+WORKDIR ${TOP}/of-user
+LABEL l=$ID m=x
+CMD ["pwd"]
+"""
+    dock.stub("show")
+    made = dock.convert(f"FROM debian:12\n{lines}")
+    part = cut(made.definition)[-1]
+    done = dock.post(part, TOP=f"{dock.root}/t op", ID="7")
+    assert done.returncode == 0, done.stderr
+    assert (dock.root / "t op/w/sub/b").exists() and (dock.root / "t op/many/a").exists()
+    assert any(line.startswith("chown<-Rh><7>") for line in dock.said()), dock.said()
+    assert f"chown<7><{dock.root}/t op/of-user>" in dock.said()
+    assert dock.run(part, TOP=f"{dock.root}/t op") == f"{dock.root}/t op/of-user\n"
+    assert "    m x\n" in part.sections["%labels"] and "    l" not in part.sections["%labels"]
+    assert "it sets TOP, it sets ID" in made.notes[-1]
+
+
+def test_a_folder_that_workdir_makes_after_user_is_that_user_s(dock: Dock) -> None:
+    built(dock, "USER 5\nWORKDIR @/a/b\nUSER me\nWORKDIR c\nUSER me:us\nWORKDIR /tmp\nUSER 0\nWORKDIR @/root\n")
+    assert [line for line in dock.said() if line.startswith("chown")] == [
+        f"chown<5:5><{dock.root}/a>", f"chown<5:5><{dock.root}/a/b>", f"chown<me:><{dock.root}/a/b/c>",
+    ]  # fmt: skip
+
+
+def test_heredocs_of_copy(dock: Dock) -> None:
+    lines = """ARG WHO=me
+COPY <<EOF @/one
+a $WHO's "${WHO}" {{ x }} \\$WHO \\n
+%setup
+$BASE ${BASE:-b}
+EOF
+COPY --chown=5 --chmod=700 <<'A' <<-"B b" @/many/
+$WHO\\
+A
+\t\tb
+\tB b
+ADD a <<EOF @/many/
+EOF
+"""
+    dock.file("a", "A")
+    part = cut(dock.convert(f"FROM debian:12\n{lines}").definition)[-1]
+    done = dock.post(part, BASE="of the base")
+    assert done.returncode == 0, done.stderr
+    text = """a me's "me" {{ x }} $WHO n\n%setup\nof the base of the base\n"""
+    assert (dock.root / "one").read_text() == text
+    many = {path.name: path.read_text() for path in (dock.root / "many").iterdir()}
+    assert many == {"A": "$WHO\\\n", "B b": "b\n", "a": "A", "EOF": ""}
+    assert (dock.root / "many/A").stat().st_mode & 0o777 == 0o700
+    assert (dock.root / "one").stat().st_mode & 0o777 == 0o644
+    assert not list(dock.root.glob(".slurmddp*"))
+
+
+def test_onbuild_is_done_by_stages_that_start_from_its_own(dock: Dock) -> None:
+    dock.stub("show")
+    text = """FROM debian:12 AS one
+ONBUILD ENV A=1
+ONBUILD RUN show \\
+  "$A"
+RUN show "${A:-not yet}"
+FROM one AS two
+RUN show two
+FROM two
+RUN show three
+"""
+    (part,) = cut(dock.convert(text).definition)
+    assert dock.post(part).returncode == 0
+    assert dock.said() == ["show<not yet>", "show<1>", "show<two>", "show<three>"]

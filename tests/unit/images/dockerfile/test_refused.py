@@ -18,11 +18,12 @@ HEAD = "FROM debian:12 AS one\n"
 @pytest.mark.parametrize(
     ("text", "line", "what", "todo"),
     [
-        (HEAD + "COPY <<EOF /x\na\nEOF\n", 2, "COPY with a heredoc", "COPY it"),
+        (HEAD + "COPY <<a/b /x\na\na/b\n", 2, "<<a/b is no name of a file", "<<NAME"),
+        (HEAD + "COPY file1 <<EOF\na\nEOF\n", 2, "needs a source and a destination", "COPY"),
         (HEAD + "RUN true\nRUN --mount=type=cache,target=/root/.cache pip install x\n", 3, "RUN --mount", "cache"),
         (HEAD + "RUN \\\n  --network=none true\n", 2, "RUN --network", "take the option away"),
         (HEAD + "RUN --security=insecure true\n", 2, "RUN --security", "rights"),
-        (HEAD + "ONBUILD RUN x\n", 2, "ONBUILD", "needs it"),
+        (HEAD + "ONBUILD FROM x\nFROM one\n", 2, "FROM cannot stand behind ONBUILD", "into the stage"),
         (HEAD + "ADD https://example.org/x.tar.gz /x\n", 2, "ADD of an address", "curl"),
         (HEAD + "ADD git@example.org:x.git /x\n", 2, "ADD of an address", "curl"),
         (HEAD + "COPY --parents --from=one /a /x\n", 2, "--parents and --exclude", "take the option away"),
@@ -39,7 +40,7 @@ HEAD = "FROM debian:12 AS one\n"
         (HEAD + "COPY --from=7 /x /x\n", 2, "no stage 7", "from 0"),
         (HEAD + "COPY --from=one /x /x\n", 2, "does not come before", "move it up"),
         (HEAD + "FROM debian:12\nCOPY --from=one / /\n", 3, "cannot be copied", "one by one"),
-        (HEAD + "WORKDIR $CONDA/x\n", 2, "$CONDA is set by no ARG or ENV", "ARG CONDA=VALUE"),
+        (HEAD + "COPY $CONDA/x /x\n", 2, "$CONDA is set by no ARG or ENV", "ARG CONDA=VALUE"),
         (HEAD + "ENV A\n", 2, "has no value", "ENV A=VALUE"),
         (HEAD + "ENV A=b c\n", 2, "'c' is not NAME=VALUE", 'A="b c"'),
         (HEAD + "ENV A-B=c\n", 2, "no name of a variable", "letters"),
