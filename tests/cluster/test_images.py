@@ -246,7 +246,7 @@ RUN echo 'me:x:1234:1235::/home/me:/bin/sh' >> /etc/passwd \\
 USER me
 RUN echo "$(id -u):$(id -g) $(id -G) $HOME $(pwd)" >> /seen
 WORKDIR /home/me
-RUN ["/bin/sh", "-c", "echo exec $(id -un) $PWD >> /seen"]
+RUN ["/bin/sh", "-c", "echo exec $(id -un) $PWD >> /seen; touch /home/me/mine"]
 USER 1234:77
 RUN echo "$(id -u):$(id -g) $HOME" >> /seen
 USER 4321
@@ -260,7 +260,7 @@ $A's {{{{ y }}}}
 EOF
 \t$A
 \tTWO
-RUN echo "$(id -u) $(pwd) $(stat -c '%u %a' /opt/inline/TWO)" >> /seen && cat /opt/inline/* >> /seen
+RUN echo "$(id -u) $(pwd) $(stat -c '%u %a' /opt/inline/TWO) $(stat -c %u /home/me/mine)" >> /seen && cat /opt/inline/* >> /seen
 """
 SEEN = """bash two one <one> 12.9.0 /opt/bin cuda-12.9.0 of-onbuild
 script sh
@@ -274,7 +274,7 @@ by python
 exec me /home/me
 1234:77 /home/me
 4321:0 /opt
-0 /home/me/made 0 644
+0 /home/me/made 0 644 1234
 two's {{ y }}
 %files
 $A

@@ -39,7 +39,7 @@ _NOTED = {
     "EXPOSE": "ports are the host's own under Apptainer: nothing to convert",
     "VOLUME": "Apptainer has no volumes: bind a folder of the host there when the image runs",
     "STOPSIGNAL": "Apptainer sends the signals that it gets: nothing to convert",
-    "ONBUILD": "a .sif keeps no instructions for images that are built from it",
+    "ONBUILD": "stages of this Dockerfile do it; a .sif keeps nothing for other images",
     "HEALTHCHECK": "Apptainer does not look after what runs: nothing to convert",
 }
 
@@ -143,7 +143,7 @@ class Interpreter:
         """What the image runs, with the base's own ENTRYPOINT where it is known."""
         running = self.running
         if self.workdir and not running.said:
-            said = f"WORKDIR {plain(self.workdir) or ''} is not where the image begins, without CMD and ENTRYPOINT"
+            said = f"WORKDIR {plain(self.workdir) or '...'} is not where the image begins, without CMD and ENTRYPOINT"
             self._setting.notes.append(f"{said}: Apptainer begins in the caller's folder")
         if running.entrypoint is None and running.command is not None:
             entrypoint = self._said.entrypoint if self._said else _ENTRYPOINTS.get(self._base)

@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurmddp.images.dockerfile.ignore import Ignore, expression
+from slurmddp.images.dockerfile.ignore import Ignore
 from slurmddp.images.dockerfile.lines import Instruction
+from slurmddp.images.globs import expression
 
 MAGIC = re.compile(r"[*?\[]")
 #: Folders above the context in which a source that is not in it is looked for.

@@ -263,7 +263,7 @@ def test_notes_of_what_does_something_else_than_under_docker(dock: Dock) -> None
     notes = on_base(dock, lines, triggers=("RUN a", "...")).notes
     assert [note.replace(f"{dock.context}/", "")[:40] for note in notes] == [
         "the base lab.example/base has ONBUILD RU", "the base lab.example/base has ONBUILD ..",
-        "Dockerfile:2: ONBUILD: a .sif keeps no i", "Dockerfile:3: pip install --user puts pa",
+        "Dockerfile:2: ONBUILD: stages of this Do", "Dockerfile:3: pip install --user puts pa",
         "WORKDIR /w is not where the image begins",
     ]  # fmt: skip
 
