@@ -260,7 +260,8 @@ $A's {{{{ y }}}}
 EOF
 \t$A
 \tTWO
-RUN echo "$(id -u) $(pwd) $(stat -c '%u %a' /opt/inline/TWO) $(stat -c %u /home/me/mine)" >> /seen && cat /opt/inline/* >> /seen
+RUN echo "$(id -u) $(pwd) $(stat -c '%u %a' /opt/inline/TWO) $(stat -c %u /home/me/mine)" >> /seen \\
+  && cat /opt/inline/* >> /seen
 """
 SEEN = """bash two one <one> 12.9.0 /opt/bin cuda-12.9.0 of-onbuild
 script sh

@@ -30,8 +30,8 @@ class Ignore:
         parts = relative.split("/")
         above = ["/".join(parts[: count + 1]) for count in range(len(parts))]
         out = False
-        for exception, expression in self.patterns:
-            if any(expression.fullmatch(path) for path in above):
+        for exception, wanted in self.patterns:
+            if any(wanted.fullmatch(path) for path in above):
                 out = not exception
         return out
 
