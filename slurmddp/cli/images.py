@@ -48,6 +48,13 @@ def build_image(
     build_arg: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Set an ARG of the Dockerfile; may be repeated")
     ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="id=NAME,src=FILE",
+            help="Give a secret to RUN --mount=type=secret; or id=NAME,env=VARIABLE. It does not stay in the image.",
+        ),
+    ] = None,
     stage: Annotated[
         str | None, typer.Option(metavar="NAME", help="Stage of the Dockerfile to build. Default: the last.")
     ] = None,
@@ -76,13 +83,15 @@ def build_image(
         target, site = target or said.target, site or said.site
     options = {"base": base, "apt": apt, "pip": pip, "requirements": requirements}
     wanted = wanted_image(
-        recipe, dockerfile, build_arg or [], stage, options, cwd, os.environ, context=context, allow_files=allow_files
-    )
+        recipe, dockerfile, build_arg or [], stage, options, cwd, os.environ,
+        context=context, secrets=secret or [], allow_files=allow_files,
+    )  # fmt: skip
     request = Request(wanted, target, cwd, force, update, commit_of)
     if on_node:
         from slurmddp.launch.build_job import OnNode
 
-        more = {"recipe": recipe, "dockerfile": dockerfile, "context": context, "build-arg": build_arg, "stage": stage}
+        more = {"recipe": recipe, "dockerfile": dockerfile, "context": context, "build-arg": build_arg, "secret": secret}
+        more["stage"] = stage
         batch = OnNode(request, {**more, **options}, site, os.environ, allow_files)
         if dry_run:
             typer.echo(batch.preview(opt.say), nl=False)

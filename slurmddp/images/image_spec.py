@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from slurmddp import __version__
@@ -73,15 +74,24 @@ def of_recipe(image: Ingredients) -> Wanted:
     )
 
 
-def of_dockerfile(path: Path, arguments: Mapping[str, str], target: str | None, context: Path | None = None) -> Wanted:
-    """An image as a Dockerfile says. Raises UserError, with file and line, for what cannot be converted."""
+def of_dockerfile(
+    path: Path,
+    arguments: Mapping[str, str],
+    target: str | None,
+    context: Path | None = None,
+    secrets: Mapping[str, Item] = MappingProxyType({}),
+) -> Wanted:
+    """An image as a Dockerfile says. Raises UserError, with file and line, for what cannot be converted.
+
+    context: the folder that COPY takes from; secrets: by their ids.
+    """
     from slurmddp.images.dockerfile import convert
 
     if not path.is_file():
         raise UserError(f"there is no Dockerfile {path}", where="--dockerfile", todo="name the file itself")
     if context is not None and not context.is_dir():
         raise UserError(f"there is no folder {context}", where="--context", todo="name the folder that COPY takes from")
-    made = convert(path, context=context, arguments=arguments, target=target)
+    made = convert(path, context=context, arguments=arguments, secrets=secrets, target=target)
     folder = path.absolute().parent
 
     def informed(bases: Mapping[str, RegistryImage]) -> Wanted:
@@ -97,7 +107,7 @@ def of_dockerfile(path: Path, arguments: Mapping[str, str], target: str | None, 
         definition=made.labelled,
         notes=made.notes,
         folder=folder,
-        items=made.items,
+        items=(*made.items, *secrets.values()),
         informed=informed,
     )
     return wanted

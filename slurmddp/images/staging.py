@@ -11,54 +11,65 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurmddp.errors import UserError
 
-#: The folder's name in definition files.
-FILES = "files"
+#: The folders' names in definition files. Secrets are no part of that stage: only who asks for one gets it.
+FILES, SECRETS = "files", "secrets"
 
 
 @dataclass(frozen=True)
 class Item:
-    """A copy of `path` and all below it, at `place` in the folder; not `whole`: a folder's mode and time alone."""
+    """What is put at `place`: a copy of `path` and all below it, or a file of this `text`.
+
+    whole: False for a folder's mode and time alone.
+    """
 
     place: str
     path: Path
     whole: bool = True
+    text: str | None = field(default=None, repr=False)
 
 
 @contextlib.contextmanager
 def gathered(items: Iterable[Item], folder: Path) -> Iterator[None]:
     """Gather these; gone afterwards. Raises UserError."""
-    root = folder / FILES
     copies = _Copies()
     items = tuple(items)
     try:
         for item in items:
-            place = root / item.place
+            place = folder / item.place
             place.parent.mkdir(parents=True, exist_ok=True)
-            if item.whole:
+            if item.text is not None:
+                place.touch(0o600)
+                place.write_text(item.text, encoding="utf-8", errors="surrogateescape")
+            elif item.whole:
                 copies.put(item.path, place)
             else:
                 place.mkdir(exist_ok=True)
         for item in reversed(items):  # the time of a folder changes with what comes into it
             if not item.whole:
-                shutil.copystat(item.path, root / item.place)
+                shutil.copystat(item.path, folder / item.place)
     except OSError as error:
         todo = "make it readable, or name another place for the image, where there is room"
         raise UserError(
-            f"{error.filename or root} cannot be copied for the build: {error.strerror}", todo=todo
+            f"{error.filename or folder} cannot be copied for the build: {error.strerror}", todo=todo
         ) from None
     else:
         yield
     finally:
-        for top, names, _ in os.walk(root):
-            for path in (os.path.join(top, name) for name in names):
-                if not os.path.islink(path):
-                    os.chmod(path, 0o700)  # one that is not writable would keep what is in it
-        shutil.rmtree(root, ignore_errors=True)
+        for name in (FILES, SECRETS):
+            _remove(folder / name)
+
+
+def _remove(root: Path) -> None:
+    for top, names, _ in os.walk(root):
+        for path in (os.path.join(top, name) for name in names):
+            if not os.path.islink(path):
+                os.chmod(path, 0o700)  # one that is not writable would keep what is in it
+    shutil.rmtree(root, ignore_errors=True)
 
 
 class _Copies:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.images.image_spec import Wanted, of_dockerfile, of_recipe
+from slurmddp.images.build_secrets import read_secrets
 from slurmddp.images.make import Rules
 from slurmddp.images.registry.settings import RegistrySettings
 
@@ -28,19 +29,20 @@ def wanted_image(
     environment: Mapping[str, str],
     *,
     context: Path | None = None,
+    secrets: Sequence[str] = (),
     allow_files: bool = False,
 ) -> Wanted:
     """What the command line names: a Dockerfile with its arguments (NAME=VALUE) and stage, or a recipe under `options`.
 
-    context: the folder that the Dockerfile's COPY takes from.
+    context: the folder that the Dockerfile's COPY takes from; secrets: as --secret has them.
     allow_files: the recipe may copy files from outside of its folder. Raises UserError where the command line names
     nothing, both, or what does not go together.
     """
     given = [f"--{name}" for name, value in options.items() if value]
     if dockerfile is None:
-        if arguments or stage or context:
+        if arguments or stage or context or secrets:
             raise UserError(
-                "--build-arg, --stage and --context are for a Dockerfile", todo="name it by --dockerfile FILE"
+                "--build-arg, --stage, --context and --secret are for a Dockerfile", todo="name it by --dockerfile FILE"
             )
         if recipe is None and not options.get("base"):
             bases = "an NGC release, docker://REF, a .sif, a root folder"
@@ -58,7 +60,8 @@ def wanted_image(
         if not equals:  # as docker does: the value of the environment
             value = environment.get(name, "")
         pairs[name] = value
-    return of_dockerfile(cwd / dockerfile, pairs, stage, cwd / context if context else None)
+    hidden = read_secrets(secrets, cwd, environment)
+    return of_dockerfile(cwd / dockerfile, pairs, stage, cwd / context if context else None, hidden)
 
 
 class OfJob(NamedTuple):

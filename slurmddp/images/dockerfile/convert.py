@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -72,6 +72,7 @@ def convert(
     *,
     context: Path | None = None,
     arguments: Mapping[str, str] = MappingProxyType({}),
+    secrets: Collection[str] = (),
     target: str | None = None,
     bases: Mapping[str, RegistryImage] = MappingProxyType({}),
 ) -> Converted:
@@ -79,6 +80,7 @@ def convert(
 
     context:   the folder that COPY takes files from; the Dockerfile's own without it.
     arguments: values for its ARGs, as `docker build --build-arg` takes them.
+    secrets:   ids of those that RUN --mount=type=secret may ask for.
     target:    the stage to build, by name or number; the last one without it.
     bases:     what registries say of the bases, by their names; WORKDIR and ENTRYPOINT of others are assumed, with a
                note.
@@ -93,7 +95,7 @@ def convert(
     stages, declared = split_stages(instructions, arguments, problems)
     final = _target(stages, target, path)
     whole = Context(folder, read_ignore(path, folder))
-    return _Parsed(path, instructions, stages, declared, final, arguments, whole, problems).converted(bases)
+    return _Parsed(path, instructions, stages, declared, final, arguments, tuple(secrets), whole, problems).converted(bases)
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,13 @@ class _Parsed:
     declared: Mapping[str, str | None]
     final: Stage
     arguments: Mapping[str, str]
+    secrets: tuple[str, ...]
     context: Context
     problems: Problems
 
     def converted(self, bases: Mapping[str, RegistryImage]) -> Converted:
         problems = Problems(self.problems.found)
-        setting = Setting(self.context, self.arguments, self.declared, bases, problems)
+        setting = Setting(self.context, self.arguments, self.declared, bases, problems, self.secrets)
         setting.used.update(name for name in self.declared if name in self.arguments)
         conversion = _Conversion(self.stages, setting)
         with problems:
@@ -126,6 +129,8 @@ class _Parsed:
             _note_context(self.instructions, self.context.folder, notes)
         for name in sorted(set(self.arguments) - setting.used):
             notes.append(f"the build argument {name} is used by no ARG of {self.path.name}")
+        for name in sorted(set(self.secrets) - setting.used_secrets):
+            notes.append(f"the secret {name} is used by no RUN of {self.path.name}")
         for stage in self.stages:
             if stage.number not in conversion.visited:
                 notes.append(f"{stage.begin.where}: the stage {stage.name or stage.number} is not needed and left out")

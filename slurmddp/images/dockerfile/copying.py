@@ -23,6 +23,7 @@ from slurmddp.images.dockerfile.ignore import Ignore, patterns
 from slurmddp.images.dockerfile.lines import Heredoc, Instruction, split
 from slurmddp.images.dockerfile.tree import MAGIC, Context
 from slurmddp.images.dockerfile.words import Lookup, Parts, Reference, expand, known, plain, script, shell, shell_parts
+from slurmddp.images.staging import FILES as FOLDER
 from slurmddp.images.staging import Item
 
 STAGING = "/.slurmddp"
@@ -54,26 +55,43 @@ class Copy:
     origins: tuple[str, ...]
     destination: Parts
     stage: str | None
-    owner: Parts
-    mode: str
-    parents: bool
-    exclude: Ignore
+    owner: Parts = ()
+    mode: str = ""
+    parents: bool = False
+    exclude: Ignore = Ignore()  # noqa: RUF009 -- frozen
     inline: tuple[tuple[str, str], ...] = ()
+
+    def commands(self, staged: Staged) -> list[str]:
+        """The calls of the template's functions that put everything in its place. Raises UserError."""
+        found = []
+        owner, to = shell_parts(self.owner), shell_parts(self.destination)
+        copy = f"copy {owner} {shell(self.mode)} {to}"
+        for path in staged.places:
+            if path not in staged.archives:
+                found.append(f"{copy} {path if MAGIC.search(path) and self.stage else shell(path)}")
+            elif self.mode:
+                raise self.instruction.error("ADD --chmod of an archive is not converted", "RUN chmod after it")
+            else:
+                found.append(f"unpack {owner} {to} {shell(path)}")
+        for name, text in self.inline:
+            file = shell(f"{_INLINE}/{name}")
+            found += [f"mkdir {_INLINE}", f"printf %s {text} > {file}", f"{copy} {file}", f"rm -r {_INLINE}"]
+        return found
 
 
 @dataclass(frozen=True)
 class Staged:
-    """What a COPY becomes.
+    """Where the sources of a COPY are when %post begins.
 
-    files:    the (source, destination) of %files.
-    commands: lines of %post.
-    count:    how many numbers it took.
+    files:    the (source, destination) of %files, one for each of the numbers that it took.
+    places:   in the folder of the number; one with a pattern is the shell's to expand.
+    archives: those that ADD unpacks.
     items:    what is gathered from this machine.
     """
 
     files: tuple[tuple[str, str], ...]
-    commands: tuple[str, ...]
-    count: int
+    places: tuple[str, ...]
+    archives: frozenset[str] = frozenset()
     items: tuple[Item, ...] = ()
 
 
@@ -153,24 +171,23 @@ def place(path: Parts, workdir: Parts) -> Parts:
 
 def from_stage(copy: Copy, number: int) -> Staged:
     """A COPY --from; its sources are staged as `number` and the next ones. Raises UserError."""
-    files, commands = [], []
-    for count, origin in enumerate(copy.origins):
+    files, places = [], []
+    for count, origin in enumerate(copy.origins, number):
         source = posixpath.normpath("/" + origin).replace("//", "/")
         if not _FROM_STAGE.fullmatch(source):
             raise copy.instruction.error(
                 f"{origin!r} of another stage cannot be copied by Apptainer",
                 "name folders one by one, without spaces, quotes and such characters",
             )
-        staged = f"{STAGING}/{number + count}"
-        files.append((source, f"{staged}/"))
-        pattern = MAGIC.search(source) is not None
-        commands.append(_call(copy, f"{staged}/*" if pattern else f"{staged}/{posixpath.basename(source)}", pattern))
-    return Staged(tuple(files), tuple(commands), len(copy.origins))
+        files.append((source, f"{STAGING}/{count}/"))
+        places.append(f"{STAGING}/{count}/{'*' if MAGIC.search(source) else posixpath.basename(source)}".rstrip("/"))
+    return Staged(tuple(files), tuple(places))
 
 
 def from_context(copy: Copy, number: int, context: Context) -> Staged:
     """A COPY or ADD of files of the build context. Raises UserError."""
-    commands: list[str] = []
+    places: list[str] = []
+    archives: set[str] = set()
     items: list[Item] = []
     found = [
         (path, origin.partition("/./")[0] if "/./" in origin else ".")
@@ -186,37 +203,16 @@ def from_context(copy: Copy, number: int, context: Context) -> Staged:
             continue
         if copy.parents:
             tree = tree.below(os.path.relpath(source, pivot), context.folder / pivot)
-        count = number + len(commands)
-        inside = f"{count}/from" if tree.folder else str(count)
+        count = number + len(places)
+        inside = f"{FOLDER}/{count}/from" if tree.folder else f"{FOLDER}/{count}"
         items += [Item(f"{inside}/{name}".rstrip("/"), path, whole) for path, name, whole in tree.entries]
-        staged = f"{STAGING}/{inside if tree.folder else items[-1].place}"
-        if not staged.isprintable():
+        if not source.isprintable():
             raise copy.instruction.error(f"the name {source!r} is no plain text", "rename the file")
-        archive = copy.instruction.keyword == "ADD" and not tree.folder and _is_archive(tree.entries[0][0], copy)
-        commands.append(_unpack(copy, staged) if archive else _call(copy, staged))
-    numbers = range(number, number + len(commands))
-    return Staged(tuple((f"/{n}", f"{STAGING}/") for n in numbers), tuple(commands), len(numbers), tuple(items))
-
-
-def _call(copy: Copy, staged: str, pattern: bool = False) -> str:
-    """A call of the template's function; a pattern is the shell's to expand."""
-    word = staged if pattern else shell(staged)
-    return " ".join(["copy", shell_parts(copy.owner), shell(copy.mode), shell_parts(copy.destination), word])
-
-
-def inline_commands(copy: Copy) -> list[str]:
-    """The commands for the heredocs among the sources."""
-    commands: list[str] = []
-    for name, text in copy.inline:
-        file = f"{_INLINE}/{name}"
-        commands += [f"mkdir {_INLINE}", f"printf %s {text} > {shell(file)}", _call(copy, file), f"rm -r {_INLINE}"]
-    return commands
-
-
-def _unpack(copy: Copy, staged: str) -> str:
-    if copy.mode:
-        raise copy.instruction.error("ADD --chmod of an archive is not converted", "RUN chmod after it")
-    return " ".join(["unpack", shell_parts(copy.owner), shell_parts(copy.destination), shell(staged)])
+        places.append(f"{STAGING}/{count}/{'from' if tree.folder else tree.entries[0][1]}")
+        if copy.instruction.keyword == "ADD" and not tree.folder and _is_archive(tree.entries[0][0], copy):
+            archives.add(places[-1])
+    files = ((f"/{number + count}", f"{STAGING}/") for count in range(len(places)))
+    return Staged(tuple(files), tuple(places), frozenset(archives), tuple(items))
 
 
 def _is_archive(path: Path, copy: Copy) -> bool:

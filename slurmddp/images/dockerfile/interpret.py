@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from slurmddp.images.base import Base
 from slurmddp.images.dockerfile.copying import (
     FILES,
+    STAGING,
+    Copy,
+    Staged,
     from_context,
     from_stage,
-    inline_commands,
     owner_of,
     place,
     read_copy,
 )
 from slurmddp.images.dockerfile.lines import Instruction
+from slurmddp.images.dockerfile.mounts import Mount, around, read_mount
 from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.refuse import refusals
 from slurmddp.images.dockerfile.running import SHELL, Running, run_lines
 from slurmddp.images.dockerfile.scope import PROXIES, Scope
-from slurmddp.images.dockerfile.tree import Context
+from slurmddp.images.dockerfile.tree import MAGIC, Context
 from slurmddp.images.dockerfile.words import Parts, Reference, expand, known, pairs, plain, shell, shell_parts
 from slurmddp.images.staging import Item
 
@@ -50,6 +53,7 @@ class Sections:
 
     name:       the stage's name in the definition file.
     files_from: lines of %files by the stage that they come from.
+    secrets:    ids of those that %files brings; mounts: how many RUN has.
     users:      whether a RUN is another user's than root's.
     puts:       whether %post copies files or makes folders of a user.
     post:       for each instruction, a comment or "", and its lines of %post.
@@ -58,6 +62,8 @@ class Sections:
     base: Base
     name: str = ""
     files_from: dict[str, list[str]] = field(default_factory=dict)
+    secrets: list[str] = field(default_factory=list)
+    mounts: int = 0
     post: list[tuple[str, list[str]]] = field(default_factory=list)
     users: bool = False
     puts: bool = False
@@ -71,6 +77,7 @@ class Setting:
 
     bases: what registries say of bases, by their names; without it WORKDIR and ENTRYPOINT of most are unknown.
     problems: what cannot be converted.
+    secrets: ids of those that the build has; used_secrets: those that a RUN takes.
     used:  the build's arguments that something takes.
     notes: for the user.
     assumed: by base, what of its configuration is assumed since no registry was asked.
@@ -83,6 +90,8 @@ class Setting:
     declared: Mapping[str, str | None]
     bases: Mapping[str, RegistryImage]
     problems: Problems
+    secrets: Collection[str] = ()
+    used_secrets: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     assumed: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -100,6 +109,7 @@ class Interpreter:
         repository = base.source.split("@")[0].rpartition(":")[0] or base.source
         self._setting = setting
         self._stage_of = stage_of
+        self._caches: dict[str, int] = {}
         self._base = repository
         self._said = setting.bases.get(base.source)
         self._scope = Scope(setting.given, setting.declared, setting.used, self._said.env if self._said else None)
@@ -167,9 +177,43 @@ class Interpreter:
         if _OWN_PACKAGES.search(instruction.text):
             said = "pip install --user puts packages into the build's ~/.local"
             self._note(instruction, f"{said}: they are not found when the image runs, so leave --user out")
-        before = f"as {instruction.line} {shell_parts(self._user)} {self._scope.home()}" if self._user else ""
-        self.sections.users = self.sections.users or bool(before)
-        self._post(instruction, run_lines(instruction, self._prefix(instruction), before))
+        user = f"as {instruction.line} {shell_parts(self._user)} {self._scope.home()}" if self._user else ""
+        self.sections.users = self.sections.users or bool(user)
+        before, after = self._mounts(instruction)
+        self._post(instruction, [*before, *run_lines(instruction, self._prefix(instruction), user), *after])
+
+    def _mounts(self, instruction: Instruction) -> tuple[list[str], list[str]]:
+        """The commands of %post before and after a RUN with --mount."""
+        before: list[str] = []
+        after: list[str] = []
+        for value in (value for name, value in instruction.flags if name == "mount"):
+            mount = read_mount(value, instruction, self._scope.lookup, self._cwd or ("/",), self._setting.secrets)
+            self._folder(mount.said.get("target", "/"), instruction)
+            if mount.dropped:
+                self._note(instruction, f"type={mount.kind} is left out: {mount.target} is the host's in a build")
+                continue
+            if mount.kind == "cache":
+                self._note(instruction, "type=cache is empty when a build begins, and does not get into the image")
+            self.sections.mounts += 1
+            first, last = around(mount, self.sections.mounts, self._source(mount, instruction))
+            before, after = [*before, *first], [*last, *after]
+        turn = ['cd "$PWD"'] if before else []  # the folder may be another one by now
+        return [*before, *turn], [*after, *turn]
+
+    def _source(self, mount: Mount, instruction: Instruction) -> str:
+        """Where what a mount brings lies."""
+        if mount.kind == "secret":
+            self._setting.used_secrets.add(mount.name)
+            self.sections.secrets.append(mount.name)
+            return f"{STAGING}/secrets/{mount.name}"
+        if mount.kind != "bind":
+            number = self._caches.setdefault(mount.name, len(self._caches)) if mount.kind == "cache" else "tmpfs"
+            return f"{STAGING}/cache/{number}"
+        source = mount.said.get("source", "/")
+        places = self._stage(Copy(instruction, (source,), (mount.target,), mount.said.get("from"))).places
+        if MAGIC.search(source) or not places:
+            raise instruction.error(f"{source!r} is no file and no folder to mount", "name one, without a pattern")
+        return places[0]
 
     def on_env(self, instruction: Instruction) -> None:
         words, kept = [], []
@@ -243,17 +287,21 @@ class Interpreter:
         for part in (*copy.destination, *copy.owner):
             if isinstance(part, Reference):
                 self._assume(f"it sets {part.name}")
+        self.sections.puts = True
+        self._post(instruction, copy.commands(self._stage(copy)))
+
+    def _stage(self, copy: Copy) -> Staged:
+        """Have %files bring the sources."""
         number = self._setting.staged + 1
         if copy.stage:
-            name, staged = self._stage_of(copy.stage, instruction), from_stage(copy, number)
+            name, staged = self._stage_of(copy.stage, copy.instruction), from_stage(copy, number)
         else:
             name, staged = FILES, from_context(copy, number, self._setting.context)
-        self._setting.staged += staged.count
+        self._setting.staged += len(staged.files)
         self._setting.items.extend(staged.items)
         if staged.files:
             self.sections.files_from.setdefault(name, []).extend(" ".join(pair) for pair in staged.files)
-        self.sections.puts = True
-        self._post(instruction, [*staged.commands, *inline_commands(copy)])
+        return staged
 
     on_add = on_copy
 

@@ -90,15 +90,18 @@ class Dock:
         """Do what %files says, as Apptainer does, and run %post; /.slurmddp is in `root`."""
         staging = self.root / ".slurmddp"
         self.stub("chown")
-        with gathered(self.items, self.bin.parent):
+        folder = self.bin.parent
+        with gathered(self.items, folder):
             for name, lines in part.sections.items():
-                if name.startswith("%files from"):
-                    origin = name.split()[-1]
-                    above = self.bin.parent / FOLDER if origin == FILES else (stages or {})[origin]
-                    for words in map(str.split, lines.strip().splitlines()):
-                        target = Path(words[1].replace("/.slurmddp", str(staging), 1))
-                        target.mkdir(parents=True, exist_ok=True)
-                        subprocess.run(["sh", "-c", f'cp -a {above}{words[0]} "$1"', "sh", str(target)], check=True)
+                if not name.startswith("%files"):
+                    continue
+                origin = name.split()[-1]
+                above = {FILES: folder / FOLDER, "%files": folder, **(stages or {})}[origin]
+                for source, place in map(str.split, lines.strip().splitlines()):
+                    target = Path(place.replace("/.slurmddp", str(staging), 1))
+                    (target if place.endswith("/") else target.parent).mkdir(parents=True, exist_ok=True)
+                    copy = f'cp -a {above}/{source.lstrip("/")} "$1"'
+                    subprocess.run(["sh", "-c", copy, "sh", str(target)], check=True)
         script = part.sections["%post"].replace("/.slurmddp", str(staging))
         variables = {"PATH": f"{self.bin}:/usr/bin:/bin", "CALLS": str(self.calls), **environment}
         return subprocess.run([self.shell, "-ex"], input=script, text=True, capture_output=True, env=variables)

@@ -87,13 +87,13 @@ def test_what_is_gathered_goes_again(tmp_path: Path) -> None:
     (shut / "a").write_text("A")
     (shut / "out").symlink_to(tmp_path)
     shut.chmod(0o500)
-    with gathered([Item("1/from", tmp_path / "context", whole=False), Item("1/from/x", shut)], tmp_path):
+    with gathered([Item("files/1/from", tmp_path / "context", whole=False), Item("files/1/from/x", shut)], tmp_path):
         assert (tmp_path / FILES / "1/from/x/a").read_text() == "A"
         assert stat.S_IMODE((tmp_path / FILES / "1/from/x").stat().st_mode) == 0o500
     assert os.listdir(tmp_path) == ["context"] and stat.S_IMODE(shut.stat().st_mode) == 0o500
     with (
         pytest.raises(UserError, match="none cannot be copied for the build"),
-        gathered([Item("1/x", tmp_path / "none")], tmp_path),
+        gathered([Item("files/1/x", tmp_path / "none")], tmp_path),
     ):
         pass
     assert os.listdir(tmp_path) == ["context"]
