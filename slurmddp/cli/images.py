@@ -90,7 +90,13 @@ def build_image(
     if on_node:
         from slurmddp.launch.build_job import OnNode
 
-        more = {"recipe": recipe, "dockerfile": dockerfile, "context": context, "build-arg": build_arg, "secret": secret}
+        more = {
+            "recipe": recipe,
+            "dockerfile": dockerfile,
+            "context": context,
+            "build-arg": build_arg,
+            "secret": secret,
+        }
         more["stage"] = stage
         batch = OnNode(request, {**more, **options}, site, os.environ, allow_files)
         if dry_run:

@@ -36,7 +36,7 @@ class Item:
 @contextlib.contextmanager
 def gathered(items: Iterable[Item], folder: Path) -> Iterator[None]:
     """Gather these; gone afterwards. Raises UserError."""
-    copies = _Copies()
+    copies = _Copies(folder)
     items = tuple(items)
     try:
         for item in items:
@@ -73,9 +73,13 @@ def _remove(root: Path) -> None:
 
 
 class _Copies:
-    """Copies that stay linked to each other as their originals are."""
+    """Copies that stay linked to each other as their originals are.
 
-    def __init__(self) -> None:
+    place: what they go to, which is no part of them: an image may be built in its context.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._place = os.path.realpath(place)
         self._made: dict[tuple[int, int], Path] = {}
 
     def put(self, path: Path, place: Path) -> None:
@@ -87,7 +91,8 @@ class _Copies:
         elif stat.S_ISDIR(state.st_mode):
             place.mkdir(exist_ok=True)
             for entry in os.scandir(path):
-                self.put(Path(entry.path), place / entry.name)
+                if os.path.realpath(entry.path) != self._place:
+                    self.put(Path(entry.path), place / entry.name)
             shutil.copystat(path, place)
         elif stat.S_ISREG(state.st_mode):
             inode = (state.st_dev, state.st_ino)

@@ -95,7 +95,9 @@ def convert(
     stages, declared = split_stages(instructions, arguments, problems)
     final = _target(stages, target, path)
     whole = Context(folder, read_ignore(path, folder))
-    return _Parsed(path, instructions, stages, declared, final, arguments, tuple(secrets), whole, problems).converted(bases)
+    return _Parsed(path, instructions, stages, declared, final, arguments, tuple(secrets), whole, problems).converted(
+        bases
+    )
 
 
 @dataclass(frozen=True)

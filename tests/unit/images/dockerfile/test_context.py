@@ -97,3 +97,12 @@ def test_what_is_gathered_goes_again(tmp_path: Path) -> None:
     ):
         pass
     assert os.listdir(tmp_path) == ["context"]
+
+
+def test_the_folder_itself_is_not_gathered(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("A")
+    drafts = tmp_path / "below/.image.sif.part"
+    drafts.mkdir(parents=True)
+    with gathered([Item("files/1/from", tmp_path)], drafts):
+        found = [path.name for path in (drafts / FILES / "1/from").rglob("*")]
+    assert sorted(found) == ["a", "below"]
