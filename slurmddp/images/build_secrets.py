@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from slurmddp.errors import UserError
-from slurmddp.images.staging import SECRETS, Item
+from slurmddp.images.context.staging import SECRETS, Item
 
 _KEYS = {"source": "src", "src": "src", "env": "env", "id": "id", "type": "type"}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")

@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images import spython_adapter
+from slurmddp.images.context.staging import Item, gathered
 from slurmddp.images.definition import PACKAGES
 from slurmddp.images.environment import passed_environment
 from slurmddp.images.log import BuildLog, log_path
 from slurmddp.images.process import StopSignals
 from slurmddp.images.provenance import lock_path, lock_text, sha256, writing
 from slurmddp.images.sif import is_sif
-from slurmddp.images.staging import Item, gathered
 from slurmddp.images.target import check_target
 
 Flavour = Literal["apptainer", "singularityce", "singularity"]

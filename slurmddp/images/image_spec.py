@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from slurmddp import __version__
 from slurmddp.errors import UserError
 from slurmddp.images.base import Base, Pin
+from slurmddp.images.context.staging import Item
 from slurmddp.images.definition import render_definition
-from slurmddp.images.staging import Item
 
 if TYPE_CHECKING:
     from slurmddp.images.recipe import Ingredients

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING
 from slurmddp import __version__
 from slurmddp.errors import UserError
 from slurmddp.images.base import Base, Pin
+from slurmddp.images.context.ignore import read_ignore
+from slurmddp.images.context.staging import FOLDER, Item
+from slurmddp.images.context.tree import Context
 from slurmddp.images.dockerfile.copying import FILES, STAGING
-from slurmddp.images.dockerfile.ignore import read_ignore
 from slurmddp.images.dockerfile.interpret import Interpreter, Sections, Setting
 from slurmddp.images.dockerfile.lines import Instruction, read, trigger
 from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.running import Running
 from slurmddp.images.dockerfile.stages import Stage, chain, find_stage, image_base, split_stages
-from slurmddp.images.dockerfile.tree import Context
 from slurmddp.images.dockerfile.words import Parts, shell, shell_parts
 from slurmddp.images.sections import render_sections
-from slurmddp.images.staging import FILES as FOLDER
-from slurmddp.images.staging import Item
 
 if TYPE_CHECKING:
     from slurmddp.images.registry.image import RegistryImage

@@ -6,25 +6,17 @@ to a numbered folder first, and to its place when its turn comes. Those of the c
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
 import os
 import posixpath
 import re
-import shlex
-import tarfile
-import zlib
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from slurmddp.images.dockerfile.ignore import Ignore, patterns
+from slurmddp.images.context.archive import is_archive
+from slurmddp.images.context.ignore import Ignore, patterns
+from slurmddp.images.context.staging import FOLDER, Item
+from slurmddp.images.context.tree import MAGIC, Context
 from slurmddp.images.dockerfile.lines import Heredoc, Instruction, split
-from slurmddp.images.dockerfile.tree import MAGIC, Context
 from slurmddp.images.dockerfile.words import Lookup, Parts, Reference, expand, known, plain, script, shell, shell_parts
-from slurmddp.images.staging import FILES as FOLDER
-from slurmddp.images.staging import Item
 
 STAGING = "/.slurmddp"
 _INLINE = f"{STAGING}.heredoc"
@@ -32,10 +24,6 @@ _INLINE = f"{STAGING}.heredoc"
 FILES = "slurmddp-files"
 
 _ADDRESS = re.compile(r"(?:[a-z][a-z0-9+.-]*://|git@)")
-_ZSTANDARD = b"\x28\xb5\x2f\xfd"
-_PACKED: dict[bytes, Any] = {
-    b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open,
-}  # fmt: skip
 _OWNER = re.compile(r"(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]*)?(:(?P<group>[A-Za-z0-9_][A-Za-z0-9_.-]*))?")
 _MODE = re.compile(r"[0-7]{3,4}|[ugoa]*[-+=][rwxXst]*(,[ugoa]*[-+=][rwxXst]*)*")
 _FROM_STAGE = re.compile(r"/[\w@%+=:,./*?\[\]-]+")
@@ -209,32 +197,7 @@ def from_context(copy: Copy, number: int, context: Context) -> Staged:
         if not source.isprintable():
             raise copy.instruction.error(f"the name {source!r} is no plain text", "rename the file")
         places.append(f"{STAGING}/{count}/{'from' if tree.folder else tree.entries[0][1]}")
-        if copy.instruction.keyword == "ADD" and not tree.folder and _is_archive(tree.entries[0][0], copy):
+        if copy.instruction.keyword == "ADD" and not tree.folder and is_archive(tree.entries[0][0], copy.instruction):
             archives.add(places[-1])
     files = ((f"/{number + count}", f"{STAGING}/") for count in range(len(places)))
     return Staged(tuple(files), tuple(places), frozenset(archives), tuple(items))
-
-
-def _is_archive(path: Path, copy: Copy) -> bool:
-    """Whether ADD unpacks the file: it goes by the content, not by the name."""
-    try:
-        with path.open("rb") as file:
-            begin = file.read(8)
-        if begin.startswith(_ZSTANDARD):
-            todo = f"unpack it before and COPY the folder, instead of ADD {shlex.quote(path.name)}"
-            raise copy.instruction.error(f"ADD of {path.name}, a Zstandard archive, is not converted", todo)
-        unpack = next((unpack for magic, unpack in _PACKED.items() if begin.startswith(magic)), open)
-        with unpack(path, "rb") as whole:
-            # Its first header alone: tarfile would also read an extended one, however long that says it is
-            header = whole.read(tarfile.BLOCKSIZE)
-    except OSError as error:
-        if error.errno is None:  # damaged, so Docker would copy it as it is
-            return False
-        raise copy.instruction.error(f"{path} cannot be read: {error.strerror}", "make it readable") from None
-    except (EOFError, zlib.error, lzma.LZMAError):
-        return False
-    try:
-        tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-    except tarfile.HeaderError:
-        return False
-    return True

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from slurmddp.images.base import Base
+from slurmddp.images.context.staging import Item
+from slurmddp.images.context.tree import MAGIC, Context
 from slurmddp.images.dockerfile.copying import (
     FILES,
     STAGING,
@@ -25,9 +27,7 @@ from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.refuse import refusals
 from slurmddp.images.dockerfile.running import SHELL, Running, run_lines
 from slurmddp.images.dockerfile.scope import PROXIES, Scope
-from slurmddp.images.dockerfile.tree import MAGIC, Context
 from slurmddp.images.dockerfile.words import Parts, Reference, expand, known, pairs, plain, shell, shell_parts
-from slurmddp.images.staging import Item
 
 if TYPE_CHECKING:
     from slurmddp.images.registry.image import RegistryImage
@@ -210,10 +210,9 @@ class Interpreter:
             number = self._caches.setdefault(mount.name, len(self._caches)) if mount.kind == "cache" else "tmpfs"
             return f"{STAGING}/cache/{number}"
         source = mount.said.get("source", "/")
-        places = self._stage(Copy(instruction, (source,), (mount.target,), mount.said.get("from"))).places
-        if MAGIC.search(source) or not places:
+        if MAGIC.search(source):
             raise instruction.error(f"{source!r} is no file and no folder to mount", "name one, without a pattern")
-        return places[0]
+        return self._stage(Copy(instruction, (source,), (mount.target,), mount.said.get("from"))).places[0]
 
     def on_env(self, instruction: Instruction) -> None:
         words, kept = [], []

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.images.context.staging import FOLDER, Item, gathered
 from slurmddp.images.dockerfile import Converted, convert
 from slurmddp.images.dockerfile.copying import FILES
-from slurmddp.images.staging import FILES as FOLDER
-from slurmddp.images.staging import Item, gathered
 
 STUB = """#!/bin/sh
 { printf '%s' "${0##*/}"; for word; do printf '<%s>' "$word"; done; echo; } >> "$CALLS"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import UserError
+from slurmddp.images.context.staging import FOLDER, Item, gathered
 from slurmddp.images.dockerfile import convert
-from slurmddp.images.staging import FILES, Item, gathered
 
 from .conftest import Dock, cut
 
@@ -88,8 +88,8 @@ def test_what_is_gathered_goes_again(tmp_path: Path) -> None:
     (shut / "out").symlink_to(tmp_path)
     shut.chmod(0o500)
     with gathered([Item("files/1/from", tmp_path / "context", whole=False), Item("files/1/from/x", shut)], tmp_path):
-        assert (tmp_path / FILES / "1/from/x/a").read_text() == "A"
-        assert stat.S_IMODE((tmp_path / FILES / "1/from/x").stat().st_mode) == 0o500
+        assert (tmp_path / FOLDER / "1/from/x/a").read_text() == "A"
+        assert stat.S_IMODE((tmp_path / FOLDER / "1/from/x").stat().st_mode) == 0o500
     assert os.listdir(tmp_path) == ["context"] and stat.S_IMODE(shut.stat().st_mode) == 0o500
     with (
         pytest.raises(UserError, match="none cannot be copied for the build"),
@@ -104,5 +104,5 @@ def test_the_folder_itself_is_not_gathered(tmp_path: Path) -> None:
     drafts = tmp_path / "below/.image.sif.part"
     drafts.mkdir(parents=True)
     with gathered([Item("files/1/from", tmp_path)], drafts):
-        found = [path.name for path in (drafts / FILES / "1/from").rglob("*")]
+        found = [path.name for path in (drafts / FOLDER / "1/from").rglob("*")]
     assert sorted(found) == ["a", "below"]

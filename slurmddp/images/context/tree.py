@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurmddp.images.dockerfile.ignore import Ignore
+from slurmddp.images.context.ignore import Ignore
 from slurmddp.images.dockerfile.lines import Instruction
 from slurmddp.images.globs import expression
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from slurmddp.errors import UserError
 
 #: The folders' names in definition files. Secrets are no part of that stage: only who asks for one gets it.
-FILES, SECRETS = "files", "secrets"
+FOLDER, SECRETS = "files", "secrets"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def gathered(items: Iterable[Item], folder: Path) -> Iterator[None]:
     else:
         yield
     finally:
-        for name in (FILES, SECRETS):
+        for name in (FOLDER, SECRETS):
             _remove(folder / name)
 
 
