@@ -16,7 +16,7 @@ from slurmddp.images.context.ignore import read_ignore
 from slurmddp.images.context.staging import FOLDER, Item
 from slurmddp.images.context.tree import Context
 from slurmddp.images.dockerfile.copying import FILES, STAGING
-from slurmddp.images.dockerfile.interpret import Interpreter, Sections, Setting
+from slurmddp.images.dockerfile.interpret import SCRATCH, Interpreter, Sections, Setting
 from slurmddp.images.dockerfile.lines import Instruction, read, trigger
 from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.running import Running
@@ -221,7 +221,11 @@ class _Conversion:
         whole = chain(self.stages, stage)
         self.visited.update(part.number for part in whole)
         try:
-            interpreter = Interpreter(image_base(whole[0].image, whole[0].begin), self.setting, self.name)
+            root = whole[0].image == "scratch" and len(self._walking) > 1
+            helper = next((one for one in self.stages if one.parent is None and one.image != "scratch"), whole[0])
+            begin = helper if root else whole[0]
+            base = image_base(begin.image, begin.begin)
+            interpreter = Interpreter(base, self.setting, self.name, SCRATCH if root else "")
             triggers: list[Instruction] = []
             for part in whole:
                 interpreter.stage((*triggers, *part.body))
@@ -235,21 +239,22 @@ class _Conversion:
         self._add(interpreter.sections, f"stage {stage.number}", stage.name or f"stage-{stage.number}")
         return running, interpreter.workdir
 
-    def name(self, wanted: str, instruction: Instruction) -> str:
-        """The name, in the definition file, of the stage or image that COPY --from names."""
+    def name(self, wanted: str, instruction: Instruction) -> tuple[str, str]:
+        """The name, in the definition file, of the stage or image that COPY --from names, and the folder it is in."""
         stage = find_stage(self.stages, wanted)
         if stage is None and wanted.isdigit():
             raise instruction.error(f"there is no stage {wanted}", "stages are counted from 0")
         key = f"stage {stage.number}" if stage else f"image {wanted}"
+        root = SCRATCH if stage and chain(self.stages, stage)[0].image == "scratch" else ""
         if key in self._names:
-            return self._names[key]
+            return self._names[key], root
         if stage is None:
             self._add(Sections(image_base(wanted, instruction)), key, f"image-{len(self._names)}")
         elif stage.number >= self._walking[-1].number:
             raise instruction.error(f"the stage {wanted} does not come before this line", "move it up")
         else:
             self.walk(stage)
-        return self._names[key]
+        return self._names[key], root
 
     def _add(self, sections: Sections, key: str, name: str) -> None:
         sections.name = self._names[key] = self._unique(name)

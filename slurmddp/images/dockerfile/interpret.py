@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,6 @@ from slurmddp.images.dockerfile.copying import (
 from slurmddp.images.dockerfile.lines import Instruction
 from slurmddp.images.dockerfile.mounts import Mount, around, read_mount
 from slurmddp.images.dockerfile.problems import Problems
-from slurmddp.images.dockerfile.refuse import refusals
 from slurmddp.images.dockerfile.running import SHELL, Running, run_lines
 from slurmddp.images.dockerfile.scope import PROXIES, Scope
 from slurmddp.images.dockerfile.words import Parts, Reference, expand, known, pairs, plain, shell, shell_parts
@@ -36,8 +36,21 @@ if TYPE_CHECKING:
 # asks no registry; of others it is unknown then
 _WORKDIRS = {"nvcr.io/nvidia/pytorch": "/workspace", "pytorch/pytorch": "/workspace"}
 _ENTRYPOINTS = {"nvcr.io/nvidia/pytorch": ("/opt/nvidia/nvidia_entrypoint.sh",)}
+#: Where the files of a stage FROM scratch lie in the base that it borrows for its shell.
+SCRATCH = "/.scratch"
 _ROOT = re.compile(r"(root|0)(:(root|0))?")
 _OWN_PACKAGES = re.compile(r"\bpip[\d.]* (?:[^;&|]* )?install [^;&|]*--user\b")
+_FLAGS = {
+    "FROM": {"platform"},
+    "RUN": {"mount"},
+    "COPY": {"from", "chown", "chmod", "link", "parents", "exclude"},
+    "ADD": {"chown", "chmod", "link", "exclude"},
+    "HEALTHCHECK": {"interval", "timeout", "start-period", "start-interval", "retries"},
+}
+_INSTEAD = {
+    "network": "take the option away: a build has the network of the machine that it runs on",
+    "security": "take the option away: a build has no more rights than its user",
+}
 _NOTED = {
     "EXPOSE": "ports are the host's own under Apptainer: nothing to convert",
     "VOLUME": "Apptainer has no volumes: bind a folder of the host there when the image runs",
@@ -102,20 +115,27 @@ class Setting:
 class Interpreter:
     """Walks over a stage; `sections`, `running` and `workdir` are the result.
 
-    stage_of: return the definition file's name for the stage or image that COPY --from names.
+    stage_of: return the definition file's name for the stage or image that COPY --from names, and the folder in it.
+    root:     the folder that stands for an empty image's root; its stage starts from some base, for its shell.
     """
 
-    def __init__(self, base: Base, setting: Setting, stage_of: Callable[[str, Instruction], str]) -> None:
+    def __init__(
+        self, base: Base, setting: Setting, stage_of: Callable[[str, Instruction], tuple[str, str]], root: str = ""
+    ) -> None:
         repository = base.source.split("@")[0].rpartition(":")[0] or base.source
         self._setting = setting
         self._stage_of = stage_of
         self._caches: dict[str, int] = {}
         self._base = repository
-        self._said = setting.bases.get(base.source)
-        self._scope = Scope(setting.given, setting.declared, setting.used, self._said.env if self._said else None)
+        self._root = root
+        self._said = None if root else setting.bases.get(base.source)
+        env = {} if root else self._said.env if self._said else None
+        self._scope = Scope(setting.given, setting.declared, setting.used, env)
         self._shell: tuple[str, ...] | None = self._said.shell if self._said else None
-        known_one = f"/{(self._said.workdir or '').strip('/')}" if self._said else _WORKDIRS.get(repository)
-        self._cwd: Parts | None = (known_one,) if known_one else None
+        cwd = "/" if root else _WORKDIRS.get(repository)
+        if self._said:
+            cwd = f"/{(self._said.workdir or '').strip('/')}"
+        self._cwd: Parts | None = (cwd,) if cwd else None
         self.sections = Sections(base)
         self.running = Running()
         self.workdir: Parts | None = None  # as far as the Dockerfile sets it
@@ -140,8 +160,11 @@ class Interpreter:
         if self.running.own:
             self.running = Running(self.running.entrypoint, self.running.command)
         for instruction in body:
-            refused = list(refusals(instruction))
-            self._setting.problems.found.extend(refused)
+            refused = [name for name, _ in instruction.flags if name not in _FLAGS.get(instruction.keyword, ())]
+            for name in refused:
+                todo = _INSTEAD.get(name, "take the option away")
+                error = instruction.error(f"{instruction.keyword} --{name} is not converted", todo)
+                self._setting.problems.found.append(error)
             handler = getattr(self, f"on_{instruction.keyword.lower()}", None)
             if handler and not refused:
                 with self._setting.problems:
@@ -173,6 +196,8 @@ class Interpreter:
         self.sections.post.append((f"line {instruction.line}: {instruction.keyword}", list(lines)))
 
     def on_run(self, instruction: Instruction) -> None:
+        if self._root:
+            raise instruction.error("RUN finds no shell in a stage FROM scratch", "start it from a small base")
         self._quoted_wrongly(instruction)
         if _OWN_PACKAGES.search(instruction.text):
             said = "pip install --user puts packages into the build's ~/.local"
@@ -258,7 +283,7 @@ class Interpreter:
         path = place(self._expanded(instruction.text, instruction), self._folder(instruction.text, instruction))
         text = plain(path)
         self._cwd = self.workdir = path if text is None else (text.rstrip("/") or "/",)
-        word = shell_parts(self._cwd)
+        word = shell_parts((self._root, *self._cwd))
         made = f"mkdir -p {word}"
         if self._user:
             self.sections.puts = True
@@ -287,13 +312,16 @@ class Interpreter:
             if isinstance(part, Reference):
                 self._assume(f"it sets {part.name}")
         self.sections.puts = True
+        copy = replace(copy, destination=(self._root, *copy.destination))
         self._post(instruction, copy.commands(self._stage(copy)))
 
     def _stage(self, copy: Copy) -> Staged:
         """Have %files bring the sources."""
         number = self._setting.staged + 1
         if copy.stage:
-            name, staged = self._stage_of(copy.stage, copy.instruction), from_stage(copy, number)
+            name, root = self._stage_of(copy.stage, copy.instruction)
+            inside = (root + posixpath.normpath(f"/{origin}").replace("//", "/") for origin in copy.origins)
+            staged = from_stage(replace(copy, origins=tuple(inside)), number)
         else:
             name, staged = FILES, from_context(copy, number, self._setting.context)
         self._setting.staged += len(staged.files)

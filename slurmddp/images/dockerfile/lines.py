@@ -130,25 +130,20 @@ def parse(text: str, file: str, problems: Problems) -> tuple[Instruction, ...]:
             todo = "write the line in plain text"
             raise UserError("the line holds a control character", where=f"{file}:{number}", todo=todo)
     escape = _escape(lines, file)
+    todo = "put commands into a script beside the Dockerfile, COPY it, and RUN it"
     found: list[Instruction] = []
     position = 0
     while position < len(lines):
-        start = position
+        start, where = position, f"{file}:{position + 1}"
         if not lines[position].strip() or _COMMENT.match(lines[position]):
             position += 1
             continue
         pieces, position = _join(lines, position, escape)
         if sum(map(len, pieces)) > _LONGEST:
-            raise UserError(
-                f"the instruction is longer than {_LONGEST >> 10} KiB, which a definition file does not hold",
-                where=f"{file}:{start + 1}",
-                todo="put the text into a file beside the Dockerfile, COPY it, and RUN it if it is a script",
-            )
+            what = f"the instruction is longer than {_LONGEST >> 10} KiB, which a definition file does not hold"
+            raise UserError(what, where=where, todo=todo)
         if len(found) == _MOST:
-            todo = "put commands into a script beside the Dockerfile, COPY it, and RUN it"
-            raise UserError(
-                f"the Dockerfile has more than {_MOST} instructions", where=f"{file}:{start + 1}", todo=todo
-            )
+            raise UserError(f"the Dockerfile has more than {_MOST} instructions", where=where, todo=todo)
         with problems:
             read = _instruction(pieces, start + 1, file, escape)
             heredocs, position = _heredocs(read, lines, position, problems)
@@ -228,9 +223,8 @@ def _instruction(pieces: list[str], line: int, file: str, escape: str) -> Instru
     keyword = words[0].upper() if words else ""
     bare = Instruction(keyword, "", (), line, file, (), escape)
     if not _KEYWORDS.fullmatch(keyword):
-        raise bare.error(
-            f"{words[0] if words else escape!r} is no instruction", "see Docker's reference of Dockerfiles"
-        )
+        what = f"{words[0] if words else escape!r} is no instruction"
+        raise bare.error(what, "see Docker's reference of Dockerfiles")
     text = words[1].strip() if len(words) > 1 else ""
     flags: list[tuple[str, str]] = []
     while match := _FLAG.match(text):

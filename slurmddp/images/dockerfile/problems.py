@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 
 from slurmddp.errors import UserError
 
@@ -28,9 +27,7 @@ class Problems:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: object, error: object, trace: object) -> bool:
         if isinstance(error, UserError):
             self.found.append(error)
         return isinstance(error, UserError)

@@ -24,7 +24,7 @@ from .conftest import Apptainer
 EVIL = "/bin/sh\n%setup\ntouch /tmp/pwned"
 
 
-@pytest.mark.parametrize("config", [{"Entrypoint": [EVIL]}, {"WorkingDir": EVIL}, {"User": EVIL}])
+@pytest.mark.parametrize("config", [{"Entrypoint": [EVIL]}, {"WorkingDir": EVIL}, {"User": EVIL}, {"Shell": [EVIL]}])
 def test_a_hostile_base_in_a_registry_is_refused_before_anything_is_built(
     config: dict[str, Any], apptainer: Apptainer, tmp_path: Path
 ) -> None:
@@ -40,7 +40,12 @@ def test_a_hostile_base_in_a_registry_is_refused_before_anything_is_built(
 def test_variables_of_a_base_that_are_not_one_line_are_left_out(apptainer: Apptainer, tmp_path: Path) -> None:
     with Registry.started(tmp_path / "registry") as registry:
         env = [f"CUDA_VERSION={EVIL}", f"A={EVIL}", "NCCL_VERSION=2.26.3"]
-        registry.push("lab/evil", "1.0", {"config": {"Env": env, "Labels": {"a": EVIL}, "Cmd": [EVIL]}}, [b"layer"])
+        registry.push(
+            "lab/evil",
+            "1.0",
+            {"config": {"Env": env, "Labels": {"a": EVIL}, "Cmd": [EVIL], "OnBuild": [EVIL]}},
+            [b"layer"],
+        )
         name = registry.reference("lab/evil", "1.0")
         (tmp_path / "Dockerfile").write_text(f'FROM {name}\nRUN true\nCMD ["python"]\n')
         made = build_image(Request(of_dockerfile(tmp_path / "Dockerfile", {}, None), None, tmp_path), [].append)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+import shutil
 from typing import Any
 
 import pytest
@@ -342,3 +343,29 @@ RUN show three
     (part,) = cut(dock.convert(text).definition)
     assert dock.post(part).returncode == 0
     assert dock.said() == ["show<not yet>", "show<1>", "show<two>", "show<three>"]
+
+
+def test_a_stage_from_scratch_holds_files(dock: Dock) -> None:
+    dock.files(a="A", b="B")
+    text = """FROM scratch AS files
+ENV TOP=top
+COPY a /$TOP/
+WORKDIR /w
+COPY b .
+FROM debian:12
+COPY --from=files /top/a /w/../w/b @/out/
+COPY --from=files / @/whole/
+"""
+    made = dock.convert(text)
+    scratch, last = cut(made.definition)
+    assert scratch.header["from"] == "debian:12" and made.base.source == "debian:12"
+    folder = dock.root.with_name("scratch")
+    scratch.sections["%post"] = scratch.sections["%post"].replace("/.scratch", f"{folder}/.scratch")
+    assert dock.post(scratch).returncode == 0
+    shutil.rmtree(dock.root / ".slurmddp", ignore_errors=True)  # each stage has a root of its own
+    done = dock.post(last, stages={"files": folder})
+    assert done.returncode == 0, done.stderr
+    assert sorted(str(path.relative_to(dock.root)) for path in dock.root.rglob("*") if path.is_file()) == [
+        "out/a", "out/b", "whole/top/a", "whole/w/b",
+    ]  # fmt: skip
+    assert not [note for note in made.notes if "assumed" in note]

@@ -80,6 +80,8 @@ HEAD = "FROM debian:12 AS one\n"
         ("ARG A\nFROM $A\n", 2, "names nothing", "value"),
         ("FROM {{ x }}\n", 1, "is not understood", "FROM IMAGE"),
         ("FROM {{x}}\n", 1, "{{x}}", "HOST/NAME:TAG"),
+        ("FROM scratch AS a\nRUN x\nFROM debian:12\nCOPY --from=a /a /a\n", 2, "no shell in a stage", "small base"),
+        ("FROM scratch AS a\nFROM scratch\nCOPY --from=a /a /a\n", 2, "scratch", "small base"),
         ("FROM scratch\n", 1, "scratch", "small base"),
         ("FROM a AS b c\n", 1, "is not understood", "FROM IMAGE AS NAME"),
         ("FROM a AS 1x\n", 1, "cannot be a stage's name", "letter"),
