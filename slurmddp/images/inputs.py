@@ -62,6 +62,7 @@ def inputs_of(image: Wanted, known: Mapping[str, Any] | None = None) -> Inputs:
         parts["base file"] = hasher.base(Path(image.base.source))
     for source in image.sources:
         parts[str(source)] = hasher.tree(source)
+    parts |= {item.url: item.checksum for item in image.items if item.url}
     return Inputs(parts, hasher.files)
 
 

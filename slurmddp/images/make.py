@@ -206,6 +206,7 @@ def _build(
     # Here: most calls find that there is nothing to do, or print a definition
     from slurmddp.images.build_lock import only_build
     from slurmddp.images.builder import build, find_builder
+    from slurmddp.images.context.download import downloaded
     from slurmddp.images.privilege import choose, look
     from slurmddp.images.registry.credentials import for_builder
     from slurmddp.images.workspace import check_space, make_folders, mksquashfs_options, workspace
@@ -244,11 +245,12 @@ def _build(
         report(f"building {target} from {image.base.reference} with {builder.name} {builder.version}")
         if way.note:
             report(f"note: {way.note}")
-        built = build(
-            definition, target, builder,
-            options=(*way.options, *squash),
-            variables=variables, facts=facts, items=image.items, force=request.force, report=report,
-        )  # fmt: skip
+        with downloaded(image.items, area.temporary, rules.registries, report) as (items, facts["downloads"]):
+            built = build(
+                definition, target, builder,
+                options=(*way.options, *squash),
+                variables=variables, facts=facts, items=items, force=request.force, report=report,
+            )  # fmt: skip
     return built, definition
 
 

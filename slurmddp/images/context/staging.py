@@ -25,12 +25,16 @@ class Item:
     """What is put at `place`: a copy of `path` and all below it, or a file of this `text`.
 
     whole: False for a folder's mode and time alone.
+    url:   of what is fetched first, and its checksum as `where` gives it, or "".
     """
 
     place: str
     path: Path
     whole: bool = True
     text: str | None = field(default=None, repr=False)
+    url: str = ""
+    checksum: str = ""
+    where: str = ""
 
 
 @contextlib.contextmanager

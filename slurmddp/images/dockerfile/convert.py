@@ -53,7 +53,7 @@ class Converted:
     @property
     def sources(self) -> tuple[Path, ...]:
         """Local files and folders whose content goes in."""
-        return tuple(dict.fromkeys(item.path for item in self.items if item.whole))
+        return tuple(dict.fromkeys(item.path for item in self.items if item.whole and not item.url))
 
     @property
     def definition(self) -> str:

@@ -6,15 +6,14 @@ to a numbered folder first, and to its place when its turn comes. Those of the c
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 from dataclasses import dataclass
 
-from slurmddp.images.context.archive import is_archive
+from slurmddp.images.context.download import read_address
 from slurmddp.images.context.ignore import Ignore, patterns
-from slurmddp.images.context.staging import FOLDER, Item
-from slurmddp.images.context.tree import MAGIC, Context
+from slurmddp.images.context.staging import Item
+from slurmddp.images.context.tree import MAGIC
 from slurmddp.images.dockerfile.lines import Heredoc, Instruction, split
 from slurmddp.images.dockerfile.words import Lookup, Parts, Reference, expand, known, plain, script, shell, shell_parts
 
@@ -23,7 +22,7 @@ _INLINE = f"{STAGING}.heredoc"
 #: The name of the stage that has the files of this machine.
 FILES = "slurmddp-files"
 
-_ADDRESS = re.compile(r"(?:[a-z][a-z0-9+.-]*://|git@)")
+ADDRESS = re.compile(r"(?:[a-z][a-z0-9+.-]*://|git@)")
 _OWNER = re.compile(r"(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]*)?(:(?P<group>[A-Za-z0-9_][A-Za-z0-9_.-]*))?")
 _MODE = re.compile(r"[0-7]{3,4}|[ugoa]*[-+=][rwxXst]*(,[ugoa]*[-+=][rwxXst]*)*")
 _FROM_STAGE = re.compile(r"/[\w@%+=:,./*?\[\]-]+")
@@ -48,6 +47,8 @@ class Copy:
     parents: bool = False
     exclude: Ignore = Ignore()  # noqa: RUF009 -- frozen
     inline: tuple[tuple[str, str], ...] = ()
+    addresses: tuple[tuple[str, str], ...] = ()
+    checksum: str = ""
 
     def commands(self, staged: Staged) -> list[str]:
         """The calls of the template's functions that put everything in its place. Raises UserError."""
@@ -95,12 +96,10 @@ def read_copy(instruction: Instruction, lookup: Lookup, workdir: Parts) -> Copy:
     destination = place(expand(raw[-1], lookup, instruction), workdir)
     if len(raw) > 2 and not is_folder(destination):
         raise instruction.error(f"several sources need a folder, and {raw[-1]!r} is none", "end it with /")
-    for origin in origins:
-        if _ADDRESS.match(origin):
-            raise instruction.error(
-                "ADD of an address is not converted",
-                f"fetch it by a program of the image: RUN curl -fsSL -o FILE {origin}; or COPY a file fetched before",
-            )
+    addresses = [origin for origin in origins if ADDRESS.match(origin)]
+    if flags.get("checksum") and (len(addresses), len(raw)) != (1, 2):
+        raise instruction.error("--checksum is for one address", "give each address an ADD of its own")
+    names = [read_address(origin, flags.get("checksum", ""), instruction) for origin in addresses]
     mode = flags.get("chmod", "")
     if mode and not _MODE.fullmatch(mode):
         raise instruction.error(f"--chmod={mode} is not a mode", "write --chmod=755")
@@ -114,7 +113,19 @@ def read_copy(instruction: Instruction, lookup: Lookup, workdir: Parts) -> Copy:
     owner = owner_of(chown, instruction) if chown else () if stage else ("0:0",)
     inline = [(one.name, _text(one, lookup, instruction)) for word in raw if (one := heredocs.get(word))]
     ignore = Ignore(patterns(exclude, instruction.where))
-    return Copy(instruction, tuple(origins), destination, stage, owner, mode, parents, ignore, tuple(inline))
+    return Copy(
+        instruction,
+        tuple(origins),
+        destination,
+        stage,
+        owner,
+        mode,
+        parents,
+        ignore,
+        tuple(inline),
+        tuple(zip(addresses, names, strict=True)),
+        flags.get("checksum", ""),
+    )
 
 
 def _text(heredoc: Heredoc, lookup: Lookup, instruction: Instruction) -> str:
@@ -170,34 +181,3 @@ def from_stage(copy: Copy, number: int) -> Staged:
         files.append((source, f"{STAGING}/{count}/"))
         places.append(f"{STAGING}/{count}/{'*' if MAGIC.search(source) else posixpath.basename(source)}".rstrip("/"))
     return Staged(tuple(files), tuple(places))
-
-
-def from_context(copy: Copy, number: int, context: Context) -> Staged:
-    """A COPY or ADD of files of the build context. Raises UserError."""
-    places: list[str] = []
-    archives: set[str] = set()
-    items: list[Item] = []
-    found = [
-        (path, origin.partition("/./")[0] if "/./" in origin else ".")
-        for origin in copy.origins
-        for path in context.sources(origin, copy.instruction)
-    ]
-    if len(found) > 1 and not (is_folder(copy.destination) or copy.parents):
-        todo = f"end the destination with /: {copy.instruction.text}/"
-        raise copy.instruction.error(f"{len(found)} sources match, and the destination is no folder", todo)
-    for source, pivot in found:
-        tree = context.collect(source, copy.exclude, copy.instruction)
-        if not tree.entries:
-            continue
-        if copy.parents:
-            tree = tree.below(os.path.relpath(source, pivot), context.folder / pivot)
-        count = number + len(places)
-        inside = f"{FOLDER}/{count}/from" if tree.folder else f"{FOLDER}/{count}"
-        items += [Item(f"{inside}/{name}".rstrip("/"), path, whole) for path, name, whole in tree.entries]
-        if not source.isprintable():
-            raise copy.instruction.error(f"the name {source!r} is no plain text", "rename the file")
-        places.append(f"{STAGING}/{count}/{'from' if tree.folder else tree.entries[0][1]}")
-        if copy.instruction.keyword == "ADD" and not tree.folder and is_archive(tree.entries[0][0], copy.instruction):
-            archives.add(places[-1])
-    files = ((f"/{number + count}", f"{STAGING}/") for count in range(len(places)))
-    return Staged(tuple(files), tuple(places), frozenset(archives), tuple(items))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from slurmddp.images.base import Base
+from slurmddp.images.context.sources import from_context
 from slurmddp.images.context.staging import Item
 from slurmddp.images.context.tree import MAGIC, Context
 from slurmddp.images.dockerfile.copying import (
@@ -16,7 +17,6 @@ from slurmddp.images.dockerfile.copying import (
     STAGING,
     Copy,
     Staged,
-    from_context,
     from_stage,
     owner_of,
     place,
@@ -44,7 +44,7 @@ _FLAGS = {
     "FROM": {"platform"},
     "RUN": {"mount"},
     "COPY": {"from", "chown", "chmod", "link", "parents", "exclude"},
-    "ADD": {"chown", "chmod", "link", "exclude"},
+    "ADD": {"chown", "chmod", "link", "exclude", "checksum"},
     "HEALTHCHECK": {"interval", "timeout", "start-period", "start-interval", "retries"},
 }
 _INSTEAD = {
@@ -311,6 +311,9 @@ class Interpreter:
         for part in (*copy.destination, *copy.owner):
             if isinstance(part, Reference):
                 self._assume(f"it sets {part.name}")
+        if copy.addresses and not copy.mode:
+            said = "the file has mode 600 and is root's, as in Docker: whoever runs the image cannot read it"
+            self._note(instruction, f"{said}, unless --chmod=644 says so")
         self.sections.puts = True
         copy = replace(copy, destination=(self._root, *copy.destination))
         self._post(instruction, copy.commands(self._stage(copy)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from http.client import HTTPException
+from typing import BinaryIO
 from urllib.parse import quote, urljoin, urlsplit
 
 from urllib3 import HTTPHeaderDict, PoolManager, ProxyManager
@@ -62,13 +63,21 @@ class Transport:
         self._managers: dict[Proxy | None, PoolManager] = {}
 
     def get(
-        self, url: str, *, limit: int, what: str, authorization: str | None = None, accept: Iterable[str] = ()
+        self,
+        url: str,
+        *,
+        limit: int,
+        what: str,
+        authorization: str | None = None,
+        accept: Iterable[str] = (),
+        into: BinaryIO | None = None,
     ) -> Answer:
         """The answer at the end of all redirects.
 
         limit:         bytes of the body, above which it is refused.
         what:          is asked for, for messages: "the manifest of IMAGE".
         authorization: sent to the origin of `url` alone.
+        into:          gets the body of a status 200, which the answer then has not.
 
         Raises ExternalError, and UserError for plain HTTP with a host for which it is not allowed.
         """
@@ -81,7 +90,7 @@ class Transport:
             headers = {"Accept": ", ".join(accept) or "*/*", "User-Agent": f"slurmddp/{__version__}"}
             if authorization and origin == first:
                 headers["Authorization"] = authorization
-            answer = self._once(origin, target, headers, limit, what)
+            answer = self._once(origin, target, headers, limit, what, into)
             if answer.status not in _REDIRECTS:
                 return replace(answer, redirected=origin != first)
             target = urljoin(target, _printable(answer.headers.get("Location", "")))
@@ -93,7 +102,9 @@ class Transport:
             origin = onward
         raise outside(f"{first.name} redirects more than {_MOST_REDIRECTS} times, for {what}")
 
-    def _once(self, origin: Origin, url: str, headers: Mapping[str, str], limit: int, what: str) -> Answer:
+    def _once(
+        self, origin: Origin, url: str, headers: Mapping[str, str], limit: int, what: str, into: BinaryIO | None
+    ) -> Answer:
         if origin.scheme == "http" and not self._settings.plain_allowed(origin.name):
             raise UserError(
                 f"{what} would come over plain HTTP from {origin.name}, which is not allowed for that host",
@@ -106,17 +117,24 @@ class Transport:
             path = f"http://{origin.name}{path}"
         try:
             try:
-                return self._exchange(origin, proxy, path, headers, limit, what)
+                return self._exchange(origin, proxy, path, headers, limit, what, into)
             except ProtocolError as error:
                 # The other side may have closed a connection that was kept, without having said so
                 if not isinstance(root_of(error), ConnectionError):
                     raise
-                return self._exchange(origin, proxy, path, headers, limit, what)
+                return self._exchange(origin, proxy, path, headers, limit, what, into)
         except (HTTPError, HTTPException, OSError) as error:
             raise unreachable(error, origin.name, proxy.name if proxy else None, self._settings.patience) from None
 
     def _exchange(
-        self, origin: Origin, proxy: Proxy | None, path: str, headers: Mapping[str, str], limit: int, what: str
+        self,
+        origin: Origin,
+        proxy: Proxy | None,
+        path: str,
+        headers: Mapping[str, str],
+        limit: int,
+        what: str,
+        into: BinaryIO | None,
     ) -> Answer:
         # The pool gets the host that our rules were asked about: urllib3 could read another one out of an address
         pool = self._manager(proxy).connection_from_host(origin.host, origin.port, origin.scheme)
@@ -132,10 +150,19 @@ class Transport:
         )
         with response:
             body = bytearray()
+            length = 0
+            into = into if response.status == 200 else None
+            if into:
+                into.seek(0)
+                into.truncate()  # of a try that broke off
             # stream() of urllib3 2.2 reads a chunk's length into memory, however long; read() has a limit
             while piece := response.read(_PIECE, decode_content=False):
-                body += piece
-                if len(body) > limit:
+                length += len(piece)
+                if into:
+                    into.write(piece)
+                else:
+                    body += piece
+                if length > limit:
                     raise outside(f"{what} has more than {limit >> 20} MiB, which none has; {origin.name} sent it")
         return Answer(response.status, response.headers, bytes(body), origin)
 

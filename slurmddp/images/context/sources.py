@@ -1,0 +1,47 @@
+"""What a COPY or an ADD takes from this machine, and where it lies when %post begins."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from slurmddp.images.context.archive import is_archive
+from slurmddp.images.context.staging import FOLDER, Item
+from slurmddp.images.context.tree import Context
+from slurmddp.images.dockerfile.copying import ADDRESS, STAGING, Copy, Staged, is_folder
+
+
+def from_context(copy: Copy, number: int, context: Context) -> Staged:
+    """A COPY or ADD of files of the build context. Raises UserError."""
+    places: list[str] = []
+    archives: set[str] = set()
+    items: list[Item] = []
+    found = [
+        (path, origin.partition("/./")[0] if "/./" in origin else ".")
+        for origin in copy.origins
+        if not ADDRESS.match(origin)
+        for path in context.sources(origin, copy.instruction)
+    ]
+    if len(found) > 1 and not (is_folder(copy.destination) or copy.parents):
+        todo = f"end the destination with /: {copy.instruction.text}/"
+        raise copy.instruction.error(f"{len(found)} sources match, and the destination is no folder", todo)
+    for source, pivot in found:
+        tree = context.collect(source, copy.exclude, copy.instruction)
+        if not tree.entries:
+            continue
+        if copy.parents:
+            tree = tree.below(os.path.relpath(source, pivot), context.folder / pivot)
+        count = number + len(places)
+        inside = f"{FOLDER}/{count}/from" if tree.folder else f"{FOLDER}/{count}"
+        items += [Item(f"{inside}/{name}".rstrip("/"), path, whole) for path, name, whole in tree.entries]
+        if not source.isprintable():
+            raise copy.instruction.error(f"the name {source!r} is no plain text", "rename the file")
+        places.append(f"{STAGING}/{count}/{'from' if tree.folder else tree.entries[0][1]}")
+        if copy.instruction.keyword == "ADD" and not tree.folder and is_archive(tree.entries[0][0], copy.instruction):
+            archives.add(places[-1])
+    for count, (url, name) in enumerate(copy.addresses, number + len(places)):
+        where = copy.instruction.where
+        items.append(Item(f"{FOLDER}/{count}/{name}", Path(), url=url, checksum=copy.checksum, where=where))
+        places.append(f"{STAGING}/{count}/{name}")
+    files = ((f"/{number + count}", f"{STAGING}/") for count in range(len(places)))
+    return Staged(tuple(files), tuple(places), frozenset(archives), tuple(items))
