@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import tarfile
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -286,6 +290,137 @@ def test_forms_of_a_dockerfile_do_in_a_build_what_docker_says(alice: Alice) -> N
     alice.cluster.write(f"{HOME}/forms/Dockerfile", FORMS)
     build(alice, "forms.sif", "--dockerfile", "forms/Dockerfile", "--force")
     assert alice.cluster.run("login", ["apptainer", "exec", f"{HOME}/forms.sif", "cat", "/seen"]).stdout == SEEN
+
+
+#: Forms of COPY, ADD and RUN --mount.
+FILES = f"""\
+FROM {BASE} AS one
+RUN useradd -u 1234 -g 33 me && mkdir -p /o/d && echo x > /o/x && ln /o/x /o/y && chown -R 1234:34 /o \\
+    && ln -s x /o/l && chmod 711 /o/d && touch -d @1000000000 /o/x
+FROM {BASE}
+RUN useradd -u 1234 -g 33 me && mkdir -m 700 /there && echo kept > /kept && ln -s kept /old && umask > /umask
+COPY f /t01/
+COPY dir /t02
+COPY --chown=me dir /t03/p
+COPY --chown=55 --chmod=640 f /t04
+COPY --chown=:games f none* /t05/
+COPY dir /there
+COPY ../f /old
+COPY --from=one /o /t06
+COPY --from=one /o/x /o/l /t07/
+COPY --from=one --chown=me /o/? /t08/
+ADD --chown=me a.tgz /t09/p
+ADD --chmod=644 http://127.0.0.1:{PORT + 1}/u /t10/
+ADD http://127.0.0.1:{PORT + 1}/u /t11
+COPY --link <<END /t12
+text
+END
+WORKDIR /work
+RUN echo old > a
+RUN --mount=target=. --mount=source=f,target=/new/deep/f --mount=from=one,source=/o,target=/o \\
+    --mount=type=cache,target=/c --mount=type=tmpfs,target=/t --mount=type=secret,id=word \\
+    cat f /new/deep/f /o/x > /mounted && echo 1 > /c/1 && tr a-z b-za < /run/secrets/word >> /mounted
+RUN --mount=type=cache,target=/c cat /c/1 a >> /mounted
+RUN ls -d /new /o /c /t /run/secrets >> /mounted 2>/dev/null; \\
+    find /t[0-9]* /there /kept /old /umask -printf '%y %m %U:%G %n %Ts %p %l\\n' \\
+    | awk '{{ if ($5 > 1600000000) $5 = "now"; if ($1 == "d") $4 = "-"; print }}' | sort -k6 > /seen; cat /kept >> /seen
+"""
+#: What Docker 26 makes of them: kind, mode, owner, links, time (as far as it is not that of the build), name.
+AS_DOCKER = """\
+f 600 0:0 1 1000000000 /kept
+l 777 0:0 1 now /old kept
+d 755 0:0 - now /t01
+f 600 0:0 1 1000000000 /t01/f
+d 755 0:0 - 1100000000 /t02
+f 644 0:0 2 1000000000 /t02/b
+f 644 0:0 2 1000000000 /t02/hard
+l 777 0:0 1 now /t02/link b
+d 555 0:0 - now /t02/ro
+d 750 0:0 - 1000000000 /t02/sub
+f 644 0:0 1 1000000000 /t02/sub/c
+d 755 1234:33 - now /t03
+d 755 1234:33 - 1100000000 /t03/p
+f 644 1234:33 2 1000000000 /t03/p/b
+f 644 1234:33 2 1000000000 /t03/p/hard
+l 777 1234:33 1 now /t03/p/link b
+d 555 1234:33 - now /t03/p/ro
+d 750 1234:33 - 1000000000 /t03/p/sub
+f 644 1234:33 1 1000000000 /t03/p/sub/c
+f 640 55:55 1 1000000000 /t04
+d 755 0:60 - now /t05
+f 600 0:60 1 1000000000 /t05/f
+d 755 0:0 - now /t06
+d 711 1234:34 - now /t06/d
+l 777 0:0 1 now /t06/l x
+f 644 1234:34 2 1000000000 /t06/x
+f 644 1234:34 2 1000000000 /t06/y
+d 755 0:0 - now /t07
+f 644 1234:34 1 1000000000 /t07/l
+f 644 1234:34 1 1000000000 /t07/x
+d 755 1234:33 - now /t08
+f 644 1234:33 1 1000000000 /t08/l
+f 644 1234:33 1 1000000000 /t08/x
+f 644 1234:33 1 1000000000 /t08/y
+d 755 1234:33 - now /t09
+d 755 1234:33 - now /t09/p
+f 644 5:6 1 now /t09/p/b
+d 750 5:6 - now /t09/p/sub
+f 644 5:6 1 now /t09/p/sub/c
+d 755 0:0 - now /t10
+f 644 0:0 1 1200000000 /t10/u
+f 600 0:0 1 1200000000 /t11
+f 644 0:0 1 now /t12
+d 700 0:0 - 1100000000 /there
+f 644 0:0 2 1000000000 /there/b
+f 644 0:0 2 1000000000 /there/hard
+l 777 0:0 1 now /there/link b
+d 555 0:0 - now /there/ro
+d 750 0:0 - 1000000000 /there/sub
+f 644 0:0 1 1000000000 /there/sub/c
+f 644 0:0 1 now /umask
+"""
+
+
+def test_files_are_in_the_image_as_docker_has_them(alice: Alice) -> None:
+    cluster = alice.cluster
+    files = cluster.machine_path(f"{HOME}/files")
+    for name in ("dir/sub", "dir/ro"):
+        (files / name).mkdir(parents=True)
+    for name, text in {"f": "a", "dir/b": "b", "dir/sub/c": "c", "../www/u": "u"}.items():
+        (files / name).parent.mkdir(exist_ok=True)
+        (files / name).write_text(f"{text}\n")
+    os.link(files / "dir/b", files / "dir/hard")
+    (files / "dir/link").symlink_to("b")
+    with tarfile.open(files / "a.tgz", "w:gz") as archive:
+        for name, mode in (("b", 0o644), ("sub", 0o750), ("sub/c", 0o644)):
+            entry = archive.gettarinfo(files / "dir" / name, name)
+            entry.uid, entry.gid, entry.mode, entry.mtime = 5, 6, mode, time.time()
+            entry.uname = entry.gname = ""
+            with (files / "dir" / name).open("rb") if entry.isreg() else nullcontext() as file:
+                archive.addfile(entry, file)
+    for name, mode in {"f": 0o600, "dir/sub": 0o750, "dir/ro": 0o555, "dir": 0o700}.items():
+        (files / name).chmod(mode)
+    for name in ("f", "dir/b", "dir/sub/c", "dir/sub"):
+        os.utime(files / name, (1e9, 1e9))
+    os.utime(files / "dir", (1.1e9, 1.1e9))
+    os.utime(files / "../www/u", (1.2e9, 1.2e9))
+    cluster.write(f"{HOME}/files/Dockerfile", FILES)
+    cluster.write(f"{HOME}/word", "s3kret\n", mode=0o600)
+    cluster.run("login", ["chown", "-R", "alice:", HOME], user="root")
+    serve = ["python3", "-m", "http.server", str(PORT + 1), "--bind", "127.0.0.1", "--directory", f"{HOME}/www"]
+    server = cluster.popen("login", serve)
+    ask = ["python3", "-c", f"import socket; socket.create_connection(('127.0.0.1', {PORT + 1}))"]
+    cluster.wait_for(lambda: cluster.run("login", ask, check=False).returncode == 0, "the server listens", 20)
+    done = build(alice, "files.sif", "--dockerfile", "files/Dockerfile", "--secret", f"id=word,src={HOME}/word")
+    server.kill()
+    server.wait()
+    shown = cluster.run("login", ["apptainer", "-s", "exec", f"{HOME}/files.sif", "cat", "/seen", "/mounted"]).stdout
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert lines == [*AS_DOCKER.splitlines(), "a", "a", "a", "x", "t3lsfu", "1", "old"]
+    assert list(lock(alice, f"{HOME}/files.sif")["downloads"]) == [f"http://127.0.0.1:{PORT + 1}/u"]
+    beside = [path.read_text() for path in files.parent.glob("files.sif.*")]
+    assert len(beside) == 3 and not any("s3kret" in text for text in [*beside, done.stderr])
+    assert (files / "dir/ro").stat().st_mode & 0o777 == 0o555 and (files / "f").read_text() == "a\n"
 
 
 def test_the_examples_build_and_run(alice: Alice) -> None:

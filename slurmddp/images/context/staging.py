@@ -79,11 +79,12 @@ def _remove(root: Path) -> None:
 class _Copies:
     """Copies that stay linked to each other as their originals are.
 
-    place: what they go to, which is no part of them: an image may be built in its context.
+    folder: what they go to, `.IMAGE.sif.XXXX.part`. An image may be built in its context, and no file of a build of it
+            is a part of that.
     """
 
-    def __init__(self, place: Path) -> None:
-        self._place = os.path.realpath(place)
+    def __init__(self, folder: Path) -> None:
+        self._own = os.path.realpath(folder).rsplit(".", 2)[0] + "."
         self._made: dict[tuple[int, int], Path] = {}
 
     def put(self, path: Path, place: Path) -> None:
@@ -95,7 +96,7 @@ class _Copies:
         elif stat.S_ISDIR(state.st_mode):
             place.mkdir(exist_ok=True)
             for entry in os.scandir(path):
-                if os.path.realpath(entry.path) != self._place:
+                if not os.path.realpath(entry.path).startswith(self._own):
                     self.put(Path(entry.path), place / entry.name)
             shutil.copystat(path, place)
         elif stat.S_ISREG(state.st_mode):
