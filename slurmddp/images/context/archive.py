@@ -9,9 +9,11 @@ import shlex
 import tarfile
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slurmddp.images.dockerfile.lines import Instruction
+if TYPE_CHECKING:
+    from slurmddp.images.dockerfile.lines import Instruction
+
 
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _PACKED: dict[bytes, Any] = {

@@ -11,15 +11,18 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.context.staging import Item
-from slurmddp.images.dockerfile.lines import Instruction
 from slurmddp.images.registry.deadline import within
 from slurmddp.images.registry.failures import outside
 from slurmddp.images.registry.settings import RegistrySettings
 from slurmddp.images.registry.transport import Transport
+
+if TYPE_CHECKING:
+    from slurmddp.images.dockerfile.lines import Instruction
 
 _NAME = re.compile(r"[\w@%+=:,-][\w@%+=:,.-]*")
 _CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}")

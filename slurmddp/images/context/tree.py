@@ -6,10 +6,13 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmddp.images.context.ignore import Ignore
-from slurmddp.images.dockerfile.lines import Instruction
 from slurmddp.images.globs import expression
+
+if TYPE_CHECKING:
+    from slurmddp.images.dockerfile.lines import Instruction
 
 MAGIC = re.compile(r"[*?\[]")
 #: Folders above the context in which a source that is not in it is looked for.
