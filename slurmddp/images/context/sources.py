@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmddp.images.context.archive import is_archive
 from slurmddp.images.context.staging import FOLDER, Item
 from slurmddp.images.context.tree import Context
-from slurmddp.images.dockerfile.copying import ADDRESS, STAGING, Copy, Staged, is_folder
+
+if TYPE_CHECKING:
+    from slurmddp.images.dockerfile.copying import Copy
+
+STAGING = "/.slurmddp"
+ADDRESS = re.compile(r"(?:[a-z][a-z0-9+.-]*://|git@)")
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Where the sources of a COPY are when %post begins.
+
+    files:    the (source, destination) of %files, one for each of the numbers that it took.
+    places:   in the folder of the number; one with a pattern is the shell's to expand.
+    archives: those that ADD unpacks.
+    items:    what is gathered from this machine.
+    """
+
+    files: tuple[tuple[str, str], ...]
+    places: tuple[str, ...]
+    archives: frozenset[str] = frozenset()
+    items: tuple[Item, ...] = ()
 
 
 def from_context(copy: Copy, number: int, context: Context) -> Staged:
@@ -22,7 +46,7 @@ def from_context(copy: Copy, number: int, context: Context) -> Staged:
         if not ADDRESS.match(origin)
         for path in context.sources(origin, copy.instruction)
     ]
-    if len(found) > 1 and not (is_folder(copy.destination) or copy.parents):
+    if len(found) > 1 and not (copy.into_folder or copy.parents):
         todo = f"end the destination with /: {copy.instruction.text}/"
         raise copy.instruction.error(f"{len(found)} sources match, and the destination is no folder", todo)
     for source, pivot in found:

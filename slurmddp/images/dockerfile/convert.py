@@ -13,9 +13,10 @@ from slurmddp import __version__
 from slurmddp.errors import UserError
 from slurmddp.images.base import Base, Pin
 from slurmddp.images.context.ignore import read_ignore
+from slurmddp.images.context.sources import STAGING
 from slurmddp.images.context.staging import FOLDER, Item
 from slurmddp.images.context.tree import Context
-from slurmddp.images.dockerfile.copying import FILES, STAGING
+from slurmddp.images.dockerfile.copying import FILES
 from slurmddp.images.dockerfile.interpret import SCRATCH, Interpreter, Sections, Setting
 from slurmddp.images.dockerfile.lines import Instruction, read, trigger
 from slurmddp.images.dockerfile.problems import Problems

@@ -12,17 +12,15 @@ from dataclasses import dataclass
 
 from slurmddp.images.context.download import read_address
 from slurmddp.images.context.ignore import Ignore, patterns
-from slurmddp.images.context.staging import Item
+from slurmddp.images.context.sources import ADDRESS, STAGING, Staged
 from slurmddp.images.context.tree import MAGIC
 from slurmddp.images.dockerfile.lines import Heredoc, Instruction, split
 from slurmddp.images.dockerfile.words import Lookup, Parts, Reference, expand, known, plain, script, shell, shell_parts
 
-STAGING = "/.slurmddp"
 _INLINE = f"{STAGING}.heredoc"
 #: The name of the stage that has the files of this machine.
 FILES = "slurmddp-files"
 
-ADDRESS = re.compile(r"(?:[a-z][a-z0-9+.-]*://|git@)")
 _OWNER = re.compile(r"(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]*)?(:(?P<group>[A-Za-z0-9_][A-Za-z0-9_.-]*))?")
 _MODE = re.compile(r"[0-7]{3,4}|[ugoa]*[-+=][rwxXst]*(,[ugoa]*[-+=][rwxXst]*)*")
 _FROM_STAGE = re.compile(r"/[\w@%+=:,./*?\[\]-]+")
@@ -50,6 +48,11 @@ class Copy:
     addresses: tuple[tuple[str, str], ...] = ()
     checksum: str = ""
 
+    @property
+    def into_folder(self) -> bool:
+        """Whether the destination says that it is a folder."""
+        return is_folder(self.destination)
+
     def commands(self, staged: Staged) -> list[str]:
         """The calls of the template's functions that put everything in its place. Raises UserError."""
         found = []
@@ -66,22 +69,6 @@ class Copy:
             file = shell(f"{_INLINE}/{name}")
             found += [f"mkdir {_INLINE}", f"printf %s {text} > {file}", f"{copy} {file}", f"rm -r {_INLINE}"]
         return found
-
-
-@dataclass(frozen=True)
-class Staged:
-    """Where the sources of a COPY are when %post begins.
-
-    files:    the (source, destination) of %files, one for each of the numbers that it took.
-    places:   in the folder of the number; one with a pattern is the shell's to expand.
-    archives: those that ADD unpacks.
-    items:    what is gathered from this machine.
-    """
-
-    files: tuple[tuple[str, str], ...]
-    places: tuple[str, ...]
-    archives: frozenset[str] = frozenset()
-    items: tuple[Item, ...] = ()
 
 
 def read_copy(instruction: Instruction, lookup: Lookup, workdir: Parts) -> Copy:

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from slurmddp.images.base import Base
-from slurmddp.images.context.sources import from_context
+from slurmddp.images.context.sources import STAGING, Staged, from_context
 from slurmddp.images.context.staging import Item
 from slurmddp.images.context.tree import MAGIC, Context
 from slurmddp.images.dockerfile.copying import (
     FILES,
-    STAGING,
     Copy,
-    Staged,
     from_stage,
     owner_of,
     place,

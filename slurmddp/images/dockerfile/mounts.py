@@ -9,7 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from slurmddp.errors import UserError
-from slurmddp.images.dockerfile.copying import STAGING, place
+from slurmddp.images.context.sources import STAGING
+from slurmddp.images.dockerfile.copying import place
 from slurmddp.images.dockerfile.lines import Instruction
 from slurmddp.images.dockerfile.words import Lookup, Parts, known, plain, shell
 

@@ -69,6 +69,7 @@ def test_an_image_its_definition_its_log_and_its_lock(apptainer: Apptainer, base
         "packages": ["einops==0.8.1", "torch==2.7.0"],
         "recipe": "image",
         "commit": None,
+        "downloads": {},
         "digests": {},
         "registry": None,
         "slurmddp": __version__,
