@@ -24,7 +24,7 @@ _LAUNCHER_FLAGS = {
     "use-deepspeed", "use-fsdp", "use-megatron-lm", "same-network", "use-xpu", "ipex", "no-ssh", "no-ssh-check",
     "no-local-rank", "force-multi", "enable-each-rank-log", "v", "use-mps-device", "tpu-use-cluster",
 }  # fmt: skip
-_PYTHON = re.compile(r"(?:.*/)?(python[0-9.]*|\0[^\0]*PYTHON\w*\0)\Z")
+PYTHON = re.compile(r"(?:.*/)?(python[0-9.]*|\0[^\0]*PYTHON\w*\0)\Z")
 _SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 _REMOTE = {
     "mpirun",
@@ -40,6 +40,7 @@ _REMOTE = {
     "parallel",
     "pssh",
 }
+_QUIET = {"echo", "printf", "unset", "cd", "mkdir", "module", "ml", "trap", "test", "[", "[[", "which", "type"}
 _DECLARE = {"export", "declare", "typeset", "local", "readonly"}
 
 
@@ -130,8 +131,9 @@ class Walker:
                 prefix.exported.add(match[1])
         if raw:
             words = [word for each in raw for word in expand_words(each, scope)]
-            self.found.seen.append((command, words, scope))
             shell = prefix if prefix.values else scope
+            if words:
+                self.found.seen.append((command, words, scope))
             if words and not self._builtin(words, raw, command, scope):
                 self._program(words, command, shell, step, remote, depth)
 
@@ -147,7 +149,7 @@ class Walker:
                 if name and exports:
                     scope.exported.add(name.group())
         elif first in ("source", "."):
-            self.found.sourced = True
+            self.found.sourced |= re.search(r"activate|conda\.sh", " ".join(words)) is None
         elif first == "set" and ("-a" in words or "allexport" in words):
             scope.export_all = True
         elif first in ("mapfile", "readarray", "read"):
@@ -155,20 +157,7 @@ class Walker:
                 hosts = "scontrol" in command.input or symbol("hosts") in expand(command.input, scope)
                 scope.values[words[-1]] = [symbol("hosts") if hosts else UNKNOWN]
         else:
-            return first in (
-                "echo",
-                "printf",
-                "unset",
-                "cd",
-                "mkdir",
-                "module",
-                "ml",
-                "trap",
-                "test",
-                "[",
-                "[[",
-                "conda",
-            )
+            return first in _QUIET
         return True
 
     def _program(
@@ -234,16 +223,17 @@ class Walker:
     def _step(self, options: dict[str, str], command: Command, line: int) -> Step:
         job = self.job
         nodes, ntasks, per_node = (count(options.get(key)) for key in ("nodes", "ntasks", "ntasks-per-node"))
-        fan_out = "nodelist" in options or bool(command.loops) or (command.then == "&" and nodes == 1)
+        alone = nodes == 1 or ntasks == 1
+        fan_out = "nodelist" in options or (alone and (bool(command.loops) or command.then == "&"))
         if ntasks is None and per_node is None and "ntasks" not in options:
             per_node, ntasks = job.ntasks_per_node, job.ntasks if nodes in (None, job.nodes) else None
         if "nodes" in options:
             step_nodes = nodes
         else:
             step_nodes = job.nodes if ntasks is None or not job.nodes else min(job.nodes, ntasks)
-        resources = Resources(
-            step_nodes, ntasks, per_node, job.gpus_per_node, count(options.get("gpus-per-task")) or job.gpus_per_task
-        )
+        gpus = next((count(options[key]) for key in ("gpus-per-node", "gres") if key in options), job.gpus_per_node)
+        gpus_per_task = count(options.get("gpus-per-task")) or job.gpus_per_task
+        resources = Resources(step_nodes, ntasks, per_node, gpus, gpus_per_task)
         return Step(line, options, resources, fan_out, command.then == "&")
 
     def _launch(
@@ -252,6 +242,8 @@ class Walker:
         kind, arguments = _kind(name, rest)
         options, end, opaque = launcher_options(arguments) if kind != "python" else ({}, 0, False)
         step, remote, line = at
+        if (not arguments[end:] and not opaque) or arguments[:1] in (["-c"], ["-V"], ["--version"]):
+            return  # it trains nothing
         self.found.launches.append(
             Launch(
                 kind, line, options, opaque, arguments[end:], scope, step, remote,
@@ -277,12 +269,12 @@ def _double_quoted(text: str) -> str:
 def _interesting(words: Sequence[str], at: int) -> bool:
     name = words[at].rpartition("/")[2]
     following = words[at + 1] if at + 1 < len(words) else ""
-    if name == "accelerate":
-        return following == "launch"
+    if name in ("accelerate", "tune"):
+        return following == ("launch" if name == "accelerate" else "run")
     return (
         name in {"srun", "eval", "torchrun", "deepspeed", "accelerate-launch"} | _REMOTE
         or (name in _SHELLS and "." not in words[at])
-        or _PYTHON.match(words[at]) is not None
+        or PYTHON.match(words[at]) is not None
     )
 
 
@@ -290,6 +282,8 @@ def _kind(name: str, rest: list[str]) -> tuple[str, list[str]]:
     """(kind, arguments) of a launcher."""
     if name == "accelerate":
         return "accelerate", rest[1:]
+    if name == "tune":
+        return "torchrun", rest[1:]
     if name == "accelerate-launch":
         return "accelerate", rest
     if name in ("torchrun", "deepspeed"):

@@ -66,6 +66,8 @@ def parse(text: str, path: Path = Path("job.sbatch")) -> Script:
     if late and not directives:  # what they ask for shows what is meant
         directives, _ = read_directives([lines[0] if lines else "", *_only(lines)])
     options = {each.name: each.value for each in directives}
+    if re.search(r"^#SBATCH\s+(het|pack)job", text, re.MULTILINE):
+        options = {}  # several jobs in one, each with nodes of its own
     job = asked(options)
     batch = Scope(slurm_variables(options))
     walker = Walker(job)
@@ -92,4 +94,7 @@ def read(path: Path) -> Script:
         raise UserError("this is a binary file", where=str(path), todo=todo)
     if not content.strip():
         raise UserError("the file is empty", where=str(path), todo=todo)
-    return parse(content.decode("utf-8", errors="replace"), path)
+    try:
+        return parse(content.decode("utf-8", errors="replace"), path)
+    except RecursionError:
+        raise UserError("quotes or brackets are nested too deeply to read", where=str(path), todo=todo) from None

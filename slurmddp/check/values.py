@@ -13,6 +13,13 @@ from dataclasses import dataclass, field
 from slurmddp.check.shell import closing, quoted
 
 UNKNOWN = "\0?\0"
+_LONGEST = 20_000
+#: Beginnings of the names that Slurm sets: another SLURM_ name in a script is a mistake.
+_SLURM_NAMES = re.compile(
+    r"SLURM_(ARRAY_|CLUSTER|CONF|CPU|DIST|EXPORT_ENV|GPU|GTIDS|HET_|HINT|JOB|LAUNCH_|LOCALID|MEM|MPI|NET|NNODES|NODEID|"
+    r"NODELIST|NODE_ALIASES|NPROCS|NTASKS|OOM|OVERCOMMIT|PRIO|PROCID|PROFILE|PTY|RESTART|RESV|RLIMIT|SCRIPT|SHARDS|SRUN|"
+    r"STEP|SUBMIT|TASK|THREAD|TMPDIR|TOPOLOGY|TRES|UMASK|UNBUFFERED|WORKING|DEBUG|PMI|LOCAL)"
+)
 PER_TASK = {"SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", "SLURM_TASK_PID", "SLURM_GTIDS"}
 #: What the environment of a batch job or of a task holds under a name that no script assigns.
 _FIXED = {
@@ -32,6 +39,9 @@ _SYMBOL = re.compile("\0([^\0]*)\0")
 _PARAMETER = re.compile(r"\$(?:([A-Za-z_]\w*)|([0-9#?$!@*-]))")
 _BRACED = re.compile(r"([#!]?)([A-Za-z_]\w*|[0-9@*#?$!]+)(\[[^]]*\])?(.*)", re.DOTALL)
 _PORT_SEARCH = re.compile(r"\b(shuf|comm|ss|lsof|netstat|socket|freeport|free_port|date|uuidgen|openssl|mktemp)\b")
+_NODE_NAME = re.compile(r"(^|[|;&(\s])(/bin/)?hostname\b|\buname -n|\bip\s+(-\S+\s+)*(addr|a|route)\b|\bifconfig\b")
+_OWN_FOLDER = re.compile(r"(dirname|realpath|readlink)\s[^|]*(\$\{?0\b|\$\{?BASH_SOURCE)")
+_REWRITES = re.compile(r"sed|awk|\[|tr -d|python|perl|nodeset|hostlist|grep")
 _FIRST_LINE = re.compile(r"head\s+(-n\s*1|-1|--lines[= ]1)\b|sed\s+(-n\s+)?['\"]?(1p|1q|1!d)|NR\s*==\s*1|\bread\b")
 
 Value = str | list[str]
@@ -79,9 +89,9 @@ class Scope:
         if append and before is not None:
             value = [*_items(before), *_items(value)] if isinstance(before, list) else before + _text(value)
         elif unsure and before not in (None, value):
-            value = UNKNOWN + "".join(
-                symbol(each) for each in sorted(symbols(_text(before or "")) & symbols(_text(value)))
-            )
+            value = _unknown(_kept(_text(before or "")) & _kept(_text(value)))
+        if len("".join(_items(value))) > _LONGEST:  # a value that doubles itself in each line
+            value = UNKNOWN
         self.values[name] = value
 
     def inherited(self, name: str) -> Value | None:
@@ -108,7 +118,8 @@ class Scope:
             return self.slurm[name]
         if name in _FIXED:
             return symbol(_FIXED[name])
-        return symbol(f"?:{name}")
+        wrong = name.startswith("SLURM_") and not _SLURM_NAMES.match(name)
+        return symbol(f"{'nosuch' if wrong else '?'}:{name}")
 
     def holds(self, name: str) -> bool:
         """Tell whether this shell, or one above it, assigns the variable."""
@@ -231,7 +242,9 @@ def _braced(inner: str, scope: Scope) -> Value:
         return text
     if not rest or rest[:1] == "?" or rest[:2] == ":?":
         return text
-    return UNKNOWN + "".join(symbol(each) for each in sorted(symbols(text) - {"?"}))
+    if not scope.task and name in ("0", "BASH_SOURCE") and rest.startswith("%/"):
+        return symbol("spool")
+    return _unknown(_kept(text) - ({"nodelist"} if rest not in ("%%,*", "%,*") else set()))
 
 
 def _arithmetic(inner: str, scope: Scope) -> str:
@@ -250,7 +263,7 @@ def _arithmetic(inner: str, scope: Scope) -> str:
         return str(results[match[2]])
     if not seen and text.isdigit():
         return text
-    return UNKNOWN + "".join(symbol(name) for name in sorted(seen | ({"varies"} if "$(" in inner else set())))
+    return _unknown(_kept("".join(map(symbol, seen))) | ({"varies"} if "$(" in inner else set()))
 
 
 def _command_output(inner: str, scope: Scope) -> str:
@@ -259,16 +272,24 @@ def _command_output(inner: str, scope: Scope) -> str:
         if re.search(r"\bwc\b", inner):
             return scope.slurm.get("SLURM_NNODES", UNKNOWN)
         return symbol("head" if _FIRST_LINE.search(inner) else "hosts")
-    seen = symbols(expand(re.sub(r"['\"]", "", inner), scope) if "$(" not in inner else _nested(inner, scope))
+    if not scope.task and _OWN_FOLDER.search(inner):
+        return symbol("spool")
+    seen = _kept(expand(re.sub(r"['\"]", "", inner), scope))
+    if _REWRITES.search(inner):
+        seen.discard("nodelist")
     if _PORT_SEARCH.search(inner):
         seen.add("varies")
-    if re.search(r"(^|[|;&(\s])(/bin/)?hostname\b|\buname -n|\bip\s+(-\S+\s+)*(addr|a|route)\b|\bifconfig\b", inner):
-        if not seen & {"head", "host"}:
-            seen.add("own" if scope.task and "srun" not in inner else "head")
-        if re.search(r"hostname\s+(-i\b|-I\b|--ip-address|--all-ip)", inner):
-            seen.add("hostname-ip")
-    return UNKNOWN + "".join(symbol(each) for each in sorted(seen - {"?"}))
+    if _NODE_NAME.search(inner) and not seen & {"head", "host"}:
+        seen.add("own" if scope.task and "srun" not in inner else "head")
+    if re.search(r"hostname\s+(-i\b|-I\b|--ip-address|--all-ip)", inner):
+        seen.add("hostname-ip")
+    return _unknown(seen)
 
 
-def _nested(inner: str, scope: Scope) -> str:
-    return expand(inner.replace('"', ""), scope)
+def _kept(text: str) -> set[str]:
+    """Return the symbols that say something about a value made from this one."""
+    return {name for name in _SYMBOL.findall(text) if name[:1] != "?" and name != "maybe"}
+
+
+def _unknown(seen: set[str]) -> str:
+    return UNKNOWN + "".join(symbol(name) for name in sorted(seen))

@@ -35,7 +35,7 @@ def _step_words(script: Script) -> Iterator[str]:
 def spread(script: Script, launch: Launch) -> int | None:
     """Return on how many nodes the launcher starts; None, if it cannot be read."""
     if launch.step is None:
-        return None if launch.remote or launch.loops else 1
+        return None if launch.remote else 1
     return script.job.nodes if launch.step.fan_out else launch.step.resources.nodes
 
 

@@ -34,7 +34,7 @@ def one_node_only(script: Script) -> Iterator[Hit]:
         return
     for launch in launches(script, "torchrun", "accelerate", "deepspeed"):
         hostfile = launch.opaque or {"hostfile", "deepspeed-hostfile", "config-file"} & set(launch.options)
-        if launch.step is None and not launch.remote and not launch.loops:
+        if launch.step is None and not launch.remote:
             if launch.kind == "torchrun" or not hostfile:
                 yield Hit(launch.line, f"{NAMES[launch.kind]} starts on the first of {nodes} nodes only")
     code = "\n".join(" ".join(command.words) for command, _, _ in script.found.seen)
@@ -62,7 +62,14 @@ def one_node_only(script: Script) -> Iterator[Hit]:
 def launcher_per_task(script: Script) -> Iterator[Hit]:
     for launch in launches(script, *_AGENTS, "deepspeed"):
         per_node = tasks_per_node(launch) or 1
-        if launch.step is None or per_node < 2 or "no-ssh" in launch.options:
+        if launch.step is None or launch.step.fan_out or "no-ssh" in launch.options:
+            continue
+        tasks, told = launch.step.resources.tasks, nodes_option(launch) or "1"
+        if tasks_per_node(launch) is None and tasks and (most := number(told.rpartition(":")[2])) and tasks > most:
+            yield Hit(launch.line, f"srun starts {NAMES[launch.kind]} {tasks} times, for {most} node{'s' * (most > 1)}")
+        if _ignored(script, launch):
+            yield Hit(launch.line, f"srun starts {script.job.tasks} tasks: --ntasks of the job wins", "warning")
+        if per_node < 2:
             continue
         ranks = _ranks(launch)
         message = f"srun starts {NAMES[launch.kind]} {per_node} times per node"
@@ -70,6 +77,16 @@ def launcher_per_task(script: Script) -> Iterator[Hit]:
             yield Hit(launch.line, f"{message}, each with one rank: all of them have local rank 0", "warning")
         else:
             yield Hit(launch.line, message + (f", each with {ranks} ranks" if ranks else ""))
+
+
+def _ignored(script: Script, launch: Launch) -> bool:
+    """Tell whether srun ignores its --ntasks-per-node, since the job's number of tasks is in its environment."""
+    step, job = launch.step, script.job
+    if step is None or "ntasks-per-node" not in step.options or "ntasks" in step.options or not job.tasks:
+        return False
+    told = step.resources.ntasks_per_node
+    given = script.option("ntasks") is not None or script.option("ntasks-per-node") is not None
+    return bool(given and told and step.resources.nodes and told * step.resources.nodes < job.tasks)
 
 
 def _ranks(launch: Launch) -> int | None:
@@ -142,9 +159,13 @@ def standalone(script: Script) -> Iterator[Hit]:
 
 def _visible_gpus(script: Script, launch: Launch) -> int | None:
     """Return how many GPUs the launcher sees."""
-    if launch.step and launch.step.resources.gpus_per_task:
-        return launch.step.resources.gpus_per_task
-    return script.job.gpus_per_node
+    told = launch.env("CUDA_VISIBLE_DEVICES")
+    if told and re.fullmatch(r"\d+(,\d+)*", told):
+        return told.count(",") + 1
+    if launch.step is None:
+        return script.job.gpus_per_node
+    per_task = launch.step.resources.gpus_per_task
+    return per_task or launch.step.resources.gpus_per_node
 
 
 @rule(
@@ -159,7 +180,7 @@ def too_many_ranks(script: Script) -> Iterator[Hit]:
         ranks, gpus = _ranks(launch), _visible_gpus(script, launch)
         if ranks and gpus and ranks > gpus and "cpu" not in launch.options and (tasks_per_node(launch) or 1) == 1:
             yield Hit(
-                launch.line, f"{NAMES[launch.kind]} starts {ranks} ranks per node, and the job asks for {gpus} GPU(s)"
+                launch.line, f"{NAMES[launch.kind]} starts {ranks} ranks per node, and {gpus} GPU(s) are there for them"
             )
 
 
@@ -199,6 +220,8 @@ def empty_variable(script: Script) -> Iterator[Hit]:
                 yield Hit(launch.line, f"--{name}: {variable} is written as 4(x2), not as a number")
             elif variable := symbol_name(value, "unexported"):
                 yield Hit(launch.line, f"--{name}: {variable} is not exported, so it is empty in the task")
+            elif variable := symbol_name(value, "nosuch"):
+                yield Hit(launch.line, f"--{name}: Slurm has no variable {variable}")
             elif name == "nproc-per-node" and re.fullmatch(r"(gpu:)?[a-z]\w*:\d+", value):
                 yield Hit(launch.line, f"--{name} is {value!r}: the type of the GPU is part of the variable")
 

@@ -27,7 +27,11 @@ _HEAD = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1
 def address(launch: Launch) -> str | None:
     """Return the address at which the ranks meet; None, if the launch gives none."""
     if launch.kind == "python":
-        return launch.env("MASTER_ADDR")
+        given = re.search(
+            r"--?(?:dist|init|master)[-_]?(?:url|method|addr|address)[= ]['\"]?(?:tcp://)?([^ '\"]+)",
+            " ".join(launch.program),
+        )
+        return given[1] if given else launch.env("MASTER_ADDR")
     if launch.kind == "deepspeed":
         return launch.option("master-addr")
     if launch.kind == "accelerate":

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from slurmddp.check.directives import OPTIONS
 from slurmddp.check.finding import Hit, rule
+from slurmddp.check.launches import PYTHON as _PYTHON
 from slurmddp.check.launches import Launch
 from slurmddp.check.rules.common import launches, several_nodes
 from slurmddp.check.rules.sources import SBATCH, SLURM_22_05, SRUN
@@ -34,12 +35,20 @@ def sbatch_after_command(script: Script) -> Iterator[Hit]:
 @rule(
     "sbatch-option",
     "error",
-    reason="sbatch refuses the whole script if it does not know an option.",
+    reason="sbatch refuses the whole script if it cannot read an option.",
     source=SBATCH,
-    fix="Correct the name of the option.",
+    fix="Correct the line: #SBATCH --name=value.",
 )
 def sbatch_option(script: Script) -> Iterator[Hit]:
+    for line, text in enumerate(script.lines, 1):
+        first = text.split()[1:2] if text.startswith("#SBATCH ") and line not in script.late else []
+        if first and first[0][0] not in "-#" and first[0] not in ("hetjob", "packjob"):
+            yield Hit(line, f"{first[0][:40]} is no option: options start with -")
     for each in script.directives:
+        if each.value.startswith("=") or each.value == "=":
+            yield Hit(each.line, f"--{each.name}: remove the blanks around =")
+        if each.name == "time" and re.fullmatch(r"[\d.:]+ *[a-z]+", each.value, re.IGNORECASE):
+            yield Hit(each.line, f"--time={each.value}: sbatch reads minutes, HH:MM:SS or D-HH:MM:SS")
         close = difflib.get_close_matches(each.name, OPTIONS, 1, 0.8)
         plugin = each.name.startswith(("container-", "no-container-")) or any(o.startswith(each.name) for o in OPTIONS)
         if len(each.name) > 2 and each.name not in OPTIONS and close and not plugin:
@@ -164,14 +173,19 @@ def no_gpus(script: Script) -> Iterator[Hit]:
     fix='Use $SLURM_SUBMIT_DIR: cd "$SLURM_SUBMIT_DIR".',
 )
 def spool_path(script: Script) -> Iterator[Hit]:
-    used = re.compile(r"(dirname|realpath|readlink)[^)]*(\$\{?0|BASH_SOURCE)|\$\{(0|BASH_SOURCE\[0\])%")
     if "SLURM_SUBMIT_DIR" in script.text or "scontrol show job" in script.text or not script.directives:
         return
+    starts = {"cd", "source", ".", "srun", "bash", "sh", "pushd", "exec"}
     for command, words, scope in script.found.seen:
-        written = " ".join(command.words)
-        if not scope.task and used.search(written):
-            certain = words[0] in ("cd", "source", ".") and not command.branch
-            yield Hit(command.line, f"{written[:50]} leads to Slurm's spool folder", None if certain else "warning")
+        leads = any("spool" in symbols(word) for word in words) and words[0] not in ("echo", "printf", "export")
+        if leads and not scope.task:
+            certain = (words[0] in starts or _PYTHON.match(words[0])) and not command.branch
+            yield Hit(
+                command.line,
+                f"{' '.join(command.words)[:50]} leads to Slurm's spool folder",
+                None if certain else "warning",
+            )
+            return
 
 
 @rule(

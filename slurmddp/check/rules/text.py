@@ -59,7 +59,7 @@ def crlf(script: Script) -> Iterator[Hit]:
 )
 def invisible_character(script: Script) -> Iterator[Hit]:
     code = {line for command, _, _ in script.found.seen for line in command.lines}
-    directives = {each.line for each in script.directives}
+    directives = {at for at, text in enumerate(script.lines, 1) if re.match(r"#SBATCH\s", text)}
     for line, text in enumerate(script.lines, 1):
         comment = text.lstrip().startswith("#") and line not in directives
         read = re.sub(r"\s#.*", "", text) if not comment else text[:1] if line == 1 else ""
