@@ -38,7 +38,8 @@ def one_node_only(script: Script) -> Iterator[Hit]:
             if launch.kind == "torchrun" or not hostfile:
                 yield Hit(launch.line, f"{NAMES[launch.kind]} starts on the first of {nodes} nodes only")
     code = "\n".join(" ".join(command.words) for command, _, _ in script.found.seen)
-    if _SPREADS.search(code) or any(each.kind != "python" for each in script.found.launches):
+    calls_script = re.search(r"(^|\n)((ba|z)?sh |\./)[^\n]*\.(sh|bash)\b", code)  # which may use srun
+    if calls_script or _SPREADS.search(code) or any(each.kind != "python" for each in script.found.launches):
         return
     programs = [
         (command, words) for command, words, _ in script.found.seen

@@ -13,6 +13,7 @@ from slurmddp.check.script import Script
 from slurmddp.check.values import number, symbol_name
 
 _READS_SLURM = re.compile(r"lightning|\bpl_|idr_torch|litgpt", re.IGNORECASE)
+_USES_RANKS = re.compile(r"torch|MASTER_ADDR|lightning|ddp|nccl|train", re.IGNORECASE)
 _RANK_ARGUMENT = re.compile(
     r"--?(local[-_]?rank|rank|global[-_]?rank|node[-_]?rank|dist[-_]rank|gpu|device|world[-_]?rank)\b"
 )
@@ -87,8 +88,9 @@ def tasks_gpus(script: Script) -> Iterator[Hit]:
         per_node = _per_node(launch) if launch.step and not launch.step.fan_out else None
         if not gpus or not per_node:
             continue
-        if per_node > gpus:
-            yield Hit(launch.line, f"srun starts {per_node} tasks per node for {gpus} GPU(s)")
+        if per_node > gpus:  # tasks on CPUs may be meant
+            severity: Severity | None = None if per_node <= 8 or _USES_RANKS.search(script.text) else "warning"
+            yield Hit(launch.line, f"srun starts {per_node} tasks per node for {gpus} GPU(s)", severity)
         elif 1 < per_node < gpus:
             yield Hit(launch.line, f"srun starts {per_node} tasks per node for {gpus} GPUs", "warning")
 

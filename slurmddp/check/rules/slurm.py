@@ -201,7 +201,9 @@ def wait_missing(script: Script) -> Iterator[Hit]:
     if last is None or "srun" not in commands[last].words[:1]:
         return
     after = [word for command in commands[last + 1 :] for word in command.words]
-    if not {"wait", "srun", "sleep", "while"} & set(after) and not re.search(r"\bwait\b|\btail -f\b", " ".join(after)):
+    if not {"wait", "srun", "sleep", "tail", "kill"} & set(after) and not re.search(
+        r"\bwait\b|\btail -f\b", " ".join(after)
+    ):
         if not re.search(r"^\s*(wait\b|.*[;&]\s*wait\b)", script.text, re.MULTILINE):
             yield Hit(commands[last].line, "srun runs in the background, and no wait follows")
 

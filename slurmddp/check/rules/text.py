@@ -63,19 +63,17 @@ def invisible_character(script: Script) -> Iterator[Hit]:
     for line, text in enumerate(script.lines, 1):
         comment = text.lstrip().startswith("#") and line not in directives
         read = re.sub(r"\s#.*", "", text) if not comment else text[:1] if line == 1 else ""
+        bare = re.sub(r"\"[^\"]*\"|'[^']*'", "", read)
+        printed = read.lstrip().startswith(("echo", "printf"))
         for mark, name in _INVISIBLE.items():
             if mark in read:
-                yield Hit(
-                    line, f"{name} (U+{ord(mark):04X})", None if line in code | directives or line == 1 else "warning"
-                )
+                certain = (mark in bare and not printed and line in code) or line in directives or line == 1
+                yield Hit(line, f"{name} (U+{ord(mark):04X})", None if certain else "warning")
         for mark, meant in _TYPOGRAPHIC.items():
-            if mark in re.sub(r"\"[^\"]*\"|'[^']*'", "", read):
-                where = re.search(rf"(^|[\s=]){mark}", read) is not None
-                yield Hit(
-                    line,
-                    f"{mark} (U+{ord(mark):04X}) where {meant} is meant",
-                    None if where and line in code | directives else "warning",
-                )
+            if mark in bare and not printed:
+                certain = re.search(rf"[\s=]{mark}\S", bare) is not None and line in code | directives
+                message = f"{mark} (U+{ord(mark):04X}) where {meant} is meant"
+                yield Hit(line, message, None if certain else "warning")
 
 
 @rule(
@@ -112,7 +110,7 @@ def broken_continuation(script: Script) -> Iterator[Hit]:
 )
 def syntax(script: Script) -> Iterator[Hit]:
     bash = shutil.which("bash")
-    if bash is None or not script.is_shell or "\r" in script.text:
+    if bash is None or not script.is_shell or re.search(r"[kz]sh", script.lines[0]) or "\r" in script.text:
         return
     environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"}
     try:
