@@ -25,6 +25,7 @@ from slurmddp.images.process import StopSignals
 from slurmddp.images.provenance import lock_path, lock_text, sha256, writing
 from slurmddp.images.sif import is_sif
 from slurmddp.images.target import check_target
+from slurmddp.images.temporary import own_tmp
 
 Flavour = Literal["apptainer", "singularityce", "singularity"]
 Report = Callable[[str], None]
@@ -96,6 +97,7 @@ def build(
     options: tuple[str, ...],
     variables: Mapping[str, str],
     facts: Mapping[str, Any],
+    temporary: Path,
     items: Iterable[Item] = (),
     force: bool,
     report: Report,
@@ -103,6 +105,7 @@ def build(
     """Build the definition into `target`, an absolute path, with a .def, .build.log and .lock.json beside it.
 
     options, variables: further ones for the builder; facts: what the lock says besides what is known of the image.
+    temporary: a folder for what %post has as /tmp and /var/tmp.
     items: what the definition takes from a folder beside it.
 
     Every line that the builder says goes to `report` and into the log. An image that is there already stays
@@ -116,8 +119,8 @@ def build(
         draft, draft_definition, draft_lock = drafts / target.name, drafts / "definition", drafts / "lock"
         with writing(target):
             draft_definition.write_text(definition, encoding="utf-8")
-        command = build_command(builder, draft_definition, draft, options)
-        with gathered(items, drafts):
+        with gathered(items, drafts), own_tmp(builder.flavour, builder.version, temporary, report) as binds:
+            command = build_command(builder, draft_definition, draft, (*options, *binds))
             said = _run_build(command, variables, definition, BuildLog(log, drafts / "log"), stop, report)
         torch = _inspect(builder, draft, said, stop)
         stop.check()

@@ -249,7 +249,8 @@ def _build(
             built = build(
                 definition, target, builder,
                 options=(*way.options, *squash),
-                variables=variables, facts=facts, items=items, force=request.force, report=report,
+                variables=variables, facts=facts, temporary=area.temporary, items=items,
+                force=request.force, report=report,
             )  # fmt: skip
     return built, definition
 

@@ -423,6 +423,34 @@ def test_files_are_in_the_image_as_docker_has_them(alice: Alice) -> None:
     assert (files / "dir/ro").stat().st_mode & 0o777 == 0o555 and (files / "f").read_text() == "a\n"
 
 
+def test_a_build_that_empties_tmp_touches_nothing_on_the_host(alice: Alice) -> None:
+    cluster = alice.cluster
+    empty = "rm -rf /tmp/* /var/tmp/*"
+    text = f"""
+FROM {BASE} AS made
+RUN {empty} && chmod 1777 /tmp && useradd -u 1234 me && echo of-one > /var/tmp/x
+USER me
+RUN mkdir /tmp/hers && echo hers > /tmp/hers/x && chmod 700 /tmp/hers
+USER root
+RUN mkdir /out && cp -a /var/tmp/x /tmp/hers /out
+FROM {BASE}
+RUN ls -A /tmp /var/tmp > /seen && {empty}
+COPY --from=made /out /tmp
+RUN cat /tmp/x /tmp/hers/x >> /seen && useradd -u 1234 me \\
+    && mkdir -m 700 /tmp/.kept && touch /tmp/.kept/x && chown -R me /tmp/.kept
+"""
+    for name, content in (("tmp/Dockerfile", text), ("tmpbad/Dockerfile", f"FROM {BASE}\nRUN {empty}; false\n")):
+        cluster.write(f"{HOME}/{name}", content)
+    cluster.run("login", ["touch", "/tmp/of-alice", "/var/tmp/of-alice"])
+    before = cluster.run("login", ["ls", "-A", "/tmp", "/var/tmp"]).stdout
+    build(alice, "tmp.sif", "--dockerfile", "tmp/Dockerfile", "--force")
+    seen = cluster.run("login", ["apptainer", "exec", f"{HOME}/tmp.sif", "cat", "/seen"]).stdout
+    assert seen == "/tmp:\n\n/var/tmp:\nof-one\nhers\n"
+    failed = build(alice, "tmpbad.sif", "--dockerfile", "tmpbad/Dockerfile", check=False)
+    assert failed.returncode == 1, failed.stderr
+    assert "of-alice" in before and cluster.run("login", ["ls", "-A", "/tmp", "/var/tmp"]).stdout == before
+
+
 def test_the_examples_build_and_run(alice: Alice) -> None:
     """From stand-ins for python:3.12-slim and NVIDIA's image, in a registry that mirrors theirs."""
     example(alice, "wheel")

@@ -23,6 +23,7 @@ FILES = "slurmddp-files"
 
 _OWNER = re.compile(r"(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]*)?(:(?P<group>[A-Za-z0-9_][A-Za-z0-9_.-]*))?")
 _MODE = re.compile(r"[0-7]{3,4}|[ugoa]*[-+=][rwxXst]*(,[ugoa]*[-+=][rwxXst]*)*")
+_TEMPORARY = re.compile(r"/(var/)?tmp(/|$)")
 _FROM_STAGE = re.compile(r"/[\w@%+=:,./*?\[\]-]+")
 
 
@@ -164,6 +165,11 @@ def from_stage(copy: Copy, number: int) -> Staged:
             raise copy.instruction.error(
                 f"{origin!r} of another stage cannot be copied by Apptainer",
                 "name folders one by one, without spaces, quotes and such characters",
+            )
+        if _TEMPORARY.match(source):
+            raise copy.instruction.error(
+                f"{origin!r}: what a build has in /tmp and /var/tmp is in no image, so it cannot be copied",
+                "in that stage, put it into another folder (RUN cp -a ... /out/), and copy it from that one",
             )
         files.append((source, f"{STAGING}/{count}/"))
         places.append(f"{STAGING}/{count}/{'*' if MAGIC.search(source) else posixpath.basename(source)}".rstrip("/"))

@@ -1,0 +1,66 @@
+"""A /tmp and a /var/tmp of the build's own: without them %post has those of the machine, other people's files and all.
+
+`RUN rm -rf /tmp/*` would delete the user's files on the login node, and the root file system of the build itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from slurmddp.errors import UserError
+
+#: Where in %post: the folder's name, by which the definition knows in /proc/self/mountinfo that /tmp is its own.
+_FOLDERS = {"/tmp": "slurmddp-tmp", "/var/tmp": "slurmddp-var-tmp"}
+#: `build --bind` came with Singularity 3.8; every Apptainer has it.
+_FIRST = (3, 8)
+
+
+@contextlib.contextmanager
+def own_tmp(flavour: str, version: str, area: Path, report: Callable[[str], None]) -> Iterator[tuple[str, ...]]:
+    """The builder's options for a fresh /tmp and /var/tmp; the folders, which lie in `area`, are gone afterwards.
+
+    Raises UserError where they cannot be made. Only this user reaches them, and in %post every user of the build.
+    """
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if flavour != "apptainer" and numbers and (int(numbers[1]), int(numbers[2])) < _FIRST:
+        report(
+            f"note: singularity {version} cannot give a build its own /tmp (3.8 can): what %post deletes or writes"
+            " in /tmp and /var/tmp, it does to this machine's"
+        )
+        yield ()
+        return
+    # A colon or a comma would end the path in --bind
+    place = os.path.abspath(area) if area.is_dir() and not re.search(r"[:,\\]", os.path.abspath(area)) else "/tmp"
+    try:
+        own = Path(tempfile.mkdtemp(prefix="slurmddp-", dir=place))
+    except OSError as error:
+        todo = "APPTAINER_TMPDIR names another place"
+        raise UserError(f"no folder can be made in {place}: {error.strerror}", todo=todo) from None
+    try:
+        options: tuple[str, ...] = ()
+        for inside, name in _FOLDERS.items():
+            (own / name).mkdir()
+            (own / name).chmod(0o1777)
+            options += ("--bind", f"{own / name}:{inside}")
+        yield options
+    finally:
+        _remove(own, report)
+
+
+def _remove(folder: Path, report: Callable[[str], None]) -> None:
+    """Remove it with what other users of the build left there, which takes the build's own kind of root."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for ids in (["--map-auto"], []):
+        if folder.exists():
+            command = ["unshare", "--user", "--map-root-user", *ids, "rm", "-rf", str(folder)]
+            with contextlib.suppress(OSError):
+                subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if folder.exists():
+        report(f"note: {folder} could not be removed: it has files of other users of the build")
