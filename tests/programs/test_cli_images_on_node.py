@@ -66,7 +66,7 @@ case $1 in
     printf '%s\\n' "$*" > "$HOME/built"
     image=${@: -2:1}
     echo "on $SLURMD_NODENAME"
-    source "$HOME/build" ;;
+    cd "$HOME/../project" && source "$HOME/build" ;;
 esac
 """
 
