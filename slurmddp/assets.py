@@ -15,7 +15,7 @@ def asset_folder(name: str) -> Path:
     for folder in (_PACKAGE / "_assets" / name, _PACKAGE.parent / name):
         if folder.is_dir():
             return folder
-    raise FileNotFoundError(f"the installation lacks its folder {name!r}: install slurmddp again")
+    raise FileNotFoundError(f"the installation has no folder {name!r}: install slurmddp again")
 
 
 def package_folder() -> Path:

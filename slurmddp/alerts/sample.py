@@ -19,10 +19,8 @@ from slurmddp.spec.alerts import KINDS
 
 #: Seconds for one kind of message, to all targets: as for the last one of a job.
 _BUDGET = 20
-_CAUSE = "a test by `slurmddp alert test`: nothing has happened (rank 0 on node1)"
-_LOG = (
-    "This is a test of the alerts of slurmddp.\nHere stand the last lines of the log: <b> & @everyone `code` *stars*\n"
-)
+_CAUSE = "a test by `slurmddp alert test`: nothing happened (rank 0 on node1)"
+_LOG = "This is a test of the alerts of slurmddp.\nThe last lines of the log go here: <b> & @everyone `code` *stars*\n"
 
 
 #: What alert.sh says on stderr of a message that it could not send: target and reason.
@@ -52,10 +50,10 @@ def send_samples(plan: Plan, environment: MutableMapping[str, str]) -> Results:
         raise UserError(
             "the job has no alert targets",
             where="alerts",
-            todo="add `alerts: [{to: slack}]` to the job file; mail is sent by Slurm, and cannot be tested so",
+            todo="add `alerts: [{to: slack}]` to the job file (Slurm sends mail, so this command cannot test it)",
         )
     if shutil.which("curl", path=environment.get("PATH")) is None:
-        raise UserError("curl is not on this machine, which sends the alerts", todo="try on a login node")
+        raise UserError("curl is not installed on this machine, and alerts need it", todo="try a login node")
     addresses = secrets.take(plan.alerts.targets, environment)
     # From here, whatever the nodes may do: the login node is where messages leave that they cannot send.
     alerts = plan.alerts._replace(leave="node") if plan.alerts.leave == "login" else plan.alerts
@@ -116,7 +114,7 @@ def _rows(alerts: AlertsPlan, kind: str, found: dict[str, _Answer]) -> list[tupl
     for target in alerts.targets:
         head = f"{kind:<10} {target.name:<16}"
         if kind not in target.on:
-            rows.append((f"{head} not asked for (on)", True))
+            rows.append((f"{head} skipped (not in `on`)", True))
             continue
         answer = found.get(target.name, _Answer())
         if not answer.tries:

@@ -64,7 +64,7 @@ def take(
                 raise UserError(
                     f"the address of alert target {target.name} is not set",
                     where=where,
-                    todo=f"export {target.url_env}=ADDRESS, or name a file by url_file",
+                    todo=f"export {target.url_env}=ADDRESS, or set url_file",
                 )
         else:
             path = Path(target.url_file) if target.url_file else default_file(target, environment)
@@ -86,7 +86,7 @@ def take_variables(names: Sequence[str], environment: MutableMapping[str, str]) 
         raise UserError(
             f"not set in this shell: {', '.join(missing)}",
             where="environment_from",
-            todo=f"export {missing[0]}=... and submit again, or leave it out of environment_from",
+            todo=f"export {missing[0]}=... and submit again, or remove it from environment_from",
         )
     return {name: environment.pop(name) for name in names}
 
@@ -116,9 +116,9 @@ def keep(
     except OSError as error:
         forget(folder.id, environment)
         raise UserError(
-            f"the secrets of the run cannot be kept: {error.strerror}",
+            f"cannot store the run's secrets: {error.strerror}",
             where=str(error.filename or place),
-            todo="make room in your home folder, or leave `alerts` and `environment_from` out",
+            todo="free some space in your home folder, or remove `alerts` and `environment_from`",
         ) from error
 
 
@@ -183,15 +183,16 @@ def _read(path: Path, target: AlertTarget, project: str | None) -> str:
         status = path.stat()
         if stat.S_IMODE(status.st_mode) & 0o077:
             raise UserError(
-                f"others may read the address of alert target {target.name} (mode {stat.S_IMODE(status.st_mode):04o})",
+                f"other users can read the address of alert target {target.name} (mode "
+                f"{stat.S_IMODE(status.st_mode):04o})",
                 where=str(path),
                 todo=f"chmod 600 {path}",
             )
         if project is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(project)):
             raise UserError(
-                f"the address of alert target {target.name} lies in the project, which is copied into the run folder",
+                f"the address of alert target {target.name} is in the project, which is copied to the run folder",
                 where=str(path),
-                todo=f"move it to ~/.config/slurmddp/alerts/{target.name} and leave url_file out",
+                todo=f"move it to ~/.config/slurmddp/alerts/{target.name} and remove url_file",
             )
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -200,7 +201,7 @@ def _read(path: Path, target: AlertTarget, project: str | None) -> str:
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror}", where=str(path), todo=todo) from None
     except UnicodeDecodeError:
-        raise UserError("is no text: an address is expected in its first line", where=str(path)) from None
+        raise UserError("is not text: its first line must be an address", where=str(path)) from None
     return next((line for line in lines if line.strip() and not line.startswith("#")), "")
 
 
@@ -215,15 +216,15 @@ def _checked(text: str, target: AlertTarget, where: str) -> str:
     text = text.strip()
     if not _is_address(text):
         raise UserError(
-            f"the address of alert target {target.name} is no address such as https://HOST/PATH",
+            f"the address of alert target {target.name} is not of the form https://HOST/PATH",
             where=where,
-            todo=f"copy it anew: one line, plain characters, {_LONGEST} at most",
+            todo=f"copy it again: one line, plain characters, at most {_LONGEST}",
         )
     if not may_be_sent_to(text, insecure=target.insecure):
         raise UserError(
-            f"the address of alert target {target.name} is http://, so that anybody on the way could read the messages",
+            f"the address of alert target {target.name} is http://, so others on the network could read the messages",
             where=where,
-            todo="take the https address; or, in a network that you trust, say `insecure: true` for this target",
+            todo="use the https address; or, in a network that you trust, set `insecure: true` for this target",
         )
     return text
 

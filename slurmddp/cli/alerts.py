@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def register(app: App) -> None:
     """Put the group's commands on the app."""
     group = App(help="Test whether alerts arrive")
-    group.add(None, alert_test, name="test")
+    group.add(None, alert_test, name="test", example="slurmddp alert test job.yaml")
     group.callback()(_group)
     app.add_typer(group, name="alert", rich_help_panel="Sites and alerts")
-    app.add("Sites and alerts", watch_alerts, name="watch-alerts")
+    app.add("Sites and alerts", watch_alerts, name="watch-alerts", example="slurmddp watch-alerts last")
 
 
 def _group() -> None:
@@ -40,11 +40,13 @@ def alert_test(asked: opt.Asked) -> None:
 def watch_alerts(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RUN", help="Runs, named as for status. Default: all.", autocompletion=opt.run_names),
+        typer.Argument(
+            metavar="RUN", help="Runs to watch, as for status  [default: all]", autocompletion=opt.run_names
+        ),
     ] = None,
-    every: Annotated[int, typer.Option(min=1, metavar="SECONDS", help="Seconds between two looks")] = 20,
+    every: Annotated[int, typer.Option(min=1, metavar="SECONDS", help="Interval between checks")] = 20,
     once: Annotated[
-        bool, typer.Option("--once", help="Look once, send, then exit. Exit code 1: something was not sent.")
+        bool, typer.Option("--once", help="Check once, then exit (exit code 1: some alerts were not sent)")
     ] = False,
 ) -> None:
     """Send the alerts of runs whose nodes have no internet, until Ctrl-C."""
@@ -57,27 +59,29 @@ def watch_alerts(
     named = [find_run(run, os.environ) for run in runs or ()]
     if not once:
         which = ", ".join(folder.id for folder in named) or "all known runs"
-        opt.say(f"looking after {which} every {every} s, until Ctrl-C")
+        opt.say(f"checking {which} every {every} s; Ctrl-C stops")
     told = ""
     while True:
         entries = [] if named else index.entries() or index.rebuild(known_roots(os.environ))
         done = deliver_all(named or [entry.folder for entry in entries], seconds=60)
         if done.sent:
-            typer.echo(f"{done.sent} sent")
+            typer.echo(f"alerts sent: {done.sent}")
         if done.left and done.why != told:
-            opt.say(f"{done.left} waiting: {done.why}" if done.why else f"{done.left} waiting")
+            opt.say(
+                f"alerts not sent yet: {done.left} ({done.why})" if done.why else f"alerts not sent yet: {done.left}"
+            )
         told = done.why
         if once and not (done.sent or done.left):
-            opt.say("nothing waits")
+            opt.say("no alerts to send")
         if once:
             raise typer.Exit(1 if done.left else 0)
         time.sleep(every)
 
 
 def send_waiting(folders: "Iterable[RunFolder]") -> None:
-    """What other commands do on their way: send what waits, in two seconds at most, and mention it."""
+    """Send delayed alerts, in two seconds at most, and say so: other commands do this on their way."""
     from slurmddp.alerts.spool import deliver_all
 
     done = deliver_all(folders)
     if done.sent:
-        opt.say(f"note: {done.sent} waiting alert{'s' if done.sent > 1 else ''} sent")
+        opt.say(f"note: sent {done.sent} delayed alert{'s' if done.sent > 1 else ''}")

@@ -10,21 +10,21 @@ from slurmddp.cli import options as opt
 from slurmddp.cli.follow import Json, Run
 from slurmddp.cli.help import App
 
-Step = Annotated[int | None, typer.Option(min=0, metavar="N", help="Only the checkpoint of this step")]
+Step = Annotated[int | None, typer.Option(min=0, metavar="N", help="Verify only the checkpoint of this step")]
 
 
 def register(app: App) -> None:
     """Put the group's commands on the app."""
     group = App(help="List, verify, prune and export the checkpoints of a run")
-    group.add(None, list_checkpoints, name="list")
-    group.add(None, verify)
+    group.add(None, list_checkpoints, name="list", example="slurmddp checkpoint list last")
+    group.add(None, verify, example="slurmddp checkpoint verify last")
     group.add(None, prune, example="slurmddp checkpoint prune last --keep 3 --dry-run")
     group.add(None, export, example="slurmddp checkpoint export last -o model.safetensors")
     app.add_typer(group, name="checkpoint", rich_help_panel="Runs")
 
 
 def list_checkpoints(run: Run, as_json: Json = False) -> None:
-    """List the checkpoints of a run and of the runs it continues, and the one to resume from."""
+    """List the checkpoints of a run and of the runs it resumed from, and mark the one to resume from."""
     from slurmddp.launch.find import find_run
     from slurmddp.report.checkpoints import as_dict, table
     from slurmddp.runs.checkpoints import leftovers, survey
@@ -38,7 +38,7 @@ def list_checkpoints(run: Run, as_json: Json = False) -> None:
 
 
 def verify(run: Run, step: Step = None, as_json: Json = False) -> None:
-    """Compare every file of a run's checkpoints with its hash. Exit code: 0 all good, 1 some damaged."""
+    """Check every file of a run's checkpoints against its hash. Exit code: 0 all good, 1 some damaged."""
     from slurmddp.launch.find import find_run
     from slurmddp.report.checkpoints import as_dict, verdict, verified
 
@@ -54,12 +54,12 @@ def verify(run: Run, step: Step = None, as_json: Json = False) -> None:
 
 def prune(
     run: Run,
-    keep: Annotated[int, typer.Option(min=1, metavar="N", help="Keep the N newest good ones")],
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="Keep the N newest good checkpoints")],
     keep_every: Annotated[
-        int | None, typer.Option(min=1, metavar="M", help="Also keep those whose step is a multiple of M")
+        int | None, typer.Option(min=1, metavar="M", help="Also keep checkpoints whose step is a multiple of M")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also prune while the run is going")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Prune even while the run is pending or running")] = False,
     as_json: Json = False,
 ) -> None:
     """Remove old, unfinished and damaged checkpoints of a run, but never the newest good one."""
@@ -84,27 +84,29 @@ def prune(
 
 def export(
     run: Run,
-    step: Step = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Step of the checkpoint  [default: the newest good one]")
+    ] = None,
     format_: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="pt|safetensors", help="File format. Default: that of FILE's suffix, else pt."
+            "--format", metavar="pt|safetensors", help="File format  [default: from the suffix of FILE, else pt]"
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="File to write. Default: model.pt or model.safetensors."),
+        typer.Option("-o", "--output", metavar="FILE", help="File to write  [default: model.pt or model.safetensors]"),
     ] = None,
     what: Annotated[
         str,
-        typer.Option(metavar="model|all", help="The weights, or all tensors under their names in the checkpoint"),
+        typer.Option(metavar="model|all", help="Export the model's weights, or all tensors of the checkpoint"),
     ] = "model",
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists")] = False,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Execute the image, setup lines and code of another user's run")
+        bool, typer.Option("--trust", help="Run another user's image, setup lines and code with your account")
     ] = False,
 ) -> None:
-    """Write the weights of a checkpoint to one file, with the PyTorch of the run's image or environment."""
+    """Export the weights of a checkpoint to one file, with the PyTorch of the run's image or environment."""
     from slurmddp.launch.export import Wanted
     from slurmddp.launch.export import export as export_now
     from slurmddp.launch.find import find_run

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 Run = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="Run id or its first characters, job id, run folder, or last", autocompletion=opt.run_names
+        metavar="RUN",
+        help="Run id (or its first characters), job id, run folder, or last",
+        autocompletion=opt.run_names,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout")]
@@ -25,11 +27,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout")]
 
 def register(app: App) -> None:
     """Put the group's commands on the app."""
-    app.add("Runs", runs)
+    app.add("Runs", runs, example="slurmddp runs -n 5")
     app.add("Runs", status, example="slurmddp status last")
     app.add("Runs", logs, example="slurmddp logs last -f")
     app.add("Runs", cancel, example="slurmddp cancel last --wait")
-    app.add("Runs", goodput)
+    app.add("Runs", goodput, example="slurmddp goodput last")
 
 
 def _ask(folder: "RunFolder") -> "RunStatus":
@@ -43,10 +45,10 @@ def _ask(folder: "RunFolder") -> "RunStatus":
 
 
 def runs(
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, metavar="N", help="Show the N newest")] = 20,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, metavar="N", help="Show the N newest runs")] = 20,
     as_json: Json = False,
 ) -> None:
-    """List runs, the newest last."""
+    """List your runs, newest last."""
     from slurmddp.launch.find import known_roots
     from slurmddp.launch.requeue_hold import release_hold
     from slurmddp.report.status import list_runs, runs_table
@@ -96,11 +98,11 @@ def goodput(run: Run, as_json: Json = False) -> None:
 
 def logs(
     run: Run,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the logs until the run ends")] = False,
-    node: Annotated[str | None, typer.Option(metavar="NAME", help="Show this node only")] = None,
-    attempt: Annotated[int | None, typer.Option(min=0, metavar="N", help="Show this attempt only")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the logs until the run is over")] = False,
+    node: Annotated[str | None, typer.Option(metavar="NAME", help="Show only this node")] = None,
+    attempt: Annotated[int | None, typer.Option(min=0, metavar="N", help="Show only this attempt")] = None,
 ) -> None:
-    """Show the logs of a run: of its batch script, then of each node."""
+    """Show the logs of a run: job.sh first, then each node."""
     from slurmddp.launch.find import find_run
     from slurmddp.report.status import follow_logs
 
@@ -112,10 +114,10 @@ def logs(
 
 def cancel(
     run: Run,
-    now: Annotated[bool, typer.Option("--now", help="End the run at once, without saving")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the run has ended")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Cancel at once, without saving a checkpoint")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has exited")] = False,
 ) -> None:
-    """End a run for good. A running one saves a checkpoint first; a pending one leaves the queue."""
+    """Cancel a run for good. A running job saves a checkpoint first."""
     from slurmddp.launch.cancel import cancel_run, wait_until_over
     from slurmddp.launch.find import find_run
 
@@ -123,4 +125,4 @@ def cancel(
     typer.echo(cancel_run(folder, now=now))
     if wait:
         state = wait_until_over(lambda: _ask(folder).state)
-        typer.echo(f"{state.state} ({state.detail})" if state.detail else state.state)
+        typer.echo(state.line)

@@ -66,7 +66,7 @@ def _parameters(command: Any, ctx: Any) -> Iterable[Row]:
 
 
 def _write(rows: Iterable[Row], formatter: Any) -> None:
-    """Each group under its heading, in the order in which the headings appear first."""
+    """Write each group under its heading, in the order in which the headings appear first."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for heading, name, text in rows:
         groups.setdefault(heading, []).append((name, text))

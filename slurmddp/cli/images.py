@@ -22,7 +22,7 @@ def register(app: App) -> None:
 
 def build_image(
     target: Annotated[
-        Path | None, typer.Argument(metavar="IMAGE.sif", help="Image to make. Default: images/NAME-HASH.sif.")
+        Path | None, typer.Argument(metavar="IMAGE.sif", help="Image to build  [default: images/NAME-HASH.sif]")
     ] = None,
     recipe: Annotated[
         str | None,
@@ -43,7 +43,7 @@ def build_image(
     dockerfile: Annotated[Path | None, typer.Option(metavar="FILE", help="Convert a Dockerfile")] = None,
     context: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Build context of the Dockerfile. Default: the Dockerfile's own folder."),
+        typer.Option(metavar="DIR", help="Build context  [default: the folder of the Dockerfile]"),
     ] = None,
     build_arg: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Set an ARG of the Dockerfile; may be repeated")
@@ -56,20 +56,22 @@ def build_image(
         ),
     ] = None,
     stage: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Stage of the Dockerfile to build. Default: the last.")
+        str | None, typer.Option(metavar="NAME", help="Dockerfile stage to build  [default: the last]")
     ] = None,
     allow_files: Annotated[
-        bool, typer.Option("--allow-files", help="Let a recipe copy files from outside of its own folder")
+        bool, typer.Option("--allow-files", help="Allow a recipe to copy files from outside its folder")
     ] = False,
     site: opt.Site = None,
     update: Annotated[
         bool, typer.Option("--update", help="Check whether the base tag now points to a new digest")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Build again, and replace an image that is there")] = False,
-    on_node: Annotated[bool, typer.Option("--on-node", help="Build in a batch job, and follow its log")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Build even if no input has changed, and replace the image")
+    ] = False,
+    on_node: Annotated[bool, typer.Option("--on-node", help="Build in a batch job and follow its log")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the definition file; build nothing")] = False,
 ) -> None:
-    """Build an image with Apptainer or Singularity, unless nothing has changed since the last build."""
+    """Build an image with Apptainer or Singularity. Skip the build if no input has changed."""
     import os
 
     from slurmddp.images.make import Request, preview
@@ -113,22 +115,22 @@ def build_image(
 
 def _tell_built(image: Path, up_to_date: bool) -> None:
     if up_to_date:
-        opt.say("nothing to do: it was made from just these inputs; --force builds it again")
+        opt.say("up to date: no input has changed since the last build (--force builds again)")
     typer.echo(image)
 
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the images")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with the images")]
 
 
 def inspect(
     image: Annotated[Path, typer.Argument(metavar="IMAGE.sif", help="Image to inspect")],
     driver: Annotated[
-        str | None, typer.Option(metavar="VERSION", help="Check whether it runs with this NVIDIA driver")
+        str | None, typer.Option(metavar="VERSION", help="Check whether the image runs with this NVIDIA driver")
     ] = None,
     gpu: Annotated[str | None, typer.Option(metavar="TYPE", help="GPU type for that check, such as h100")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what an image was made from and what is in it, as its lock file says."""
+    """Show what an image was built from and what it contains, as recorded in its lock file."""
     from slurmddp.images.inventory import shelved
     from slurmddp.report.images import as_dict, details
 
@@ -137,7 +139,7 @@ def inspect(
 
 
 def list_images(folder: Folder = Path("images"), as_json: Json = False) -> None:
-    """List the images of a folder, newest first, and whether each matches its lock file."""
+    """List the images in a folder, newest first, and check each against its lock file."""
     from slurmddp.images.inventory import on_shelf
     from slurmddp.report.images import as_dict, table
 
@@ -147,10 +149,10 @@ def list_images(folder: Folder = Path("images"), as_json: Json = False) -> None:
 
 def gc(
     folder: Folder = Path("images"),
-    keep: Annotated[int, typer.Option(min=0, metavar="N", help="Keep the N newest of each recipe")] = 1,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove them. Without it they are only listed.")] = False,
+    keep: Annotated[int, typer.Option(min=0, metavar="N", help="Keep the N newest images of each recipe")] = 1,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove the images; without --yes, only list them")] = False,
 ) -> None:
-    """Remove images that newer ones replace and no run of yours uses, and leftovers of killed builds."""
+    """Remove old images that none of your runs uses, and leftovers of killed builds."""
     from slurmddp.images.inventory import removable, remove
     from slurmddp.launch.image import used_images
     from slurmddp.report.images import removal

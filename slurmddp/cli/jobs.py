@@ -30,7 +30,7 @@ def submit(
     resume: opt.Resume = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check the job, print a summary and its scripts; write and submit nothing"),
+        typer.Option("--dry-run", help="Check the job and print its summary and scripts; write and submit nothing"),
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="With --dry-run: also print all shell functions")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout")] = False,
@@ -40,7 +40,7 @@ def submit(
     from slurmddp.errors import UserError
 
     if full and not dry_run:
-        raise UserError("--full is an option of the dry run", todo="add --dry-run, or leave --full out")
+        raise UserError("--full needs --dry-run", todo="add --dry-run, or remove --full")
     if dry_run and not explain:
         _dry_run(asked, resume, as_json=as_json, full=full)
         return
@@ -63,7 +63,7 @@ def submit(
     typer.echo(f"run     {handed.run_id}")
     typer.echo(f"job     {handed.job_id}")
     typer.echo(f"log     {handed.log}")
-    opt.say(f"follow it with: slurmddp logs {handed.run_id} -f")
+    opt.say(f"to follow: slurmddp logs {handed.run_id} -f")
 
 
 def _dry_run(asked: opt.Asked, resume: str | None, *, as_json: bool, full: bool) -> None:
@@ -138,13 +138,13 @@ def plan(
         bool,
         typer.Option("--per-node", help="Print each node's torchrun command, for clusters without Slurm"),
     ] = False,
-    head: Annotated[str, typer.Option(metavar="HOST", help="Address of the first node, for --per-node")] = "HEAD",
+    head: Annotated[str, typer.Option(metavar="HOST", help="Host name of the first node, for --per-node")] = "HEAD",
     port: Annotated[
         int, typer.Option(metavar="PORT", help="Rendezvous port, for --per-node", min=1024, max=65535)
     ] = 29400,
     explain: opt.Explain = None,
 ) -> None:
-    """Show what a job would do: ranks, global batch, behaviour on faults, GPU-hours."""
+    """Show what a job would do: ranks, global batch, recovery from faults, GPU-hours."""
     prepared = asked.prepare(strict=False, resume=resume)
     if explain:
         opt.show_explanation(prepared, explain)
@@ -158,10 +158,10 @@ def plan(
     from slurmddp.report.plan import plan_report
 
     for problem in absent_inputs(prepared):
-        opt.say(f"warning: on this machine {problem.what}")
+        opt.say(f"warning: {problem.what} on this machine")
     verdict = driver_verdict(prepared)
     if verdict is not None:
-        opt.say(f"{'warning' if verdict.kind == 'impossible' else 'note'}: the image's CUDA: {verdict.why}")
+        opt.say(f"{'warning' if verdict.kind == 'impossible' else 'note'}: CUDA: {verdict.why}")
     typer.echo(plan_report(prepared.plan, prepared.resolved))
 
 
@@ -172,7 +172,7 @@ def render(
         "rendered"
     ),
 ) -> None:
-    """Write the files of a job to a folder, to review or run: scripts, shell functions, code, resolved job."""
+    """Write a job's scripts, code and resolved job file to a folder, to review or to run by hand."""
     prepared = asked.prepare(strict=False)
     opt.show_notes(prepared)
     from slurmddp.launch.write import write_rendered
@@ -189,14 +189,14 @@ def init(
     task: Annotated[str | None, typer.Option(metavar="lm|images", help="Train a bundled task")] = None,
     script: Annotated[str | None, typer.Option(metavar="FILE", help="Train your own script")] = None,
 ) -> None:
-    """Write a commented job file for this cluster, or for this machine where there is no Slurm."""
+    """Write a commented job file for this cluster or, without Slurm, for this machine."""
     from slurmddp.launch.init import write_job_file
 
     made = write_job_file(path, site, task, script)
     typer.echo(path)
     opt.say(f"site    {made.site} ({made.why})")
     if made.guessed:
-        opt.say("to choose another site: `slurmddp sites` lists them, `slurmddp init --site NAME` takes one")
+        opt.say("`slurmddp sites` lists all sites; `slurmddp init --site NAME` selects another one")
     opt.say(f"next    slurmddp plan {path}")
 
 

@@ -48,17 +48,17 @@ _SHARED: dict[str, Any] = {
     "job": Annotated[
         str | None, typer.Argument(metavar="JOB.yaml|SCRIPT.py", help="Job file, or your training script")
     ],
-    "args": Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments for the script, after --")],
+    "args": Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments for your script, after --")],
     "site": _setting("SITE", "Site profile: a name, or a YAML file", autocompletion=site_names),
-    "name": _setting("NAME", "Name of the job"),
+    "name": _setting("NAME", "Job name"),
     "nodes": _setting("N", "Nodes: 4, 2-4 (a range), 4+1 (one spare)"),
     "gpus": _setting("N", "GPUs per node"),
     "time": _setting("TIME", "Time limit: 30m, 1h30m, 24:00:00"),
-    "partition": _setting("NAME", "Partition"),
-    "account": _setting("NAME", "Account to charge"),
+    "partition": _setting("NAME", "Slurm partition"),
+    "account": _setting("NAME", "Slurm account to charge"),
     "image": _setting("FILE", "Container image"),
     "set_": _setting("KEY=VALUE", "Set any key of the job file; may be repeated", "--set", kind=list[str] | None),
-    "debug": _setting("", "Verbose NCCL and PyTorch logs; slow", "--debug", kind=bool),
+    "debug": _setting("", "Enable verbose logs of NCCL and PyTorch (slow)", "--debug", kind=bool),
 }
 
 #: The key that each of the named options sets.
@@ -82,7 +82,7 @@ class Asked(NamedTuple):
     options: list[tuple[str, Any, str]]
 
     def prepare(self, *, strict: bool, resume: str | None = None, inside: bool = False) -> "Prepared":
-        """The job, resolved and planned. Raises UserError."""
+        """Resolve and plan the job. Raises UserError."""
         from slurmddp.launch.prepare import Request, prepare
 
         job, args = self.job, self.args
@@ -118,7 +118,7 @@ def job_command(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]
 
 
 def _asked(values: dict[str, Any]) -> Asked:
-    """Named options first, then --set in its order."""
+    """Collect the named options, then --set in its order."""
     from slurmddp.errors import UserError
 
     options: list[tuple[str, Any, str]] = [
@@ -135,7 +135,7 @@ def _asked(values: dict[str, Any]) -> Asked:
 
 
 def say(text: str) -> None:
-    """A message: stderr, so that stdout holds results alone."""
+    """Print a message to stderr, so that stdout has only results."""
     typer.echo(text, err=True)
 
 
@@ -149,23 +149,23 @@ def drop_output() -> None:
 
 
 def json_text(value: Any) -> str:
-    """A result for programs."""
+    """Return a result as JSON."""
     import json
 
     return json.dumps(value)
 
 
 def show_notes(prepared: "Prepared") -> None:
-    """Warnings and notes of the plan."""
+    """Print the warnings and notes of the plan."""
     for note in prepared.plan.notes:
         say(f"{note.level}: {note.text}")
     if prepared.plan.experimental:
         name = prepared.plan.site
-        say(f"note: the profile of site {name} is experimental; its unverified values: slurmddp sites {name}")
+        say(f"note: site {name} is experimental. `slurmddp sites {name}` lists its unverified values")
 
 
 def show_explanation(prepared: "Prepared", key: str) -> None:
-    """`--explain KEY` on stdout."""
+    """Print the answer to `--explain KEY`."""
     from slurmddp.report.explain import explain
 
     typer.echo(explain(prepared.resolved, key))

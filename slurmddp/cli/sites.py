@@ -11,12 +11,12 @@ from slurmddp.cli.help import App
 
 def register(app: App) -> None:
     """Put the group's commands on the app."""
-    app.add("Sites and alerts", sites)
+    app.add("Sites and alerts", sites, example="slurmddp sites leonardo")
 
 
 def sites(
     name: Annotated[
-        str | None, typer.Argument(metavar="SITE", help="Show this profile only", autocompletion=opt.site_names)
+        str | None, typer.Argument(metavar="SITE", help="Site to show", autocompletion=opt.site_names)
     ] = None,
 ) -> None:
     """List the site profiles, or show one with the sources of its values."""

@@ -74,13 +74,13 @@ def check_text(text: str, what: str) -> None:
     """
     problem = ""
     if not text.isprintable():  # also bytes of a file name that are no UTF-8
-        problem = "a line break, a control character or a character that UTF-8 cannot write"
+        problem = "a line break, a control character or a character that UTF-8 cannot encode"
     elif "{{" in text or "}}" in text:
-        problem = "'{{' or '}}', which Apptainer takes for a build argument"
+        problem = "'{{' or '}}', which Apptainer would read as a build argument"
     elif text.endswith("\\") or text != text.strip():
-        problem = "a backslash at its end, or a space at an end"
+        problem = "a backslash at its end, or a space at its start or end"
     if problem:
-        raise UserError(f"{what} {text!r} holds {problem}", todo="rename it, or link to it by another name")
+        raise UserError(f"{what} {text!r} contains {problem}", todo="rename it, or link to it under another name")
 
 
 def _check_source(text: str) -> None:
@@ -88,8 +88,8 @@ def _check_source(text: str) -> None:
     check_text(text, "the base")
     if "#" in text:
         raise UserError(
-            f"the base {text!r} holds '#', at which a definition file's line ends",
-            todo="rename it, or link to it by another name",
+            f"the base {text!r} contains '#', which begins a comment in a definition file",
+            todo="rename it, or link to it under another name",
         )
 
 
@@ -109,8 +109,8 @@ def check_architecture(base: Base) -> None:
         return  # whoever reads it next says so
     if found not in (None, here):
         raise UserError(
-            f"the base {base.source} is made for {found}, and this machine is {here}",
-            todo=f"take a base for {here}, or build on a machine of the kind that will run it",
+            f"the base {base.source} is for {found}, but this machine is {here}",
+            todo=f"use a base for {here}, or build on a machine of the architecture that will run it",
         )
 
 
@@ -150,7 +150,7 @@ def _with_scheme(scheme: str, rest: str, cwd: Path) -> Base:
         if not path.is_file():
             raise UserError(f"the archive {path} does not exist", todo="`docker save IMAGE -o FILE` writes one")
         return Base("docker-archive", str(path))
-    raise UserError(f"bases of the kind {scheme!r} are not known", todo=f"write {FORMS}")
+    raise UserError(f"unknown kind of base: {scheme!r}", todo=f"write {FORMS}")
 
 
 def _local(text: str, cwd: Path) -> Base:
@@ -181,7 +181,7 @@ def _check_root(path: Path) -> None:
         missing = "etc" if shell else "bin/sh"
         raise UserError(
             f"the base folder {path} is not a root filesystem: it has no {missing}",
-            todo="name the folder that holds bin, etc and usr, or a .sif",
+            todo="give the folder that contains bin, etc and usr, or a .sif",
         )
 
 

@@ -20,7 +20,7 @@ from slurmddp.images.provenance import writing
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 _MARKER = re.compile(r"process ([0-9]{1,10})(?: of job ([0-9]{1,18}))? on (\S+), since ")
-_WAIT = "wait for it, or name another file"
+_WAIT = "wait for it, or choose another file"
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ def holder(target: Path) -> Holder | None:
             return Holder(_who(text), _WAIT)
         if _is_over(text):
             return None
-        return Holder(_who(text), f"this file system has no locks: if that build is over, remove {path}")
+        return Holder(_who(text), f"this file system has no locks: if that build is no longer running, remove {path}")
     finally:
         os.close(descriptor)
     return None
@@ -125,7 +125,9 @@ def _open(path: Path, flags: int) -> int:
 
     Raises OSError, and UserError where it is such a thing: in a folder that others can write to, it is their trap.
     """
-    trap = UserError(f"{path} is a link or a pipe, and no file of a build", todo="find out who made it, and remove it")
+    trap = UserError(
+        f"{path} is a link or a pipe, not a lock file of a build", todo="find out where it comes from, and remove it"
+    )
     try:
         # O_NONBLOCK: the opening of a pipe does not wait
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
@@ -150,12 +152,12 @@ def _held(path: Path, report: Callable[[str], None]) -> int:
         except BlockingIOError:
             who = _who(os.read(descriptor, 300).decode("utf-8", "replace").strip())
             os.close(descriptor)
-            raise UserError(f"this image is being built already, by {who}", todo=_WAIT) from None
+            raise UserError(f"this image is already being built by {who}", todo=_WAIT) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 os.close(descriptor)
                 raise UserError(f"{path} cannot be locked: {error.strerror}") from None
-            report("note: this file system has no locks: a second build of this image would not be noticed")
+            report("note: this file system has no locks, so do not start a second build of this image")
         if _is_at(descriptor, path):
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             with contextlib.suppress(OSError):  # a full disk: the lock is held all the same

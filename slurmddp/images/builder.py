@@ -181,7 +181,7 @@ def _run_build(
 def _inspect(builder: Builder, image: Path, said: BuildLog, stop: StopSignals) -> str | None:
     """The torch version that the build recorded. Raises ExternalError where what was built is no image."""
     if not image.is_file() or not is_sif(image):
-        raise ExternalError(said.failure(f"`{builder.name} build` said that it was done but wrote no SIF image"))
+        raise ExternalError(said.failure(f"`{builder.name} build` reported success, but wrote no SIF image"))
     try:
         found = spython_adapter.labels(builder.name, image).get("slurmddp.torch")
     except ExternalError as error:

@@ -117,10 +117,12 @@ def check(image: ImageCuda, driver: str | None, *, gpu: str | None = None) -> Ve
             "(forced, they would give CUDA error 803)",
         )
     if cuda is None:
-        return Verdict("unknown", f"driver {driver}: the image's CUDA is unknown", "take an image that says its CUDA")
+        return Verdict(
+            "unknown", f"driver {driver}: the image's CUDA is unknown", "use an image whose CUDA version is known"
+        )
     least = minor_floors().get(cuda.major)
     if least is None:
-        return Verdict("unknown", f"driver {driver}: the least driver for CUDA {cuda.major}.x is unknown")
+        return Verdict("unknown", f"driver {driver}: the minimum driver for CUDA {cuda.major}.x is unknown")
     if found >= _known(least):
         return _within_major(image, driver, found, cuda)
     return _across_majors(image, driver, found, cuda, gpu)
@@ -132,15 +134,15 @@ def minor_floors() -> Mapping[int, str]:
 
 
 def _within_major(image: ImageCuda, driver: str, found: Version, cuda: Version) -> Verdict:
-    rule = f"CUDA {cuda.major}.x runs from driver {minor_floors()[cuda.major]} on"
+    rule = f"CUDA {cuda.major}.x needs driver {minor_floors()[cuda.major]} or newer"
     above = minor_floors().get(cuda.major + 1)
     if image.driver is None and above is not None and found >= _known(above):
-        return Verdict("native", f"native: driver {driver} is of CUDA {cuda.major + 1} (from {above} on) or newer")
+        return Verdict("native", f"native: driver {driver} supports CUDA {cuda.major + 1} ({above} or newer)")
     if image.driver is None:
-        why = f"minor-version compatibility at least: {rule}; the image's own driver is unknown, the nodes' is {driver}"
+        why = f"at least minor-version compatibility: {rule}. The nodes have {driver}; the image's driver is unknown"
     else:
-        why = f"minor-version compatibility: {rule}; driver {driver} is older than the image's {image.driver}"
-    return Verdict("minor", why, f"nothing, mostly; {_PTX}, and then an image of an older CUDA {cuda.major} helps")
+        why = f"minor-version compatibility: {rule}. Driver {driver} is older than the image's {image.driver}"
+    return Verdict("minor", why, f"usually nothing; {_PTX}, and then an image with an older CUDA {cuda.major} helps")
 
 
 def _across_majors(image: ImageCuda, driver: str, found: Version, cuda: Version, gpu: str | None) -> Verdict:
@@ -150,21 +152,21 @@ def _across_majors(image: ImageCuda, driver: str, found: Version, cuda: Version,
     package = _table().forward.get(".".join(str(field) for field in (*cuda.fields, 0)[:2]))
     name = f"cuda-compat of CUDA {image.cuda}"
     if image.compat is False:
-        return Verdict("impossible", f"{needs}, and the image has no compat libraries", todo)
+        return Verdict("impossible", f"{needs}; the image has no compat libraries", todo)
     if gpu is not None and _GEFORCE.search(gpu.lower()):
-        return Verdict("impossible", f"{needs}, and forward compatibility is not for GeForce and Titan ({gpu})", todo)
+        return Verdict("impossible", f"{needs}; forward compatibility does not work on GeForce and Titan ({gpu})", todo)
     if package is not None and found.major in package.refused:
-        return Verdict("impossible", f"{needs}, and {name} is not compatible with branch {found.major}", todo)
+        return Verdict("impossible", f"{needs}; {name} does not support driver branch {found.major}", todo)
     if package is None or not any(found.major == one.major and found >= one for one in package.drivers):
-        why = f"{needs}; NVIDIA's table of forward compatibility does not list branch {found.major} for {name}"
-        return Verdict("unknown", why, f"try it on one node; else {todo}")
+        why = f"{needs}; NVIDIA's table of forward compatibility does not list driver branch {found.major} for {name}"
+        return Verdict("unknown", why, f"try it on one node; if it fails, {todo}")
     if image.compat is None:
-        why = f"{needs}; forward compatibility depends on compat libraries, and whether the image has them is unknown"
-        return Verdict("unknown", why, f"try it on one node; else {todo}")
+        why = f"{needs}; forward compatibility needs compat libraries, and it is unknown whether the image has them"
+        return Verdict("unknown", why, f"try it on one node; if it fails, {todo}")
     if not _is_data_center(gpu):
         why = f"{needs}; forward compatibility depends on the GPU, {gpu or 'whose type is unknown'}: data-center GPUs"
-        return Verdict("unknown", f"{why} and some certified RTX have it", f"try it on one node; else {todo}")
-    return Verdict("forward", f"forward compatibility: {needs}; {name} runs on branch {found.major} with {gpu}")
+        return Verdict("unknown", f"{why} and some certified RTX have it", f"try it on one node; if it fails, {todo}")
+    return Verdict("forward", f"forward compatibility: {needs}; {name} supports driver branch {found.major} on {gpu}")
 
 
 def _older_image(found: Version, least: str) -> str:
@@ -174,8 +176,12 @@ def _older_image(found: Version, least: str) -> str:
         for tag, release in releases.releases().items()
         if (cuda := Version.parse(release.cuda)) and found >= _known(minor_floors().get(cuda.major, least))
     ]
-    image = f"NGC {fitting[-1]} is the newest that needs no compat libraries here" if fitting else "of an older CUDA"
-    return f"take an older image ({image}), or ask the site for driver {least} or newer"
+    image = (
+        f"NGC {fitting[-1]} is the newest that needs no compat libraries with this driver"
+        if fitting
+        else "with an older CUDA"
+    )
+    return f"use an older image ({image}), or ask the site for driver {least} or newer"
 
 
 def _is_data_center(gpu: str | None) -> bool:

@@ -30,34 +30,35 @@ def _conflict(found: re.Match[str]) -> Cause:
     wants = "; ".join(line.strip() for line in found["wants"].splitlines())
     wants = wants.replace("The user requested", "what was asked for is")
     name = re.split(r"[=<>!~ ]", pinned)[0]
-    keeps = "which is built for its CUDA and NCCL" if name == "torch" else "which its own packages were tested with"
+    keeps = "which matches its CUDA and NCCL" if name == "torch" else "which its packages were tested with"
     return Cause(
         f"{wants}, and the base keeps {pinned}, {keeps}",
-        f"take a version of it that goes with {pinned}, or a base with another {name}",
+        f"use a version that works with {pinned}, or a base with another {name}",
     )
 
 
 def _uv_conflict(found: re.Match[str]) -> Cause:
     # It begins with an arrow, or, in newer versions, with a word
     said = " ".join(found["said"].split()).removeprefix("\u2570\u2500\u25b6 ").removeprefix("cause: ")
-    return Cause(f"the packages do not go together: {said}", "take other versions, or a base with another torch")
+    return Cause(f"the packages conflict: {said}", "use other versions, or a base with another torch")
 
 
 def _fixed(why: str, todo: str) -> Callable[[re.Match[str]], Cause]:
     return lambda found: Cause(why.format(*(part for part in found.groups() if part is not None)), todo)
 
 
-_NETWORK = "build where the internet can be reached (a login node), or name the site's proxy or package mirror"
+_NETWORK = "build on a machine with internet (a login node), or set the site's proxy or package mirror"
 #: The first that fits counts: what ended a build is the most particular of what was said.
 _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Cause]], ...] = (
     # "No" as C says it, "no" as Go does; a kernel that allows no more user namespaces says the same of them
     (r"^(?!.*(?:user namespace|unshare)).*(?:[Nn]o space left on device|[Dd]isk quota exceeded)", _fixed(
-        "there is no space left (on the disk, or in the quota, of the image, the cache or the temporary folder)",
-        "APPTAINER_TMPDIR and APPTAINER_CACHEDIR name roomier places; `apptainer cache clean` empties the cache",
+        "no disk space or quota left for the image, the cache or the temporary folder",
+        "set APPTAINER_TMPDIR and APPTAINER_CACHEDIR to folders with more space; `apptainer cache clean` "
+        "empties the cache",
     )),
     (r"[Ee]xec format error", _fixed(
-        "the base is of another processor architecture than this machine",
-        "take a base for this architecture, or build on such a machine",
+        "the base is for another CPU architecture than this machine",
+        "use a base for this architecture, or build on a machine of the base's architecture",
     )),
     (
         r"The conflict is caused by:\n(?P<wants>(?: +[^\n]*\n)+?)"
@@ -69,13 +70,14 @@ _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Cause]], ...] = (
         "the build could not reach the internet", _NETWORK,
     )),
     (r"No matching distribution found for (\S+)", _fixed(
-        "there is no package {0} for the image's Python and architecture", "look at its name and version",
+        "no package {0} for the image's Python and architecture", "check its name and version",
     )),
     (r"E: Unable to locate package (\S+)|E: Version '[^']*' for '(\S+)' was not found", _fixed(
-        "the base's Debian or Ubuntu has no package {0}", "look at its name: `apt` has what the base's release has",
+        "the base's Debian or Ubuntu has no package {0}", "check its name; apt has only the packages of the "
+        "base's release",
     )),
     (r"slurmddp: (torch was .*|the base had .*)", _fixed(
-        "{0}", "the packages that were asked for bring another torch: take versions that go with the base's",
+        "{0}", "your packages would replace torch: use versions that work with the base's torch",
     )),
     (r"slurmddp: (line \d+: RUN as .*)", _fixed(
         "{0}", "move USER below this line, or take it away: Apptainer runs the image as the caller anyway",
@@ -84,25 +86,27 @@ _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Cause]], ...] = (
     (r"slurmddp: (this image has no python3 on its PATH)", _fixed("{0}", "--apt python3, or another base")),
     (r"Running testscript(?!(?:.|\n)*(?:Adding|Creating SIF))", _fixed(
         "the image's own test failed",
-        "the lines below are what it said; the recipe's `test` and an import of torch are in it",
+        "see its output below: it runs the recipe's `test` and imports torch",
     )),
     (r"toomanyrequests|429 Too Many Requests", _fixed(
-        "the registry refuses more downloads for now", "log in (`apptainer registry login`), or try again later",
+        "the registry's download limit is reached", "log in (`apptainer registry login`), or try again later",
     )),
     (r"unauthorized|authentication required|403 \(?[Ff]orbidden|denied: ", _fixed(
-        "the registry does not let us have the base",
-        "`apptainer registry login`, or APPTAINER_DOCKER_USERNAME and ..._PASSWORD",
+        "the registry denies access to the base",
+        "use `apptainer registry login`, or set APPTAINER_DOCKER_USERNAME and APPTAINER_DOCKER_PASSWORD",
     )),
     (r"manifest unknown|MANIFEST_UNKNOWN|name unknown|NAME_UNKNOWN", _fixed(
-        "the registry has no such image, or not any more", "look at its name, tag and digest",
+        "the registry does not have this image (any more)", "check its name, tag and digest",
     )),
-    (r"x509: (.*)|certificate verify failed", _fixed("the registry's certificate is not trusted here", _NETWORK)),
+    (r"x509: (.*)|certificate verify failed", _fixed(
+        "this machine does not trust the registry's certificate", _NETWORK,
+    )),
     (r"dial tcp: lookup \S+|no such host|connection refused|i/o timeout|network is unreachable", _fixed(
         "the registry could not be reached", _NETWORK,
     )),
     (r"could not use fakeroot|no mapping entry|newuidmap.*not|user namespaces? (?:are|is) (?:not|disabled)"
      r"|[Ff]ailed to create user namespace|unshare: unshare failed", _fixed(
-        "this machine does not let its users build images",
+        "this machine does not allow users to build images",
         "ask the administrators for ranges in /etc/subuid and /etc/subgid",
     )),
 )  # fmt: skip

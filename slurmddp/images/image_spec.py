@@ -88,9 +88,13 @@ def of_dockerfile(
     from slurmddp.images.dockerfile import convert
 
     if not path.is_file():
-        raise UserError(f"there is no Dockerfile {path}", where="--dockerfile", todo="name the file itself")
+        raise UserError(
+            f"the Dockerfile {path} does not exist", where="--dockerfile", todo="give the path of the file itself"
+        )
     if context is not None and not context.is_dir():
-        raise UserError(f"there is no folder {context}", where="--context", todo="name the folder that COPY takes from")
+        raise UserError(
+            f"the folder {context} does not exist", where="--context", todo="give the folder that COPY copies from"
+        )
     made = convert(path, context=context, arguments=arguments, secrets=secrets, target=target)
     folder = path.absolute().parent
 

@@ -45,9 +45,9 @@ class Inputs:
         """What is not as it was when the image of this lock was made, in words."""
         then = (lock.get("inputs") or {}).get("parts")
         if not isinstance(then, dict):
-            return "its lock does not say what it was made from"
+            return "its lock file does not record its inputs"
         changed = sorted(name for name in {*then, *self.parts} if then.get(name) != self.parts.get(name))
-        return f"changed since: {', '.join(changed)}"
+        return f"changed: {', '.join(changed)}"
 
 
 def inputs_of(image: Wanted, known: Mapping[str, Any] | None = None) -> Inputs:
@@ -99,7 +99,7 @@ class _Hasher:
         if stat.S_ISLNK(state.st_mode):
             return f"link {os.readlink(path)}"
         if not stat.S_ISREG(state.st_mode):
-            raise UserError(f"{path} is neither a file, a folder nor a link", where="files", todo="leave it out")
+            raise UserError(f"{path} is neither a file, a folder nor a link", where="files", todo="remove it")
         return f"{state.st_mode & 0o777:o} {self._file(path)}"
 
     def _file(self, path: Path) -> str:

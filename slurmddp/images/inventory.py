@@ -57,7 +57,7 @@ def shelved(path: Path) -> Shelved:
         found = path.stat()
     except OSError as error:
         raise UserError(
-            f"there is no image {path}: {error.strerror}", todo="`slurmddp image list` shows those here"
+            f"cannot read the image {path}: {error.strerror}", todo="`slurmddp image list` lists the images"
         ) from None
     lock = read_lock(path)
     state: State = "whole" if lock is not None else "changed" if lock_path(path).exists() else "no lock"
@@ -67,7 +67,7 @@ def shelved(path: Path) -> Shelved:
 def on_shelf(folder: Path) -> list[Shelved]:
     """The .sif files of a folder, newest first. Raises UserError where there is no such folder."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}", todo="name the folder that your images are in")
+        raise UserError(f"the folder {folder} does not exist", todo="give the folder with your images")
     return sorted(map(shelved, folder.glob("*.sif")), key=lambda image: image.mtime, reverse=True)
 
 
@@ -102,7 +102,7 @@ def removable(folder: Path, keep: int, used: Iterable[Path]) -> list[Removable]:
         if _DRAFT.fullmatch(path.name) and not _is_being_built(path):
             files = [path, *path.glob("*")] if path.is_dir() else [path]
             size = sum(file.lstat().st_size for file in files)
-            found.append(Removable((path,), size, "left by a build that was killed"))
+            found.append(Removable((path,), size, "leftover of a killed build"))
     return found
 
 

@@ -47,7 +47,7 @@ class BuildLog:
 
     def failure(self, head: str) -> str:
         """What people are told: the cause, where it is known, the end of the log, and where all of it is."""
-        shown = "".join(f"  | {line}\n" for line in list(self._last)[-_SHOWN_LINES:]) or "  | (it said nothing)\n"
+        shown = "".join(f"  | {line}\n" for line in list(self._last)[-_SHOWN_LINES:]) or "  | (no output)\n"
         cause = explain(self._last)
         told = f": {cause.why}\n  -> {cause.todo}\nthe" if cause else "; the"
         cut = f" (cut off: {self._refused})" if self._refused else ""

@@ -103,7 +103,7 @@ def preview(request: Request, report: Callable[[str], None]) -> BuildResult:
         check_name(target)
         check_architecture(request.image.base)
         if found is not None and not request.force:
-            report(f"note: there is nothing to do: {target} was made from just these inputs")
+            report(f"note: {target} is up to date: no input has changed")
         else:
             _refuse_other(target, inputs, request.force)
     except UserError as error:
@@ -168,8 +168,8 @@ def decide(
             return Decision(found, inputs, bases, up_to_date=True)
         if request.target is not None:
             raise UserError(
-                f"{found} exists already, and its base has changed in the registry",
-                todo="--force replaces it once the new image is built; or leave the name out",
+                f"{found} exists, but its base has changed in the registry",
+                todo="use --force to replace it after the build, or omit the name",
             )
     target = request.target or Path(FOLDER, f"{request.image.name}-{_short(inputs, digests)}.sif")
     return Decision(request.path_of(target), inputs, bases)
@@ -260,7 +260,7 @@ def _refuse_other(target: Path, inputs: Inputs, force: bool) -> None:
     lock = None if force else read_lock(target)
     if lock is not None:
         raise UserError(
-            f"{target} exists already, made from other inputs ({inputs.differs(lock)})",
-            todo="--force replaces it once the new image is built; or leave the name out: each one gets its own",
+            f"{target} exists, built from other inputs ({inputs.differs(lock)})",
+            todo="use --force to replace it after the build, or omit the name to get a new one",
         )
     check_target(target, force)

@@ -25,9 +25,9 @@ def resolve_all(names: Iterable[str], settings: RegistrySettings) -> dict[str, R
     by_scheme = {settings.location(parse_reference(name)).scheme: name for name in names}
     if len(by_scheme) > 1:
         raise UserError(
-            f"{by_scheme['http']} comes over plain HTTP and {by_scheme['https']} over HTTPS, and a builder speaks plain"
-            " HTTP with all registries of a build or with none",
-            todo="take both from one registry; or make a .sif of one of them first, and start from that",
+            f"{by_scheme['http']} comes over plain HTTP and {by_scheme['https']} over HTTPS, but one build can "
+            f"use HTTP or HTTPS, not both",
+            todo="use one registry for both, or build a .sif from one of them first and use it as the base",
         )
     return {name: resolve(name, settings=settings) for name in names}
 

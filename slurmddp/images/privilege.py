@@ -76,28 +76,28 @@ def choose(flavour: str, facts: Facts) -> Way:
         if facts.fakeroot:
             return Way("root-mapped with fakeroot")
         note = (
-            "the build has one user id (no range for you in /etc/subuid, and no `fakeroot` command): a package that"
-            " gives its files to other users will fail to install"
+            "the build has only one user id (no range for you in /etc/subuid, no `fakeroot` command). Packages "
+            "that chown files to other users will fail"
         )
         return Way("root-mapped", note=note)
     if flavour == "singularityce" and facts.proot:
-        return Way("proot", note="built with proot: %post runs slowly, and without setuid programs")
-    raise UserError(f"no image can be built here: {_missing(flavour, facts)}", todo=_ask(facts))
+        return Way("proot", note="built with proot: %post is slow and cannot use setuid programs")
+    raise UserError(f"this machine cannot build images: {_missing(flavour, facts)}", todo=_ask(facts))
 
 
 def _missing(flavour: str, facts: Facts) -> str:
     if not facts.namespaces:
-        return f"this machine gives its users no user namespaces ({facts.refusal})"
+        return f"user namespaces are disabled for users ({facts.refusal})"
     proot = ", and there is no proot" if flavour == "singularityce" else ""
     return f"{facts.user} has no range of ids in /etc/subuid and /etc/subgid (or newuidmap is missing){proot}"
 
 
 def _ask(facts: Facts) -> str:
-    elsewhere = "or build where that works and copy the .sif and its .lock.json here"
+    elsewhere = "or build on another machine and copy the .sif and its .lock.json here"
     if not facts.namespaces:
         ask = "user.max_user_namespaces above 0 (sysctl), and on Ubuntu no apparmor_restrict_unprivileged_userns"
         return f"ask the administrators for user namespaces: {ask}; {elsewhere}"
-    ask = f"`singularity config fakeroot --add {facts.user}`, and the package uidmap"
+    ask = f"`singularity config fakeroot --add {facts.user}` and for the package uidmap"
     return f"ask the administrators for {ask}; {elsewhere}"
 
 
@@ -119,7 +119,7 @@ def _namespace_refusal() -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"unshare: {getattr(error, 'strerror', None) or 'no answer'}"
     said = done.stderr.strip().splitlines()
-    return "" if done.returncode == 0 else (said[-1] if said else f"unshare ended with {done.returncode}")
+    return "" if done.returncode == 0 else (said[-1] if said else f"unshare exited with code {done.returncode}")
 
 
 def _has_range(path: Path, user: str) -> bool:

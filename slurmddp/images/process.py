@@ -26,7 +26,7 @@ class Stopped(SlurmddpError):
     """The user or the system stopped the work with a signal; the exit code is the shell's for it."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}; nothing was changed")
+        super().__init__(f"stopped by {signal.Signals(signum).name}; no image was changed")
         self.exit_code = 128 + signum
 
 

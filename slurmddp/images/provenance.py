@@ -67,8 +67,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = "there is a file in its place" if error.errno == errno.EEXIST else error.strerror
+        why = "a file with this name exists" if error.errno == errno.EEXIST else error.strerror
         raise UserError(
             f"{error.filename or path} cannot be written: {why}",
-            todo="name another place for the image",
+            todo="choose another path for the image",
         ) from None

@@ -65,7 +65,7 @@ def recipe_file(name: str, cwd: Path) -> Path:
         if path.exists():
             return path
         names = ", ".join(recipe_names())
-        raise UserError(f"there is no {path}", where="--recipe", todo=f"{names}, or a file that is there")
+        raise UserError(f"{path} does not exist", where="--recipe", todo=f"use {names}, or an existing file")
     path = asset_folder("containers") / f"{name}.yaml"
     if name in recipe_names():
         return path
@@ -105,9 +105,9 @@ def read_recipe(
     given = {key: str(origin.where) for key in layered.tree if (origin := origin_of(layered, (key,))) is not None}
     if found.index and _PASSWORD.search(found.index):
         raise UserError(
-            "the index's address holds a user or password, which everyone could read in the image",
+            "the index address contains a user name or password, which everyone could read in the image",
             where=given["index"],
-            todo="name an index that needs none, or a mirror of it that the site offers",
+            todo="use an index or a mirror that needs no login",
         )
     within = None if allow_files else folder
     pip = tuple(
@@ -146,23 +146,23 @@ def _source(path: Path, within: Path | None, where: str = "files") -> Path:
     if not path.exists():
         raise UserError(f"the file {path} does not exist", where=where, todo="correct the recipe")
     if not (path.is_file() or path.is_dir()):
-        raise UserError(f"{path} is neither a file nor a folder", where=where, todo="leave it out")
+        raise UserError(f"{path} is neither a file nor a folder", where=where, todo="remove it")
     if not is_carried(str(path)):
         raise UserError(
-            f"the name {str(path)!r} holds a character that Apptainer's %files does not carry",
+            f"the name {str(path)!r} contains a character that Apptainer's %files does not accept",
             where=where,
-            todo="rename it: letters, digits, spaces and @ % + = : , . / - _ are carried",
+            todo="rename it; letters, digits, spaces and @ % + = : , . / - _ are allowed",
         )
     if within is not None:
         root = os.path.realpath(within)
         for name in (str(path), *_links_in(path)):
             real = os.path.realpath(name)
             if os.path.commonpath([root, real]) != root:
-                leads = f", which leads to {real}," if real != name else ""
+                leads = f", which points to {real}," if real != name else ""
                 raise UserError(
-                    f"{name}{leads} is not below the recipe's folder {root}",
+                    f"{name}{leads} is outside the recipe's folder {root}",
                     where=where,
-                    todo="copy it there; or, if you trust the recipe with it: `build-image --allow-files`",
+                    todo="copy it there; or, if you trust the recipe, use `build-image --allow-files`",
                 )
     return path
 
@@ -185,15 +185,15 @@ def check_requirement(text: str, where: str = "--pip") -> str:
         raise UserError(error.what, where=where, todo="write one requirement, such as 'datasets>=3'") from None
     if not _REQUIREMENT.fullmatch(text):
         raise UserError(
-            f"{text!r} is not a requirement but an option or a path",
+            f"{text!r} is an option or a path, not a requirement",
             where=where,
             todo="write a name, such as 'datasets>=3'",
         )
     if _PASSWORD.search(text):
         raise UserError(
-            "a requirement's address holds a user or password, which everyone could read in the image",
+            "the address of a requirement contains a user name or password, which everyone could read in the image",
             where=where,
-            todo="put the package into an index or a public repository",
+            todo="install the package from an index or a public repository",
         )
     return text
 
@@ -213,10 +213,10 @@ def _requirements(path: Path, where: str) -> Path:
         location = f"{path}:{number}"
         if re.match(r"(-[rce]|--(requirement|constraint|editable)\b|\.{0,2}/)", words):
             raise UserError(
-                f"{words!r} names a file that the image does not have",
+                f"{words!r} refers to a file that is not in the image",
                 where=location,
-                todo="write the packages themselves, and copy code by the recipe's `files`",
+                todo="list the packages themselves, and copy code with the recipe's `files`",
             )
         if _PASSWORD.search(words):
-            raise UserError("holds a user or password, which everyone could read in the image", where=location)
+            raise UserError("contains a user name or password, which everyone could read in the image", where=location)
     return path

@@ -56,7 +56,7 @@ def release(tag: str) -> Release:
         near = ", ".join(nearest(match.group(1)))
         raise UserError(
             f"NGC PyTorch release {match.group(1)} is not in the table; the nearest are {near}",
-            todo=f"take one of these; if NVIDIA published it all the same: docker://{reference(match.group(1))}",
+            todo=f"use one of these; if NVIDIA has published this release: docker://{reference(match.group(1))}",
         )
     return found
 

@@ -38,9 +38,8 @@ def render_sections(template: str, **values: object) -> str:
         size += len(line.encode("utf-8", "surrogateescape")) + 1
         if size > LARGEST_SECTION:
             raise UserError(
-                f"the section that begins with {head[:80]!r} of the definition file is longer than 64 KiB, and"
-                " Apptainer reads no longer ones",
-                todo="put long commands into a script, copy it into the image, and run that",
+                f"the section that begins with {head[:80]!r} is longer than 64 KiB, the limit of Apptainer",
+                todo="move long commands to a script, copy it into the image, and run it",
             )
     return "\n".join(lines)
 
@@ -56,10 +55,10 @@ def _check_line(line: str, header: bool) -> None:
     elif header and text and not text.startswith("#"):
         problem = "is a header of the definition file"
     elif "{{" in line:
-        problem = "holds '{{', which Apptainer takes for a build argument"
+        problem = "contains '{{', which Apptainer would read as a build argument"
     if problem:
         shown = "".join(char if char.isprintable() else "?" for char in text[:80])
         raise UserError(
             f"the line {shown!r} {problem}",
-            todo="it comes from a value of the recipe, the Dockerfile or the base image: take it out there",
+            todo="it comes from the recipe, the Dockerfile or the base image: remove it there",
         )

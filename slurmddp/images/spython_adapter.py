@@ -79,7 +79,9 @@ def _guarded(command: str, call: Callable[[], Result]) -> Result:
     except ImportError:
         raise ExternalError("spython is missing from this installation: install slurmddp again") from None
     except FileNotFoundError as error:
-        raise ExternalError(f"`{command}` failed: there is no program {error.filename or command.split()[0]}") from None
+        raise ExternalError(
+            f"`{command}` failed: the program {error.filename or command.split()[0]} does not exist"
+        ) from None
     except (Exception, SystemExit) as error:
         raise ExternalError(f"`{command}` failed: {type(error).__name__}: {error}") from error
     finally:

@@ -12,15 +12,15 @@ def check_name(target: Path) -> None:
     """Raise UserError for a path at which no image can be."""
     if ":" in target.name or "," in target.name or not target.name.isprintable():
         raise UserError(
-            f"the image's name {target.name!r} holds ':', ',' or a control character",
-            todo="leave them out: ':' and ',' break bind specifications",
+            f"the image name {target.name!r} contains ':', ',' or a control character",
+            todo="remove them: ':' and ',' break bind specifications",
         )
     if target.is_dir():
-        raise UserError(f"{target} is a folder", todo=f"name a file in it: {target / 'image.sif'}")
+        raise UserError(f"{target} is a folder", todo=f"give a file in it: {target / 'image.sif'}")
 
 
 def check_target(target: Path, force: bool) -> None:
     """Raise UserError for a path at which no image can or may be written."""
     check_name(target)
     if os.path.lexists(target) and not force:
-        raise UserError(f"{target} exists already", todo="--force replaces it once the new image is built")
+        raise UserError(f"{target} already exists", todo="use --force to replace it after the build")

@@ -94,7 +94,8 @@ def check_space(layers: int | None, target: Path, area: Workspace) -> None:
             needed, there_are = f"{total / _GB:.1f} GB", f"{free / _GB:.1f} GB are free"
             raise UserError(
                 f"the build needs about {needed} for {' and '.join(words)}, and {there_are}",
-                todo="make room, or name other places: APPTAINER_CACHEDIR, APPTAINER_TMPDIR, the image's own name",
+                todo="free some space, or use other folders: APPTAINER_CACHEDIR, APPTAINER_TMPDIR, the folder "
+                "of the image",
             )
 
 
@@ -106,7 +107,7 @@ def make_folders(area: Workspace) -> None:
         except OSError as error:
             raise UserError(
                 f"{name} cannot be made: {error.strerror}",
-                todo="APPTAINER_CACHEDIR and APPTAINER_TMPDIR name other places",
+                todo="set APPTAINER_CACHEDIR and APPTAINER_TMPDIR to other folders",
             ) from None
 
 

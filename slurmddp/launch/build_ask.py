@@ -16,7 +16,7 @@ from slurmddp.spec.site import Partition, Site
 from slurmddp.spec.types import Line, Model, SbatchValue, slurm_time
 from slurmddp.spec.validate import validate
 
-HERE = "leave --on-node out: then it is built on this machine"
+HERE = "remove --on-node to build on this machine"
 _HOUR = 3600
 
 
@@ -42,23 +42,25 @@ class Asked(NamedTuple):
 
 
 def ask(site: str | None, environment: Mapping[str, str]) -> Asked:
-    """What Slurm is asked for. Raises UserError for a site without Slurm, or where what it requires is not set."""
+    """Return what to ask Slurm for. Raises UserError for a site without Slurm, or if a required setting is missing."""
     named = named_site(site, environment)
     if named is None:  # Slurm's own defaults
         return Asked(None, _sbatch_options(Site.model_construct(), _Resources.model_construct()), ())
     name, profile, layer = named
     if profile.scheduler != "slurm":
-        raise UserError(f"site {profile.name} has no Slurm, so no nodes to build on", where="--on-node", todo=HERE)
+        raise UserError(f"site {profile.name} has no Slurm, so --on-node does not work", where="--on-node", todo=HERE)
     layers = _layers(layer, environment)
     options = _sbatch_options(profile, layers.resources)
     if "resources.account" in profile.required and not any(line.startswith(("--account", "-A")) for line in options):
-        todo = "set resources.account in ~/.config/slurmddp/config.yaml, or SLURMDDP_RESOURCES__ACCOUNT"
-        raise UserError(f"site {profile.name} requires an account, and none is set", where="--on-node", todo=todo)
+        todo = "set resources.account in ~/.config/slurmddp/config.yaml, or export SLURMDDP_RESOURCES__ACCOUNT=NAME"
+        raise UserError(
+            f"site {profile.name} requires an account, but resources.account is not set", where="--on-node", todo=todo
+        )
     return Asked(name, options, layers.setup)
 
 
 def _layers(site_layer: Document, environment: Mapping[str, str]) -> _Layers:
-    """The site's layer of the job, and the user's below a job file. Raises UserError."""
+    """Return the site's layer of the job, and the user's below a job file. Raises UserError."""
     configuration = [read_file(path, "configuration") for path in config_files(environment)]
     merged = merge(Job, [site_layer, *configuration, environment_layer(environment)])
     resources = merged.tree.get("resources") or {}
@@ -69,7 +71,7 @@ def _layers(site_layer: Document, environment: Mapping[str, str]) -> _Layers:
 
 
 def _sbatch_options(site: Site, wanted: _Resources) -> tuple[str, ...]:
-    """One task on one node, without GPUs, in the form that this site takes."""
+    """Return the options for one task on one node, without GPUs, in this site's form."""
     own, unsupported = site.images.on_node, set(site.unsupported_flags)
     name = own.partition or wanted.partition
     partition = site.partitions.get(name or "", Partition.model_construct())

@@ -45,7 +45,7 @@ class OnNode:
     allow_files: bool = False
 
     def preview(self, report: Callable[[str], None]) -> str:
-        """A dry run: the definition, then the script that sbatch would get. Raises UserError."""
+        """Return the definition, then the script that sbatch would get. Raises UserError."""
         asked = ask(self.site, self.environment)
         result = preview(self.request, report)
         script = self._script(asked, result.target)
@@ -64,14 +64,14 @@ class OnNode:
         _require_slurm()
 
         def unreachable(error: ExternalError) -> None:
-            report(f"note: the base's registry is asked on the node alone, here it gives no answer: {error}")
+            report(f"note: cannot reach the registry of the base from this machine; the node will try: {error}")
 
         decision = decide(self.request, rules_of(self.site, self.environment), unreachable)
         if decision.up_to_date:
             return decision.target, True
         target = decision.target
         if (found := holder(target)) is not None:
-            raise UserError(f"{target} is being built already, by {found.who}", todo=found.todo)
+            raise UserError(f"{target} is already being built by {found.who}", todo=found.todo)
         self._run(target, self._script(asked, target), report)
         return target, False
 
@@ -122,7 +122,7 @@ class OnNode:
 
 
 def _options(given: Mapping[str, str | Path | list[str] | None]) -> Iterator[str]:
-    """The options once more, each value behind its own '='."""
+    """Return the options again, each value after its own '='."""
     for name, value in given.items():
         for item in value if isinstance(value, list) else [value]:
             if item is not None:
@@ -131,21 +131,21 @@ def _options(given: Mapping[str, str | Path | list[str] | None]) -> Iterator[str
 
 def _require_slurm() -> None:
     if shutil.which("sbatch") is None:
-        todo = f"call it on a login node of the cluster (`module load slurm` on some), or {HERE}"
+        todo = f"use a login node of the cluster (some need `module load slurm`), or {HERE}"
         raise UserError("sbatch is not on this machine", where="--on-node", todo=todo)
 
 
 def _log_path(target: Path, token: str) -> Path:
-    """The job's log, beside the image; `slurmddp image gc` knows the name. Raises UserError."""
+    """Return the path of the job's log, next to the image; `slurmddp image gc` knows the name. Raises UserError."""
     if "\\" in str(target):  # sbatch cannot be told of such a path
-        todo = "name the image in another folder"
-        raise UserError(f"the image's path {str(target)!r} holds a backslash", where="--on-node", todo=todo)
+        todo = "put the image in another folder"
+        raise UserError(f"the image path {str(target)!r} contains a backslash", where="--on-node", todo=todo)
     return target.with_name(f".{target.name}.{token}.job")
 
 
 @contextlib.contextmanager
 def _place_for(log: Path) -> Iterator[None]:
-    """The log's folder and the empty log, before there is a job: a node's new file may be seen late.
+    """Create the empty log before the job: this machine may see a node's new file late.
 
     Where the block fails, what was made is removed. Raises UserError.
     """
@@ -172,5 +172,5 @@ def _submit(slurm: Slurm, script: str, log: Path, cwd: Path) -> JobId:
         try:
             return slurm.submit(command, cwd)
         except UserError as error:
-            todo = "images.on_node in the site's profile says what is asked for; --dry-run --on-node shows it"
+            todo = "images.on_node in the site profile sets what the job asks for; --dry-run --on-node shows it"
             raise UserError(error.what, todo=todo) from None

@@ -21,7 +21,7 @@ LATE = 20.0
 #: Seconds that a cancelled job is waited for: Slurm's KillWait is 30 s where nobody has changed it.
 CANCEL_WAIT = 60.0
 
-_SHARED = "nodes and this machine have to share the image's folder: name the image in such a one"
+_SHARED = "put the image in a folder that the nodes and this machine share"
 
 
 class BuildJob(NamedTuple):
@@ -73,7 +73,7 @@ def end(job: BuildJob, report: Callable[[str], None]) -> None:
         except (ExternalError, UserError):
             pass  # busy, or ended by the terminal's second ctrl-C: once more
         time.sleep(0.5)
-    tell(f"warning: job {job.id} has not ended yet: look at squeue, and cancel it by `scancel {job.id.id}`")
+    tell(f"warning: job {job.id} is still running: check squeue, and cancel it with `scancel {job.id.id}`")
 
 
 class _Log:
@@ -114,7 +114,7 @@ class _Watch:
         self._over_since: float | None = None
 
     def is_over(self, *, at_once: bool, empty: bool) -> bool:
-        """Whether Slurm says that the job is over, and the log has had time to be seen (not waited for `at_once`)."""
+        """Return whether the job is over and its log had time to appear (`at_once`: do not wait for the log)."""
         now = time.monotonic()
         if self._over_since is not None:
             return at_once or now - self._over_since >= LATE
@@ -133,7 +133,7 @@ class _Watch:
         if view is None or view.state in ENDED:
             self._over_since = time.monotonic()
         elif view.state == "PENDING":
-            self._tell(f"job {self._job.id} waits" + (f" ({view.reason})" if view.reason else ""))
+            self._tell(f"job {self._job.id} is pending" + (f" ({view.reason})" if view.reason else ""))
         elif view.state == "RUNNING":
             self._tell(f"job {self._job.id} runs on {view.nodes}")
 
@@ -144,32 +144,36 @@ class _Watch:
 
 
 def _end_of(job: BuildJob, code: int) -> UserError | ExternalError | None:
-    """The error where the build failed, or its image cannot be seen here."""
+    """Return the error of a build that failed, or whose image is not visible here."""
     if code == 2:
-        return UserError(f"job {job.id} has refused to build it", todo="the lines above say why")
+        return UserError(f"job {job.id} refused to build the image", todo="see the lines above")
     if code != 0:
-        return ExternalError(f"job {job.id} could not build it (exit code {code}): the lines above say why")
+        return ExternalError(f"job {job.id} failed to build the image (exit code {code}): see the lines above")
     deadline = time.monotonic() + LATE
     while read_lock(job.target) is None:
         if time.monotonic() >= deadline:
-            return UserError(f"job {job.id} has built it, but {job.target} is not here", todo=_SHARED)
+            return UserError(
+                f"job {job.id} built the image, but {job.target} is not visible on this machine", todo=_SHARED
+            )
         time.sleep(LOOK_EVERY)
     return None
 
 
 def _verdict(job: BuildJob, view: JobView | None, log: _Log) -> UserError | ExternalError:
-    """Why a job that did not come to its script's end ended, by Slurm's word."""
+    """Return why a job ended before its script did, as Slurm reports it."""
     if view is None:
-        return ExternalError(f"Slurm has forgotten job {job.id}, and its log does not tell how the build ended")
+        return ExternalError(f"Slurm no longer knows job {job.id}, and its log does not show how the build ended")
     if log.empty and view.state in ("COMPLETED", "FAILED"):
-        return UserError(f"job {job.id} has ended, and nothing that it wrote is seen in {job.log.parent}", todo=_SHARED)
+        return UserError(
+            f"job {job.id} finished, but this machine sees none of its files in {job.log.parent}", todo=_SHARED
+        )
     where = f" on {view.nodes}" if view.nodes else ""
-    more = "images.on_node.{} in the site's profile gives it more"
+    more = "set a larger images.on_node.{} in the site profile"
     why, todo = {
         "TIMEOUT": ("reached its time limit", more.format("time")),
-        "OUT_OF_MEMORY": ("took more memory than it was given", more.format("mem_per_node")),
+        "OUT_OF_MEMORY": ("ran out of memory", more.format("mem_per_node")),
         "CANCELLED": ("was cancelled", ""),
-        "PREEMPTED": ("was preempted", "try again, or name another partition by images.on_node.partition"),
+        "PREEMPTED": ("was preempted", "try again, or set another images.on_node.partition"),
         "NODE_FAIL": ("lost its node", "try again"),
-    }.get(view.state, (f"ended as {view.state}", ""))
+    }.get(view.state, (f"ended in state {view.state}", ""))
     return ExternalError(f"job {job.id} {why}{where}: no image was made" + (f"\n  -> {todo}" if todo else ""))

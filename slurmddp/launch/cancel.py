@@ -31,7 +31,7 @@ def cancel_run(folder: RunFolder, *, now: bool) -> str:
     """
     facts = evidence(folder)
     if facts.job_id is None:
-        raise UserError(f"run {folder.id} has no job", todo="it was never submitted")
+        raise UserError(f"run {folder.id} was never submitted: there is no job to cancel")
     if facts.submission is not None and facts.submission.scheduler == "allocation":
         return _cancel_inside(folder, facts, now)
     done: list[tuple[JobId, Done]] = []
@@ -54,17 +54,17 @@ def wait_until_over(look: Callable[[], RunState]) -> RunState:
 
 
 def _cancel_inside(folder: RunFolder, facts: Evidence, now: bool) -> str:
-    """A step of an allocation that is not the run's own: it can be asked, and no more."""
+    """Cancel a run inside an allocation that is not its own: only the stop file may be used."""
     if now:
         raise UserError(
-            f"run {folder.id} is a step of job {facts.job_id}, which is not its own",
-            todo="press Ctrl-C twice where it runs, or leave --now out: then it saves and ends",
+            f"run {folder.id} runs inside job {facts.job_id}, so --now cannot cancel it",
+            todo="press Ctrl-C twice in its terminal, or remove --now to save a checkpoint and exit",
         )
     if facts.ended:
-        return f"run {folder.id} had ended already"
+        return f"Run {folder.id} was already over."
     append_event(folder.events, "cancel_requested", job_id=str(facts.job_id), now=False)
     ask_to_stop(folder)
-    return f"Run {folder.id} is saving and will exit. Job {facts.job_id}, which is not its own, continues."
+    return f"Run {folder.id} is saving and will exit. Job {facts.job_id}, inside which it runs, continues."
 
 
 def _end(folder: RunFolder, facts: Evidence, job_id: JobId, now: bool) -> Done:
@@ -82,7 +82,7 @@ def _end(folder: RunFolder, facts: Evidence, job_id: JobId, now: bool) -> Done:
 
 
 def _began(facts: Evidence, job_id: JobId) -> bool:
-    """Whether this job's script has begun: it takes an older stop file away, so before that it could not be asked."""
+    """Return whether this job's script has started: it removes an older stop file, so an earlier one has no effect."""
     started = (event for event in facts.events if event.get("event") == "job_started")
     # The script of a local run calls its job local-PID, without the time at which that began.
     known = job_id.id.rpartition("-")[0] if job_id.is_local else job_id.id
@@ -90,7 +90,7 @@ def _began(facts: Evidence, job_id: JobId) -> bool:
 
 
 def ask_to_stop(folder: RunFolder) -> None:
-    """The stop file, whole or not at all: its first line is the reason, and this one is final."""
+    """Write the stop file atomically. Its first line is the reason, and this one is final."""
     write_whole(folder.stop, f"{CANCELLED}\n")
 
 
@@ -98,8 +98,10 @@ def _told(folder: RunFolder, done: Sequence[tuple[JobId, Done]], newest: JobId) 
     lines = [f"Cancelled job {job_id}." for job_id, each in done if each == "cancelled"]
     lines += [f"Job {job_id} is saving and will exit." for job_id, each in done if each == "asked"]
     if not lines:
-        return f"job {newest} had ended already"
+        return f"Job {newest} was already over."
     lines[-1] += " It will not be requeued."
     if any(each == "asked" for _, each in done):
-        lines.append(f"see `slurmddp status {folder.id}`; at once, without saving: slurmddp cancel {folder.id} --now")
+        lines.append(
+            f"To watch: slurmddp status {folder.id}. To stop without saving: slurmddp cancel {folder.id} --now"
+        )
     return "\n".join(lines)

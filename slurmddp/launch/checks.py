@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def problem(prepared: Prepared) -> UserError | None:
-    """One error that lists all that is missing on this machine; None where nothing is."""
+    """Return one error that lists all that is missing on this machine; None if nothing is."""
     found = list(problems(prepared))
     if len(found) > 1:
         return UserError("\n".join(str(each) for each in found))
@@ -41,11 +41,11 @@ def problems(prepared: Prepared) -> Iterator[UserError]:
             yield UserError(
                 f"the bind source {bind.source} does not exist",
                 where=resolved.location("container", "binds"),
-                todo="correct it, or make the folder",
+                todo="correct the path, or create the folder",
             )
     yield from _program(prepared)
     if plan.scheduler == "slurm":
-        command, todo = ("srun", "run it inside an allocation") if plan.inside else ("sbatch", "go to a login node")
+        command, todo = ("srun", "run it inside an allocation") if plan.inside else ("sbatch", "use a login node")
         if shutil.which(command) is None:
             yield UserError(
                 f"{command} is not in PATH",
@@ -53,25 +53,25 @@ def problems(prepared: Prepared) -> Iterator[UserError]:
             )
     if any(char in plan.runs_root for char in ':,"\\'):
         yield UserError(
-            f"the folder of the runs, {plan.runs_root}, holds a character that --bind cannot carry",
-            todo="--set paths.runs=FOLDER",
+            f"the runs folder {plan.runs_root} contains a character that --bind does not accept",
+            todo="choose another one: --set paths.runs=FOLDER",
         )
 
 
 def absent_inputs(prepared: Prepared) -> Iterator[UserError]:
-    """What the job reads and is not on this machine: the dataset, and the weights that it starts from."""
+    """Yield the inputs that are not on this machine: the dataset, and the weights that it starts from."""
     for what, key, path, host in _inputs(prepared):
         if not os.path.exists(host):
             seen = f" ({host} on this machine)" if host != path else ""
             yield UserError(
                 f"{what} {path}{seen} does not exist",
                 where=prepared.resolved.location(*key),
-                todo="correct it (relative paths start at the directory you are in), or add a bind",
+                todo="correct the path (relative paths start at the current directory), or add a bind",
             )
 
 
 def absent_secrets(plan: Plan) -> Iterator[UserError]:
-    """What `submit` would refuse about addresses of alerts and variables; nothing is taken out of the environment."""
+    """Yield what `submit` would reject about alert addresses and variables. The environment stays as it is."""
     project = plan.program.project if plan.snapshot else None
     for target in plan.alerts.targets if plan.alerts else ():
         try:
@@ -85,14 +85,14 @@ def absent_secrets(plan: Plan) -> Iterator[UserError]:
 
 
 def _inputs(prepared: Prepared) -> Iterator[tuple[str, tuple[str, ...], str, str]]:
-    """What it is, its key, its path in the container, and that on this machine."""
+    """Yield what it is, its key, its path in the container, and its path on this machine."""
     plan = prepared.plan
     given: list[tuple[str, tuple[str, ...], str]] = [
         ("the dataset", ("train", "data", "path"), path) for path in plan.data_paths
     ]
     weights = plan.runtime_job["train"]["init_from"] if plan.runtime_job else None
     if weights is not None:
-        given.append(("the file or folder of weights", ("train", "init_from"), weights))
+        given.append(("the weights", ("train", "init_from"), weights))
     for what, key, path in given:
         yield what, key, path, host_path(path, plan.container.binds)
 
@@ -101,17 +101,19 @@ def doubts(prepared: Prepared) -> Iterator[str]:
     """What may be right all the same: a bind of the site's that only its compute nodes have, a driver that is too old
     by what the profile says of it."""
     if prepared.plan.scheduler == "local" and "SLURM_JOB_ID" not in os.environ and shutil.which("sbatch"):
-        yield "site local trains on this machine; on a login node, choose your cluster's site, or --site generic"
+        yield "site local trains on this machine: on a login node, choose your cluster's site, or --site generic"
     verdict = driver_verdict(prepared)
     if verdict is not None and verdict.kind not in ("native", "minor"):
-        yield f"the image on the driver of these nodes: {verdict.why}" + (f"; {verdict.todo}" if verdict.todo else "")
+        yield f"the image may not run with the driver of these nodes: {verdict.why}" + (
+            f"; {verdict.todo}" if verdict.todo else ""
+        )
     for bind in prepared.plan.container.binds:
         if bind.by_site and not os.path.exists(bind.source):
-            yield f"the site's bind source {bind.source} does not exist on this machine; do the compute nodes have it?"
+            yield f"the site's bind source {bind.source} is not on this machine: check that the compute nodes have it"
 
 
 def driver_verdict(prepared: Prepared) -> Verdict | None:
-    """Whether the nodes' driver, as the profile has it, runs the image's CUDA, as its lock has it.
+    """Return whether the driver in the profile runs the CUDA in the image's lock file.
 
     None where NVIDIA's driver has no part in the job, or nothing is known of it or of the image's CUDA.
     """
@@ -134,13 +136,19 @@ def _image(plan: Plan, where: str, of_job: str) -> Iterator[UserError]:
     if image is None:
         return
     if not os.path.exists(image):
-        yield UserError(f"the image {image} does not exist", where=where, todo=f"slurmddp build-image{of_job} makes it")
+        yield UserError(
+            f"the image {image} does not exist", where=where, todo=f"build it: slurmddp build-image{of_job}"
+        )
     elif os.path.isfile(image) and not is_sif(Path(image)):
         yield UserError(
-            f"{image} is no SIF image", where=where, todo="name a .sif file; build or copy it again if it is one"
+            f"{image} is not a SIF image",
+            where=where,
+            todo="set container.image to a .sif file, or build or copy this one again",
         )
     elif os.path.isdir(image) and not os.path.isdir(os.path.join(image, "usr")):
-        yield UserError(f"{image} is a folder, and no root file system", where=where, todo="name a .sif file")
+        yield UserError(
+            f"{image} is a folder, but not a root file system", where=where, todo="set container.image to a .sif file"
+        )
 
 
 def _program(prepared: Prepared) -> Iterator[UserError]:
@@ -148,14 +156,14 @@ def _program(prepared: Prepared) -> Iterator[UserError]:
     where = prepared.resolved.location("train", "script")
     if plan.workdir and plan.container.runtime != "none" and _belongs_to_the_system(plan.workdir):
         yield UserError(
-            f"the job would run in {plan.workdir}, which would hide the image's own",
-            todo="submit from a folder of yours",
+            f"the job would run in {plan.workdir}, which would hide the folder of the same name in the image",
+            todo="submit from a folder of your own",
         )
     if program.project is not None and not os.path.isdir(program.project):
         yield UserError(
             f"the project folder {program.project} does not exist",
             where=prepared.resolved.location("train", "project"),
-            todo="correct it",
+            todo="correct the path",
         )
     elif program.script:
         script = program.script

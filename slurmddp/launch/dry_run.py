@@ -43,11 +43,11 @@ class DryRun(NamedTuple):
 
     @property
     def machinery_source(self) -> Path:
-        """Where the shell functions are now."""
+        """Return where the shell functions are now."""
         return package_folder() / "shell"
 
     def as_dict(self, prepared: Prepared) -> dict[str, Any]:
-        """For --json; docs/files.md has the keys."""
+        """Return the dry run for --json; docs/files.md has the keys."""
         plan, refusal = prepared.plan, next(iter(self.refusals), None)
         batch = plan.batch._asdict() if plan.batch else {}
         return {
@@ -110,7 +110,7 @@ def dry_run(prepared: Prepared, refused: UserError | None = None) -> DryRun:
 
 
 def _refusals(prepared: Prepared) -> Iterator[UserError]:
-    """In the order in which `submit` comes upon them."""
+    """Return the refusals in the order of `submit`."""
     plan = prepared.plan
     if (found := problem(prepared)) is not None:
         yield found

@@ -98,7 +98,7 @@ def export(
         arguments += ["--verified", *(["--force"] if wanted.force else [])]
         if owner is not None:
             command = own_command(code, arguments, environment)
-            place = f"your own {command.program}: nothing that this run of {owner} names is executed"
+            place = f"your own {command.program} (this run belongs to {owner}: nothing of it is executed)"
         else:
             prepared = _prepared(folder, environment)
             command = build_command(prepared, code, checkpoint, target, arguments, environment)
@@ -111,14 +111,14 @@ def export(
                 raise
             raise UserError(
                 f"{command.program} has no torch, and run {folder.id} belongs to {owner}",
-                todo="activate an environment with torch; or, if you trust them with your account, use the run's image,"
-                " setup lines and code: --trust",
+                todo="activate an environment with torch. Or, if you trust this user, --trust runs their image, "
+                "setup lines and code with your account",
             ) from error
     return target
 
 
 def own_command(code: Path, arguments: list[str], environment: Mapping[str, str]) -> Command:
-    """The command that runs slurmddp.runtime.export in our own Python, or that of the shell where ours has no torch."""
+    """Return the command that runs slurmddp.runtime.export in our Python, or in the shell's if ours has no torch."""
     with_torch = sys.executable if find_spec("torch") else shutil.which("python3", path=environment.get("PATH"))
     variables = {"PYTHONPATH": str(code), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     words = [with_torch or sys.executable, "-m", "slurmddp.runtime.export", *arguments]
@@ -133,7 +133,7 @@ def build_command(
     arguments: list[str],
     environment: Mapping[str, str],
 ) -> Command:
-    """The command that runs slurmddp.runtime.export from `code`, as node.sh would start a rank.
+    """Return the command that runs slurmddp.runtime.export from `code`, as node.sh would start a rank.
 
     arguments: those of the module; what the container must see of this machine is bound: `code` and `checkpoint` to
     read, the folder of `target` to write. Raises UserError where the image is not there.
@@ -169,8 +169,8 @@ def _container(container: ContainerPlan, code: Path, checkpoint: Path, target: P
     """`apptainer exec ... IMAGE`. Raises UserError where the image is not there."""
     if container.image is None or not os.path.exists(container.image):
         raise UserError(
-            f"the run's image, {container.image}, is not there",
-            todo="put it back; or, in any environment with torch:"
+            f"the run's image {container.image} does not exist",
+            todo="restore it, or run in any environment with torch:"
             f" PYTHONPATH={code} python -m slurmddp.runtime.export {checkpoint} --output {target}",
         )
     binds = {bind.destination: bind for bind in container.binds if os.path.exists(bind.source)}
@@ -178,7 +178,9 @@ def _container(container: ContainerPlan, code: Path, checkpoint: Path, target: P
     binds[str(target.parent)] = BindPlan(str(target.parent), str(target.parent), "rw")
     for path in (code, checkpoint, target.parent):
         if any(char in str(path) for char in ':,"\\'):
-            raise UserError(f"the path {str(path)!r} holds a character that --bind cannot carry", todo="rename it")
+            raise UserError(
+                f"the path {str(path)!r} contains a character that --bind does not accept", todo="rename it"
+            )
     dropped = ("--nv", "--rocm", "--cleanenv")  # no GPU is needed
     options = [option for option in container.options if option not in dropped]
     # The outer folder first: one that lies in it is bound on top of it.
@@ -190,44 +192,46 @@ def _container(container: ContainerPlan, code: Path, checkpoint: Path, target: P
 def _target(wanted: Wanted, cwd: Path) -> tuple[str, Path]:
     """Format and absolute path of the file. Raises UserError for what cannot be written."""
     if wanted.format is not None and wanted.format not in FORMATS:
-        raise UserError(f"--format {wanted.format!r} is none of {', '.join(FORMATS)}")
+        raise UserError(f"--format {wanted.format!r} is not one of {', '.join(FORMATS)}")
     if wanted.what not in CONTENTS:
-        raise UserError(f"--what {wanted.what!r} is none of {', '.join(CONTENTS)}")
+        raise UserError(f"--what {wanted.what!r} is not one of {', '.join(CONTENTS)}")
     named = next((form for form, end in FORMATS.items() if wanted.output and wanted.output.suffix == end), None)
     if wanted.format and named and wanted.format != named:
-        raise UserError(f"--format {wanted.format} and a file named {wanted.output} contradict each other")
+        raise UserError(f"--format {wanted.format} does not match the file name {wanted.output}")
     form = wanted.format or named or "pt"
     target = Path(os.path.abspath(cwd / (wanted.output or f"model{FORMATS[form]}")))
     if target.is_dir():
-        raise UserError(f"{target} is a folder", todo=f"name the file: --output {target}/model{FORMATS[form]}")
+        raise UserError(f"{target} is a folder", todo=f"add a file name: --output {target}/model{FORMATS[form]}")
     if not target.parent.is_dir():
-        raise UserError(f"the folder {target.parent} does not exist", todo="make it first, or name another one")
+        raise UserError(f"the folder {target.parent} does not exist", todo="create it first, or choose another folder")
     if target.exists() and not wanted.force:
-        raise UserError(f"{target} exists", todo="name another file with --output, or --force to replace it")
+        raise UserError(f"{target} exists", todo="choose another file with --output, or replace it with --force")
     if not os.access(target.parent, os.W_OK):
-        raise UserError(f"the folder {target.parent} cannot be written", todo="name a file elsewhere: --output FILE")
+        raise UserError(
+            f"cannot write to the folder {target.parent}", todo="choose a file in another folder: --output FILE"
+        )
     return form, target
 
 
 def _checkpoint(folder: RunFolder, found: list[Stored], step: int | None, say: Callable[[str], None]) -> Stored:
-    """The one to export, its content compared. Raises UserError where it is damaged or nothing is good."""
+    """Return the checkpoint to export, verified. Raises UserError if it is damaged or none is good."""
     if step is not None:
         item = checkpoints.check(checkpoints.at_step(found, step))
         if item.fault is None:
             return item
         raise UserError(
-            f"it is not usable: {item.fault}",
+            f"this checkpoint is not usable: {item.fault}",
             where=str(item.path),
-            todo="export another one: `slurmddp checkpoint verify` says which are good",
+            todo="export another one: `slurmddp checkpoint verify` shows which are good",
         )
-    good = checkpoints.newest_good(found, lambda item: say(f"warning: {item.path.name} is left out: {item.fault}"))
+    good = checkpoints.newest_good(found, lambda item: say(f"warning: skipping {item.path.name}: {item.fault}"))
     if good is None:
-        raise UserError(f"run {folder.id} has no good checkpoint: nothing can be exported")
+        raise UserError(f"run {folder.id} has no good checkpoint to export")
     return good
 
 
 def _prepared(folder: RunFolder, environment: Mapping[str, str]) -> Prepared:
-    """The run's job with the profile that it was submitted with; with today's where that one cannot be read."""
+    """Return the run's job with the profile of its submission, or with today's if that is unreadable."""
     # What stands in the environment of today's shell is no layer of a job that is resolved already.
     clean = {name: value for name, value in environment.items() if not name.startswith("SLURMDDP_")}
     request = Request(str(folder.job_yaml), strict=False, written=True, environment=clean)
@@ -243,7 +247,7 @@ def _place(prepared: Prepared) -> str:
 
 
 def _run(signals: StopSignals, command: Command, say: Callable[[str], None]) -> None:
-    """Raises UserError with what the export itself says is wrong, else ExternalError with all that was printed."""
+    """Run the export. Raises UserError with its own message, else ExternalError with its output."""
     if shutil.which("bash") is None:
         raise UserError("bash is not on this machine", todo="export on the login node of the cluster")
     lines: list[str] = []
@@ -262,7 +266,7 @@ def _run(signals: StopSignals, command: Command, say: Callable[[str], None]) -> 
     if code == _NOT_FOUND:
         raise UserError(
             f"{command.program} is not on this machine",
-            todo="export on a node that has it (srun, or the login node), or load its module in `setup`",
+            todo="export on a machine that has it (try srun, or a login node), or load its module in `setup`",
         )
     shown = "\n".join(lines[-40:]) or "it printed nothing"
     raise ExternalError(f"the export failed with exit code {code}:\n{shown}")

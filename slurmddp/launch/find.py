@@ -27,7 +27,7 @@ def find_run(text: str, environment: Mapping[str, str]) -> RunFolder:
 
 
 def _chained(number: str) -> RunFolder | None:
-    """The run that went on in this job, which its own script submitted: the index knows the first job only."""
+    """Return the run that continued in this chained job: the index knows only the first job."""
     from slurmddp.runs.events import read_lines
 
     for entry in index.entries()[:_LOOKED_AT]:

@@ -55,7 +55,7 @@ class Foreground:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._child is not None and self._child.poll() is None:
-            self._cancel("nobody reads the output any more" if isinstance(error, BrokenPipeError) else repr(error))
+            self._cancel("the output was closed" if isinstance(error, BrokenPipeError) else repr(error))
         for signum, before in self._before.items():
             signal.signal(signum, before)
         if self.requests > 2 and self._child is not None and self._child.returncode == -signal.SIGKILL:
@@ -108,7 +108,7 @@ class Foreground:
                     self._child.terminate()
 
     def _cancel(self, why: str) -> None:
-        """The end of a following that failed: the run saves and exits, and we wait for that."""
+        """Cancel the run after the following failed: it saves and exits, and we wait for that."""
         self.requests = max(self.requests, 1)
         self._deadline = time.monotonic() + _PATIENCE
         self._said = self.requests

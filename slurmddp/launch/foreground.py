@@ -29,8 +29,8 @@ def run_foreground(prepared: Prepared, show: Callable[[bytes], None] | None, say
     outer = os.environ.get("SLURM_JOB_ID")
     if plan.scheduler == "slurm" and outer is None:
         raise UserError(
-            "this shell is in no Slurm allocation",
-            todo=f"salloc --nodes={plan.nodes.max} first, or `slurmddp submit`, or --site local",
+            "this shell is not in a Slurm allocation",
+            todo=f"first run salloc --nodes={plan.nodes.max}; or use `slurmddp submit`, or --site local",
         )
     refuse_problems(prepared)
     warnings = [*doubts(prepared), *still_going(prepared)]
@@ -53,7 +53,7 @@ def run_foreground(prepared: Prepared, show: Callable[[bytes], None] | None, say
 
 
 def _tell_cause(folder: RunFolder, say: Callable[[str], None]) -> None:
-    """The last lines after torchrun's long traceback: why the run failed, and what tells more."""
+    """Print why the run failed, and which command shows more, after torchrun's long traceback."""
     cause = find_cause(folder, evidence(folder).attempt)
     if cause is not None:
         say(f"failed: {one_line(cause)}")

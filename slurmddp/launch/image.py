@@ -42,18 +42,18 @@ def wanted_image(
     if dockerfile is None:
         if arguments or stage or context or secrets:
             raise UserError(
-                "--build-arg, --stage, --context and --secret are for a Dockerfile", todo="name it by --dockerfile FILE"
+                "--build-arg, --stage, --context and --secret need a Dockerfile", todo="add --dockerfile FILE"
             )
         if recipe is None and not options.get("base"):
             bases = "an NGC release, docker://REF, a .sif, a root folder"
-            todo = f"--recipe ngc-pytorch, or --base 25.04 ({bases}), or --dockerfile FILE"
-            raise UserError("nothing says what the image is made from", todo=todo)
+            todo = f"use --recipe ngc-pytorch, --base 25.04 ({bases}), or --dockerfile FILE"
+            raise UserError("no base, recipe or Dockerfile given", todo=todo)
         from slurmddp.images.recipe import read_recipe
 
         return of_recipe(read_recipe(recipe, options, cwd, environment, allow_files=allow_files))
     if recipe is not None or given:
         other = "--recipe" if recipe is not None else given[0]
-        raise UserError(f"--dockerfile and {other} exclude each other", todo="leave one out")
+        raise UserError(f"--dockerfile and {other} cannot be combined", todo="remove one")
     pairs = {}
     for argument in arguments:
         name, equals, value = argument.partition("=")
@@ -75,7 +75,7 @@ class OfJob(NamedTuple):
 
 
 def image_of_job(job: Path) -> OfJob:
-    """What `build-image --job` makes. Raises UserError for a mistake in the job, and where it names no recipe."""
+    """Return what `build-image --job` builds. Raises UserError for a mistake in the job, or if it has no recipe."""
     from slurmddp.launch.prepare import Request, resolved_job
 
     resolved = resolved_job(Request(str(job)))
@@ -84,14 +84,14 @@ def image_of_job(job: Path) -> OfJob:
         raise UserError(
             "neither container.recipe nor container.base is set",
             where=str(job),
-            todo="say what the image is made from: container: {recipe: ngc-pytorch}, or {base: 25.04}",
+            todo="set container: {recipe: ngc-pytorch}, or {base: 25.04}",
         )
     target = Path(container.image) if container.image else None
     return OfJob(container.recipe, container.base, container.pip, target, resolved.site.name)
 
 
 def commit_of(folder: Path) -> str | None:
-    """The commit that a folder is at, "-dirty" where files in it differ; None without git, or outside of its trees."""
+    """Return the commit of a folder, with "-dirty" if files differ; None without git, or outside a repository."""
     from slurmddp.runs import git
 
     try:
@@ -165,7 +165,7 @@ def _of_this_job(environment: Mapping[str, str]) -> tuple[int, int | None] | Non
 
 
 def used_images() -> list[Path]:
-    """The images of all runs in the user's index whose folders are still there: a run may be resumed at any time."""
+    """Return the images of all indexed runs whose folders exist: they may be resumed at any time."""
     from slurmddp.runs import index, manifest
 
     found = []

@@ -36,11 +36,13 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path} does not end in .yaml", todo=f"slurmddp init {path.with_suffix('.yaml')}")
     if not str(path).isprintable():
-        raise UserError(f"{str(path)!r} is no name for a job file", todo="leave out what cannot be printed")
+        raise UserError(
+            f"{str(path)!r} cannot be the name of a job file", todo="remove the characters that cannot be printed"
+        )
     if task is not None and script is not None:
-        raise UserError("--task and --script exclude each other", todo="leave one out")
+        raise UserError("--task and --script cannot be combined", todo="remove one")
     if task is not None and task not in TASKS:
-        raise UserError(f"unknown task {task!r}", where="--task", todo=f"one of {', '.join(TASKS)}, or --script")
+        raise UserError(f"unknown task {task!r}", where="--task", todo=f"use one of {', '.join(TASKS)}, or --script")
     catalogue = Catalogue(os.environ)
     made = Made(site, "--site") if site is not None else _choose_site(catalogue, os.environ)
     profile, layer = catalogue.load(made.site)
@@ -69,7 +71,7 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
         with path.open("x", encoding="utf-8") as handle:
             handle.write(text)
     except FileExistsError:
-        raise UserError(f"{path} exists", todo="choose another name, or remove it") from None
+        raise UserError(f"{path} exists", todo="choose another name, or remove that file") from None
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}", todo="choose another folder") from None
     return made
@@ -84,10 +86,10 @@ def _choose_site(catalogue: Catalogue, environment: Mapping[str, str]) -> Made:
     if found is not None:
         return Made(*found)
     if shutil.which("sbatch", path=environment.get("PATH")):
-        return Made("generic", "no profile matches this host, and sbatch is here", True)
-    return Made("local", "no profile matches this host, and sbatch is not here", True)
+        return Made("generic", "no profile matches this host, and sbatch is in PATH", True)
+    return Made("local", "no profile matches this host, and sbatch is not in PATH", True)
 
 
 def _knows_gpus(profile: Site) -> bool:
-    """Whether the profile knows how many GPUs the nodes of some partition have."""
+    """Return whether the profile knows the GPUs per node of any partition."""
     return any(partition.gpus_per_node is not None for partition in profile.partitions.values())

@@ -57,7 +57,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(request: Request) -> Prepared:
-    """Raises UserError for every mistake in the job, the site or the command line."""
+    """Resolve and plan a job. Raises UserError for every mistake in the job, the site or the command line."""
     resumed = _resumed_runs(request)
     resolved = resolved_job(request, resumed)
     if not request.written:
@@ -74,11 +74,13 @@ def prepare(request: Request) -> Prepared:
 
 
 def resolved_job(request: Request, resumed: Sequence[Path] = ()) -> Resolved:
-    """The job and its site, without a plan. Raises UserError."""
+    """Return the job and its site, without a plan. Raises UserError."""
     job_file, options = _job_and_options(request)
     if job_file is None and request.job is None:
         if not resumed:
-            raise UserError("no job file or script given", todo="name one; `slurmddp init` writes job.yaml")
+            raise UserError(
+                "no job file or script given", todo="add one to the command line; `slurmddp init` writes job.yaml"
+            )
         from slurmddp.runs.layout import RunFolder
         from slurmddp.runs.owner import foreign_owner
 
@@ -86,9 +88,9 @@ def resolved_job(request: Request, resumed: Sequence[Path] = ()) -> Resolved:
         job_file = folder.job_yaml
         if owner := foreign_owner(folder):
             raise UserError(
-                f"run {folder.id} belongs to {owner}: its job, which names commands and an image, would run as you",
+                f"run {folder.id} belongs to {owner}: its commands and image would run with your account",
                 where="--resume",
-                todo=f"read it, then name it: {job_file} --resume {folder.path}",
+                todo=f"read its job file, then pass it: {job_file} --resume {folder.path}",
             )
     catalogue = Catalogue(request.environment)
     configured = config_files(request.environment)
@@ -97,7 +99,7 @@ def resolved_job(request: Request, resumed: Sequence[Path] = ()) -> Resolved:
 
 
 def _site_of(resumed: Sequence[Path]) -> tuple[str, str] | None:
-    """The site of the run that is resumed, and the file that says so; None where no run is."""
+    """Return the site of the resumed run, and the file that sets it; None without a resumed run."""
     if not resumed:
         return None
     from slurmddp.runs.layout import RunFolder
@@ -110,7 +112,7 @@ def _site_of(resumed: Sequence[Path]) -> tuple[str, str] | None:
 
 
 def _save_seconds(runs: Sequence[Path]) -> float | None:
-    """The longest that a checkpoint of these runs took to save; None where none tells."""
+    """Return the longest save of a checkpoint of these runs; None if unknown."""
     if not runs:
         return None
     from slurmddp.runs.checkpoint_durations import longest_save
@@ -122,31 +124,31 @@ def _job_and_options(request: Request) -> tuple[Path | None, list[tuple[str, Any
     options = list(request.options)
     if request.job is None or request.job.endswith(JOB_SUFFIXES):
         if request.args:
-            options.append(("train.args", [str(item) for item in request.args], "behind --"))
+            options.append(("train.args", [str(item) for item in request.args], "after --"))
         return (Path(request.job) if request.job else None), options
     script = Path(request.job)
     if script.suffix != ".py":
         if script.is_dir():
-            raise UserError("is a directory, not a job file", where=request.job, todo="name the YAML file in it")
-        todo = "name one of the two; `slurmddp init JOB.yaml` writes a job file"
+            raise UserError("is a directory, not a job file", where=request.job, todo="give the YAML file in it")
+        todo = "give one of the two; `slurmddp init JOB.yaml` writes a job file"
         if request.resume is not None:
-            todo = "to hand it to the resumed run's script: --resume RUN RUN_FOLDER/job.yaml -- ARGS"
+            todo = "to pass it to the script of the resumed run: --resume RUN RUN_FOLDER/job.yaml -- ARGS"
         raise UserError("is neither a job file (.yaml) nor a Python script (.py)", where=request.job, todo=todo)
     front: list[tuple[str, Any, str]] = [("name", job_name(script), request.job)]
     # `$` has a meaning in paths of a job file; the command line's own words have none left.
     front.append(("train.script", request.job.replace("$", "$$"), request.job))
-    front.append(("train.args", [str(item) for item in request.args], "behind --"))
+    front.append(("train.args", [str(item) for item in request.args], "after --"))
     return None, front + options
 
 
 def job_name(path: Path) -> str:
-    """The name of a job that is called after a file."""
+    """Return a job name made from a file name."""
     name = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.stem).strip("-._+")[:100]
     return "job" if is_null(name) else name
 
 
 def _resumed_runs(request: Request) -> tuple[Path, ...]:
-    """The run to continue and those that it continued itself, newest first."""
+    """Return the run to resume and the runs that it resumed from, newest first."""
     if request.resume is None:
         return ()
     from slurmddp.launch.find import find_run
@@ -163,7 +165,7 @@ def _resumed_runs(request: Request) -> tuple[Path, ...]:
 
 
 def _continued(folder: RunFolder) -> list[Path]:
-    """The runs that a run continued, newest first. Raises UserError where it keeps no checkpoints that we know."""
+    """Return the runs that a run resumed from, newest first. Raises UserError if its checkpoints are unknown."""
     from slurmddp.shared.files import read_json
 
     if not folder.job_json.is_file():
@@ -173,9 +175,9 @@ def _continued(folder: RunFolder) -> list[Path]:
         # Its script may take the runtime's Checkpointer, which writes where a bundled task's lie.
         if not runs and not any(folder.checkpoints.glob("step-*")):
             raise UserError(
-                f"run {folder.id} ran a script of its own, whose checkpoints slurmddp does not know",
+                f"run {folder.id} ran your own script: slurmddp does not know where it saves checkpoints",
                 where="--resume",
-                todo="submit the script again, with its own option to resume",
+                todo="submit the script again, with its own option for resuming",
             )
         return runs
     try:
@@ -186,7 +188,7 @@ def _continued(folder: RunFolder) -> list[Path]:
 
 
 def _allocation(environment: Mapping[str, str]) -> Allocation | None:
-    """Nodes of the Slurm job that we are in, and the fewest cores that it has on one; None outside of any.
+    """Return the nodes and minimum cores per node of the current Slurm job; None outside of one.
 
     SLURM_JOB_CPUS_PER_NODE is such as `4(x2),2` (sbatch(1), output environment variables).
     """
@@ -204,11 +206,11 @@ def _detected(catalogue: Catalogue, request: Request) -> tuple[str, str] | None:
 
 
 def _cwd(environment: Mapping[str, str]) -> str:
-    """The shell's own name of the current folder where it is one: /home/x, not /nfs/17/x behind a link."""
+    """Return the shell's name of the current folder if valid: /home/x, not /nfs/17/x behind a link."""
     shown = environment.get("PWD", "")
     try:
         if os.path.isabs(shown) and os.path.samefile(shown, "."):
             return os.path.normpath(shown)
         return os.getcwd()
     except OSError as error:
-        raise UserError(f"the current folder cannot be read: {error.strerror}", todo="cd to another one") from None
+        raise UserError(f"the current folder cannot be read: {error.strerror}", todo="cd to another folder") from None

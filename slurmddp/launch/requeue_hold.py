@@ -19,7 +19,7 @@ LONGEST = 110.0
 
 
 def is_held(facts: Evidence, view: JobView | None) -> bool:
-    """Whether Slurm holds this job back only because it was requeued. Pure but for the time now."""
+    """Return whether Slurm holds this job only because it was requeued. Pure but for the time now."""
     if view is None or view.state != "PENDING" or view.reason != "BeginTime":
         return False
     if not view.restarts and facts.requeued is None:
@@ -47,7 +47,7 @@ def release_hold(folder: RunFolder, facts: Evidence, view: JobView | None) -> st
         scheduler_for(job_id).start_now(job_id)
     except (ExternalError, UserError, OSError) as error:
         until = f" until {view.start}" if view and view.start else ""
-        return f"Slurm holds the requeued job back{until}, and that could not be ended: {error}"
+        return f"Slurm holds the requeued job{until}, and slurmddp could not release it: {error}"
     with contextlib.suppress(OSError):  # a run folder on a full disk: the job goes on all the same
         append_event(folder.events, "hold_released", job_id=str(job_id))
-    return f"Slurm held the requeued job {job_id} back for two minutes: ended, it may begin now"
+    return f"released the requeued job {job_id} from its two-minute hold: it can start now"

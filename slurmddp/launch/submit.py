@@ -39,7 +39,7 @@ class Handed:
     warnings: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json. The keys are stable."""
+        """Return the submission for --json. The keys are stable."""
         job_id, _, cluster = self.job_id.partition(";")
         return {
             "run_id": self.run_id,
@@ -55,7 +55,7 @@ class Handed:
 
 
 def command_line(plan: Plan, folder: RunFolder) -> tuple[str, ...]:
-    """The words that hand a run folder's job over. Raises UserError for a path that sbatch cannot take."""
+    """Return the command that submits a run folder. Raises UserError for a path that sbatch does not accept."""
     scheduler = scheduler_named(plan.scheduler)
     return scheduler.command((), str(folder.job_sh), (str(folder.path),), log=str(folder.job_log))
 
@@ -96,7 +96,7 @@ def submit(prepared: Prepared) -> Handed:
 
 
 def make_run_folder(prepared: Prepared, warnings: list[str]) -> RunFolder:
-    """The run folder with scripts, snapshot and manifest. Raises UserError with nothing left behind.
+    """Create the run folder with scripts, snapshot and manifest. Raises UserError, and then leaves nothing behind.
 
     Its secrets (addresses of alerts, environment_from) are read here, and leave this process's environment: the job
     must not inherit them.
@@ -158,8 +158,8 @@ def record(
         submission.write(folder, submission.Submission.now(job_id, scheduler, command))
     except OSError as error:
         warnings.append(
-            f"job {job_id} was submitted, but {folder.submission} cannot be written: {error.strerror}. "
-            "Make space there and note the id: `slurmddp status` and `cancel` know it only once the job has started"
+            f"job {job_id} was submitted, but {folder.submission} cannot be written: {error.strerror}. Free "
+            f"some space and note the job id: `slurmddp status` and `cancel` find the job only after it has started"
         )
     entry = index.entry_of(folder)
     warning = index.record(replace(entry, job_id=job_id)) if entry else None
@@ -168,7 +168,7 @@ def record(
 
 
 def still_going(prepared: Prepared) -> list[str]:
-    """A warning where the run that this one continues has not ended."""
+    """Return a warning if the run that this one resumes from is still going."""
     from slurmddp.runs.evidence import evidence
     from slurmddp.runs.state import judge
 
@@ -185,6 +185,6 @@ def still_going(prepared: Prepared) -> list[str]:
 
 
 def refuse_problems(prepared: Prepared) -> None:
-    """Raises one UserError that lists all that is missing on this machine."""
+    """Raise one UserError that lists all that is missing on this machine."""
     if (found := problem(prepared)) is not None:
         raise found

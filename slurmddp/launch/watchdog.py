@@ -33,5 +33,5 @@ def submit_watchdog(plan: Plan, folder: RunFolder, job_id: JobId) -> str | None:
         made = slurm.submit(command, folder.path)
         write_whole(folder.path / "watchdog.json", json.dumps({"job_id": made.id, "watches": job_id.id}) + "\n")
     except (UserError, ExternalError, OSError) as error:
-        return f"the run has no watchdog job: {error}"
+        return f"could not submit the watchdog job: {error}"
     return None

@@ -33,7 +33,7 @@ def run_files(prepared: Prepared, run_id: str) -> dict[str, str]:
 
 
 def survey_project(plan: Plan, *exclude: Path) -> Survey | None:
-    """What of the user's project is copied into the run folder; None where nothing is.
+    """Return what of the user's project is copied to the run folder; None if nothing is.
 
     exclude: folders that are no code, beside those of the runs and of caches. Raises UserError.
     """
@@ -59,7 +59,7 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
             read_recipe(container.recipe, options, Path.cwd(), os.environ), __version__
         )
     elif prepared.plan.container.runtime != "none":
-        say("note: no image.def: neither container.recipe nor container.base says what the image is made from")
+        say("note: no image.def written: neither container.recipe nor container.base is set")
     own = RunFolder(folder)
     project = _project(prepared, folder, say)
     try:
@@ -72,7 +72,10 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
         if own.code.exists() and code_hash(own.code) != hash_of(project):
             different.append(own.code)
         if different:
-            raise UserError(f"{different[0]} exists and differs", todo="choose another folder with -o, or remove it")
+            raise UserError(
+                f"{different[0]} exists with different content",
+                todo="choose another folder with -o, or remove that file",
+            )
         for name, text in files.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
@@ -85,17 +88,17 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
         if not own.key.exists():
             write_key(own.key)
     except OSError as error:
-        raise UserError(f"cannot write into {folder}: {error.strerror}", todo="choose another folder: -o DIR") from None
+        raise UserError(f"cannot write to {folder}: {error.strerror}", todo="choose another folder: -o DIR") from None
     return [*(folder / name for name in files), own.shell]
 
 
 def _project(prepared: Prepared, folder: Path, say: Callable[[str], None]) -> Survey | None:
-    """What of the user's project is copied. Raises UserError, but not for one that another machine has."""
+    """Return what of the user's project is copied. Raises UserError, but not if the project is on another machine."""
     root = prepared.plan.program.project
     if root is None or not prepared.plan.snapshot:
         return None
     if not os.path.exists(root):
-        say(f"note: no code/project: {root} does not exist on this machine")
+        say(f"note: no code/project written: {root} does not exist on this machine")
         return None
     found = survey_project(prepared.plan, folder)
     for warning in found.warnings if found else ():

@@ -26,7 +26,7 @@ def plan_alerts(resolved: Resolved, context: Context) -> tuple[AlertsPlan | None
             raise UserError(
                 f"alerts has two targets called {target.called}",
                 where=resolved.location("alerts", str(index)),
-                todo="give one of them a name: {to: ..., name: NAME}; its address is read from a file of that name",
+                todo="name one of them: {to: ..., name: NAME}. slurmddp reads its address from a file of that name",
             )
         names[target.called] = index
         targets.append(_target(target, context))
@@ -34,7 +34,7 @@ def plan_alerts(resolved: Resolved, context: Context) -> tuple[AlertsPlan | None
         return None, []
     leave = _leave(resolved)
     if leave == "login" and resolved.site.scheduler == "slurm":
-        text = "alerts cannot leave the nodes of this site: `slurmddp watch-alerts`, or the next command, sends them"
+        text = "nodes of this site cannot send alerts: `slurmddp watch-alerts`, or the next command, sends them"
         notes.append(Note("note", text))
     return AlertsPlan(tuple(targets), leave, resolved.site.alerts.proxy), notes
 
@@ -46,23 +46,23 @@ def plan_mail(resolved: Resolved) -> tuple[str, ...]:
         return ()
     if len(wanted) > 1:
         raise UserError(
-            "alerts has two targets that are mail, and Slurm keeps one list of addresses for a job",
+            "alerts has two mail targets, but Slurm keeps only one list of addresses per job",
             where=resolved.location("alerts", str(wanted[1][0])),
-            todo="write one, with commas between the addresses",
+            todo="use one target, with commas between the addresses",
         )
     index, target = wanted[0]
     if "--mail-type" in resolved.site.unsupported_flags:
         raise UserError(
             f"site {resolved.site.name} rejects jobs with --mail-type",
             where=resolved.location("alerts", str(index)),
-            todo="leave mail out",
+            todo="remove the mail target",
         )
     types = [_MAIL_TYPES[kind] for kind in target.on if kind in _MAIL_TYPES]
     if not types:
         raise UserError(
-            f"Slurm sends no mail of {', '.join(target.on) or 'nothing'}",
+            f"Slurm cannot send mail for {', '.join(target.on) or 'no event'}",
             where=resolved.location("alerts", str(index), "on"),
-            todo=f"name some of {', '.join(_MAIL_TYPES)}, or leave this target out",
+            todo=f"set on to some of {', '.join(_MAIL_TYPES)}, or remove this target",
         )
     user = [f"--mail-user={target.address}"] if target.address else []
     return (f"--mail-type={','.join(dict.fromkeys(types))}", *user)

@@ -30,9 +30,11 @@ def plan_batch(wanted: Batch, nodes: NodePlan, location: str) -> tuple[BatchPlan
     """
     world = nodes.world
     if wanted.even and (world is None or wanted.weights):
-        why = "batch.weights make shares uneven" if wanted.weights else "the ranks are known on the nodes only"
+        why = "batch.weights make the shares uneven" if wanted.weights else "only the running job knows its ranks"
         raise UserError(
-            f"batch.even is true, but {why}", where=location, todo="leave it out: every sample weighs the same"
+            f"batch.even is true, but {why}",
+            where=location,
+            todo="remove it: every sample has the same weight either way",
         )
     if world is None:
         return _on_the_nodes(wanted, location)
@@ -51,8 +53,8 @@ def plan_batch(wanted: Batch, nodes: NodePlan, location: str) -> tuple[BatchPlan
     if not even:
         near = " and ".join(str(value) for value in nearest_even(total, micro, world))
         text = (
-            f"a global batch of {total} is not micro batch {micro} x accumulation x {world} ranks: micro batches are"
-            f" uneven, and correctly weighted; even ones nearby: {near}"
+            f"a global batch of {total} is not micro batch {micro} x accumulation x {world} ranks: micro "
+            f"batches are uneven (and correctly weighted). Even batches nearby: {near}"
         )
         if wanted.even:
             raise UserError(
@@ -70,9 +72,9 @@ def plan_batch(wanted: Batch, nodes: NodePlan, location: str) -> tuple[BatchPlan
                 where=location,
                 todo=f"resources.nodes without {counts}, another batch.global, or batch.even: false",
             )
-        notes.append(Note("note", f"on {counts} nodes micro batches are uneven, and correctly weighted"))
+        notes.append(Note("note", f"on {counts} nodes, micro batches are uneven (and correctly weighted)"))
     if accumulation == 1 and nodes.max > 1 and not nodes.below_max:
-        notes.append(Note("note", "accumulation is already 1: more nodes no longer make a step of this batch faster"))
+        notes.append(Note("note", "accumulation is already 1: more nodes would not make a step faster"))
     return plan, notes + _idle(total, world)
 
 
@@ -81,15 +83,13 @@ def _on_the_nodes(wanted: Batch, location: str) -> tuple[BatchPlan, list[Note]]:
     if wanted.global_ is None or wanted.accumulation is not None:
         what = "accumulation cannot be chosen" if wanted.accumulation else "batch.global is not set"
         raise UserError(
-            f"{what}, and with ranks_per_node: auto the ranks from which it would follow are known on the nodes only",
+            f"{what}: with ranks_per_node: auto, the number of ranks is known only when the job runs",
             where=location,
-            todo="set batch.global and batch.micro: accumulation follows from the ranks found",
+            todo="set batch.global and batch.micro; accumulation then follows from the ranks",
         )
     micro = wanted.micro or min(DEFAULT_MICRO, wanted.global_)
     told = (
-        []
-        if wanted.micro
-        else [Note("note", f"batch.micro is not set: at most {micro} samples per rank and micro step")]
+        [] if wanted.micro else [Note("note", f"batch.micro is not set: up to {micro} samples per rank and micro step")]
     )
     return BatchPlan(wanted.global_, micro, None, None), told
 
@@ -97,7 +97,7 @@ def _on_the_nodes(wanted: Batch, location: str) -> tuple[BatchPlan, list[Note]]:
 def _idle(total: int, world: int) -> list[Note]:
     if total >= world:
         return []
-    return [Note("warning", f"a global batch of {total} leaves {world - total} of {world} ranks without a sample")]
+    return [Note("warning", f"a global batch of {total} leaves {world - total} of {world} ranks without samples")]
 
 
 def uneven_nodes(plan: BatchPlan, nodes: NodePlan) -> list[int]:

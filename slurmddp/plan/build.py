@@ -23,7 +23,11 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
     layout, more = plan_layout(resolved, nodes, gpus, context.allocation)
     notes += more
     # An allocation that exists was given all that its site requires.
-    missing = [] if context.inside else [f"{error.what}: `submit` refuses it" for error in missing_settings(resolved)]
+    missing = (
+        []
+        if context.inside
+        else [f"{error.what}: `submit` will reject the job" for error in missing_settings(resolved)]
+    )
     notes = [Note("warning", text) for text in (*resolved.warnings, *missing)] + notes
     batch = None
     wanted = job.train.batch
@@ -33,7 +37,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
     notes += check_parallel(resolved, nodes)
     if job.train.task and job.train.schedule.warmup > job.train.steps:
         warmup = f"train.schedule.warmup {job.train.schedule.warmup}"
-        notes.append(Note("note", f"{warmup} is more than train.steps {job.train.steps}: lr never comes to its peak"))
+        notes.append(Note("note", f"{warmup} is longer than train.steps {job.train.steps}: lr never reaches its peak"))
     program = plan_program(job, context)
     container = plan_container(resolved, layout, program, context)
     cache = absolute(job.paths.cache, context.cwd) if job.paths.cache else None
@@ -44,7 +48,13 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
     notes += more
     stop_lead = plan_stop_lead(job.resources.time, job.timeouts.stop, context.save_seconds)
     if site.scheduler == "slurm" and job.resources.time and not stop_lead and not context.inside:
-        notes.append(Note("note", "a job this short is not told before its time limit: what is not saved then is lost"))
+        notes.append(
+            Note(
+                "note",
+                "the job is too short for a save before its time limit: progress since the "
+                "last checkpoint will be lost",
+            )
+        )
     sbatch = plan_sbatch(resolved, nodes, layout, recovery, stop_lead) if site.scheduler == "slurm" else ()
     return Plan(
         name=job.name,

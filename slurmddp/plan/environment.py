@@ -64,7 +64,7 @@ def _network(job: Job) -> VariableGroup:
 
 
 def _caches(root: str) -> VariableGroup:
-    return _group("downloads, off the home folder", HF_HOME=f"{root}/huggingface")
+    return _group("downloads, outside the home folder", HF_HOME=f"{root}/huggingface")
 
 
 def _node_caches(*, amd: bool) -> VariableGroup:
@@ -79,7 +79,7 @@ def _node_caches(*, amd: bool) -> VariableGroup:
 
 def _debug() -> VariableGroup:
     return VariableGroup(
-        "network.debug: what practitioners ask for first; slow, not for production",
+        "network.debug: verbose logs; slow, not for production",
         (
             Variable("NCCL_DEBUG", "INFO"),
             Variable("NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING"),

@@ -20,7 +20,7 @@ def plan_layout(
 ) -> tuple[Layout, list[Note]]:
     """`gpus`: per node, as `gpus_per_node` found them.
 
-    Raises UserError for what the partition, or the allocation that we are in, cannot give.
+    Raises UserError for what the partition, or the current allocation, cannot give.
     """
     wanted, partition = resolved.job.resources, partition_of(resolved)
     notes: list[Note] = []
@@ -33,7 +33,7 @@ def plan_layout(
     if most and gpus and gpus < most and nodes.max > 1:
         notes += _fewer_nodes(nodes.max, gpus, most)
     if cpus is None and resolved.site.scheduler == "slurm" and not wanted.exclusive:
-        text = "the profile does not know how many cores a node has: Slurm may give one; set resources.cpus_per_node"
+        text = "the site profile has no cores per node, so Slurm may give only one: set resources.cpus_per_node"
         notes.append(Note("warning", text))
     # A step of an allocation gets the allocation's memory where the job itself says nothing.
     mem = None if allocation else partition.mem_per_node and int(partition.mem_per_node * part_of_node)
@@ -54,7 +54,7 @@ def _cpus(resolved: Resolved, partition: Partition, part_of_node: float, allocat
     """Cores on each node: as wanted, else the GPUs' share of the node, and no more than the allocation has."""
     wanted, most = resolved.job.resources.cpus_per_node, partition.cpus_per_node
     given = allocation.cpus_per_node if allocation else None
-    for limit, owner in ((most, named_partition(resolved)), (given, "the allocation that we are in")):
+    for limit, owner in ((most, named_partition(resolved)), (given, "the current allocation")):
         if wanted and limit and wanted > limit:
             raise UserError(
                 f"{wanted} cores per node are more than the {limit} of {owner}",
@@ -79,16 +79,16 @@ def gpus_per_node(resolved: Resolved) -> int:
     if wanted is None:
         if partition.gpus_per_node is None:
             raise UserError(
-                f"the profile of site {resolved.site.name} does not know how many GPUs a node of this partition has",
+                f"the profile of site {resolved.site.name} does not say how many GPUs per node this partition has",
                 where=location,
-                todo="--gpus N, or resources.gpus_per_node in the job file (0: run on CPUs)",
+                todo="use --gpus N, or resources.gpus_per_node in the job file (0: train on CPUs)",
             )
         return partition.gpus_per_node
     if partition.gpus_per_node is not None and wanted > partition.gpus_per_node:
         raise UserError(
             f"{wanted} GPUs per node are more than the {partition.gpus_per_node} of {named_partition(resolved)}",
             where=location,
-            todo=f"at most {partition.gpus_per_node}, and more nodes",
+            todo=f"ask for at most {partition.gpus_per_node} per node, and for more nodes",
         )
     return wanted
 
@@ -98,15 +98,15 @@ def _check_limits(resolved: Resolved, partition: Partition) -> None:
     mem, partition_name = wanted.mem_per_node, named_partition(resolved)
     if mem and partition.mem_per_node and mem > partition.mem_per_node:
         raise UserError(
-            f"{memory(mem)} of memory a node are more than the {memory(partition.mem_per_node)} of {partition_name}",
+            f"{memory(mem)} of memory per node are more than the {memory(partition.mem_per_node)} of {partition_name}",
             where=resolved.location("resources", "mem_per_node"),
-            todo=f"at most {memory(partition.mem_per_node)}",
+            todo=f"ask for at most {memory(partition.mem_per_node)}",
         )
     if wanted.time and partition.max_time and wanted.time > partition.max_time:
         raise UserError(
             f"{slurm_time(wanted.time)} is above the limit {slurm_time(partition.max_time)} of {partition_name}",
             where=resolved.location("resources", "time"),
-            todo="ask for less time; the run can be continued with --resume",
+            todo="ask for less time; --resume can continue the run later",
         )
 
 
@@ -119,8 +119,8 @@ def _fewer_nodes(nodes: int, gpus: int, most: int) -> list[Note]:
     return [
         Note(
             "note",
-            f"{total} GPUs fit on {enough} node{'s' if enough > 1 else ''} of {most}: fewer nodes are faster"
-            f" than {gpus} a node, gradients then cross the network less",
+            f"{total} GPUs fit on {enough} node{'s' if enough > 1 else ''} of {most}: using {gpus} per node "
+            f"sends more gradients over the network, which is slower",
         )
     ]
 

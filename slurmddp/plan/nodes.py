@@ -29,32 +29,32 @@ def plan_nodes(resolved: Resolved, gpus: int, allocation: Allocation | None) -> 
 def _check_site(resolved: Resolved, nodes: NodePlan) -> None:
     if resolved.site.scheduler == "local" and nodes.total > 1:
         raise UserError(
-            f"site {resolved.site.name} is this one machine, not {nodes.total} nodes",
+            f"site {resolved.site.name} runs on this machine only, not on {nodes.total} nodes",
             where=resolved.location("resources", "nodes"),
-            todo="more ranks on it: --set resources.ranks_per_node=N",
+            todo="for more ranks on this machine, use --set resources.ranks_per_node=N",
         )
     most = partition_of(resolved).max_nodes
     if most and nodes.total > most:
         spares = f" (with {nodes.spares} spare)" if nodes.spares else ""
         raise UserError(
-            f"{nodes.total} nodes{spares} are more than the {most} that {named_partition(resolved)} allows a job",
+            f"{nodes.total} nodes{spares} are more than the {most} per job that {named_partition(resolved)} allows",
             where=resolved.location("resources", "nodes"),
-            todo=f"at most {most}",
+            todo=f"ask for at most {most}",
         )
 
 
 def _check_allocation(resolved: Resolved, nodes: NodePlan, allocation: Allocation) -> None:
     if nodes.elastic:
         raise UserError(
-            "inside an allocation the number of nodes is fixed: min, max and spares are for a job that is submitted",
+            "inside an allocation the number of nodes is fixed: a range or spares work only with `submit`",
             where=resolved.location("resources", "nodes"),
-            todo=f"--nodes {min(nodes.max, allocation.nodes)}",
+            todo=f"use --nodes {min(nodes.max, allocation.nodes)}",
         )
     if nodes.max > allocation.nodes:
         raise UserError(
-            f"the allocation that we are in has {allocation.nodes} node(s), the job wants {nodes.max}",
+            f"the current allocation has {allocation.nodes} node(s), the job needs {nodes.max}",
             where=resolved.location("resources", "nodes"),
-            todo=f"salloc --nodes={nodes.max} ..., or --nodes {allocation.nodes}",
+            todo=f"use salloc --nodes={nodes.max}, or --nodes {allocation.nodes}",
         )
 
 
@@ -62,13 +62,13 @@ def _check_all_gpus(resolved: Resolved, nodes: NodePlan, allocation: Allocation 
     """Raise UserError for ranks that take all GPUs of the allocation, but not all of its nodes."""
     if nodes.elastic:
         raise UserError(
-            "ranks_per_node: auto takes the GPUs of the whole allocation: no attempt could begin on fewer nodes",
+            "ranks_per_node: auto uses all GPUs of the allocation, so the job cannot start on fewer nodes",
             where=resolved.location("resources", "nodes"),
-            todo="a plain number of nodes, or the number of ranks per node",
+            todo="set a fixed number of nodes, or set ranks_per_node to a number",
         )
     if allocation is not None and nodes.max < allocation.nodes:
         raise UserError(
-            f"ranks_per_node: auto takes all GPUs of the allocation that we are in, which has {allocation.nodes} nodes",
+            f"ranks_per_node: auto uses all GPUs of the current allocation, which has {allocation.nodes} nodes",
             where=resolved.location("resources", "ranks_per_node"),
-            todo=f"--nodes {allocation.nodes}, or the number of ranks per node",
+            todo=f"use --nodes {allocation.nodes}, or set ranks_per_node to a number",
         )

@@ -17,12 +17,12 @@ def check_parallel(resolved: Resolved, nodes: NodePlan) -> list[Note]:
     wanted = resolved.job.parallel
     if resolved.job.train.script and wanted.shard > 1:
         raise UserError(
-            f"parallel.shard is {wanted.shard}, but a script of your own wraps its model itself",
+            f"parallel.shard is {wanted.shard}, but your own script must wrap its model itself",
             where=resolved.location("parallel", "shard"),
-            todo="leave parallel out; it is for tasks (train.task)",
+            todo="remove parallel: it works only with train.task",
         )
     if nodes.world is None or nodes.ranks_per_node is None:
-        text = "parallel: that replicate x shard are the ranks is checked on the nodes, where their number is known"
+        text = "parallel: the nodes check that replicate x shard equals the number of ranks, once it is known"
         return [Note("note", text)] if wanted.shard > 1 or wanted.replicate else []
     where = resolved.location("parallel", "shard" if wanted.replicate is None else "replicate")
     try:
@@ -40,9 +40,10 @@ def _check_fewer_nodes(resolved: Resolved, nodes: NodePlan, ranks_per_node: int,
     wanted = resolved.job.parallel
     if nodes.below_max and wanted.replicate is not None:
         raise UserError(
-            f"parallel.replicate is {wanted.replicate}, and resources.nodes allows {nodes.min} to {nodes.max} nodes",
+            f"parallel.replicate is fixed at {wanted.replicate}, but resources.nodes allows {nodes.min} to "
+            f"{nodes.max} nodes",
             where=where,
-            todo="leave replicate out: it follows from the ranks and parallel.shard",
+            todo="remove replicate: it follows from the ranks and parallel.shard",
         )
     refused = [count for count in nodes.below_max if count * ranks_per_node % wanted.shard]
     if refused:
@@ -50,7 +51,7 @@ def _check_fewer_nodes(resolved: Resolved, nodes: NodePlan, ranks_per_node: int,
             f"parallel.shard {wanted.shard} does not divide the ranks of {fewer(refused)} nodes,"
             f" which resources.nodes allows ({ranks_per_node} ranks per node)",
             where=where,
-            todo="a shard that divides a node's ranks, or resources.nodes without those",
+            todo="use a shard that divides the ranks per node, or change resources.nodes",
         )
 
 
@@ -61,8 +62,8 @@ def _crossing(shard: int, ranks_per_node: int) -> list[Note]:
     largest = max(size for size in range(1, ranks_per_node + 1) if ranks_per_node % size == 0 and shard % size == 0)
     better = f"; parallel.shard {largest} would stay inside a node" if largest > 1 else ""
     text = (
-        f"shard groups of {shard} ranks cross nodes of {ranks_per_node}: parameters then travel over the network in"
-        f" every forward and backward pass, which is slow{better}"
+        f"shard groups of {shard} ranks cross nodes of {ranks_per_node}: every forward and backward pass sends "
+        f"parameters over the network, which is slow{better}"
     )
     return [Note("note", text)]
 

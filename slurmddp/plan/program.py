@@ -39,7 +39,10 @@ def plan_program(job: Job, context: Context) -> Program:
         return Program(script, False, train.args, None, (project,))
     inside = os.path.relpath(script, project)
     if inside.split("/")[0] == "..":
-        raise UserError(f"the script {script} lies outside of train.project {project}", todo="name the folder above it")
+        raise UserError(
+            f"the script {script} is outside of train.project {project}",
+            todo="set train.project to a folder that contains it",
+        )
     return Program(f"code/project/{inside}", True, train.args, project, ("code/project",))
 
 
@@ -55,13 +58,14 @@ def plan_container(resolved: Resolved, layout: Layout, program: Program, context
         raise UserError(
             "container.image is not set",
             where=resolved.location("container", "image"),
-            todo="name a .sif (slurmddp build-image makes one), or container.runtime: none for modules or conda",
+            todo="set it to a .sif (`slurmddp build-image` makes one), or set container.runtime: none for "
+            "modules or conda",
         )
     if "://" in wanted.image:
         raise UserError(
-            f"container.image is {wanted.image}, which every node would have to fetch",
+            f"container.image is {wanted.image}, which every node would have to download",
             where=resolved.location("container", "image"),
-            todo=f"make a file of it first: slurmddp build-image image.sif --base {wanted.image}",
+            todo=f"build a .sif from it first: slurmddp build-image image.sif --base {wanted.image}",
         )
     device: tuple[str, ...] = {"nvidia": ("--nv",), "amd": ("--rocm",), "none": ()}[resolved.site.gpu_vendor]
     options = (*(device if layout.gpus_per_node else ()), *wanted.options)
@@ -131,7 +135,7 @@ def _binds(resolved: Resolved, program: Program, context: Context) -> tuple[Bind
     for made in (*binds, *places):
         if any(char in made.source + made.destination for char in ':,"\\'):
             raise UserError(
-                f"the path {made.source!r} holds a character that --bind cannot carry",
+                f"the path {made.source!r} contains a character that --bind does not accept",
                 todo="rename it, or link to it",
             )
     # A resolved job holds the site's binds as well: the same one twice is one.

@@ -39,9 +39,9 @@ def takes_whole_nodes(resolved: Resolved, gpus: int) -> bool:
         return False
     if "--exclusive" in resolved.site.unsupported_flags:
         raise UserError(
-            f"site {resolved.site.name} rejects --exclusive, by which ranks_per_node: auto asks for whole nodes",
+            f"site {resolved.site.name} rejects --exclusive, which ranks_per_node: auto needs",
             where=resolved.location("resources", "ranks_per_node"),
-            todo="say what to ask for (sbatch_extra: [--gpus=TOTAL]), or how many ranks a node starts",
+            todo="set what to ask for (sbatch_extra: [--gpus=TOTAL]), or set ranks_per_node to a number",
         )
     return True
 
@@ -54,7 +54,7 @@ def threads_wanted(job: Job) -> int:
 
 def plan_ranks(resolved: Resolved, gpus: int, whole: bool) -> tuple[int | None, list[Note]]:
     """Ranks on each node, None where only the nodes will know. `gpus`: of a node, with `auto` at least.
-    `whole`: whether whole nodes are asked for.
+    `whole`: whether the job asks for whole nodes.
 
     Raises UserError for more ranks than GPUs, and for `auto` where nothing could tell a node its number.
     """
@@ -62,19 +62,21 @@ def plan_ranks(resolved: Resolved, gpus: int, whole: bool) -> tuple[int | None, 
     if not is_auto(resolved):
         ranks = wanted.ranks_per_node if isinstance(wanted.ranks_per_node, int) else gpus or 1
         if gpus and ranks > gpus:
-            todo = "one rank a GPU: leave ranks_per_node out"
+            todo = "remove ranks_per_node: one rank per GPU is the default"
             raise UserError(f"{ranks} ranks share {gpus} GPUs", where=location, todo=todo)
-        return ranks, [Note("warning", f"{gpus - ranks} of {gpus} GPUs per node get no rank")] if ranks < gpus else []
+        return ranks, [
+            Note("warning", f"{gpus - ranks} of {gpus} GPUs per node are unused: they get no rank")
+        ] if ranks < gpus else []
     if gpus and resolved.site.gpu_request == "none":
         raise UserError(
-            f"Slurm at site {resolved.site.name} does not count GPUs: no node could tell how many ranks to start",
+            f"ranks_per_node: auto does not work at site {resolved.site.name}: its Slurm does not count GPUs",
             where=location,
-            todo="leave ranks_per_node out, or write the number",
+            todo="remove ranks_per_node, or set it to a number",
         )
     threads = threads_wanted(resolved.job)
     if not gpus and wanted.cpus_per_node:
         return max(1, wanted.cpus_per_node // threads), []
-    each = "GPU that Slurm gives it" if gpus else f"{threads} of its cores"
-    given = "whole nodes are asked for" if whole else "as the job's own options ask for them"
-    text = f"ranks_per_node is auto: a node starts one rank for each {each} ({given}); all that follows is known there"
+    each = "GPU that Slurm gives the node" if gpus else f"{threads} of its cores"
+    given = "the job asks for whole nodes" if whole else "as the job's own options ask for them"
+    text = f"ranks_per_node is auto: each node starts one rank per {each} ({given})"
     return None, [Note("note", text)]

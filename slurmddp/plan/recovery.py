@@ -27,7 +27,7 @@ def plan_recovery(resolved: Resolved, nodes: NodePlan, inside: bool) -> tuple[Re
         requeue = "none"
     notes = []
     if nodes.elastic and "--no-kill" in site.unsupported_flags:
-        text = f"site {site.name} rejects --no-kill: the whole job ends with the first node that is lost"
+        text = f"site {site.name} rejects --no-kill: the whole job fails when one node fails"
         notes.append(Note("warning", text))
     return RecoveryPlan(requeue, wanted.no_progress, wanted.preflight), notes
 
@@ -56,15 +56,15 @@ def explain_stop_lead(time: int | None, wanted: int | None, save_seconds: float 
     """One line: the lead that was planned, and from what."""
     lead = plan_stop_lead(time, wanted, save_seconds)
     if lead is None:
-        known = "no time limit is known" if time is None else f"{time} s are too short a job"
-        return f"planned: none ({known}); what is not saved at the time limit is lost"
+        known = "no time limit is known" if time is None else f"a job of {time} s is too short"
+        return f"planned: none ({known}); progress since the last checkpoint is lost at the time limit"
     if lead < (wanted or lead_of(save_seconds)):
         return f"planned: {lead} s (a third of {time} s, which is less than {wanted or lead_of(save_seconds)} s)"
     if wanted:
         return f"planned: {lead} s, as set"
     if save_seconds is None:
-        return f"planned: {lead} s (no save of an earlier run is known: --resume RUN takes its longest)"
-    saves = f"the longest save of the runs continued took {save_seconds:.3g} s"
+        return f"planned: {lead} s (the save time is unknown; with --resume RUN, the longest save of RUN counts)"
+    saves = f"the longest save of the resumed runs took {save_seconds:.3g} s"
     return f"planned: {lead} s ({saves}: twice that + {BESIDE_THE_SAVE} s, at least {SHORTEST_LEAD} s)"
 
 

@@ -72,9 +72,9 @@ def plan_sbatch(
             raise _rejected(resolved, flag, "resources", "sbatch_extra", str(index))
         if flag in _OURS or (flag in _GPU_FLAGS and any(line.startswith(f"{flag}=") for line in lines)):
             raise UserError(
-                f"{flag} is what slurmddp sets itself, and the job relies on it",
+                f"{flag} is set by slurmddp itself, and the job relies on it",
                 where=resolved.location("resources", "sbatch_extra", str(index)),
-                todo="leave it out; resources.*, recovery.requeue and timeouts.stop say what it should be",
+                todo="remove it; resources.*, recovery.requeue and timeouts.stop control it",
             )
         lines.append(extra)
     return tuple(line for line in lines if line.split("=")[0] not in unsupported)
@@ -121,5 +121,5 @@ def missing_settings(resolved: Resolved) -> list[UserError]:
 
 def _rejected(resolved: Resolved, flag: str, *key: str) -> UserError:
     return UserError(
-        f"site {resolved.site.name} rejects jobs with {flag}", where=resolved.location(*key), todo="leave it out"
+        f"site {resolved.site.name} rejects jobs with {flag}", where=resolved.location(*key), todo="remove it"
     )

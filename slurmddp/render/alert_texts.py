@@ -94,7 +94,7 @@ def _teams(plan: Plan) -> list[str]:
         ("optional", ", @state@"),
         ("part", f", @progress@{end}"),
         *(("optional", f", {begin}{text}{end}") for text in ("cause: @cause@", "next: @next@", "run: @folder@")),
-        ("part", f", {begin}look: {_COMMAND}{end}"),
+        ("part", f", {begin}more: {_COMMAND}{end}"),
         ("each", ", " + json.dumps(_block("@line@", {"spacing": "None"}, small))),
     ]
     card = {
@@ -146,7 +146,7 @@ def _lines(
         ("optional", f"\n{quote}cause: @{cause}@{quote}"),
         ("optional", f"\n{quote}next: @{following}@{quote}"),
         ("part", f"\n{quote}run: @{folder}@{quote}"),
-        ("part", f"\n{quote}look: {_COMMAND}{quote}"),
+        ("part", f"\n{quote}more: {_COMMAND}{quote}"),
         ("optional", log),
     ]
 

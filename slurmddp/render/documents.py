@@ -23,14 +23,14 @@ def job_yaml(resolved: Resolved, plan: Plan) -> str:
             update={"global_": plan.batch.total, "micro": plan.batch.micro, "accumulation": None}
         )
         job = job.model_copy(update={"train": job.train.model_copy(update={"batch": batch})})
-    title = f"# The job as it was resolved for site {resolved.site.name}; it can be submitted as it stands."
+    title = f"# The resolved job for site {resolved.site.name}. You can submit this file as it is."
     data = expand_data(lambda path: unexpand(absolute(path, plan.cwd)), job.train.data)
     return _yaml(title, job.model_copy(update={"train": job.train.model_copy(update={"data": data})}), plan.cwd)
 
 
 def site_yaml(resolved: Resolved) -> str:
     """The site's profile, bases merged, as it was at submission."""
-    return _yaml("# The site's profile at submission, its bases merged.", resolved.site, "/")
+    return _yaml("# The site profile at submission, merged with its bases.", resolved.site, "/")
 
 
 def job_json(plan: Plan, run_id: str) -> str | None:

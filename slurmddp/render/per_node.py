@@ -13,12 +13,12 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     # torchrun itself counts GPUs; of cores, it would start a rank on each.
     ranks = str(nodes.ranks_per_node or ("gpu" if layout.gpus_per_node else "RANKS"))
     lines = [
-        f"# {plan.name}: line N on node N, all within {plan.join_timeout} s; head node {head}, port {port}",
+        f"# {plan.name}: run line N on node N, all within {plan.join_timeout} s; head node {head}, port {port}",
     ]
-    lines.append("# RUN_FOLDER, at the same path on all nodes: slurmddp render JOB.yaml -o RUN_FOLDER")
+    lines.append("# write RUN_FOLDER first, at the same path on all nodes: slurmddp render JOB.yaml -o RUN_FOLDER")
     lines += [f"# on each node first: {line}" for line in plan.setup]
     passed = plan.container.environment_prefix
-    lines += [f"# on each node first, not in this line: export {passed}{name}=..." for name in plan.environment_from]
+    lines += [f"# on each node first, as a separate line: export {passed}{name}=..." for name in plan.environment_from]
     if nodes.world is None:
         cores = "" if layout.gpus_per_node else f"; RANKS: one for each {layout.threads_per_rank} cores"
         lines.append(f"# on each node first: export OMP_NUM_THREADS=N, its cores divided by its ranks{cores}")

@@ -20,7 +20,7 @@ SAY_EVERY = 4 * 2**30
 
 
 def as_dict(item: Stored, found: list[Stored]) -> dict[str, Any]:
-    """For --json. The keys are stable. complete: nothing speaks against it; fault: what does."""
+    """Return a checkpoint for --json. The keys are stable. complete: no fault is known; fault: what is wrong."""
     return {
         "step": item.step,
         "path": str(item.path),
@@ -37,7 +37,7 @@ def as_dict(item: Stored, found: list[Stored]) -> dict[str, Any]:
 
 
 def table(folder: RunFolder, found: list[Stored], left: list[Leftover]) -> str:
-    """One line a checkpoint: step, when, size, files, ranks, whether it is whole, whose it is."""
+    """Return one line per checkpoint: step, time, size, files, ranks, run and state."""
     lines = []
     if found:
         others = any(not item.own for item in found)
@@ -48,7 +48,7 @@ def table(folder: RunFolder, found: list[Stored], left: list[Leftover]) -> str:
             world = "" if item.world is None else str(item.world)
             rows.append(
                 (str(item.step), _when(item.saved), human(item.bytes), str(item.files), world, item.run,
-                 state + (", would be resumed from" if item is chosen else ""))
+                 state + ("; --resume starts here" if item is chosen else ""))
             )  # fmt: skip
         shown = [row if others else (*row[:5], row[6]) for row in rows]
         widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]) - 1)]
@@ -56,7 +56,7 @@ def table(folder: RunFolder, found: list[Stored], left: list[Leftover]) -> str:
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
             lines.append(one_line("  ".join([*cells, row[-1]])))
         if chosen is None:
-            lines.append("none of them can be resumed from: a run would start from the beginning")
+            lines.append("no usable checkpoint: a resumed run would start from the beginning")
     else:
         lines.append(f"run {folder.id} has no checkpoints yet")
     lines += [one_line(f"unfinished save: {item.path.name}, {human(item.bytes)}") for item in left]
@@ -64,7 +64,7 @@ def table(folder: RunFolder, found: list[Stored], left: list[Leftover]) -> str:
 
 
 def checked(item: Stored, say: Callable[[str], None]) -> Stored:
-    """The checkpoint with its content compared; `say` hears of it every few GiB."""
+    """Compare the checkpoint's content with its hashes, and report progress every few GiB."""
     hashed = told = 0
 
     def progress(count: int) -> None:
@@ -80,38 +80,37 @@ def checked(item: Stored, say: Callable[[str], None]) -> Stored:
 
 
 def verified(folder: RunFolder, step: int | None, say: Callable[[str], None]) -> Iterator[Stored]:
-    """The run's checkpoints, or that of one step, each as its content says. Raises UserError where there is none."""
+    """Verify the run's checkpoints, or that of one step. Raises UserError if there is none."""
     found = checkpoints.own(folder)
     for item in [checkpoints.at_step(found, step)] if step is not None else found:
         yield checked(item, say)
 
 
 def verdict(item: Stored) -> str:
-    """One line: step, good or why not."""
+    """Return one line: the step, and whether the checkpoint is good."""
     extent = f"{human(item.bytes)} in {item.files} files"
     verdict = f"good, {extent}" if item.fault is None else f"NOT USABLE: {one_line(item.fault)}"
     return f"step {item.step}  {verdict}"
 
 
 def refuse_while_going(folder: RunFolder) -> None:
-    """Raises UserError where the run may still write checkpoints: it runs, waits, or nobody knows."""
+    """Raise UserError if the run may still write checkpoints: it runs, is pending, or its state is unknown."""
     found = run_status(folder).state
     if found.going:
-        detail = f" ({found.detail})" if found.detail else ""
         raise UserError(
-            f"run {folder.id} has not ended: it is {found.state}{detail}, and prunes its checkpoints itself",
-            todo=f"checkpoint.keep says how many it keeps; wait, `slurmddp cancel {folder.id}`, or --force",
+            f"run {folder.id} is still {found.state} and prunes its own checkpoints",
+            todo=f"wait, cancel it (`slurmddp cancel {folder.id}`), or use --force",
         )
 
 
 def removal(item: Stored | Leftover, *, done: bool) -> str:
-    """One line about a folder that is, or would be, removed."""
+    """Return one line about a folder that is, or would be, removed."""
     what = _why(item) if isinstance(item, Stored) else " (an unfinished save)"
     return f"{'removed' if done else 'would remove'} {item.path.name}{what}, {human(item.bytes)}"
 
 
 def pruning_end(planned: Pruning, *, done: bool) -> str:
-    """What is left alone, what is, or would be, freed, and what stays."""
+    """Return lines about what is skipped, what is (or would be) freed, and what is kept."""
     lines = [f"left alone: {item.path.name}{_why(item)}" for item in planned.left]
     steps = ", ".join(str(item.step) for item in planned.kept[:20]) + (", ..." if len(planned.kept) > 20 else "")
     freed = f"{human(planned.bytes)} {'freed' if done else 'would be freed'}"
@@ -121,7 +120,7 @@ def pruning_end(planned: Pruning, *, done: bool) -> str:
 
 
 def pruning_dict(planned: Pruning, *, done: bool) -> dict[str, Any]:
-    """For --json. The keys are stable."""
+    """Return the pruning for --json. The keys are stable."""
     return {
         "removed": [str(item.path) for item in planned.going],
         "kept": [str(item.path) for item in planned.kept],

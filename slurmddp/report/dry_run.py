@@ -15,7 +15,7 @@ from slurmddp.spec.types import slurm_time
 
 
 def summary_lines(plan: Plan, resolved: Resolved, folder: RunFolder, command: Sequence[str]) -> list[str]:
-    """What the job is, where it would write, and what would be run."""
+    """Return what the job is, where it would write, and what it would run."""
     rows = [
         ("site", f"{plan.site} ({resolved.site_from})"),
         ("nodes", nodes_text(plan)),
@@ -24,7 +24,7 @@ def summary_lines(plan: Plan, resolved: Resolved, folder: RunFolder, command: Se
         ("time", _time(plan)),
         ("image", plan.container.image or f"none; {plan.container.python} of the nodes"),
         ("program", _program(plan)),
-        ("may use", cost_line(plan).removeprefix("may use: ")),
+        ("cost", cost_line(plan).removeprefix("cost: ")),
         ("writes", f"{folder.path} (RUN_ID: {plan.name}-DATE-TIME-XXXX)"),
         ("runs", shlex.join(command)),
     ]
@@ -34,7 +34,7 @@ def summary_lines(plan: Plan, resolved: Resolved, folder: RunFolder, command: Se
 
 
 def machinery_lines(plan: Plan, folder: RunFolder, source: Path, code_hash: str | None, *, full: bool) -> list[str]:
-    """Where the functions are that the scripts source, and the hash of all code that the run folder would hold."""
+    """Return where the shell functions are, and the hash of the code in the run folder."""
     rows = [
         ("functions", f"{folder.shell}, a copy of {source}"),
         ("code hash", code_hash or "unknown: the project cannot be copied"),
@@ -57,7 +57,7 @@ def _batch(plan: Plan) -> str:
     if batch is None:
         return "the script's own"
     if batch.accumulation is None or plan.nodes.world is None:
-        return f"{batch.total}, micro batch at most {batch.micro}; accumulation follows on the nodes"
+        return f"{batch.total}, micro batch up to {batch.micro}; accumulation follows from the ranks"
     product = f"{batch.micro} (micro batch) x {batch.accumulation} (accumulation) x {plan.nodes.world} (ranks)"
     return f"{batch.total} = {product}" if batch.even else f"{batch.total}, uneven, of at most {product}"
 

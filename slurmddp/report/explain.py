@@ -39,7 +39,7 @@ def explain(resolved: Resolved, dotted: str) -> str:
 
 
 def _upwards(path: Key) -> Iterator[Key]:
-    """The path and what holds it: a list is replaced as a whole."""
+    """Yield the path and its parents, since a list is replaced as a whole."""
     return (path[:end] for end in range(len(path), 0, -1))
 
 
@@ -57,7 +57,7 @@ def _lookup(resolved: Resolved, key: Key, dotted: str) -> Any:
             value = _Missing
         if value is _Missing:
             near = nearest_key(Job, key)
-            raise UserError(f"{dotted} is no key of a job", todo=f"did you mean {near}?" if near else None)
+            raise UserError(f"{dotted} is not a key of a job file", todo=f"did you mean {near}?" if near else None)
     return value
 
 

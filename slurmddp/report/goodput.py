@@ -26,8 +26,8 @@ def run_ledger(folder: RunFolder, *, going: bool) -> Ledger | None:
 
 
 def never_submitted(folder: RunFolder) -> UserError:
-    """What to tell of a run without a ledger."""
-    return UserError(f"run {folder.id} has used no time yet", todo="it was never submitted")
+    """Return the error for a run without a ledger."""
+    return UserError(f"run {folder.id} was never submitted: it has no goodput")
 
 
 def goodput_line(found: Ledger | None) -> str | None:
@@ -48,20 +48,20 @@ def recovered_line(found: Ledger | None) -> str | None:
     if found is None or not found.recovered:
         return None
     gaps = [each.milliseconds for each in found.recoveries if each.failed]
-    times = "once, a gap of" if len(gaps) == 1 else f"{len(gaps)} times, the longest gap"
+    times = "once, in" if len(gaps) == 1 else f"{len(gaps)} times, at most in"
     return f"{times} {_clock(max(gaps))}"
 
 
 def goodput_text(found: Ledger, *, going: bool) -> str:
-    """For people: the goodput, then each kind with seconds, share and meaning. The seconds add up to the last line."""
+    """Return the goodput, then each kind with seconds, share and meaning. The seconds add up to the last line."""
     so_far = " so far" if going else ""
     tried = f", {_count(found.attempts, 'attempt')}" if found.attempts != found.jobs else ""
     counts = f"{_count(found.jobs, 'start')} of the job{tried}, {_count(found.launches, 'start')} of the ranks"
-    failed = f", {found.failures} of them failed or were killed" if found.failures else ""
+    failed = f", {found.failures} of these failed or were killed" if found.failures else ""
     lines = [f"goodput  {_headline(found)}{so_far}: {counts}{failed}", ""]
     if recovered := recovered_line(found):
         lines.insert(1, f"recovered {recovered}")
-    rows = [("KIND", "SECONDS", "SHARE", "WHAT IT IS")]
+    rows = [("KIND", "SECONDS", "SHARE", "MEANING")]
     for kind, meaning in KINDS.items():
         if found.spent[kind]:
             rows.append((kind, _seconds(found.spent[kind]), _percent(found.spent[kind], found.wall), meaning))
@@ -73,7 +73,7 @@ def goodput_text(found: Ledger, *, going: bool) -> str:
 
 
 def goodput_dict(found: Ledger, *, going: bool) -> dict[str, Any]:
-    """For --json. The keys are stable; every kind is there. Times are seconds with three decimals."""
+    """Return the ledger for --json. The keys are stable; every kind is there. Times are seconds with three decimals."""
     return {
         "going": going,
         "begin": found.begin / 1000,

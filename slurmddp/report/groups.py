@@ -18,13 +18,13 @@ _MEANING = {
 
 
 def parallel_lines(plan: Plan, wanted: Parallel) -> list[str]:
-    """A line for the kind, and one a dimension with more than one rank; none for an own script."""
+    """Return a line for the kind, and one per dimension with more than one rank; none for a script."""
     if plan.program.script:
         return []
     world, per_node = plan.nodes.world, plan.nodes.ranks_per_node
     if world is None or per_node is None:
         shape = f"shard {wanted.shard}" if wanted.replicate is None else f"{wanted.replicate} x {wanted.shard}"
-        return [f"{'parallel':<20}{shape}, groups follow on the nodes"] if wanted.shard > 1 else []
+        return [f"{'parallel':<20}{shape}, groups are formed when the job runs"] if wanted.shard > 1 else []
     sizes = mesh.sizes(world, wanted.replicate, wanted.shard)
     kind = mesh.kind(sizes)
     if kind == "DDP":
@@ -38,7 +38,7 @@ def parallel_lines(plan: Plan, wanted: Parallel) -> list[str]:
 
 
 def _listed(groups: Sequence[Sequence[int]]) -> str:
-    """The first groups, and how many there are where that is not all."""
+    """Return the first groups, and the number of all if there are more."""
     shown = " | ".join(_ranks(group) for group in groups[:SHOWN])
     return shown if len(groups) <= SHOWN else f"{shown} | ... {len(groups)} in all"
 
@@ -53,7 +53,7 @@ def _ranks(group: Sequence[int]) -> str:
 
 
 def _where(groups: Sequence[Sequence[int]], per_node: int) -> str:
-    """How many of the groups stay inside a node: `per_node` consecutive ranks each."""
+    """Return how many groups stay inside a node of `per_node` consecutive ranks."""
     inside = sum(group[0] // per_node == group[-1] // per_node for group in groups)
     if inside == len(groups):
         return "inside a node" if inside == 1 else "each inside a node"

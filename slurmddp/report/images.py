@@ -15,7 +15,7 @@ _PACKAGES = 12
 
 
 def as_dict(image: Shelved) -> dict[str, Any]:
-    """For --json. The keys are stable; `lock` is the whole of it, empty where it is not this file's."""
+    """Return an image for --json. The keys are stable; `lock` is the lock file, empty if it is for another image."""
     return {
         "path": str(image.path),
         "bytes": image.bytes,
@@ -28,9 +28,9 @@ def as_dict(image: Shelved) -> dict[str, Any]:
 
 
 def table(images: Sequence[Shelved]) -> str:
-    """One line an image, newest first."""
+    """Return one line per image, newest first."""
     if not images:
-        return "no images here"
+        return "no images in this folder"
     rows = [("IMAGE", "SIZE", "MADE", "RECIPE", "BASE", "TORCH", "STATE")]
     for image in images:
         made = time.strftime("%Y-%m-%d %H:%M", time.localtime(image.mtime))
@@ -43,12 +43,13 @@ def table(images: Sequence[Shelved]) -> str:
 
 
 def details(image: Shelved, driver: str | None, gpu: str | None) -> str:
-    """All that is known of one image; with a driver, whether it runs there."""
+    """Return what is known about one image and, with a driver, whether it runs there."""
     lock, said = image.lock, image.lock.get("registry") or {}
     states = {
-        "whole": "whole: its lock is that of this file",
-        "changed": "CHANGED since its lock was written, or copied without its time (cp -p, rsync -a keep it)",
-        "no lock": "no lock: slurmddp did not build it, or its .lock.json was not copied with it",
+        "whole": "matches its lock file",
+        "changed": "CHANGED since the lock file was written, or copied without its modification time (use cp -p "
+        "or rsync -a)",
+        "no lock": "no lock file: slurmddp did not build the image, or .lock.json was not copied with it",
     }
     builder = lock.get("builder") or {}
     rows = [
@@ -62,7 +63,7 @@ def details(image: Shelved, driver: str | None, gpu: str | None) -> str:
         ("torch", lock.get("torch") or said.get("torch")),
         ("CUDA", image.cuda.cuda),
         ("NCCL", said.get("nccl")),
-        ("driver", image.cuda.driver and f"{image.cuda.driver} (what its CUDA was released with)"),
+        ("driver", image.cuda.driver and f"{image.cuda.driver} (released with its CUDA)"),
         ("built", lock.get("created") and f"{lock['created']} on {lock.get('host')}"),
         ("by", builder and f"{builder.get('name')} {builder.get('version')}, {lock.get('mode')}"),
         ("packages", _packages(lock.get("packages"))),
@@ -82,10 +83,10 @@ def _packages(found: object) -> str | None:
 
 
 def removal(found: Sequence[Removable], *, done: bool) -> str:
-    """What is, or would be, removed."""
+    """Return what is, or would be, removed."""
     if not found:
         return "nothing to remove"
     lines = [one_line(f"{item.paths[0].name}  {human(item.bytes)}  {item.why}") for item in found]
     total = human(sum(item.bytes for item in found))
-    lines.append(f"removed: {total}" if done else f"would be removed: {total}; --yes removes it")
+    lines.append(f"removed: {total}" if done else f"would remove {total}; --yes removes them")
     return "\n".join(lines)

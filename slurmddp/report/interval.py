@@ -56,7 +56,7 @@ def best_interval(stall: float, between: float) -> float:
 
 
 def between_failures(history: History, nodes: int) -> float:
-    """Seconds between failures of a job on `nodes` nodes, which fail one as often as the other.
+    """Return the seconds between failures of a job on `nodes` nodes that fail equally often.
 
     Where none was seen, it is at least the third part of what was seen (the rule of three: 95 %), and at least what is
     usual: a few quiet hours say nothing. Nor does one failure in a short run: what is usual weighs as much as one
@@ -70,7 +70,7 @@ def between_failures(history: History, nodes: int) -> float:
 
 
 def interval_lines(plan: Plan, wanted: Checkpoint) -> list[str]:
-    """One line of `slurmddp plan`, or none where no earlier run of this name has figures."""
+    """Return one line of `slurmddp plan`, or none if no earlier run of this name was measured."""
     if plan.runtime_job is None:
         return []
     folders = [entry.folder for entry in index.entries() if entry.name == plan.name]
@@ -87,7 +87,7 @@ def interval_line(history: History, nodes: int, wanted: Checkpoint) -> str:
         hours = "less than 0.1"
     seen = f"in {hours} node-hours over {history.runs} run{'s' * (history.runs != 1)}"
     count = f"{history.failures or 'no'} failure{'s' * (history.failures > 1)}"
-    seen = f"{count} {seen}, reckoned with one in {between_failures(history, 1) / 3600:,.0f}"
+    seen = f"{count} {seen}, assuming one per {between_failures(history, 1) / 3600:,.0f} node-hours"
     now = [duration(wanted.interval)] if wanted.interval else []
     now += [f"every {wanted.every_steps} steps"] if wanted.every_steps else []
     return (
@@ -108,7 +108,7 @@ def duration(seconds: float) -> str:
 
 
 def measured(folders: Iterable[RunFolder], now: float) -> History | None:
-    """What these runs measured; None where none of them has saved. now: unix seconds."""
+    """Return what these runs measured; None if none of them has saved. now: unix seconds."""
     stalls: list[float] = []
     writes: list[float] = []
     runs = failures = 0
@@ -160,7 +160,7 @@ def _attempts(events: Sequence[Mapping[str, Any]], silent: bool) -> tuple[int, f
 
 
 def _asked_to_end(events: Sequence[Mapping[str, Any]], cancelled: bool) -> bool:
-    """Whether an attempt without a clean end was ended on purpose, or by the job's own error."""
+    """Return whether an attempt without a clean exit was stopped on purpose, or by the job's own error."""
     own = any(event.get("event") == "error" and event.get("kind") in _OWN_ERRORS for event in events)
     ended = next((event for event in events if event.get("event") == "job_ended"), {})
     asked = str(ended.get("slurm_state") or "").split(" ")[0] in _ASKED or bool(ended.get("signal"))

@@ -41,7 +41,7 @@ def _layout(plan: Plan) -> list[str]:
     allotted = "as Slurm allots" if plan.scheduler == "slurm" else "all of this machine"
     cores = allotted if layout.cpus_per_node is None else str(layout.cpus_per_node)
     if nodes.world is None:
-        each = "GPU that Slurm gives it" if layout.gpus_per_node else f"{layout.threads_per_rank} of its cores"
+        each = "GPU that Slurm gives the node" if layout.gpus_per_node else f"{layout.threads_per_rank} of its cores"
         shape = [f"{'ranks':<20}auto: a node starts one for each {each}"]
         threads = "shared by its ranks"
     else:
@@ -62,17 +62,17 @@ def _layout(plan: Plan) -> list[str]:
 def nodes_text(plan: Plan) -> str:
     """4; 2 to 4 and 1 spare: as many as are there train."""
     nodes = plan.nodes
-    train = str(nodes.max) if nodes.min == nodes.max else f"{nodes.min} to {nodes.max}, as many as there are"
+    train = str(nodes.max) if nodes.min == nodes.max else f"{nodes.min} to {nodes.max}, as many as are healthy"
     return train + (f", and {nodes.spares} spare{'s' * (nodes.spares > 1)}" if nodes.spares else "")
 
 
 def _fewer_nodes(plan: Plan) -> list[str]:
-    """What an attempt on fewer nodes is like: one line for each number of nodes, of many the first and last ones."""
+    """Return one line per smaller number of nodes; if there are many, the first and last ones."""
     batch, ranks = plan.batch, plan.nodes.ranks_per_node
     counts = list(reversed(plan.nodes.below_max))
     if ranks is None or not counts:
         return []
-    lines = ["the same global batch, where nodes are missing" if batch else "where nodes are missing"]
+    lines = ["with fewer nodes (same global batch)" if batch else "with fewer nodes"]
     for nodes in counts if len(counts) <= SHOWN else [*counts[: SHOWN - 1], counts[-1]]:
         line = f"  {nodes} node{'s' * (nodes > 1)} x {ranks} = {nodes * ranks} ranks"
         if batch is not None and batch.accumulation is not None:
@@ -85,11 +85,11 @@ def _fewer_nodes(plan: Plan) -> list[str]:
 def _batch(plan: Plan, resolved: Resolved) -> list[str]:
     batch, nodes, layout = plan.batch, plan.nodes, plan.layout
     if batch is None:
-        return ["", "global batch        the script's own (set train.batch to see its arithmetic)"]
+        return ["", "global batch        set by your script (set train.batch to see the arithmetic)"]
     if batch.accumulation is None or nodes.world is None:
         known = "the ranks found" if nodes.world is None else "the largest share"
-        follows = f"accumulation follows on the nodes from {known}"
-        line = f"global batch        {batch.total}, micro batch at most {batch.micro}; {follows}"
+        follows = f"accumulation follows from {known}"
+        line = f"global batch        {batch.total}, micro batch up to {batch.micro}; {follows}"
         return ["", line, *_weights(resolved.job.train.batch)]
     per_node = "GPUs" if layout.gpus_per_node else "ranks"
     product = (
@@ -106,7 +106,7 @@ def _batch(plan: Plan, resolved: Resolved) -> list[str]:
     partition = partition_of(resolved)
     found = ways(batch, nodes, layout, 1 if plan.scheduler == "local" else partition.max_nodes, partition.gpus_per_node)
     if found:
-        lines.append("the same global batch, by")
+        lines.append("same global batch with")
         for way in found:
             ranks = way.nodes * way.ranks_per_node
             product = f"{way.nodes} node{'s' * (way.nodes > 1)} x {way.ranks_per_node} = {ranks} ranks"
@@ -119,4 +119,4 @@ def _weights(batch: Batch) -> list[str]:
     if not batch.weights:
         return []
     shown = ", ".join(f"{pattern} {weight:g}" for pattern, weight in batch.weights.items())
-    return [f"{'share of a rank':<20}{shown}, all others 1 (by the name of its node or device)"]
+    return [f"{'share of a rank':<20}{shown}, all others 1 (patterns match the node or device name)"]

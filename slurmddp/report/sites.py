@@ -7,7 +7,7 @@ from slurmddp.sites.catalogue import Catalogue
 
 
 def site_list(catalogue: Catalogue) -> str:
-    """One line a profile; a broken one says so and hides no other."""
+    """Return one line per profile; a broken one is marked and hides no other."""
     lines = []
     for name in catalogue.names():
         try:
@@ -20,11 +20,11 @@ def site_list(catalogue: Catalogue) -> str:
 
 
 def site_page(catalogue: Catalogue, name: str) -> str:
-    """The profile's file, its bases, and the sources of its values, unverified ones first."""
+    """Return the profile's file, its bases, and the sources of its unverified values."""
     site, _ = catalogue.load(name)
     path = catalogue.path(name)
     lines = [f"# {path}", path.read_text(encoding="utf-8").rstrip()]
     unverified = [f"{key}: {fact.source}" for key, fact in site.facts.items() if not fact.verified]
     if unverified:
-        lines += ["", "# not verified in text of the site itself:", *(f"#   {line}" for line in unverified)]
+        lines += ["", "# not verified in the site's own documentation:", *(f"#   {line}" for line in unverified)]
     return "\n".join(lines)

@@ -46,12 +46,12 @@ class RunStatus:
 
     @property
     def job_id(self) -> str:
-        """The scheduler's id of the run's newest job, "" before the submission."""
+        """Return the id of the run's newest job, "" before the submission."""
         return str(self.facts.job_id or "")
 
     @property
     def attempt(self) -> int | None:
-        """The newest attempt; None before the first."""
+        """Return the newest attempt; None before the first."""
         return self.facts.attempt
 
     def with_note(self, note: str) -> RunStatus:
@@ -59,7 +59,7 @@ class RunStatus:
         return replace(self, notes=(*self.notes, note))
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json. The keys are stable."""
+        """Return the status for --json. The keys are stable."""
         return {
             "run_id": self.folder.id,
             "run_folder": str(self.folder.path),
@@ -116,7 +116,7 @@ def _undelivered(folder: RunFolder) -> int:
 
 
 def list_runs(limit: int, roots: Callable[[], Iterable[Path]], say: Callable[[str], None]) -> list[RunStatus]:
-    """The newest `limit` runs, oldest of them first, with one question to each scheduler.
+    """Return the newest `limit` runs, oldest first, asking each scheduler once.
 
     roots: where to look when the index is empty.
     """
@@ -152,7 +152,7 @@ def list_runs(limit: int, roots: Callable[[], Iterable[Path]], say: Callable[[st
 
 
 def runs_table(found: list[RunStatus]) -> str:
-    """One line a run: id, state, job, step, folder."""
+    """Return one line per run: id, state, job, step, folder."""
     if not found:
         return "no runs yet"
     rows: list[tuple[str, ...]] = [("RUN", "STATE", "JOB", "STEP", "FOLDER")]
@@ -167,12 +167,11 @@ def runs_table(found: list[RunStatus]) -> str:
 
 
 def status_text(found: RunStatus, goodput: str | None = None, recovered: str | None = None) -> str:
-    """A few lines for people. goodput, recovered: what `report.goodput` says in a line."""
-    lines = [f"run      {one_line(found.folder.id)}", f"state    {found.state.state}"]
-    if found.state.detail:
-        lines[-1] += f" ({one_line(found.state.detail)})"
-    if found.cause:
-        lines.append(f"cause    {one_line(found.cause)}")
+    """Return the lines of `slurmddp status`. goodput, recovered: the lines of `report.goodput`."""
+    lines = [f"run      {one_line(found.folder.id)}", f"state    {one_line(found.state.line)}"]
+    # The breaker's sentence is the state's detail already.
+    if found.cause and found.cause != found.state.detail:
+        lines.append(f"cause    {one_line(found.cause.removesuffix(f'; {found.state.detail}'))}")
     lines.append(f"job      {found.job_id or 'none'}")
     if found.attempt is not None:
         lines.append(f"attempt  {found.attempt}")
@@ -202,7 +201,7 @@ def follow_logs(
     attempt: int | None,
     say: Callable[[str], None],
 ) -> Iterator[bytes]:
-    """The lines of the logs; with `follow`, until the run has ended, `say` telling of states without a log.
+    """Yield the lines of the logs; with `follow`, until the run is over, while `say` reports its states.
 
     ask: `run_status`, with whatever else the command does each time.
     Raises UserError for a node without a log.
@@ -218,7 +217,7 @@ def follow_logs(
             yield line
         if nothing:
             of = "" if attempt is None else f" of attempt {attempt}"
-            say(f"nothing is logged yet{of}: the run is {ask(folder).state.state}")
+            say(f"no logs yet{of}: the run is {ask(folder).state.state}")
         return
     asked, told = -ASK_EVERY, ""
     noted: set[str] = set()
@@ -234,7 +233,7 @@ def follow_logs(
             noted.update(status.notes)
             ended = now.exit_code != state.EXIT_CODES["running"]
             if now.state != told and now.state != "running":
-                say(one_line(f"{now.state} ({now.detail})" if now.detail else now.state))
+                say(one_line(now.line))
             told = now.state
         yield from follower.new_lines(to_the_end=ended)
         if ended:
@@ -243,5 +242,5 @@ def follow_logs(
 
 
 def _ended(folder: RunFolder) -> bool:
-    """Whether the script has written down its end."""
+    """Return whether job.sh has recorded its exit."""
     return Evidence(events=read_lines(folder.events).records).ended is not None

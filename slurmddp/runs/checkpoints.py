@@ -67,9 +67,9 @@ def own(folder: RunFolder) -> list[Stored]:
     found = survey(folder)
     mine = [item for item in found if item.own]
     if not mine:
-        todo = "it saves the first after checkpoint.interval or checkpoint.every_steps, and at its end"
+        todo = "wait: it saves after checkpoint.interval or checkpoint.every_steps, and at its end"
         if found:
-            todo = f"it goes on from those of {found[0].run}: name that run instead"
+            todo = f"it resumed from a checkpoint of {found[0].run}: use that run instead"
         raise UserError(f"run {folder.id} has no checkpoints yet", where=str(folder.checkpoints), todo=todo)
     return mine
 
@@ -80,7 +80,9 @@ def at_step(found: list[Stored], step: int) -> Stored:
         if item.step == step:
             return item
     steps = ", ".join(str(item.step) for item in found[:10]) + (", ..." if len(found) > 10 else "")
-    raise UserError(f"run {found[0].run} has no checkpoint of step {step}", todo=f"it has {steps}")
+    raise UserError(
+        f"run {found[0].run} has no checkpoint of step {step}", todo=f"its checkpoints are of steps {steps}"
+    )
 
 
 def resumed_from(found: list[Stored]) -> Stored | None:
@@ -185,14 +187,14 @@ def _roots(folder: RunFolder) -> list[Path]:
         if folder.checkpoints.exists() and (not folder.checkpoints.is_dir() or any(folder.checkpoints.iterdir())):
             return [folder.checkpoints]
         raise UserError(
-            f"run {folder.id} ran a script of its own, whose checkpoints slurmddp does not know",
+            f"run {folder.id} ran your own script: slurmddp does not know where it saves checkpoints",
             todo="look for them where the script writes them",
         )
     try:
         earlier = read_json(folder.job_json).get("resume_from", [])
         return [folder.checkpoints, *(Path(text) for text in earlier)]
     except (ValueError, AttributeError, TypeError) as error:
-        raise UserError(f"is damaged ({error})", where=str(folder.job_json), todo="name another run") from error
+        raise UserError(f"is damaged ({error})", where=str(folder.job_json), todo="use another run") from error
     except OSError as error:
         raise _unreadable(error, folder.job_json) from error
 

@@ -19,15 +19,15 @@ from slurmddp.runs.layout import RunFolder
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _TRIES = 100
-_TODO = "choose another folder for the runs: --set paths.runs=FOLDER"
+_TODO = "choose another runs folder: --set paths.runs=FOLDER"
 _WHY = {
-    errno.EACCES: "you may not write there",
-    errno.EPERM: "you may not write there",
-    errno.EROFS: "the file system is read-only here",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.EROFS: "the file system is mounted read-only",
     errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "your quota there is used up",
+    errno.EDQUOT: "your disk quota is exceeded",
     errno.ENOTDIR: "a part of this path is a file, not a folder",
-    errno.EEXIST: "there is a file in its place",
+    errno.EEXIST: "a file with this name exists",
     errno.ENAMETOOLONG: "the name is too long for the file system",
 }
 
@@ -40,7 +40,7 @@ def new_id(name: str, now: datetime | None = None) -> str:
     if not _NAME.fullmatch(name):
         raise UserError(
             f"{name!r} cannot be the name of a run",
-            todo="use letters, digits and . _ - (the first a letter or digit), 100 at most",
+            todo="use at most 100 letters, digits and . _ + -, and begin with a letter or digit",
         )
     moment = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
     # SystemRandom: runs of one second are told apart even where a program has seeded `random`.

@@ -144,7 +144,7 @@ def evidence(folder: RunFolder) -> Evidence:
     Raises UserError for a damaged submission.json, OSError; notes tell the rest.
     """
     lines = event_files.read_lines(folder.events)
-    notes = [f"{folder.events}: {lines.damaged} damaged lines left out"] if lines.damaged else []
+    notes = [f"{folder.events}: {lines.damaged} damaged lines skipped"] if lines.damaged else []
     markers: dict[int, Marker] = {}
     for path in sorted(folder.markers.glob("attempt-*.json")):
         attempt = attempt_of(path)

@@ -116,7 +116,7 @@ def _no_filters(folder: Path, timeout: float) -> list[str]:
     options: list[str] = []
     for driver in sorted(drivers):
         if "=" in driver or "\n" in driver:  # no -c can name it
-            raise GitError(f"git is not asked in {folder}: its configuration has a filter with a strange name")
+            raise GitError(f"not running git in {folder}: its configuration has a filter with an unusual name")
         for setting in ("clean=", "smudge=", "process=", "required=false"):
             options += ["-c", f"{driver}.{setting}"]
     return options

@@ -14,7 +14,7 @@ from slurmddp.runs import events, manifest, submission
 from slurmddp.runs.layout import RunFolder
 
 LAST = "last"
-_ASK = "ask its owner for access, or look on a machine that has this file system"
+_ASK = "ask its owner for access, or use a machine that mounts this file system"
 _SHOWN = 10  # candidates and near misses in a message
 _DEPTH = 3  # folders below a root where runs are looked for
 _LOOKED_AT = 20_000  # folder entries: a root such as / must not be searched for minutes
@@ -66,7 +66,7 @@ def record(entry: Entry) -> str | None:
         index_file().parent.mkdir(parents=True, exist_ok=True)
         events.append_line(index_file(), asdict(entry))
     except (OSError, RuntimeError) as error:  # RuntimeError: Path.home() of a user without one
-        return f"the run is not in the index ({error}); name it by its folder: {entry.path}"
+        return f"cannot add the run to the index ({error}); use its folder instead of its id: {entry.path}"
     return None
 
 
@@ -130,8 +130,8 @@ def find(text: str, roots: Sequence[Path] = ()) -> RunFolder:
         return found[0].folder
     if found:
         raise UserError(
-            f"{text!r} names {len(found)} runs:\n" + "\n".join(_line(entry) for entry in found[:_SHOWN]),
-            todo="give more of the id, or the folder",
+            f"{text!r} matches {len(found)} runs:\n" + "\n".join(_line(entry) for entry in found[:_SHOWN]),
+            todo="use more characters of the id, or the run folder",
         )
     if lost := [entry for entry in known if _is_named(entry, text)]:
         raise _lost(lost)
@@ -178,7 +178,7 @@ def _as_folder(text: str, known: Sequence[Entry]) -> RunFolder | None:
             raise _lost(lost)
         if closed := _closed(folder):
             raise UserError(f"{path} cannot be read: {closed}", todo=_ASK)
-        what = "has no manifest.json, so it is no run folder" if os.path.exists(path) else "does not exist"
+        what = "is not a run folder (no manifest.json)" if os.path.exists(path) else "does not exist"
         raise UserError(f"{path} {what}", todo="`slurmddp runs` lists the runs")
     return None
 
@@ -208,11 +208,11 @@ def _job(entry: Entry) -> str:
     """What became of a run's job, as far as the index knows, and how to end it without a run folder."""
     number, _, cluster = entry.job_id.partition(";")
     if not number:
-        return "no job of it is known"
+        return "it has no known job"
     if number.startswith("local-"):
-        return f"its job was {number}: `kill {number.split('-')[1]}` there ends it if it still runs"
+        return f"its job was {number}: if it still runs, `kill {number.split('-')[1]}` on that machine stops it"
     scancel = f"scancel --clusters={cluster} {number}" if cluster else f"scancel {number}"
-    return f"its job was {entry.job_id}: `{scancel}` ends it if it still runs"
+    return f"its job was {entry.job_id}: if it still runs, `{scancel}` cancels it"
 
 
 def _none(text: str, known: Sequence[Entry], roots: Sequence[Path]) -> tuple[str]:

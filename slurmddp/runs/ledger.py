@@ -14,20 +14,20 @@ from slurmddp.runs.timeline import LINE, Attempt, number, timeline
 
 #: The kinds of time, in the order in which they are shown, and what counts as each.
 KINDS = {
-    "queue": "from submission to the first start of the job's script",
-    "image": "from the script's start to the start of the ranks' processes: srun, container, torchrun",
-    "init": "import, rendezvous, data, model, resuming",
+    "queue": "from submission to the first start of job.sh",
+    "image": "from the start of job.sh to the start of the ranks: srun, container, torchrun",
+    "init": "imports, rendezvous, data, model, loading the checkpoint",
     "preflight": "checks of the nodes before the ranks start",
     "training": "forward, backward, all-reduce, optimizer",
     "data": "stall: waiting for data",
-    "checkpoint": "stall: training stood still for a checkpoint",
+    "checkpoint": "stall: waiting for a checkpoint",
     "evaluation": "the validation set",
-    "lost": "lost work: steps that were trained and not resumed from",
-    "hang": "standing still, until it was noticed",
-    "restart": "from the last sign of ranks that failed, or of a job that was lost, to the next start",
-    "requeue": "from the end of the job's script to its next start: Slurm's hold, and the queue once more",
-    "run": "a script of your own, which does not tell more",
-    "other": "shutdown, and what is in none of the others",
+    "lost": "steps that had to be trained again",
+    "hang": "no progress, until the run noticed it",
+    "restart": "from the last event before a failure to the next start",
+    "requeue": "from the exit of job.sh to its next start: Slurm's hold and the queue",
+    "run": "your own script, which reports no steps",
+    "other": "shutdown, and all other time",
 }
 
 
@@ -165,9 +165,13 @@ def _recoveries(launches: Sequence[Launch]) -> Iterator[Recovery]:
 
 
 def _again(attempts: Sequence[Attempt]) -> Iterator[Recovery]:
-    """Of a script whose ranks tell no steps: from the end of an attempt to the start of the next one."""
+    """Yield the recoveries of a script that reports no steps: from the end of an attempt to the start of the next one.
+
+    An attempt that failed as well has recovered nothing, as far as anybody can tell.
+    """
     for before, after in pairwise(attempts):
-        yield Recovery(after.number, None, max(after.begin - before.end, 0), before.code != 0)
+        if before.code == 0 or after.code in (0, None):
+            yield Recovery(after.number, None, max(after.begin - before.end, 0), before.code != 0)
 
 
 def _submitted(facts: Evidence) -> float | None:

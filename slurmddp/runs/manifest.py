@@ -84,10 +84,10 @@ def read(folder: RunFolder) -> dict[str, Any]:
         facts = read_json(folder.manifest)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"the manifest cannot be read: {error}", where=str(folder.manifest), todo="is this a run folder?"
+            f"the manifest cannot be read: {error}", where=str(folder.manifest), todo="check that this is a run folder"
         ) from error
     if not isinstance(facts, dict) or not isinstance(facts.get("schema"), int):
-        raise UserError("this is not a manifest of slurmddp", where=str(folder.manifest))
+        raise UserError("this file is not a slurmddp manifest", where=str(folder.manifest))
     if facts["schema"] > SCHEMA or _newer(facts.get("schemas")):
         raise UserError(
             f"this run was made by a newer slurmddp ({facts.get('slurmddp')})",
@@ -135,7 +135,7 @@ def image_facts(image: Path) -> dict[str, Any]:
     except OSError as error:
         return facts | {"note": f"the image cannot be read: {error.strerror}"}
     if facts["sha256"] is None:
-        facts["note"] = "not hashed: 1 GiB or more, and no lock file written for it stands beside it"
+        facts["note"] = "not hashed: 1 GiB or more, and no matching lock file next to it"
     return facts
 
 

@@ -65,7 +65,7 @@ def plan(
         raise UserError(
             f"run {folder.id} has no good checkpoint: nothing is removed ({left[0].path.name}: {left[0].fault})",
             where=str(folder.checkpoints),
-            todo="remove folders of it by hand if you are sure",
+            todo="if you are sure, remove its folders by hand",
         )
     removed = [item for item in removed if not item.path.is_symlink()]
     unfinished = [] if running else checkpoints.leftovers(folder)

@@ -46,7 +46,7 @@ def _read(item: Item) -> tuple[os.stat_result, bytes] | None:
     except OSError as error:
         raise UserError(
             f"{shown(str(item.source))} cannot be read: {error.strerror}",
-            todo="make it readable, or leave it out of train.project (.gitignore)",
+            todo="make it readable, or exclude it from train.project (.gitignore)",
         ) from error
 
 

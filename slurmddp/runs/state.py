@@ -32,6 +32,8 @@ _PLAIN = {
 }  # fmt: skip
 _PLAIN_REASONS = ("NonZeroExitCode", "NodeDown")
 _SIGKILL = 9
+#: Details that continue the state's word; any other follows a colon.
+_CONTINUES = ("by you", "on ", "before it", "while pending")
 _HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 
 
@@ -47,17 +49,24 @@ class RunState:
 
     @property
     def exit_code(self) -> int:
-        """0 done; 1 ended otherwise, lost, or never submitted; 3 still going."""
+        """Return 0 for done, 3 for still going, and 1 for everything else."""
         return EXIT_CODES[self.state]
 
     @property
+    def line(self) -> str:
+        """The state and its detail: `cancelled by you, checkpoint saved`, `failed: exit code 1`."""
+        if not self.detail:
+            return self.state
+        return f"{self.state}{' ' if self.detail.startswith(_CONTINUES) else ': '}{self.detail}"
+
+    @property
     def going(self) -> bool:
-        """Whether the run may still change by itself."""
+        """Return whether the run may still change by itself."""
         return self.exit_code == 3
 
 
 def judge(job: JobView | None, facts: Evidence, *, answered: bool = True) -> RunState:
-    """How a run stands. Pure.
+    """Return the state of a run. Pure.
 
     job:      what the scheduler says of it now; None if it has forgotten the job, or was never given one.
     answered: False where the scheduler could not be asked: nothing is then concluded from its silence.
@@ -69,7 +78,7 @@ def judge(job: JobView | None, facts: Evidence, *, answered: bool = True) -> Run
     script writes no marker: exit code 0 is done.
     """
     if facts.submission is None and facts.started is None:
-        return RunState("not submitted", "the run folder was made, but no job was submitted from it")
+        return RunState("not submitted", "the run folder exists, but no job was submitted from it")
     inside = facts.submission is None or facts.submission.scheduler == "allocation"
     if job and not (inside and facts.ended):
         return _by_slurm(job, facts)
@@ -99,7 +108,7 @@ def _by_slurm(job: JobView, facts: Evidence) -> RunState:
         return RunState("cancelled", _join("preempted", _progress(marker)))
     state = _PLAIN.get(job.state)
     if state is None:
-        return RunState("lost", f"Slurm calls its state {job.state}, which slurmddp does not know: see squeue(1)")
+        return RunState("lost", f"unknown Slurm state {job.state}: see squeue(1)")
     if state == "running":
         where = f"on {job.nodes}" if job.nodes else ""
         odd = job.state.lower() if job.state != "RUNNING" else ""
@@ -108,13 +117,13 @@ def _by_slurm(job: JobView, facts: Evidence) -> RunState:
         todo = f"held: `scontrol release {facts.job_id.id}`" if job.state in _HELD and facts.job_id else ""
         return RunState(state, _join(job.reason, todo))
     if state == "stopping":
-        return RunState("requeued" if facts.requeued else state, "its processes are ending")
+        return RunState("requeued" if facts.requeued else state, "processes are exiting")
     if state == "pending":
-        return RunState(state, "its nodes are being made ready")
+        return RunState(state, "nodes are being prepared")
     # Other reasons repeat the state, or are left over from waiting (one cancelled in the queue keeps
     # BeginTime).
     reason = job.reason if state in ("failed", "node failure") and job.reason not in _PLAIN_REASONS else ""
-    began = "" if facts.started else "before it began"
+    began = "" if facts.started else "before it started"
     return RunState(state, _join(ended if state == "failed" else "", reason, began, _progress(marker)))
 
 
@@ -126,7 +135,7 @@ def _script_killed(facts: Evidence) -> RunState:
         return RunState("done", _progress(facts.marker))
     node = (facts.started or {}).get("node")
     where = f" on {node}" if node else ""
-    what = f"SIGKILL of the job's script{where} (was the node out of memory?)"
+    what = f"job.sh was killed by SIGKILL{where} (out of memory?)"
     return RunState("failed", _join(what, _progress(facts.marker)))
 
 
@@ -143,27 +152,27 @@ def _pending(job: JobView, facts: Evidence) -> RunState:
 
 
 def _by_marker(facts: Evidence, why: str = "") -> RunState | None:
-    """The verdict where the script or the ranks wrote that they ended on purpose; None where they did not."""
+    """Return the state if the script or the ranks recorded that they stopped on purpose, else None."""
     marker, told = facts.marker, facts.attempt_ended or {}
     if marker is not None and marker.state == "no progress":
-        return RunState("failed", _join(marker.reason or "no progress", _progress(marker)))
+        return RunState("failed", marker.reason or _join("no progress", _progress(marker)))
     if marker is not None and marker.state == "stopped":
         return _stopped(marker, why)
     if marker is None and told.get("decision") == "stopped":  # a script of the user's own
         cause = str(told.get("cause") or "")
         if facts.cancel_requested or cause == CANCELLED:
-            return RunState("cancelled", "by you; exited cleanly")
+            return RunState("cancelled", "by you, exited cleanly")
         return RunState("stopped", _join(why, cause))
     return None
 
 
 def _unanswered(facts: Evidence) -> RunState:
     if facts.requeued:
-        return RunState("requeued", "Slurm did not answer; the job went back to the queue")
+        return RunState("requeued", "Slurm did not answer; job.sh had requeued the job")
     if facts.started is None:
-        return RunState("pending", "Slurm did not answer; the job had not begun when last heard of")
-    attempt = "" if facts.attempt is None else f"attempt {facts.attempt} "
-    return RunState("running", f"Slurm did not answer; {attempt}began and has not reported its end")
+        return RunState("pending", "Slurm did not answer; the run folder shows no start yet")
+    attempt = "the job" if facts.attempt is None else f"attempt {facts.attempt}"
+    return RunState("running", f"Slurm did not answer; {attempt} has started and not reported its exit")
 
 
 def _by_folder(facts: Evidence) -> RunState:
@@ -172,9 +181,9 @@ def _by_folder(facts: Evidence) -> RunState:
     finished = marker is not None and marker.state == "done"
     if ended is None:
         if finished:
-            return RunState("done", _join(_progress(marker), "the job script's own end is not recorded"))
+            return RunState("done", _join(_progress(marker), "job.sh did not record its exit"))
         if facts.cancel_requested and facts.started is None:
-            return RunState("cancelled", "before it began")
+            return RunState("cancelled", "before it started")
         if marker is not None and marker.state == "stopped" and marker.reason.startswith("SIGTERM"):
             return _script_killed(facts)  # else it would have written its end, too
         return on_purpose or _lost(facts)
@@ -189,8 +198,8 @@ def _by_folder(facts: Evidence) -> RunState:
         state = "timed out" if ended["slurm_reason"] == "TimeLimit" else "cancelled"
     if state == "requeued" or word == "PENDING" or facts.requeued:
         if facts.cancel_requested:
-            return RunState("cancelled", _join("while it waited", _progress(marker)))
-        return RunState("lost", f"it was put back into the queue, and then {_forgot(facts)}")
+            return RunState("cancelled", _join("while pending", _progress(marker)))
+        return RunState("lost", f"it was requeued, but {_forgot(facts)}")
     if state in ("timed out", "node failure", "cancelled", "out of memory"):
         return RunState(state, _progress(marker))
     if facts.cancel_requested and code != 0:
@@ -200,33 +209,33 @@ def _by_folder(facts: Evidence) -> RunState:
     if code == 0:
         return RunState("done", _progress(marker))
     if word == "PREEMPTED" or signal.removeprefix("SIG") in ("TERM", "INT", "HUP"):
-        why = "preempted" if word == "PREEMPTED" else f"ended by SIG{signal.removeprefix('SIG')}"
+        why = "preempted" if word == "PREEMPTED" else f"killed by SIG{signal.removeprefix('SIG')}"
         return RunState("cancelled", _join(why, _progress(marker)))
     return RunState("failed", _join(f"exit code {code}" if code is not None else "", signal, _progress(marker)))
 
 
 def _lost(facts: Evidence) -> RunState:
     if facts.started is None:
-        return RunState("lost", f"{_forgot(facts)} and it never began: cancelled while it waited?")
+        return RunState("lost", f"{_forgot(facts)}, and it never started (cancelled while pending?)")
     node = facts.started.get("node")
     where = f" on {node}" if node else ""
     return RunState(
         "lost",
-        f"it began{where}, {_forgot(facts)} and its script reported no end: the node died or the script was "
-        "killed; see logs/job.log, then submit again to resume from its checkpoints",
+        f"it started{where} and recorded no exit, and {_forgot(facts)}: the node failed or job.sh was killed. "
+        "See logs/job.log, then submit again with --resume",
     )
 
 
 def _forgot(facts: Evidence) -> str:
     sent = facts.submission
     if sent and sent.scheduler == "local":
-        return f"process {sent.job_id} is not on this machine (it was started on {sent.host or 'another'})"
-    return f"Slurm has forgotten job {sent.job_id}" if sent and sent.job_id else "Slurm has forgotten the job"
+        return f"process {sent.job_id} does not run on this machine (started on {sent.host or 'another'})"
+    return f"Slurm no longer knows job {sent.job_id}" if sent and sent.job_id else "Slurm no longer knows the job"
 
 
 def _stopped(marker: Marker, why: str = "") -> RunState:
     if marker.reason == CANCELLED:
-        return RunState("cancelled", _join("by the user, saved", _progress(marker)))
+        return RunState("cancelled", _join("by you, checkpoint saved", _progress(marker)))
     return RunState("stopped", _join(why, marker.reason, _progress(marker)))
 
 

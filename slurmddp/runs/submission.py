@@ -64,5 +64,5 @@ def read(folder: RunFolder) -> Submission | None:
         raise UserError(
             f"this file is damaged ({type(error).__name__}: {error})",
             where=str(folder.submission),
-            todo="look for the job in squeue or sacct by its name, the run id",
+            todo="find the job with squeue or sacct: its name is the run id",
         ) from error

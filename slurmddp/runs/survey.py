@@ -81,7 +81,7 @@ def survey(
         raise UserError(
             f"{source} is neither a folder nor a file",
             where="train.project",
-            todo="name the folder of your code",
+            todo="set it to the folder of your code",
         )
     if found.size > limit:
         raise _too_large(found, limit, f"{human(found.size)} in {len(found.items)} files")
@@ -116,7 +116,7 @@ class _Walk:
         except git.GitError as error:
             if error.timed_out:
                 raise _too_many(self.found, self.limit, f"{error}: it has too many files") from error
-            self.found.warnings.append(f"{folder}: taken without git ({error})")
+            self.found.warnings.append(f"{folder}: copied without asking git ({error})")
             self.plain(relative)
             return
         if not paths:
@@ -154,7 +154,7 @@ class _Walk:
         before = self.seen
         self.plain(relative)
         if self.seen == before:
-            self.found.warnings.append(f"{shown(relative)}: empty, this git submodule is not checked out")
+            self.found.warnings.append(f"{shown(relative)}: empty: this git submodule is not checked out")
 
     def entry(self, relative: str, *, is_repository: bool) -> None:
         """Add one path: a file, a link, or a folder with what is in it."""
@@ -165,7 +165,7 @@ class _Walk:
             raise UserError(
                 f"{shown(relative[:80])}... is nested deeper than {_DEEPEST} folders",
                 where="train.project",
-                todo="a smaller train.project, or snapshot: false",
+                todo="use a smaller train.project, or snapshot: false",
             )
         source = self.found.root / relative
         try:
@@ -197,7 +197,7 @@ class _Walk:
             elif source.name not in SKIPPED_FOLDERS:
                 self.plain(relative)
         elif not stat.S_ISREG(mode):
-            self.found.warnings.append(f"{shown(relative)}: left out, it is no file (socket, pipe or device)")
+            self.found.warnings.append(f"{shown(relative)}: not copied: not a file (socket, pipe or device)")
         elif is_repository or not source.name.endswith(SKIPPED_SUFFIXES):
             _add_file(self.found, relative, source)
 
@@ -210,7 +210,9 @@ class _Walk:
         if target.is_relative_to(root) and os.path.isfile(target):
             inside = target.relative_to(root).as_posix()
             if runs := self.runs_around(posixpath.dirname(inside)):
-                self.found.warnings.append(f"{shown(relative)}: left out, the link points into {shown(runs)}/ of runs")
+                self.found.warnings.append(
+                    f"{shown(relative)}: not copied: the link points into the runs folder {shown(runs)}/"
+                )
                 return
             if inside not in self.tracked:
                 if credential(inside, is_folder=False) or is_netrc(target):
@@ -232,9 +234,9 @@ class _Walk:
     def warn(self) -> None:
         """One warning of each kind of thing that was left out, or copied, against what one may expect."""
         for places, text in (
-            (self.secrets, "left out, as they look like credentials (rename what is none)"),
-            (self.tracked_secrets, "copied, though they look like credentials: git tracks them"),
-            (self.tracked_runs, "left out, though git tracks files there: runs and caches are no code"),
+            (self.secrets, "not copied, because they look like credentials (rename them if they are not)"),
+            (self.tracked_secrets, "copied although they look like credentials, because git tracks them"),
+            (self.tracked_runs, "not copied although git tracks files there, because they are runs or caches"),
         ):
             if places:
                 self.found.warnings.append(f"{text}: {_named(places)}")
@@ -276,10 +278,10 @@ def _add_link(found: Survey, relative: str, source: Path) -> None:
     target = Path(os.path.realpath(source))  # Path.resolve raises for a link that points to itself
     points_to = shown(str(source.readlink()))
     if not os.path.exists(target):  # Path.exists raises where we may not look
-        found.warnings.append(f"{shown(relative)}: left out, the link points to nothing ({points_to})")
+        found.warnings.append(f"{shown(relative)}: not copied: broken link ({points_to})")
     elif not target.is_relative_to(root):
         found.warnings.append(
-            f"{shown(relative)}: left out, the link points out of the project ({points_to}); "
+            f"{shown(relative)}: not copied: the link points out of the project ({points_to}); "
             "copy it in, or bind what it points to"
         )
     elif target.is_dir():
@@ -303,7 +305,9 @@ def _resolve_folder_links(found: Survey) -> None:
         if item.link is not None:
             target = posixpath.normpath(posixpath.join(posixpath.dirname(item.relative), item.link))
             if target not in folders:
-                found.warnings.append(f"{shown(item.relative)}: left out, nothing of the folder it links to is copied")
+                found.warnings.append(
+                    f"{shown(item.relative)}: not copied: nothing in the folder it links to is copied"
+                )
                 continue
         kept.append(item)
     found.items = kept
@@ -312,13 +316,13 @@ def _resolve_folder_links(found: Survey) -> None:
 def _unreadable(path: Path, error: OSError) -> UserError:
     return UserError(
         f"{shown(str(path))} cannot be read: {error.strerror}",
-        todo="make it readable, or leave it out: .gitignore in a git repository, a smaller train.project, "
+        todo="make it readable, or exclude it: .gitignore in a git repository, a smaller train.project, "
         "or snapshot: false",
     )
 
 
 def _too_many(found: Survey, limit: int, what: str) -> UserError:
-    return _too_large(found, limit, f"{what} (looked at so far: {human(found.size)})")
+    return _too_large(found, limit, f"{what} (seen so far: {human(found.size)})")
 
 
 def _too_large(found: Survey, limit: int, what: str) -> UserError:
@@ -327,8 +331,8 @@ def _too_large(found: Survey, limit: int, what: str) -> UserError:
         f"{found.root} is too large to copy into the run folder: {what}, the limit is {human(limit)}. "
         "The largest:\n" + "\n".join(lines),
         where="train.project",
-        todo="a smaller train.project; a .gitignore in its git repository; snapshot: false to run the code "
-        "where it lies; or a higher limit, such as --set snapshot_limit=100M",
+        todo="use a smaller train.project, a .gitignore in its git repository, snapshot: false (run the code in "
+        "place), or a higher limit, such as --set snapshot_limit=100M",
     )
 
 

@@ -45,7 +45,7 @@ def main(words: list[str]) -> NoReturn:
     die_with_parent()
     # The agent may have died before the kernel knew of the wish: then nobody will ever send the signal.
     if os.getppid() != agent or not is_agent(agent):
-        print("slurmddp: the torchrun agent is gone: this rank does not start", file=sys.stderr)
+        print("slurmddp: the torchrun agent has exited, so this rank does not start", file=sys.stderr)
         raise SystemExit(1)
     for check in CHECKS:
         check()

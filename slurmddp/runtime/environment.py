@@ -73,7 +73,7 @@ def _number(environ: Mapping[str, str], name: str, default: str | None = None) -
     text = environ.get(name, default)
     if text is None:
         raise UserError(
-            f"{name} is not set: this program is started by torchrun "
+            f"{name} is not set: start this program with torchrun "
             "(python -m torch.distributed.run ... -m slurmddp.runtime.train RUN_DIR)"
         )
     try:

@@ -74,9 +74,7 @@ def evaluate(
         raise RuntimeFailure(f"evaluation used {totals.extra(0):.0f} samples instead of {count}", shared=True)
     if totals.not_finite or totals.count == 0:
         raise RuntimeFailure(
-            f"evaluation: {totals.not_finite} micro batches have a loss that is not finite, of "
-            f"{totals.count} "
-            f"{task.unit} in all",
+            f"evaluation: {totals.not_finite} micro batches have a non-finite loss ({totals.count} {task.unit} in all)",
             shared=True,
         )
     means = totals.means()

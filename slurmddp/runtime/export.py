@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> None:
     except OSError as error:
         _end(1, f"{error.filename or options.output}: {error.strerror or error}")
     except ImportError as error:
-        _end(2, f"{sys.executable} cannot import torch ({error}): run this where the run's torch is")
+        _end(2, f"{sys.executable} cannot import torch ({error}): run this in the environment of the run")
     print(f"exported {tensors} tensors, {size} bytes, to {options.output}")
 
 
@@ -49,12 +49,12 @@ def write(checkpoint: Path, output: Path, *, form: str, what: str = "model", for
     import torch  # isort: skip
 
     if output.exists() and not force:
-        raise UserError(f"{output} exists: name another file, or --force to replace it")
+        raise UserError(f"{output} exists: choose another file, or replace it with --force")
     metadata = shards.read_metadata(checkpoint)
     stored: dict[str, Any] = metadata.state_dict_metadata
     names = [name for name in stored if what == "all" or name.startswith(MODEL)]
     if not names:
-        raise UserError(f"{checkpoint} holds no tensors named {MODEL}*: it has no model to export")
+        raise UserError(f"{checkpoint} has no model to export (no tensors named {MODEL}*)")
     outer = {name if what == "all" else name.removeprefix(MODEL): name for name in names}
     specs = {new: (tuple(stored[name].size), stored[name].properties.dtype) for new, name in outer.items()}
 
@@ -78,7 +78,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--format", choices=("pt", "safetensors"))
     parser.add_argument("--what", choices=("model", "all"), default="model")
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
-    parser.add_argument("--verified", action="store_true", help="the content was compared with its hashes just now")
+    parser.add_argument("--verified", action="store_true", help="skip the hashes: the caller has just verified them")
     options = parser.parse_args(arguments)
     options.format = options.format or ("safetensors" if options.output.suffix == ".safetensors" else "pt")
     return options

@@ -183,13 +183,12 @@ def load(path: Path) -> Job:
 def parse(data: object) -> Job:
     """Check the content of job.json. Raises UserError that names the key."""
     if not isinstance(data, Mapping):
-        raise UserError(f"expected an object, found {_kind(data)}")
+        raise UserError(f"must be an object, not {_kind(data)}")
     schema = data.get("schema")
     if schema != schemas.JOB:
         raise UserError(
-            f"schema is {schema!r}, and this runtime understands {schemas.JOB}: the run folder was written by "
-            "another "
-            "version of slurmddp. Run it with the code in its own code/ folder, or submit the job again"
+            f"schema is {schema!r}, but this runtime needs {schemas.JOB}: another version of slurmddp wrote the "
+            f"run folder. Use the code in its code/ folder, or submit the job again"
         )
     job = _record(Job, data, "")
     _check_ranges(job)
@@ -243,7 +242,7 @@ def _record(cls: type[T], data: Mapping[str, Any], where: str) -> T:
     keys = {item.metadata.get("key", item.name): item.name for item in fields(cls)}
     for key in data:
         if key not in keys:
-            raise UserError(f"unknown key {where}{key}; known here: {', '.join(keys)}")
+            raise UserError(f"unknown key {where}{key}; known keys: {', '.join(keys)}")
     for key in keys:
         if key not in data:
             raise UserError(f"the key {where}{key} is missing")

@@ -39,7 +39,7 @@ def run(
     """
     if joined.on_main(lambda: marker.ended(folder.marker(joined.attempt))):
         # torchrun starts all ranks anew when one of them fails, even if that was after the clean end.
-        console.Console(joined.is_main).say(f"attempt {joined.attempt} has already ended cleanly: nothing to do")
+        console.Console(joined.is_main).say(f"attempt {joined.attempt} has already exited cleanly: nothing to do")
         return
     nodes = joined.gather(joined.node)
     if joined.is_main:
@@ -116,7 +116,7 @@ class Trainer:
         session, start, train = self.session, self._start, self.session.job.train
         watch = session.watch
         if start.step >= self._steps:
-            session.console.say(f"nothing to train: {start.step} steps are done, and {self._steps} are asked for")
+            session.console.say(f"nothing to train: {start.step} steps are done, train.steps is {self._steps}")
             return
         self._stopped = watch.stop.agreed(session.world)
         if self._stopped:

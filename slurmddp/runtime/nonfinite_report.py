@@ -38,11 +38,12 @@ class Blame:
         """
         if self._parallel.lockstep:
             lines = self._lines([(micro.ids, "had") for micro in micros])
-            return ["with a sharded model the ranks cannot tell whose it is; the step was made of:", *lines]
+            return [
+                "with a sharded model, the ranks cannot tell which rank caused it. The samples of the step:",
+                *lines,
+            ]
         lines = self._lines([(micro.ids, f"gradient of {name}") for micro in micros if (name := self._bad(micro))])
-        return lines or [
-            "each micro batch's gradient is finite by itself (computed again): it is their sum that is not"
-        ]
+        return lines or ["the gradient of each micro batch is finite (computed again), but their sum is not"]
 
     def _bad(self, micro: Micro) -> str | None:
         """The name of the first parameter whose gradient is not finite."""

@@ -64,7 +64,7 @@ def resume(session: Session) -> Position:
         if rejected and session.job.resume_from:
             raise UserError(NOTHING_GOOD, shared=True)
         if rejected:
-            session.console.warn("no good checkpoint is left: starting from the beginning")
+            session.console.warn("no good checkpoint found: starting from the beginning")
         _load_given(session)
         return Position(0, 0, tuple(rejected))
     _check(session, choice, Position(0, 0, ()).data_state(session, 0))

@@ -136,7 +136,7 @@ def announce(session: Session) -> None:
     accumulation = batch.accumulation(job.batch.total, job.batch.micro, here.size, session.weights)
     arithmetic = f"micro {job.batch.micro} x accumulation {accumulation} x ranks {here.size}"
     if not batch.is_even(job.batch.total, job.batch.micro, here.size, session.weights):
-        arithmetic = f"dealt unevenly (at most {arithmetic}); every sample weighs the same"
+        arithmetic = f"uneven (at most {arithmetic}); every sample has the same weight"
     say(f"run        {job.run.id}, attempt {here.attempt}")
     counts = f"{session.data.length} training samples, {len(session.data.validation)} validation samples"
     say(f"task       {job.train.task}: {counts}")
@@ -167,7 +167,7 @@ def _data(job: Job, joined: world.World) -> Data:
     for node, length, fingerprint in seen:
         if [length, fingerprint] != seen[0][1:]:
             raise UserError(
-                f"the data is not the same on all nodes: {node} sees {length} samples, fingerprint "
+                f"the data differs between nodes: {node} sees {length} samples, fingerprint "
                 f"{fingerprint}; "
                 f"{seen[0][0]} sees {seen[0][1]} samples, fingerprint {seen[0][2]}",
                 shared=True,
@@ -195,7 +195,7 @@ def _weights(job: Job, joined: world.World, say: console.Console) -> batch.Weigh
         return None
     who = [(node, device) for node, device in joined.gather((joined.node, _device_name(joined)))]
     for pattern in batch.unused_patterns(job.batch.weights, who):
-        say.warn(f"train.batch.weights: {pattern!r} fits no node and no device of this run: {_listed(who)}")
+        say.warn(f"train.batch.weights: {pattern!r} matches no node and no device of this run: {_listed(who)}")
     try:
         return batch.weights_of(job.batch.weights, who)
     except ValueError as error:

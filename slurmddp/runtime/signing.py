@@ -62,7 +62,7 @@ def load(run: Path) -> Key:
             if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
                 raise UserError(f"the run's key {path} is not a file of yours: submit the run again")
             if facts.st_mode & 0o077:
-                raise UserError(f"others may read the run's key {path}: chmod 600 it, or submit the run again")
+                raise UserError(f"other users can read the run's key {path}: chmod 600 it, or submit the run again")
             secret = file.read(_LONGEST)
     except OSError as error:
         raise UserError(f"cannot read the run's key {path}: {error.strerror}. Submit the run again") from error

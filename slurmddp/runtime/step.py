@@ -122,7 +122,7 @@ class Stepper:
         self._parallel.clear_gradients()
         totals, used = self._gradients(micros, flags)
         if totals.count == 0 and not totals.not_finite:
-            raise RuntimeFailure(f"step {step}: the global batch has no {self._task.unit} to learn from", shared=True)
+            raise RuntimeFailure(f"step {step}: the global batch has no {self._task.unit} to train on", shared=True)
         self._timer.mark(NETWORK)
         norm = self._finish_gradients(totals.count)
         finite = not totals.not_finite and math.isfinite(norm)
@@ -196,7 +196,7 @@ class Stepper:
             raise NotFiniteError(text, shared=True)
         if self._skipped_in_a_row >= _MOST_SKIPPED:
             advice = "; use bf16 or fp32" if self._scaler.is_enabled() else ""
-            raise NotFiniteError(f"{text}\nand so it was in {_MOST_SKIPPED} steps running{advice}", shared=True)
+            raise NotFiniteError(f"{text}\n{_MOST_SKIPPED} steps in a row were not finite{advice}", shared=True)
         # Under "skip" the scale stays; told so, the scaler forgets what it has seen of this step.
         self._scaler.update(self._scaler.get_scale() / (2 if self._policy == "halve" else 1))
         return text

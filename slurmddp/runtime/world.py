@@ -102,7 +102,7 @@ def encode(value: Any) -> bytes:
 def _check(value: Any) -> None:
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
-            raise TypeError(f"ranks exchange dicts with names for keys only, not {value!r:.200}")
+            raise TypeError(f"the keys of an exchanged dict must be strings, not {value!r:.200}")
         value = list(value.values())
     if isinstance(value, list | tuple):
         for item in value:
@@ -110,7 +110,7 @@ def _check(value: Any) -> None:
     elif value is not None and not isinstance(value, bool | int | float | str):
         kind = type(value).__name__
         raise TypeError(
-            f"ranks exchange what JSON can hold, not {kind}: give numbers, texts, lists (.tolist()) or dicts"
+            f"ranks can exchange only JSON values, not {kind}: use numbers, strings, lists (.tolist()) or dicts"
         )
 
 
@@ -142,9 +142,8 @@ def start(environment: Environment, *, timeout: float) -> World:
     if torch.cuda.is_available():
         if environment.local_rank >= torch.cuda.device_count():
             raise UserError(
-                f"node {environment.node} shows {torch.cuda.device_count()} GPUs, but rank "
-                f"{environment.rank} "
-                f"needs its number {environment.local_rank + 1}: ask for as many GPUs per node as ranks"
+                f"node {environment.node} has {torch.cuda.device_count()} GPUs, but rank {environment.rank} "
+                f"needs GPU number {environment.local_rank + 1}: ask for one GPU per rank"
             )
         device, backend = torch.device("cuda", environment.local_rank), "nccl"
         torch.cuda.set_device(device)

@@ -24,13 +24,13 @@ def sizes(world: int, replicate: int | None, shard: int) -> dict[str, int]:
     if replicate is None:
         if world % shard:
             raise ValueError(
-                f"parallel.shard: {world} ranks cannot be divided into groups of {shard}; take a divisor of {world}"
+                f"parallel.shard: {world} ranks cannot be divided into groups of {shard}; use a divisor of {world}"
             )
         return {REPLICATE: world // shard, SHARD: shard}
     if replicate * shard != world:
         raise ValueError(
-            f"parallel: replicate {replicate} x shard {shard} is {replicate * shard}, and the job has {world} ranks; "
-            "leave replicate out, and it follows from shard and the ranks"
+            f"parallel: replicate {replicate} x shard {shard} is {replicate * shard}, but the job has {world} "
+            f"ranks; remove replicate, which follows from shard and the ranks"
         )
     return {REPLICATE: replicate, SHARD: shard}
 

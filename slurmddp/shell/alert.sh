@@ -275,7 +275,7 @@ store() {
     rm -rf "$entry"
   done
   entry=
-  complain "cannot be written anywhere for target $1"
+  complain "cannot store the alert for target $1"
 }
 write_entry() { # the body first: if there is a head, the message is whole
   printf '%s' "$body" 2>/dev/null >"$entry/body" && {
@@ -314,8 +314,8 @@ try() {
 # Tries until it arrives, is refused, or the time is over. Usage: send TARGET; returns 0, 1 (try later) or 2 (never)
 send() {
   local name=$1 delay=1 left
-  why="there is no time left"
-  command -v curl >/dev/null || { why="there is no curl on $host"; return 1; }
+  why="no time left"
+  command -v curl >/dev/null || { why="curl is not installed on $host"; return 1; }
   [[ -n "$url" ]] || { why="its address is not in $secrets/$name"; return 1; }
   allowed || { why="its address is not https"; return 2; }
   while left=$((deadline - SECONDS)) && ((left > 0)); do
@@ -356,7 +356,7 @@ tell() { # Usage: tell PAYLOAD
     [[ "$leave" == login ]] || complain "target $name: $why; kept in $kept"
     event "$name" false "$([[ $code == 2 ]] && echo false || echo true)"
   else
-    complain "target $name: $why; and it cannot be kept: it lies in $entry"
+    complain "target $name: $why; cannot move it to the spool, so it stays in $entry"
   fi
 }
 
@@ -369,7 +369,7 @@ done
   ((${#pair} < 8)) || words+=("$pair")
 done <"$secrets/.environment"
 gather "${@:2}"
-[[ -d "$run/payloads" ]] || complain "$run/payloads is missing: was the file system purged? Nothing is sent"
+[[ -d "$run/payloads" ]] || complain "$run/payloads is missing: was the file system purged? No alert is sent"
 # Each by itself: a slow one must not hold up the others.
 for file in "$run"/payloads/*; do
   [[ ! -f "$file" ]] || tell "$file" >/dev/null &

@@ -7,7 +7,7 @@ open_attempt() {
     printf -v logs '%s/logs/attempt-%03d' "$run" "$attempt"
     ! mkdir "$logs" 2>/dev/null
   do
-    [[ -d "$logs" ]] || { echo "job.sh: cannot make the folder $logs" >&2; exit 1; }
+    [[ -d "$logs" ]] || { echo "job.sh: cannot create the folder $logs" >&2; exit 1; }
     attempt=$((attempt + 1))
   done
   mkdir -p "$logs/flight_recorder" "$logs/preflight" "$logs/sweep"
@@ -57,7 +57,7 @@ run_attempt() {
   [[ -z "$preflight" ]] || must_end || check_nodes || return
   if ! must_end && ! choose_nodes; then
     decision=requeue
-    cause="- - too few nodes are left: ${nodes[*]:-none}"
+    cause="- - too few usable nodes: ${nodes[*]:-none}"
     return
   fi
   if must_end; then
@@ -70,7 +70,7 @@ run_attempt() {
   choose_port "${head_address:-${chosen[0]}}"
 
   event attempt_started "\"nodes\": $(json "${chosen[*]}")"
-  say "attempt $attempt on ${chosen[*]}, logs of the nodes: $logs"
+  say "attempt $attempt on ${chosen[*]}; node logs: $logs"
   starting_since=$SECONDS
   train
   exit_code=$?
@@ -86,5 +86,5 @@ end_attempt() {
   local rank node text
   read -r rank node text <<<"$cause"
   event attempt_ended "\"exit_code\": $exit_code, \"cause\": $(json "$text"), \"node\": $(json "${node#-}"), \"rank\": ${rank/-/null}, \"decision\": \"$decision\""
-  say "attempt $attempt ended with exit code $exit_code${text:+, $(cause_text "$cause")}: $decision"
+  say "attempt $attempt exited with code $exit_code${text:+, $(cause_text "$cause")}; decision: $decision"
 }

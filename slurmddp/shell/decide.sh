@@ -90,7 +90,7 @@ decide_after_failure() {
   decision=next
   list_nodes
   if [[ -n "$lost_nodes" ]]; then
-    cause="- ${lost_nodes%% *} lost by Slurm (NodeFail)"
+    cause="- ${lost_nodes%% *} Slurm lost the node (NodeFail)"
     [[ "$lost_nodes" != *" "* ]] || cause+=", together with ${lost_nodes#* }" # a cause names one node
     return # The run is not at fault.
   fi
@@ -107,9 +107,13 @@ decide_after_failure() {
 
 # The breaker's decision about an attempt that failed
 break_after_failures() {
+  local why step
   no_progress || return 0
   decision=failed
-  cause="${cause}; no progress in $breaker starts"
+  step=$(awk -v breaker="$breaker" '{steps[NR] = $2} END {print steps[NR - breaker + 1] + 1}' "$run/failures")
+  why="$breaker starts in a row crashed before step $step"
+  cause+="; $why"
   mkdir -p "$run/markers"
-  printf '{"state": "no progress", "restart": false, "attempt": %d, "cause": %s}\n' "$attempt" "$(json "$(cause_text "$cause")")" >"$(marker)"
+  printf '{"state": "no progress", "restart": false, "attempt": %d, "reason": "%s", "cause": %s}\n' \
+    "$attempt" "$why" "$(json "$(cause_text "$cause")")" >"$(marker)"
 }

@@ -48,7 +48,7 @@ script_was_killed() {
 
 # job.sh's part: the record of the end, and the way back. Slurm leaves KillWait for it.
 bring_back() {
-  local why="SIGKILL of the job's script (was the node out of memory?)" decision=requeue stop=
+  local why="job.sh was killed by SIGKILL (out of memory?)" decision=requeue stop=
   export SLURMDDP_ALERT_BUDGET=4 # seconds
   newest_attempt
   [[ ! -e "$run/stop" ]] || read -r stop <"$run/stop"
@@ -68,7 +68,7 @@ bring_back() {
   if [[ "$decision" == requeue ]] && ! requeue "$host: $why"; then
     decision=failed
   fi
-  [[ "$decision" != failed ]] || alert failed failed "$host: $why" "nothing restarts it; slurmddp submit --resume goes on"
+  [[ "$decision" != failed ]] || alert failed failed "$host: $why" "not restarted automatically; slurmddp submit --resume continues the run"
   event job_ended "\"exit_code\": 137, \"signal\": \"KILL\", \"slurm_state\": \"FAILED\", \"slurm_reason\": \"RaisedSignal:9\", \"decision\": \"$decision\""
   settle_alerts 4
 }
@@ -118,15 +118,15 @@ while :; do
   # One node is enough: the others wait for it, and act where it does not.
   ((place == 0)) || { sleep $((10 * place)); orphaned || continue; }
   newest_attempt
-  say "node ${excluded[0]}, where the job's script ran, is lost: bringing the job back"
-  event node_excluded "\"excluded\": $(json "${excluded[0]}"), \"reason\": \"Slurm has lost it, and the job's script with it\""
-  if requeue "node ${excluded[0]}, where the job's script ran, is lost"; then
+  say "node ${excluded[0]}, which ran job.sh, is lost: requeuing the job"
+  event node_excluded "\"excluded\": $(json "${excluded[0]}"), \"reason\": \"Slurm lost the node, which ran job.sh\""
+  if requeue "node ${excluded[0]}, which ran job.sh, is lost"; then
     # Its successor waits for its end, and nothing else ends it.
     [[ "$requeue_policy" != chain ]] || scancel "$slurm_job"
     settle_alerts 8
     exit 0
   fi
-  alert failed failed "node ${excluded[0]}, where the job's script ran, is lost" "the job is cancelled: it cannot be brought back"
+  alert failed failed "node ${excluded[0]}, which ran job.sh, is lost" "the job is cancelled: it cannot be requeued"
   settle_alerts 8
   scancel "$slurm_job"
 done

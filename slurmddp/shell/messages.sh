@@ -90,7 +90,7 @@ settle_alerts() {
 
 # The job is back in the queue: a line, an event, an alert. Usage: is_requeued REASON NEXT_JOB
 is_requeued() {
-  say "back in the queue, as job $2: $1"
+  say "requeued as job $2: $1"
   event requeued "\"how\": \"$requeue_policy\", \"reason\": $(json "$1"), \"next_job\": \"$2\""
-  alert requeued requeued "$1" "job $2 waits in the queue, and resumes"
+  alert requeued requeued "$1" "job $2 is in the queue and will resume"
 }

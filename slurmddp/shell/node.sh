@@ -59,7 +59,7 @@ count_ranks() {
   local cores
   if ((gpus_per_node > 0)); then
     ranks=${SLURM_GPUS_ON_NODE:-0}
-    ((ranks > 0)) || fail "Slurm gave it no GPU (SLURM_GPUS_ON_NODE is not set): leave ranks_per_node: auto out, or ask for GPUs"
+    ((ranks > 0)) || fail "Slurm gave this node no GPU (SLURM_GPUS_ON_NODE is not set): remove ranks_per_node: auto, or ask for GPUs"
     cores=${SLURM_CPUS_ON_NODE:-$ranks}
   else
     cores=${SLURM_CPUS_ON_NODE:-1}
@@ -71,9 +71,9 @@ count_ranks() {
 # One folder per user and node, which keeps compiled kernels for the next attempt and the next run. Other users can
 # guess its name and make it first: only a folder of our own will do.
 make_folders() {
-  [[ -z "$cache" ]] || mkdir -p "$cache" || fail "cannot make the folder for caches, $cache"
+  [[ -z "$cache" ]] || mkdir -p "$cache" || fail "cannot create the cache folder, $cache"
   scratch=$node_folder/slurmddp-$UID
-  mkdir -p "$node_folder" || fail "cannot make the folder $node_folder (paths.node)"
+  mkdir -p "$node_folder" || fail "cannot create the folder $node_folder (paths.node)"
   mkdir -m 700 "$scratch" 2>/dev/null || true
   [[ -d "$scratch" && ! -L "$scratch" && -O "$scratch" ]] ||
     fail "$scratch is not a folder of yours: another user may have put it there. Set paths.node to a folder of yours"
@@ -87,7 +87,7 @@ find_container() {
   local device
   [[ -z "$cache" ]] || export "${executable^^}_CACHEDIR=$cache/$executable"
   export "${executable^^}_NO_EVAL=1" # or a shell in the container evaluates the variables' values
-  command -v "$executable" >/dev/null || fail "there is no $executable on this node (does a module have to be loaded in setup?)"
+  command -v "$executable" >/dev/null || fail "$executable is not installed on this node: if it is in a module, load that in setup"
   [[ -n "$contained" ]] || return 0
   # It has a /dev of its own, without these. Only there: in the host's /dev, --bind would mount them `nodev`, so nobody
   # could open them. Its own /dev/shm may take half of the memory, and --bind does not change it.
@@ -133,7 +133,7 @@ check_binds() {
     read -r -t "$patience" there < <(stat -L -c yes -- "$bind" 2>&1) || there="no answer" patience=1
     [[ "$there" == yes ]] || absent+="${absent:+, }$bind (${there##*: })"
   done
-  [[ -z "$absent" ]] || fail "cannot bind $absent - mount or make it on this node, or correct container.binds"
+  [[ -z "$absent" ]] || fail "cannot bind $absent - mount or create it on this node, or correct container.binds"
 }
 
 # The step before the ranks' own: the same way into the same container, for slurmddp.runtime.preflight
@@ -214,13 +214,13 @@ run_preflight() {
   eval "$SLURMDDP_SCRIPT_VALUES" # a variable of the user's may have such a name
   cat "$SLURMDDP_PREFLIGHT_STDERR" >&2
   ((SLURMDDP_PREFLIGHT_CODE == 0 || SLURMDDP_PREFLIGHT_CODE == 3)) ||
-    { check_python; fail "the preflight ended with exit code $SLURMDDP_PREFLIGHT_CODE: $(tail -n 1 "$SLURMDDP_PREFLIGHT_STDERR")"; }
+    { check_python; fail "the preflight exited with code $SLURMDDP_PREFLIGHT_CODE: $(tail -n 1 "$SLURMDDP_PREFLIGHT_STDERR")"; }
   exit "$SLURMDDP_PREFLIGHT_CODE"
 }
 
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash $BASH_VERSION is too old: 4.4 or newer is needed"
 [[ -r "$shell/setup.sh" && -r "$shell/driver.sh" ]] ||
-  fail "the run's copy of the code is incomplete, $shell: was the file system purged? Submit again, with --resume ${run##*/}"
+  fail "the run's copy of the code is incomplete, $shell: was the file system purged? Submit again with --resume ${run##*/}"
 container=()
 devices=()
 if [[ "$runtime" == none ]]; then

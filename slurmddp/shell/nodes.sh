@@ -29,7 +29,7 @@ exclude() {
 # Usage: note_excluded REASON NODE
 note_excluded() {
   excluded+=("$2")
-  say "node $2 is not used any more: $1"
+  say "node $2 is excluded: $1"
   event node_excluded "\"excluded\": $(json "$2"), \"reason\": $(json "$1")"
 }
 
@@ -42,7 +42,7 @@ list_nodes() {
   ask_slurm
   mapfile -t nodes < <(allocated_nodes)
   mapfile -t lost < <(without "${nodes[*]}" "${before[@]}")
-  ((${#lost[@]} == 0)) || exclude "Slurm has lost it" "${lost[@]}"
+  ((${#lost[@]} == 0)) || exclude "Slurm lost the node" "${lost[@]}"
   drop_excluded
   lost_nodes="${lost[*]}"
 }

@@ -15,7 +15,7 @@ check_nodes() {
     line=${said[$node]:-}
     if ((${#missed[@]} > 0)); then
       [[ -n "$line" ]] || continue # Whether it can train is seen once it is asked without those.
-      line="Slurm could not start anything there: $line"
+      line="Slurm could not start a process there: $line"
     elif [[ -s "$logs/preflight/$node.failed" ]]; then
       line="bad $(plain <"$logs/preflight/$node.failed")"
     elif [[ ! -e "$verdict" && "$node" != "${chosen[0]}" ]]; then
@@ -24,7 +24,7 @@ check_nodes() {
     [[ "$line" != ok* ]] || continue
     bad+=("$node")
     line=${line#bad }
-    line=${line:-it did not answer: see $logs/preflight/$node.log}
+    line=${line:-no answer: see $logs/preflight/$node.log}
     ((${#bad[@]} > 1)) || cause="- $node preflight: $line"
     [[ ! "$line" =~ $user_error ]] || ((user_errors += 1))
     note_excluded "preflight: $line" "$node"
@@ -68,7 +68,7 @@ ask_nodes() {
     child=
     mapfile -t missed < <(unreached)
     ((${#missed[@]} > 0 && try == 1)) && ! must_end || return 0
-    say "Slurm could not start the preflight on ${missed[0]%% *}: ${missed[0]#* }; once more"
+    say "Slurm could not start the preflight on ${missed[0]%% *}: ${missed[0]#* }; trying once more"
     mv "$logs/srun.err" "$logs/srun.first.err"
     rm -f "$logs"/preflight/*
     sleep 5 &

@@ -25,7 +25,7 @@ warned() {
 }
 
 # The last word of a job that is not to go on. Usage: stopped_for_good WHY
-stopped_for_good() { alert stopping stopped "$1" "nothing restarts it; slurmddp submit --resume goes on"; }
+stopped_for_good() { alert stopping stopped "$1" "not restarted automatically; slurmddp submit --resume continues the run"; }
 
 terminated() {
   signal=$1

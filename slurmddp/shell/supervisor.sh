@@ -46,14 +46,14 @@ run_job() {
   cat <&"$events" >/dev/null # what has happened before this job
   if [[ -n "$counts_gpus" ]] && ! count_gpus; then
     say "Slurm gave this job no GPUs (JOB_GRES of scontrol show job -d)"
-    alert failed failed "Slurm gave this job no GPUs" "nothing restarts it"
+    alert failed failed "Slurm gave this job no GPUs" "not restarted automatically"
     settle_alerts 8
     exit 1
   fi
   case $(awk -F '"event": "' 'split($2, name, "\"") && name[1] ~ /^(job_started|requeued)$/ {last = last " " name[1]} END {print last}' "$run/events.jsonl") in
     " job_started") alert started running "" "" ;;
     *"requeued job_started") ;; # it was said when the job went back into the queue
-    *) alert requeued running "its nodes were lost, or taken" "the job has begun again, and resumes" ;;
+    *) alert requeued running "its nodes were lost or preempted" "the job has restarted and resumes" ;;
   esac
   [[ -z "$guarded" ]] || start_guard
   run_attempt
@@ -74,7 +74,7 @@ finish() {
   fi
   case "$decision" in
     done) alert finished "done" "" "" ;;
-    failed) alert failed failed "$why" "nothing restarts it" ;;
+    failed) alert failed failed "$why" "not restarted automatically" ;;
     stopped | cancelled) [[ -n "$ending" ]] || stopped_for_good "$why" ;; # else it was told at once
   esac
   [[ "$decision" != failed ]] || ((exit_code > 0)) || exit_code=1
@@ -86,6 +86,6 @@ finish() {
 # The last record of the job, whatever ended it
 ended() {
   event job_ended "\"exit_code\": $exit_code, \"signal\": \"$signal\", \"slurm_state\": \"$slurm_state\", \"slurm_reason\": \"$slurm_reason\", \"decision\": \"$decision\""
-  say "ended with exit code $exit_code: $decision"
+  say "exited with code $exit_code; decision: $decision"
   [[ -z "$guard" ]] || kill -TERM "$guard" 2>/dev/null
 }

@@ -174,7 +174,7 @@ end_processes() {
     ((left)) || return 0
     sleep 0.1
   done
-  printf 'slurmddp: node %s: processes of %s are still there\n' "$host" "$attempt" >&2
+  printf 'slurmddp: node %s: processes of %s are still running\n' "$host" "$attempt" >&2
 }
 
 # --- shared memory: names that torch, NCCL, Python's multiprocessing and OpenMP give

@@ -40,7 +40,7 @@ end_leftovers() {
     leftovers_bound=45
     [[ "$(from_marker state)" != "no progress" ]] || leftovers_bound=15
   elif [[ -n "$marker_seen" ]] && ((SECONDS - marker_seen > leftovers_bound)); then
-    say "the attempt is over, and its processes are still there: ending them"
+    say "the attempt is over, but its processes still run: terminating them"
     marker_seen=$SECONDS
     leftovers_bound=45
     kill -TERM "$child" 2>/dev/null
@@ -50,7 +50,7 @@ end_leftovers() {
 # End an attempt that leads nowhere: torchrun itself would go on for long. Usage: abandon WHY
 abandon() {
   abandoned=${abandoned:-$1}
-  say "ending the attempt: $1"
+  say "terminating the attempt: $1"
   kill -TERM "$child" 2>/dev/null
 }
 
@@ -61,7 +61,7 @@ expect_restart() {
   # An own script may save after a SIGTERM: torchrun waits 30 s for each node's ranks before it kills them.
   [[ -z "$own_script" ]] || ((agents_waiting >= ${#chosen[@]})) || bound=$((bound + 30))
   [[ -n "$start_failed" && ! -e "$(marker)" ]] && ((starts > 0 && SECONDS - starting_since > bound)) || return 0
-  abandon "the ranks did not start again within $bound s"
+  abandon "the ranks did not restart within $bound s"
   starting_since=$SECONDS # again, if it is still there then
 }
 
@@ -80,7 +80,7 @@ count_starts() {
     restarts_then=$((restarts_then + uncounted))
     uncounted=0
   elif ((uncounted > 1)) && [[ -z "$abandoned" && ! -e "$(marker)" ]]; then # The newest may be counted in a moment.
-    abandon "$uncounted starts failed, the last ones before slurmddp's program began"
+    abandon "$uncounted starts failed, the last ones before the ranks ran any code"
   fi
 }
 
@@ -116,7 +116,7 @@ read_events() {
         ;;
       *'"event": "first_step"'*)
         if [[ -n "$recovering" ]]; then
-          alert recovered running "$(cause_text "$recovering")" "training goes on"
+          alert recovered running "$(cause_text "$recovering")" "training continues"
           recovering=
         fi
         ;;
@@ -131,7 +131,7 @@ note() {
     [[ ! "$1" =~ \"ranks\":\ \[([0-9]+) ]] || rank=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"nodes\":\ \[\"([^\"]+) ]] || node=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"waited\":\ ([0-9]+) ]] || text="hang: no progress for ${BASH_REMATCH[1]} s"
-    [[ -n "$noted" ]] || alert hang running "$(cause_text "$rank $node $text")" "the ranks start again"
+    [[ -n "$noted" ]] || alert hang running "$(cause_text "$rank $node $text")" "the ranks restart"
   else
     [[ ! "$1" =~ \"rank\":\ ([0-9]+) ]] || rank=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"node\":\ \"([^\"]+) ]] || node=${BASH_REMATCH[1]}

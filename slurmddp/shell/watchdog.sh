@@ -46,10 +46,10 @@ wait_for() { # Usage: wait_for JOB
     --output="${run//%/%%}/logs/watchdog.log" "$run/code/slurmddp/shell/watchdog.sh" "$run" "$1" "${options[@]}"); then
     printf '{"job_id": "%s", "watches": "%s"}\n' "${answer%%;*}" "$1" >"$run/watchdog.json.part" \
       && mv "$run/watchdog.json.part" "$run/watchdog.json"
-    say "job $1 goes on: watchdog job ${answer%%;*} waits for it"
+    say "job $1 continues: watchdog job ${answer%%;*} will check it"
     event waits "$state"
   else
-    say "job $1 goes on, and no further watchdog job could be submitted"
+    say "job $1 continues, but the next watchdog job could not be submitted"
     event "not submitted" "$state"
   fi
 }
@@ -80,21 +80,21 @@ case $state in
 esac
 case $newest in
   *'"event": "job_ended"'*)
-    say "its traps ran: nothing is left to tell"
+    say "job.sh recorded its exit: no alert needed"
     event silent "$state"
     exit 0
     ;;
-  *'"event": "job_started"'*) what="its script ended without its traps" ;;
-  *'"event": "requeued"'*) what="it ended in the queue" ;;
-  *) what="it ended before it began" ;;
+  *'"event": "job_started"'*) what="job.sh ended without running its traps" ;;
+  *'"event": "requeued"'*) what="the job ended while pending" ;;
+  *) what="the job ended before it started" ;;
 esac
 if [[ "$state" == CANCELLED && "$what" != *traps ]]; then
-  say "it was cancelled while it waited: whoever did it knows"
+  say "cancelled while pending: no alert needed"
   event silent "$state"
   exit 0
 fi
 case $state in
-  NODE_FAIL) cause="node ${node:-unknown} was lost with the batch script on it" ;;
+  NODE_FAIL) cause="node ${node:-unknown}, which ran job.sh, was lost" ;;
   TIMEOUT) cause="the time limit killed it${node:+ on node $node}: $what" ;;
   OUT_OF_MEMORY) cause="${node:+node $node: }out of memory: $what" ;;
   *) cause="${node:+node $node: }$what${code:+, exit code $code}${reason:+, reason $reason}" ;;
@@ -104,4 +104,4 @@ event alerted "$state"
 export SLURMDDP_JOB_ID=$job SLURMDDP_ALERT_BUDGET=60
 [[ -z "$attempt" ]] || export SLURMDDP_ATTEMPT=$attempt
 bash "$run/alert.sh" failed "${state:-unknown to Slurm}" "$cause" \
-  "nothing restarts it by itself; slurmddp submit --resume ${run##*/} goes on from its newest checkpoint"
+  "not restarted automatically; slurmddp submit --resume ${run##*/} continues from its newest checkpoint"

@@ -48,7 +48,7 @@ class Catalogue:
         import difflib
 
         near = difflib.get_close_matches(name, self.names(), 3, 0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "`slurmddp sites` lists the known ones"
+        hint = f"did you mean {' or '.join(near)}?" if near else "`slurmddp sites` lists all sites"
         raise UserError(f"unknown site {name!r}", todo=hint)
 
     def layered(self, name: str) -> Layered:
@@ -66,7 +66,7 @@ class Catalogue:
     def _documents(self, path: Path, above: tuple[Path, ...], read: set[Path]) -> list[Document]:
         """The profile and its bases, lowest first. above: those whose base it is; read: a shared base is laid once."""
         if path in above or len(above) >= MAX_BASES:
-            raise UserError("its bases form a circle", where=_shown(path))
+            raise UserError("its bases include each other in a circle", where=_shown(path))
         if path in read:
             return []
         read.add(path)

@@ -137,7 +137,7 @@ def log_option(log: str) -> str:
     """
     if "\\" in log or "\n" in log:
         raise UserError(
-            f"the log path {log!r} has a backslash or a newline, which sbatch cannot take",
-            todo="choose another folder for the runs: --set paths.runs=FOLDER",
+            f"the log path {log!r} contains a backslash or newline, which sbatch does not accept",
+            todo="choose another runs folder: --set paths.runs=FOLDER",
         )
     return "--output=" + log.replace("%", "%%")

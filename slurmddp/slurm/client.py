@@ -14,7 +14,7 @@ from slurmddp.slurm.base import JobId, JobView, clean_environment, log_option
 
 _SUBMIT_TIMEOUT = 120.0  # seconds: busy controllers take a minute, and giving up early risks a second submission
 _ASK_TIMEOUT = 60.0
-_LOG_IN = "log in to a login node of the cluster, or `module load slurm` where the site has such a module"
+_LOG_IN = "use a login node of the cluster, or `module load slurm` if the site has that module"
 # scancel of a job that has ended, or that nobody knows, is silent and ends with 0; only --verbose tells
 # (tried on 24.11.5).
 _ALREADY_OVER = ("already completing or completed", "job/step already complet")
@@ -70,12 +70,12 @@ class Slurm:
         if parse.is_unreachable(answer.text):
             raise ExternalError(
                 f"Slurm did not answer sbatch (exit code {answer.code}):\n{answer.text}\n"
-                '  -> a job may be in the queue all the same: look at squeue --user "$USER", then try again'
+                '  -> the job may be in the queue anyway: check squeue --user "$USER", then try again'
             )
         raise UserError(
             f"sbatch refused the job (exit code {answer.code}):\n{answer.text}",
-            todo="change what it names (partition, account, time, ...) in the job file or with --set; "
-            "--dry-run shows the scripts",
+            todo="change the setting that it names (partition, account, time, ...) in the job file or with "
+            "--set; --dry-run shows the scripts",
         )
 
     def job(self, job_id: JobId) -> JobView | None:
@@ -139,7 +139,7 @@ class Slurm:
         Raises UserError, ExternalError (its message).
         """
         command = ("scontrol", *_cluster(job_id), "update", f"JobId={job_id.id}", "StartTime=now")
-        answer = _run(command, doing=f"ending the hold of job {job_id}")
+        answer = _run(command, doing=f"releasing job {job_id}")
         _require("scontrol", answer)
         if answer.code != 0:
             raise ExternalError(f"scontrol update failed (exit code {answer.code}):\n{answer.text}")
@@ -199,7 +199,7 @@ def _require(name: str, answer: _Answer) -> None:
 
 def _refuse_unreachable(name: str, answer: _Answer) -> None:
     if answer.code != 0 and parse.is_unreachable(answer.text):
-        raise ExternalError(f"Slurm did not answer {name}; the job's state is not known:\n{answer.text}")
+        raise ExternalError(f"Slurm did not answer {name}, so the job's state is unknown:\n{answer.text}")
 
 
 def _run(command: Sequence[str], *, timeout: float = _ASK_TIMEOUT, cwd: Path | None = None, doing: str = "") -> _Answer:
@@ -221,9 +221,9 @@ def _run(command: Sequence[str], *, timeout: float = _ASK_TIMEOUT, cwd: Path | N
         )
     except subprocess.TimeoutExpired as error:
         raise ExternalError(
-            f"{shlex.join(command)} did not end within {timeout:g} s"
-            + (f" while {doing}; it may have been done all the same" if doing else "")
-            + "\n  -> Slurm's controller is slow or away: look at `scontrol ping` and squeue, then try again"
+            f"{shlex.join(command)} did not finish within {timeout:g} s"
+            + (f" ({doing}); it may have worked anyway" if doing else "")
+            + "\n  -> Slurm's controller is slow or down: check `scontrol ping` and squeue, then try again"
         ) from error
     except OSError as error:
         if isinstance(error, FileNotFoundError) and (cwd is None or cwd.is_dir()):

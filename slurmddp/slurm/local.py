@@ -47,7 +47,7 @@ class Local:
         except OSError as error:
             raise UserError(
                 f"the log {log} cannot be written: {error.strerror}",
-                todo="choose another folder for the runs: --set paths.runs=FOLDER",
+                todo="choose another runs folder: --set paths.runs=FOLDER",
             ) from error
         try:
             child = subprocess.Popen(
@@ -98,16 +98,16 @@ class Local:
         except ProcessLookupError:
             return False  # it ended between the look and the signal
         except PermissionError as error:
-            raise ExternalError(f"process {pid} belongs to another user and cannot be ended") from error
+            raise ExternalError(f"process {pid} belongs to another user, so you cannot stop it") from error
         return True
 
     def requeue(self, job_id: JobId) -> None:
         """Always a UserError: there is no queue here."""
-        raise UserError("the local site has no queue to put a job back into", todo="submit it again: it resumes")
+        raise UserError("the local site has no queue, so it cannot requeue a job", todo="submit again with --resume")
 
     def start_now(self, job_id: JobId) -> None:
         """Always a UserError: nothing waits here."""
-        raise UserError("the local site has no queue in which a job could be held back")
+        raise UserError("the local site has no queue, so it cannot hold a job")
 
     def _reap(self) -> None:
         self._children = [child for child in self._children if child.poll() is None]

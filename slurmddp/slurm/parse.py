@@ -74,9 +74,9 @@ def submitted(output: str) -> JobId:
             return JobId(found[1], found[2])
     shown = output.strip() or "(nothing)"
     raise ExternalError(
-        "sbatch ended without an error, but its output names no job id. It printed:\n"
+        "sbatch succeeded, but printed no job id. Its output:\n"
         f"{shown}\n"
-        '  -> a job may have been submitted: look at squeue --user "$USER" before you submit again'
+        '  -> the job may be in the queue: check squeue --user "$USER" before you submit again'
     )
 
 

@@ -14,12 +14,12 @@ KINDS: tuple[Kind, ...] = ("started", "requeued", "recovered", "hang", "stopping
 #: What a target hears of where it does not say: all but that a job began as it was meant to.
 DEFAULT_KINDS: tuple[Kind, ...] = KINDS[1:]
 
-_ADDRESS_GOES = "write it into ~/.config/slurmddp/alerts/NAME (mode 0600), or name a variable that holds it by url_env"
+_ADDRESS_GOES = "write it to ~/.config/slurmddp/alerts/NAME (mode 0600), or set url_env to a variable that contains it"
 
 
 def _mail_address(text: str) -> str:
     if "=" in text or not all(part and "," not in part for part in text.split(",")):
-        raise ValueError("must be a mail address or a user's name; several with commas between them")
+        raise ValueError("must be a mail address or a user name; separate several with commas")
     return text
 
 
@@ -28,7 +28,7 @@ def _proxy(text: str) -> str:
     if not separator or scheme not in ("http", "https", "socks5h") or not host:
         raise ValueError("must be the proxy's address, such as http://proxy.site:3128")
     if "@" in host:
-        raise ValueError("holds a user's name or password, which would stand in every run folder")
+        raise ValueError("contains a user name or password, which every run folder would then contain")
     return text
 
 
@@ -58,17 +58,17 @@ class Target(Model):
     def _no_secret(cls, value: Any) -> Any:
         # Before all else, since other messages show the value that is wrong.
         if isinstance(value, dict) and any("://" in text for text in value.values() if isinstance(text, str)):
-            raise ValueError("holds the address itself, a secret that belongs into no job file: " + _ADDRESS_GOES)
+            raise ValueError("contains the address itself, a secret that must not be in a job file: " + _ADDRESS_GOES)
         return value
 
     @model_validator(mode="after")
     def _address_from_one_place(self) -> "Target":
         if self.url_env and self.url_file:
-            raise ValueError("has url_env and url_file: the address comes from one of them")
+            raise ValueError("has both url_env and url_file: remove one")
         if self.to == "mail" and (self.url_env or self.url_file or self.insecure):
-            raise ValueError("is sent by Slurm: it takes address and on, no url_env, url_file or insecure")
+            raise ValueError("is mail, which Slurm sends: remove url_env, url_file and insecure")
         if self.to != "mail" and self.address:
-            raise ValueError("has an address, which only mail takes: name it by url_env or url_file, it is a secret")
+            raise ValueError("has an address, which only mail may have: it is a secret, so use url_env or url_file")
         return self
 
 
@@ -84,7 +84,7 @@ class Outlet(Model):
     @model_validator(mode="after")
     def _proxy_is_known(self) -> "Outlet":
         if (self.from_ == "proxy") != (self.proxy is not None):
-            raise ValueError("needs proxy where `from` is proxy, and only there")
+            raise ValueError("must have proxy if `from` is proxy, and only then")
         return self
 
 

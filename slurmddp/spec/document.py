@@ -90,14 +90,14 @@ def text_of(path: Path, name: str) -> str:
     except FileNotFoundError:
         raise UserError("no such file", where=name, todo=f"slurmddp init {name} writes one") from None
     except IsADirectoryError:
-        raise UserError("is a directory, not a job file", where=name, todo="name the YAML file in it") from None
+        raise UserError("is a directory, not a job file", where=name, todo="give the YAML file in it") from None
     except (OSError, ValueError) as error:
         raise UserError(f"cannot be read: {getattr(error, 'strerror', error)}", where=repr(name)[1:-1]) from None
     if len(data) > MAX_BYTES:
         raise UserError(
-            f"is larger than {MAX_BYTES // 1000} kB, which no job file is",
+            f"is larger than {MAX_BYTES // 1000} kB, the limit for a job file",
             where=name,
-            todo="is it a data file?",
+            todo="check that it is a job file",
         )
     try:
         return data.decode("utf-8")
@@ -130,7 +130,9 @@ def read_spans(text: str, layer: str, name: str) -> tuple[Document, Mapping[Key,
     if tree is None:
         raise UserError("is empty", where=name, todo="`slurmddp init FILE` writes a commented job file")
     if not isinstance(tree, dict):
-        raise UserError("is not a mapping of keys to values", where=name, todo="`slurmddp init FILE` shows the form")
+        raise UserError(
+            "is not a mapping of keys to values", where=name, todo="`slurmddp init FILE` writes a valid one"
+        )
     return Document(tree, reader.origins), reader.spans
 
 
@@ -162,7 +164,9 @@ class _Reader:
             if kind == "DocumentStart":
                 documents += 1
                 if documents > 1:
-                    raise UserError("holds a second document (---)", where=self.location(event), todo="remove one")
+                    raise UserError(
+                        "contains a second YAML document (---)", where=self.location(event), todo="remove one"
+                    )
             elif kind not in ("StreamStart", "StreamEnd", "DocumentEnd"):
                 value = self.value(event, ())
         return value
@@ -174,9 +178,9 @@ class _Reader:
         """Kind and location of a key or value that has neither alias nor foreign tag."""
         kind, location = _kind(event), self.location(event)
         if kind == "Alias":
-            raise UserError("holds a YAML alias (*name)", where=location, todo="write the value out")
+            raise UserError("contains a YAML alias (*name)", where=location, todo="write the value out")
         if event.tag is not None and event.tag not in _CORE_TAGS[kind]:
-            raise UserError(f"holds a YAML tag ({event.tag})", where=location, todo="write the plain value")
+            raise UserError(f"contains a YAML tag ({event.tag})", where=location, todo="write the plain value")
         return kind, location
 
     def value(self, event: Any, key: Key) -> Any:
@@ -209,15 +213,15 @@ class _Reader:
                 break
             kind, location = self.check(event)
             if kind != "Scalar":
-                raise UserError("has a key that is not a word", where=location)
+                raise UserError("has a key that is not text", where=location)
             name: str = event.value
             if name == "<<" and not event.style:  # in quotes it is a key as any other
-                raise UserError("holds a YAML merge key (<<)", where=location, todo="write the keys out")
+                raise UserError("contains a YAML merge key (<<)", where=location, todo="write the keys out")
             path = (*key, name)
             if name in result:
                 first = self.origins[path].where.rsplit(":", 1)[-1]
                 raise UserError(
-                    f"key {json.dumps(name)} stands twice (first in line {first})",
+                    f"key {json.dumps(name)} is given twice (first in line {first})",
                     where=location,
                     todo="remove one",
                 )

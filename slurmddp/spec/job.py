@@ -48,7 +48,7 @@ def without_reserved(variables: dict[str, str]) -> dict[str, str]:
     """Raises ValueError for a variable that is not the user's to set."""
     for name in variables:
         if name in RESERVED or name.startswith("SLURMDDP_"):
-            raise ValueError(f"sets {name}, which torchrun, bash or slurmddp sets on every rank")
+            raise ValueError(f"sets {name}, which is reserved: torchrun, bash or slurmddp sets it on every rank")
     return variables
 
 
@@ -91,7 +91,7 @@ class Nodes(Model):
 
 def _no_sign(value: Any) -> Any:
     if isinstance(value, str) and value.startswith("+"):
-        raise ValueError("names spares only: write 4+1 for four nodes and one spare")
+        raise ValueError("has only spares: write 4+1 for four nodes and one spare")
     return value
 
 
@@ -156,7 +156,7 @@ class Bind(Model):
     def _plain(cls, value: str | None) -> str | None:
         # The runtime's --bind splits its value at both, and has no way to quote them.
         if value is not None and any(char in value for char in ':,"\\'):
-            raise ValueError("holds a ':', ',', '\"' or '\\', which --bind cannot carry")
+            raise ValueError("contains ':', ',', '\"' or '\\', which --bind does not accept")
         return value
 
     @field_validator("destination")
@@ -207,8 +207,8 @@ class Launch(Model):
     def _restarts_need_c10d(self) -> "Launch":
         if self.rendezvous == "static" and self.max_restarts:
             raise ValueError(
-                f"has max_restarts {self.max_restarts} with rendezvous static, whose nodes are not told of a restart"
-                "\n  -> rendezvous: c10d, or leave max_restarts out: the job itself starts the ranks anew"
+                f"has max_restarts {self.max_restarts} with rendezvous static, which cannot restart ranks in place"
+                "\n  -> set rendezvous: c10d, or remove max_restarts: job.sh then restarts the ranks"
             )
         return self
 
@@ -260,7 +260,7 @@ class Batch(Model):
     @model_validator(mode="after")
     def _two_of_three(self) -> "Batch":
         if self.global_ and self.micro and self.accumulation:
-            raise ValueError("has global, micro and accumulation: leave one out, it follows from the others")
+            raise ValueError("has global, micro and accumulation: remove one, it follows from the others")
         return self
 
 
@@ -282,7 +282,7 @@ class Optimizer(Model):
     @model_validator(mode="after")
     def _rule_has_its_batch(self) -> "Optimizer":
         if self.lr_rule != "none" and self.lr_batch is None:
-            raise ValueError(f"has lr_rule {self.lr_rule} and no lr_batch: the global batch that lr was tuned for")
+            raise ValueError(f"has lr_rule {self.lr_rule} but no lr_batch (the global batch for which lr was tuned)")
         return self
 
 
@@ -345,17 +345,17 @@ class Train(Model):
     @model_validator(mode="after")
     def _halving_needs_a_scale(self) -> "Train":
         if self.not_finite == "halve" and self.precision != "fp16":
-            raise ValueError(f"has not_finite: halve, which is for the loss scale of fp16, not {self.precision}")
+            raise ValueError(f"has not_finite: halve, which works only with precision fp16, not {self.precision}")
         return self
 
     @model_validator(mode="after")
     def _sorting_needs_lengths(self) -> "Train":
         alike = self.task == "images" or (self.task == "lm" and self.data.get("format") != "jsonl")
         if self.batch.by_length is not None and alike:
-            hint = "; of lm, those of data.format jsonl are" if self.task == "lm" else ""
+            hint = "; use data.format jsonl for samples of different lengths" if self.task == "lm" else ""
             raise ValueError(
-                f"has batch.by_length, which sorts samples by their length, and those of this job are all alike{hint}"
-                "\n  -> leave train.batch.by_length out"
+                f"has batch.by_length, but all samples of this job have the same length{hint}"
+                "\n  -> remove train.batch.by_length"
             )
         return self
 
@@ -384,15 +384,15 @@ class Train(Model):
     @model_validator(mode="after")
     def _task_or_script(self) -> "Train":
         if (self.task is None) == (self.script is None):
-            raise ValueError("needs either task (lm, images, package.module:factory) or script, and not both")
+            raise ValueError("needs either task (lm, images, package.module:factory) or script, not both")
         if self.task is not None:
             if self.args:
-                raise ValueError("has args, which only a script takes; a task's options stand in data and model")
+                raise ValueError("has args, but only a script can have args: put a task's options in data and model")
             module, _, factory = self.task.partition(":")
             if self.task not in BUNDLED and not (
                 factory.isidentifier() and all(part.isidentifier() for part in module.split("."))
             ):
-                raise ValueError(f"has the unknown task {self.task!r}: lm, images, or package.module:factory")
+                raise ValueError(f"has the unknown task {self.task!r}: use lm, images, or package.module:factory")
         return self
 
 
@@ -461,5 +461,5 @@ class Job(Model):
     def _one_source_each(self) -> "Job":
         for name in self.environment_from:
             if name in self.environment:
-                raise ValueError(f"environment and environment_from both set {name}: leave one of them out")
+                raise ValueError(f"environment and environment_from both set {name}: remove one")
         return self

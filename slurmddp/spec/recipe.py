@@ -15,11 +15,11 @@ def in_definition(text: str) -> str:
     (apptainer, pkg/build/types/parser/deffile.go).
     """
     if "{{" in text or "}}" in text:
-        raise ValueError("holds '{{' or '}}', which Apptainer takes for a build argument")
+        raise ValueError("contains '{{' or '}}', which Apptainer would read as a build argument")
     if any(line.lstrip().startswith("%") for line in text.splitlines()):
-        raise ValueError("has a line that begins with '%', which opens a section of the definition file")
+        raise ValueError("has a line that begins with '%', which would open a section of the definition file")
     if any((ord(char) < 32 and char not in "\n\t") or ord(char) == 127 for char in text):
-        raise ValueError("holds a control character")
+        raise ValueError("contains a control character")
     return text
 
 
@@ -35,7 +35,7 @@ def _apt_package(text: str) -> str:
         not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*(:[a-z0-9-]+)?(=[A-Za-z0-9.+~:-]+|/[a-z0-9.-]+)?", text)
         or text[-1] == "-"
     ):
-        raise ValueError("is no Debian package: write NAME or NAME=VERSION")
+        raise ValueError("is not a Debian package: write NAME or NAME=VERSION")
     return text
 
 
@@ -72,14 +72,14 @@ class Copied(Model):
         if not value.startswith("/") or ".." in value.split("/"):
             raise ValueError("must be an absolute path in the image, without '..'")
         if re.match(r"/(var/)?tmp(/|$)", value):
-            raise ValueError("lies in /tmp or /var/tmp, which the build covers with the host's own")
+            raise ValueError("is in /tmp or /var/tmp, which the build replaces with the host's")
         return value
 
     @field_validator("source", "destination")
     @classmethod
     def _quotable(cls, value: str) -> str:
         if '"' in value:
-            raise ValueError("holds a '\"', which %files cannot carry")
+            raise ValueError("contains '\"', which %files does not accept")
         return in_definition(value)
 
 

@@ -92,7 +92,7 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
                 where=where,
                 todo=f"export {variable}=..., or write the path",
             )
-        warnings.append(f"{where}: the variable ${variable} is not set here: it stays as written")
+        warnings.append(f"{where}: the variable ${variable} is not set on this machine; it is kept as written")
     return Resolved(job, site, layered, tuple(warnings), named_at)
 
 
@@ -130,7 +130,9 @@ def layer_of(layer: str, pairs: Sequence[tuple[str, Any, str]]) -> Document:
         for end, part in enumerate(path[:-1], start=1):
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
-                raise UserError(f"{'.'.join(path[:end])} is set to a value already", where=where)
+                raise UserError(
+                    f"{'.'.join(path[:end])} already has a value, so it cannot have keys below it", where=where
+                )
             origins.setdefault(path[:end], Origin(layer, where))
         node[path[-1]] = read_value(text, layer, where) if isinstance(text, str) else text
         origins[path] = Origin(layer, where)
@@ -148,7 +150,7 @@ def _site_name(layers: Sequence[Document]) -> tuple[str, str] | None:
         if document.tree.get("site") is not None:
             name, where = document.tree["site"], document.origins[("site",)].where
             if not isinstance(name, str):
-                raise UserError("site must be the name of a site", where=where)
+                raise UserError("site must be the name of a site profile", where=where)
             return str(name), where
     return None
 
@@ -156,5 +158,5 @@ def _site_name(layers: Sequence[Document]) -> tuple[str, str] | None:
 def _no_site() -> tuple[str, str]:
     raise UserError(
         "no site selected, and no profile matches this host",
-        todo="name one: --site NAME, or `site: NAME` in the job file (`slurmddp sites` lists them; try generic)",
+        todo="use --site NAME, or `site: NAME` in the job file. `slurmddp sites` lists all; try generic",
     )

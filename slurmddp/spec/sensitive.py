@@ -49,7 +49,7 @@ def refuse_secrets(resolved: Resolved) -> None:
     """Raises one UserError that names all that looks like a secret; no value is shown."""
     allowed = {_normal(name) for name in resolved.job.not_secret}
     told = [
-        f"{resolved.location(*key)}: {name} looks like a secret, and its value would be written into the run folder\n"
+        f"{resolved.location(*key)}: {name} looks like a secret, and its value would be written to the run folder\n"
         f"  -> {_advice(name)}"
         for key, name in _found(resolved.job)
         if _normal(name) not in allowed
@@ -62,8 +62,8 @@ def _advice(name: str) -> str:
     variable = name if re.fullmatch(r"[A-Z_][A-Z0-9_]*", name) else _normal(name)
     read = "" if variable == name else f" and let the script read {variable} from its environment"
     return (
-        f"export {variable}=... in your shell, write `environment_from: [{variable}]`{read}; "
-        f"if it is no secret: `not_secret: [{name}]`"
+        f"export {variable}=... in your shell and set `environment_from: [{variable}]`{read}. "
+        f"If it is not a secret, set `not_secret: [{name}]`"
     )
 
 
@@ -138,6 +138,6 @@ def refuse_values(secrets: Mapping[str, str], texts: Mapping[str, str]) -> None:
         )
         if where is not None:
             raise UserError(
-                f"the value of {name}, a secret by environment_from, stands in {where} of the run folder",
-                todo=f"take it out of the job and its arguments: the ranks get it as the variable {name}",
+                f"the value of {name}, a secret from environment_from, would be written to {where} in the run folder",
+                todo=f"remove it from the job and its arguments: the ranks get it as the variable {name}",
             )

@@ -11,7 +11,7 @@ from slurmddp.spec.types import Adds, Count, Line, Mebibytes, Model, Name, PathS
 
 def _driver(text: str) -> str:
     if not re.fullmatch(r"[0-9]{3,}(\.[0-9]+)*", text):
-        raise ValueError("must be a driver's version, such as 535.183.01")
+        raise ValueError("must be a driver version, such as 535.183.01")
     return text
 
 
@@ -56,7 +56,7 @@ _FOLLOWED = frozenset(
 
 def _not_followed(text: str) -> str:
     if text.split("=")[0] in _FOLLOWED:
-        raise ValueError("is what build-image sets itself: leave it out")
+        raise ValueError("is set by build-image itself: remove it")
     return text
 
 

@@ -35,13 +35,13 @@ def _detail(task: str, part: str, mistake: Mistake) -> InitErrorDetails:
         return InitErrorDetails(type=wrong, loc=loc, input=mistake.value)
     if row_of(("train", part, mistake.key)):
         return InitErrorDetails(type="extra_forbidden", loc=loc, input=mistake.value)
-    error = f"is no option of the task {task}\n  -> {_hint(task, part, mistake.key)}"
+    error = f"is not an option of the task {task}\n  -> {_hint(task, part, mistake.key)}"
     return InitErrorDetails(type=PydanticCustomError("value_error", "{error}", {"error": error}), loc=loc, input=None)
 
 
 def _needed(mistake: Mistake) -> PydanticCustomError:
     """An option that is needed because of another one's value: `because` is the key of that one."""
-    text = "train.data.format tokens needs train.model.vocabulary: the number of token ids"
+    text = "train.data.format: tokens needs train.model.vocabulary, the number of token ids"
     return PydanticCustomError("task_option_needed", "{text}", {"text": text, "because": "train.data.format"})
 
 
@@ -56,4 +56,4 @@ def _hint(task: str, part: str, key: str) -> str:
     for other, options in parts.items():
         if key in options:
             return f"did you mean train.{other}.{key}?"
-    return f"train.{part} takes {', '.join(parts[part])}"
+    return f"options of train.{part}: {', '.join(parts[part])}"

@@ -61,11 +61,11 @@ def _name(text: str) -> str:
 def _any_text(text: str) -> str:
     """Whatever a process can be given: no NUL, and text that UTF-8 can write."""
     if "\0" in text:
-        raise ValueError("holds a NUL character, which no program can be given")
+        raise ValueError("contains a NUL character")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise ValueError("holds a character that UTF-8 cannot write") from None
+        raise ValueError("contains a character that UTF-8 cannot encode") from None
     return text
 
 
@@ -74,15 +74,15 @@ def _line(text: str) -> str:
     if not text.strip():
         raise ValueError("is empty")
     if any(ord(char) < 32 or ord(char) == 127 or char in "\u0085\u2028\u2029" for char in text):
-        raise ValueError("holds a line break or control character")
+        raise ValueError("contains a line break or control character")
     return text
 
 
 def _sbatch_value(text: str) -> str:
     if text.startswith("-"):
-        raise ValueError("begins with a dash, which sbatch would take for an option")
+        raise ValueError("begins with a dash, which sbatch would read as an option")
     if not re.fullmatch(_SBATCH, text):
-        raise ValueError("holds a character that an #SBATCH line does not carry (space, quote, $, backslash, ...)")
+        raise ValueError("contains a character that an #SBATCH line does not accept (space, quote, $, backslash, ...)")
     return text
 
 
@@ -90,7 +90,7 @@ def _sbatch_flag(text: str) -> str:
     if not re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*(=.+)?", text, re.DOTALL):
         raise ValueError("must be one sbatch option such as --reservation=NAME")
     if not re.fullmatch(_SBATCH, text):
-        raise ValueError("holds a character that an #SBATCH line does not carry (space, quote, $, backslash, ...)")
+        raise ValueError("contains a character that an #SBATCH line does not accept (space, quote, $, backslash, ...)")
     return text
 
 
@@ -103,7 +103,7 @@ def path_text(text: str) -> str:
 
 def _interface(text: str) -> str:
     if not re.fullmatch(_INTERFACE, text):
-        raise ValueError("must be an interface as NCCL_SOCKET_IFNAME takes it: ib0, ib, =ib0, or ^lo,docker")
+        raise ValueError("must be an interface in the syntax of NCCL_SOCKET_IFNAME: ib0, ib, =ib0, or ^lo,docker")
     return text
 
 
@@ -141,7 +141,7 @@ def _seconds(value: Any) -> Any:
 
 def _time_limit(value: Any) -> Any:
     if isinstance(value, str) and re.fullmatch(_NUMBER, value.strip()):
-        raise ValueError(f"needs a unit: Slurm would read minutes, other keys read seconds; write {value}m or {value}s")
+        raise ValueError(f"needs a unit: write {value}m (Slurm's default) or {value}s")
     return _seconds(value)
 
 
@@ -151,7 +151,7 @@ def _mebibytes(value: Any) -> Any:
         return value
     match = re.fullmatch(_MEMORY, str(value).strip().upper().replace("IB", "B")) if isinstance(value, str) else None
     if not match:
-        raise ValueError("must be an amount of memory with its unit, such as 480G or 500000M")
+        raise ValueError("must be an amount of memory with a unit, such as 480G or 500000M")
     return math.ceil(int(match.group(1)) * _MIB[match.group(2)])
 
 
@@ -167,7 +167,7 @@ def _count(value: Any) -> Any:
 def _runtime_option(text: str) -> str:
     _any_text(text)
     if not text.startswith("-"):
-        raise ValueError("must be one option that begins with a dash, its value behind '=': --flag=value")
+        raise ValueError("must be one option that begins with a dash, with its value after '=': --flag=value")
     return text
 
 

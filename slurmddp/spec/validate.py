@@ -42,8 +42,8 @@ _TOLD = 20
 #: What to do about a mistake below a key, where its own message does not say it.
 _HINTS = {
     ("resources", "nodes"): "write 4, 2-4, 4+1 or 2-4+1 (+1: a spare), or {min: 2, max: 4, spares: 1}",
-    ("base",): "say what the image starts from: 25.04 (an NGC release), docker://REF, a .sif or a root folder",
-    ("alerts",): "an entry is such as {to: slack, name: NAME, on: [failed, finished]}: see docs/alerts.md",
+    ("base",): "set what the image is built from: 25.04 (an NGC release), docker://REF, a .sif or a root folder",
+    ("alerts",): "example of an entry: {to: slack, name: NAME, on: [failed, finished]}; see docs/alerts.md",
 }
 
 
@@ -117,11 +117,11 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
         return f"{location}{shown}: {advice(row, origin, layered.origins.get(row.new))}"
     if kind == "extra_forbidden":
         near = nearest_key(model, key)
-        known = _hint(key) or "`slurmddp init FILE` writes a job file to start from; docs/job.md has all keys"
+        known = _hint(key) or "docs/job.md lists all keys; `slurmddp init FILE` writes a valid job file"
         todo = f"did you mean {near}?" if near else known
         return f"{location}{shown}: unknown key\n  -> {todo}"
     if kind == "missing":
-        todo = _hint(key) or "`slurmddp init FILE` writes a job file that has it"
+        todo = _hint(key) or "set it; `slurmddp init FILE` writes a job file that has it"
         return f"{location}{shown}: is missing\n  -> {todo}"
     value = detail.get("input")
     written = f", not {_short(value)}" if isinstance(value, str | int | float | list | dict) else ", not empty"

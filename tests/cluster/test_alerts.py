@@ -134,7 +134,7 @@ def test_a_script_that_is_killed_is_brought_back_and_told_of(alice: Alice, inbox
     kill_script(run, guard=False)
     run.wait_for_event("requeued")
     run.wait_for_event("alert", lambda row: row["delivered"])
-    assert inbox.kinds() == ["requeued"] and "SIGKILL of the job's script" in inbox.received[0].json()["cause"]
+    assert inbox.kinds() == ["requeued"] and "job.sh was killed by SIGKILL" in inbox.received[0].json()["cause"]
     alice.cluster.sh("login", "touch ~/told/go")
     run.wait("done")
 
@@ -234,7 +234,7 @@ def test_nodes_without_internet_leave_it_to_the_login_node(alice: Alice, inbox: 
     alice.cluster.run(node, ["bash", script, "hang", "RUNNING", "no rank is behind the others"])
     assert inbox.received == []
     status = alice.command("status", run.id, check=False)
-    assert "1 waiting alert sent" in status.stderr and inbox.kinds() == ["hang"]
+    assert "sent 1 delayed alert" in status.stderr and inbox.kinds() == ["hang"]
     time.sleep(1)  # the key of a hang has its second
     alice.cluster.run(node, ["bash", script, "hang", "RUNNING", "no rank is behind the others"])
     inbox.mode("error")

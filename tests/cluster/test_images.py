@@ -168,7 +168,7 @@ def test_pip_and_uv_keep_the_base_s_torch_and_its_pins(alice: Alice) -> None:
 
 def test_a_failing_test_leaves_no_image_and_says_so(alice: Alice) -> None:
     failed = build(alice, "bad.sif", "--base", f"docker://{BASE}", "--recipe", "bad.yaml", check=False)
-    assert failed.returncode == 2 and "there is no" in failed.stderr
+    assert failed.returncode == 2 and "does not exist" in failed.stderr
     alice.cluster.write(f"{HOME}/bad.yaml", f"base: docker://{BASE}\ntest: [echo what it says; false]\n")
     failed = build(alice, "bad.sif", "--recipe", "bad.yaml", check=False)
     assert failed.returncode == 1, failed.stderr

@@ -169,7 +169,9 @@ def test_a_bind_that_one_node_lacks_is_named_before_anything_starts(alice: Alice
     run.wait("failed", "requeued", timeout=120)
     excluded = [row for row in run.lines("events.jsonl") if row["event"] == "node_excluded"]
     assert [row["excluded"] for row in excluded] == ["node2"]
-    assert "cannot bind /srv/books (No such file or directory) - mount or make it on this node" in excluded[0]["reason"]
+    assert (
+        "cannot bind /srv/books (No such file or directory) - mount or create it on this node" in excluded[0]["reason"]
+    )
     assert not [row for row in run.lines("events.jsonl") if row["event"] == "attempt_started"]
     alice.cluster.run("login", ["scancel", run.job_id], check=False)
 
@@ -263,7 +265,7 @@ def test_a_node_that_slurm_cannot_reach_is_named_and_no_other(alice: Alice, with
     run.wait_for_event("job_ended")
     (excluded,) = (row for row in run.lines("events.jsonl") if row["event"] == "node_excluded")
     assert excluded["excluded"] == without_slurmd
-    assert excluded["reason"].startswith("preflight: Slurm could not start anything there: ")
+    assert excluded["reason"].startswith("preflight: Slurm could not start a process there: ")
 
 
 @pytest.mark.long

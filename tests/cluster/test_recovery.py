@@ -253,7 +253,7 @@ class TestRanks:
         now = time.time()
         run.cluster.run("login", ["scancel", "--batch", "--signal=KILL", run.job_id])
         requeued = run.wait_for_event("requeued", lambda row: row["time"] > now)
-        assert "SIGKILL of the job's script" in requeued["reason"]
+        assert "job.sh was killed by SIGKILL" in requeued["reason"]
         ended = run.wait_for_event("job_ended", lambda row: row["time"] > now)
         assert (ended["signal"], ended["decision"]) == ("KILL", "requeue")
         assert resumed_after(run, now, attempt + 1)["step"] > 0
@@ -322,7 +322,7 @@ class TestNodes:
             assert again["time"] - run.wait_for_event("hang")["time"] < 55 + 3 * slower
             after = events(run, "attempt_started")[-1]["nodes"].split()
             assert len(set(before) & set(after)) == 1 and len(after) == nodes["min"]
-            assert "the ranks did not start again within" in run.wait_for_event("attempt_ended")["cause"]
+            assert "the ranks did not restart within" in run.wait_for_event("attempt_ended")["cause"]
             assert run.wait_for_event("node_excluded")["excluded"] in before
         finally:
             end(run)
@@ -349,7 +349,7 @@ class TestNodes:
             fresh_cluster.wait_for(lambda: added() == 2, "the ranks have met again", 240)
             after = events(run, "attempt_started")[-1]["nodes"].split()
             assert len(set(before) & set(after)) == 1 and len(after) == 2
-            assert "the ranks did not start again within" in run.wait_for_event("attempt_ended")["cause"]
+            assert "the ranks did not restart within" in run.wait_for_event("attempt_ended")["cause"]
             assert run.wait_for_event("node_excluded")["excluded"] in before
         finally:
             end(run)
@@ -375,9 +375,7 @@ class TestNodes:
         time.sleep(6)  # the guards have begun
         fresh_cluster.kill_host("node2")
         try:
-            for run, reason in zip(
-                runs, ("node failure", "node node2, where the job's script ran, is lost"), strict=True
-            ):
+            for run, reason in zip(runs, ("node failure", "node node2, which ran job.sh, is lost"), strict=True):
                 requeued = run.wait_for_event("requeued", timeout=120)
                 assert (requeued["how"], requeued["reason"]) == ("chain", reason)
         finally:

@@ -54,7 +54,7 @@ def test_the_image_is_what_build_image_says(alice: Alice) -> None:
     assert lock["torch"].startswith("2.13.0")
     assert "nothing to do" in alice.command("build-image", alice.image, "--base", "/opt/images/bookworm-torch").stderr
     other = alice.command("build-image", alice.image, "--base", "/opt/images/bookworm", check=False)
-    assert other.returncode == 2 and "made from other inputs (changed since: base" in other.stderr
+    assert other.returncode == 2 and "built from other inputs (changed: base" in other.stderr
 
 
 def test_scancel_in_mid_run_leaves_no_process(alice: Alice, first: Run) -> None:
@@ -231,7 +231,7 @@ def test_requeued_goes_on_in_a_new_attempt(alice: Alice) -> None:
     assert list((run.folder / "logs/attempt-000").glob("node*.log"))
     step = run.metrics()[-1]["step"]
     said = alice.command("cancel", run.id, "--wait").stdout
-    assert "is saving and will exit" in said and "cancelled (by the user, saved, step " in said, said
+    assert "is saving and will exit" in said and "cancelled by you, checkpoint saved, step " in said, said
     marker = json.loads((run.folder / "markers/attempt-001.json").read_text())
     assert marker["reason"] == "cancelled by the user" and marker["step"] >= step
     assert (run.folder / f"checkpoints/step-{marker['step']:08d}/COMPLETE").exists()

@@ -155,7 +155,7 @@ def test_passwords_are_in_no_script_and_on_no_command_line(place: Place, build: 
     ("script", "code", "said"),
     [
         ("echo E: Unable to locate package gitt; exit 100", 1, "the base's Debian or Ubuntu has no package gitt"),
-        ("kill -TERM $PPID; sleep 30", 1, "job 7 ended as FAILED on n1"),
+        ("kill -TERM $PPID; sleep 30", 1, "job 7 ended in state FAILED on n1"),
     ],
 )
 def test_a_build_that_fails(place: Place, build: Build, script: str, code: int, said: str) -> None:
@@ -169,23 +169,25 @@ def test_a_build_that_fails(place: Place, build: Build, script: str, code: int, 
 def test_what_the_node_refuses(place: Place, build: Build) -> None:
     place.desk.program("apptainer", "#!/bin/bash\necho no >&2; exit 1\n")
     done = build("--base", "base.sif")
-    assert done.code == 1 and "slurmddp: " in done.err and "job 7 could not build it (exit code 1)" in done.err
+    assert done.code == 1 and "slurmddp: " in done.err and "job 7 failed to build the image (exit code 1)" in done.err
     (place.desk.bin / "apptainer").unlink()
     done = build()
     assert done.code == 2 and "neither apptainer nor singularity is on PATH" in done.err
-    assert "job 7 has refused to build it" in done.err
+    assert "job 7 refused to build the image" in done.err
 
 
 def test_what_is_refused_before_there_is_a_job(place: Place, build: Build, cli: Cli) -> None:
     assert "does not exist" in build("--base", "gone.sif").err
-    assert "holds a backslash" in cli("build-image", "a\\b.sif", "--base", "base.sif", "--on-node", "--site=gpus").err
+    assert (
+        "contains a backslash" in cli("build-image", "a\\b.sif", "--base", "base.sif", "--on-node", "--site=gpus").err
+    )
     place.desk.write("x.sif", "of another")
-    assert "exists already" in build().err
+    assert "already exists" in build().err
     (place.project / "x.sif").unlink()
     with only_build(place.project / "x.sif", [].append):
-        assert "is being built already" in build().err
+        assert "is already being built" in build().err
     here = cli("build-image", "x.sif", "--base", "base.sif", "--on-node", "--site", "here")
-    assert here.code == 2 and "site here has no Slurm" in here.err and "leave --on-node out" in here.err
+    assert here.code == 2 and "site here has no Slurm" in here.err and "remove --on-node" in here.err
     place.desk.site("name: paid\ntitle: t\nrequired: [resources.account]\n")
     assert "site paid requires an account" in build("--site", "paid").err
     (place.desk.bin / "sbatch").unlink()
@@ -204,17 +206,17 @@ def test_a_job_that_slurm_refuses_leaves_nothing(place: Place, cli: Cli) -> None
 def test_a_registry_that_only_nodes_reach(place: Place, cli: Cli) -> None:
     words = ("build-image", "--base", "docker://127.0.0.1:1/a/b:1", "--on-node", "--site", "gpus")
     done = cli(*words)
-    assert "note: the base's registry is asked on the node alone" in done.err
-    assert len(place.calls) == 1 and done.code == 1 and "job 7 could not build it" in done.err
+    assert "note: cannot reach the registry of the base from this machine" in done.err
+    assert len(place.calls) == 1 and done.code == 1 and "job 7 failed to build the image" in done.err
 
 
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ("TIMEOUT", "reached its time limit on n1: no image was made\n  -> images.on_node.time in"),
-        ("OUT_OF_MEMORY", "took more memory than it was given on n1"),
+        ("TIMEOUT", "reached its time limit on n1: no image was made\n  -> set a larger images.on_node.time in"),
+        ("OUT_OF_MEMORY", "ran out of memory on n1"),
         ("CANCELLED", "job 7 was cancelled on n1: no image was made"),
-        ("COMPLETED", "nothing that it wrote is seen in"),
+        ("COMPLETED", "this machine sees none of its files in"),
     ],
 )
 def test_a_job_that_never_came_to_its_end(place: Place, build: Build, state: str, said: str) -> None:
@@ -254,7 +256,7 @@ def test_ctrl_c_ends_the_job_and_leaves_nothing(place: Place, waits: bool) -> No
         (place.home / "wait").touch()
     for process in started(place):
         assert process.stderr is not None
-        word = "job 7 waits (Priority)\n" if waits else "now\n"
+        word = "job 7 is pending (Priority)\n" if waits else "now\n"
         said = iter(process.stderr.readline, "")
         assert word in said, "it never came so far"
         process.send_signal(signal.SIGINT)
@@ -322,7 +324,7 @@ def test_setup_lines_come_first(place: Place, build: Build) -> None:
 def test_options_that_are_ours(place: Place, build: Build) -> None:
     place.desk.site("name: s\ntitle: t\nimages: {on_node: {sbatch: [--output=x]}}\n")
     done = build("--site", "s")
-    assert done.code == 2 and "is what build-image sets itself" in done.err
+    assert done.code == 2 and "is set by build-image itself" in done.err
 
 
 def test_gc_finds_the_log_of_a_job_that_nobody_waited_for(place: Place, cli: Cli) -> None:

@@ -136,7 +136,7 @@ def test_run_into_head_cancels_the_run_and_says_so(ready: Desk) -> None:
     (run,) = (ready.project / "runs").iterdir()
     assert not alive(run)
     assert code == 1 and "Traceback" not in err
-    assert f"nobody reads the output any more: cancelling run {run.name}" in err
+    assert f"the output was closed: cancelling run {run.name}" in err
     assert state(ready, run).startswith("cancelled")
 
 

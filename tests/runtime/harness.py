@@ -25,7 +25,7 @@ ROOT = HERE.parents[1]
 POOL = 3
 #: Seconds until what is waited for counts as hung. Beside `stress-ng --cpu 2`, a test takes several times as long.
 PATIENCE = 400.0
-NO_FSDP2 = ("needs FSDP2, which torch has from version 2.6 on", "cannot import name 'fully_shard'")
+NO_FSDP2 = ("needs FSDP2 (torch 2.6 or newer)", "cannot import name 'fully_shard'")
 TORCH = tuple(int(part) for part in version("torch").split(".")[:2])
 
 os.environ["OMP_NUM_THREADS"] = "1"  # Before torch is imported, here and in every child.

@@ -165,7 +165,9 @@ def test_an_orphan_does_not_start(tmp_path: Path) -> None:
         check=True,
     )
     deadline = time.monotonic() + 60
-    while "the torchrun agent is gone: this rank does not start" not in (said.read_text() if said.exists() else ""):
+    while "the torchrun agent has exited, so this rank does not start" not in (
+        said.read_text() if said.exists() else ""
+    ):
         assert time.monotonic() < deadline and not (tmp_path / "started").exists()
         time.sleep(0.05)
     assert not (tmp_path / "started").exists()

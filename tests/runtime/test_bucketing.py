@@ -242,7 +242,7 @@ def test_ranks_get_equally_much(tmp_path: Path) -> None:
 
 def test_by_length_wants_lengths_and_a_window_below_an_epoch(tmp_path: Path) -> None:
     toy = tasks.create("runtime.toy:create", {}, {})
-    with pytest.raises(UserError, match="this task's samples are all alike"):
+    with pytest.raises(UserError, match="needs samples of different lengths"):
         loading.order(toy, 23, 0, total=4, by_length=2)
     task = Documents(tmp_path).task
     with pytest.raises(

@@ -99,8 +99,8 @@ def test_an_id_beyond_the_vocabulary_is_named(tmp_path: Path, workers: int) -> N
     with pytest.raises(UserError) as caught:
         next(micros)
     assert str(caught.value) == (
-        f"{tmp_path}/t.bin, token 39: the token id 39 is not below train.model.vocabulary (37): is that, or "
-        "train.data.dtype, wrong?"
+        f"{tmp_path}/t.bin, token 39: the token id 39 is not below train.model.vocabulary (37): check it and "
+        "train.data.dtype"
     )
 
 
@@ -112,21 +112,21 @@ def npy(header: str, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.bin", b"abc", r"t\.bin: 3 bytes are no whole number of uint16 tokens: is train\.data\.dtype right\?"),
-        ("t.npy", b"abcdefghijklmnop", r"t\.npy: ends with \.npy, but is no file of numpy\.save"),
-        ("t.npy", npy("import os"), r"t\.npy: its header is no header of numpy\.save: b'import os'"),
-        ("t.npy", npy("{'descr': '<u2'}"), "its header is no header"),
+        ("t.bin", b"abc", r"t\.bin: 3 bytes are not a whole number of uint16 tokens: check train\.data\.dtype"),
+        ("t.npy", b"abcdefghijklmnop", r"t\.npy: its name ends with \.npy, but numpy\.save did not write it"),
+        ("t.npy", npy("import os"), r"t\.npy: its header is not one of numpy\.save: b'import os'"),
+        ("t.npy", npy("{'descr': '<u2'}"), "its header is not one"),
         (
             "t.npy",
             npy("{'descr': '<f4', 'shape': (1,)}", b"1234"),
-            r"type '<f4' and shape \(1,\); token ids are one row",
+            r"type '<f4' and shape \(1,\); token ids must be one row",
         ),
         ("t.npy", npy("{'descr': '>u2', 'shape': (1,)}", b"12"), "type '>u2' and shape"),
-        ("t.npy", npy("{'descr': '<u2', 'shape': (2, 2)}", b"12345678"), r"shape \(2, 2\); token ids are one row"),
+        ("t.npy", npy("{'descr': '<u2', 'shape': (2, 2)}", b"12345678"), r"shape \(2, 2\); token ids must be one row"),
         (
             "t.npy",
             npy("{'descr': '<u2', 'shape': (5,)}", b"1234"),
-            "which is not what its header says: 5 tokens of <u2",
+            "but its header says 5 tokens of <u2",
         ),
     ],
 )
@@ -224,7 +224,7 @@ def test_a_line_without_a_text_is_named(tmp_path: Path, line: str) -> None:
     found = documents(tmp_path)
     with pytest.raises(UserError) as caught:
         found.read(4, 9)
-    start = f"{tmp_path}/b.jsonl, byte 17: is no line of JSON with a text under 'text' (train.data.key): '"
+    start = f"{tmp_path}/b.jsonl, byte 17: is not a line of JSON with text under 'text' (train.data.key): '"
     assert str(caught.value).startswith(start)
 
 
@@ -407,7 +407,7 @@ def test_the_images_task_augments(tmp_path: Path) -> None:
     assert torch.equal(batches(task), batches(task))
     assert not torch.equal(batches(task), batches(plain))
     numpy.savez(tmp_path / "i.npz", x=images.reshape(12, 64), y=numpy.arange(12) % 2)
-    with pytest.raises(UserError, match="holds rows of 64 features, not images: leave it out"):
+    with pytest.raises(UserError, match="contains rows of 64 features, not images: remove it"):
         tasks.create("images", {**data, "augment": "flip"}, {})
 
 

@@ -258,7 +258,7 @@ def test_the_module_by_hand(trained: Callable[[int, int], Run], tmp_path: Path) 
     done = exported(str(checkpoint), "--output", str(output))
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert f"{output.stat().st_size} bytes, to {output}" in done.stdout
-    with pytest.raises(UserError, match="exists: name another file"):
+    with pytest.raises(UserError, match="exists: choose another file"):
         export.write(checkpoint, output, form="pt")
     flip(next(checkpoint.glob("*.distcp")))
     damaged = exported(str(checkpoint), "--output", str(output), "--force")
@@ -322,7 +322,7 @@ def test_the_command_uses_the_runs_own_environment(
     done = desk.command("checkpoint", "export", "last")
     assert done.code == 0, done.err
     assert done.out == f"{desk.project}/model.pt\n"
-    assert "warning: step-00000004 is left out" in done.err
+    assert "warning: skipping step-00000004" in done.err
     assert set(desk.tree()) - before == {"project/model.pt"}
     wanted = tmp_path / "wanted.pt"
     export.write(trained(2, 1).checkpoint(2), wanted, form="pt")

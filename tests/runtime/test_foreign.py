@@ -241,7 +241,7 @@ def test_the_export_of_another_users_run_executes_nothing_that_it_names(
     wanted = Wanted(4, None, Path("x.pt"), "model", False)
     made = export_now(folder, wanted, desk.project, desk.environment, said.append)
     assert list(signs.iterdir()) == []
-    assert "nothing that this run of " in said[0] and " names is executed" in said[0]
+    assert "belongs to " in said[0] and "nothing of it is executed" in said[0]
     assert plain.read(made).keys() == toy.create({}, {}).build_model().state_dict().keys()
     made.unlink()
     export_now(folder, wanted._replace(trust=True), desk.project, desk.environment, said.append)
@@ -256,7 +256,7 @@ def test_another_users_job_is_not_resumed_by_the_name_of_its_run(
     assert resolved_job(Request(None, environment=desk.environment), [folder.path])
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    with pytest.raises(errors.UserError, match=r"belongs to .* would run as you"):
+    with pytest.raises(errors.UserError, match=r"belongs to .* would run with your account"):
         resolved_job(Request(None, environment=desk.environment), [folder.path])
     assert resolved_job(Request(str(folder.job_yaml), environment=desk.environment), [folder.path])
 

@@ -30,12 +30,12 @@ def test_a_whole_job_is_read(tmp_path: Path) -> None:
         ({"train__precision": "fp8"}, "train.precision must be one of fp32, bf16, fp16, not 'fp8'"),
         ({"train__optimizer__betas": [0.9]}, "train.optimizer.betas must be two numbers"),
         ({"train__optimizer__betas": [0.9, "x"]}, r"train.optimizer.betas\[1\] must be a number"),
-        ({"train__optimizer__momentom": 1}, "unknown key train.optimizer.momentom; known here: name, lr"),
+        ({"train__optimizer__momentom": 1}, "unknown key train.optimizer.momentom; known keys: name, lr"),
         ({"train__optimizer": None}, "train.optimizer must be an object, not null"),
         ({"resume_from": [3]}, r"resume_from\[0\] must be text"),
         ({"batch__global": 0}, "batch.global must be at least 1"),
         ({"timeouts__collective": 0}, "timeouts.collective must be above 0"),
-        ({"schema": 1}, "schema is 1, and this runtime understands 3"),
+        ({"schema": 1}, "schema is 1, but this runtime needs 3"),
     ],
 )
 def test_a_mistake_is_named_by_its_key(tmp_path: Path, change: dict[str, Any], message: str) -> None:

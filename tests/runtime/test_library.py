@@ -147,7 +147,7 @@ def test_an_iteration_that_was_left_does_not_count_and_a_new_position_does() -> 
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(UserError, match="leaves nothing to some of 3 ranks"):
+    with pytest.raises(UserError, match="leaves some of 3 ranks without samples"):
         GlobalSampler(10, global_batch=2, rank=0, ranks=3)
     with pytest.raises(UserError, match="length 0"):
         GlobalSampler(0, global_batch=2)
@@ -413,10 +413,10 @@ def test_what_does_not_fit_is_the_users_to_put_right(ranks: Ranks, tmp_path: Pat
     ranks(2, _save, "ddp", tmp_path / "a", 1)
     messages = {
         "model": "cannot resume from .*step-00000001: the model is another one: 0.weight: .12, 6. in the checkpoint",
-        "optimizer": "cannot resume from .* saved with the optimizer AdamW, and this one is SGD",
-        "groups": "cannot resume from .* the optimizer had 1 groups of parameters, and has 2 now",
-        "extra": "has to be JSON values",
-        "folder": "SLURMDDP_RUN is not set.*name a folder",
+        "optimizer": "cannot resume from .* saved with the optimizer AdamW, but this run uses SGD",
+        "groups": "cannot resume from .* the optimizer had 1 parameter groups and now has 2",
+        "extra": "must be JSON values",
+        "folder": "SLURMDDP_RUN is not set.*pass one",
     }
     for what, message in messages.items():
         with pytest.raises(Failed, match=message) as failed:
@@ -502,4 +502,4 @@ def test_a_stop_leaves_a_marker_and_the_attempt_does_not_begin_again(tmp_path: P
         "reason": "SIGTERM received by rank 0 on here",
     }  # fmt: skip
     again = script(ENDS, tmp_path, **told)
-    assert (again.returncode, again.stdout) == (0, "attempt 2 has already ended cleanly: nothing to do\n")
+    assert (again.returncode, again.stdout) == (0, "attempt 2 has already exited cleanly: nothing to do\n")

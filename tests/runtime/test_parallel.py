@@ -340,8 +340,8 @@ def with_a_wrong_mesh(joined: World) -> None:
     ("wrong", "said"),
     [
         (without_compiler, "train.compile: torch.compile does not work here"),
-        (without_fsdp2, "needs FSDP2, which torch has from version 2.6 on"),
-        (with_a_scalar, "parameters without a dimension cannot be sharded: scale"),
+        (without_fsdp2, "needs FSDP2 .torch 2.6 or newer."),
+        (with_a_scalar, "scalar parameters cannot be sharded: scale"),
         (without_blocks, "the model has no blocks to recompute"),
         (with_a_wrong_mesh, "2 ranks cannot be divided into groups of 3"),
     ],

@@ -82,7 +82,7 @@ def test_the_breaker_on_a_full_disk_ends_no_run(tmp_path: Path, capsys: pytest.C
         assert failures.begin(tmp_path, 0, {failures.LIMIT: "2"}) is None
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "warning: the failure of the last start is not counted" in capsys.readouterr().err
+    assert "warning: cannot count the failure of the last start" in capsys.readouterr().err
 
 
 def test_a_line_that_was_cut_takes_no_other_with_it(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_environment_of_torchrun() -> None:
     }
     place = environment.read(given)
     assert (place.rank, place.local_rank, place.world, place.attempt, place.node) == (3, 1, 4, 0, "n1")
-    with pytest.raises(UserError, match="RANK is not set: this program is started by torchrun"):
+    with pytest.raises(UserError, match="RANK is not set: start this program with torchrun"):
         environment.read({})
     with pytest.raises(UserError, match="SLURMDDP_ATTEMPT must be a whole number, not 'x'"):
         environment.read({**given, "SLURMDDP_ATTEMPT": "x"})
@@ -173,10 +173,10 @@ def test_an_error_inside_a_users_module_is_its_own(tmp_path: Path, monkeypatch: 
         (
             {"path": "/not/here/at/all"},
             {},
-            r"there is no /not/here/at/all \(the nearest folder that exists is /\)",
+            r"/not/here/at/all does not exist \(but / does\)",
         ),
         ({}, {}, "train.data.path must be a path or a list of paths, not None"),
-        ({"path": "TEXT", "contxt": 3}, {}, "unknown key train.data.contxt; known here: path, context"),
+        ({"path": "TEXT", "contxt": 3}, {}, "unknown key train.data.contxt; known keys: path, context"),
         ({"path": "TEXT", "context": "3"}, {}, "train.data.context must be a whole number"),
         ({"path": "TEXT", "context": 0}, {}, "train.data.context must be a whole number from 1 up, not 0"),
         ({"path": ["TEXT", 3]}, {}, "train.data.path must be a path or a list of paths, not"),
@@ -207,12 +207,12 @@ def test_mistakes_in_lm(tmp_path: Path, data: dict[str, Any], model: dict[str, A
     ("data", "model", "message"),
     [
         ({}, {}, "train.data.path must be a path, not None"),
-        ({"path": "/not/here"}, {}, "there is no /not/here"),
+        ({"path": "/not/here"}, {}, "/not/here does not exist"),
         ({"path": ["/a"]}, {}, "train.data.path must be a path, not"),
         (
             {"path": "/a", "context": 3},
             {},
-            "unknown key train.data.context; known here: path, validation_fraction, size",
+            "unknown key train.data.context; known keys: path, validation_fraction, size",
         ),
         (
             {"path": "/a", "validation_fraction": 1},
@@ -265,7 +265,7 @@ def test_text_is_one_stream_in_sorted_order(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("BBX")
     assert ByteStream(find_files([str(tmp_path)], "**/*.txt", [])).fingerprint() != before
     (tmp_path / "a.txt").write_text("A")
-    with pytest.raises(OSError, match=r"a\.txt had 2 bytes at the start, and now ends before"):
+    with pytest.raises(OSError, match=r"a\.txt had 2 bytes at the start, and is now shorter than"):
         stream.read(0, 2)
 
 

@@ -86,7 +86,7 @@ class Nodes:
         for name, (_, errors, code) in ended.items():
             assert code == 0 or name == self.names[0], f"{name}: {errors}"
         lines = (self.logs / "preflight" / "verdict").read_text().splitlines()
-        kept = "\n".join(line for line in lines if " MiB left" not in line)
+        kept = "\n".join(line for line in lines if " MiB free" not in line)
         return ended[self.names[0]][2], kept
 
 
@@ -138,7 +138,7 @@ def test_other_packages_are_named(three: Nodes, tmp_path: Path) -> None:
     (tmp_path / "site" / "numpy-0.0.1.dist-info").mkdir(parents=True)
     code, text = three.check({"n2": {"PYTHONPATH": f"{ROOT}:{tmp_path / 'site'}"}})
     assert code == 3
-    assert "n2 bad has other software: numpy 0.0.1 (the others: " in text and text.count(" bad ") == 1
+    assert "n2 bad has different software: numpy 0.0.1 (the others: " in text and text.count(" bad ") == 1
 
 
 def test_a_run_folder_of_its_own(three: Nodes, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_run_folder_of_its_own(three: Nodes, tmp_path: Path) -> None:
     own.mkdir(parents=True)
     code, text = three.check({"n2": {"SLURMDDP_LOGS": str(own)}})
     assert code == 3
-    assert "n2 bad does not see in the run folder what n1 wrote there - the run folder must be on a file system" in text
+    assert "n2 bad does not see the files of n1 in the run folder - the run folder must be on a file system" in text
     assert text.startswith("n1 ok\n") and text.endswith("\nn3 ok")
 
 
@@ -155,14 +155,17 @@ def test_a_run_folder_that_cannot_be_written(three: Nodes, tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     code, text = three.check({"n2": {"SLURMDDP_LOGS": str(tmp_path / "file")}})
     assert code == 3
-    assert "n2 bad cannot write into the run folder" in text and text.endswith("\nn3 ok")
+    assert "n2 bad cannot write to the run folder" in text and text.endswith("\nn3 ok")
 
 
 def test_missing_data_is_named_on_each_node(three: Nodes) -> None:
     (three.run / "job.json").write_text(json.dumps({"train": {"data": {"path": "/no/such"}, "init_from": None}}))
     code, text = three.check()
     assert code == 3
-    assert text.count(" bad train.data.path: cannot read /no/such: No such file or directory - is it mounted") == 3
+    assert (
+        text.count(" bad train.data.path: cannot read /no/such: No such file or directory - check that it is mounted")
+        == 3
+    )
 
 
 def test_an_address_that_is_not_the_nodes(three: Nodes) -> None:
@@ -174,7 +177,7 @@ def test_an_address_that_is_not_the_nodes(three: Nodes) -> None:
 def test_an_interface_in_another_network(three: Nodes) -> None:
     code, text = three.check({"n2": {"SLURMDDP_NETWORK": "10.9.0.3/24", "SLURMDDP_INTERFACE": "eth0"}})
     assert code == 3
-    assert "n2 bad its interface eth0 (10.9.0.3/24) is not in the others' network, 127.3.0.0/16 - name the int" in text
+    assert "n2 bad its interface eth0 (10.9.0.3/24) is not in the others' network, 127.3.0.0/16 - set n" in text
 
 
 def test_a_closed_port_and_one_of_somebody_else(three: Nodes) -> None:
@@ -192,7 +195,7 @@ def test_a_closed_port_and_one_of_somebody_else(three: Nodes) -> None:
 
     assert asyncio.run(tries()) == [
         "",
-        "n2 answers there: two nodes have this address",
+        "n2 answered instead: two nodes have this address",
         "not signed with this run's key",
         "Connection refused",
     ]
@@ -224,8 +227,8 @@ def test_when_none_reaches_the_head_it_is_the_heads_fault(three: Nodes) -> None:
     code, text = three.check({name: {"SLURMDDP_HEAD": "no.such.host.invalid"} for name in ("n2", "n3")})
     assert code == 3
     lines = [line for line in text.splitlines() if " warn " not in line]
-    assert lines[0].startswith("n1 bad 2 of the 2 other nodes have trouble with it, as n2: cannot reach the head")
-    assert lines[1:] == ["n2 ok", "n3 ok"] and "does not resolve" in lines[0]
+    assert lines[0].startswith("n1 bad 2 of the 2 other nodes cannot work with it (n2: cannot reach the head")
+    assert lines[1:] == ["n2 ok", "n3 ok"] and "cannot resolve" in lines[0]
 
 
 @pytest.mark.parametrize("answer", [b"", b'{"node": "n3"}\n'])
@@ -236,7 +239,8 @@ def test_two_nodes_that_cannot_reach_each_other(three: Nodes, monkeypatch: pytes
     assert code == 3
     assert re.fullmatch(
         "n1 ok\nn2 ok\n"
-        rf"n3 bad n2 cannot connect to n3 at 127\.3\.0\.3, port \d+: {reason}; one of the two is excluded - check .*",
+        rf"n3 bad n2 cannot connect to n3 at 127\.3\.0\.3, port \d+: {reason}; slurmddp excludes one of the two "
+        rf"- check .*",
         text,
     )
 
@@ -272,7 +276,7 @@ def test_a_node_that_says_nothing_of_the_others_is_only_warned_about(
     three.names = ["n1", "n3", "n2"]
     code, text = with_n3(three, monkeypatch, "_unreached", never)
     reason = "the connection was closed" if lost else "no answer within 4 s"
-    warning = f"n3 warn did not say whether it can connect to the other nodes: {reason} - see its log"
+    warning = f"n3 warn did not report whether it can connect to the other nodes: {reason} - see its log"
     assert (code, text) == (0, f"n1 ok\nn3 ok\n{warning}\nn2 ok")
 
 
@@ -332,7 +336,7 @@ def test_strangers_on_the_port(three: Nodes) -> None:
     others.append(three.start("n3"))
     for number, process in enumerate(others):
         _, errors = process.communicate(timeout=PATIENCE)
-        ignored = [line for line in errors.splitlines() if "a message was ignored, since it is not signed" in line]
+        ignored = [line for line in errors.splitlines() if "ignored a message: not signed" in line]
         assert process.returncode == 0 and ignored == errors.splitlines()
         assert (len(ignored) >= 4) == (number == 0)
 
@@ -423,9 +427,13 @@ def test_of_two_nodes_that_cannot_reach_each_other_one_is_excluded(broken: list[
     assert sorted(found) == excluded and all(len(items) == 1 and items[0].level == "bad" for items in found.values())
     for node, (finding,) in found.items():
         count = sum(node in pair.split() for pair in broken)
-        start = "" if count == 1 else f"has no connection with {count} other nodes: "
+        start = "" if count == 1 else f"cannot connect to {count} other nodes: "
         assert re.match(rf"{start}(\w) cannot connect to (\w) at at-\2, port 7: no answer", finding.reason)
-        assert node in finding.reason.partition(":")[2] if count > 1 else "one of the two is excluded" in finding.reason
+        assert (
+            node in finding.reason.partition(":")[2]
+            if count > 1
+            else "slurmddp excludes one of the two" in finding.reason
+        )
 
 
 def test_a_node_that_is_bad_anyway_takes_no_other_with_it() -> None:
@@ -485,12 +493,22 @@ LOST = "Unable to determine the device handle for GPU0000:41:00.0: Unknown Error
     [
         ([GPU.format(0, 0), GPU.format(1, 1)], 0, None, ""),
         ([GPU.format(0, 0), GPU.format(1, 1)], 0, "0,1", ""),
-        ([GPU.format(0, 0)], 0, None, "has 1 usable GPU(s), 2 were asked for (nvidia-smi -L)"),
-        ([GPU.format(0, 0), LOST], 255, None, f"has 1 usable GPU(s), 2 were asked for (nvidia-smi -L: {LOST})"),
+        ([GPU.format(0, 0)], 0, None, "has 1 usable GPU(s), but the job asked for 2 (nvidia-smi -L)"),
+        ([GPU.format(0, 0), LOST], 255, None, f"has 1 usable GPU(s), but the job asked for 2 (nvidia-smi -L: {LOST})"),
         ([GPU.format(0, 0), MIG.format(0, 1), MIG.format(1, 2)], 0, None, ""),
-        ([GPU.format(0, 0), GPU.format(1, 1)], 0, "1", "CUDA_VISIBLE_DEVICES=1 leaves 1 GPU(s), 2 were asked for"),
-        ([GPU.format(0, 0), GPU.format(1, 1)], 0, "", "CUDA_VISIBLE_DEVICES= leaves 0 GPU(s), 2 were asked for"),
-        (["NVIDIA-SMI has failed because it couldn't communicate"], 9, None, "has 0 usable GPU(s), 2 were asked for"),
+        (
+            [GPU.format(0, 0), GPU.format(1, 1)],
+            0,
+            "1",
+            "CUDA_VISIBLE_DEVICES=1 leaves 1 GPU(s), but the job asked for 2",
+        ),
+        ([GPU.format(0, 0), GPU.format(1, 1)], 0, "", "CUDA_VISIBLE_DEVICES= leaves 0 GPU(s), but the job asked for 2"),
+        (
+            ["NVIDIA-SMI has failed because it couldn't communicate"],
+            9,
+            None,
+            "has 0 usable GPU(s), but the job asked for 2",
+        ),
     ],
 )
 def test_gpus_are_counted(
@@ -513,7 +531,7 @@ def test_device_files_that_cannot_be_opened_do_not_count(tmp_path: Path) -> None
     assert devices._openable(tmp_path, r"nvidia\d+") == 2
     (tmp_path / "dri").mkdir()
     (tmp_path / "dri" / "renderD128").write_text("")
-    assert devices.amd(tmp_path) == (0, f"there is no {tmp_path}/kfd")
+    assert devices.amd(tmp_path) == (0, f"{tmp_path}/kfd does not exist")
     (tmp_path / "kfd").write_text("")
     assert devices.amd(tmp_path)[0] == 1
     assert devices.driver(tmp_path) == "nvidia" and devices.driver(tmp_path / "dri") == ""
@@ -556,7 +574,7 @@ def test_packages_from_their_folders_names(tmp_path: Path) -> None:
     }
     own = json.dumps({"numpy": "1", "torch": "2", "a": "1", "b": "1", "c": "1", "same": "1"})
     others = json.dumps({"numpy": "2", "torch": "3", "c": "2", "d": "1", "same": "1"})
-    expected = "has other software: torch 2 (the others: 3), numpy 1 (the others: 2), a 1 (the others: missing), "
+    expected = "has different software: torch 2 (the others: 3), numpy 1 (the others: 2), a 1 (the others: missing), "
     assert packages.differs(own, others) == expected + "b 1 (the others: missing) and 2 more"
 
 

@@ -59,7 +59,7 @@ def test_a_node_without_adapters_is_not_looked_at(tmp_path: Path) -> None:
 def test_a_contained_container_without_the_devices(node: Node) -> None:
     shutil.rmtree(node.root / "dev/infiniband")
     assert [text.split(" - ")[0] for text in node.look()] == [
-        "has mlx5_0 and sees no /dev/infiniband/uverbs*: NCCL goes over TCP"
+        "has mlx5_0, but sees no /dev/infiniband/uverbs*: NCCL falls back to TCP"
     ]
 
 
@@ -67,14 +67,16 @@ def test_devices_that_nobody_can_open(node: Node) -> None:
     (node.root / "dev/infiniband/uverbs0").unlink()
     (node.root / "dev/infiniband/uverbs0").mkdir()
     (text,) = node.look()
-    assert "cannot open" in text and "(Is a directory): NCCL goes over TCP - take /dev/infiniband out" in text
+    assert "cannot open" in text and "(Is a directory): NCCL falls back to TCP - remove /dev/infiniband" in text
     node.devices("uverbs1")  # another job's are no matter, as long as one is ours
     assert node.look() == []
 
 
 def test_an_image_without_the_library(node: Node) -> None:
     (text,) = (finding.text for finding in rdma.look(node.root, lambda: None))
-    assert text.startswith("has mlx5_0 and cannot load libibverbs.so.1: NCCL goes over TCP - rdma-core belongs into")
+    assert text.startswith(
+        "has mlx5_0, but cannot load libibverbs.so.1: NCCL falls back to TCP - the image needs rdma-core"
+    )
 
 
 def test_where_the_loader_finds_a_library() -> None:
@@ -99,7 +101,7 @@ def test_the_adapter_s_own_driver_is_wanted(tmp_path: Path, driver: str, there: 
     node.adapter("ibp12s0", driver)
     node.devices("uverbs0")
     node.providers(*there)
-    wanted = f"has ibp12s0 and no driver of libibverbs for {lacking} in {node.lib}: NCCL goes over TCP"
+    wanted = f"has ibp12s0, but no libibverbs driver for {lacking} in {node.lib}: NCCL falls back to TCP"
     assert [text.split(" - ")[0] for text in node.look()] == ([] if lacking is None else [wanted])
 
 

@@ -150,7 +150,7 @@ class TestState:
             with pytest.raises(RendezvousStateError, match="not signed with this run's key"):
                 stranger.set_state(b"mine", one[1])
         server.set(name, old)
-        with pytest.raises(RendezvousStateError, match="an older one was put back"):
+        with pytest.raises(RendezvousStateError, match="an older state was restored"):
             first.get_state()
         for planted in ("Y2FuaW1hZGFt", "", "a", "not base 64", "\x00\xff"):  # the first: torch's word for none
             server.set(name, planted)
@@ -267,7 +267,7 @@ class TestKey:
         sealed = signing.load(run).seal(b"text", "here")
         assert signing.load(run).open(sealed, "here") == b"text"
         path.chmod(0o640)
-        with pytest.raises(UserError, match=r"others may read the run's key .*chmod 600"):
+        with pytest.raises(UserError, match=r"other users can read the run's key .*chmod 600"):
             signing.load(run)
 
     @pytest.mark.parametrize("what", ["missing", "link", "folder", "short"])

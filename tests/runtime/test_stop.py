@@ -169,7 +169,7 @@ def test_restart_after_the_clean_end_trains_nothing(tmp_path: Path) -> None:
     path = ":".join([str(tmp_path / "site"), str(ROOT), str(HERE.parent)])
     with launched(run, 2, "--max-restarts=1", PYTHONPATH=path, DIES=str(tmp_path / "died")) as job:
         assert job.wait() == 0, job.stderr
-        assert job.stdout.count("attempt 0 has already ended cleanly: nothing to do") == 1
+        assert job.stdout.count("attempt 0 has already exited cleanly: nothing to do") == 1
     assert (tmp_path / "died").exists()
     assert len(run.events("started")) == 1 and run.marker()["state"] == "done"
 
@@ -185,7 +185,7 @@ def test_after_sigterm_a_rank_whose_peer_is_stuck_ends(tmp_path: Path) -> None:
         # torchrun then ends the other one, which is asleep in its own way, by the same rule.
         assert job.wait() == 1
     assert "rank 0 on here: error: no progress in step for" in job.stderr
-    assert "s after SIGTERM: ended without saving" in job.stderr
+    assert "s after SIGTERM: exiting without saving" in job.stderr
     assert not run.events("finished") and not (run.root / "markers").exists()
 
 
@@ -197,7 +197,7 @@ def test_ranks_do_not_outlive_torchrun(tmp_path: Path) -> None:
         job.agent.kill()
         job.agent.wait()
         until(lambda: not any(map(alive, job.ranks().values())), "end of the orphans")
-    assert "torchrun, which started this rank, is gone: ended without saving" in job.stderr
+    assert "torchrun has exited: exiting without saving" in job.stderr
 
 
 def test_marker(tmp_path: Path) -> None:
@@ -249,8 +249,8 @@ time.sleep(100)
 @pytest.mark.parametrize(
     ("when", "said", "message"),
     [
-        ("training", "asked SIGTERM received by rank 0 on here\n", "a second SIGTERM: ended without saving"),
-        ("joining", "", "SIGTERM before the ranks have met: ended"),
+        ("training", "asked SIGTERM received by rank 0 on here\n", "second SIGTERM: exiting without saving"),
+        ("joining", "", "SIGTERM before the rendezvous: exiting"),
     ],
 )
 def test_a_second_sigterm_ends_at_once_and_an_echo_does_not(when: str, said: str, message: str) -> None:

@@ -116,7 +116,7 @@ def test_it_has_to_persist_and_ends_once() -> None:
 
 def test_a_notice_says_what_is_slow_and_by_how_much() -> None:
     notice = Notice(True, "node1", 3, "data", 4.2, 0.12)
-    assert notice.text() == "node1 is slow in data: 4.2 times the others, 120.0 ms a step more (rank 3)"
+    assert notice.text() == "node1 is slow in data: 4.2 times the others, 120.0 ms more per step (rank 3)"
     assert notice.record() == {
         "host": "node1", "slow_rank": 3, "part": "data", "factor": 4.2, "seconds_a_step": 0.12
     }  # fmt: skip

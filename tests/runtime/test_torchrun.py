@@ -62,8 +62,8 @@ def test_missing_data_is_one_message_and_a_quick_end(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert time.monotonic() - began < 30
     messages = [line for line in result.stderr.splitlines() if "error: train.data.path" in line]
-    nearest = f"(the nearest folder that exists is {tmp_path}); is it bound into the container?"
-    assert messages == [f"rank 0 on here: error: train.data.path: there is no {tmp_path}/none/data {nearest}"]
+    nearest = f"(but {tmp_path} does): check that it is bound into the container"
+    assert messages == [f"rank 0 on here: error: train.data.path: {tmp_path}/none/data does not exist {nearest}"]
     assert "rank 0 on here: Traceback" not in result.stderr and "rank 1 on" not in result.stderr
     assert [event["kind"] for event in run.events("error")] == ["UserError"]
 
@@ -112,4 +112,4 @@ def test_without_torchrun_it_says_so() -> None:
     command = [sys.executable, "-m", "slurmddp.runtime.train", "/nowhere"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 1
-    assert result.stderr.startswith("slurmddp: error: RANK is not set: this program is started by torchrun")
+    assert result.stderr.startswith("slurmddp: error: RANK is not set: start this program with torchrun")

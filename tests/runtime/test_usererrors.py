@@ -60,7 +60,7 @@ def test_a_script_that_fails_on_all_ranks_is_started_once(tmp_path: Path, body: 
     assert done.returncode == 0, done.stderr  # as after any marker: job.sh reads that
     assert cause(tmp_path).startswith(why)
     assert starts(tmp_path) == "01"
-    assert "every rank failed so before the first step: the run is not started again" in done.stderr
+    assert "all ranks failed this way before the first step, so the run is not restarted" in done.stderr
     assert time.monotonic() - began < 60
 
 

@@ -77,8 +77,8 @@ def authorize(
     if not challenges:
         raise refused(401, location, found, image)
     raise outside(
-        f"{location.host} wants to know who asks for {image} in a way that is not supported here",
-        "Basic and Bearer are; check the host: is it a registry?",
+        f"{location.host} asks for an unsupported kind of login for {image}",
+        "slurmddp supports Basic and Bearer; check that this host is a registry",
     )
 
 
@@ -89,13 +89,12 @@ def refused(status: int, location: Location, found: Found, image: str) -> UserEr
     remarks = "".join(f"; {remark}" for remark in found.remarks)
     if source:
         return UserError(
-            f"{location.host} refuses {image} to the name and password of {source} (status {status}){remarks}",
-            todo=f"check name and password, whether that user may read the image, and its name; otherwise {where}",
+            f"{location.host} denies access to {image} with the login from {source} (status {status}){remarks}",
+            todo=f"check user name, password, image name, and whether this user may read the image; otherwise {where}",
         )
     return UserError(
-        f"{location.host} does not show {image} to everybody (status {status}), and no credentials for it were "
-        f"found{remarks}",
-        todo=f"check the image's name (an unknown one gets the same answer), or log in: {where}",
+        f"{location.host} requires a login for {image} (status {status}), but no credentials were found{remarks}",
+        todo=f"check the image name (an unknown image gives the same answer), or log in: {where}",
     )
 
 
@@ -107,7 +106,7 @@ def _token(challenge: Challenge, found: Found, location: Location, transport: Tr
     if answer.status in (400, 401, 403):  # Docker Hub and others say 400 or 403 to what they do not know
         raise refused(answer.status, location, found, image)
     if answer.status == 404:
-        raise outside(f"{host}, which is to hand out a token for {image}, does not know how (status 404)")
+        raise outside(f"{host} has no token service for {image} (status 404)")
     if answer.status != 200:
         raise bad_status(answer.status, answer.headers, answer.body, host, f"a token for {image}")
     try:
@@ -116,7 +115,7 @@ def _token(challenge: Challenge, found: Found, location: Location, transport: Tr
     except (ValueError, AttributeError, RecursionError):
         token = None
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-        raise outside(f"{host} gives no token for {image}, though it says that it does", "try again later")
+        raise outside(f"{host} answered the token request for {image} without a token", "try again later")
     return token
 
 
@@ -131,9 +130,9 @@ def _token_url(challenge: Challenge, location: Location) -> str:
     except ValueError:
         good = False
     if not good:
-        raise outside(f"{location.host} names no address at which a token is to be had", NO_REGISTRY)
+        raise outside(f"{location.host} gives no address for tokens", NO_REGISTRY)
     # From elsewhere it would have us ask services of this very machine
     if is_loopback(parts.hostname or "") and not is_loopback(location.host):
-        raise outside(f"{location.host} sends us to this machine itself, {parts.netloc}, for a token", NO_REGISTRY)
+        raise outside(f"{location.host} refers to this machine itself ({parts.netloc}) for a token", NO_REGISTRY)
     given = urlencode({key: value for key, value in query.items() if value})
     return f"{realm}{'&' if parts.query else '?'}{given}"

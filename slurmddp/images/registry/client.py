@@ -51,7 +51,7 @@ def resolve(
     except TimeoutError:
         raise outside(
             f"{location.host} took more than {settings.timeout:g} s to answer about {parsed}",
-            "try again later, or use a mirror; a registry answers within seconds",
+            "try again later, or use a mirror",
         ) from None
 
 
@@ -101,7 +101,7 @@ def _read(answer: Answer, digest: str | None, what: str) -> Document:
     if answer.status in (401, 403, 404):
         raise outside(
             f"{host} has no {what.removeprefix('the ')} (status {answer.status}), though it lists it",
-            "push the image again, or try again later; a mirror may not have all of it",
+            "push the image again, or try again later; a mirror may be incomplete",
         )
     if answer.status != 200:
         raise bad_status(answer.status, answer.headers, answer.body, host, what)
@@ -111,8 +111,8 @@ def _read(answer: Answer, digest: str | None, what: str) -> Document:
     for promised in (digest, answer.headers.get("Docker-Content-Digest")):
         if is_digest(promised) and promised != actual:
             raise outside(
-                f"{host} lies about {what}: its bytes have the digest {actual}, not {promised}",
-                "try again; if it stays so, a proxy or mirror changes what passes, or the registry is broken",
+                f"{host} sent wrong data for {what}: the digest is {actual}, not {promised}",
+                "try again; if it fails again, a proxy or mirror changes the data, or the registry is broken",
             )
     return document
 
@@ -127,11 +127,11 @@ def _resolve(repository: _Repository, architecture: str) -> RegistryImage:
         what = f"the {architecture} manifest of {image}"
         document, _, index = repository.manifest(platform_digest, platform_digest, what)
     if index:
-        raise outside(f"{image} is an index of indexes, which container tools do not read either")
+        raise outside(f"{image} is an index of indexes, which container tools do not support")
     manifest = documents.read_manifest(document, image)
     what = f"the configuration of {image}"
     if manifest.config_size > LARGEST:
-        raise outside(f"{what} has {manifest.config_size} bytes; more than {LARGEST >> 20} MiB are not read")
+        raise outside(f"{what} has {manifest.config_size} bytes; the limit is {LARGEST >> 20} MiB")
     configuration = repository.blob(manifest.config_digest, what)
     made_for, system = configuration.text("architecture"), configuration.text("os") or "linux"
     if not made_for:

@@ -60,7 +60,7 @@ def find_credentials(registry: str, name: str) -> Found:
     for host, credentials in _of_environment(remarks):
         if host == canonical_registry(registry):
             return Found(credentials, tuple(remarks))
-        remarks.append(f"{credentials.source} are for {host} alone")
+        remarks.append(f"{credentials.source} are only for {host}")
     for path in login_files():
         found = _of_file(path, registry, name, remarks)
         if found:
@@ -83,8 +83,8 @@ def for_builder(registries: Collection[str]) -> tuple[dict[str, str], tuple[str,
         if host in names:
             others = ", ".join(sorted(names - {host}))
             notes.append(
-                f"{credentials.source} are for {host}, and are not used to pull, since the builder would show them to "
-                f"{others}, too: for a private image, `apptainer registry login docker://{host}`"
+                f"{credentials.source} are for {host} and are not used to pull, because the builder would also "
+                f"send them to {others}. For a private image: apptainer registry login docker://{host}"
             )
     return {}, tuple(notes)
 
@@ -105,7 +105,7 @@ def advice(registry: str) -> str:
     if registry == NVIDIA:
         variables = "APPTAINER_DOCKER_PASSWORD (or SINGULARITY_DOCKER_PASSWORD) to an API key of NGC"
     files = ", ".join(_shown(path) for path in login_files())
-    return f"set {variables}, or `apptainer registry login docker://{registry}`; files that are read: {files}"
+    return f"set {variables}, or use `apptainer registry login docker://{registry}`; credentials are read from {files}"
 
 
 def _of_environment(remarks: list[str]) -> Iterator[tuple[str, Credentials]]:
@@ -113,7 +113,7 @@ def _of_environment(remarks: list[str]) -> Iterator[tuple[str, Credentials]]:
     named = os.environ.get(HOST_VARIABLE, "").strip()
     if named and not is_registry(named):
         raise UserError(
-            f"{named!r} is no registry", where=HOST_VARIABLE, todo="write HOST or HOST:PORT, such as ghcr.io"
+            f"{named!r} is not a registry", where=HOST_VARIABLE, todo="write HOST or HOST:PORT, such as ghcr.io"
         )
     for prefix in _PREFIXES:
         username = os.environ.get(f"{prefix}_USERNAME")
@@ -124,18 +124,18 @@ def _of_environment(remarks: list[str]) -> Iterator[tuple[str, Credentials]]:
             username = NVIDIA_USER
         if not (username and password):
             missing = "PASSWORD" if username else "USERNAME"
-            remarks.append(f"{prefix}_{missing} is not set, so the other half is not used")
+            remarks.append(f"{prefix}_{missing} is not set, so the other one is not used")
             continue
         credentials = Credentials(username, password, f"{prefix}_USERNAME and {prefix}_PASSWORD")
         if ":" in username:  # it cannot be told from the password (RFC 7617)
-            remarks.append(f"{prefix}_USERNAME holds ':', which no user name can have")
+            remarks.append(f"{prefix}_USERNAME contains ':', which is not allowed in a user name")
         elif username == NVIDIA_USER:
             yield NVIDIA, credentials
         elif named:
             yield canonical_registry(named), credentials
         else:
             remarks.append(
-                f"{credentials.source} are not used, since they name no registry: export {HOST_VARIABLE}=HOST"
+                f"{credentials.source} are not used, because their registry is not given: export {HOST_VARIABLE}=HOST"
             )
 
 
@@ -150,10 +150,10 @@ def _of_file(path: Path, registry: str, name: str, remarks: list[str]) -> Creden
         remarks.append(f"{shown} cannot be read: {error.strerror}")
         return None
     except (ValueError, RecursionError):
-        remarks.append(f"{shown} is no JSON file")
+        remarks.append(f"{shown} is not a JSON file")
         return None
     if not isinstance(tree, dict):
-        remarks.append(f"{shown} has no map at its top")
+        remarks.append(f"{shown} does not contain a JSON object")
         return None
     entry = _entry(tree.get("auths"), registry, name)
     found = _of_entry(entry, shown, remarks) if entry is not None else None
@@ -189,13 +189,13 @@ def _of_entry(entry: Mapping[str, Any], shown: str, remarks: list[str]) -> Crede
         try:
             username, _, password = base64.b64decode(coded, validate=True).decode().partition(":")
         except (binascii.Error, ValueError):
-            remarks.append(f"{shown} has an entry for it whose `auth` is no base64 of NAME:PASSWORD")
+            remarks.append(f"{shown} has an entry for it, but its `auth` is not base64 of NAME:PASSWORD")
             return None
         password = password.strip("\0")  # Docker's own padding (docker/cli, decodeAuth)
     if isinstance(username, str) and isinstance(password, str) and username and password:
         return Credentials(username, password, shown)
     if entry.get("identitytoken") or entry.get("registrytoken"):
-        remarks.append(f"{shown} has a token for it instead of name and password, and such tokens are not used here")
+        remarks.append(f"{shown} has a token for it, but slurmddp supports only user name and password")
     return None
 
 
@@ -215,7 +215,7 @@ def _of_helper(helper: str, registry: str, shown: str, remarks: list[str]) -> Cr
         # Docker stores Docker Hub's under this address, and all others under their host
         answer = ask_helper(helper, "https://index.docker.io/v1/" if host == DOCKER_HUB else host)
         if answer.server and _key(answer.server)[0] != host:
-            raise HelperError("which answered with those of another registry")
+            raise HelperError("which returned credentials of another registry")
     except HelperError as error:
         remarks.append(f"{shown} leaves {registry} to the credential helper {helper!r}, {error}")
         return None

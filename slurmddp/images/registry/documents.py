@@ -55,7 +55,7 @@ class Document:
 
     def unreadable(self) -> ExternalError:
         """Of JSON that is not what the specification says."""
-        return outside(f"what {self.host} sends as {self.what} does not follow the specification", NO_REGISTRY)
+        return outside(f"{self.host} sent an invalid {self.what}", NO_REGISTRY)
 
     def items(self, key: str, kind: type) -> list[Any]:
         """Return the items of a list, all of this type."""
@@ -94,8 +94,8 @@ class Document:
         # It is written into a definition file, where another line could open a section
         if not text.isprintable():
             raise outside(
-                f"what {self.host} sends as {self.what} holds a line break or a control character in its {key}",
-                "such an image is not built from: take another one, or ask who made it",
+                f"{self.host} sent {self.what} with a line break or control character in its {key}",
+                "use another image, or ask its publisher",
             )
         return text
 
@@ -113,8 +113,8 @@ def read_object(body: bytes, host: str, what: str) -> Document:
         tree = None
     if not isinstance(tree, dict):
         raise outside(
-            f"what {host} sends as {what} is no JSON object",
-            "check the host: is it a registry, or does a proxy answer with a page of its own?",
+            f"{host} sent {what} that is not a JSON object",
+            "check that the host is a registry, and that no proxy answers in its place",
         )
     return Document(tree, host, what)
 
@@ -127,8 +127,8 @@ def is_index(document: Document, content_type: str, image: str) -> bool:
     tree = document.tree
     if tree.get("schemaVersion") == 1 or "fsLayers" in tree:
         raise UserError(
-            f"{image} is stored in Docker's old schema 1, which current container tools do not read either",
-            todo="pull and push it again with a current Docker, or take another tag",
+            f"{image} has Docker's old schema 1, which current container tools do not support",
+            todo="pull and push it again with a current Docker, or use another tag",
         )
     kind = tree.get("mediaType") or content_type.partition(";")[0].strip()
     index, manifest = "manifests" in tree, "config" in tree or "layers" in tree
@@ -166,8 +166,8 @@ def other_architecture(image: str, architecture: str, there: Sequence[tuple[str,
     """Of (os, architecture) pairs that there are."""
     names = sorted({name if system == "linux" else f"{system}/{name}" for system, name in there})
     return UserError(
-        f"{image} is not made for {architecture}: there is {', '.join(names) or 'nothing'}",
-        todo="take an image of the architecture of the nodes that will run it",
+        f"{image} is not available for {architecture}; it has: {', '.join(names) or 'none'}",
+        todo="use an image for the architecture of the nodes",
     )
 
 
@@ -184,7 +184,7 @@ def read_manifest(document: Document, image: str) -> Manifest:
         raise document.unreadable()
     if kind not in CONFIGURATIONS:
         raise UserError(
-            f"{image} is no container image but {''.join(c for c in kind[:80] if c.isprintable())!r}",
-            todo="check name and tag; `apptainer pull oras://...` fetches a .sif that is kept in a registry",
+            f"{image} is not a container image, but {''.join(c for c in kind[:80] if c.isprintable())!r}",
+            todo="check name and tag; `apptainer pull oras://...` downloads a .sif from a registry",
         )
     return Manifest(config["digest"], config["size"], sum(sizes))

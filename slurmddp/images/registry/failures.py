@@ -11,7 +11,7 @@ from slurmddp.errors import ExternalError, SlurmddpError, UserError
 if TYPE_CHECKING:
     from urllib3 import HTTPHeaderDict
 
-NO_REGISTRY = "is this host a registry?"
+NO_REGISTRY = "check that this host is a registry"
 # Nothing else of an error's text is shown: a registry might repeat what was sent to it
 # (distribution-spec, "Error Codes").
 _CODE = re.compile(
@@ -34,13 +34,13 @@ def bad_status(status: int, headers: HTTPHeaderDict, body: bytes, host: str, wha
         after = f" for {wait} s" if wait.isdecimal() and len(wait) < 7 else ""
         return outside(
             f"{host} limits the rate of requests and refuses {what} ({shown})",
-            f"wait{after} and try again, log in (registries allow more to those whom they know), or use a mirror",
+            f"wait{after} and try again, log in (this raises the limit), or use a mirror",
         )
     if status >= 500:
-        return outside(f"{host} has a problem of its own with {what} ({shown})", "try again later")
+        return outside(f"{host} failed to send {what} ({shown})", "try again later")
     if status == 407:
-        return outside(f"the proxy on the way to {host} wants a user name and a password ({shown})")
-    return outside(f"{host} gives an unexpected answer about {what} ({shown})", "check the host: is it a registry?")
+        return outside(f"the proxy for {host} requires a user name and password ({shown})")
+    return outside(f"{host} gave an unexpected answer for {what} ({shown})", "check that this host is a registry")
 
 
 def not_found(body: bytes, host: str, image: str, digest: str | None) -> UserError:
@@ -48,15 +48,15 @@ def not_found(body: bytes, host: str, image: str, digest: str | None) -> UserErr
     code = error_code(body)
     if digest:
         return UserError(
-            f"{image} does not exist at {host}, or no longer: registries remove images that no tag names",
-            todo="pin the tag again; or check the name",
+            f"{image} does not exist at {host}, or was removed: registries remove images without a tag",
+            todo="pin the tag again, or check the name",
         )
     if code == "NAME_UNKNOWN":
         return UserError(f"{image} does not exist: {host} has no image of this name", todo="check the name")
     if code == "MANIFEST_UNKNOWN":
         return UserError(f"{image} does not exist: {host} has no such tag", todo="check the tag, and the name")
     return UserError(
-        f"{image} does not exist at {host} (status 404)", todo="check name and tag; is this host a registry?"
+        f"{image} does not exist at {host} (status 404)", todo="check name and tag, and that this host is a registry"
     )
 
 

@@ -46,16 +46,16 @@ def ask_helper(name: str, server: str) -> HelperAnswer:
     except OSError as error:
         raise HelperError(f"which cannot be run: {error.strerror}") from None
     if code:
-        raise HelperError(f"which has no user name and password for it (exit code {code})")
+        raise HelperError(f"which has no credentials for it (exit code {code})")
     try:
         tree = json.loads(output)
         answer = HelperAnswer(*(tree.get(key) or "" for key in ("ServerURL", "Username", "Secret")))
     except (ValueError, AttributeError, RecursionError):
         answer = HelperAnswer("", "", "")
     if not all(isinstance(text, str) for text in answer) or not (answer.username and answer.password):
-        raise HelperError("which does not answer as credential helpers do")
+        raise HelperError("which gave an invalid answer")
     if answer.username == "<token>":
-        raise HelperError("which has a token instead of a password, and such tokens are not used here")
+        raise HelperError("which has a token, but slurmddp supports only user name and password")
     return answer
 
 

@@ -55,9 +55,9 @@ def parse_reference(text: str) -> Reference:
     """The image that `text` names, with or without docker:// before it. Raises UserError."""
     body = text.removeprefix("docker://")
     if not body:
-        raise UserError("the image's name is empty", todo=FORMS)
+        raise UserError("the image name is empty", todo=FORMS)
     if not body.isascii() or not body.isprintable() or " " in body:
-        raise _wrong(text, "holds a space or a character that names of images cannot have")
+        raise _wrong(text, "contains a space or another character that is not allowed in image names")
     rest, at, digest = body.partition("@")
     if at:
         _check_digest(digest, text)
@@ -65,17 +65,17 @@ def parse_reference(text: str) -> Reference:
     name, colon, tag = path.partition(":")
     if colon and not _TAG.fullmatch(tag):
         todo = "a tag is 1 to 128 of A-Z a-z 0-9 _ . - and begins with a letter, a digit or _"
-        raise _wrong(text, f"has the tag {tag!r}, which is none", todo)
+        raise _wrong(text, f"has the invalid tag {tag!r}", todo)
     if not is_registry(registry):
-        raise _wrong(text, f"names the registry {registry!r}, which is no HOST or HOST:PORT")
+        raise _wrong(text, f"has the invalid registry {registry!r} (it must be HOST or HOST:PORT)")
     if name != name.lower():
         raise _wrong(text, "has capital letters in its name", f"write {name.lower()!r}")
     if not all(_PART.fullmatch(part) for part in name.split("/")):
-        raise _wrong(text, f"has the name {name!r}, which is none")
+        raise _wrong(text, f"has the invalid name {name!r}")
     if registry == DOCKER_HUB and "/" not in name:
         name = f"library/{name}"
     if len(f"{registry}/{name}") > _LONGEST_NAME:
-        raise UserError(f"the image's name is longer than {_LONGEST_NAME} characters", todo=FORMS)
+        raise UserError(f"the image name is longer than {_LONGEST_NAME} characters", todo=FORMS)
     return Reference(registry, name, tag or (None if at else DEFAULT_TAG), digest or None)
 
 
@@ -83,9 +83,9 @@ def _check_digest(digest: str, text: str) -> None:
     """Raise UserError, naming the image `text`, where this is no SHA-256 digest."""
     algorithm, colon, _ = digest.partition(":")
     if colon and algorithm != "sha256":
-        raise _wrong(text, f"has a digest of the kind {algorithm!r}; only sha256 is read here")
+        raise _wrong(text, f"has a digest of type {algorithm!r}; only sha256 is supported")
     if not is_digest(digest):
-        raise _wrong(text, "has a digest that is none", "a digest is sha256: and 64 of 0-9 a-f; write all of it")
+        raise _wrong(text, "has an invalid digest", "a digest is sha256: and 64 characters of 0-9 a-f")
 
 
 def is_digest(text: object) -> bool:

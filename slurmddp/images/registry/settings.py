@@ -114,14 +114,14 @@ class RegistrySettings:
         if (mark and given not in ("http", "https")) or not host or not base.isprintable() or set(base) & set(" ?#@"):
             # An address with a password in it must not be shown
             raise UserError(
-                "it is no HOST[:PORT][/PATH]", where=where, todo="write it like mirror.example.org/docker-hub"
+                "it is not HOST[:PORT][/PATH]", where=where, todo="write it like mirror.example.org/docker-hub"
             )
         plain = self.plain_allowed(host)
         if given == "http" and mark and not plain:
             raise UserError(
-                f"{host} is to be reached over plain HTTP, which is not allowed for it",
+                f"{host} would be reached over plain HTTP, which is not allowed for it",
                 where=where,
-                todo="write https://, or list the host among the insecure ones",
+                todo="write https://, or add the host to the insecure registries",
             )
         return Location(given if mark else "http" if plain else "https", host, f"{path}/{name}" if path else name)
 
@@ -131,14 +131,14 @@ def parse_proxy(text: str, where: str) -> Proxy:
     todo = "write http://HOST:PORT"
     scheme = text.partition("://")[0].lower() if "://" in text else "http"
     if scheme != "http":
-        raise UserError(f"proxies of the kind {scheme[:10]!r} are not supported here", where=where, todo=todo)
+        raise UserError(f"proxies of type {scheme[:10]!r} are not supported", where=where, todo=todo)
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         host, port = parts.hostname, parts.port or 80
     except ValueError:
         host, port = None, 0
     if not host or not host.isascii() or not host.isprintable():
-        raise UserError("it is no address of a proxy", where=where, todo=todo)
+        raise UserError("it is not the address of a proxy", where=where, todo=todo)
     userinfo = None
     if parts.username is not None:
         userinfo = f"{unquote(parts.username)}:{unquote(parts.password or '')}"

@@ -84,7 +84,7 @@ class Transport:
         target = _printable(url)
         first = origin_of(target)
         if first is None:
-            raise outside(f"{what} is to come from an address that is none", "check the host: is it a registry?")
+            raise outside(f"{what} has an invalid address", "check that this host is a registry")
         origin = first
         for _ in range(_MOST_REDIRECTS + 1):
             headers = {"Accept": ", ".join(accept) or "*/*", "User-Agent": f"slurmddp/{__version__}"}
@@ -96,9 +96,9 @@ class Transport:
             target = urljoin(target, _printable(answer.headers.get("Location", "")))
             onward = origin_of(target)
             if onward is None:
-                raise outside(f"{origin.name} redirects to an address that is none, for {what}")
+                raise outside(f"{origin.name} redirects to an invalid address for {what}")
             if is_loopback(onward.host) and not is_loopback(first.host):
-                raise outside(f"{origin.name} redirects to this machine itself, {onward.name}, for {what}", NO_REGISTRY)
+                raise outside(f"{origin.name} redirects to this machine itself ({onward.name}) for {what}", NO_REGISTRY)
             origin = onward
         raise outside(f"{first.name} redirects more than {_MOST_REDIRECTS} times, for {what}")
 
@@ -107,8 +107,8 @@ class Transport:
     ) -> Answer:
         if origin.scheme == "http" and not self._settings.plain_allowed(origin.name):
             raise UserError(
-                f"{what} would come over plain HTTP from {origin.name}, which is not allowed for that host",
-                todo="if you trust the way to it: list it among the site's insecure registries",
+                f"{origin.name} would send {what} over plain HTTP, which is not allowed for that host",
+                todo="if you trust the network: add it to the site's insecure registries",
             )
         proxy = self._settings.proxy_for(origin.scheme, origin.name)
         parts = urlsplit(url)
@@ -163,7 +163,7 @@ class Transport:
                 else:
                     body += piece
                 if length > limit:
-                    raise outside(f"{what} has more than {limit >> 20} MiB, which none has; {origin.name} sent it")
+                    raise outside(f"{origin.name} sent {what} with more than {limit >> 20} MiB, the limit")
         return Answer(response.status, response.headers, bytes(body), origin)
 
     def _manager(self, proxy: Proxy | None) -> PoolManager:

@@ -13,41 +13,41 @@ from slurmddp.errors import ExternalError
 from slurmddp.images.registry.failures import outside
 
 _NO_INTERNET = (
-    "if this host reaches the internet through a proxy only: export HTTPS_PROXY=http://HOST:PORT, or set the site's "
-    "registry proxy or a mirror in its profile; otherwise build where the registry can be reached"
+    "if this machine needs a proxy, export HTTPS_PROXY=http://HOST:PORT, or set a proxy or mirror in the site "
+    "profile; otherwise build on a machine that reaches the registry"
 )
 
 
 def unreachable(error: BaseException, host: str, proxy: str | None, timeout: float) -> ExternalError:
     """Of what urllib3 raised on the way to `host`, through `proxy` where there is one."""
     error = root_of(error)
-    peer = f"the proxy {proxy} on the way to {host}" if proxy else host
+    peer = f"the proxy {proxy} for {host}" if proxy else host
     if isinstance(error, (socket.gaierror, LocationValueError)):  # LocationValueError: a name that DNS could not have
         name = (proxy or host).partition(":")[0]
-        return outside(f"cannot reach {peer}: the name {name} is not known", f"check its spelling; {_NO_INTERNET}")
+        return outside(f"cannot reach {peer}: unknown host {name}", f"check its spelling; {_NO_INTERNET}")
     if isinstance(error, ConnectionRefusedError):
-        return outside(f"cannot reach {peer}: the connection is refused", f"check host and port; {_NO_INTERNET}")
+        return outside(f"cannot reach {peer}: connection refused", f"check host and port; {_NO_INTERNET}")
     if isinstance(error, (TimeoutError, Late)):
         return outside(f"cannot reach {peer}: no answer within {timeout:g} s", _NO_INTERNET)
     if isinstance(error, ssl.SSLCertVerificationError):
         return outside(
             f"the TLS certificate of {host} is not trusted: {error.verify_message}",
-            "export SSL_CERT_FILE=FILE with the certificate authority of this registry or proxy; this host's clock "
-            "counts too",
+            "export SSL_CERT_FILE=FILE with the certificate authority of this registry or proxy, and check this "
+            "machine's clock",
         )
     if isinstance(error, ssl.SSLError):
         return outside(
             f"no TLS connection with {host}: {error.reason or 'the handshake failed'}",
-            "if it speaks plain HTTP: list it among the site's insecure registries",
+            "if it uses plain HTTP, add it to the site's insecure registries",
         )
     if proxy and isinstance(error, OSError) and "Tunnel connection failed" in str(error):
         status = "".join(str(error).partition("failed:")[2].split()[:1])
-        todo = "the proxy does not know the host or does not let anybody reach it: ask whoever runs it, or use a mirror"
+        todo = "the proxy does not know or does not allow this host: ask its administrators, or use a mirror"
         if status == "407":
-            todo = "it wants a user name and a password: http://USER:PASSWORD@HOST:PORT in HTTPS_PROXY"
+            todo = "it requires a login: set HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT"
         return outside(f"{peer} refuses the connection (status {status})", todo)
     if isinstance(error, (HTTPError, http.client.HTTPException, ConnectionError)):
-        todo = "check host and port: is there a registry?"
+        todo = "check host and port"
         return outside(f"{peer} does not answer as a registry does ({type(error).__name__})", todo)
     reason = getattr(error, "strerror", None) or type(error).__name__
     return outside(f"cannot reach {peer}: {reason}", _NO_INTERNET)

@@ -139,7 +139,10 @@ def _c10d(parameters: RendezvousParameters, key: Key) -> RendezvousHandler:
     inner: Any = create_handler(store, backend, parameters)
     # torch has no public way to the number of a rendezvous, nor to give it another kind of store to hand out.
     if not (hasattr(inner, "_get_store") and hasattr(inner, "_state_holder")):
-        raise UserError(f"torch {torch.__version__} has another DynamicRendezvousHandler than slurmddp can sign for")
+        raise UserError(
+            f"slurmddp cannot sign the rendezvous of torch {torch.__version__}: its "
+            f"DynamicRendezvousHandler has changed"
+        )
     plain = inner._get_store
     inner._get_store = lambda: SignedStore(plain(), key, where, start=inner._state_holder.state.round)
     return inner  # type: ignore[no-any-return]

@@ -53,14 +53,14 @@ class SignedBackend(RendezvousBackend):
             raise self._forged(str(error)) from error
         number = int.from_bytes(content[:_COUNTER], "big")
         if number < self._newest:
-            raise self._forged("an older one was put back")
+            raise self._forged("an older state was restored")
         self._newest = number
         return content[_COUNTER:]
 
     def _forged(self, why: str) -> RendezvousStateError:
         return RendezvousStateError(
-            f"somebody else changed the state of rendezvous {self._where[1]} ({why}): it was not read, and this "
-            "attempt fails. Another user of these nodes may be attacking the run: tell the site's support"
+            f"somebody else changed the state of rendezvous {self._where[1]} ({why}). It was not read, and this "
+            f"attempt fails. Another user may be attacking the run: tell the site's support"
         )
 
 
@@ -109,6 +109,6 @@ class SignedStore:
             return self._key.open(sealed, *self._where, name)
         except ForgedError as error:
             raise ForgedError(
-                f"somebody else wrote {name} into the agents' store of rendezvous {self._where[1]} ({error}): this "
-                "attempt fails. Another user of these nodes may be attacking the run: tell the site's support"
+                f"somebody else wrote {name} into the agents' store of rendezvous {self._where[1]} ({error}): "
+                f"this attempt fails. Another user may be attacking the run: tell the site's support"
             ) from error

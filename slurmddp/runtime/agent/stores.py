@@ -43,14 +43,14 @@ def serve(address: str, port: int, timeout: datetime.timedelta, *, several_nodes
     address of a router), it listens on all interfaces. Raises UserError where the port is in use.
     """
     if several_nodes and is_loopback(address):
-        print(f"slurmddp: note: this node's own name leads to {address}: the store listens on all interfaces")
+        print(f"slurmddp: note: the name of this node resolves to {address}, so the store listens on all interfaces")
         address = _ANY
     listener = _listen(address, port)
     if listener is None and several_nodes:
-        print(f"slurmddp: note: {address} is no address of this node: the store listens on all interfaces")
+        print(f"slurmddp: note: {address} is not an address of this node, so the store listens on all interfaces")
         listener = _listen(address := _ANY, port)
     if listener is None:
-        raise UserError(f"cannot listen on {address}: it is no address of this node")
+        raise UserError(f"cannot listen on {address}: it is not an address of this node")
     port = int(listener.getsockname()[1])
     # From here on it is the store's, which closes it.
     make = partial(

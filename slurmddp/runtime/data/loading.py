@@ -142,8 +142,8 @@ def order(
     lengths = optional(task, "lengths")
     if lengths is None:
         raise UserError(
-            "train.batch.by_length is for samples of variable length, and this task's samples are all alike (it has "
-            "no method `lengths`): leave by_length out",
+            "train.batch.by_length needs samples of different lengths, but this task has no method `lengths`: "
+            "remove by_length",
             shared=True,
         )
     most = max(1, length // total)

@@ -136,7 +136,7 @@ def window_origin(
     raise UserError(
         f"{where}batches are sorted by length in windows of {old_batches} global batches of {old_total}, and the "
         f"checkpoint lies in the middle of one: with a global batch of {total} and by_length {by_length}, samples "
-        f"would be lost or repeated. Keep both as they were, or train {left} more "
+        f"would be lost or repeated. Restore both, or train {left} more "
         f"step{'s' * (left > 1)} with them, and change them then",
         shared=True,
     )

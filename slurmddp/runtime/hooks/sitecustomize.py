@@ -47,7 +47,7 @@ def _at_end() -> None:
     try:
         from slurmddp.runtime.watch import usererrors
     except ImportError as missing:  # the script has changed sys.path
-        print(f"slurmddp: warning: this end is not counted: {missing}", file=sys.stderr, flush=True)
+        print(f"slurmddp: warning: cannot record how this process exits: {missing}", file=sys.stderr, flush=True)
         return
     usererrors.note(error)
 

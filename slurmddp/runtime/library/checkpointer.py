@@ -130,7 +130,7 @@ class Checkpointer:
             if rejected and self._older:
                 raise UserError(NOTHING_GOOD, shared=True)
             if rejected:
-                self._shared.console.warn("no good checkpoint is left: starting from the beginning")
+                self._shared.console.warn("no good checkpoint found: starting from the beginning")
             return None
         restoring.adopt(self._shared, world, self._trained, self._sampler, choice)
         self._last = choice.step
@@ -258,7 +258,7 @@ class Checkpointer:
         try:
             return dict(json.loads(json.dumps(data, allow_nan=False)))
         except (TypeError, ValueError) as error:
-            raise UserError(f"what is saved beside the tensors has to be JSON values: {error}") from error
+            raise UserError(f"extra state must be JSON values: {error}") from error
 
     def _settle(self) -> list[Failed]:
         """Wait for what is being written, and say how it went. Returns the failures since the last call: the same on

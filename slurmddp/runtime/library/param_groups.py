@@ -25,11 +25,9 @@ def check(optimizer: torch.optim.Optimizer, data: Mapping[str, Any]) -> None:
         return
     name = type(optimizer).__name__
     if data.get("optimizer") != name:
-        raise UserError(f"it was saved with the optimizer {data.get('optimizer')}, and this one is {name}")
+        raise UserError(f"it was saved with the optimizer {data.get('optimizer')}, but this run uses {name}")
     if len(found) != len(optimizer.param_groups):
-        raise UserError(
-            f"the optimizer had {len(found)} groups of parameters, and has {len(optimizer.param_groups)} now"
-        )
+        raise UserError(f"the optimizer had {len(found)} parameter groups and now has {len(optimizer.param_groups)}")
 
 
 def restore(optimizer: torch.optim.Optimizer, data: Mapping[str, Any]) -> None:

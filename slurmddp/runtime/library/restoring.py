@@ -60,8 +60,8 @@ def folder(given: str | Path | None) -> Path:
     run = shared.run_folder()
     if run is None:
         raise UserError(
-            "Checkpointer: there is no run that it belongs to (SLURMDDP_RUN is not set): name a folder, "
-            "Checkpointer(model, optimizer, folder=...)"
+            "Checkpointer: SLURMDDP_RUN is not set, so there is no run folder: pass one, Checkpointer(model, "
+            "optimizer, folder=...)"
         )
     return run.checkpoints
 

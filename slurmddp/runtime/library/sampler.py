@@ -91,8 +91,8 @@ class GlobalSampler:
             )
         if global_batch < ranks:
             raise UserError(
-                f"GlobalSampler: a global batch of {global_batch} leaves nothing to some of {ranks} ranks: "
-                "make it larger, or take fewer ranks",
+                f"GlobalSampler: a global batch of {global_batch} leaves some of {ranks} ranks without samples: "
+                f"increase it, or use fewer ranks",
                 shared=True,
             )
         self.length, self.global_batch, self.seed = length, global_batch, seed
@@ -135,7 +135,7 @@ class GlobalSampler:
         if epoch * self.length > self._samples:
             raise UserError(
                 f"GlobalSampler: epoch {epoch} was set after {self._samples} samples, in the middle of epoch "
-                f"{self._samples // self.length}; where samples are to be left out, say so: start_at(samples)"
+                f"{self._samples // self.length}; to skip samples, call start_at(samples)"
             )
         self._epoch = epoch
 
@@ -170,8 +170,8 @@ class GlobalSampler:
         for name, now in (("length", self.length), ("seed", self.seed)):
             if state[name] != now:
                 raise UserError(
-                    f"GlobalSampler: {name} was {state[name]} and is now {now}, so the samples cannot go on where they "
-                    "were. Put it back, or start anew",
+                    f"GlobalSampler: {name} was {state[name]} and is now {now}, so training cannot continue "
+                    f"with the same samples. Restore it, or start a new run",
                     shared=True,
                 )
         self.start_at(state["samples"], state["step"])

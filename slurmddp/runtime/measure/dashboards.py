@@ -24,7 +24,7 @@ class Dashboard:
         try:
             module = importlib.import_module("torch.utils.tensorboard")
         except ImportError as error:
-            say(f"tensorboard is not installed ({error}): metrics.jsonl has all the figures")
+            say(f"tensorboard is not installed ({error}): metrics.jsonl has all values")
             return
         self._guarded(lambda: self._open(module, folder, first_step))
 
@@ -53,4 +53,4 @@ class Dashboard:
             action()
         except Exception as error:  # noqa: BLE001 - its thread passes on whatever went wrong in it
             self._writer = None
-            self._say(f"tensorboard cannot be written any more: {error}")
+            self._say(f"cannot write to tensorboard any more: {error}")

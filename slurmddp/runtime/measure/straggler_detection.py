@@ -123,7 +123,7 @@ class Notice:
         """For people, in one line."""
         if not self.begins:
             return f"{self.host} is no longer slow in {self.part}"
-        more = f"{self.seconds * 1000:.1f} ms a step more"
+        more = f"{self.seconds * 1000:.1f} ms more per step"
         if self.part == NETWORK:
             return f"{self.host} is slow in network: its links are {self.factor:.1f} times as slow as the others'"
         if self.single:

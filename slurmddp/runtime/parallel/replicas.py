@@ -57,8 +57,8 @@ class Agreement:
         nodes = self._world.gather(self._world.node)
         lines = [line for group in self._groups for line in _odd_ones(group, values, nodes)]
         raise ReplicasDifferError(
-            f"step {step}: the parameters are not the same on all ranks, and nothing is saved of it. "
-            f"A failing device or memory, or an update that is not the same everywhere:\n  " + "\n  ".join(lines),
+            f"step {step}: the parameters differ between ranks, so this step is not saved. Likely causes: a "
+            f"failing GPU or memory, or an update that differs between ranks:\n  " + "\n  ".join(lines),
             shared=True,
         )
 
@@ -71,7 +71,7 @@ def _odd_ones(group: Sequence[int], values: Sequence[int], nodes: Sequence[str])
     names = {rank: f"rank {rank} on {nodes[rank]}" for rank in group}
     if most == second:
         listed = ", ".join(f"{names[rank]} has {values[rank]:016x}" for rank in group)
-        return [f"no majority to tell which are right: {listed}"]
+        return [f"no majority, so nobody knows which ranks are right: {listed}"]
     return [f"{names[rank]} differs from {most} of {len(group)} ranks" for rank in group if values[rank] != usual]
 
 

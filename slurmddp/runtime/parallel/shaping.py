@@ -29,8 +29,8 @@ def shape(bare: nn.Module, train: Train, world: World, *, sharded: bool) -> None
     parts = list(blocks(bare))
     if by_block and not parts and train.activation_checkpointing:
         raise UserError(
-            "train.activation_checkpointing: the model has no blocks to recompute: none of its modules is an "
-            "nn.ModuleList of modules; set it to false, or keep the model's layers in an nn.ModuleList",
+            "train.activation_checkpointing: the model has no blocks to recompute. Set it to false, or put the "
+            "model's layers in an nn.ModuleList",
             shared=True,
         )
     if train.compile:
@@ -61,8 +61,8 @@ def check_compiler(device: torch.device) -> None:
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), repr(error)).strip()
         raise UserError(
-            f"train.compile: torch.compile does not work here ({reason}); it needs a C++ compiler in the image, and on "
-            "a GPU Triton: take an image that has them, or set train.compile: false"
+            f"train.compile: torch.compile does not work here ({reason}); it needs a C++ compiler in the image "
+            f"and, on GPUs, Triton: use an image with both, or set train.compile: false"
         ) from error
 
 

@@ -92,8 +92,8 @@ def _fully_shard(device: torch.device) -> Any:
 
                 return earlier
         raise UserError(
-            f"parallel.shard above 1 needs FSDP2, which torch has from version 2.6 on; here it is "
-            f"{torch.__version__}: take a newer image, or set parallel.shard to 1",
+            f"parallel.shard above 1 needs FSDP2 (torch 2.6 or newer), but torch is {torch.__version__}: use a "
+            f"newer image, or set parallel.shard to 1",
             shared=True,
         ) from error
     return fully_shard
@@ -103,8 +103,8 @@ def _check_shapes(bare: nn.Module) -> None:
     scalars = [name for name, item in bare.named_parameters() if item.ndim == 0]
     if scalars:
         raise UserError(
-            f"parallel.shard above 1: parameters without a dimension cannot be sharded: {', '.join(scalars[:5])}; "
-            "give them the shape [1]",
+            f"parallel.shard above 1: scalar parameters cannot be sharded: {', '.join(scalars[:5])}. Give them "
+            f"the shape [1]",
             shared=True,
         )
 

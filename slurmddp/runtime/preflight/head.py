@@ -35,9 +35,9 @@ from slurmddp.shared.files import write_whole
 _AT_ONCE = 256
 #: Seconds to tell the nodes what became of them.
 _GOODBYE = 5.0
-_ROUTE = "check its network (cable, switch, firewall, /etc/hosts), or name another interface: network.interface"
+_ROUTE = "check its network (cable, switch, firewall, /etc/hosts), or set network.interface"
 _LOG = "see its log"
-_UNTRIED = "did not say whether it can connect to the other nodes"
+_UNTRIED = "did not report whether it can connect to the other nodes"
 
 
 class Head:
@@ -119,7 +119,7 @@ class Head:
                         text = plain(path.read_text(encoding="utf-8", errors="replace"))
                     except OSError as error:
                         text = f"wrote an unreadable status file: {why(error)}"
-                    text = text or "failed without a word"
+                    text = text or "failed without a message"
                     failed = kind == "failed"
                     links = {} if failed else {"rendezvous": bad(text, _ROUTE)}
                     words[node] = Report([bad(text, _LOG)] if failed else [], links)
@@ -146,7 +146,7 @@ class Head:
             # The node closes first, so that the rendezvous port is free again at once.
             await asyncio.wait_for(reader.read(), _GOODBYE)
         except ForgedError as error:
-            print(f"slurmddp: preflight: a message was ignored, since it is {error}", file=sys.stderr, flush=True)
+            print(f"slurmddp: preflight: ignored a message: {error}", file=sys.stderr, flush=True)
         except (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError):
             pass
         finally:
@@ -169,7 +169,7 @@ class Head:
                 report.links["back"] = bad(f"{self._settings.node} cannot reach it at {where}: {failed}", PORTS)
         file = token_file(self._settings.folder, node)
         if message["token"] and not await sees(file, str(message["token"]), self._settings.patience):
-            reason = f"{self._settings.node} does not see in the run folder what this node wrote there"
+            reason = f"{self._settings.node} does not see this node's files in the run folder"
             report.links.setdefault("folder", bad(reason, SHARED))
         return report
 

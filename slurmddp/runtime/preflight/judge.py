@@ -12,7 +12,7 @@ from slurmddp.runtime.preflight.pairs import nodes_to_exclude
 
 #: Seconds between two clocks that are worth a word.
 _SKEW = 5.0
-_CLOCK = "have its time service (NTP, chrony) looked at; only the times in logs and events suffer"
+_CLOCK = "ask the site's support to check its time service (NTP, chrony); only times in logs and events are affected"
 
 
 @dataclass
@@ -45,7 +45,7 @@ def judge(nodes: Sequence[str], reports: Mapping[str, Report], silent: str) -> d
         if node in reports:
             found[node] += reports[node].findings
         else:
-            found[node].append(bad(silent, "see its log; if that is empty, have the node looked at"))
+            found[node].append(bad(silent, "see its log; if that is empty, ask the site's support to check the node"))
     heard = {node: reports[node] for node in nodes if node in reports}
     for node, finding in (*_links(nodes, heard), *_networks(nodes[0], heard), *_clocks(heard)):
         found[node].append(finding)
@@ -64,10 +64,10 @@ def _links(nodes: Sequence[str], reports: Mapping[str, Report]) -> Iterator[tupl
         troubled = {node: report.links[kind] for node, report in reports.items() if kind in report.links}
         if len(others) > 1 and 2 * len(troubled) > len(others):
             node, first = next(iter(troubled.items()))
-            reason = f"{len(troubled)} of the {len(others)} other nodes have trouble with it, as {node}: {first.reason}"
+            reason = f"{len(troubled)} of the {len(others)} other nodes cannot work with it ({node}: {first.reason})"
             yield head, bad(reason, first.todo)
             for node, finding in troubled.items():
-                yield node, warn(f"{finding.reason}; taken for {head}'s fault", f"see what is said of {head}")
+                yield node, warn(f"{finding.reason}; blamed on {head}", f"see the message about {head}")
         else:
             yield from troubled.items()
 
@@ -101,7 +101,7 @@ def _networks(head: str, reports: Mapping[str, Report]) -> Iterator[tuple[str, F
         if network != usual:
             level = bad if 2 * count > len(networks) else warn
             reason = f"its interface {reports[node].interface} ({reports[node].network}) is not in the others' network"
-            todo = "name the interface that all nodes share: network.interface"
+            todo = "set network.interface to the interface that all nodes share"
             yield node, level(f"{reason}, {usual}", todo)
 
 

@@ -20,8 +20,8 @@ async def look(settings: NodeSettings) -> Report:
     try:
         return await asyncio.wait_for(asyncio.to_thread(_look, settings, now), seconds)
     except asyncio.TimeoutError:
-        reason = f"did not get an answer within {seconds:.0f} s when it looked at: {' '.join(now[-1:])}"
-        finding = bad(reason, "a file system or a GPU's driver hangs there: have the node looked at")
+        reason = f"got no answer within {seconds:.0f} s when it checked: {' '.join(now[-1:])}"
+        finding = bad(reason, "a file system or GPU driver hangs on the node: ask the site's support to check it")
         return Report([finding], {}, {}, settings.interface, settings.network)
 
 
@@ -37,8 +37,8 @@ def show(settings: NodeSettings, token: str) -> list[Finding]:
         settings.folder.mkdir(parents=True, exist_ok=True)
         write_whole(token_file(settings.folder, settings.node), token)
     except OSError as error:
-        todo = "is the file system full, over quota, or mounted read-only on this node?"
-        return [bad(f"cannot write into the run folder ({settings.folder}): {error.strerror}", todo)]
+        todo = "check whether the file system is full, over quota, or mounted read-only on this node"
+        return [bad(f"cannot write to the run folder ({settings.folder}): {error.strerror}", todo)]
     return []
 
 

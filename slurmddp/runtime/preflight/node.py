@@ -87,7 +87,7 @@ async def _converse(
         where = f"{settings.nodes[0]} on a random port ({hello['address']}:{hello['port']})"
         links["port"] = bad(f"reaches the rendezvous port, but not {where}: {reached}", PORTS)
     if not shared:
-        links["folder"] = bad(f"does not see in the run folder what {settings.nodes[0]} wrote there", SHARED)
+        links["folder"] = bad(f"does not see the files of {settings.nodes[0]} in the run folder", SHARED)
     message: dict[str, Any] = {
         "findings": [*written, *unheard, *mine.findings],
         "links": links,
@@ -139,7 +139,7 @@ async def _reach(settings: NodeSettings) -> Streams:
         except asyncio.TimeoutError:
             reason = f"no answer within {settings.patience:.0f} s"
         except socket.gaierror as error:
-            reason = f"the name does not resolve in the container: {why(error)}"
+            reason = f"the container cannot resolve the name: {why(error)}"
         except OSError as error:
             reason = why(error)
         if await asyncio.to_thread((settings.folder / f"{settings.nodes[0]}.failed").exists):
@@ -163,6 +163,6 @@ def _leave_word(settings: NodeSettings, reason: str) -> int:
         write_whole(settings.folder / f"{settings.node}.unreached", plain(reason) + "\n")
         take_away(settings)
     except OSError as error:
-        print(f"slurmddp: preflight: cannot say so in {settings.folder}: {error}", file=sys.stderr)
+        print(f"slurmddp: preflight: cannot write its result to {settings.folder}: {error}", file=sys.stderr)
         return 1
     return 0

@@ -60,7 +60,7 @@ def read(run: Path, environ: Mapping[str, str] = os.environ) -> NodeSettings:
     node = _text(environ, "SLURMDDP_NODE")
     nodes = tuple(environ.get("SLURMDDP_PREFLIGHT_NODES", "").split()) or (node,)
     if node not in nodes:
-        raise UserError(f"SLURMDDP_PREFLIGHT_NODES does not name this node, {node}: {' '.join(nodes)}")
+        raise UserError(f"SLURMDDP_PREFLIGHT_NODES does not contain this node, {node}: {' '.join(nodes)}")
     return NodeSettings(
         run=run,
         folder=Path(_text(environ, "SLURMDDP_LOGS")) / "preflight",
@@ -84,7 +84,7 @@ def read(run: Path, environ: Mapping[str, str] = os.environ) -> NodeSettings:
 def _text(environ: Mapping[str, str], name: str) -> str:
     text = environ.get(name, "")
     if not text:
-        raise UserError(f"{name} is not set: this program is started by node.sh (SLURMDDP_STEP=preflight)")
+        raise UserError(f"{name} is not set: only node.sh starts this program (SLURMDDP_STEP=preflight)")
     return text
 
 

@@ -7,9 +7,7 @@ from slurmddp.runtime.preflight.findings import Finding, bad
 
 #: Up to this many nodes, every pair is tried. With more, the number of connections per node must stay small.
 _ALL_PAIRS = 64
-_TODO = (
-    "check the network between the two nodes (switch, routes, firewall), or name another interface: network.interface"
-)
+_TODO = "check the network between the two nodes (switch, routes, firewall), or set network.interface"
 
 
 def partners(nodes: Sequence[str]) -> dict[str, list[str]]:
@@ -39,7 +37,7 @@ def nodes_to_exclude(nodes: Sequence[str], broken: Mapping[tuple[str, str], str]
         node = max(counts, key=lambda name: (counts[name], position[name]))
         example = next(text for pair, text in left.items() if node in pair)
         if lost[node] == 1:
-            yield node, bad(f"{example}; one of the two is excluded", _TODO)
+            yield node, bad(f"{example}; slurmddp excludes one of the two", _TODO)
         else:
-            yield node, bad(f"has no connection with {lost[node]} other nodes: {example}", _TODO)
+            yield node, bad(f"cannot connect to {lost[node]} other nodes: {example}", _TODO)
         left = {pair: text for pair, text in left.items() if node not in pair}

@@ -16,7 +16,7 @@ BACKLOG = 4096
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 #: What to do where two nodes do not see each other, or not the same run folder.
-PORTS = "open all ports between the nodes, or name another interface: network.interface"
+PORTS = "open all ports between the nodes, or set network.interface"
 SHARED = "the run folder must be on a file system that all nodes share: paths.runs"
 
 
@@ -48,7 +48,7 @@ async def meet(settings: NodeSettings, address: str, port: int, name: str) -> st
         return f"no answer within {settings.patience:.0f} s"
     except (OSError, ValueError) as error:
         return why(error)
-    return "" if answer.get("node") == name else f"{answer.get('node')} answers there: two nodes have this address"
+    return "" if answer.get("node") == name else f"{answer.get('node')} answered instead: two nodes have this address"
 
 
 async def _ask(settings: NodeSettings, address: str, port: int) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Documents:
             text = None
         if not isinstance(text, str):
             raise UserError(
-                f"{self._stream.name_at(start)}: is no line of JSON with a text under {self._key!r} (train.data.key): "
+                f"{self._stream.name_at(start)}: is not a line of JSON with text under {self._key!r} (train.data.key): "
                 f"{line[:60].decode('utf-8', 'replace')!r}"
             )
         # A lone surrogate, which JSON may hold, has no UTF-8.
@@ -76,7 +76,7 @@ def _starts(stream: ByteStream) -> "array[int]":
             raise UserError(f"train.data.path: cannot read {path}: {error.strerror}") from error
         if offset - before != size:
             raise UserError(
-                f"{path} had {size} bytes a moment ago, and now has {offset - before}: is it being written?"
+                f"{path} had {size} bytes a moment ago, and now has {offset - before}: is another program writing it?"
             )
     starts.append(offset)
     return starts

@@ -148,17 +148,17 @@ class Images:
         self._model = checked("images", "model", model)
         path = Path(data["path"])
         if not path.exists():
-            raise UserError(f"train.data.path: there is no {path}")
+            raise UserError(f"train.data.path: {path} does not exist")
         self._whole = Folder(path, data["size"]) if path.is_dir() else Arrays(path)
         total = len(self._whole)
         validation = int(total * data["validation_fraction"])
         if len(self._whole.classes) < 2 or validation >= total:
-            raise UserError(f"train.data.path: {path} holds {total} images of {len(self._whole.classes)} classes")
+            raise UserError(f"train.data.path: {path} has {total} images of {len(self._whole.classes)} classes")
         self.augment = None if data["augment"] == "none" else Augment(data["augment"])
         if self.augment is not None and self._whole.shape[1] == 1:
             raise UserError(
-                f"train.data.augment is {data['augment']}, but {path} holds rows of {self._whole.shape[2]} features, "
-                "not images: leave it out"
+                f"train.data.augment is {data['augment']}, but {path} contains rows of {self._whole.shape[2]} "
+                f"features, not images: remove it"
             )
         # A fixed permutation, not a stride: labels often come in a regular order.
         mixed = permute(torch.arange(total), total, keys(0, -1)).tolist()
@@ -250,4 +250,4 @@ def _needed(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(f"the task images needs {name}, which is not installed where this run trains") from error
+        raise UserError(f"the task images needs {name}: install it in the image or environment of the run") from error

@@ -80,7 +80,7 @@ class Windows(Part):
         if tokens[index] >= self._vocabulary:
             raise UserError(
                 f"{self._stream.name_at(start + index)}: the token id {int(tokens[index])} is not below "
-                f"train.model.vocabulary ({self._vocabulary}): is that, or train.data.dtype, wrong?"
+                f"train.model.vocabulary ({self._vocabulary}): check it and train.data.dtype"
             )
         return tokens.int()
 
@@ -125,7 +125,7 @@ class LanguageModel:
         self._validation = max(1, int(total * fraction)) if fraction > 0 else 0
         if total - self._validation < 1 or (self._validation and total // self._validation < 2):
             raise UserError(
-                f"train.data: {self._size()}, too few for training and validation: take more text or a shorter context"
+                f"train.data: {self._size()}, too few for training and validation: use more text or a shorter context"
             )
         self.targets_per_sample = self._targets_per_sample()
 

@@ -12,6 +12,6 @@ def checked(task: str, part: str, given: Mapping[str, Any], data: Mapping[str, A
     known = OPTIONS[task][part]
     for mistake in mistakes(task, part, given, data):
         if mistake.kind == "unknown":
-            raise UserError(f"unknown key train.{part}.{mistake.key}; known here: {', '.join(known)}")
+            raise UserError(f"unknown key train.{part}.{mistake.key}; known keys: {', '.join(known)}")
         raise UserError(f"train.{part}.{mistake.key} must be {mistake.wanted}, not {mistake.value!r}")
     return overlaid(known, given)

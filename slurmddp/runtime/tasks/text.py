@@ -46,7 +46,7 @@ class ByteStream:
             wanted = min(count - len(result), size - offset)
             part = os.pread(self._descriptor(number), wanted, offset)
             if len(part) != wanted:
-                raise OSError(f"{path} had {size} bytes at the start, and now ends before {offset + wanted}")
+                raise OSError(f"{path} had {size} bytes at the start, and is now shorter than {offset + wanted}")
             result += part
             number += 1
         return result
@@ -117,7 +117,7 @@ def find_files(
             elif root.exists():
                 pairs = [(root.name, root)]
             else:
-                raise UserError(f"train.data.path: there is no {root}{_nearest(root)}")
+                raise UserError(f"train.data.path: {root} does not exist{_nearest(root)}")
             found += [(name, path, path.stat().st_size) for name, path in pairs if path.is_file()]
         except OSError as error:
             raise UserError(f"train.data.path: cannot read {error.filename}: {error.strerror}") from error
@@ -139,5 +139,5 @@ def _nearest(path: Path) -> str:
     """Where a missing path stops being there, which is mostly what one needs to know in a container."""
     for parent in path.parents:
         if parent.exists():
-            return f" (the nearest folder that exists is {parent}); is it bound into the container?"
+            return f" (but {parent} does): check that it is bound into the container"
     return ""

@@ -134,7 +134,7 @@ def _raw(name: str, path: Path, size: int, dtype: str) -> TokenFile:
     kind = {"uint16": "u2", "uint32": "u4"}[dtype]
     width = KINDS[kind].dtype.itemsize
     if size % width:
-        raise UserError(f"{path}: {size} bytes are no whole number of {dtype} tokens: is train.data.dtype right?")
+        raise UserError(f"{path}: {size} bytes are not a whole number of {dtype} tokens: check train.data.dtype")
     return TokenFile(name, path, size, 0, size // width, kind)
 
 
@@ -144,7 +144,7 @@ def _npy(name: str, path: Path, size: int) -> TokenFile:
         head = file.read(12)
         wide = head[6:7] != b"\x01"
         if head[:6] != _MAGIC or len(head) < 12:
-            raise UserError(f"{path}: ends with .npy, but is no file of numpy.save")
+            raise UserError(f"{path}: its name ends with .npy, but numpy.save did not write it")
         start = 12 if wide else 10
         length = int.from_bytes(head[8:start], "little")
         file.seek(start)
@@ -153,14 +153,15 @@ def _npy(name: str, path: Path, size: int) -> TokenFile:
         header = ast.literal_eval(text.decode("latin-1").strip())
         descr, shape = header["descr"], header["shape"]
     except (ValueError, SyntaxError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: its header is no header of numpy.save: {text[:80]!r}") from error
+        raise UserError(f"{path}: its header is not one of numpy.save: {text[:80]!r}") from error
     kind = descr[1:] if isinstance(descr, str) else ""
     if kind not in KINDS or descr[:1] == ">" or not isinstance(shape, tuple) or len(shape) != 1:
         raise UserError(
-            f"{path}: holds an array of type {descr!r} and shape {shape}; token ids are one row of little-endian "
+            f"{path}: contains an array of type {descr!r} and shape {shape}; token ids must be one row of "
+            f"little-endian "
             f"{', '.join(KINDS)}"
         )
     start += length
     if start + shape[0] * KINDS[kind].dtype.itemsize != size:
-        raise UserError(f"{path}: has {size} bytes, which is not what its header says: {shape[0]} tokens of {descr}")
+        raise UserError(f"{path}: has {size} bytes, but its header says {shape[0]} tokens of {descr}")
     return TokenFile(name, path, size, start, shape[0], kind)

@@ -73,7 +73,7 @@ def begin(root: Path, attempt: int, environ: Mapping[str, str] = os.environ) -> 
         else:
             began.write_text(f"{attempt}\n", encoding="ascii")
     except OSError as error:  # A full disk may have space again before the next save.
-        say(f"warning: the failure of the last start is not counted: {error}\n")
+        say(f"warning: cannot count the failure of the last start: {error}\n")
     steps = stuck(_text(failed).splitlines(), int(limit))
     if steps is None:
         return None
@@ -96,7 +96,7 @@ def check() -> None:
         return
     main = os.environ.get("RANK", "0") == "0"
     if marker.ended(RunFolder(Path(root)).marker(int(attempt))):
-        why: str | None = f"attempt {attempt} has already ended: nothing to do"
+        why: str | None = f"attempt {attempt} is already over: nothing to do"
     else:
         why = begin(Path(root), int(attempt)) if main else None
     if why is not None:

@@ -115,9 +115,9 @@ class Hang:
         where = f"{verdict.phase} at step {verdict.step}"
         late = f"no progress for {waited:.1f} s (the deadline is {deadline:.1f} s)"
         if not verdict.ranks:
-            return f"hang in {where}: {late}, and no rank is behind the others: a collective itself does not end"
+            return f"hang in {where}: {late}, and no rank is behind the others: a collective does not complete"
         names = [f"rank {rank} on {self._nodes[rank][0]}" for rank in verdict.ranks[:8]]
         who = ", ".join(names) + (f" and {len(verdict.ranks) - 8} more" if len(verdict.ranks) > 8 else "")
         if verdict.kind == "silent":
             return f"hang: {who} did not arrive and sends no heartbeat (last seen in {where}): {late}"
-        return f"hang: {who} did not arrive, still in {where}: {late}. What it does is in its stacks"
+        return f"hang: {who} did not arrive, still in {where}: {late}. Its stacks in the log show what it was doing"

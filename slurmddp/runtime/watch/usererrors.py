@@ -47,7 +47,7 @@ def note(error: BaseException | None, environ: Mapping[str, str] = os.environ, r
     except (KeyError, ValueError):
         return  # Nobody started these ranks for us.
     except OSError as failed:
-        say(f"slurmddp: warning: this start's error is not counted: {failed}\n")
+        say(f"slurmddp: warning: cannot count the error of this start: {failed}\n")
 
 
 def _stays(error: BaseException) -> bool:
@@ -74,7 +74,7 @@ def _start(environ: Mapping[str, str]) -> str:
 def _text(error: BaseException | None, environ: Mapping[str, str]) -> str:
     if error is not None:
         return f"{type(error).__name__}: {error}"
-    text = f"the program exited with code {USAGE} before its first step: wrong arguments? Its log has its message"
+    text = f"the program exited with code {USAGE} before its first step (wrong arguments?); see its log"
     say(f"slurmddp: node {environ.get('SLURMDDP_NODE', 'here')}: {text}\n")
     return text
 
@@ -89,7 +89,7 @@ def _count(root: Path, attempt: int, start: str, rank: int, size: int, text: str
     while time.monotonic() < until:
         if rank == 0 and everybody <= set(os.listdir(folder)):
             marker.give_up(over, attempt, text)
-            say("slurmddp: every rank failed so before the first step: the run is not started again\n")
+            say("slurmddp: all ranks failed this way before the first step, so the run is not restarted\n")
             return
         if rank != 0:
             with contextlib.suppress(OSError):

@@ -148,9 +148,9 @@ class Watch:
         now = time.monotonic()
         if number == signal.SIGTERM:
             if self._progress.state.phase == "join":
-                self._end("SIGTERM before the ranks have met: ended")
+                self._end("SIGTERM before the rendezvous: exiting")
             if self._termed_at is not None and now - self._termed_at > _ECHO:
-                self._end("a second SIGTERM: ended without saving")
+                self._end("second SIGTERM: exiting without saving")
             if self._termed_at is None:
                 self._termed_at = now
         self._ask(number)
@@ -159,10 +159,10 @@ class Watch:
         before = self._patience.waited
         state = self._patience.pass_time(gone)
         if parent is not None and os.getppid() != parent:
-            self._end("torchrun, which started this rank, is gone: ended without saving")
+            self._end("torchrun has exited: exiting without saving")
         if state.phase == "join":
             if int(self._patience.waited) > int(before) >= 2 and self._over():  # Once a second.
-                say(f"{self._name}: this attempt has already ended cleanly: nothing to do\n")
+                say(f"{self._name}: this attempt has already exited cleanly: nothing to do\n")
                 leave(0)
             return
         if self._termed_at is not None:
@@ -179,7 +179,7 @@ class Watch:
         known = phase in self._progress.left
         allowed = max(_AFTER_TERM, 2 * self._patience.longest(phase)) if known else _AFTER_TERM_NEW
         if self._since_term > allowed:
-            self._end(f"no progress in {phase} for {self._since_term:.0f} s after SIGTERM: ended without saving")
+            self._end(f"no progress in {phase} for {self._since_term:.0f} s after SIGTERM: exiting without saving")
 
     def _end(self, message: str) -> None:
         leave_within(_LAST_RESORT, 1)

@@ -17,7 +17,7 @@ requeue() {
     done
     timeout 20 sbatch --parsable --dependency="afterany:$job_id" --output="${run//%/%%}/logs/job.log" "${without[@]}" "$run/job.sh" "$run"
   ) || {
-    say "the job that should go on could not be submitted"
+    say "could not submit the job that should continue the run"
     return 1
   }
   is_requeued "$1" "${next%%;*}"

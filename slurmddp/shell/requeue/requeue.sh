@@ -64,7 +64,7 @@ requeue() {
     # What this script ignores, timeout makes its child heed: scontrol, killed before it has the answer, would look refused.
     answer=$(timeout --signal=KILL 10 bash -c "trap '' TERM; exec scontrol requeue $slurm_job" 2>&1) && break
     ! in_the_queue || break # the answer was lost
-    say "Slurm does not requeue the job: $answer"
+    say "Slurm refused to requeue the job: $answer"
     [[ "$answer" == *"contact slurm controller"* ]] && ((tries < 8)) || return 1 # it may just be starting again
     sleep 5
   done

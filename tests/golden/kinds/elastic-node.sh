@@ -1,19 +1,19 @@
 #!/bin/bash
-# gpt-books: what runs on each node, started by job.sh. It finds out who this node is, sets the ranks' variables
-# and becomes torchrun (`exec`: a signal to this process must reach torchrun, not a shell above it). This file holds what
-# is this job's own; the functions, the same for every job, are in RUN_FOLDER/code/slurmddp/shell (node.sh).
+# gpt-books: job.sh starts this script on each node. It finds the node's rank and address, sets the variables of
+# the ranks and becomes torchrun (`exec`, so that signals reach torchrun, not a shell above it). This file contains the
+# values of this job. The functions are the same for every job: RUN_FOLDER/code/slurmddp/shell (node.sh).
 set -euo pipefail
 run=$SLURMDDP_RUN
 logs=$SLURMDDP_LOGS
 shell=$run/code/slurmddp/shell
-host=$SLURMD_NODENAME # HOSTNAME comes from wherever srun was called
+host=$SLURMD_NODENAME # HOSTNAME is that of the machine that called srun
 
-# --- values of this job; '' is no, none or not known before
+# --- values of this job; '' means no, none or unknown
 alone='' preflight=yes # is it the job's only node; are the nodes checked first
 ranks=4 threads_per_rank=8 gpus_per_node=4 gpu_vendor=nvidia
-wanted_interface=ib0 exact_interface=yes # '': the one that leads to the head
-runtime=apptainer executable=apptainer prefix=APPTAINERENV_ # of the variables that the container gets
-contained='' compat=yes # has it a /dev, /tmp and home of its own; is libcuda chosen by the node's driver
+wanted_interface=ib0 exact_interface=yes # '': the one with the route to the head node
+runtime=apptainer executable=apptainer prefix=APPTAINERENV_ # prefix: of variables for the container
+contained='' compat=yes # does it have its own /dev, /tmp and home; does the node's driver decide which libcuda is used
 image=/images/torch.sif
 python=python3 python_of_setup='' own_python_path='' # or python3 of the setup lines
 workdir='' # '': the run folder
@@ -25,9 +25,9 @@ binds=(
   --bind /data/books:/data/books:ro
 )
 
-# --- the functions: they run the setup lines, and set head, address, scratch and what else only the node knows
+# --- the functions run the setup lines and set head, address, scratch and other facts of this node
 if [[ ! -r "$shell/node.sh" || ! -d "$run/code/slurmddp/runtime" ]]; then
-  why="the run's copy of the code is gone, $run/code: was the file system purged? Submit again, with --resume ${run##*/}"
+  why="the run's copy of the code is gone, $run/code: was the file system purged? Submit again with --resume ${run##*/}"
   printf 'slurmddp: node %s: %s\n' "$host" "$why" >&2
   mkdir -p "$logs/preflight" && printf '%s\n' "$why" >"$logs/preflight/$host.failed" # for job.sh
   exit 1
@@ -43,9 +43,9 @@ container=(
 
 # --- torchrun, one agent per node, and what it starts on each rank
 torchrun=(
-  "$python" -m slurmddp.runtime.agent "$run" # torchrun, whose agents sign what they tell each other
+  "$python" -m slurmddp.runtime.agent "$run" # torchrun, with agents that sign their messages
   --nnodes="$SLURMDDP_NODES" --nproc-per-node="$ranks" --max-restarts=0
-  --log-dir="$logs/torchrun/$host" # its error files; they would stay in /tmp
+  --log-dir="$logs/torchrun/$host" # error files, which would otherwise stay in /tmp
   --rdzv-backend=slurmddp-static --rdzv-endpoint="$head:$SLURMDDP_PORT" --rdzv-id="$SLURMDDP_RENDEZVOUS_ID"
   --rdzv-conf="rank=$node_rank,timeout=600"
   --local-addr="$address"
@@ -54,20 +54,20 @@ program=(-m slurmddp.runtime.train "$run")
 
 prepare # Python and the preflight, the user's secrets
 
-# --- variables of every rank; they come last, since a name of the user's may be one of this script's own
-# slurmddp: which run and attempt this is; the file whose appearance asks the ranks to save a checkpoint, then exit
+# --- variables of every rank; they come last, because a user's variable may have the name of one in this script
+# slurmddp: which run and attempt this is; the stop file, which asks the ranks to save a checkpoint, then exit
 export APPTAINERENV_SLURMDDP_RUN="$run"
 export APPTAINERENV_SLURMDDP_ATTEMPT="$SLURMDDP_ATTEMPT"
-export APPTAINERENV_SLURMDDP_RENDEZVOUS_ID="$SLURMDDP_RENDEZVOUS_ID" # sweep.sh knows by it what is this attempt's
+export APPTAINERENV_SLURMDDP_RENDEZVOUS_ID="$SLURMDDP_RENDEZVOUS_ID" # sweep.sh finds the processes of this attempt by it
 export APPTAINERENV_SLURMDDP_NODE="$host"
 export APPTAINERENV_SLURMDDP_STOP_FILE="$run/stop"
-# how far the run has come (a script of one's own may write its step there), and how often it may fail no further on
+# the progress file (your own script may write its step there), and after how many failures without progress the run stops
 export APPTAINERENV_SLURMDDP_PROGRESS_FILE="$run/progress"
 export APPTAINERENV_SLURMDDP_NO_PROGRESS=3
 export APPTAINERENV_PYTHONPATH="$run/code"
-# the interface that the nodes see each other by; one node needs none
+# the interface between the nodes; a single node needs none
 export APPTAINERENV_GLOO_SOCKET_IFNAME="$gloo_interface"
-pass_gpus # which ones are the job's
+pass_gpus # the GPUs of this job
 # python: unbuffered logs
 export APPTAINERENV_PYTHONUNBUFFERED=1
 # the image's own packages, not those of ~/.local
@@ -87,5 +87,5 @@ export APPTAINERENV_TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 # network
 export APPTAINERENV_NCCL_SOCKET_IFNAME='=ib0'
 
-run_preflight # the step before the ranks' own ends here
+run_preflight # the preflight step exits here
 exec "${container[@]}" "${torchrun[@]}" "${program[@]}"

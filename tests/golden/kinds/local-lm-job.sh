@@ -3,29 +3,29 @@
 #
 # Started as: bash job.sh RUN_FOLDER
 #
-# It starts the ranks (node.sh on each node), looks after them, and starts them again after a fault. This file holds what
-# is this job's own; the functions, the same for every job, are in RUN_FOLDER/code/slurmddp/shell (supervisor.sh).
+# It starts the ranks (node.sh on each node), watches them, and restarts them after a fault. This file contains the values
+# of this job. The functions are the same for every job: RUN_FOLDER/code/slurmddp/shell (supervisor.sh).
 
 # No `set -e`: a failing command must not skip the record of how the job ended.
 set -uo pipefail
 run=${1:?usage: job.sh RUN_FOLDER}
 shell=$run/code/slurmddp/shell
 
-# --- values of this job. "yes" or empty, where a comment ends with a question mark
+# --- values of this job. "yes" or empty, if the comment ends with a question mark
 scheduler=local # slurm, or local: this machine, without Slurm
 nodes_max=1 # nodes that train; further nodes of the job are spares
-nodes_min=1 # nodes that an attempt needs at least
-elastic= # may the job lose nodes and go on in its allocation?
-guarded= # does guard.sh requeue the job where something kills this script?
+nodes_min=1 # minimum nodes of an attempt
+elastic= # may the job lose nodes and continue in its allocation?
+guarded= # does guard.sh requeue the job if something kills this script?
 requeue_policy=none # requeue: scontrol requeue; chain: sbatch of this file again; none
 breaker=3 # starts in a row without progress after which the run fails
 preflight= # are the nodes checked before the ranks start?
-join_timeout=600 # seconds for that check, at most
-stop_lead= # seconds before the time limit at which the ranks save; empty: not by the clock
+join_timeout=600 # maximum seconds for that check
+stop_lead= # seconds before the time limit at which the ranks save; empty: never
 own_script= # is it the user's own training script?
 counts_gpus= # do nodes differ in their GPUs, so that the job counts them?
-node_folder=/tmp # on each node's own disk: scratch
-step_options=(--overlap) # of the ranks' srun, beside --nodes and --ntasks
+node_folder=/tmp # scratch, on each node's own disk
+step_options=(--overlap) # options of the ranks' srun, in addition to --nodes and --ntasks
 
 # --- the functions
 cannot_start() {
@@ -34,11 +34,11 @@ cannot_start() {
   exit 1
 }
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || cannot_start "bash $BASH_VERSION on ${HOSTNAME:-this node} is too old: 4.4 or newer is needed"
-[[ -r "$shell/supervisor.sh" ]] || cannot_start "the run's copy of the code is gone, $shell: was the file system purged? Submit again, with --resume ${run##*/}"
+[[ -r "$shell/supervisor.sh" ]] || cannot_start "the run's copy of the code is gone, $shell: was the file system purged? Submit again with --resume ${run##*/}"
 source "$shell/supervisor.sh"
 
 # --- the job
-forget_stop # an earlier job was asked to stop, not this one
+forget_stop # remove the stop file of an earlier job
 trap 'terminated TERM' TERM
 trap 'terminated INT' INT
 open_attempt

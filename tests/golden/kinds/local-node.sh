@@ -1,19 +1,19 @@
 #!/bin/bash
-# own: what runs on each node, started by job.sh. It finds out who this node is, sets the ranks' variables
-# and becomes torchrun (`exec`: a signal to this process must reach torchrun, not a shell above it). This file holds what
-# is this job's own; the functions, the same for every job, are in RUN_FOLDER/code/slurmddp/shell (node.sh).
+# own: job.sh starts this script on each node. It finds the node's rank and address, sets the variables of
+# the ranks and becomes torchrun (`exec`, so that signals reach torchrun, not a shell above it). This file contains the
+# values of this job. The functions are the same for every job: RUN_FOLDER/code/slurmddp/shell (node.sh).
 set -euo pipefail
 run=$SLURMDDP_RUN
 logs=$SLURMDDP_LOGS
 shell=$run/code/slurmddp/shell
 host=$HOSTNAME
 
-# --- values of this job; '' is no, none or not known before
+# --- values of this job; '' means no, none or unknown
 alone=yes preflight='' # is it the job's only node; are the nodes checked first
 ranks=2 threads_per_rank=1 gpus_per_node=0 gpu_vendor=''
-wanted_interface='' exact_interface='' # '': the one that leads to the head
-runtime=none executable='' prefix='' # of the variables that the container gets
-contained='' compat='' # has it a /dev, /tmp and home of its own; is libcuda chosen by the node's driver
+wanted_interface='' exact_interface='' # '': the one with the route to the head node
+runtime=none executable='' prefix='' # prefix: of variables for the container
+contained='' compat='' # does it have its own /dev, /tmp and home; does the node's driver decide which libcuda is used
 image=''
 python=/usr/bin/python3 python_of_setup=yes own_python_path='' # or python3 of the setup lines
 workdir=/home/alice/project # '': the run folder
@@ -25,9 +25,9 @@ setup=(
 )
 binds=()
 
-# --- the functions: they run the setup lines, and set head, address, scratch and what else only the node knows
+# --- the functions run the setup lines and set head, address, scratch and other facts of this node
 if [[ ! -r "$shell/node.sh" || ! -d "$run/code/slurmddp/runtime" ]]; then
-  why="the run's copy of the code is gone, $run/code: was the file system purged? Submit again, with --resume ${run##*/}"
+  why="the run's copy of the code is gone, $run/code: was the file system purged? Submit again with --resume ${run##*/}"
   printf 'slurmddp: node %s: %s\n' "$host" "$why" >&2
   mkdir -p "$logs/preflight" && printf '%s\n' "$why" >"$logs/preflight/$host.failed" # for job.sh
   exit 1
@@ -36,9 +36,9 @@ source "$shell/node.sh"
 
 # --- torchrun, one agent per node, and what it starts on each rank
 torchrun=(
-  "$python" -m slurmddp.runtime.agent "$run" # torchrun, whose agents sign what they tell each other
+  "$python" -m slurmddp.runtime.agent "$run" # torchrun, with agents that sign their messages
   --nnodes="$SLURMDDP_NODES" --nproc-per-node="$ranks" --max-restarts=100
-  --log-dir="$logs/torchrun/$host" # its error files; they would stay in /tmp
+  --log-dir="$logs/torchrun/$host" # error files, which would otherwise stay in /tmp
   --rdzv-backend=slurmddp-c10d --rdzv-endpoint="$head:$SLURMDDP_PORT" --rdzv-id="$SLURMDDP_RENDEZVOUS_ID"
   --rdzv-conf="is_host=$is_host,join_timeout=600,read_timeout=600"
   --local-addr="$address"
@@ -49,18 +49,18 @@ program=(
 
 prepare # Python and the preflight, the user's secrets
 
-# --- variables of every rank; they come last, since a name of the user's may be one of this script's own
-# slurmddp: which run and attempt this is; the file whose appearance asks the ranks to save a checkpoint, then exit
+# --- variables of every rank; they come last, because a user's variable may have the name of one in this script
+# slurmddp: which run and attempt this is; the stop file, which asks the ranks to save a checkpoint, then exit
 export SLURMDDP_RUN="$run"
 export SLURMDDP_ATTEMPT="$SLURMDDP_ATTEMPT"
-export SLURMDDP_RENDEZVOUS_ID="$SLURMDDP_RENDEZVOUS_ID" # sweep.sh knows by it what is this attempt's
+export SLURMDDP_RENDEZVOUS_ID="$SLURMDDP_RENDEZVOUS_ID" # sweep.sh finds the processes of this attempt by it
 export SLURMDDP_NODE="$host"
 export SLURMDDP_STOP_FILE="$run/stop"
-# how far the run has come (a script of one's own may write its step there), and how often it may fail no further on
+# the progress file (your own script may write its step there), and after how many failures without progress the run stops
 export SLURMDDP_PROGRESS_FILE="$run/progress"
 export SLURMDDP_NO_PROGRESS=3
 export PYTHONPATH="$run/code":/home/alice/project${PYTHONPATH:+:"$PYTHONPATH"}
-# the interface that the nodes see each other by; one node needs none
+# the interface between the nodes; a single node needs none
 export GLOO_SOCKET_IFNAME="$gloo_interface"
 # python: unbuffered logs
 export PYTHONUNBUFFERED=1
@@ -76,5 +76,5 @@ export TORCH_NCCL_ASYNC_ERROR_HANDLING=3
 export TRITON_CACHE_DIR="$scratch"/triton
 export TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 
-run_preflight # the step before the ranks' own ends here
+run_preflight # the preflight step exits here
 exec "${torchrun[@]}" "${program[@]}"

@@ -50,7 +50,7 @@ def test_what_does_not_arrive_is_told(desk: Desk, cli: Cli) -> None:
     rows = [line.split(None, 2) for line in done.out.splitlines()]
     told = {(kind, name): rest for kind, name, rest in rows}
     assert told["failed", "good"].startswith("arrived") and told["failed", "bad"].startswith("FAILED   status 404")
-    assert told["hang", "good"] == told["started", "bad"] == "not asked for (on)"
+    assert told["hang", "good"] == told["started", "bad"] == "skipped (not in `on`)"
     assert "SECRET" not in done.out + done.err
 
 
@@ -108,8 +108,8 @@ def test_the_next_command_sends_what_waits(waiting: Alerts, cli: Cli, command: s
     with Receiver() as receiver:
         waiting.address(receiver.url)
         done = cli(command, str(waiting.run.path))
-        assert "1 waiting alert sent" in done.err and len(receiver.received) == 1
-        assert "waiting" not in cli(command, str(waiting.run.path)).err
+        assert "sent 1 delayed alert" in done.err and len(receiver.received) == 1
+        assert "delayed" not in cli(command, str(waiting.run.path)).err
         assert len(receiver.received) == 1
 
 
@@ -138,8 +138,8 @@ def test_watch_alerts_once(waiting: Alerts, cli: Cli) -> None:
         assert done.code == 1 and "status 500" in done.err
         receiver.mode = "ok"
         done = cli("watch-alerts", "--once", path)
-        assert (done.code, done.out) == (0, "1 sent\n")
-        assert cli("watch-alerts", "--once", path).err == "nothing waits\n"
+        assert (done.code, done.out) == (0, "alerts sent: 1\n")
+        assert cli("watch-alerts", "--once", path).err == "no alerts to send\n"
 
 
 def test_a_message_without_its_address_is_told_of_and_stays(waiting: Alerts, cli: Cli) -> None:

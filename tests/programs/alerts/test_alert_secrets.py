@@ -61,7 +61,7 @@ def test_what_is_no_address_is_refused_and_not_shown(desk: Desk, text: str) -> N
     with pytest.raises(UserError) as error:
         secrets.take((target(),), desk.environment)
     shown = refusal(error.value)
-    assert "is no address" in shown and (len(text) < 9 or text not in shown)
+    assert "is not of the form https://HOST/PATH" in shown and (len(text) < 9 or text not in shown)
 
 
 def test_what_is_missing_is_named(desk: Desk) -> None:
@@ -85,11 +85,11 @@ def test_plain_http_must_be_asked_for_or_stay_on_this_host(desk: Desk) -> None:
 def test_no_file_of_the_project_is_taken(desk: Desk) -> None:
     path = desk.write("secret.txt", URL)
     path.chmod(0o600)
-    with pytest.raises(UserError, match="copied into the run folder"):
+    with pytest.raises(UserError, match="copied to the run folder"):
         secrets.take((target(file=str(path)),), desk.environment, str(desk.project))
     link = desk.root / "link"
     link.symlink_to(path)
-    with pytest.raises(UserError, match="copied into the run folder"):
+    with pytest.raises(UserError, match="copied to the run folder"):
         secrets.take((target(file=str(link)),), desk.environment, str(desk.project))
 
 

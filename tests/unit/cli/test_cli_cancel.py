@@ -94,7 +94,7 @@ def test_a_job_that_runs_is_asked_to_save(place: Place, cli: Cli) -> None:
     assert place.calls == []
     (told,) = place.events("cancel_requested")
     assert (told["job_id"], told["now"]) == ("7", False)
-    assert "stopping (on n1)" in cli("status", str(place.run.path)).out
+    assert "stopping on n1" in cli("status", str(place.run.path)).out
 
 
 def test_an_older_wish_to_stop_becomes_final(place: Place, cli: Cli) -> None:
@@ -131,8 +131,8 @@ def test_what_cannot_save_ends_at_once(
 
 def test_a_job_that_has_ended(place: Place, cli: Cli) -> None:
     place.started()
-    assert cli("cancel", str(place.run.path)).out == "job 7 had ended already\n"
-    assert cli("cancel", str(place.run.path), "--now").out == "job 7 had ended already\n"
+    assert cli("cancel", str(place.run.path)).out == "Job 7 was already over.\n"
+    assert cli("cancel", str(place.run.path), "--now").out == "Job 7 was already over.\n"
     assert not place.events("cancel_requested"), "or a run that failed would look cancelled"
     place.event("job_ended", attempt=0, exit_code=1)
     assert "state    failed" in cli("status", str(place.run.path)).out
@@ -164,7 +164,7 @@ def test_a_chained_job_names_its_run(place: Place, cli: Cli) -> None:
     place.event("requeued", attempt=0, how="chain", next_job="8", reason="time limit")
     told = cli("status", "8")
     assert told.code == 3, told.err
-    assert "requeued (Dependency, after time limit)" in told.out
+    assert "requeued: Dependency, after time limit" in told.out
     assert "job      8" in told.out
 
 
@@ -173,22 +173,22 @@ def test_a_step_of_an_allocation(place: Place, cli: Cli) -> None:
     place.job("7", "RUNNING")
     place.started()
     refused = cli("cancel", str(place.run.path), "--now")
-    assert refused.code == 2 and "a step of job 7, which is not its own" in refused.err
+    assert refused.code == 2 and "runs inside job 7, so --now cannot cancel it" in refused.err
     assert not place.events("cancel_requested")
     assert (
-        "Run gpt-1 is saving and will exit. Job 7, which is not its own, continues."
+        "Run gpt-1 is saving and will exit. Job 7, inside which it runs, continues."
         in cli("cancel", str(place.run.path)).out
     )
     assert place.run.stop.exists()
     place.event("job_ended", attempt=0, exit_code=0)
-    assert cli("cancel", str(place.run.path)).out == "run gpt-1 had ended already\n"
+    assert cli("cancel", str(place.run.path)).out == "Run gpt-1 was already over.\n"
     assert place.calls == []
 
 
 def test_what_was_never_submitted(place: Place, cli: Cli) -> None:
     place.run.submission.unlink()
     refused = cli("cancel", str(place.run.path))
-    assert refused.code == 2 and "has no job" in refused.err
+    assert refused.code == 2 and "was never submitted" in refused.err
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_a_run_of_this_machine_is_waited_for(place: Place, cli: Cli, process: su
     done = cli("cancel", str(place.run.path), "--wait")
     assert done.code == 0, done.err
     assert done.out.splitlines()[0].startswith(f"Job local-{process.pid}-")
-    assert done.out.splitlines()[-1] == "cancelled (by the user, saved, step 5 of 9)"
+    assert done.out.splitlines()[-1] == "cancelled by you, checkpoint saved, step 5 of 9"
     assert process.wait() == 0
 
 
@@ -234,7 +234,7 @@ def test_the_next_look_ends_the_hold(place: Place, cli: Cli) -> None:
     held(place)
     told = cli("status", str(place.run.path))
     assert told.code == 3, told.err
-    assert "note: Slurm held the requeued job 7 back for two minutes: ended" in told.out
+    assert "note: released the requeued job 7 from its two-minute hold" in told.out
     assert place.calls == ["scontrol update JobId=7 StartTime=now"]
     assert [event["job_id"] for event in place.events("hold_released")] == ["7"]
 
@@ -244,7 +244,7 @@ def test_a_hold_that_stands_is_told(place: Place, cli: Cli) -> None:
     (place.home / "refuse").touch()
     told = cli("status", str(place.run.path))
     assert told.code == 3
-    assert "Slurm holds the requeued job back until 20" in told.out
+    assert "Slurm holds the requeued job until 20" in told.out
     assert "Access/permission denied" in told.out
     assert not place.events("hold_released")
 
@@ -308,8 +308,8 @@ def test_status_of_a_run_that_recovered(place: Place, cli: Cli) -> None:
     (place.run.alert_spool / "1.json").write_text("{}")
     (place.run.alert_spool / ".part").write_text("{}")
     lines = cli("status", str(place.run.path)).out.splitlines()
-    assert "state    running (on n[1,3])" in lines
-    assert "recovered once, a gap of 0:00:50" in lines
+    assert "state    running on n[1,3]" in lines
+    assert "recovered once, in 0:00:50" in lines
     assert "without  n2: lost" in lines
     assert f"alerts   1 undelivered, in {place.run.alert_spool}" in lines
     told = json.loads(cli("status", str(place.run.path), "--json").out)
@@ -325,7 +325,7 @@ def test_explain_the_lead_of_a_run_that_goes_on(place: Place, desk: Desk, cli: C
     assert done.out.splitlines() == [
         "timeouts.stop = null",
         "  built-in",
-        "  planned: 120 s (no save of an earlier run is known: --resume RUN takes its longest)",
+        "  planned: 120 s (the save time is unknown; with --resume RUN, the longest save of RUN counts)",
     ]
     (place.run.checkpoints / "step-00000005").mkdir(parents=True)
     (place.run.checkpoints / "step-00000005" / "COMPLETE").touch()
@@ -333,7 +333,7 @@ def test_explain_the_lead_of_a_run_that_goes_on(place: Place, desk: Desk, cli: C
     for seconds in (12.0, 150.5, None):
         place.event("checkpoint_saved", step=5, seconds=seconds)
     done = cli("plan", "job.yaml", "--resume", str(place.run.path), "--explain", "timeouts.stop")
-    assert "planned: 331 s (the longest save of the runs continued took 150 s" in done.out
+    assert "planned: 331 s (the longest save of the resumed runs took 150 s" in done.out
     done = cli("submit", "job.yaml", "--resume", str(place.run.path), "--dry-run")
     assert "#SBATCH --signal=B:USR2@331" in done.out, done.err
     done = cli("plan", "job.yaml", "--set", "timeouts.stop=90s", "--explain", "timeouts.stop")

@@ -39,7 +39,7 @@ def test_list(cli: Cli, run: RunFolder) -> None:
     assert head.split() == ["STEP", "SAVED", "SIZE", "FILES", "RANKS", "STATE"]
     assert [row.split()[0] for row in rows] == ["300", "200", "100"]
     assert "not usable: manifest.json" in rows[0]
-    assert rows[1].endswith("complete (content not compared), would be resumed from")
+    assert rows[1].endswith("complete (content not compared); --resume starts here")
     assert rows[2].endswith("complete (content not compared)")
 
 
@@ -124,7 +124,7 @@ def test_a_run_that_goes_on_is_not_pruned(cli: Cli, run: RunFolder, desk: Desk) 
     for more in ((), ("--dry-run",)):
         done = cli("checkpoint", "prune", "runs/gpt-1", "--keep", "1", *more)
         assert done.code == 2
-        assert "gpt-1 has not ended: it is running" in done.err
+        assert "gpt-1 is still running" in done.err
     assert desk.tree() == before
     assert cli("checkpoint", "prune", "runs/gpt-1", "--keep", "1", "--force").code == 0
     assert sorted(path.name for path in run.checkpoints.iterdir()) == [saving.name, "step-00000300"]
@@ -143,9 +143,9 @@ def test_what_is_no_run_with_checkpoints(cli: Cli, desk: Desk, command: str) -> 
     blocked = make_run(desk.project / "runs" / "blocked")
     blocked.checkpoints.write_text("")
     cases = {
-        "./train.py": "no run folder",
+        "./train.py": "is not a run folder",
         "runs/gone": "does not exist",
-        "runs/own": "script of its own",
+        "runs/own": "ran your own script",
         "runs/blocked": "not a folder",
         **({} if command == "list" else {"runs/empty": "no checkpoints yet"}),
     }
@@ -169,14 +169,14 @@ def test_no_such_run(cli: Cli, name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--step", "999"), "no checkpoint of step 999\n  -> it has 300, 200, 100"),
-        (("--step", "200"), "it is not usable: __0_0.distcp has other content"),
+        (("--step", "999"), "no checkpoint of step 999\n  -> its checkpoints are of steps 300, 200, 100"),
+        (("--step", "200"), "this checkpoint is not usable: __0_0.distcp has other content"),
         (("-o", "there.pt"), "there.pt exists"),
-        (("-o", "runs"), "is a folder\n  -> name the file"),
+        (("-o", "runs"), "is a folder\n  -> add a file name"),
         (("-o", "no/such/folder.pt"), "does not exist"),
-        (("--format", "npz"), "'npz' is none of pt, safetensors"),
-        (("--what", "optimizer"), "'optimizer' is none of model, all"),
-        (("--format", "pt", "-o", "x.safetensors"), "contradict each other"),
+        (("--format", "npz"), "'npz' is not one of pt, safetensors"),
+        (("--what", "optimizer"), "'optimizer' is not one of model, all"),
+        (("--format", "pt", "-o", "x.safetensors"), "does not match the file name"),
     ],
 )
 def test_exports_that_are_refused(
@@ -196,7 +196,7 @@ def test_nothing_good_to_export(cli: Cli, run: RunFolder, desk: Desk) -> None:
         flip(shard(run, step))
     done = cli("checkpoint", "export", "runs/gpt-1")
     assert done.code == 2
-    assert done.err.count("is left out: __0_0.distcp") == 3
+    assert done.err.count(": __0_0.distcp") == 3
     assert "run gpt-1 has no good checkpoint" in done.err
 
 
@@ -245,7 +245,7 @@ def test_an_image_that_is_gone(cli: Cli, desk: Desk) -> None:
     image.unlink()
     done = cli("checkpoint", "export", "last")
     assert done.code == 2
-    assert f"the run's image, {image}, is not there" in done.err
+    assert f"the run's image {image} does not exist" in done.err
     assert "python -m slurmddp.runtime.export" in done.err
 
 
@@ -324,6 +324,6 @@ def test_plan_suggests_an_interval_once_a_run_of_this_name_has_figures(cli: Cli,
     (line,) = (line for line in cli("plan", "job.yaml").out.splitlines() if line.startswith("checkpoint interval"))
     assert line == (
         "checkpoint interval 29m suggested (stall 0.5 s, 1 failure in 200 node-hours over 1 run,"
-        " reckoned with one in 860; now 30m)"
+        " assuming one per 860 node-hours; now 30m)"
     )
     assert "checkpoint interval" not in cli("plan", "job.yaml", "--name", "other").out

@@ -112,7 +112,7 @@ def test_the_dry_run_shows_exactly_the_scripts_that_are_submitted(ready: Desk, c
     assert facts["batch"] == "512 = 16 (micro batch) x 4 (accumulation) x 8 (ranks)"
     assert facts["time"] == "02:00:00; ranks save 120 s before"
     assert facts["image"] == f"{ready.project}/image.sif"
-    assert facts["may use"].startswith("16 GPU-hours")
+    assert facts["cost"].startswith("up to 16 GPU-hours")
     assert (facts["writes"], facts["runs"]) == (str(run), " ".join(command))
     assert facts["functions"] == f"{run}/code/slurmddp/shell, a copy of {SHELL}"
     assert facts["code hash"] == manifest["code_hash"]
@@ -350,7 +350,7 @@ def test_render_writes_all_files(ready: Desk, cli: Cli) -> None:
     before = ready.tree(times=False)
     again = cli("render", "job.yaml", "-o", "out", "--nodes", "4")
     assert (again.code, ready.tree(times=False)) == (2, before)
-    assert "exists and differs" in again.err
+    assert "exists with different content" in again.err
 
 
 def test_render_copies_the_project_and_refuses_code_that_differs(ready: Desk, cli: Cli) -> None:
@@ -366,12 +366,15 @@ def test_render_copies_the_project_and_refuses_code_that_differs(ready: Desk, cl
     before = ready.tree(times=False)
     done = cli(*command)
     assert (done.code, ready.tree(times=False)) == (2, before)
-    assert "slurmddp: out/code exists and differs" in done.err
+    assert "slurmddp: out/code exists with different content" in done.err
     functions.write_text(text)
     ready.write("train.py", "print('later')\n")
-    assert "out/code exists and differs" in cli(*command).err
+    assert "out/code exists with different content" in cli(*command).err
     elsewhere = cli("render", "/cluster/train.py", "--site", "cores", "-o", "other")
-    assert (elsewhere.code, elsewhere.err) == (0, "note: no code/project: /cluster does not exist on this machine\n")
+    assert (elsewhere.code, elsewhere.err) == (
+        0,
+        "note: no code/project written: /cluster does not exist on this machine\n",
+    )
 
 
 def test_a_rendered_job_runs_and_is_no_part_of_a_later_snapshot(ready: Desk, cli: Cli) -> None:
@@ -392,7 +395,7 @@ def test_a_rendered_job_runs_and_is_no_part_of_a_later_snapshot(ready: Desk, cli
 def test_render_into_what_is_no_folder(ready: Desk, cli: Cli, place: str) -> None:
     done = cli("render", "job.yaml", "-o", place)
     assert done.code == 2
-    assert "cannot write into" in done.err
+    assert "cannot write to" in done.err
 
 
 def test_render_over_a_file_that_is_no_text(ready: Desk, cli: Cli) -> None:
@@ -400,7 +403,7 @@ def test_render_over_a_file_that_is_no_text(ready: Desk, cli: Cli) -> None:
     (ready.project / "out" / "job.sh").write_bytes(b"\xff\xfe")
     done = cli("render", "job.yaml", "-o", "out")
     assert done.code == 2
-    assert "exists and differs" in done.err
+    assert "exists with different content" in done.err
 
 
 def test_plan_shows_the_arithmetic(ready: Desk, cli: Cli) -> None:
@@ -414,7 +417,7 @@ def test_plan_shows_the_arithmetic(ready: Desk, cli: Cli) -> None:
 def test_plan_of_an_uneven_batch(ready: Desk, cli: Cli) -> None:
     done = cli("plan", "job.yaml", "--set", "train.batch.global=500")
     assert "uneven, correctly weighted" in done.out + done.err
-    assert "even ones nearby: 384 and 512" in done.out + done.err
+    assert "Even batches nearby: 384 and 512" in done.out + done.err
     refused = cli("plan", "job.yaml", "--set", "train.batch.global=500", "--set", "train.batch.even=true")
     assert refused.code == 2
 
@@ -497,7 +500,9 @@ def test_init_asks_for_what_only_the_user_knows(ready: Desk, cli: Cli) -> None:
     cli("init", "new.yaml", "--site", "strict")
     done = cli("submit", "new.yaml", "--dry-run")
     assert done.code == 2
-    assert "warning: resources.account is not set, and site strict requires it: `submit` refuses it" in done.err
+    assert (
+        "warning: resources.account is not set, and site strict requires it: `submit` will reject the job" in done.err
+    )
     assert "resources.account is not set" in cli("plan", "new.yaml").out
     refused = cli("submit", "new.yaml")
     assert refused.code == 2
@@ -517,7 +522,7 @@ def test_init_where_slurm_is_takes_the_generic_site_and_says_so(elsewhere: Desk,
     (elsewhere.project / "job.yaml").unlink()
     done = cli("init")
     assert (done.code, done.out) == (0, "job.yaml\n"), done.err
-    assert "site    generic (no profile matches this host, and sbatch is here)" in done.err
+    assert "site    generic (no profile matches this host, and sbatch is in PATH)" in done.err
     assert "slurmddp init --site NAME" in done.err
     planned = cli("plan", "job.yaml")
     assert planned.code == 0 and "any Slurm cluster" in planned.out, planned.err
@@ -527,7 +532,7 @@ def test_init_where_slurm_is_takes_the_generic_site_and_says_so(elsewhere: Desk,
 def test_init_where_no_slurm_is_takes_this_machine(elsewhere: Desk, cli: Cli) -> None:
     (elsewhere.bin / "sbatch").unlink()
     done = cli("init", "new.yaml", PATH=str(elsewhere.bin))
-    assert "site    local (no profile matches this host, and sbatch is not here)" in done.err
+    assert "site    local (no profile matches this host, and sbatch is not in PATH)" in done.err
 
 
 def test_init_takes_the_site_of_the_configuration_and_of_the_variable(ready: Desk, cli: Cli) -> None:

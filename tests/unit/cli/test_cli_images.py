@@ -61,16 +61,16 @@ def test_list(images: Path, cli: Cli) -> None:
 
 def test_inspect(images: Path, cli: Cli) -> None:
     out = cli("image", "inspect", "images/ngc-new.sif").out
-    assert "state     whole" in out and f"base      {NGC}" in out
+    assert "state     matches its lock file" in out and f"base      {NGC}" in out
     assert "CUDA      12.9.0.036" in out and "driver    575.51.02" in out and "and 8 more" in out
     assert "minor-version" in cli("image", "inspect", "images/ngc-new.sif", "--driver", "535.183.01").out
     forward = cli("image", "inspect", "images/ngc-new.sif", "--driver", "470.57.02", "--gpu", "a100").out
     assert "CUDA 12.x needs driver" in forward
     assert json.loads(cli("image", "inspect", "images/ngc-new.sif", "--json").out)["lock"]["torch"] == "2.7.0"
-    assert "no lock: slurmddp did not build it" in cli("image", "inspect", "images/theirs.sif").out
+    assert "no lock file: slurmddp did not build the image" in cli("image", "inspect", "images/theirs.sif").out
     assert "CHANGED" in cli("image", "inspect", "images/changed.sif").out
     missing = cli("image", "inspect", "images/gone.sif")
-    assert missing.code == 2 and "there is no image" in missing.err
+    assert missing.code == 2 and "cannot read the image" in missing.err
 
 
 def test_gc_keeps_what_is_newest_used_or_not_ours(
@@ -89,7 +89,7 @@ def test_gc_keeps_what_is_newest_used_or_not_ours(
     before = sorted(path.name for path in images.iterdir())
 
     said = cli("image", "gc").out
-    assert "ngc-old.sif" in said and "2 newer of recipe ngc" in said and "left by a build that was killed" in said
+    assert "ngc-old.sif" in said and "2 newer of recipe ngc" in said and "leftover of a killed build" in said
     assert "--yes" in said and sorted(path.name for path in images.iterdir()) == before
     with only_build(images / "ngc-new.sif", [].append):
         assert "killed" not in cli("image", "gc").out, "it may be the one that is being built"
@@ -106,10 +106,14 @@ SIF = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\00001\00002\0"
 @pytest.mark.parametrize(
     ("driver", "planned", "submitted"),
     [
-        ("575.57.08", "note: the image's CUDA: native", ""),
-        ("535.183.01", "note: the image's CUDA: minor-version compatibility", ""),
+        ("575.57.08", "note: CUDA: native", ""),
+        ("535.183.01", "note: CUDA: minor-version compatibility", ""),
         ("470.57.02", "CUDA 12.x needs driver 525.60.13 or newer, the nodes have 470.57.02", "CUDA 12.x needs driver"),
-        ("418.40", "CUDA 12.x needs driver", "the image on the driver of these nodes: CUDA 12.x needs driver"),
+        (
+            "418.40",
+            "CUDA 12.x needs driver",
+            "the image may not run with the driver of these nodes: CUDA 12.x needs driver",
+        ),
     ],
 )
 def test_the_driver_of_the_profile_and_the_cuda_of_the_image(
@@ -126,10 +130,10 @@ def test_the_driver_of_the_profile_and_the_cuda_of_the_image(
     desk.write("job.yaml", LM_JOB)
     assert planned in cli("plan", "job.yaml", "--image", "images/ngc.sif").err
     said = cli("submit", "job.yaml", "--dry-run", "--image", "images/ngc.sif").err
-    assert (submitted in said) if submitted else ("the image on the driver of these nodes" not in said)
+    assert (submitted in said) if submitted else ("the image may not run with the driver of these nodes" not in said)
 
 
 def test_a_driver_that_is_none(desk: Desk, cli: Cli) -> None:
     desk.site("name: s\ntitle: t\ndriver: new\n")
     desk.write("job.yaml", LM_JOB)
-    assert "must be a driver's version, such as 535.183.01" in cli("plan", "job.yaml", "--site", "s").err
+    assert "must be a driver version, such as 535.183.01" in cli("plan", "job.yaml", "--site", "s").err

@@ -81,7 +81,7 @@ def test_the_commit_of_a_recipe(bench: Desk, build: Callable[..., Any], cli: Cli
     git(recipes, "commit", "-qm", "x")
     commit = git(recipes, "rev-parse", "HEAD")
     again = cli("build-image", "--recipe", "recipes/mine.yaml")
-    assert "nothing to do" in again.err, "a commit changes nothing in the image"
+    assert "up to date" in again.err, "a commit changes nothing in the image"
     definition, lock, _ = build("--recipe", "recipes/mine.yaml", "--force")
     assert f"    slurmddp.commit {commit}\n" in definition and lock["commit"] == commit
     bench.write("recipes/new.sh", "")
@@ -159,7 +159,7 @@ def test_the_bases_own_workdir_and_entrypoint_are_had_from_its_registry(
     )
     assert "begins at / here" not in said and "this is assumed" not in said
     assert "sets USER 1000, who does RUN as in Docker" in said and "as 3 1000 '' /bin/sh -c 'touch x'" in definition
-    assert cli("build-image", "--dockerfile", path).err.startswith("nothing to do"), "its inputs are what they were"
+    assert cli("build-image", "--dockerfile", path).err.startswith("up to date"), "its inputs are what they were"
     assert lock["inputs"]["parts"]["definition"]
 
 
@@ -181,7 +181,7 @@ def test_a_moved_image_keeps_its_lock(bench: Desk, build: Callable[..., Any], cl
     names = "mine.sif mine.sif.lock.json mine.sif.def"
     subprocess.run(["sh", "-c", way.format(names)], check=True, cwd=bench.project)
     shown = cli("image", "inspect", "there/mine.sif").out
-    assert "state     whole: its lock is that of this file" in shown and "recipe    image" in shown
+    assert "state     matches its lock file" in shown and "recipe    image" in shown
     assert json.loads(cli("image", "inspect", "there/mine.sif", "--json").out)["lock"]["base"].endswith("base.sif")
 
 
@@ -190,9 +190,9 @@ def test_a_copy_without_its_time_or_its_lock_is_told(bench: Desk, build: Callabl
     (bench.project / "there").mkdir()
     subprocess.run(["cp", "mine.sif", "mine.sif.lock.json", "there"], check=True, cwd=bench.project)
     shown = cli("image", "inspect", "there/mine.sif").out
-    assert "copied without its time (cp -p, rsync -a keep it)" in shown and "recipe" not in shown
+    assert "copied without its modification time (use cp -p or rsync -a)" in shown and "recipe" not in shown
     (bench.project / "there/mine.sif.lock.json").unlink()
-    assert "or its .lock.json was not copied with it" in cli("image", "inspect", "there/mine.sif").out
+    assert "or .lock.json was not copied with it" in cli("image", "inspect", "there/mine.sif").out
 
 
 def test_an_image_as_the_job_file_says(bench: Desk, build: Callable[..., Any], cli: Cli) -> None:
@@ -200,7 +200,7 @@ def test_an_image_as_the_job_file_says(bench: Desk, build: Callable[..., Any], c
     bench.write("job.yaml", job)
     bench.write("books/a.txt", "text")
     missing = cli("submit", "job.yaml")
-    assert missing.code == 2 and "build-image --job JOB.yaml makes it" in missing.err
+    assert missing.code == 2 and "build it: slurmddp build-image --job JOB.yaml" in missing.err
     definition, lock, _ = build("--job", "job.yaml", "--pip", "rich")
     assert (bench.project / "here/it.sif").is_file() and lock["recipe"] == "mine"
     assert "einops" in definition and "rich" in definition

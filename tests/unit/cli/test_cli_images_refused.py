@@ -84,7 +84,7 @@ def test_an_unknown_release(refused: Callable[..., str]) -> None:
 def test_a_registry_that_nobody_reaches(refused: Callable[..., str]) -> None:
     with closed_port() as port:
         said = refused("--base", f"docker://127.0.0.1:{port}/lab/a:1", code=1)
-    assert f"cannot reach 127.0.0.1:{port}: the connection is refused\n  -> check host and port" in said
+    assert f"cannot reach 127.0.0.1:{port}: connection refused\n  -> check host and port" in said
 
 
 def test_a_registry_that_wants_to_know_who_we_are(tmp_path: Path, refused: Callable[..., str]) -> None:
@@ -104,7 +104,7 @@ def test_a_digest_and_a_tag_that_are_gone(registry: Registry, refused: Callable[
     assert cli("build-image", "mine.sif", "--base", base).code == 0
     registry.delete_manifest("lab/a", digest)
     said = refused("mine.sif", "--base", base, "--force")
-    assert f"@{digest} does not exist at {registry.host}, or no longer" in said and "pin the tag again" in said
+    assert f"@{digest} does not exist at {registry.host}, or was removed" in said and "pin the tag again" in said
     said = refused("other.sif", "--base", f"docker://{registry.reference('lab/a', '1')}")
     assert "has no such tag\n  -> check the tag" in said
 
@@ -112,15 +112,15 @@ def test_a_digest_and_a_tag_that_are_gone(registry: Registry, refused: Callable[
 def test_a_base_in_a_registry_for_other_processors(registry: Registry, refused: Callable[..., str]) -> None:
     registry.push("lab/a", "1", {"architecture": OTHER})
     said = refused("--base", f"docker://{registry.reference('lab/a', '1')}")
-    assert f"is not made for {HERE}: there is {OTHER}\n  -> take an image of the architecture of the nodes" in said
+    assert f"is not available for {HERE}; it has: {OTHER}\n  -> use an image for the architecture of the nodes" in said
 
 
 def test_a_sif_for_other_processors(bench: Desk, refused: Callable[..., str], cli: Cli) -> None:
     (bench.project / "theirs.sif").write_bytes(sif("04" if OTHER == "arm64" else "02"))
     said = refused("new.sif", "--base", "theirs.sif")
-    assert f"theirs.sif is made for {OTHER}, and this machine is {HERE}\n  -> take a base for {HERE}" in said
+    assert f"theirs.sif is for {OTHER}, but this machine is {HERE}\n  -> use a base for {HERE}" in said
     shown = cli("build-image", "--base", "theirs.sif", "--dry-run")  # of another machine's image it may well be
-    assert shown.code == 0 and f"warning: the base {bench.project}/theirs.sif is made for {OTHER}" in shown.err
+    assert shown.code == 0 and f"warning: the base {bench.project}/theirs.sif is for {OTHER}" in shown.err
 
 
 #: As Apptainer 1.4, apt and pip write them.
@@ -147,10 +147,10 @@ FATAL:   While performing build: failed to execute %test script: exit status 7""
 @pytest.mark.parametrize(
     ("words", "cause"),
     [
-        (NO_PIP, "there is no package nosuchthing for the image's Python and architecture\n  -> look at its name"),
-        (NO_APT, "the base's Debian or Ubuntu has no package gitt\n  -> look at its name"),
-        (NO_APT_VERSION, "the base's Debian or Ubuntu has no package git\n  -> look at its name"),
-        (TEST, "the image's own test failed\n  -> the lines below are what it said"),
+        (NO_PIP, "no package nosuchthing for the image's Python and architecture\n  -> check its name"),
+        (NO_APT, "the base's Debian or Ubuntu has no package gitt\n  -> check its name"),
+        (NO_APT_VERSION, "the base's Debian or Ubuntu has no package git\n  -> check its name"),
+        (TEST, "the image's own test failed\n  -> see its output below"),
     ],
 )
 def test_a_build_that_fails(bench: Desk, builds: Path, refused: Callable[..., str], words: str, cause: str) -> None:
@@ -192,8 +192,8 @@ def test_a_full_disk(bench: Desk, builds: Path, cli: Cli) -> None:
     with small_disk(place, "256k"):
         failed = cli("build-image", "small/old.sif", "--base", "base.sif", "--force")
         assert failed.code == 1 and "Traceback" not in failed.err
-        assert "failed with exit code 255: there is no space left" in failed.err
-        assert "  -> APPTAINER_TMPDIR and APPTAINER_CACHEDIR name roomier places" in failed.err
+        assert "failed with exit code 255: no disk space or quota left" in failed.err
+        assert "  -> set APPTAINER_TMPDIR and APPTAINER_CACHEDIR to folders with more space" in failed.err
         assert f"the whole log: {place}/old.sif.build.log (cut off: No space left on device)" in failed.err
         assert sorted(path.name for path in place.iterdir()) == ["old.sif", "old.sif.build.log"]
         assert (place / "old.sif").read_bytes() == b"the old one"
@@ -203,7 +203,7 @@ def test_a_full_disk(bench: Desk, builds: Path, cli: Cli) -> None:
         builds.write_text(f"{SIF}; head -c 4M /dev/zero >> $image; true")
         failed = cli("build-image", "small/old.sif", "--base", "base.sif", "--force")
         assert failed.code == 2 and "Traceback" not in failed.err
-        assert "cannot be written: No space left on device\n  -> name another place for the image" in failed.err
+        assert "cannot be written: No space left on device\n  -> choose another path for the image" in failed.err
         assert sorted(path.name for path in place.iterdir()) == ["old.sif", "old.sif.build.log"]
         assert (place / "old.sif").read_bytes() == b"the old one"
 
@@ -248,7 +248,7 @@ def test_no_user_namespaces(bench: Desk) -> None:
         cwd=bench.project, env=bench.environment, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, ""), done
-    assert "no image can be built here: this machine gives its users no user namespaces (unshare: " in done.stderr
+    assert "this machine cannot build images: user namespaces are disabled for users (unshare: " in done.stderr
     assert "ask the administrators for user namespaces: user.max_user_namespaces above 0" in done.stderr
-    assert "or build where that works and copy the .sif and its .lock.json here" in done.stderr
+    assert "or build on another machine and copy the .sif and its .lock.json here" in done.stderr
     assert bench.tree(times=False) == before

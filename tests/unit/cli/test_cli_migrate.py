@@ -111,9 +111,9 @@ def test_a_diff_of_a_last_line_without_its_end(cli: Cli, desk: Desk) -> None:
     [
         (
             "a: &a {every: 1m}\ncheckpoint:\n  <<: *a\n",
-            "job.yaml:3: holds a YAML merge key (<<)\n  -> write the keys out",
+            "job.yaml:3: contains a YAML merge key (<<)\n  -> write the keys out",
         ),
-        ("a: &a {every: 1m}\ncheckpoint: *a\n", "job.yaml:2: holds a YAML alias (*name)\n  -> write the value out"),
+        ("a: &a {every: 1m}\ncheckpoint: *a\n", "job.yaml:2: contains a YAML alias (*name)\n  -> write the value out"),
         ('checkpoint: {"ev\\x65ry": 1m}\n', "job.yaml:1: checkpoint.every is written with escapes\n  -> rename it to"),
         ('checkpoint: {&every "\\x65very": 1m}\n', "job.yaml:1: checkpoint.every is written with escapes"),
         (

@@ -75,10 +75,10 @@ def test_a_missing_image(refused: Callable[..., str]) -> None:
 
 def test_an_empty_image(ready: Desk, refused: Callable[..., str]) -> None:
     ready.write("image.sif", "")
-    assert "image.sif is no SIF image" in refused()
+    assert "image.sif is not a SIF image" in refused()
     ready.write("image.sif", "#!/usr/bin/env python3\nprint('a script given by mistake')\n")
-    assert "image.sif is no SIF image" in refused()
-    assert "is a folder, and no root file system" in refused("job.yaml", "--image", ".")
+    assert "image.sif is not a SIF image" in refused()
+    assert "is a folder, but not a root file system" in refused("job.yaml", "--image", ".")
 
 
 def test_a_missing_dataset(refused: Callable[..., str]) -> None:
@@ -97,7 +97,7 @@ def test_absent_weights_to_start_from(ready: Desk, refused: Callable[..., str], 
 
 def test_plan_warns_of_what_is_absent(ready: Desk, cli: Cli) -> None:
     done = cli("plan", "job.yaml", "--set", "train.data.path=/nothing")
-    assert done.code == 0 and "warning: on this machine the dataset /nothing does not exist" in done.err
+    assert done.code == 0 and "warning: the dataset /nothing does not exist on this machine" in done.err
     assert cli("plan", "job.yaml").err == ""
 
 
@@ -207,7 +207,7 @@ def test_no_permission_for_the_run_folder(ready: Desk) -> None:
     if done.returncode == 99 or "unshare" in done.stderr:
         pytest.skip("root cannot make a read-only mount here: " + done.stderr.strip())
     assert done.returncode == 2, done.stderr
-    assert "the file system is read-only here" in done.stderr or "you may not write there" in done.stderr
+    assert "the file system is mounted read-only" in done.stderr or "permission denied" in done.stderr
     assert str(runs) in done.stderr
     assert ready.tree() == before
 

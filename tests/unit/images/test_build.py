@@ -112,8 +112,8 @@ def test_a_lock_counts_only_for_its_own_image(apptainer: Apptainer, base: Path, 
             "echo half > $image; echo 'FATAL: no space left' >&2; exit 255",
             "exit code 255; the end of its log:(.|\n)*FATAL: no space left",
         ),
-        ("exit 1", "it said nothing"),
-        ("echo 'E: Unable to locate package gitt'; exit 255", "the base.s .* has no package gitt\n  -> look"),
+        ("exit 1", "no output"),
+        ("echo 'E: Unable to locate package gitt'; exit 255", "the base.s .* has no package gitt\n  -> check"),
         ("true", "wrote no SIF image"),
         ("echo text > $image", "wrote no SIF image"),
         ("kill -9 $$", "exit code -9"),
@@ -200,7 +200,7 @@ def test_a_stopped_build_leaves_no_file_and_no_process(
     caller.send_signal(signum)
     rest, _ = caller.communicate(timeout=20)
     assert caller.returncode == 128 + signum
-    assert f"stopped by {signum.name}; nothing was changed" in rest
+    assert f"stopped by {signum.name}; no image was changed" in rest
     assert (tmp_path / "image.sif").read_bytes() == b"old"
     assert [name for name in names(tmp_path) if ".part" in name or name.startswith(".image")] == []
     state, deadline = Path(f"/proc/{child}/stat"), time.monotonic() + 5
@@ -211,7 +211,7 @@ def test_a_stopped_build_leaves_no_file_and_no_process(
 
 def test_an_existing_image_needs_force(apptainer: Apptainer, base: Path, tmp_path: Path) -> None:
     (tmp_path / "image.sif").write_bytes(b"old")
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         make(tmp_path, "image.sif")
     assert apptainer.calls == []
     make(tmp_path, "image.sif", force=True)
@@ -227,7 +227,7 @@ def test_names_that_break_bind_specifications(name: str, apptainer: Apptainer, b
 
 def test_places_that_cannot_be_written(apptainer: Apptainer, base: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written: there is a file in its place"):
+    with pytest.raises(UserError, match="cannot be written: a file with this name exists"):
         make(tmp_path, "file/image.sif")
     with pytest.raises(UserError, match="is a folder"):
         make(tmp_path, ".")
@@ -257,7 +257,7 @@ def test_a_dry_run_touches_and_runs_nothing(apptainer: Apptainer, base: Path, tm
     assert result.definition.startswith("# Made by slurmddp") and result.built is None
     assert said == [] and names(tmp_path) == before and apptainer.calls == []
     _, said = make(tmp_path, "base.sif", dry_run=True)
-    assert len(said) == 1 and said[0].startswith("warning: ") and "exists already" in said[0]
+    assert len(said) == 1 and said[0].startswith("warning: ") and "already exists" in said[0]
 
 
 def test_the_image_s_code_gets_few_of_the_user_s_variables(

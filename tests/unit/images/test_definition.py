@@ -184,8 +184,8 @@ def test_a_base_without_torch_may_get_one(tmp_path: Path) -> None:
         ("a\0", "control character"),
         ("a{{b", "build argument"),
         ("a\\", "backslash"),
-        ("a @ https://user:word@example.org/a.whl", "user or password"),
-        ("git+https://token@example.org/a", "user or password"),
+        ("a @ https://user:word@example.org/a.whl", "user name or password"),
+        ("git+https://token@example.org/a", "user name or password"),
     ],
 )
 def test_what_no_requirement_may_be(item: str, what: str) -> None:

@@ -28,11 +28,11 @@ def pip_says(folder: Path, wanted: str) -> list[str]:
     [
         (
             "lightfast",
-            "lightfast 1.0 depends on torch>=2.14, and the base keeps torch==2.13.0, which is built for its CUDA",
+            "lightfast 1.0 depends on torch>=2.14, and the base keeps torch==2.13.0, which matches its CUDA",
         ),
-        ("torch==2.14.0", "what was asked for is torch==2.14.0, and the base keeps torch==2.13.0, which is built"),
-        pytest.param("nosuchthing", "there is no package nosuchthing for the image's Python", marks=pytest.mark.long),
-        ("lightfast==9", "there is no package lightfast==9 for"),
+        ("torch==2.14.0", "what was asked for is torch==2.14.0, and the base keeps torch==2.13.0, which matches"),
+        pytest.param("nosuchthing", "no package nosuchthing for the image's Python", marks=pytest.mark.long),
+        ("lightfast==9", "no package lightfast==9 for"),
     ],
 )
 def test_pip(tmp_path: Path, wanted: str, why: str) -> None:
@@ -51,24 +51,24 @@ def test_pip(tmp_path: Path, wanted: str, why: str) -> None:
         (  # uv 0.13
             "error: No solution found when resolving dependencies\n  cause: Because all versions of hasty depend on "
             "torch<2.13 and you require torch==2.13.0, we can conclude\n         that it is unsatisfiable.",
-            "the packages do not go together: Because all versions of hasty depend on torch<2.13 and you require",
+            "the packages conflict: Because all versions of hasty depend on torch<2.13 and you require",
         ),
         (  # uv 0.5
             "  \u00d7 No solution found when resolving dependencies:\n  \u2570\u2500\u25b6 Because hasty==1.0 depends "
             "on torch<2.13\n      and you require hasty, it is unsatisfiable.",
-            "the packages do not go together: Because hasty==1.0 depends on torch<2.13 and you require hasty, it",
+            "the packages conflict: Because hasty==1.0 depends on torch<2.13 and you require hasty, it",
         ),
-        ("mksquashfs: write failed: No space left on device", "there is no space left"),
-        ("FATAL: While performing build: while creating SIF: write x: no space left on device", "there is no space"),
-        ("ERROR: Failed to create user namespace: No space left on device", "this machine does not let its users"),
-        ("unshare: unshare failed: No space left on device", "this machine does not let its users build"),
+        ("mksquashfs: write failed: No space left on device", "no disk space or quota left"),
+        ("FATAL: While performing build: while creating SIF: write x: no space left on device", "no disk space"),
+        ("ERROR: Failed to create user namespace: No space left on device", "this machine does not allow users"),
+        ("unshare: unshare failed: No space left on device", "this machine does not allow users to build"),
         ("E: Version '9' for 'git' was not found", "the base's Debian or Ubuntu has no package git"),
         ("INFO:    Running testscript\ncurl: connection refused", "the image's own test failed"),
-        ("FATAL: exec /bin/sh failed: exec format error", "the base is of another processor architecture"),
+        ("FATAL: exec /bin/sh failed: exec format error", "the base is for another CPU architecture"),
         ("E: Unable to locate package gitt", "the base's Debian or Ubuntu has no package gitt"),
         ("slurmddp: torch was 2.7.0 in the base and is 2.13.0 now", "torch was 2.7.0 in the base and is 2.13.0 now"),
-        ("FATAL: While performing build: unauthorized: authentication required", "the registry does not let us"),
-        ("reading manifest 1 in localhost:5000/x: manifest unknown", "the registry has no such image"),
+        ("FATAL: While performing build: unauthorized: authentication required", "the registry denies access"),
+        ("reading manifest 1 in localhost:5000/x: manifest unknown", "the registry does not have this image"),
         ("dial tcp: lookup nvcr.io on 10.0.0.1:53: no such host", "the registry could not be reached"),
         ("WARNING: Retrying after connection broken by 'NewConnectionError(...)'\nERROR: No matching distribution found"
          " for einops", "the build could not reach the internet"),

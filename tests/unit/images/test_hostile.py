@@ -32,7 +32,7 @@ def test_a_hostile_base_in_a_registry_is_refused_before_anything_is_built(
         registry.push("lab/evil", "1.0", {"config": config}, [b"layer"])
         name = registry.reference("lab/evil", "1.0")
         (tmp_path / "Dockerfile").write_text(f'FROM {name}\nRUN true\nCMD ["python"]\n')
-        with pytest.raises(ExternalError, match=f"line break or a control character in its {next(iter(config))}"):
+        with pytest.raises(ExternalError, match=f"line break or control character in its {next(iter(config))}"):
             build_image(Request(of_dockerfile(tmp_path / "Dockerfile", {}, None), None, tmp_path), [].append)
     assert apptainer.calls == [] and not list(tmp_path.rglob("*.def"))
 

@@ -123,7 +123,7 @@ def test_the_builder_gets_credentials_for_their_registry_alone(
     monkeypatch.setenv("APPTAINER_DOCKER_USERNAME", "ann")
     monkeypatch.setenv("APPTAINER_DOCKER_PASSWORD", "S3CRET")
     _, said = build(registry, tmp_path, force=True)
-    assert "shown:  ." in said and "are not used, since they name no registry" in said
+    assert "shown:  ." in said and "are not used, because their registry is not given" in said
     monkeypatch.setenv("SLURMDDP_REGISTRY_HOST", "ghcr.io")
     _, said = build(registry, tmp_path, force=True)
     assert "shown:  ." in said and "are not used" not in said

@@ -42,10 +42,15 @@ def test_the_way(flavour: str, facts: Facts, mode: str, options: tuple[str, ...]
         (
             "apptainer",
             NOTHING,
-            "no user namespaces (unshare failed: Operation not permitted)",
+            "user namespaces are disabled for users (unshare failed: Operation not permitted)",
             "user.max_user_namespaces",
         ),
-        ("apptainer", replace(NOTHING, subuid=True, fakeroot=True), "no user namespaces", "or build where that works"),
+        (
+            "apptainer",
+            replace(NOTHING, subuid=True, fakeroot=True),
+            "user namespaces are disabled for users",
+            "or build on another machine",
+        ),
         ("singularityce", NAMESPACES, "alice has no range of ids in /etc/subuid", "config fakeroot --add alice"),
         ("singularity", replace(NAMESPACES, proot=True), "alice has no range", "uidmap"),
     ],

@@ -65,28 +65,29 @@ def test_relative_paths_of_the_command_line_begin_here(tmp_path: Path) -> None:
         ("apt: [git]", "base: is missing"),
         ("base: 25.04\nbass: 1", "mine.yaml:2: bass: unknown key\n  -> did you mean base?"),
         ("base: '25.07'", "mine.yaml:1: NGC PyTorch release 25.07 is not in the table; the nearest are 25.05,"),
-        ("base: 25.04\napt: [git-]", "'git-' is no Debian package"),
-        ("base: 25.04\napt: ['git; rm']", "is no Debian package"),
-        ("base: 25.04\npip: [./here]", "mine.yaml:2: './here' is not a requirement"),
+        ("base: 25.04\napt: [git-]", "'git-' is not a Debian package"),
+        ("base: 25.04\napt: ['git; rm']", "is not a Debian package"),
+        ("base: 25.04\npip: [./here]", "mine.yaml:2: './here' is an option or a path"),
         ("base: 25.04\nfiles: [a]", "must be source:destination"),
         ("base: 25.04\nfiles: ['a:b']", "must be an absolute path in the image"),
-        ("base: 25.04\nfiles: ['a:/tmp/b']", "which the build covers"),
+        ("base: 25.04\nfiles: ['a:/tmp/b']", "which the build replaces"),
         ("base: 25.04\nfiles: ['gone:/opt/b']", "gone does not exist"),
         ("base: 25.04\nsetup: ['make', '%post']", "mine.yaml:2: setup.1: '%post' has a line that begins with '%'"),
-        ("base: 25.04\nsetup: ['echo {{ x }}']", "takes for a build argument"),
-        ("base: 25.04\nenvironment: {A: '{{ x }}'}", "sets A, which holds '{{'"),
+        ("base: 25.04\nsetup: ['echo {{ x }}']", "would read as a build argument"),
+        ("base: 25.04\nenvironment: {A: '{{ x }}'}", "sets A, which contains '{{'"),
         ("base: 25.04\nlabels: {'a b': c}", "must be letters, digits"),
         ("base: 25.04\ninstaller: conda", "must be one of 'pip' or 'uv'"),
         ("base: 25.04\nrequirements: gone.txt", "mine.yaml:2: the file gone.txt does not exist"),
         ("base: 25.04\nrequirements: pipe", "mine.yaml:2: pipe is neither a file nor a folder"),
         ("base: 25.04\nfiles: ['pipe:/opt/b']", "pipe is neither a file nor a folder"),
-        ("base: 25.04\nfiles: ['$(id):/opt/b']", "$(id)' holds a character that Apptainer's %files"),
-        ("base: 25.04\nfiles: ['`id`:/opt/b']", "`id`' holds a character that Apptainer's %files does not carry"),
-        ("base: 25.04\nfiles: [\"a\\nb:/opt/b\"]", "holds a line break or control character"),
-        ("base: 25.04\nindex: 'https://me:word@example.org/simple'", "yaml:2: the index's address holds a user or"),
-        ("base: 25.04\nindex: 'https://token@example.org/simple'", "yaml:2: the index's address holds a user or"),
-        ("base: 25.04\nrequirements: nested.txt", "nested.txt:2: '-r other.txt' names a file that the image"),
-        ("base: 25.04\nrequirements: token.txt", "token.txt:1: holds a user or password"),
+        ("base: 25.04\nfiles: ['$(id):/opt/b']", "$(id)' contains a character that Apptainer's %files"),
+        ("base: 25.04\nfiles: ['`id`:/opt/b']", "`id`' contains a character that Apptainer's %files does not accept"),
+        ("base: 25.04\nfiles: [\"a\\nb:/opt/b\"]", "contains a line break or control character"),
+        ("base: 25.04\nindex: 'https://me:word@example.org/simple'", "yaml:2: the index address contains a user "
+        "name or"),
+        ("base: 25.04\nindex: 'https://token@example.org/simple'", "yaml:2: the index address contains a user name or"),
+        ("base: 25.04\nrequirements: nested.txt", "nested.txt:2: '-r other.txt' refers to a file that is not"),
+        ("base: 25.04\nrequirements: token.txt", "token.txt:1: contains a user name or password"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_place(tmp_path: Path, text: str, words: str) -> None:
@@ -112,7 +113,7 @@ def test_a_recipe_copies_only_what_is_below_its_folder(tmp_path: Path, key: str)
     (own / "src/deep/link").symlink_to("../../../secret")
     (own / "mine.yaml").write_text(f"base: 25.04\n{key.replace('SECRET', str(secret))}\n")
     found = refused("downloaded/mine.yaml", tmp_path)
-    assert "is not below the recipe's folder" in found and "secret" in found and "--allow-files" in found
+    assert "is outside the recipe's folder" in found and "secret" in found and "--allow-files" in found
     image = read_recipe("downloaded/mine.yaml", {}, tmp_path, {}, allow_files=True)
     assert image.sources
 
@@ -128,6 +129,6 @@ def test_a_recipe_copies_only_what_is_below_its_folder(tmp_path: Path, key: str)
 
 def test_an_unknown_recipe_and_a_missing_file(tmp_path: Path) -> None:
     assert "ngc-pytorch" in refused("ngc-pytorh", tmp_path)
-    assert refused("./mine.yaml", tmp_path).startswith("--recipe: there is no mine.yaml\n  -> cpu-debian, ngc-pytorch,")
+    assert refused("./mine.yaml", tmp_path).startswith("--recipe: mine.yaml does not exist\n  -> use cpu-debian, ngc-")
     assert "--base: " in refused(None, tmp_path, base="gone.sif")
     assert refused("cpu-debian", tmp_path, pip=["-r x"]).startswith("--pip: '-r x'")

@@ -54,15 +54,15 @@ def test_a_later_layer_adds_targets(desk: Desk) -> None:
         ("{to: pager}", "alerts.0.to"),
         ("{to: slack, on: [crashed]}", "on"),
         ("{to: slack, url: https://hooks.example.com/SECRET}", "url"),
-        ("{to: slack}, slack", "-> an entry is such as {to: slack"),
-        ("{name: team}", "-> an entry is such as {to: slack"),
-        ("{to: slack, url_env: A, url_file: b}", "one of them"),
-        ("{to: slack, address: a@b}", "only mail takes"),
-        ("{to: mail, url_env: A}", "sent by Slurm"),
+        ("{to: slack}, slack", "-> example of an entry: {to: slack"),
+        ("{name: team}", "-> example of an entry: {to: slack"),
+        ("{to: slack, url_env: A, url_file: b}", "has both url_env and url_file"),
+        ("{to: slack, address: a@b}", "only mail may have"),
+        ("{to: mail, url_env: A}", "which Slurm sends"),
         ("{to: slack}, {to: slack}", "two targets called slack"),
         ("{to: mail, address: a@b}, {to: mail, address: c@d}", "one list of addresses"),
         ("{to: slack, name: ../x}", "letters, digits"),
-        ("{to: mail, address: 'a b'}", "does not carry"),
+        ("{to: mail, address: 'a b'}", "does not accept"),
     ],
 )
 def test_a_mistake_is_told(desk: Desk, entry: str, words: str) -> None:
@@ -76,7 +76,7 @@ def test_an_address_in_the_job_file_is_refused_and_not_shown(desk: Desk, key: st
     with pytest.raises(UserError) as error:
         desk.plan(JOB % ("cores", f"{{to: slack, {key}: 'https://hooks.example.com/SECRET'}}"))
     shown = refusal(error.value)
-    assert "job.yaml:5: alerts.0 holds the address itself" in shown and "url_env" in shown
+    assert "job.yaml:5: alerts.0 contains the address itself" in shown and "url_env" in shown
     assert "SECRET" not in shown
 
 
@@ -84,7 +84,7 @@ def test_mail_is_slurms_business(desk: Desk) -> None:
     plan = desk.plan(JOB % ("cores", "{to: mail, address: 'a@b.org,c', on: [started, hang, failed, finished]}"))
     assert [line for line in plan.sbatch if "mail" in line] == ["--mail-type=BEGIN,FAIL,END", "--mail-user=a@b.org,c"]
     assert plan.alerts is None, "no script of ours sends mail"
-    with pytest.raises(UserError, match="no mail of hang, recovered"):
+    with pytest.raises(UserError, match="send mail for hang, recovered"):
         desk.plan(JOB % ("cores", "{to: mail, on: [hang, recovered]}"))
     site(desk, "unsupported_flags: [--mail-type]")
     with pytest.raises(UserError, match="rejects jobs with --mail-type"):

@@ -55,7 +55,7 @@ def test_accumulation_follows_from_the_nodes_and_the_global_batch_stays() -> Non
 def test_an_uneven_batch_is_told_with_the_nearest_even_ones() -> None:
     made, notes = plan(ranks=3, **{"global": 64, "micro": 8})
     assert (made.even, made.accumulation) == (False, 3)
-    assert "uneven, and correctly weighted; even ones nearby: 48 and 72" in notes[0]
+    assert "uneven (and correctly weighted). Even batches nearby: 48 and 72" in notes[0]
 
 
 def test_batch_even_refuses_an_uneven_one() -> None:
@@ -77,7 +77,7 @@ def test_more_nodes_no_longer_help_at_accumulation_1() -> None:
 
 
 def test_ranks_without_a_sample_are_told() -> None:
-    assert "leaves 2 of 8 ranks without a sample" in plan(nodes=2, **{"global": 6, "micro": 8})[1][-1]
+    assert "leaves 2 of 8 ranks without samples" in plan(nodes=2, **{"global": 6, "micro": 8})[1][-1]
 
 
 @given(st.integers(1, 5000), st.integers(1, 64), st.integers(1, 128))

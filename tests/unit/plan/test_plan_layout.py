@@ -47,7 +47,7 @@ def test_a_run_on_the_cores_of_a_gpu_node(desk: Desk) -> None:
 
 
 def test_a_partition_that_the_profile_does_not_know(desk: Desk) -> None:
-    assert "does not know how many GPUs" in refused(desk, LM_JOB, "resources.partition=other")
+    assert "does not say how many GPUs" in refused(desk, LM_JOB, "resources.partition=other")
     found = desk.plan(LM_JOB, "resources.partition=other", "resources.gpus_per_node=2")
     assert shape(found) == (1, 2, 2, None, None, 1)
 
@@ -59,7 +59,7 @@ def test_a_partition_that_the_profile_does_not_know(desk: Desk) -> None:
         ("resources.cpus_per_node=65", "65 cores per node are more than the 64 of partition main"),
         ("resources.mem_per_node=481G", "more than the 480G of partition main"),
         ("resources.time=25h", "1-01:00:00 is above the limit 1-00:00:00 of partition main"),
-        ("resources.nodes=65", "65 nodes are more than the 64 that partition main"),
+        ("resources.nodes=65", "65 nodes are more than the 64 per job that partition main"),
         ("resources.ranks_per_node=8", "8 ranks share 4 GPUs"),
     ],
 )
@@ -80,14 +80,14 @@ def test_gpus_at_a_site_that_has_none(desk: Desk) -> None:
 
 
 def test_one_machine_is_one_node(desk: Desk) -> None:
-    assert "is this one machine, not 2 nodes" in refused(
+    assert "runs on this machine only, not on 2 nodes" in refused(
         desk, "site: here\ntrain: {script: a.py}\n", "resources.nodes=2"
     )
 
 
 def test_fewer_nodes_are_faster_where_the_gpus_fit(desk: Desk) -> None:
     told = notes(desk, "resources.nodes=4", "resources.gpus_per_node=1")
-    assert any("4 GPUs fit on 1 node of 4: fewer nodes are faster" in text for text in told)
+    assert any("4 GPUs fit on 1 node of 4: using" in text for text in told)
 
 
 @pytest.mark.parametrize("options", [("nodes=2", "gpus_per_node=3"), ("nodes=4",), ("gpus_per_node=1",)])
@@ -96,15 +96,15 @@ def test_no_such_note_where_no_node_is_saved(desk: Desk, options: tuple[str, ...
 
 
 def test_gpus_without_a_rank_are_told(desk: Desk) -> None:
-    assert "3 of 4 GPUs per node get no rank" in notes(desk, "resources.ranks_per_node=1")
+    assert "3 of 4 GPUs per node are unused: they get no rank" in notes(desk, "resources.ranks_per_node=1")
 
 
 def test_an_allocation_bounds_nodes_and_cores(desk: Desk) -> None:
     resolved = desk.resolve(LM_JOB, "resources.nodes=2")
     plan = plan_of(resolved, desk.project, inside=True, allocation=Allocation(2, 8))
     assert (plan.nodes.max, plan.layout.cpus_per_node, plan.layout.mem_per_node) == (2, 8, None)
-    with pytest.raises(UserError, match=r"has 1 node\(s\), the job wants 2"):
+    with pytest.raises(UserError, match=r"has 1 node\(s\), the job needs 2"):
         plan_of(resolved, desk.project, inside=True, allocation=Allocation(1, 8))
-    with pytest.raises(UserError, match="16 cores per node are more than the 8 of the allocation"):
+    with pytest.raises(UserError, match="16 cores per node are more than the 8 of the current allocation"):
         resolved = desk.resolve(LM_JOB, "resources.cpus_per_node=16")
         plan_of(resolved, desk.project, inside=True, allocation=Allocation(2, 8))

@@ -25,7 +25,7 @@ def crossing(desk: Desk, *options: str) -> list[str]:
     [
         (("nodes=3", "shard=5"), "shard", "12 ranks cannot be divided into groups of 5", "1, 2, 3, 4, 6 or 12"),
         (("nodes=2", "shard=16"), "shard", "8 ranks cannot be divided into groups of 16", "1, 2, 4 or 8"),
-        (("nodes=3", "shard=4", "replicate=2"), "replicate", "replicate 2 x shard 4 is 8", "leave replicate out"),
+        (("nodes=3", "shard=4", "replicate=2"), "replicate", "replicate 2 x shard 4 is 8", "remove replicate"),
         (("nodes=1", "replicate=3"), "replicate", "replicate 3 x shard 1 is 3", "1, 2 or 4"),
         (("nodes=60", "shard=7"), "shard", "240 ranks", "1, 2, 3, 4, 5, 6, 8, ... or 240"),
     ],
@@ -47,14 +47,14 @@ def test_what_does(desk: Desk, options: tuple[str, ...]) -> None:
 
 
 def test_a_script_of_one_s_own_is_not_sharded(desk: Desk) -> None:
-    assert "a script of your own wraps its model itself" in refused(desk, SCRIPT, "parallel.shard=2")
+    assert "your own script must wrap its model itself" in refused(desk, SCRIPT, "parallel.shard=2")
     assert desk.plan(SCRIPT, "parallel.shard=1")
 
 
 def test_ranks_that_only_the_nodes_know(desk: Desk) -> None:
     auto = ("resources.ranks_per_node=auto", "train.batch.global=8")
     told = [note.text for note in desk.plan(LM_JOB, *auto, "parallel.shard=5").notes]
-    assert any("is checked on the nodes" in text for text in told)
+    assert any("the nodes check" in text for text in told)
     assert not any("parallel" in note.text for note in desk.plan(LM_JOB, *auto).notes)
 
 

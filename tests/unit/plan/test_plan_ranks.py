@@ -48,7 +48,7 @@ def test_what_the_job_says_itself_is_left_to_it(desk: Desk) -> None:
 
 def test_a_site_that_rejects_whole_nodes(desk: Desk) -> None:
     desk.site(GPU_SITE.replace("gpu_request: gpus-per-node", "gpu_request: gres\nunsupported_flags: [--exclusive]"))
-    assert "rejects --exclusive, by which ranks_per_node: auto" in refused(desk, LM_JOB, AUTO, *BATCH)
+    assert "rejects --exclusive, which ranks_per_node: auto" in refused(desk, LM_JOB, AUTO, *BATCH)
     assert flags(desk, LM_JOB, "resources.sbatch_extra=[--gpus=3]", *BATCH) == ["--gpus=3"]
 
 
@@ -86,7 +86,7 @@ def test_an_allocation_is_taken_whole(desk: Desk) -> None:
     resolved = desk.resolve(LM_JOB, AUTO, "resources.nodes=2", *BATCH)
     plan = plan_of(resolved, desk.project, inside=True, allocation=Allocation(2, 8))
     assert shape(plan) == (2, 1, None, None, None, 1)
-    with pytest.raises(UserError, match="takes all GPUs of the allocation that we are in, which has 3 nodes"):
+    with pytest.raises(UserError, match="uses all GPUs of the current allocation, which has 3 nodes"):
         plan_of(resolved, desk.project, inside=True, allocation=Allocation(3, 8))
 
 
@@ -105,7 +105,10 @@ def test_accumulation_follows_on_the_nodes(desk: Desk) -> None:
         ("train.batch.micro=4", "batch.global is not set"),
         ("train.batch={global: 64, accumulation: 2}", "accumulation cannot be chosen"),
         ("train.batch={micro: 4, accumulation: 2}", "accumulation cannot be chosen"),
-        ("train.batch={global: 64, even: true}", "batch.even is true, but the ranks are known on the nodes only"),
+        (
+            "train.batch={global: 64, even: true}",
+            "batch.even is true, but only the running job knows its ranks",
+        ),
     ],
 )
 def test_what_would_need_the_number_of_ranks_is_refused(desk: Desk, option: str, message: str) -> None:
@@ -120,7 +123,7 @@ def test_weights_leave_accumulation_to_the_nodes(desk: Desk) -> None:
     assert desk.plan(weights).batch == (16, 4, None, None)
     assert json.loads(job_json(desk.plan(weights), "id") or "")["batch"]["weights"] == {"node1*": 2.0, "*A100*": 1.5}
     even = weights.replace("micro: 4", "micro: 4, even: true")
-    assert "batch.even is true, but batch.weights make shares uneven" in refused(desk, even)
+    assert "batch.even is true, but batch.weights make the shares uneven" in refused(desk, even)
 
 
 @pytest.mark.parametrize("value", ["0", "1025", "x", "Auto", "1.5", "-1", "9" * 5000, "true", "[1]"])
@@ -140,5 +143,5 @@ def test_auto_reads_back_from_the_resolved_job(desk: Desk) -> None:
 
 @pytest.mark.parametrize("nodes", ["2-4", "4+1"])
 def test_nodes_that_may_be_fewer_need_a_number_of_ranks(desk: Desk, nodes: str) -> None:
-    assert "a plain number of nodes" in refused(desk, LM_JOB, AUTO, f"resources.nodes={nodes}", *BATCH)
+    assert "set a fixed number of nodes" in refused(desk, LM_JOB, AUTO, f"resources.nodes={nodes}", *BATCH)
     assert desk.plan(CORES, AUTO, f"resources.nodes={nodes}").nodes.elastic, "cores are each node's own"

@@ -62,12 +62,12 @@ def test_the_forms_of_nodes(desk: Desk, written: str, found: tuple[int, int, int
         (LM_JOB, ("{min: 2}",), "resources.nodes.max: is missing"),
         (LM_JOB, ("{min: 2}",), "-> write 4, 2-4, 4+1 or 2-4+1"),
         (LM_JOB, ("2-x",), "not '2-x'\n  -> write 4, 2-4, 4+1 or 2-4+1"),
-        (LM_JOB, ("+1",), "names spares only"),
+        (LM_JOB, ("+1",), "has only spares"),
         (LM_JOB, ("{min: 2, max: 4, spare: 1}",), "did you mean resources.nodes.spares?"),
         (LM_JOB, ("two-four",), "resources.nodes: must be a whole number, not 'two-four'"),
         (LM_JOB, ("{min: 60, max: 64, spares: 1}",), "65 nodes (with 1 spare) are more than the 64"),
-        ("site: here\ntrain: {script: a.py}\n", ("1+1",), "this one machine, not 2 nodes"),
-        ("site: here\ntrain: {script: a.py}\n", ("1-2",), "this one machine, not 2 nodes"),
+        ("site: here\ntrain: {script: a.py}\n", ("1+1",), "this machine only, not on 2 nodes"),
+        ("site: here\ntrain: {script: a.py}\n", ("1-2",), "this machine only, not on 2 nodes"),
     ],
 )
 def test_refused(desk: Desk, job: str, options: tuple[str, ...], message: str) -> None:
@@ -79,7 +79,7 @@ def test_inside_an_allocation_the_nodes_are_those_that_are_there(desk: Desk, wan
     resolved = desk.resolve(LM_JOB, nodes(wanted))
     with pytest.raises(UserError, match="the number of nodes is fixed") as caught:
         make_plan(resolved, Context(str(desk.project), "python3", inside=True, allocation=Allocation(2, 8)))
-    assert caught.value.todo == "--nodes 2"
+    assert caught.value.todo == "use --nodes 2"
 
 
 def test_a_site_without_no_kill_is_told(desk: Desk) -> None:
@@ -99,16 +99,16 @@ def test_the_same_global_batch_on_every_number_of_nodes(desk: Desk) -> None:
     resolved = desk.resolve(LM_JOB, nodes("1-4+1"), "resources.time=2h", *BATCH)
     plan = plan_of(resolved, desk.project)
     lines = plan_report(plan, resolved).splitlines()
-    assert "nodes               1 to 4, as many as there are, and 1 spare" in lines
+    assert "nodes               1 to 4, as many as are healthy, and 1 spare" in lines
     assert "global batch        64 = 2 (micro batch) x 2 (accumulation) x 4 (GPUs per node) x 4 (nodes)" in lines
-    begin = lines.index("the same global batch, where nodes are missing")
+    begin = lines.index("with fewer nodes (same global batch)")
     assert lines[begin + 1 : begin + 4] == [
         "  3 nodes x 4 = 12 ranks, accumulation 3, uneven",
         "  2 nodes x 4 = 8 ranks, accumulation 4",
         "  1 node x 4 = 4 ranks, accumulation 8",
     ]
-    assert "note: on 3 nodes micro batches are uneven, and correctly weighted" in lines
-    assert cost_line(plan) == "may use: 40 GPU-hours (5 nodes x 4 GPUs x 02:00:00)"
+    assert "note: on 3 nodes, micro batches are uneven (and correctly weighted)" in lines
+    assert cost_line(plan) == "cost: up to 40 GPU-hours (5 nodes x 4 GPUs x 02:00:00)"
     assert plan.gpu_hours == 5 * 4 * 2
     assert plan.node_hours == 10
 
@@ -173,7 +173,7 @@ def test_shards_have_to_fit_all_of_them(desk: Desk) -> None:
     assert "parallel.shard 8 does not divide the ranks of 1 and 3 nodes, which resources.nodes allows" in text
     assert desk.plan(LM_JOB, nodes("4+2"), "parallel.shard=8"), "spares do not train beside the others"
     text = refused(desk, LM_JOB, nodes("1-2"), "parallel.shard=4", "parallel.replicate=2")
-    assert "parallel.replicate is 2, and resources.nodes allows 1 to 2 nodes" in text
+    assert "parallel.replicate is fixed at 2, but resources.nodes allows 1 to 2 nodes" in text
 
 
 # --- restarts and the queue
@@ -217,7 +217,7 @@ def test_recovery_of_this_machine(desk: Desk) -> None:
 
 @pytest.mark.parametrize("flag", ["--requeue", "--no-requeue", "--no-kill"])
 def test_flags_that_are_ours(desk: Desk, flag: str) -> None:
-    assert f"{flag} is what slurmddp sets itself" in refused(desk, LM_JOB, f"resources.sbatch_extra=[{flag}]")
+    assert f"{flag} is set by slurmddp itself" in refused(desk, LM_JOB, f"resources.sbatch_extra=[{flag}]")
 
 
 # --- the lead before the time limit
@@ -227,9 +227,9 @@ def test_flags_that_are_ours(desk: Desk, flag: str) -> None:
     ("time", "wanted", "saves", "lead", "why"),
     [
         (None, None, None, None, "no time limit is known"),
-        (179, None, 5.0, None, "too short a job"),
+        (179, None, 5.0, None, "is too short"),
         (180, None, None, 60, "a third of 180 s, which is less than 120 s"),
-        (3600, None, None, 120, "no save of an earlier run is known"),
+        (3600, None, None, 120, "the save time is unknown"),
         (3600, None, 3.0, 120, "took 3 s: twice that + 30 s, at least 120 s"),
         (3600, None, 100.2, 231, "took 100 s"),
         (3600, 90, 100.2, 90, "as set"),

@@ -50,7 +50,7 @@ def test_a_node_without_a_gpu_says_so(desk: Desk) -> None:
     _, node = desk.scripts(LM_JOB, AUTO, *BATCH)
     done = started(desk, node)
     assert done.returncode == 1
-    assert "node here: Slurm gave it no GPU" in done.stderr
+    assert "node here: Slurm gave this node no GPU" in done.stderr
 
 
 @pytest.mark.parametrize(

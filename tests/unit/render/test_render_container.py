@@ -238,7 +238,7 @@ def test_every_bind_that_the_node_lacks_is_named(node: Node) -> None:
     complaint, left = preflight(node, script)
     said = (
         f"cannot bind /no where/$HOME (No such file or directory), {loop} (Too many levels of symbolic links), "
-        "/data/books (No such file or directory) - mount or make it on this node, or correct container.binds"
+        "/data/books (No such file or directory) - mount or create it on this node, or correct container.binds"
     )
     assert complaint == f"slurmddp: node node7: {said}\n"
     assert left == [said]
@@ -319,7 +319,7 @@ def test_a_mount_that_is_dead_holds_nothing_up(node: Node) -> None:
         for word in pid.read_text().split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(word), signal.SIGKILL)
-    assert ": cannot bind /dead/one (no answer), /dead/two (no answer) - mount or make it" in complaint
+    assert ": cannot bind /dead/one (no answer), /dead/two (no answer) - mount or create it" in complaint
 
 
 def test_with_all_binds_there_the_preflight_goes_on(node: Node) -> None:

@@ -320,7 +320,7 @@ def test_what_the_ranks_read_is_json_without_surprises(desk: Desk) -> None:
 def test_a_line_for_each_node(desk: Desk) -> None:
     plan = desk.plan(SCRIPT_JOB, "resources.nodes=3", "environment.A=b c")
     comment, folder, *lines = node_commands(plan, "head.example.org", 29400)
-    assert comment.startswith("# own: line N on node N")
+    assert comment.startswith("# own: run line N on node N")
     assert folder.endswith("slurmddp render JOB.yaml -o RUN_FOLDER")
     assert len(lines) == 3
     for node, line in enumerate(lines):

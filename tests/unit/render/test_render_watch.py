@@ -76,7 +76,7 @@ def test_ranks_that_do_not_start_again_end_the_attempt(stage: Stage) -> None:
     failed = ["SECONDS=100", stage.event("error"), "read_events; expect_restart"]
     assert stage.bash(*began, *failed, "SECONDS=144; expect_restart") == "alive\n"
     assert stage.bash(*began, *failed, "SECONDS=147; expect_restart").startswith(
-        "ending the attempt: the ranks did not start again within 45 s\n"
+        "terminating the attempt: the ranks did not restart within 45 s\n"
     )
 
 
@@ -105,7 +105,7 @@ def test_ranks_of_an_own_script_that_do_not_start_again_end_the_attempt(desk: De
     since = 100 if stopped == 2 else 90
     assert stage.bash(*began, *failed, f"SECONDS={since + bound - 1}; expect_restart") == "alive\n"
     assert stage.bash(*began, *failed, f"SECONDS={since + bound + 2}; expect_restart").startswith(
-        f"ending the attempt: the ranks did not start again within {bound} s\n"
+        f"terminating the attempt: the ranks did not restart within {bound} s\n"
     )
 
 
@@ -132,7 +132,7 @@ def test_starts_that_nobody_counts_end_the_attempt(stage: Stage) -> None:
     stage.starts("node2", 2)
     assert stage.bash("count_starts") == "alive\n"
     stage.starts("node2", 3)
-    assert stage.bash("count_starts").startswith("ending the attempt: 2 starts failed")
+    assert stage.bash("count_starts").startswith("terminating the attempt: 2 starts failed")
 
 
 def test_starts_that_the_breaker_has_counted_do_not(stage: Stage) -> None:
@@ -143,7 +143,7 @@ def test_starts_that_the_breaker_has_counted_do_not(stage: Stage) -> None:
     assert stage.bash(*lines) == "alive\n"
     (folder / "attempt_6").rmdir()
     lines += [f"mkdir {folder}/attempt_7; SECONDS=40; count_starts"]
-    assert stage.bash(*lines).startswith("ending the attempt: 2 starts failed")
+    assert stage.bash(*lines).startswith("terminating the attempt: 2 starts failed")
 
 
 @pytest.mark.parametrize(("signalled", "verdict"), [(0, "fault"), (1, "fault"), (2, "asked")])

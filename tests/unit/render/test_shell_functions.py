@@ -80,7 +80,7 @@ def test_the_verdict_on_4096_nodes(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [row["reason"] for row in rows if row["event"] == "node_excluded"] == [
         "preflight: GPU 3: [31mfell off the bus",
-        f"preflight: it did not answer: see {tmp_path}/logs/preflight/n4096.log",
+        f"preflight: no answer: see {tmp_path}/logs/preflight/n4096.log",
     ]
 
 
@@ -144,7 +144,7 @@ def test_what_is_left_of_an_attempt_that_is_over_is_ended(tmp_path: Path, state:
 def test_two_nodes_lost_at_once_are_two(tmp_path: Path) -> None:
     lines = ["list_nodes() { lost_nodes='n3 n4'; }", "noted=", "abandoned=", "best_cause() { :; }"]
     said = bash(tmp_path, "messages cause nodes decide", *lines, "decide_after_failure", 'cause_text "$cause"')
-    assert said == "n3: lost by Slurm (NodeFail), together with n4\n"
+    assert said == "n3: Slurm lost the node (NodeFail), together with n4\n"
 
 
 def test_what_ends_a_hold_can_reach_slurm_and_has_nothing_else(tmp_path: Path) -> None:

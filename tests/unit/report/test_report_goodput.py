@@ -312,7 +312,7 @@ def test_attempts_in_one_job() -> None:
     assert (found.jobs, found.attempts, found.launches, found.failures) == (1, 3, 2, 1)
     assert [tuple(each) for each in found.recoveries] == [(2, 41, 47_000, True)]
     assert found.recovered == 1
-    assert goodput_text(found, going=False).splitlines()[1] == "recovered once, a gap of 0:00:47"
+    assert goodput_text(found, going=False).splitlines()[1] == "recovered once, in 0:00:47"
 
 
 def test_a_stop_at_the_time_limit_is_no_failure() -> None:
@@ -487,9 +487,9 @@ def test_the_table_adds_up(folder: RunFolder) -> None:
     found = run_ledger(folder, going=False)
     assert found is not None
     head, recovered, _, titles, *rows, total = goodput_text(found, going=False).splitlines()
-    assert recovered == "recovered once, a gap of 2:48:20"
+    assert recovered == "recovered once, in 2:48:20"
     assert (
-        head == "goodput  89 % of 3:12:04: 2 starts of the job, 2 starts of the ranks, 1 of them failed or were killed"
+        head == "goodput  89 % of 3:12:04: 2 starts of the job, 2 starts of the ranks, 1 of these failed or were killed"
     )
     assert titles.split()[:3] == ["KIND", "SECONDS", "SHARE"]
     assert round(sum(float(row.split()[1]) for row in rows), 3) == float(total.split()[1]) == 11524

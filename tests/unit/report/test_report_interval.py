@@ -92,17 +92,17 @@ def test_without_failures_the_usual_rate_until_more_was_seen() -> None:
         (
             History(5, 0.4, 3.0, 1, 310),
             "checkpoint interval 15m suggested (stall 0.4 s, 1 failure in 310 node-hours over 5 runs,"
-            " reckoned with one in 1,071; now 30m)",
+            " assuming one per 1,071 node-hours; now 30m)",
         ),
         (
             History(1, 0.4, 3.0, 0, 2),
             "checkpoint interval 27m suggested (stall 0.4 s, no failure in 2.0 node-hours over 1 run,"
-            " reckoned with one in 3,700; now 30m)",
+            " assuming one per 3,700 node-hours; now 30m)",
         ),
         (
             History(2, 0.4, 4000.0, 30, 2000),  # one save at a time
             "checkpoint interval 67m suggested (stall 0.4 s, 30 failures in 2,000 node-hours over 2 runs,"
-            " reckoned with one in 76; now 30m)",
+            " assuming one per 76 node-hours; now 30m)",
         ),
     ],
 )

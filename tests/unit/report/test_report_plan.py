@@ -65,11 +65,9 @@ def test_replicas_alone_are_one_line(desk: Desk) -> None:
 def test_ranks_that_only_the_nodes_know(desk: Desk) -> None:
     options = ("resources.ranks_per_node=auto", "resources.nodes=2", "train.batch.global=64", "train.batch.micro=4")
     lines = report(desk, LM_JOB, *options, "resources.time=1h")
-    assert line(lines, "ranks") == "auto: a node starts one for each GPU that Slurm gives it"
-    assert line(lines, "global batch") == (
-        "64, micro batch at most 4; accumulation follows on the nodes from the ranks found"
-    )
-    assert line(lines, "may use:") == "2 node-hours (2 nodes, all that Slurm gives of them, x 01:00:00)"
+    assert line(lines, "ranks") == "auto: a node starts one for each GPU that Slurm gives the node"
+    assert line(lines, "global batch") == ("64, micro batch up to 4; accumulation follows from the ranks found")
+    assert line(lines, "cost:") == "up to 2 node-hours (2 nodes, as many as Slurm gives, x 01:00:00)"
     assert not [text for text in lines if "None" in text]
 
 
@@ -82,12 +80,14 @@ def test_one_machine_and_one_node(desk: Desk) -> None:
 
 
 def test_a_warmup_that_does_not_end(desk: Desk) -> None:
-    note = "note: train.schedule.warmup 11 is more than train.steps 10: lr never comes to its peak"
+    note = "note: train.schedule.warmup 11 is longer than train.steps 10: lr never reaches its peak"
     assert note in report(desk, LM_JOB, "train.schedule.warmup=11", "train.steps=10")
     assert not [text for text in report(desk, LM_JOB, "train.schedule.warmup=10", "train.steps=10") if "warmup" in text]
 
 
 def test_weights_are_one_line(desk: Desk) -> None:
     lines = report(desk, LM_JOB + "  batch: {micro: 4, weights: {node1*: 2, '*A100*': 1.5}}\n")
-    assert line(lines, "share of a rank") == "node1* 2, *A100* 1.5, all others 1 (by the name of its node or device)"
-    assert line(lines, "global batch").endswith("accumulation follows on the nodes from the largest share")
+    assert (
+        line(lines, "share of a rank") == "node1* 2, *A100* 1.5, all others 1 (patterns match the node or device name)"
+    )
+    assert line(lines, "global batch").endswith("accumulation follows from the largest share")

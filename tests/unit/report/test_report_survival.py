@@ -11,7 +11,7 @@ SITE = (
     "name: s\ntitle: t\n{more}partitions: {{p: {{gpus_per_node: 1}}}}\n"
     "job: {{resources: {{partition: p, time: 2h}}, container: {{runtime: none}}}}\n"
 )
-AGAIN, CHAIN = "requeued, and goes on", "followed by a job that goes on (requeues are forbidden here)"
+AGAIN, CHAIN = "requeued and resumes", "continued by a new job (this site forbids requeues)"
 
 
 def told(desk: Desk, *options: str, more: str = "", job: str = "name: n\nsite: s\ntrain: {script: a.py}\n") -> dict:
@@ -23,19 +23,20 @@ def told(desk: Desk, *options: str, more: str = "", job: str = "name: n\nsite: s
 @pytest.mark.parametrize(
     ("options", "more", "lost", "limit"),
     [
-        ((), "", f"the job is {AGAIN}", f"told to save 120 s ahead; the job is {AGAIN} until it is done"),
-        (("recovery.requeue=false",), "", "the run ends", "told to save 120 s ahead; the run ends there"),
+        ((), "", f"the job is {AGAIN}", f"ranks save 120 s before it; the job is {AGAIN} until training is done"),
+        (("recovery.requeue=false",), "", "the run fails", "ranks save 120 s before it; the run stops there"),
         (
             ("resources.nodes={min: 2, max: 4, spares: 1}", "resources.time=2m"),
             "requeue: chain\n",
-            f"a spare takes its place, then the others go on, down to 2; below that, the job is {CHAIN}",
-            f"no warning ahead of it: the job is {CHAIN} until it is done",
+            f"a spare node replaces it, then the run continues on the other nodes (at least 2); with "
+            f"fewer nodes, the job is {CHAIN}",
+            f"no save before it; the job is {CHAIN} until training is done",
         ),
         (
             ("resources.nodes=1-2", "timeouts.stop=5m"),
             "",
-            f"the others go on, down to 1; below that, the job is {AGAIN}",
-            f"told to save 300 s ahead; the job is {AGAIN} until it is done",
+            f"the run continues on the other nodes (at least 1); with fewer nodes, the job is {AGAIN}",
+            f"ranks save 300 s before it; the job is {AGAIN} until training is done",
         ),
     ],
 )
@@ -46,10 +47,10 @@ def test_nodes_and_time(desk: Desk, options: tuple[str, ...], more: str, lost: s
 
 def test_ranks_and_the_breaker(desk: Desk) -> None:
     own = told(desk, "recovery.no_progress=5")
-    assert own["a rank dies"] == "all ranks start again up to 100 times in place, and resume as the script does"
+    assert own["a rank dies"] == "all ranks restart in place (up to 100 times), and the script resumes by itself"
     assert own["no progress"].startswith("after 5 failed starts") and "preflight" not in own
     ours = told(desk, "launch.rendezvous=static", "recovery.preflight=false", job=LM_JOB)
-    assert ours["a rank dies"] == "all ranks start again in the next attempt, from the newest checkpoint"
+    assert ours["a rank dies"] == "all ranks restart in the next attempt, from the newest checkpoint"
     assert ours["preflight"] == "none: recovery.preflight is false"
 
 

@@ -117,7 +117,7 @@ TABLE: dict[str, tuple[Texts, str]] = {
     ),
     "no signal at all": ({"node2.log": KILLED.format(code=-99, name="?").encode()}, ""),
     "ended by torchrun": ({"node2.log": KILLED.format(code=-15, name="SIGTERM").encode()}, ""),
-    "an exit code": ({"node2.log": EXIT}, "5 node2 ended with exit code 1"),
+    "an exit code": ({"node2.log": EXIT}, "5 node2 exited with code 1"),
     "a cascade before an exit code": (
         {"node0.log": LOST, "node2.log": EXIT},
         f"0 node0 {GONE}",

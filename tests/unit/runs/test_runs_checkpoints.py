@@ -102,7 +102,7 @@ def test_the_runs_that_a_run_continues_come_after_its_own(tmp_path: Path) -> Non
     shutil.rmtree(second.checkpoints)
     with pytest.raises(UserError, match="no checkpoints yet") as refused:
         checkpoints.own(second)
-    assert "those of first" in str(refused.value)
+    assert "a checkpoint of first" in str(refused.value)
 
 
 def test_a_step_that_is_not_there(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_script_of_the_users_own(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     folder.job_json.unlink()
     for _ in range(2):
-        with pytest.raises(UserError, match="script of its own"):
+        with pytest.raises(UserError, match="ran your own script"):
             checkpoints.survey(folder)
         folder.checkpoints.mkdir(exist_ok=True)  # as a submission does
     make_checkpoint(folder.checkpoints, 3)  # by slurmddp.runtime's Checkpointer

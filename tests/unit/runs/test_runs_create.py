@@ -153,7 +153,7 @@ def test_no_write_permission() -> None:
     child.start()
     message = ours.recv()
     child.join()
-    assert "/usr/slurmddp-runs: you may not write there" in message
+    assert "/usr/slurmddp-runs: permission denied" in message
     assert "--set paths.runs=" in message
 
 

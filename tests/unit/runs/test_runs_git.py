@@ -111,7 +111,7 @@ def test_hooks_and_filters_of_a_strange_name_do_not_run(project: Path) -> None:
         file.write(f'[filter "a=b"]\n\tclean = touch {marker}; cat\n')
     (project / ".git/info/attributes").write_text("train filter=a=b\n")
     facts = git_facts(project)
-    assert facts is not None and "strange name" in facts["note"] and commit_of(project) is None
+    assert facts is not None and "unusual name" in facts["note"] and commit_of(project) is None
     assert not marker.exists()
 
 

@@ -94,7 +94,7 @@ def test_nothing(tmp_path: Path) -> None:
     assert a.id in str(error.value) and "images" not in str(error.value)
     with pytest.raises(UserError, match="does not exist"):
         find("./absent")
-    with pytest.raises(UserError, match="no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         find(str(tmp_path))
     for text in ("", "~nobody-has-this-name"):
         with pytest.raises(UserError):
@@ -112,10 +112,20 @@ def test_gone_folders_are_dropped(tmp_path: Path) -> None:
 def test_a_gone_folder_still_tells_its_job(tmp_path: Path) -> None:
     created = "2025-11-20T10:00:00+00:00"
     cases = [
-        ("gpt-1", "29", ("gpt-1", "29"), "its job was 29: `scancel 29` ends it if it still runs"),
-        ("gpt-2", "30;beta", ("gpt-2", "30", "30;beta"), "its job was 30;beta: `scancel --clusters=beta 30` ends it"),
-        ("gpt-3", "local-7-8", ("gpt-3", "local-7-8"), "its job was local-7-8: `kill 7` there ends it"),
-        ("gpt-4", "", ("gpt-4",), "no job of it is known"),
+        ("gpt-1", "29", ("gpt-1", "29"), "its job was 29: if it still runs, `scancel 29` cancels it"),
+        (
+            "gpt-2",
+            "30;beta",
+            ("gpt-2", "30", "30;beta"),
+            "its job was 30;beta: if it still runs, `scancel --clusters=beta 30",
+        ),
+        (
+            "gpt-3",
+            "local-7-8",
+            ("gpt-3", "local-7-8"),
+            "its job was local-7-8: if it still runs, `kill 7` on that machine stops it",
+        ),
+        ("gpt-4", "", ("gpt-4",), "it has no known job"),
     ]
     gone = {run_id: known(make(tmp_path, run_id, created, job_id)) for run_id, job_id, _, _ in cases}
     known(make(tmp_path, "29-other", created))

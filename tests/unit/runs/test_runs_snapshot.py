@@ -68,7 +68,7 @@ def test_run_folders_are_left_out(project: Path) -> None:
     run_git(project, "add", "runs/a/checkpoints/x")
     found = survey(project)
     assert names(found) == expected[1:], "committed by accident: each snapshot would hold those before it"
-    assert found.warnings == ["left out, though git tracks files there: runs and caches are no code: runs/a/"]
+    assert found.warnings == ["not copied although git tracks files there, because they are runs or caches: runs/a/"]
 
 
 def test_run_folders_of_own_scripts_and_half_made_ones(project: Path) -> None:
@@ -93,7 +93,7 @@ def test_the_runs_root_and_the_cache_are_left_out(project: Path, tmp_path: Path)
     expected = ["env/bin/y.py", "lib/a.py", "train.py", "work/keep.py"]
     found = survey(project, exclude=exclude)
     assert names(found) == expected
-    assert found.warnings == ["notes: left out, the link points into runs/ of runs"]
+    assert found.warnings == ["notes: not copied: the link points into the runs folder runs/"]
     (project / "notes").unlink()
     (tmp_path / "alias").symlink_to(project)
     assert names(survey(tmp_path / "alias", exclude=exclude)) == expected, "the same folder by another name"
@@ -159,7 +159,7 @@ def test_a_netrc_file_is_left_out_whatever_it_is_called(project: Path) -> None:
 
 def test_how_credentials_are_named(project: Path) -> None:
     make(project, ".env", "certs/a.pem")
-    text = "left out, as they look like credentials (rename what is none): .env, certs/a.pem"
+    text = "not copied, because they look like credentials (rename them if they are not): .env, certs/a.pem"
     assert survey(project).warnings == [text]
     make(project, *(f"certs/{number}.pem" for number in range(60)))
     assert survey(project).warnings[0].endswith(".pem and 32 more")
@@ -212,14 +212,14 @@ def test_submodules_and_nested_repositories(repository: Path, tmp_path: Path) ->
     found = survey(repository)
     assert {"sub/lib.py", "nested/lib.py", "nested/new.py"} < set(names(found))
     assert not any(name.startswith("empty") for name in names(found))
-    assert found.warnings == ["empty: empty, this git submodule is not checked out"]
+    assert found.warnings == ["empty: empty: this git submodule is not checked out"]
 
 
 def test_git_that_fails_is_a_warning(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / ".git" / "config").write_text("[core\n")
     found = survey(repository)
     assert "run.log" in names(found)
-    assert "without git" in found.warnings[0] and "config" in found.warnings[0]
+    assert "without asking git" in found.warnings[0] and "config" in found.warnings[0]
     monkeypatch.setenv("PATH", "/absent")
     assert "git could not be started" in survey(repository).warnings[0]
     with pytest.raises(git.GitError):

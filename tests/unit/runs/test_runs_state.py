@@ -54,23 +54,23 @@ def facts(*events: dict[str, Any], marker: "Marker | None" = None, **more: Any) 
         (JobView("PENDING", "BeginTime", 1, start="T"), "requeued", "BeginTime from T"),
         (JobView("REQUEUED", "", 1), "requeued", ""),
         (JobView("REQUEUE_HOLD", "x", 1), "requeued", "x, held: `scontrol release 123`"),
-        (JobView("CONFIGURING"), "pending", "its nodes are being made ready"),
+        (JobView("CONFIGURING"), "pending", "nodes are being prepared"),
         (JobView("RUNNING", nodes="node[1-2]"), "running", "on node[1-2]"),
         (JobView("SUSPENDED", nodes="node1"), "running", "on node1, suspended"),
-        (JobView("COMPLETING"), "stopping", "its processes are ending"),
+        (JobView("COMPLETING"), "stopping", "processes are exiting"),
         (JobView("COMPLETED", exit_code=0), "done", ""),
-        (JobView("FAILED", "NonZeroExitCode", 0, 3), "failed", "exit code 3, before it began"),
-        (JobView("FAILED", "", 0, 0, 9), "failed", "signal 9, before it began"),
-        (JobView("TIMEOUT", "TimeLimit", 0, 0, 15), "timed out", "before it began"),
-        (JobView("DEADLINE", "DeadLine"), "timed out", "before it began"),
-        (JobView("NODE_FAIL", "NodeDown"), "node failure", "before it began"),
-        (JobView("BOOT_FAIL"), "node failure", "before it began"),
-        (JobView("CANCELLED"), "cancelled", "before it began"),
-        (JobView("CANCELLED", "BeginTime"), "cancelled", "before it began"),
+        (JobView("FAILED", "NonZeroExitCode", 0, 3), "failed", "exit code 3, before it started"),
+        (JobView("FAILED", "", 0, 0, 9), "failed", "signal 9, before it started"),
+        (JobView("TIMEOUT", "TimeLimit", 0, 0, 15), "timed out", "before it started"),
+        (JobView("DEADLINE", "DeadLine"), "timed out", "before it started"),
+        (JobView("NODE_FAIL", "NodeDown"), "node failure", "before it started"),
+        (JobView("BOOT_FAIL"), "node failure", "before it started"),
+        (JobView("CANCELLED"), "cancelled", "before it started"),
+        (JobView("CANCELLED", "BeginTime"), "cancelled", "before it started"),
         (JobView("FAILED", "RaisedSignal:53(Real-time_signal_19)"), "failed", "RaisedSignal:53"),
-        (JobView("OUT_OF_MEMORY"), "out of memory", "before it began"),
+        (JobView("OUT_OF_MEMORY"), "out of memory", "before it started"),
         (JobView("PREEMPTED"), "cancelled", "preempted"),
-        (JobView("NEW_IN_SLURM_30"), "lost", "Slurm calls its state NEW_IN_SLURM_30"),
+        (JobView("NEW_IN_SLURM_30"), "lost", "unknown Slurm state NEW_IN_SLURM_30"),
     ],
 )
 def test_slurm_knows_the_job(view: JobView, state: str, detail: str) -> None:
@@ -113,7 +113,7 @@ def test_slurms_word_and_the_marker(view: JobView, marker: Marker, state: str, d
 
 
 TERMED = Marker(0, "stopped", 500, 1000, "SIGTERM received by rank 0 on node1")
-KILLED = RunState("failed", "SIGKILL of the job's script on node1 (was the node out of memory?), step 500 of 1000")
+KILLED = RunState("failed", "job.sh was killed by SIGKILL on node1 (out of memory?), step 500 of 1000")
 
 ASKED = RunState("stopped", f"{TERMED.reason}, step 500 of 1000")
 
@@ -189,9 +189,9 @@ def requeued(how: str = "requeue", **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("view", "marker", "events", "state", "detail"),
     [
-        ("FAILED", NO_PROGRESS, [], "failed", "3 starts in a row ended at step 40, step 40 of 1000"),
-        ("COMPLETED", CANCELLED, [], "cancelled", "by the user, saved, step 500 of 1000"),
-        ("FAILED", CANCELLED, [], "cancelled", "by the user, saved, step 500 of 1000"),
+        ("FAILED", NO_PROGRESS, [], "failed", "3 starts in a row ended at step 40"),
+        ("COMPLETED", CANCELLED, [], "cancelled", "by you, checkpoint saved, step 500 of 1000"),
+        ("FAILED", CANCELLED, [], "cancelled", "by you, checkpoint saved, step 500 of 1000"),
         ("FAILED", None, [{"event": "cancel_requested"}], "cancelled", ""),
         ("COMPLETED", None, [attempt_ended("stopped", 0, cause="time limit")], "stopped", "time limit"),
         (
@@ -199,14 +199,14 @@ def requeued(how: str = "requeue", **more: Any) -> dict[str, Any]:
             None,
             [{"event": "cancel_requested"}, attempt_ended("stopped", 0)],
             "cancelled",
-            "by you; exited cleanly",
+            "by you, exited cleanly",
         ),
         (
             "COMPLETED",
             None,
             [attempt_ended("stopped", 0, cause="cancelled by the user")],
             "cancelled",
-            "by you; exited cleanly",
+            "by you, exited cleanly",
         ),
         ("COMPLETED", None, [attempt_ended("done", 0)], "done", ""),
         ("FAILED", None, [attempt_ended("failed")], "failed", ""),
@@ -234,8 +234,8 @@ def test_put_back_into_the_queue() -> None:
     assert judge(None, told, answered=False).state == "requeued"
     assert judge(None, told).state == "lost"
     cancelled = facts(started(), requeued(), ended(0), {"event": "cancel_requested"}, marker=STOPPED)
-    assert judge(None, cancelled) == RunState("cancelled", "while it waited, step 500 of 1000")
-    assert judge(None, facts({"event": "cancel_requested"})) == RunState("cancelled", "before it began")
+    assert judge(None, cancelled) == RunState("cancelled", "while pending, step 500 of 1000")
+    assert judge(None, facts({"event": "cancel_requested"})) == RunState("cancelled", "before it started")
     assert judge(None, facts({"event": "cancel_requested"}, started())).state == "lost"
     again = facts(started(), requeued(), ended(0), started(1), marker=STOPPED)
     assert judge(None, again, answered=False).state == "running"
@@ -280,11 +280,11 @@ def test_nodes_that_the_run_does_without() -> None:
 
 def test_lost_says_what_to_do() -> None:
     verdict = judge(None, facts(started()))
-    for part in ("node1", "forgotten job 123", "logs/job.log", "resume"):
+    for part in ("node1", "no longer knows job 123", "logs/job.log", "resume"):
         assert part in verdict.detail
     local = Submission("local-7-8", "local", (), "", "laptop")
     assert "started on laptop" in judge(None, facts(started(), submission=local)).detail
-    assert "never began" in judge(None, facts()).detail
+    assert "never started" in judge(None, facts()).detail
 
 
 def test_slurm_did_not_answer() -> None:

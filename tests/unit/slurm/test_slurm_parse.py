@@ -44,7 +44,7 @@ def test_other_output_is_shown_whole(output: str) -> None:
         parse.submitted(output)
     assert (output.strip() or "(nothing)") in str(error.value)
     assert "squeue" in str(error.value)
-    assert "may have been submitted" in str(error.value)
+    assert "may be in the queue" in str(error.value)
 
 
 def test_pending() -> None:

@@ -85,7 +85,9 @@ def test_unset_is_an_error_in_submit_and_a_warning_in_a_dry_run(desk: Desk) -> N
     assert f"{desk.project}/job.yaml:" in refusal(caught.value)
     found = desk.resolve(JOB, strict=False)
     assert found.job.container.image == "${WORK}/a.sif"
-    assert any("job.yaml:7: container.image: the variable $WORK is not set here" in text for text in found.warnings)
+    assert any(
+        "job.yaml:7: container.image: the variable $WORK is not set on this machine" in text for text in found.warnings
+    )
     assert desk.plan(JOB, strict=False).container.image == "${WORK}/a.sif"
 
 

@@ -132,7 +132,7 @@ def test_each_layer_goes_over_the_ones_below(full: Callable[..., tuple], top: st
 def test_the_command_line_goes_over_all(full: Callable[..., tuple]) -> None:
     with pytest.raises(UserError) as caught:  # "command line" has a space: the message shows which layer won
         full("command line")
-    assert "--account: resources.account: 'command line' holds a character" in refusal(caught.value)
+    assert "--account: resources.account: 'command line' contains a character" in refusal(caught.value)
 
 
 def test_the_user_s_configuration_is_where_xdg_says(desk: Desk) -> None:
@@ -237,7 +237,7 @@ def test_an_item_that_set_adds_to_a_list_has_its_place(desk: Desk) -> None:
 
 
 def test_set_within_what_is_set_already(desk: Desk) -> None:
-    with pytest.raises(UserError, match="is set to a value already"):
+    with pytest.raises(UserError, match="already has a value"):
         desk.resolve(LM_JOB, "train.data.a=1", "train.data.a.b=2")
     assert desk.resolve(LM_JOB, "train.data={context: 1}", "train.data.validation_fraction=0").job.train.data == {
         "path": "/data/books",

@@ -20,7 +20,7 @@ from tests.helpers import LM_JOB, Desk, refusal
             "checkpoint:\n  intervall: 3m",
             ":7: checkpoint.intervall: unknown key\n  -> did you mean checkpoint.interval?",
         ),
-        ("xyzzy: 1", ":6: xyzzy: unknown key\n  -> `slurmddp init FILE`"),
+        ("xyzzy: 1", ":6: xyzzy: unknown key\n  -> docs/job.md lists all keys"),
         ("resources: {nodes: two}", ":6: resources.nodes: must be a whole number, not 'two'"),
         ("resources: {nodes: 1.5}", ":6: resources.nodes: must be a whole number, not '1.5'"),
         ("resources: {nodes: 0}", ":6: resources.nodes: should be greater than or equal to 1, not '0'"),

@@ -34,15 +34,16 @@ def told(desk: Desk, job: str, *options: str) -> str:
         ("  data: {path: [/a, 3]}\n", ":4: train.data.path: must be a path or a list of paths, not ['/a', 3]"),
         (
             f"{PATH}    contxt: 64\n",
-            ":6: train.data.contxt is no option of the task lm\n  -> did you mean train.data.context?",
+            ":6: train.data.contxt is not an option of the task lm\n  -> did you mean train.data.context?",
         ),
         (
             f"{PATH}    heads: 2\n",
-            ":6: train.data.heads is no option of the task lm\n  -> did you mean train.model.heads?",
+            ":6: train.data.heads is not an option of the task lm\n  -> did you mean train.model.heads?",
         ),
         (
             f"{PATH}    zzz: 2\n",
-            ":6: train.data.zzz is no option of the task lm\n  -> train.data takes path, context, glob, exclude,",
+            ":6: train.data.zzz is not an option of the task lm\n  -> options of train.data: path, context, "
+            "glob, exclude,",
         ),
         (f"{PATH}    context: 0\n", ":6: train.data.context: must be a whole number from 1 up, not 0"),
         (f"{PATH}    context: -64\n", ":6: train.data.context: must be a whole number from 1 up, not -64"),
@@ -69,12 +70,12 @@ def told(desk: Desk, job: str, *options: str) -> str:
         (f"{PATH}    key: 3\n", ":6: train.data.key: must be the name of a key, not 3"),
         (
             f"{PATH}    vocabulary: 9\n",
-            ":6: train.data.vocabulary is no option of the task lm\n  -> did you mean train.model.vocabulary?",
+            ":6: train.data.vocabulary is not an option of the task lm\n  -> did you mean train.model.vocabulary?",
         ),
         (f"{PATH}  model: {{vocabulary: 0}}\n", ":6: train.model.vocabulary: must be a whole number from 1 up, not 0"),
         (
             f"{PATH}  model:\n    hed: 2\n",
-            ":7: train.model.hed is no option of the task lm\n  -> did you mean train.model.heads?",
+            ":7: train.model.hed is not an option of the task lm\n  -> did you mean train.model.heads?",
         ),
         (
             f"{PATH}  model:\n    layers: 3\n    width: 130\n",
@@ -104,10 +105,16 @@ def test_a_mistake_in_lm(desk: Desk, written: str, message: str) -> None:
             f"{PATH}    validation_fraction: 1\n",
             ":6: train.data.validation_fraction: must be a number from 0 to below 1, not 1",
         ),
-        (f"{PATH}    context: 2\n", ":6: train.data.context is no option of the task images\n  -> train.data takes"),
+        (
+            f"{PATH}    context: 2\n",
+            ":6: train.data.context is not an option of the task images\n  -> options",
+        ),
         (f"{PATH}    augment: zoom\n", ":6: train.data.augment: must be none, flip, crop or crop+flip, not 'zoom'"),
         (f"{PATH}  model: {{kind: vit}}\n", ":6: train.model.kind: must be mlp or cnn, not 'vit'"),
-        (f"{PATH}  model: {{hiden: 2}}\n", ":6: train.model.hiden is no option of the task images\n  -> did you mean"),
+        (
+            f"{PATH}  model: {{hiden: 2}}\n",
+            ":6: train.model.hiden is not an option of the task images\n  -> did you mean",
+        ),
     ],
 )
 def test_a_mistake_in_images(desk: Desk, written: str, message: str) -> None:
@@ -137,7 +144,7 @@ def test_the_vocabulary_fits_the_format(data: Any, model: dict[str, Any], messag
     assert message in str(caught.value) and caught.value.errors()[0]["loc"] == ("vocabulary",)
 
 
-NEEDED = "train.data.format tokens needs train.model.vocabulary: the number of token ids"
+NEEDED = "train.data.format: tokens needs train.model.vocabulary, the number of token ids"
 
 
 def test_a_missing_vocabulary_is_told_at_the_key_that_needs_it(desk: Desk) -> None:
@@ -151,8 +158,8 @@ def test_a_missing_vocabulary_is_told_at_the_key_that_needs_it(desk: Desk) -> No
 )
 def test_sorting_by_length_needs_samples_of_their_own_length(desk: Desk, job: str) -> None:
     shown = told(desk, job, "train.batch.by_length=8")
-    assert "train has batch.by_length, which sorts samples by their length" in shown
-    assert shown.endswith("-> leave train.batch.by_length out")
+    assert "train has batch.by_length, but all samples of this job have the same length" in shown
+    assert shown.endswith("-> remove train.batch.by_length")
 
 
 def test_documents_and_an_own_task_may_be_sorted(desk: Desk) -> None:

@@ -75,7 +75,7 @@ def test_what_is_no_clear_duration_is_refused(written: Any) -> None:
 
 
 def test_a_time_limit_needs_a_unit() -> None:
-    assert "write 30m or 30s" in refused(types.TimeLimit, Plain("30"))
+    assert "write 30m (Slurm's default) or 30s" in refused(types.TimeLimit, Plain("30"))
     assert value(types.TimeLimit, Plain("1h30m")) == 5400
 
 
@@ -239,14 +239,14 @@ def test_a_destination_in_the_container_is_absolute(destination: str) -> None:
 
 def test_of_three_sizes_of_a_batch_one_is_left_out() -> None:
     assert value(Batch, {"global": "512", "micro": "16"}) == Batch(global_=512, micro=16)
-    assert "leave one out" in refused(Batch, {"global": 8, "micro": 2, "accumulation": 4})
+    assert "remove one" in refused(Batch, {"global": 8, "micro": 2, "accumulation": 4})
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "SLURMDDP_RUN", "UID", "run"])
 def test_variables_of_torchrun_and_ours_cannot_be_set(name: str) -> None:
     train = {"task": "lm"}
-    assert "slurmddp sets on every rank" in refused(Job, {"site": "x", "train": train, "environment": {name: "1"}})
-    assert "slurmddp sets on every rank" in refused(
+    assert "slurmddp sets it on every rank" in refused(Job, {"site": "x", "train": train, "environment": {name: "1"}})
+    assert "slurmddp sets it on every rank" in refused(
         Job, {"site": "x", "train": train, "network": {"variables": {name: "1"}}}
     )
 

@@ -38,19 +38,19 @@ SAME: tuple[Same, ...] = (
         "image",
         lambda settings: settings.image,
         lambda own, others: f"its image file differs from the others' ({own or 'none'}, theirs {others or 'none'})",
-        "copy the image to this node again, or name one that all nodes share: container.image",
+        "copy the image to this node again, or set container.image to one that all nodes share",
     ),
     Same(
         "code",
         code.fingerprint,
-        lambda own, others: f"sees other files in the run folder's code ({own}, the others {others})",
-        "its copy of the shared file system is stale or another one: have the node's mounts looked at",
+        lambda own, others: f"sees other code in the run folder ({own}, the others {others})",
+        "its mount of the shared file system is stale or wrong: ask the site's support to check the mounts",
     ),
     Same(
         "packages",
         packages.installed,
         packages.differs,
-        "bring its software to the others' state, or use one image for all nodes",
+        "install the same software as on the others, or use one image for all nodes",
     ),
 )
 
@@ -76,5 +76,7 @@ def facts(settings: NodeSettings, now: list[str]) -> tuple[dict[str, str], list[
         try:
             seen[same.name] = same.look(settings)
         except (OSError, ValueError) as error:
-            found.append(bad(f"cannot read its {same.name}: {error}", "have the node's file systems looked at"))
+            found.append(
+                bad(f"cannot read its {same.name}: {error}", "ask the site's support to check the node's file systems")
+            )
     return seen, found

@@ -13,7 +13,7 @@ from slurmddp.runtime.preflight.node_settings import NodeSettings
 _PATIENCE = 25.0
 _VISIBLE = {"nvidia": ("CUDA_VISIBLE_DEVICES",), "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
 _DRIVER = {"nvidia": "nvidiactl", "amd": "kfd"}
-_TODO = "see nvidia-smi or rocm-smi on the node, and have it drained if a GPU is gone"
+_TODO = "run nvidia-smi or rocm-smi on the node; if a GPU is missing, ask the site's support to drain the node"
 
 
 def check(settings: NodeSettings) -> Iterator[Finding]:
@@ -27,14 +27,14 @@ def check(settings: NodeSettings) -> Iterator[Finding]:
         yield bad(f"cannot count its GPUs: {error}", _TODO)
         return
     if there < settings.gpus:
-        yield bad(f"has {there} usable GPU(s), {settings.gpus} were asked for ({how})", _TODO)
+        yield bad(f"has {there} usable GPU(s), but the job asked for {settings.gpus} ({how})", _TODO)
         return
     for name in _VISIBLE[vendor]:
         allowed = visible(os.environ, name)
         if allowed is not None and allowed < settings.gpus:
             yield bad(
-                f"{name}={os.environ[name]} leaves {allowed} GPU(s), {settings.gpus} were asked for",
-                f"leave {name} to Slurm: take it out of setup, environment and the shell's start-up files",
+                f"{name}={os.environ[name]} leaves {allowed} GPU(s), but the job asked for {settings.gpus}",
+                f"let Slurm set {name}: remove it from setup, environment and the shell's startup files",
             )
 
 
@@ -72,7 +72,7 @@ def nvidia(devices: Path = Path("/dev")) -> tuple[int, str]:
 def amd(devices: Path = Path("/dev")) -> tuple[int, str]:
     """Render nodes that can be opened, beside the compute driver's own file. Raises OSError."""
     if not (devices / "kfd").exists():
-        return 0, f"there is no {devices / 'kfd'}"
+        return 0, f"{devices / 'kfd'} does not exist"
     return _openable(devices / "dri", r"renderD\d+"), "device files /dev/dri/renderD*"
 
 

@@ -10,7 +10,7 @@ from slurmddp.runtime.preflight.findings import Finding, bad
 from slurmddp.runtime.preflight.node_settings import NodeSettings
 from slurmddp.shared.run_folder import RunFolder
 
-_BIND = "is it mounted on this node, and bound into the container (container.binds)?"
+_BIND = "check that it is mounted on this node and bound into the container (container.binds)"
 
 
 def check(settings: NodeSettings) -> Iterator[Finding]:
@@ -18,8 +18,8 @@ def check(settings: NodeSettings) -> Iterator[Finding]:
     for key, path in inputs(RunFolder(settings.run).job_json):
         yield from readable(key, Path(path))
     if settings.scratch and not os.access(settings.scratch, os.W_OK | os.X_OK):
-        unwritable = f"cannot write into its own folder {settings.scratch} (paths.node)"
-        yield bad(unwritable, "name another folder: paths.node")
+        unwritable = f"cannot write to its own folder {settings.scratch} (paths.node)"
+        yield bad(unwritable, "set paths.node to another folder")
 
 
 def inputs(job: Path) -> list[tuple[str, str]]:
@@ -43,7 +43,7 @@ def readable(key: str, path: Path) -> Iterator[Finding]:
                 if next(entries, None) is None:
                     yield bad(f"{key}: {path} is empty", _BIND)
             if not os.access(path, os.X_OK):
-                yield bad(f"{key}: {path} may not be entered", "chmod +x, or ask who owns it")
+                yield bad(f"{key}: no permission to enter {path}", "chmod +x it, or ask its owner")
         else:
             with path.open("rb") as file:
                 file.read(1)

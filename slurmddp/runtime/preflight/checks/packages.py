@@ -67,4 +67,4 @@ def differs(own: str, others: str) -> str:
     names.sort(key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
     said = [f"{name} {mine.get(name, 'missing')} (the others: {theirs.get(name, 'missing')})" for name in names[:_MOST]]
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return f"has other software: {', '.join(said)}{more}"
+    return f"has different software: {', '.join(said)}{more}"

@@ -12,8 +12,8 @@ from slurmddp.runtime.preflight.findings import Finding, warn
 from slurmddp.runtime.preflight.node_settings import NodeSettings
 
 _LIBRARY = "libibverbs.so.1"
-_SLOW = "NCCL goes over TCP"
-_RECIPE = "rdma-core belongs into the image: NVIDIA's have it, the recipe ngc-pytorch-ofed adds it"
+_SLOW = "NCCL falls back to TCP"
+_RECIPE = "the image needs rdma-core: NVIDIA's images have it, the recipe ngc-pytorch-ofed adds it"
 #: The kernel's driver of an adapter, and what libibverbs calls its part; others are not told apart.
 _PROVIDERS = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "efa": "efa", "bnxt_en": "bnxt_re"}
 
@@ -39,20 +39,20 @@ def look(root: Path = Path("/"), find: Callable[[], Path | None] = lambda: folde
     files = sorted((root / "dev/infiniband").glob("uverbs*"))
     refusals = [why for why in map(_refusal, files) if why]
     if not files:
-        todo = "say --contain in container.options, not elsewhere: /dev/infiniband is bound then; or load ib_uverbs"
-        yield warn(f"has {names} and sees no /dev/infiniband/uverbs*: {_SLOW}", todo)
+        todo = "put --contain in container.options, so that slurmddp binds /dev/infiniband; or load ib_uverbs"
+        yield warn(f"has {names}, but sees no /dev/infiniband/uverbs*: {_SLOW}", todo)
     elif len(refusals) == len(files):
-        todo = "take /dev/infiniband out of container.binds: a bind of the user's is mounted nodev"
-        yield warn(f"has {names} and cannot open {files[0]} ({refusals[0]}): {_SLOW}", todo)
+        todo = "remove /dev/infiniband from container.binds: user binds are mounted nodev"
+        yield warn(f"has {names}, but cannot open {files[0]} ({refusals[0]}): {_SLOW}", todo)
     folder = find()
     if folder is None:
-        yield warn(f"has {names} and cannot load {_LIBRARY}: {_SLOW}", _RECIPE)
+        yield warn(f"has {names}, but cannot load {_LIBRARY}: {_SLOW}", _RECIPE)
         return
     there = providers(folder)
     lacking = {_PROVIDERS[driver] for driver in adapters.values() if driver in _PROVIDERS} - there
     if lacking or not there:
         what = " and ".join(sorted(lacking)) or "any adapter"
-        yield warn(f"has {names} and no driver of libibverbs for {what} in {folder}: {_SLOW}", _RECIPE)
+        yield warn(f"has {names}, but no libibverbs driver for {what} in {folder}: {_SLOW}", _RECIPE)
 
 
 def drivers(adapters: Path) -> dict[str, str]:

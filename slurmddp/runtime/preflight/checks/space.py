@@ -8,9 +8,9 @@ from slurmddp.runtime.preflight.node_settings import NodeSettings
 
 _LEAST = 1 << 30
 _TODO = {
-    "/dev/shm": "data workers and NCCL keep buffers there: remove what an earlier job left, or set train.workers: 0",
-    "run folder": "checkpoints go there: make room, or choose another paths.runs",
-    "node folder": "make room there, or choose another paths.node",
+    "/dev/shm": "data workers and NCCL keep buffers there: remove leftovers of earlier jobs, or set train.workers: 0",
+    "run folder": "checkpoints go there: free some space, or choose another paths.runs",
+    "node folder": "free some space, or choose another paths.node",
 }
 
 
@@ -21,10 +21,12 @@ def check(settings: NodeSettings) -> Iterator[Finding]:
         try:
             free = available(path)
         except OSError as error:
-            yield warn(f"cannot look at {path}: {error.strerror}", _TODO[what])
+            yield warn(f"cannot read {path}: {error.strerror}", _TODO[what])
             continue
         if free < _LEAST:
-            yield warn(f"{what if what == path else f'{what} {path}'} has {free / (1 << 20):.0f} MiB left", _TODO[what])
+            yield warn(
+                f"{what if what == path else f'{what} {path}'} has only {free / (1 << 20):.0f} MiB free", _TODO[what]
+            )
 
 
 def available(path: str) -> int:

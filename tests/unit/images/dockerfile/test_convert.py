@@ -113,7 +113,7 @@ def test_a_command_that_fails_ends_the_build(dock: Dock) -> None:
     (part,) = cut(dock.convert("FROM debian:12\nRUN true && false\nRUN show\n").definition)
     assert dock.post(part).returncode != 0
     (part,) = cut(dock.convert('FROM debian:12\nRUN ["exit", "0"]\nRUN show\n').definition)
-    assert dock.post(part).returncode != 0  # there is no program of that name
+    assert dock.post(part).returncode != 0  # the program  does not existof that name
     assert not [line for line in dock.said() if line.startswith("show")]
 
 

@@ -172,7 +172,7 @@ def test_secrets_given_as_arguments_are_noted(dock: Dock) -> None:
         ("ENV A=" + "$A" * 4_000, None),
         ("ARG A=xx\n" + "ARG A=$A$A\n" * 60, "a value is longer than 32 KiB"),
         ("ENV A=" + "x" * 30_000 + "\nENV B=" + "$A" * 15_000, "Dockerfile:3: a value is longer than 32 KiB"),
-        (f"RUN {'x' * 30_000}\n" * 3, "section that begins with '%post' of the definition file is longer than 64 KiB"),
+        (f"RUN {'x' * 30_000}\n" * 3, "section that begins with '%post' is longer than 64 KiB"),
     ],
     ids=range(10),
 )

@@ -74,18 +74,20 @@ def test_the_environments_are_for_one_registry(
 def test_a_builder_that_pulls_from_several_registries_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("APPTAINER_DOCKER_PASSWORD", "S3CRET")
     variables, notes = for_builder(["evil.example", "nvcr.io"])
-    assert variables == {} and "the builder would show them to evil.example, too" in "".join(notes)
+    assert variables == {} and "the builder would also send them to evil.example" in "".join(notes)
     assert "apptainer registry login docker://nvcr.io" in "".join(notes)
     assert for_builder([]) == ({}, ()) and for_builder(["evil.example"]) == ({}, ())
     monkeypatch.setenv("APPTAINER_DOCKER_USERNAME", "ann")
     variables, notes = for_builder(["ghcr.io"])
-    assert variables == {} and "are not used, since they name no registry: export SLURMDDP_REGISTRY" in "".join(notes)
+    assert variables == {} and "are not used, because their registry is not given: export SLURMDDP_REGISTRY" in "".join(
+        notes
+    )
     assert for_builder([]) == ({}, ())
 
 
 def test_a_host_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMDDP_REGISTRY_HOST", "https://ghcr.io/")
-    with pytest.raises(UserError, match=r"SLURMDDP_REGISTRY_HOST: 'https://ghcr\.io/' is no registry"):
+    with pytest.raises(UserError, match=r"SLURMDDP_REGISTRY_HOST: 'https://ghcr\.io/' is not a registry"):
         find_credentials("ghcr.io", "a/b")
 
 
@@ -94,7 +96,7 @@ def test_nvidias_registry_needs_the_password_alone(monkeypatch: pytest.MonkeyPat
     assert (found("nvcr.io") or ())[:2] == ("$oauthtoken", "key")
     other = find_credentials("ghcr.io", "a/b")
     assert other.credentials is None
-    assert other.remarks == ("APPTAINER_DOCKER_USERNAME and APPTAINER_DOCKER_PASSWORD are for nvcr.io alone",)
+    assert other.remarks == ("APPTAINER_DOCKER_USERNAME and APPTAINER_DOCKER_PASSWORD are only for nvcr.io",)
     assert "to an API key of NGC" in advice("nvcr.io")
     assert "SLURMDDP_REGISTRY_HOST to ghcr.io" in advice("ghcr.io")
 
@@ -147,15 +149,18 @@ def test_the_longest_key_counts(home: Path) -> None:
 @pytest.mark.parametrize(
     ("tree", "remark"),
     [
-        ("{", "~/.docker/config.json is no JSON file"),
-        ("[]", "~/.docker/config.json has no map at its top"),
-        ({"auths": {"g.io": {"auth": "hunter2?"}}}, "has an entry for it whose `auth` is no base64"),
+        ("{", "~/.docker/config.json is not a JSON file"),
+        ("[]", "~/.docker/config.json does not contain a JSON object"),
+        ({"auths": {"g.io": {"auth": "hunter2?"}}}, "has an entry for it, but its `auth` is not base64"),
         (
             {"auths": {"g.io": {}}, "credsStore": "desktop"},
             "leaves g.io to the credential helper 'desktop', which is not in PATH",
         ),
         ({"credHelpers": {"g.io": "gcloud"}}, "leaves g.io to the credential helper 'gcloud', which is not in PATH"),
-        ({"auths": {"g.io": {"identitytoken": "hunter2"}}}, "has a token for it instead of name and password"),
+        (
+            {"auths": {"g.io": {"identitytoken": "hunter2"}}},
+            "has a token for it, but slurmddp supports only user name and password",
+        ),
         ({"auths": {"g.io": coded(":hunter2")}}, None),
         ({"auths": []}, None),
         ({"auths": {"g.io": "hunter2"}, "credHelpers": {"x.io": "gcloud"}}, None),

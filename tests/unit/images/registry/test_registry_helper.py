@@ -102,14 +102,14 @@ def test_a_password_in_the_file_goes_before_the_helper(home: Path, program: Help
 @pytest.mark.parametrize(
     ("line", "remark"),
     [
-        (told(ServerURL="https://evil.example"), "which answered with those of another registry"),
-        (told(ServerURL="g.io:444"), "which answered with those of another registry"),
-        (told() + "; exit 1", "which has no user name and password for it (exit code 1)"),
-        ("echo S3CRET", "which does not answer as credential helpers do"),
-        ("echo '[]'", "which does not answer as credential helpers do"),
-        ("""echo '{"Username": "ann", "Secret": ["S3CRET"]}'""", "which does not answer as credential helpers do"),
-        (told(Username=""), "which does not answer as credential helpers do"),
-        (told(Username="<token>"), "which has a token instead of a password, and such tokens are not used here"),
+        (told(ServerURL="https://evil.example"), "which returned credentials of another registry"),
+        (told(ServerURL="g.io:444"), "which returned credentials of another registry"),
+        (told() + "; exit 1", "which has no credentials for it (exit code 1)"),
+        ("echo S3CRET", "which gave an invalid answer"),
+        ("echo '[]'", "which gave an invalid answer"),
+        ("""echo '{"Username": "ann", "Secret": ["S3CRET"]}'""", "which gave an invalid answer"),
+        (told(Username=""), "which gave an invalid answer"),
+        (told(Username="<token>"), "which has a token, but slurmddp supports only user name and password"),
         ("head -c 99M /dev/zero | tr '\\0' S", "which printed more than 64 KiB"),
     ],
 )
@@ -218,6 +218,6 @@ def test_a_registry_that_refuses_a_helpers_password_is_told_apart(home: Path, pr
     program(told())
     with Server(lambda request: Reply(401, b"", {"WWW-Authenticate": 'Basic realm="x"'})) as server:
         login(home, {"credsStore": "lab"})
-        with pytest.raises(UserError, match=r"the name and password of docker-credential-lab \(~/.docker") as error:
+        with pytest.raises(UserError, match=r"the login from docker-credential-lab \(~/.docker") as error:
             resolve(f"{server.host}/a/b", architecture="amd64")
     assert "S3CRET" not in str(error.value)

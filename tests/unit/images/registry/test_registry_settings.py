@@ -31,11 +31,11 @@ def test_where_an_image_is_asked_for(reference: str, mirrors: dict[str, str], ur
 @pytest.mark.parametrize(
     ("mirror", "message"),
     [
-        ("", "the mirror of nvcr.io: it is no HOST"),
-        ("ftp://m.org", "it is no HOST"),
-        ("user:SECRET@m.org", "it is no HOST"),
-        ("m.org/a b", "it is no HOST"),
-        ("http://m.org/x", "m.org is to be reached over plain HTTP, which is not allowed for it"),
+        ("", "the mirror of nvcr.io: it is not HOST"),
+        ("ftp://m.org", "it is not HOST"),
+        ("user:SECRET@m.org", "it is not HOST"),
+        ("m.org/a b", "it is not HOST"),
+        ("http://m.org/x", "m.org would be reached over plain HTTP, which is not allowed for it"),
     ],
 )
 def test_what_is_no_mirror(mirror: str, message: str) -> None:
