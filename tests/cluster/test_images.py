@@ -116,8 +116,8 @@ def test_a_recipe_becomes_an_image_that_is_built_once(alice: Alice) -> None:
     assert "team: speech" in labels and f"slurmddp.digest: {facts['digests'][BASE]}" in labels
 
     again = build(alice, "--recipe", "mine.yaml")
-    assert again.stdout.strip() == image and "nothing to do" in again.stderr
-    assert "nothing to do" in build(alice, "--recipe", "mine.yaml", "--update").stderr
+    assert again.stdout.strip() == image and "up to date" in again.stderr
+    assert "up to date" in build(alice, "--recipe", "mine.yaml", "--update").stderr
     told = alice.command("image", "inspect", image, "--driver", "535.183.01").stdout
     assert "minor-version compatibility" in told and "speech" not in told
 
@@ -131,10 +131,10 @@ def test_no_image_and_no_recipe_of_somebody_else_runs_code_on_the_host(alice: Al
     cluster.write(f"{HOME}/evil/`touch pwned`", "x")
     cluster.write(f"{HOME}/evil/r.yaml", f"base: docker://{BASE}\nfiles: ['`touch pwned`:/x', '/etc/hostname:/y']\n")
     failed = build(alice, "evil.sif", "--recipe", "evil/r.yaml", check=False)
-    assert failed.returncode == 2 and "holds a character that Apptainer's %files does not carry" in failed.stderr
+    assert failed.returncode == 2 and "contains a character that Apptainer's %files does not accept" in failed.stderr
     cluster.write(f"{HOME}/evil/r.yaml", f"base: docker://{BASE}\nfiles: ['/etc/hostname:/y']\n")
     failed = build(alice, "evil.sif", "--recipe", "evil/r.yaml", check=False)
-    assert failed.returncode == 2 and "/etc/hostname is not below the recipe's folder" in failed.stderr
+    assert failed.returncode == 2 and "/etc/hostname is outside the recipe's folder" in failed.stderr
     assert not pwned.exists() and not list(cluster.machine_path(HOME).rglob("pwned"))
 
     # So it is with Apptainer itself, which is what all of this is about.
@@ -485,13 +485,13 @@ def test_a_build_on_a_node(alice: Alice, base_image_root: str, plain_image_root:
     shown = cluster.run("login", ["apptainer", "exec", f"{HOME}/onnode.sif", "python3", "-c", "import torch; print(1)"])
     assert shown.stdout == "1\n"
     assert left("onnode.sif") == ["onnode.sif", "onnode.sif.build.log", "onnode.sif.def", "onnode.sif.lock.json"]
-    assert "nothing to do" in build(alice, "onnode.sif", "--recipe", "onnode.yaml", "--on-node").stderr
+    assert "up to date" in build(alice, "onnode.sif", "--recipe", "onnode.yaml", "--on-node").stderr
 
     setup = "echo 'E: Unable to locate package gitt'; false"
     cluster.write(f"{HOME}/onbad.yaml", json.dumps({"base": plain_image_root, "setup": [setup]}))
     failed = build(alice, "onbad.sif", "--recipe", "onbad.yaml", "--on-node", check=False)
     assert failed.returncode == 1 and failed.stdout == "", failed.stderr
-    assert "has no package gitt" in failed.stderr and "could not build it (exit code 1)" in failed.stderr
+    assert "has no package gitt" in failed.stderr and "failed to build the image (exit code 1)" in failed.stderr
     assert left("onbad.sif") == ["onbad.sif.build.log"]
 
     cluster.write(f"{HOME}/onslow.yaml", json.dumps({"base": plain_image_root, "setup": ["echo slow now; sleep 4321"]}))

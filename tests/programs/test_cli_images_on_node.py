@@ -125,7 +125,7 @@ def test_the_same_command_builds_in_the_job(place: Place, build: Build) -> None:
     assert "--mksquashfs-args -processors 3 -mem 1500M" in (place.home / "built").read_text()
 
     again = build("--pip", "einops>=0.8", "--pip", "it's $5==1")
-    assert again.out == done.out and "nothing to do" in again.err
+    assert again.out == done.out and "up to date" in again.err
     assert len(place.calls) == 1
 
 
@@ -135,7 +135,7 @@ def test_without_a_name_it_gets_one_here(place: Place, cli: Cli) -> None:
     assert done.code == 0, done.err
     (image,) = (place.project / "images").glob("*.sif")
     assert done.out == f"{image}\n"
-    assert "nothing to do" in cli(*words).err and len(place.calls) == 1
+    assert "up to date" in cli(*words).err and len(place.calls) == 1
 
 
 def test_passwords_are_in_no_script_and_on_no_command_line(place: Place, build: Build) -> None:
