@@ -127,7 +127,7 @@ def test_no_image_and_no_recipe_of_somebody_else_runs_code_on_the_host(alice: Al
     pwned = cluster.machine_path("/home/alice/pwned")
     cluster.write(f"{HOME}/evil/Dockerfile", f'FROM 127.0.0.1:{PORT}/lab/evil:1.0\nCMD ["python3"]\n')
     failed = build(alice, "evil.sif", "--dockerfile", "evil/Dockerfile", check=False)
-    assert failed.returncode == 1 and "a line break or a control character in its Entrypoint" in failed.stderr
+    assert failed.returncode == 1 and "a line break or control character in its Entrypoint" in failed.stderr
     cluster.write(f"{HOME}/evil/`touch pwned`", "x")
     cluster.write(f"{HOME}/evil/r.yaml", f"base: docker://{BASE}\nfiles: ['`touch pwned`:/x', '/etc/hostname:/y']\n")
     failed = build(alice, "evil.sif", "--recipe", "evil/r.yaml", check=False)
