@@ -127,6 +127,7 @@ def place(desk: Desk) -> Iterator[Desk]:
     for name in ("image.sif", "images/pytorch.sif"):
         desk.write(name, SIF)
     desk.write("Dockerfile", "FROM ubuntu:24.04\nARG VERSION\n")
+    desk.write("train.sbatch", "#!/bin/bash\n#SBATCH --time=1:00:00\npython train.py\n")
     for name in ("train.py", "requirements.txt", "src/a.py"):
         desk.write(name, "")
     yaml = {block[0].split(":")[0]: "\n".join(block) + "\n" for page in PAGES for block in blocks(page)}

@@ -340,7 +340,7 @@ def with_a_wrong_mesh(joined: World) -> None:
     ("wrong", "said"),
     [
         (without_compiler, "train.compile: torch.compile does not work here"),
-        (without_fsdp2, "needs FSDP2 .torch 2.6 or newer."),
+        (without_fsdp2, "needs FSDP2 (torch 2.6 or newer)"),
         (with_a_scalar, "scalar parameters cannot be sharded: scale"),
         (without_blocks, "the model has no blocks to recompute"),
         (with_a_wrong_mesh, "2 ranks cannot be divided into groups of 3"),
@@ -487,7 +487,7 @@ def test_groups_inside_a_node() -> None:
     ("sizes", "said"),
     [
         ((6, None, 4), "cannot be divided into groups of 4"),
-        ((6, 2, 2), "is 4, and the job has 6"),
+        ((6, 2, 2), "is 4, but the job has 6"),
         ((4, 4, 0), "at least 1"),
     ],
 )
