@@ -229,21 +229,6 @@ def test_of_two_nodes_that_do_not_reach_each_other_one_is_excluded(alice: Alice,
 
 
 @pytest.fixture
-def patient_slurm(fresh_cluster: Cluster) -> Iterator[None]:
-    """Slurm misses a node that does not answer only minutes later: the tests may be slow."""
-    configuration = fresh_cluster.layout.shared / "slurm" / "slurm.conf"
-    usual = configuration.read_text()
-    patient = usual.replace("SlurmdTimeout=15", "SlurmdTimeout=600")
-    assert patient != usual
-    for text in (patient, usual):
-        configuration.write_text(text)
-        fresh_cluster.restart_controller()
-        fresh_cluster.wait_nodes()
-        if text is patient:
-            yield
-
-
-@pytest.fixture
 def without_slurmd(fresh_cluster: Cluster) -> Iterator[str]:
     """A node that Slurm takes for idle, and cannot reach."""
     node = "node2"
@@ -258,7 +243,6 @@ def start_slurmd(cluster: Cluster, node: str) -> None:
     cluster.run(node, ["slurmd", "-N", node], user="root")
 
 
-@pytest.mark.usefixtures("patient_slurm")
 def test_a_node_that_slurm_cannot_reach_is_named_and_no_other(alice: Alice, without_slurmd: str) -> None:
     """srun ends what it has started on the others, which then have not answered."""
     run = submit_script(alice, 0, 3)
@@ -269,7 +253,6 @@ def test_a_node_that_slurm_cannot_reach_is_named_and_no_other(alice: Alice, with
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("patient_slurm")
 def test_a_node_whose_slurmd_is_back_in_a_moment_is_used(alice: Alice, without_slurmd: str) -> None:
     run = submit_script(alice, 0, 3)
     log, asked_again = run.folder / "logs/job.log", f"Slurm could not start the preflight on {without_slurmd}: "
