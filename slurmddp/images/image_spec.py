@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -100,15 +101,15 @@ def of_dockerfile(
 
     def informed(bases: Mapping[str, RegistryImage]) -> Wanted:
         again = made.with_bases(bases)
-        return replace(wanted, definition=again.labelled, notes=again.notes)
+        return replace(wanted, definition=partial(again.labelled, __version__), notes=again.notes)
 
     wanted = Wanted(
         "".join(char if char.isalnum() or char in "._-" else "-" for char in folder.name).strip("-.") or "image",
         made.bases,
         made.sources,
         (),
-        plain=made.definition.replace(__version__, ""),
-        definition=made.labelled,
+        plain=made.labelled("", {}, None),
+        definition=partial(made.labelled, __version__),
         notes=made.notes,
         folder=folder,
         items=(*made.items, *secrets.values()),

@@ -37,12 +37,13 @@ def own_tmp(flavour: str, version: str, area: Path, report: Callable[[str], None
         yield ()
         return
     # A colon or a comma would end the path in --bind
-    place = os.path.abspath(area) if area.is_dir() and not re.search(r"[:,\\]", os.path.abspath(area)) else "/tmp"
+    path = os.path.abspath(area)
+    parent = path if os.path.isdir(path) and not re.search(r"[:,\\]", path) else "/tmp"
     try:
-        own = Path(tempfile.mkdtemp(prefix="slurmddp-", dir=place))
+        own = Path(tempfile.mkdtemp(prefix="slurmddp-", dir=parent))
     except OSError as error:
         todo = "APPTAINER_TMPDIR names another place"
-        raise UserError(f"no folder can be made in {place}: {error.strerror}", todo=todo) from None
+        raise UserError(f"no folder can be made in {parent}: {error.strerror}", todo=todo) from None
     try:
         options: tuple[str, ...] = ()
         for inside, name in _FOLDERS.items():

@@ -32,7 +32,7 @@ def one_node_only(script: Script) -> Iterator[Hit]:
     nodes = script.job.nodes or 1
     if nodes < 2:
         return
-    for launch in launches(script, "torchrun", "accelerate", "deepspeed"):
+    for launch in launches(script, *_AGENTS, "deepspeed"):
         hostfile = launch.opaque or {"hostfile", "deepspeed-hostfile", "config-file"} & set(launch.options)
         if launch.step is None and not launch.remote:
             if launch.kind == "torchrun" or not hostfile:
@@ -158,6 +158,11 @@ def standalone(script: Script) -> Iterator[Hit]:
             yield Hit(launch.line, f"--standalone on {spread(script, launch)} nodes")
 
 
+def _once_per_node(script: Script) -> Iterator[Launch]:
+    """Yield the agents that start once per node, as far as that can be read; of others, launcher-per-task tells."""
+    return (launch for launch in launches(script, *_AGENTS) if (tasks_per_node(launch) or 1) == 1)
+
+
 def _visible_gpus(script: Script, launch: Launch) -> int | None:
     """Return how many GPUs the launcher sees."""
     told = launch.env("CUDA_VISIBLE_DEVICES")
@@ -177,9 +182,9 @@ def _visible_gpus(script: Script, launch: Launch) -> int | None:
     fix="Ask for as many GPUs per node as ranks: --gpus-per-node, and --nproc_per_node with the same number.",
 )
 def too_many_ranks(script: Script) -> Iterator[Hit]:
-    for launch in launches(script, "torchrun", "accelerate"):
+    for launch in _once_per_node(script):
         ranks, gpus = _ranks(launch), _visible_gpus(script, launch)
-        if ranks and gpus and ranks > gpus and "cpu" not in launch.options and (tasks_per_node(launch) or 1) == 1:
+        if ranks and gpus and ranks > gpus and "cpu" not in launch.options:
             yield Hit(
                 launch.line, f"{NAMES[launch.kind]} starts {ranks} ranks per node, and {gpus} GPU(s) are there for them"
             )
@@ -193,13 +198,13 @@ def too_many_ranks(script: Script) -> Iterator[Hit]:
     fix="Start as many ranks per node as GPUs.",
 )
 def idle_gpus(script: Script) -> Iterator[Hit]:
-    for launch in launches(script, "torchrun", "accelerate"):
+    for launch in _once_per_node(script):
         ranks, gpus = _ranks(launch), _visible_gpus(script, launch)
         if launch.kind == "torchrun" and launch.option("nproc-per-node") is None and not launch.opaque:
             ranks = 1
         if (launch.step and launch.step.fan_out) or launch.background:
             continue  # several launches may share the node
-        if ranks and gpus and ranks < gpus and (tasks_per_node(launch) or 1) == 1:
+        if ranks and gpus and ranks < gpus:
             yield Hit(launch.line, f"{NAMES[launch.kind]} starts {ranks} rank(s) per node for {gpus} GPUs")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from slurmddp.check.finding import Hit, Severity, rule
 from slurmddp.check.launches import Launch
-from slurmddp.check.rules.common import launches, several_nodes
+from slurmddp.check.rules.common import launches, several_nodes, tasks_per_node
 from slurmddp.check.rules.sources import BASH_QUOTES, NCCL_GPUS, SRUN, TORCH_ENV
 from slurmddp.check.script import Script
 from slurmddp.check.values import number, symbol_name
@@ -39,7 +39,7 @@ def rank_in_batch_shell(script: Script) -> Iterator[Hit]:
         for name in ("RANK", "LOCAL_RANK"):
             variable = symbol_name(launch.env(name) or "", "early")
             if variable and not (
-                name == "LOCAL_RANK" and launch.env("RANK") is None and (launch.step and _per_node(launch) == 1)
+                name == "LOCAL_RANK" and launch.env("RANK") is None and (launch.step and tasks_per_node(launch) == 1)
             ):
                 severity: Severity | None = "warning" if _READS_SLURM.search(script.text) else None
                 yield Hit(script.assigned(name), f"{name}=${variable} is 0 in all {_tasks(launch)} tasks", severity)
@@ -49,10 +49,6 @@ def rank_in_batch_shell(script: Script) -> Iterator[Hit]:
             if variable and _RANK_ARGUMENT.match(word if "=" in word else previous):
                 yield Hit(launch.line, f"the batch shell expands ${variable}, so it is 0 in all {_tasks(launch)} tasks")
             previous = word
-
-
-def _per_node(launch: Launch) -> int | None:
-    return launch.step.resources.tasks_per_node if launch.step else None
 
 
 @rule(
@@ -71,7 +67,7 @@ def world_size(script: Script) -> Iterator[Hit]:
         if told < tasks:
             severity: Severity | None = "warning" if _READS_SLURM.search(script.text) else None
             yield Hit(script.assigned("WORLD_SIZE"), f"WORLD_SIZE is {told}, but srun starts {tasks} tasks", severity)
-        elif (_per_node(launch) or 1) > 1:
+        elif (tasks_per_node(launch) or 1) > 1:
             yield Hit(script.assigned("WORLD_SIZE"), f"WORLD_SIZE is {told}, but srun starts {tasks} tasks", "warning")
 
 
@@ -85,7 +81,7 @@ def world_size(script: Script) -> Iterator[Hit]:
 def tasks_gpus(script: Script) -> Iterator[Hit]:
     gpus = script.job.gpus_per_node
     for launch in launches(script, "python"):
-        per_node = _per_node(launch) if launch.step and not launch.step.fan_out else None
+        per_node = tasks_per_node(launch) if launch.step and not launch.step.fan_out else None
         if not gpus or not per_node:
             continue
         if per_node > gpus:  # tasks on CPUs may be meant
@@ -106,7 +102,7 @@ def tasks_gpus(script: Script) -> Iterator[Hit]:
 def gpus_per_task(script: Script) -> Iterator[Hit]:
     for launch in launches(script):
         step = launch.step
-        if step is None or _tasks(launch) < 2 or (_per_node(launch) or 1) < 2:
+        if step is None or _tasks(launch) < 2 or (tasks_per_node(launch) or 1) < 2:
             continue
         bind = step.options.get("gpu-bind") or script.option("gpu-bind")
         if bind == "none":
@@ -115,7 +111,7 @@ def gpus_per_task(script: Script) -> Iterator[Hit]:
             yield Hit(step.line if "gpu-bind" in step.options else script.line_of("gpu-bind"), f"--gpu-bind={bind}")
         elif step.resources.gpus_per_task:
             where = step.line if "gpus-per-task" in step.options else script.line_of("gpus-per-task")
-            yield Hit(where, f"--gpus-per-task with {_per_node(launch)} tasks per node")
+            yield Hit(where, f"--gpus-per-task with {tasks_per_node(launch)} tasks per node")
 
 
 @rule(

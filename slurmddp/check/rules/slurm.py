@@ -113,6 +113,11 @@ def _passes_cpus(launch: Launch) -> bool:
     )
 
 
+def _gives(script: Script, *names: str) -> bool:
+    """Tell whether one of these options is given, or may be: few #SBATCH lines mean that sbatch gets its options."""
+    return len(script.directives) < 3 or any(script.option(name) is not None for name in names)
+
+
 @rule(
     "no-cpus",
     "warning",
@@ -130,7 +135,7 @@ def no_cpus(script: Script) -> Iterator[Hit]:
         "extra-node-info",
         "cores-per-socket",
     )
-    if len(script.directives) < 3 or any(script.option(name) is not None for name in names):
+    if _gives(script, *names):
         return
     launch = next(
         (each for each in launches(script) if not each.step or "cpus-per-task" not in each.step.options), None
@@ -157,7 +162,7 @@ def no_gpus(script: Script) -> Iterator[Hit]:
         "tres-per-task",
         "ntasks-per-gpu",
     )
-    if len(script.directives) < 3 or any(script.option(name) is not None for name in asks):
+    if _gives(script, *asks):
         return
     for launch in launches(script, "torchrun", "accelerate"):
         if "cpu" not in launch.options and not re.search(r"gloo|--cpu\b|device[= ]cpu", script.text):
@@ -237,7 +242,7 @@ def signal_to_steps(script: Script) -> Iterator[Hit]:
     fix="Add #SBATCH --time=HH:MM:SS. A shorter limit lets Slurm start the job earlier.",
 )
 def no_time(script: Script) -> Iterator[Hit]:
-    if len(script.directives) >= 3 and script.option("time") is None:
+    if not _gives(script, "time"):
         yield Hit(1, "no --time")
 
 

@@ -45,7 +45,7 @@ class Converted:
                 follows from it.
     """
 
-    labelled: Callable[[Mapping[str, Pin], str | None], str]
+    labelled: Callable[[str, Mapping[str, Pin], str | None], str]
     bases: tuple[Base, ...]
     items: tuple[Item, ...]
     notes: tuple[str, ...]
@@ -59,7 +59,7 @@ class Converted:
     @property
     def definition(self) -> str:
         """The text without digests and commit."""
-        return self.labelled({}, None)
+        return self.labelled(__version__, {}, None)
 
     @property
     def base(self) -> Base:
@@ -140,7 +140,7 @@ class _Parsed:
             notes.append(f"of the base {name}, whose registry was not asked, this is assumed: {', '.join(assumed)}")
         folder = FOLDER if setting.items else ""
         labelled = partial(_text, conversion.made, running, workdir, folder)
-        labelled({}, None)  # refuses here what a definition file cannot hold
+        labelled(__version__, {}, None)  # refuses here what a definition file cannot hold
         used, items = tuple(part.base for part in conversion.made), tuple(setting.items)
         return Converted(labelled, used, items, tuple(dict.fromkeys(notes)), self.converted)
 
@@ -150,13 +150,14 @@ def _text(
     running: Running,
     workdir: Parts | None,
     folder: str,
+    version: str,
     pins: Mapping[str, Pin],
     commit: str | None,
 ) -> str:
     own = pins.get(stages[-1].base.source)
     return render_sections(
         "container/dockerfile.def.j2",
-        version=__version__,
+        version=version,
         stages=stages,
         staging=STAGING,
         files=FILES,

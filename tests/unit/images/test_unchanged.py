@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp import __version__
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.build_lock import holder, is_held, only_build
-from slurmddp.images.image_spec import of_recipe
+from slurmddp.images.image_spec import of_dockerfile, of_recipe
 from slurmddp.images.inputs import Inputs, inputs_of
 from slurmddp.images.make import BuildResult, Request, build_image
 from slurmddp.images.provenance import lock_path, sha256
@@ -263,3 +264,11 @@ def test_links_in_the_place_of_what_a_build_writes_are_replaced(
         build(tmp_path, "x.sif", force=True)
     assert secret.read_text() == "mine" and "why" in (tmp_path / "x.sif.build.log").read_text()
     assert not (tmp_path / "x.sif.build.log").is_symlink()
+
+
+def test_a_number_of_the_users_is_an_input_also_where_it_is_our_version(tmp_path: Path) -> None:
+    path, plain = tmp_path / "Dockerfile", set()
+    for argument in ("", __version__):
+        path.write_text(f"FROM debian:12\nRUN echo {argument}\n")
+        plain.add(of_dockerfile(path, {}, None).plain)
+    assert len(plain) == 2
