@@ -228,47 +228,58 @@ def test_of_two_nodes_that_do_not_reach_each_other_one_is_excluded(alice: Alice,
     assert started["nodes"].split() == ["node1", "node2"]
 
 
+LOST = "node2"
+
+
+def submit_and_lose_node(alice: Alice, nodes: int | str, *more: str) -> Run:
+    """LOST is idle to Slurm when the job starts, and cannot be reached.
+
+    The job is held until slurmd is dead: Slurm notices a dead one after 15 s, longer than a submission may take.
+    """
+    run = submit_script(alice, 0, nodes, "--set", "resources.sbatch_extra=[--hold]", *more)
+    for pid in alice.cluster.daemons(LOST, "slurmd"):
+        alice.cluster.run(LOST, ["kill", "-KILL", str(pid)], user="root")
+    alice.cluster.run("login", ["scontrol", "release", run.job_id])
+    return run
+
+
 @pytest.fixture
-def without_slurmd(fresh_cluster: Cluster) -> Iterator[str]:
-    """A node that Slurm takes for idle, and cannot reach."""
-    node = "node2"
-    for pid in fresh_cluster.daemons(node, "slurmd"):
-        fresh_cluster.run(node, ["kill", "-KILL", str(pid)], user="root")
-    yield node
-    if not fresh_cluster.daemons(node, "slurmd"):
-        start_slurmd(fresh_cluster, node)
+def slurmd_back(fresh_cluster: Cluster) -> Iterator[None]:
+    yield
+    if not fresh_cluster.daemons(LOST, "slurmd"):
+        start_slurmd(fresh_cluster, LOST)
 
 
 def start_slurmd(cluster: Cluster, node: str) -> None:
     cluster.run(node, ["slurmd", "-N", node], user="root")
 
 
-def test_a_node_that_slurm_cannot_reach_is_named_and_no_other(alice: Alice, without_slurmd: str) -> None:
+def test_a_node_that_slurm_cannot_reach_is_named_and_no_other(alice: Alice, slurmd_back: None) -> None:
     """srun ends what it has started on the others, which then have not answered."""
-    run = submit_script(alice, 0, 3)
+    run = submit_and_lose_node(alice, 3)
     run.wait_for_event("job_ended")
     (excluded,) = (row for row in run.lines("events.jsonl") if row["event"] == "node_excluded")
-    assert excluded["excluded"] == without_slurmd
+    assert excluded["excluded"] == LOST
     assert excluded["reason"].startswith("preflight: Slurm could not start a process there: ")
 
 
 @pytest.mark.long
-def test_a_node_whose_slurmd_is_back_in_a_moment_is_used(alice: Alice, without_slurmd: str) -> None:
-    run = submit_script(alice, 0, 3)
-    log, asked_again = run.folder / "logs/job.log", f"Slurm could not start the preflight on {without_slurmd}: "
+def test_a_node_whose_slurmd_is_back_in_a_moment_is_used(alice: Alice, slurmd_back: None) -> None:
+    run = submit_and_lose_node(alice, 3)
+    log, asked_again = run.folder / "logs/job.log", f"Slurm could not start the preflight on {LOST}: "
     alice.cluster.wait_for(lambda: log.exists() and asked_again in log.read_text(), "it is asked again", 60)
-    start_slurmd(alice.cluster, without_slurmd)
+    start_slurmd(alice.cluster, LOST)
     run.wait("done")
     assert not [row for row in run.lines("events.jsonl") if row["event"] == "node_excluded"]
     assert {line.split()[0] for line in verdict(run)} == set(alice.cluster.nodes)
 
 
-def test_without_a_preflight_the_next_attempt_is_made_without_that_node(alice: Alice, without_slurmd: str) -> None:
-    run = submit_script(alice, 0, "{min: 2, max: 2, spares: 1}", "--set", "recovery.preflight=false")
+def test_without_a_preflight_the_next_attempt_is_made_without_that_node(alice: Alice, slurmd_back: None) -> None:
+    run = submit_and_lose_node(alice, "{min: 2, max: 2, spares: 1}", "--set", "recovery.preflight=false")
     run.wait("done")
     rows = run.lines("events.jsonl")
     first, again = (row["nodes"].split() for row in rows if row["event"] == "attempt_started")
-    assert without_slurmd in first and without_slurmd not in again and len(again) == 2
+    assert LOST in first and LOST not in again and len(again) == 2
     ended = next(row for row in rows if row["event"] == "attempt_ended")
-    assert ended["node"] == without_slurmd
+    assert ended["node"] == LOST
     assert ended["cause"].startswith("Slurm could not start the ranks there: ")
