@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,9 @@ def pip_says(folder: Path, wanted: str) -> list[str]:
     (folder / "pins").write_text("torch==2.13.0\n")
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--find-links", str(folder)]
     more = ["--constraint", str(folder / "pins"), "--target", str(folder / "out"), wanted]
-    done = subprocess.run([*command, *more], capture_output=True, text=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    environment["PIP_CONFIG_FILE"] = os.devnull  # this machine's own constraints would be part of what pip says
+    done = subprocess.run([*command, *more], capture_output=True, text=True, env=environment)
     assert done.returncode != 0
     return (done.stdout + done.stderr).splitlines()
 
