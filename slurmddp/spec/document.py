@@ -38,10 +38,14 @@ class Plain(str):
 
 
 class Origin(NamedTuple):
-    """Where a value came from: the layer's name, and the file and line or option that holds it."""
+    """Where a value came from: the layer's name, and the file and line or option that holds it.
+
+    implied: a map that exists only because an option set a key below it; the option says nothing about its other keys.
+    """
 
     layer: str
     where: str
+    implied: bool = False
 
 
 class Document(NamedTuple):

@@ -50,9 +50,11 @@ class Resolved(NamedTuple):
 
     def location(self, *key: str) -> str:
         """`FILE:LINE: key` for a message about the value of `key`."""
-        origin = origin_of(self.layered, key)
+        origin = self.layered.origins.get(key) or origin_of(self.layered, key[:-1])
         shown = ".".join(key)
-        return f"{origin.where}: {shown}" if origin and origin.where != shown else shown
+        if origin is None or origin.implied or origin.where == shown:
+            return shown
+        return f"{origin.where}: {shown}"
 
 
 def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: bool) -> Resolved:
@@ -133,7 +135,7 @@ def layer_of(layer: str, pairs: Sequence[tuple[str, Any, str]]) -> Document:
                 raise UserError(
                     f"{'.'.join(path[:end])} already has a value, so it cannot have keys below it", where=where
                 )
-            origins.setdefault(path[:end], Origin(layer, where))
+            origins.setdefault(path[:end], Origin(layer, where, implied=True))
         node[path[-1]] = read_value(text, layer, where) if isinstance(text, str) else text
         origins[path] = Origin(layer, where)
     return Document(tree, origins)

@@ -358,3 +358,10 @@ def test_an_empty_variable_names_no_site(desk: Desk) -> None:
 
 def test_a_folder_without_a_parent_s_profile_is_shipped_too(desk: Desk) -> None:
     assert {"local", "generic"} <= set(Catalogue({"HOME": str(Path("/nonexistent"))}).names())
+
+
+def test_an_option_is_not_blamed_for_the_keys_beside_its_own(desk: Desk) -> None:
+    """`--time 10m` also makes the map `resources`, and says nothing about its other keys."""
+    found = desk.resolve("site: generic\ntrain: {script: a.py}\n", "resources.time=10m")
+    assert found.location("resources", "time") == "--set resources.time: resources.time"
+    assert found.location("resources", "account") == "resources.account"
