@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -104,21 +103,16 @@ def commit_of(folder: Path) -> str | None:
 
 
 def named_site(site: str | None, environment: Mapping[str, str]) -> tuple[str, Site, Document] | None:
-    """The site that is named, by --site or SLURMDDP_SITE, or that this host belongs to: name, profile, the job's layer.
+    """Return name, profile and job layer of the selected site; None if none is selected.
 
     Raises UserError for one that is unknown or wrong.
     """
     from slurmddp.sites.catalogue import Catalogue
-    from slurmddp.sites.detect import detect
+    from slurmddp.sites.select import select
 
     catalogue = Catalogue(environment)
-    name = site or environment.get("SLURMDDP_SITE")
-    if name is None:
-        found = detect(catalogue, platform.node(), environment)
-        if found is None:
-            return None
-        name = found[0]
-    return name, *catalogue.load(name)
+    found = select(catalogue, environment, site)
+    return (found[0], *catalogue.load(found[0])) if found else None
 
 
 def rules_of(site: str | None, environment: Mapping[str, str] = os.environ) -> Rules:

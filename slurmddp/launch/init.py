@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shlex
 import shutil
 import sysconfig
@@ -14,10 +13,9 @@ from typing import NamedTuple
 from slurmddp.errors import UserError
 from slurmddp.launch.prepare import job_name
 from slurmddp.render.engine import render
-from slurmddp.sites.catalogue import Catalogue, config_files
-from slurmddp.sites.detect import detect
+from slurmddp.sites.catalogue import Catalogue
+from slurmddp.sites.select import select
 from slurmddp.spec.expand import unexpand
-from slurmddp.spec.resolve import named_site
 from slurmddp.spec.site import Site
 
 TASKS = ("lm", "images")
@@ -44,7 +42,7 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
     if task is not None and task not in TASKS:
         raise UserError(f"unknown task {task!r}", where="--task", todo=f"use one of {', '.join(TASKS)}, or --script")
     catalogue = Catalogue(os.environ)
-    made = Made(site, "--site") if site is not None else _choose_site(catalogue, os.environ)
+    made = _choose_site(catalogue, os.environ, site)
     profile, layer = catalogue.load(made.site)
     known = layer.tree.get("resources") or {}
     container = layer.tree.get("container") or {}
@@ -77,12 +75,12 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
     return made
 
 
-def _choose_site(catalogue: Catalogue, environment: Mapping[str, str]) -> Made:
+def _choose_site(catalogue: Catalogue, environment: Mapping[str, str], option: str | None) -> Made:
     """As a job without `site:` would find it; where none matches, whether sbatch is here decides.
 
     Jobs of the site `local` train on this machine, which must not be a login node.
     """
-    found = named_site(environment, config_files(environment)) or detect(catalogue, platform.node(), environment)
+    found = select(catalogue, environment, option)
     if found is not None:
         return Made(*found)
     if shutil.which("sbatch", path=environment.get("PATH")):

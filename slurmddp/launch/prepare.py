@@ -198,11 +198,10 @@ def _allocation(environment: Mapping[str, str]) -> Allocation | None:
 
 
 def _detected(catalogue: Catalogue, request: Request) -> tuple[str, str] | None:
-    import platform
-
     from slurmddp.sites.detect import detect
+    from slurmddp.sites.host import this_host
 
-    return detect(catalogue, platform.node(), request.environment)
+    return detect(catalogue, this_host(request.environment))
 
 
 def _cwd(environment: Mapping[str, str]) -> str:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from slurmddp.assets import asset_folder
 from slurmddp.errors import UserError
-from slurmddp.spec.document import Document
+from slurmddp.spec.document import Document, read_text, text_of
 from slurmddp.spec.job import Job
 from slurmddp.spec.layers import Layered, merge
 from slurmddp.spec.renamed import read_layer
-from slurmddp.spec.site import Site
+from slurmddp.spec.site import Detect, Site
+from slurmddp.spec.types import Model
 from slurmddp.spec.validate import validate
 
 MAX_BASES = 16
 MAX_NAME = 100
+#: The key at the top of a profile, up to the next one.
+_DETECT_BLOCK = re.compile(r"^detect:.*\n?(?:(?:[ \t#\]}-].*)?(?:\n|\Z))*", re.MULTILINE)
+
+
+class _Detection(Model):
+    """The part of a profile that detection reads."""
+
+    detect: Detect = Detect.model_construct()
 
 
 def config_files(environment: Mapping[str, str]) -> list[Path]:
@@ -63,6 +73,19 @@ class Catalogue:
         origins = {key[1:]: origin for key, origin in layered.origins.items() if key[:1] == ("job",) and len(key) > 1}
         return site, Document(part, origins)
 
+    def detection(self, name: str) -> Detect:
+        """The rules of detection in a profile. Only that part of the file is parsed: all profiles take 0.1 s."""
+        path = self.path(name)
+        shown = _shown(path)
+        text = text_of(path, shown)
+        if "detect" not in text:
+            return Detect.model_construct()
+        if block := _DETECT_BLOCK.search(text):
+            text = "\n" * text.count("\n", 0, block.start()) + block[0]
+        document = read_text(text, f"site {name}", shown)
+        tree = {key: value for key, value in document.tree.items() if key == "detect"}
+        return validate(_Detection, Layered(tree, document.origins, {})).detect
+
     def _documents(self, path: Path, above: tuple[Path, ...], read: set[Path]) -> list[Document]:
         """The profile and its bases, lowest first. above: those whose base it is; read: a shared base is laid once."""
         if path in above or len(above) >= MAX_BASES:
@@ -71,6 +94,8 @@ class Catalogue:
             return []
         read.add(path)
         document = read_layer(path, f"site {path.stem}", _shown(path))
+        if above:  # else a profile laid over a shipped one would match wherever that one does
+            document.tree.pop("detect", None)
         bases = document.tree.get("bases") or []
         if not isinstance(bases, list):
             raise UserError("bases must be a list of names", where=str(path))

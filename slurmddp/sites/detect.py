@@ -1,25 +1,130 @@
-"""Finds out at which site this host is, from its name and environment alone."""
+"""Finds out at which site this host is: collects the evidence for each profile and compares the scores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from slurmddp.sites.catalogue import Catalogue
+from slurmddp.errors import UserError
+from slurmddp.sites.catalogue import Catalogue
+from slurmddp.sites.host import ClusterName, Host
+from slurmddp.spec.site import Detect
+
+#: A stronger kind outweighs all weaker ones together. Users and jobs carry variables from one cluster to another;
+#: a short host name such as login1 or uan01 is used at many sites.
+_CLUSTER, _DOMAIN, _VARIABLE, _FILE, _SHORT_NAME = 8, 8, 4, 2, 1
 
 
-def detect(catalogue: Catalogue, hostname: str, environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """(site, why), or None. Profiles are asked in alphabetical order; variables are believed before host names."""
-    by_name: tuple[str, str] | None = None
-    for name in catalogue.names():
-        rules = catalogue.load(name)[0].detect
-        for variable, wanted in rules.environment.items():
-            value = environment.get(variable)
-            if value is not None and (wanted == "*" or fnmatchcase(value, wanted)):
-                return name, f"detected: ${variable} is {value}"
-        for pattern in rules.hostnames:
-            if by_name is None and fnmatchcase(hostname, pattern):
-                by_name = name, f"detected: this host is {hostname}"
-    return by_name
+class Evidence(NamedTuple):
+    """One rule of a profile that matches this host. key: of `detect`; text: what matched."""
+
+    key: str
+    pattern: str
+    score: int
+    text: str
+
+
+class Candidate(NamedTuple):
+    """A profile with rules that match this host. excluded: why it is out of the question all the same."""
+
+    site: str
+    evidence: tuple[Evidence, ...]
+    excluded: str | None = None
+
+    @property
+    def score(self) -> int:
+        """The sum over the kinds of evidence, each counted once."""
+        kinds: dict[str, int] = {}
+        for item in self.evidence:
+            kinds[item.key] = max(kinds.get(item.key, 0), item.score)
+        return 0 if self.excluded else sum(kinds.values())
+
+    @property
+    def why(self) -> str:
+        """What matched, the strongest first."""
+        return "; ".join(dict.fromkeys(item.text for item in sorted(self.evidence, key=lambda item: -item.score)))
+
+
+class Survey(NamedTuple):
+    """All that detection found: Slurm's ClusterName if known, and the candidates, the best first."""
+
+    cluster: ClusterName | None
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> tuple[Candidate, ...]:
+        """The candidates with the highest score: none, one, or a tie."""
+        return tuple(item for item in self.candidates if 0 < item.score == self.candidates[0].score)
+
+
+def detect(catalogue: Catalogue, host: Host) -> tuple[str, str] | None:
+    """Return (site, why), or None if no profile matches. Raises UserError for a tie."""
+    best = survey(catalogue, host).best
+    if not best:
+        return None
+    site = best[0].site
+    if len(best) > 1:
+        number = "two" if len(best) == 2 else len(best)
+        found = " and ".join(f"{item.site} ({item.why})" for item in best)
+        raise UserError(
+            f"this host matches {number} sites equally well: {found}",
+            todo=f"select one: --site {site}, or `site: {site}` in the job file or in ~/.config/slurmddp/config.yaml",
+        )
+    return site, f"detected: {best[0].why}"
+
+
+def survey(catalogue: Catalogue, host: Host, *, ask: bool = False) -> Survey:
+    """Collect the evidence for all profiles. ask: run scontrol even if the rest already decides."""
+    rules = {name: catalogue.detection(name) for name in catalogue.names()}
+    cluster = host.cluster_name()
+    found = _candidates(rules, host, cluster)
+    if cluster is None and any(rule.cluster_names for rule in rules.values()) and (ask or len(found.best) != 1):
+        cluster = host.ask_slurm()
+        return _candidates(rules, host, cluster)
+    return found
+
+
+def _candidates(rules: dict[str, Detect], host: Host, cluster: ClusterName | None) -> Survey:
+    found = []
+    for site, rule in rules.items():
+        evidence = tuple(_evidence(rule, host, cluster))
+        if evidence:
+            found.append(Candidate(site, evidence, _contradiction(rule, cluster)))
+    return Survey(cluster, tuple(sorted(found, key=lambda item: -item.score)))
+
+
+def _evidence(rule: Detect, host: Host, cluster: ClusterName | None) -> Iterator[Evidence]:
+    for pattern in rule.cluster_names:
+        if cluster is not None and _same_name(cluster, pattern):
+            text = f"Slurm's ClusterName is {cluster.value}, from {cluster.source}"
+            yield Evidence("cluster_names", pattern, _CLUSTER, text)
+    for pattern in rule.hostnames:
+        if fnmatchcase(host.name, pattern):
+            has_domain = "." in re.split(r"[*?\]]", pattern)[-1]
+            score = _DOMAIN if has_domain else _SHORT_NAME
+            yield Evidence("hostnames", pattern, score, f"this host is {host.name}")
+    for variable, pattern in rule.environment.items():
+        value = host.environment.get(variable)
+        if value is not None and (pattern == "*" or fnmatchcase(value, pattern)):
+            yield Evidence("environment", f"{variable}: {pattern}", _VARIABLE, f"${variable} is {value}")
+    for path, pattern in rule.files.items():
+        if pattern == "*" and host.exists(path):
+            yield Evidence("files", f"{path}: *", _FILE, f"{path} exists")
+        elif pattern != "*":
+            lines = (line.strip() for line in (host.text(path) or "").splitlines())
+            if line := next((line for line in lines if fnmatchcase(line, pattern)), None):
+                yield Evidence("files", f"{path}: {pattern}", _FILE, f"{path} contains {line}")
+
+
+def _contradiction(rule: Detect, cluster: ClusterName | None) -> str | None:
+    """Say why the profile is another cluster's, whatever else matches; None if nothing contradicts it."""
+    if cluster is None or not rule.cluster_names or any(_same_name(cluster, name) for name in rule.cluster_names):
+        return None
+    wanted = " or ".join(rule.cluster_names)
+    return f"Slurm's ClusterName is {cluster.value}, from {cluster.source}; the profile is for {wanted}"
+
+
+def _same_name(cluster: ClusterName, pattern: str) -> bool:
+    return fnmatchcase(cluster.value.lower(), pattern.lower())

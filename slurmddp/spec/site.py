@@ -32,12 +32,23 @@ class Partition(Model):
     ask: dict[Literal["partition", "constraint", "qos"], SbatchValue] | None = None
 
 
-class Detect(Model):
-    """How the program finds out that it runs here: any pattern of the host's name, or any variable with its value
-    (`*` stands for any value)."""
+def _absolute(text: str) -> str:
+    if not text.startswith("/"):
+        raise ValueError("must be an absolute path")
+    return text
 
-    hostnames: Annotated[tuple[Line, ...], Adds()] = ()
+
+class Detect(Model):
+    """How the program finds out that it runs here. All values are patterns. A base does not hand these rules on.
+
+    cluster_names: Slurm's ClusterName; hostnames: the name of the host; environment: a variable and its value; files: a
+    path and one of its lines (`*`: the path exists).
+    """
+
+    cluster_names: tuple[Line, ...] = ()
+    hostnames: tuple[Line, ...] = ()
     environment: dict[str, Line] = {}
+    files: dict[Annotated[Line, AfterValidator(_absolute)], Line] = {}
 
 
 class Fact(Model):

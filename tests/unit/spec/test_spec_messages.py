@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from slurmddp.errors import UserError
-from slurmddp.sites.catalogue import Catalogue
-from slurmddp.sites.detect import detect
 from tests.helpers import LM_JOB, Desk, refusal
 
 
@@ -68,41 +66,3 @@ def test_an_unknown_site_names_the_place_and_the_nearest(desk: Desk) -> None:
     with pytest.raises(UserError) as caught:
         desk.resolve(LM_JOB.replace("gpus", "gpu"))
     assert refusal(caught.value) == f"{desk.project}/job.yaml:2: unknown site 'gpu'\n  -> did you mean gpus?"
-
-
-# --- detection
-
-
-def find(desk: Desk, host: str, **variables: str) -> tuple[str, str] | None:
-    return detect(Catalogue(desk.environment), host, variables)
-
-
-@pytest.fixture
-def known(desk: Desk) -> Desk:
-    desk.site("name: alpha\ntitle: a\ndetect: {hostnames: ['login*.alpha.org', '*.beta.org']}")
-    desk.site(
-        "name: beta\ntitle: b\ndetect:\n  hostnames: ['*.beta.org']\n  environment: {CLUSTER: beta, BETA_HOME: '*'}"
-    )
-    return desk
-
-
-def test_detection_by_host_name(known: Desk) -> None:
-    assert find(known, "login03.alpha.org") == ("alpha", "detected: this host is login03.alpha.org")
-    assert find(known, "nowhere.example.org") is None
-
-
-def test_variables_are_believed_before_host_names(known: Desk) -> None:
-    assert find(known, "login03.alpha.org", CLUSTER="beta") == ("beta", "detected: $CLUSTER is beta")
-    assert find(known, "x", BETA_HOME="/b") == ("beta", "detected: $BETA_HOME is /b")
-    assert find(known, "x", CLUSTER="gamma") is None
-
-
-def test_the_first_profile_in_the_alphabet_wins(known: Desk) -> None:
-    assert find(known, "n1.beta.org") == ("alpha", "detected: this host is n1.beta.org")
-
-
-@pytest.mark.parametrize("rules", ["[x]", "text", "{hostnames: text}", "{environment: [x]}", "{hostnames: {a: b}}"])
-def test_a_profile_with_broken_rules_is_an_error_that_names_it(known: Desk, rules: str) -> None:
-    known.site(f"name: broken\ntitle: x\ndetect: {rules}")
-    with pytest.raises(UserError, match=r"broken\.yaml"):
-        find(known, "x")
