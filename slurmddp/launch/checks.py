@@ -97,21 +97,6 @@ def _inputs(prepared: Prepared) -> Iterator[tuple[str, tuple[str, ...], str, str
         yield what, key, path, host_path(path, plan.container.binds)
 
 
-def doubts(prepared: Prepared) -> Iterator[str]:
-    """What may be right all the same: a bind of the site's that only its compute nodes have, a driver that is too old
-    by what the profile says of it."""
-    if prepared.plan.scheduler == "local" and "SLURM_JOB_ID" not in os.environ and shutil.which("sbatch"):
-        yield "site local trains on this machine: on a login node, choose your cluster's site, or --site generic"
-    verdict = driver_verdict(prepared)
-    if verdict is not None and verdict.kind not in ("native", "minor"):
-        yield f"the image may not run with the driver of these nodes: {verdict.why}" + (
-            f"; {verdict.todo}" if verdict.todo else ""
-        )
-    for bind in prepared.plan.container.binds:
-        if bind.by_site and not os.path.exists(bind.source):
-            yield f"the site's bind source {bind.source} is not on this machine: check that the compute nodes have it"
-
-
 def driver_verdict(prepared: Prepared) -> Verdict | None:
     """Return whether the driver in the profile runs the CUDA in the image's lock file.
 

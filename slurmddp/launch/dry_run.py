@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from slurmddp.assets import package_folder
 from slurmddp.errors import UserError
-from slurmddp.launch.checks import absent_secrets, doubts, problem
+from slurmddp.launch.check.rule import advice
+from slurmddp.launch.checks import absent_secrets, problem
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.submit import command_line, still_going
 from slurmddp.launch.write import run_files, survey_project
@@ -88,7 +89,7 @@ def dry_run(prepared: Prepared, refused: UserError | None = None) -> DryRun:
         refuse_values(variables, files)
     except UserError as error:
         raise (refusals or [error])[0] from None
-    warnings = [*doubts(prepared), *still_going(prepared)]
+    warnings = [*advice(prepared), *still_going(prepared)]
     found: Survey | None = None
     code_hash = None
     try:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from slurmddp.errors import UserError
-from slurmddp.launch.checks import doubts
+from slurmddp.launch.check.rule import advice
 from slurmddp.launch.follow import Foreground
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.submit import make_run_folder, record, refuse_problems, still_going
@@ -33,7 +33,7 @@ def run_foreground(prepared: Prepared, show: Callable[[bytes], None] | None, say
             todo=f"first run salloc --nodes={plan.nodes.max}; or use `slurmddp submit`, or --site local",
         )
     refuse_problems(prepared)
-    warnings = [*doubts(prepared), *still_going(prepared)]
+    warnings = [*advice(prepared), *still_going(prepared)]
     folder = make_run_folder(prepared, warnings)
     command = ("bash", str(folder.job_sh), str(folder.path))
     with Foreground(folder, say) as job:

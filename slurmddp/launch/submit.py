@@ -13,7 +13,8 @@ from typing import Any
 
 from slurmddp.alerts import secrets
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.launch.checks import doubts, problem
+from slurmddp.launch.check.rule import advice
+from slurmddp.launch.checks import problem
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.watchdog import submit_watchdog
 from slurmddp.launch.write import run_files, survey_project
@@ -64,7 +65,7 @@ def submit(prepared: Prepared) -> Handed:
     """Make the run folder and start the job. Raises UserError with nothing left behind."""
     plan = prepared.plan
     refuse_problems(prepared)
-    warnings = [*doubts(prepared), *still_going(prepared)]
+    warnings = [*advice(prepared), *still_going(prepared)]
     root = Path(plan.runs_root)
     absent = [path for path in (root, *root.parents) if not os.path.lexists(path)]
     folder = make_run_folder(prepared, warnings)

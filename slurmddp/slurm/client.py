@@ -23,7 +23,7 @@ _BATCH = 200
 
 
 @dataclass(frozen=True)
-class _Answer:
+class Answer:
     """What one command printed. `missing`: it is not on this machine."""
 
     code: int
@@ -59,7 +59,7 @@ class Slurm:
         job (its message whole), ExternalError where it did not answer, or with an id that nobody understands:
         then a job may be in the queue.
         """
-        answer = _run(command, timeout=_SUBMIT_TIMEOUT, cwd=cwd, doing="submitting the job")
+        answer = ask(command, timeout=_SUBMIT_TIMEOUT, cwd=cwd, doing="submitting the job")
         if answer.missing:
             raise UserError(
                 f"{command[0]} is not on this machine",
@@ -86,7 +86,7 @@ class Slurm:
         normal: None. Raises ExternalError where a daemon does not answer, which is not the same as a
         forgotten job.
         """
-        answer = _run(("scontrol", *_cluster(job_id), "--oneliner", "show", "job", job_id.id))
+        answer = ask(("scontrol", *_cluster(job_id), "--oneliner", "show", "job", job_id.id))
         if answer.code == 0 and (view := parse.scontrol_job(answer.out)):
             return view
         if answer.code != 0 and not parse.is_forgotten(answer.text):
@@ -114,7 +114,7 @@ class Slurm:
 
     def cancel(self, job_id: JobId) -> bool:
         """scancel the job; False if Slurm had nothing left to end. Raises UserError, ExternalError."""
-        answer = _run(("scancel", "--verbose", *_cluster(job_id), job_id.id), doing=f"cancelling job {job_id}")
+        answer = ask(("scancel", "--verbose", *_cluster(job_id), job_id.id), doing=f"cancelling job {job_id}")
         _require("scancel", answer)
         # Whatever the exit code: versions differ in it.
         if parse.is_forgotten(answer.text) or any(part in answer.text.lower() for part in _ALREADY_OVER):
@@ -128,7 +128,7 @@ class Slurm:
 
         Raises UserError, ExternalError (its message).
         """
-        answer = _run(("scontrol", *_cluster(job_id), "requeue", job_id.id), doing=f"requeuing job {job_id}")
+        answer = ask(("scontrol", *_cluster(job_id), "requeue", job_id.id), doing=f"requeuing job {job_id}")
         _require("scontrol", answer)
         if answer.code != 0:
             raise ExternalError(f"scontrol could not requeue job {job_id} (exit code {answer.code}):\n{answer.text}")
@@ -139,7 +139,7 @@ class Slurm:
         Raises UserError, ExternalError (its message).
         """
         command = ("scontrol", *_cluster(job_id), "update", f"JobId={job_id.id}", "StartTime=now")
-        answer = _run(command, doing=f"releasing job {job_id}")
+        answer = ask(command, doing=f"releasing job {job_id}")
         _require("scontrol", answer)
         if answer.code != 0:
             raise ExternalError(f"scontrol update failed (exit code {answer.code}):\n{answer.text}")
@@ -154,7 +154,7 @@ class Slurm:
             f"--jobs={parse.numbers(job_ids)}",
             f"--Format={parse.SQUEUE_FORMAT}",
         )
-        answer = _run(command)
+        answer = ask(command)
         _require("squeue", answer)
         # Asked for one job, squeue fails if it is unknown; asked for several, it leaves the unknown ones out.
         if answer.code != 0 and not parse.is_forgotten(answer.text):
@@ -174,7 +174,7 @@ class Slurm:
             f"--jobs={parse.numbers(job_ids)}",
             f"--format={parse.SACCT_FORMAT}",
         )
-        answer = _run(command)
+        answer = ask(command)
         if answer.missing or parse.is_accounting_off(answer.text):
             return {}
         if answer.code != 0:
@@ -188,7 +188,7 @@ def _cluster(job_id: JobId) -> tuple[str, ...]:
     return ("-M", job_id.cluster) if job_id.cluster else ()
 
 
-def _require(name: str, answer: _Answer) -> None:
+def _require(name: str, answer: Answer) -> None:
     if answer.missing:
         raise UserError(
             f"{name} is not on this machine",
@@ -197,12 +197,12 @@ def _require(name: str, answer: _Answer) -> None:
     _refuse_unreachable(name, answer)
 
 
-def _refuse_unreachable(name: str, answer: _Answer) -> None:
+def _refuse_unreachable(name: str, answer: Answer) -> None:
     if answer.code != 0 and parse.is_unreachable(answer.text):
         raise ExternalError(f"Slurm did not answer {name}, so the job's state is unknown:\n{answer.text}")
 
 
-def _run(command: Sequence[str], *, timeout: float = _ASK_TIMEOUT, cwd: Path | None = None, doing: str = "") -> _Answer:
+def ask(command: Sequence[str], *, timeout: float = _ASK_TIMEOUT, cwd: Path | None = None, doing: str = "") -> Answer:
     """Run one command: no shell, no input, a clean environment.
 
     A missing program is an answer, a time-out an error.
@@ -227,9 +227,9 @@ def _run(command: Sequence[str], *, timeout: float = _ASK_TIMEOUT, cwd: Path | N
         ) from error
     except OSError as error:
         if isinstance(error, FileNotFoundError) and (cwd is None or cwd.is_dir()):
-            return _Answer(127, "", f"{command[0]}: command not found", missing=True)
+            return Answer(127, "", f"{command[0]}: command not found", missing=True)
         raise ExternalError(f"{command[0]} could not be started in {cwd or Path.cwd()}: {error}") from error
-    return _Answer(done.returncode, _text(done.stdout), _text(done.stderr))
+    return Answer(done.returncode, _text(done.stdout), _text(done.stderr))
 
 
 def _text(raw: bytes) -> str:

@@ -71,6 +71,25 @@ def test_a_file_that_is_no_script_is_one_message(
     assert message in shown.err and "train.sbatch" in shown.err and "->" in shown.err
 
 
-def test_without_script_the_message_says_what_to_add(cli: Cli) -> None:
+def test_a_batch_script_without_script_and_a_job_option_with_it(cli: Cli) -> None:
+    shown = cli("check", str(BAD))
+    assert shown.code == 2 and "is a batch script, not a job file" in shown.err and "add --script" in shown.err
+    shown = cli("check", "--script", str(BAD), "--time", "1h")
+    assert shown.code == 2 and "--time needs a job file" in shown.err
+    assert "no batch script given" in cli("check", "--script").err
+
+
+def test_a_job_is_checked_and_the_exit_code_follows_the_worst_finding(cli: Cli, desk: Desk) -> None:
+    desk.write("train.py")
+    desk.write("job.yaml", "site: cores\nname: x\ntrain: {script: train.py}\nresources: {nodes: 2, time: 1h}\n")
     shown = cli("check", "job.yaml")
-    assert shown.code == 2 and "add --script" in shown.err
+    assert shown.code == 1 and "error: sbatch is not in PATH [submit-refuses]" in shown.out
+    assert shown.out.splitlines()[-1].startswith("job x, ") and "not checked, Slurm does not answer" in shown.out
+    desk.program("sbatch", "#!/bin/sh\n")
+    assert cli("check", "job.yaml").code == 0
+    wrong = ("check", "job.yaml", "--set", "network.interface=lo")
+    assert cli(*wrong).code == 1 and "lo does not lead to other nodes" in cli("submit", *wrong[1:], "--dry-run").err
+    assert cli("check", "job.yaml", "--set", "environment.TRITON_CACHE_DIR=/home/x", "--strict").code == 1
+    assert json.loads(cli(*wrong, "--json").out)["counts"]["error"] == 1
+    refused = cli("check", "job.yaml", "--set", "resources.time=no")
+    assert refused.code == 2 and "resources.time" in refused.err

@@ -34,6 +34,9 @@ train:
   batch: {global: 512, micro: 16}
 """
 
+#: What these tests are rightly warned of: they lie below /tmp.
+OF_TESTS = "in a folder that each node has for itself"
+
 
 @pytest.fixture
 def ready(desk: Desk) -> Desk:
@@ -241,7 +244,7 @@ def test_a_dry_run_as_json(ready: Desk, cli: Cli) -> None:
     assert (shown["nodes"], shown["ranks"]) == ({"min": 2, "max": 2, "spares": 0}, {"total": 8, "per_node": 4})
     assert (shown["batch"], shown["time"]) == ({"global": 512, "micro": 16, "accumulation": 4, "even": True}, 7200)
     assert shown["command"][:2] == ["sbatch", "--parsable"]
-    assert (shown["refusal"], shown["warnings"]) == (None, [])
+    assert shown["refusal"] is None and not [each for each in shown["warnings"] if OF_TESTS not in each]
     page = (ROOT / "docs/files.md").read_text().split("## submit --dry-run --json\n")[1].split("\n## ")[0]
     groups = ("nodes", "ranks", "batch", "machinery")
     keys = {key for key in shown if key not in groups} | {f"{group}.{key}" for group in groups for key in shown[group]}
@@ -464,7 +467,7 @@ def test_init_writes_a_job_that_submits(ready: Desk, cli: Cli, site: str, what: 
     done = cli("submit", "new.yaml", "--dry-run", SLURM_JOB_ID="1")
     assert done.code == 0, done.err
     trouble = [line for line in done.err.splitlines() if line.startswith("warning: ")]
-    assert not trouble, trouble
+    assert not [line for line in trouble if OF_TESTS not in line], trouble
 
 
 def test_init_touches_no_file_that_exists(ready: Desk, cli: Cli) -> None:
@@ -544,10 +547,10 @@ def test_init_takes_the_site_of_the_configuration_and_of_the_variable(ready: Des
 
 def test_training_on_a_machine_that_has_sbatch_is_warned_about(ready: Desk, cli: Cli) -> None:
     job = ("train.py", "--site", "here", "--dry-run")
-    assert "trains on this machine" in cli("submit", *job).err
-    assert "trains on this machine" not in cli("submit", *job, SLURM_JOB_ID="1").err
+    assert "train on this machine" in cli("submit", *job).err
+    assert "train on this machine" not in cli("submit", *job, SLURM_JOB_ID="1").err
     (ready.bin / "sbatch").unlink()
-    assert "trains on this machine" not in cli("submit", *job, PATH=str(ready.bin)).err
+    assert "train on this machine" not in cli("submit", *job, PATH=str(ready.bin)).err
 
 
 def test_a_run_with_alert_targets_has_the_sender_beside_its_job_sh_and_in_its_code(ready: Desk, cli: Cli) -> None:

@@ -1,0 +1,177 @@
+"""What Slurm says of a job before it is submitted: partition, nodes, accounts, and when it would start."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from slurmddp.errors import ExternalError
+from slurmddp.slurm.client import Answer, ask
+from slurmddp.slurm.duration import seconds_of
+
+_SECONDS = 20.0  # for one answer: a controller that needs longer is too busy to be asked for advice
+_STARTS = re.compile(r"to start at (?P<start>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d).*? on nodes? (?P<nodes>\S+)", re.ASCII)
+
+
+class Nodes(NamedTuple):
+    """Nodes of one kind in a partition. memory: MiB; gres: as sinfo prints it, such as gpu:a100:4."""
+
+    cpus: int
+    memory: int
+    gres: str
+    how_many: int
+
+    def gpus(self) -> dict[str, int]:
+        """Return how many GPUs of each type a node has; the type is "" where Slurm knows none."""
+        found: dict[str, int] = {}
+        for item in re.sub(r"\([^)]*\)", "", self.gres).split(","):
+            name, *kind, count = [*item.split(":"), "1"] if item.count(":") == 0 else item.split(":")
+            if name == "gpu" and count.isdigit():
+                found["".join(kind)] = found.get("".join(kind), 0) + int(count)
+        return found
+
+
+class Account(NamedTuple):
+    """One association of the user's. Empty texts mean no limit."""
+
+    account: str
+    partition: str
+    qos: tuple[str, ...]
+
+
+class Trial(NamedTuple):
+    """What `sbatch --test-only` says. start: the cluster's local time; refusal: Slurm's words."""
+
+    start: str | None
+    nodes: str
+    refusal: str | None
+
+
+class Cluster:
+    """Slurm's answers, each asked for once and only where a rule needs it.
+
+    None means that Slurm did not say: its command is missing, not allowed here, or failed (`silent` lists those).
+    """
+
+    def __init__(self, run: Callable[..., Answer] | None = None) -> None:
+        self._run = run or ask
+        self.silent: list[str] = []
+        self._trials: dict[tuple[str, ...], Trial | None] = {}
+
+    @cached_property
+    def partitions(self) -> dict[str, dict[str, str]] | None:
+        """Return the fields of `scontrol show partition` by partition, all that the user may see."""
+        text = self._say("scontrol", "--oneliner", "show", "partition")
+        if text is None:
+            return None
+        rows = (dict(re.findall(r"(\w+)=(\S+)", line)) for line in text.splitlines() if "PartitionName=" in line)
+        return {row["PartitionName"]: row for row in rows}
+
+    def partition(self, name: str | None) -> dict[str, str] | None:
+        """Return the fields of a partition; the default one's where no name is given."""
+        rows = self.partitions or {}
+        if name is not None:
+            return rows.get(name)
+        return next((row for row in rows.values() if row.get("Default") == "YES"), None)
+
+    @cached_property
+    def config(self) -> dict[str, str]:
+        """Return `scontrol show config`; empty where Slurm does not say."""
+        text = self._say("scontrol", "show", "config") or ""
+        return {name: value.strip() for name, value in re.findall(r"^(\w+)\s*= (.*)$", text, re.MULTILINE)}
+
+    def nodes(self, partition: str) -> list[Nodes] | None:
+        """Return the kinds of nodes of a partition."""
+        text = self._say("sinfo", "--noheader", f"--partition={partition}", "--format=%c|%m|%D|%G")
+        if text is None:
+            return None
+        found = []
+        for line in text.splitlines():
+            cpus, memory, count, gres = line.split("|", 3)
+            found.append(Nodes(_number(cpus), _number(memory), gres.strip(), _number(count)))
+        return found
+
+    @cached_property
+    def accounts(self) -> list[Account] | None:
+        """Return the user's associations; None where the site keeps no accounting."""
+        user = getpass.getuser()
+        columns = "format=Account,Partition,QOS"
+        text = self._say("sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={user}", columns)
+        rows = [line.split("|") for line in (text or "").splitlines() if line.count("|") == 2]
+        found = [Account(account, partition, tuple(filter(None, qos.split(",")))) for account, partition, qos in rows]
+        return found or None
+
+    @cached_property
+    def qos_limits(self) -> dict[str, int | None]:
+        """Return the longest time of each QOS in seconds; None for no limit."""
+        text = self._say("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,MaxWall") or ""
+        rows = (line.split("|") for line in text.splitlines() if line.count("|") == 1)
+        return {name: _seconds(wall) for name, wall in rows}
+
+    def trial(self, options: Sequence[str]) -> Trial | None:
+        """Return what `sbatch --test-only` says of a job with these options. Nothing is submitted."""
+        key = tuple(options)
+        if key not in self._trials:
+            self._trials[key] = self._trial(key)
+        return self._trials[key]
+
+    def _trial(self, options: tuple[str, ...]) -> Trial | None:
+        answer = self._answer("sbatch", "--test-only", *options, "--wrap=true")
+        if answer is None or answer.missing:
+            return None
+        text = answer.text.strip()
+        if found := _STARTS.search(text):
+            return Trial(found["start"], found["nodes"], None)
+        if answer.code == 0:
+            return Trial(None, "", None)
+        lines = (re.sub(r"^sbatch: (error: )?", "", line) for line in text.splitlines())
+        return Trial(None, "", "; ".join(line.strip() for line in lines if line.strip()))
+
+    def _say(self, *command: str) -> str | None:
+        answer = self._answer(*command)
+        if answer is None or answer.missing:
+            return None
+        if answer.code != 0:
+            self._note(command[0], answer.text)
+            return None
+        return answer.out
+
+    def _answer(self, *command: str) -> Answer | None:
+        try:
+            answer = self._run(command, timeout=_SECONDS)
+        except ExternalError as error:
+            self._note(command[0], str(error))
+            return None
+        if answer.missing:
+            self._note(command[0], "it is not on this machine")
+        return answer
+
+    def _note(self, command: str, why: str) -> None:
+        line = f"{command}: {why.strip().splitlines()[0] if why.strip() else 'no answer'}"
+        if line not in self.silent:
+            self.silent.append(line)
+
+
+def limit(text: str | None) -> int | None:
+    """Return a number that Slurm prints for a limit; None for UNLIMITED, or where there is none."""
+    return int(text) if text and text.isdigit() else None
+
+
+def seconds(text: str | None) -> int | None:
+    """Return a time limit that Slurm prints, in seconds; None for no limit."""
+    return _seconds(text or "")
+
+
+def _seconds(text: str) -> int | None:
+    try:
+        return seconds_of(text)
+    except ValueError:  # empty, NONE, or a form of a later version
+        return None
+
+
+def _number(text: str) -> int:
+    """sinfo prints `4+` where nodes of one line differ."""
+    return int(re.sub(r"\D", "", text) or 0)

@@ -1,0 +1,107 @@
+"""Rules of a job, what they read, and what they find."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from slurmddp.launch.check.cluster import Cluster
+from slurmddp.launch.prepare import Prepared
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+
+class Subject(NamedTuple):
+    """The job under check, what its cluster says, and the environment that the job would inherit."""
+
+    prepared: Prepared
+    cluster: Cluster
+    environment: Mapping[str, str]
+
+    def where(self, key: str) -> str:
+        """Return `FILE:LINE: key` of a key of the job."""
+        return self.prepared.resolved.location(*key.split("."))
+
+
+class Hit(NamedTuple):
+    """One thing that breaks a rule. fix, severity: where they differ from the rule's."""
+
+    where: str
+    message: str
+    fix: str | None = None
+    severity: Severity | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A pitfall: how bad it is, why, where a reader finds it documented, and what to do."""
+
+    id: str
+    severity: Severity
+    reason: str
+    source: str
+    fix: str
+    check: Callable[[Subject], Iterator[Hit]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that a job breaks, and where."""
+
+    rule: Rule
+    severity: Severity
+    where: str
+    message: str
+    fix: str
+
+    def as_dict(self) -> dict[str, str]:
+        """Return the finding for --json."""
+        return {
+            "rule": self.rule.id,
+            "severity": self.severity,
+            "where": self.where,
+            "message": self.message,
+            "reason": self.rule.reason,
+            "fix": self.fix,
+            "source": self.rule.source,
+        }
+
+
+RULES: list[Rule] = []
+_Check = Callable[[Subject], Iterator[Hit]]
+
+
+def rule(id: str, severity: Severity, *, reason: str, source: str, fix: str = "") -> Callable[[_Check], _Check]:
+    """Register a function as a rule: it yields a Hit for each thing that breaks it."""
+
+    def register(check: _Check) -> _Check:
+        RULES.append(Rule(id, severity, reason, source, fix, check))
+        return check
+
+    return register
+
+
+#: `submit` refuses these itself, or asks sbatch at once.
+_DONE_BY_SUBMIT = frozenset(("submit-refuses", "slurm-refuses"))
+
+
+def advice(prepared: Prepared) -> list[str]:
+    """Return what `submit` warns of. Nothing here keeps a job from Slurm: a rule may be wrong about a cluster."""
+    found = check_job(Subject(prepared, Cluster(), os.environ), skip=_DONE_BY_SUBMIT)
+    return [f"{each.where}: {each.message}; {each.fix}" for each in found if each.severity != "note"]
+
+
+def check_job(subject: Subject, skip: frozenset[str] = frozenset()) -> list[Finding]:
+    """Return what the rules find in a job, the worst first."""
+    import slurmddp.launch.check.rules  # noqa: F401 - registers the rules
+
+    found = [
+        Finding(each, hit.severity or each.severity, hit.where, hit.message, hit.fix or each.fix)
+        for each in RULES
+        if each.id not in skip
+        for hit in each.check(subject)
+    ]
+    return sorted(dict.fromkeys(found), key=lambda each: SEVERITIES.index(each.severity))

@@ -1,0 +1,204 @@
+"""Partition, nodes, accounts: what this cluster would not give, by what its Slurm says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slurmddp.launch.check.cluster import limit, seconds
+from slurmddp.launch.check.rule import Hit, Subject, rule
+from slurmddp.plan.layout import partition_of
+from slurmddp.plan.model import Plan
+from slurmddp.spec.types import memory, slurm_time
+
+_SCONTROL = "https://slurm.schedmd.com/scontrol.html#SECTION_PARTITIONS---SPECIFICATIONS-FOR-SHOW-COMMAND"
+_SBATCH = "https://slurm.schedmd.com/sbatch.html"
+_LIMITS = "https://slurm.schedmd.com/resource_limits.html"
+
+
+def option(plan: Plan, name: str) -> str | None:
+    """Return the value of an sbatch option of the job; None in an allocation, which Slurm has granted."""
+    return (
+        None
+        if plan.inside
+        else next((each.partition("=")[2] for each in plan.sbatch if each.startswith(f"--{name}=")), None)
+    )
+
+
+def _partition(subject: Subject) -> dict[str, str] | None:
+    plan = subject.prepared.plan
+    if plan.inside or plan.scheduler != "slurm":
+        return None
+    return subject.cluster.partition(option(plan, "partition"))
+
+
+@rule(
+    "partition-unknown",
+    "error",
+    reason="sbatch refuses a partition that does not exist, or that this account may not see.",
+    source=_SBATCH,
+)
+def partition_unknown(subject: Subject) -> Iterator[Hit]:
+    name, rows = option(subject.prepared.plan, "partition"), subject.cluster.partitions
+    for one in name.split(",") if name and rows else ():
+        if rows and one not in rows:
+            known = ", ".join(sorted(rows)[:12])
+            yield Hit(subject.where("resources.partition"), f"Slurm knows no partition {one}", f"use one of: {known}")
+
+
+@rule(
+    "partition-closed",
+    "warning",
+    reason="A job for a partition that is not UP waits until an administrator opens it.",
+    source=_SCONTROL,
+    fix="use another partition: `slurmddp check --partitions JOB.yaml` ranks them by their start time",
+)
+def partition_closed(subject: Subject) -> Iterator[Hit]:
+    row = _partition(subject)
+    if row and row.get("State", "UP") != "UP":
+        yield Hit(subject.where("resources.partition"), f"partition {row['PartitionName']} is {row['State']}")
+
+
+@rule(
+    "partition-limit",
+    "error",
+    reason="Slurm refuses a job above its partition's limits, or leaves it in the queue for ever (EnforcePartLimits).",
+    source=_SCONTROL,
+)
+def partition_limit(subject: Subject) -> Iterator[Hit]:
+    row, plan = _partition(subject), subject.prepared.plan
+    if row is None:
+        return
+    name, most = row["PartitionName"], seconds(row.get("MaxTime"))
+    if plan.time and most and plan.time > most:
+        told = f"the time limit {slurm_time(plan.time)} is above the {slurm_time(most)} of partition {name}"
+        yield Hit(subject.where("resources.time"), told, f"ask for --time {slurm_time(most)} or less")
+    most = min(filter(None, (limit(row.get("MaxNodes")), limit(row.get("TotalNodes")))), default=None)
+    least = plan.nodes.min if plan.nodes.elastic else plan.nodes.total
+    if most is not None and least > most:
+        told = f"{least} nodes are more than the {most} that partition {name} gives one job"
+        yield Hit(subject.where("resources.nodes"), told, "ask for fewer nodes, or use another partition")
+
+
+@rule(
+    "time-default",
+    "warning",
+    reason="Without a time limit, a job gets the partition's DefaultTime, and Slurm ends it there.",
+    source=_SCONTROL,
+    fix="set resources.time",
+)
+def time_default(subject: Subject) -> Iterator[Hit]:
+    row = _partition(subject)
+    default = seconds(row.get("DefaultTime")) if row else None
+    if row and default and not subject.prepared.plan.time:
+        told = f"no time limit is set: partition {row['PartitionName']} ends the job after {slurm_time(default)}"
+        yield Hit(subject.where("resources.time"), told)
+
+
+@rule(
+    "partition-account",
+    "error",
+    reason="A partition may be open to some accounts and QOS only.",
+    source=_SCONTROL,
+)
+def partition_account(subject: Subject) -> Iterator[Hit]:
+    row, plan = _partition(subject), subject.prepared.plan
+    if row is None:
+        return
+    for key, allowed, denied in (("account", "AllowAccounts", "DenyAccounts"), ("qos", "AllowQos", "DenyQos")):
+        value = option(plan, key)
+        if value is None:
+            continue
+        open_to, closed_to = row.get(allowed, "ALL").split(","), row.get(denied, "").split(",")
+        if (open_to != ["ALL"] and value not in open_to) or value in closed_to:
+            rest = f"use one of: {', '.join(open_to)}" if open_to != ["ALL"] else "use another one"
+            told = f"partition {row['PartitionName']} does not accept {key} {value}"
+            yield Hit(subject.where(f"resources.{key}"), told, rest)
+
+
+@rule(
+    "account-unknown",
+    "error",
+    reason="Where Slurm keeps accounts, sbatch refuses a job for one that you have no association with.",
+    source="https://slurm.schedmd.com/accounting.html",
+)
+def account_unknown(subject: Subject) -> Iterator[Hit]:
+    account = option(subject.prepared.plan, "account")
+    rows = subject.cluster.accounts if account else None
+    if rows is not None and account not in (known := sorted({row.account for row in rows})):
+        told = f"you have no association with account {account}"
+        yield Hit(subject.where("resources.account"), told, f"use one of: {', '.join(known)}")
+
+
+@rule(
+    "qos-limit",
+    "error",
+    reason="A QOS has limits of its own, and an account may use only the QOS that it was given.",
+    source=_LIMITS,
+)
+def qos_limit(subject: Subject) -> Iterator[Hit]:
+    plan, cluster = subject.prepared.plan, subject.cluster
+    qos, account = option(plan, "qos"), option(plan, "account")
+    if qos is None:
+        return
+    rows = [row for row in cluster.accounts or () if account in (None, row.account)]
+    given = sorted({name for row in rows for name in row.qos})
+    if given and qos not in given:
+        yield Hit(subject.where("resources.qos"), f"you may not use QOS {qos}", f"use one of: {', '.join(given)}")
+    most = cluster.qos_limits.get(qos)
+    if plan.time and most and plan.time > most:
+        told = f"the time limit {slurm_time(plan.time)} is above the {slurm_time(most)} of QOS {qos}"
+        yield Hit(subject.where("resources.time"), told, f"ask for --time {slurm_time(most)} or less")
+
+
+@rule(
+    "node-size",
+    "error",
+    reason="sbatch refuses a job that no node can hold: `Requested node configuration is not available`.",
+    source=_SBATCH,
+)
+def node_size(subject: Subject) -> Iterator[Hit]:
+    row, layout = _partition(subject), subject.prepared.plan.layout
+    kinds = subject.cluster.nodes(row["PartitionName"]) if row else None
+    if row is None or not kinds:
+        return
+    name, cpus, size = row["PartitionName"], max(each.cpus for each in kinds), max(each.memory for each in kinds)
+    if layout.cpus_per_node and layout.cpus_per_node > cpus:
+        told = f"{layout.cpus_per_node} cores per node are more than the {cpus} that nodes of partition {name} have"
+        yield Hit(subject.where("resources.cpus_per_node"), told, f"ask for {cpus} or fewer")
+    if layout.mem_per_node and layout.mem_per_node > size:
+        told = f"{memory(layout.mem_per_node)} per node is more than the {memory(size)} of nodes of partition {name}"
+        yield Hit(subject.where("resources.mem_per_node"), told, f"ask for {size}M or less, or 0 for all of a node")
+    yield from _gpus(subject, name, [each.gpus() for each in kinds])
+
+
+def _gpus(subject: Subject, partition: str, kinds: list[dict[str, int]]) -> Iterator[Hit]:
+    wanted, where = subject.prepared.plan.layout.gpus_per_node, subject.where("resources.gpus_per_node")
+    if not wanted:
+        return
+    most = max(sum(each.values()) for each in kinds)
+    if most == 0:
+        told = f"nodes of partition {partition} have no GPUs that Slurm knows (sinfo -o %G)"
+        yield Hit(where, told, "use a partition with GPUs; if the site asks in another way, set gpu_request: none")
+    elif wanted > most:
+        yield Hit(where, f"{wanted} GPUs per node are more than the {most} of partition {partition}", f"ask for {most}")
+    said = subject.prepared.resolved
+    kind = said.job.resources.gpu_type or (partition_of(said).gpu_type if said.site.gpu_request_type else None)
+    known = sorted({name for each in kinds for name in each if name})
+    if kind and known and kind not in known:
+        told = f"partition {partition} has no GPU type {kind}"
+        yield Hit(subject.where("resources.gpu_type"), told, f"use one of: {', '.join(known)}")
+
+
+@rule(
+    "slurm-refuses",
+    "error",
+    reason="`sbatch --test-only` asks Slurm itself, and submits nothing.",
+    source=_SBATCH,
+    fix="change the setting that Slurm names, in the job file or with --set",
+)
+def slurm_refuses(subject: Subject) -> Iterator[Hit]:
+    plan = subject.prepared.plan
+    if plan.scheduler == "slurm" and not plan.inside:
+        trial = subject.cluster.trial(plan.sbatch)
+        if trial is not None and trial.refusal is not None:
+            yield Hit("sbatch --test-only", trial.refusal)

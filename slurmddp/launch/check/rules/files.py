@@ -1,0 +1,139 @@
+"""Image, dataset, binds, run folder, caches: what is not there, too small, or seen by one node only."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from slurmddp.launch.check.rule import Hit, Subject, rule
+from slurmddp.launch.checks import absent_secrets, driver_verdict, problems
+from slurmddp.plan.program import host_path
+
+#: A checkpoint of a small model fits in it; with less, the first save may fail.
+_LEAST_BYTES = 2 << 30
+_LEAST_INODES = 2000
+_OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+_OF_THE_IMAGE = frozenset(("/", "/bin", "/etc", "/lib", "/lib64", "/opt", "/sbin", "/usr", "/usr/bin", "/usr/local"))
+
+
+@rule("submit-refuses", "error", reason="`slurmddp submit` refuses the job for this.", source="docs/job.md")
+def submit_refuses(subject: Subject) -> Iterator[Hit]:
+    for error in (*problems(subject.prepared), *absent_secrets(subject.prepared.plan)):
+        yield Hit(error.where or "", error.what, error.todo)
+
+
+@rule(
+    "image-driver",
+    "warning",
+    reason="An image for a newer CUDA needs a driver that supports it, or its compatibility libraries.",
+    source="https://docs.nvidia.com/deploy/cuda-compatibility/",
+)
+def image_driver(subject: Subject) -> Iterator[Hit]:
+    verdict = driver_verdict(subject.prepared)
+    if verdict is not None and verdict.kind not in ("native", "minor"):
+        told = f"the image may not run with the driver of these nodes: {verdict.why}"
+        yield Hit(subject.where("container.image"), told, verdict.todo or "ask the site for the driver's version")
+
+
+@rule(
+    "site-bind",
+    "warning",
+    reason="The container does not start on a node that lacks the source of a bind.",
+    source="docs/sites.md",
+    fix="check that the compute nodes have it",
+)
+def site_bind(subject: Subject) -> Iterator[Hit]:
+    for bind in subject.prepared.plan.container.binds:
+        if bind.by_site and not os.path.exists(bind.source):
+            told = f"the site's bind source {bind.source} is not on this machine"
+            yield Hit(f"site {subject.prepared.plan.site}", told)
+
+
+@rule(
+    "login-node",
+    "warning",
+    reason="The site `local` trains on this machine. Login nodes are shared, and often end long processes.",
+    source="docs/sites.md",
+    fix="choose your cluster's site, or --site generic",
+)
+def login_node(subject: Subject) -> Iterator[Hit]:
+    import shutil
+
+    if subject.prepared.plan.scheduler == "local" and "SLURM_JOB_ID" not in subject.environment:
+        if shutil.which("sbatch", path=subject.environment.get("PATH")):
+            yield Hit(subject.where("site"), "site local would train on this machine, which has sbatch")
+
+
+@rule(
+    "bind-hides",
+    "warning",
+    reason="A bind replaces what the image has at its destination: its programs and libraries disappear.",
+    source="https://apptainer.org/docs/user/main/bind_paths_and_mounts.html",
+    fix="bind it to a folder of its own, such as /data",
+)
+def bind_hides(subject: Subject) -> Iterator[Hit]:
+    for index, bind in enumerate(subject.prepared.resolved.job.container.binds):
+        destination = os.path.normpath(bind.destination or bind.source)
+        if destination in _OF_THE_IMAGE:
+            where = subject.where(f"container.binds.{index}")
+            yield Hit(where, f"the bind {bind.source} hides the image's own {destination}")
+
+
+@rule(
+    "local-folder",
+    "warning",
+    reason="Each node has its own /tmp and memory file systems: other nodes do not see what this machine has there.",
+    source="docs/job.md",
+    fix="use a shared file system, such as the project or scratch folder",
+)
+def local_folder(subject: Subject) -> Iterator[Hit]:
+    plan = subject.prepared.plan
+    if plan.scheduler != "slurm" or plan.inside:
+        return
+    named = [("paths.runs", "the run folder", plan.runs_root)]
+    named += [("train.data.path", "the dataset", host_path(path, plan.container.binds)) for path in plan.data_paths]
+    named += [("container.image", "the image", plan.container.image)] if plan.container.image else []
+    for key, what, path in named:
+        real = os.path.realpath(path)
+        if any(real == top or real.startswith(f"{top}/") for top in _OF_ONE_NODE):
+            yield Hit(subject.where(key), f"{what} {path} is in a folder that each node has for itself")
+
+
+@rule(
+    "space",
+    "warning",
+    reason="A full disk ends a save: the older checkpoint stays, and the run makes no progress. Quotas are not read: "
+    "ask your site's own command.",
+    source="docs/recovery.md",
+    fix="free some space, or use another folder: --set paths.runs=FOLDER",
+)
+def space(subject: Subject) -> Iterator[Hit]:
+    root = Path(subject.prepared.plan.runs_root)
+    there = next((each for each in (root, *root.parents) if each.exists()), None)
+    if there is None:
+        return
+    found = os.statvfs(there)
+    free = found.f_bavail * found.f_frsize
+    if free < _LEAST_BYTES:
+        yield Hit(subject.where("paths.runs"), f"only {free >> 20:,} MiB are free in {there}")
+    if found.f_files and found.f_favail < _LEAST_INODES:
+        yield Hit(subject.where("paths.runs"), f"only {found.f_favail:,} more files fit into {there}")
+
+
+@rule(
+    "shared-cache",
+    "warning",
+    reason="Ranks of several nodes replace each other's compiled files while they are in use "
+    "(pytorch#173679, triton#2688).",
+    source="https://github.com/triton-lang/triton/issues/2688",
+    fix="remove the variable: slurmddp puts compilers' caches on each node's own disk",
+)
+def shared_cache(subject: Subject) -> Iterator[Hit]:
+    if subject.prepared.plan.nodes.max < 2:
+        return
+    for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH"):
+        value = subject.prepared.resolved.job.environment.get(name)
+        if value and not re.match(r"(/tmp|/var/tmp|/dev/shm)(/|$)|.*TMP", value):
+            yield Hit(subject.where(f"environment.{name}"), f"{name}={value} is a folder that the nodes share")

@@ -1,0 +1,31 @@
+"""What `slurmddp check JOB.yaml` found, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from slurmddp.visible import one_line
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """Yield each finding of `as_dict` as `WHERE: severity: message [rule]` with its fix, then the counts."""
+    explained: set[str] = set()
+    for each in found["findings"]:
+        where = f"{one_line(each['where'])}: " if each["where"] else ""
+        yield f"{where}{each['severity']}: {one_line(each['message'])} [{each['rule']}]"
+        if each["rule"] not in explained:
+            explained.add(each["rule"])
+            yield f"    why: {each['reason']}"
+            yield f"    see: {each['source']}"
+        if each["fix"]:
+            yield f"    fix: {one_line(each['fix'])}"
+    for offer in found["partitions"] or ():
+        when = offer["start"] or (one_line(offer["refusal"]) if offer["refusal"] else "Slurm does not say when")
+        yield f"partition {offer['partition']:<16} {when}"
+    for why in found["not_checked"]:
+        yield f"not checked, Slurm does not answer: {one_line(why)}"
+    counts = found["counts"]
+    total = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items() if count)
+    start = f"; Slurm would start it at {found['start']}" if found["start"] else ""
+    yield f"job {found['job']}, {found['rules']} rules: {total or 'nothing found'}{start}"
