@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 
 import pytest
@@ -55,12 +54,10 @@ def test_lm_learns_the_standard_library(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_missing_data_is_one_message_and_a_quick_end(tmp_path: Path) -> None:
+def test_missing_data_is_one_message(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", train__task="lm", train__data={"path": str(tmp_path / "none" / "data")})
-    began = time.monotonic()
     result = torchrun(run, 2)
     assert result.returncode == 1
-    assert time.monotonic() - began < 30
     messages = [line for line in result.stderr.splitlines() if "error: train.data.path" in line]
     nearest = f"(but {tmp_path} does): check that it is bound into the container"
     assert messages == [f"rank 0 on here: error: train.data.path: {tmp_path}/none/data does not exist {nearest}"]

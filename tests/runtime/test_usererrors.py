@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -55,13 +54,11 @@ def cause(run: Path) -> str:
     ],
 )
 def test_a_script_that_fails_on_all_ranks_is_started_once(tmp_path: Path, body: str, why: str) -> None:
-    began = time.monotonic()
     done = launch(tmp_path, body)
     assert done.returncode == 0, done.stderr  # as after any marker: job.sh reads that
     assert cause(tmp_path).startswith(why)
     assert starts(tmp_path) == "01"
     assert "all ranks failed this way before the first step, so the run is not restarted" in done.stderr
-    assert time.monotonic() - began < 60
 
 
 @pytest.mark.ranks(2)

@@ -88,8 +88,9 @@ def _count(root: Path, attempt: int, start: str, rank: int, size: int, text: str
     until = time.monotonic() + _WAIT
     while time.monotonic() < until:
         if rank == 0 and everybody <= set(os.listdir(folder)):
-            marker.give_up(over, attempt, text)
+            # First the message: the other ranks exit when they see the marker, and torchrun then kills this one.
             say("slurmddp: all ranks failed this way before the first step, so the run is not restarted\n")
+            marker.give_up(over, attempt, text)
             return
         if rank != 0:
             with contextlib.suppress(OSError):

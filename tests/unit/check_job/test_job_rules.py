@@ -154,8 +154,8 @@ def test_a_variable_of_the_shell_is_found_and_one_of_the_profile_is_not(
 def test_a_stop_lead_shorter_than_the_save(desk: Desk) -> None:
     prepared = prepared_of(desk, "resources.time=4h", "timeouts.stop=120", save_seconds=200)
     found = check_job(Subject(prepared, Cluster(Slurm()), desk.environment))
-    (found,) = (each for each in found if each.rule.id == "stop-lead")
-    assert "the longest save of the resumed runs took 200 s" in found.message and "430" in found.fix
+    (lead,) = (each for each in found if each.rule.id == "stop-lead")
+    assert "the longest save of the resumed runs took 200 s" in lead.message and "430" in lead.fix
 
 
 def test_a_folder_of_one_node(desk: Desk, check: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch) -> None:
