@@ -33,6 +33,7 @@ class Wanted:
     notes:      for the user, before the build.
     folder:     where the user wrote it down, whose commit is told in the image; None where nobody did.
     informed:   what registries say of the bases, by their names -> the same image, with what follows from it.
+    undecided:  whether it is known only once registries were asked what is built: `definition` raises UserError then.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Wanted:
     folder: Path | None = None
     items: tuple[Item, ...] = ()
     informed: Callable[[Mapping[str, RegistryImage]], Wanted] | None = None
+    undecided: bool = False
 
     @property
     def base(self) -> Base:
@@ -101,18 +103,23 @@ def of_dockerfile(
 
     def informed(bases: Mapping[str, RegistryImage]) -> Wanted:
         again = made.with_bases(bases)
-        return replace(wanted, definition=partial(again.labelled, __version__), notes=again.notes)
+        known = replace(wanted, definition=partial(again.labelled, __version__), notes=again.notes, undecided=False)
+        if not made.undecided:
+            return known
+        items = (*again.items, *secrets.values())
+        return replace(known, sources=again.sources, items=items, plain=again.labelled("", {}, None))
 
     wanted = Wanted(
         "".join(char if char.isalnum() or char in "._-" else "-" for char in folder.name).strip("-.") or "image",
         made.bases,
         made.sources,
         (),
-        plain=made.labelled("", {}, None),
+        plain="" if made.undecided else made.labelled("", {}, None),
         definition=partial(made.labelled, __version__),
         notes=made.notes,
         folder=folder,
         items=(*made.items, *secrets.values()),
         informed=informed,
+        undecided=made.undecided is not None,
     )
     return wanted

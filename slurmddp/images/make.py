@@ -125,6 +125,7 @@ def build_image(
     as it was.
     """
     found_out = cache(rules if callable(rules) else lambda: rules or Rules())
+    request = decided(request, found_out)
     decision = decide(request, found_out)
     if decision.up_to_date:
         return BuildResult(decision.target, request.image.definition({}, None), None, up_to_date=True)
@@ -134,6 +135,17 @@ def build_image(
         report(f"note: {note}")
     built, definition = _build(decision.target, request, decision.inputs, decision.bases, found_out(), report)
     return BuildResult(decision.target, definition, built)
+
+
+def decided(request: Request, rules: Callable[[], Rules]) -> Request:
+    """The request itself, once registries were asked what it needs to know of its bases.
+
+    Raises UserError, ExternalError.
+    """
+    if not request.image.undecided:
+        return request
+    bases = pinning.resolve_all(request.image.in_registries, rules().registries)
+    return replace(request, image=request.image.with_bases(bases))
 
 
 def decide(

@@ -17,7 +17,7 @@ from pathlib import Path
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.build_lock import holder
 from slurmddp.images.inventory import left_over, remove
-from slurmddp.images.make import Request, decide, preview
+from slurmddp.images.make import Request, decide, decided, preview
 from slurmddp.images.process import StopSignals
 from slurmddp.images.provenance import writing
 from slurmddp.launch.build_ask import HERE, Asked, ask
@@ -66,7 +66,8 @@ class OnNode:
         def unreachable(error: ExternalError) -> None:
             report(f"note: cannot reach the registry of the base from this machine; the node will try: {error}")
 
-        decision = decide(self.request, rules_of(self.site, self.environment), unreachable)
+        rules = rules_of(self.site, self.environment)
+        decision = decide(decided(self.request, lambda: rules), rules, unreachable)
         if decision.up_to_date:
             return decision.target, True
         target = decision.target

@@ -27,12 +27,14 @@ class Staged:
     places:   in the folder of the number; one with a pattern is the shell's to expand.
     archives: those that ADD unpacks.
     items:    what is gathered from this machine.
+    kept:     what their stage has to keep of its /tmp and /var/tmp, for the shell.
     """
 
     files: tuple[tuple[str, str], ...]
     places: tuple[str, ...]
     archives: frozenset[str] = frozenset()
     items: tuple[Item, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 def from_context(copy: Copy, number: int, context: Context) -> Staged:

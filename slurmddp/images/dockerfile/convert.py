@@ -16,12 +16,12 @@ from slurmddp.images.context.ignore import read_ignore
 from slurmddp.images.context.sources import STAGING
 from slurmddp.images.context.staging import FOLDER, Item
 from slurmddp.images.context.tree import Context
-from slurmddp.images.dockerfile.copying import FILES
+from slurmddp.images.dockerfile.copying import FILES, KEPT
 from slurmddp.images.dockerfile.interpret import SCRATCH, Interpreter, Sections, Setting
 from slurmddp.images.dockerfile.lines import Instruction, read, trigger
 from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.running import Running
-from slurmddp.images.dockerfile.stages import Stage, chain, find_stage, image_base, split_stages
+from slurmddp.images.dockerfile.stages import Stage, chain, find_stage, image_base, shared_stages, split_stages
 from slurmddp.images.dockerfile.words import Parts, shell, shell_parts
 from slurmddp.images.sections import render_sections
 
@@ -41,6 +41,7 @@ class Converted:
                 FROM names one.
     items:      files and folders of the build context that go in.
     notes:      for the user: what has no effect under Apptainer, or may differ.
+    undecided:  what cannot be converted without the base's configuration; there is no text then.
     with_bases: what registries say of the bases, by their names -> the same Dockerfile, not read again, with what
                 follows from it.
     """
@@ -49,6 +50,7 @@ class Converted:
     bases: tuple[Base, ...]
     items: tuple[Item, ...]
     notes: tuple[str, ...]
+    undecided: UserError | None
     with_bases: Callable[[Mapping[str, RegistryImage]], Converted]
 
     @property
@@ -122,10 +124,12 @@ class _Parsed:
         problems = Problems(self.problems.found)
         setting = Setting(self.context, self.arguments, self.declared, bases, problems, self.secrets)
         setting.used.update(name for name in self.declared if name in self.arguments)
-        conversion = _Conversion(self.stages, setting)
+        conversion = _Conversion(self.stages, setting, shared_stages(self.stages, self.final))
         with problems:
             running, workdir = conversion.walk(self.final)
-        problems.check()
+        undecided = problems.check()
+        if undecided and bases:
+            raise undecided
         notes = setting.notes
         if not self.context.ignore.file:
             _note_context(self.instructions, self.context.folder, notes)
@@ -139,13 +143,15 @@ class _Parsed:
         for name, assumed in setting.assumed.items():
             notes.append(f"of the base {name}, whose registry was not asked, this is assumed: {', '.join(assumed)}")
         folder = FOLDER if setting.items else ""
-        labelled = partial(_text, conversion.made, running, workdir, folder)
-        labelled(__version__, {}, None)  # refuses here what a definition file cannot hold
+        labelled = partial(_text, undecided, conversion.made, running, workdir, folder)
+        if not undecided:
+            labelled(__version__, {}, None)  # refuses here what a definition file cannot hold
         used, items = tuple(part.base for part in conversion.made), tuple(setting.items)
-        return Converted(labelled, used, items, tuple(dict.fromkeys(notes)), self.converted)
+        return Converted(labelled, used, items, tuple(dict.fromkeys(notes)), undecided, self.converted)
 
 
 def _text(
+    undecided: UserError | None,
     stages: list[Sections],
     running: Running,
     workdir: Parts | None,
@@ -154,12 +160,15 @@ def _text(
     pins: Mapping[str, Pin],
     commit: str | None,
 ) -> str:
+    if undecided:
+        raise undecided
     own = pins.get(stages[-1].base.source)
     return render_sections(
         "container/dockerfile.def.j2",
         version=version,
         stages=stages,
         staging=STAGING,
+        kept=KEPT,
         files=FILES,
         folder=folder,
         runs=running.said,
@@ -204,15 +213,17 @@ def _note_context(instructions: tuple[Instruction, ...], folder: Path, notes: li
 class _Conversion:
     """Finds the stages that the wanted one needs while it walks over it, those first.
 
+    shared:  the numbers of the stages that others start from by a copy of their files.
     made:    the stages of the definition file, in its order.
     visited: the numbers of those of the Dockerfile that went in.
     """
 
     stages: tuple[Stage, ...]
     setting: Setting
+    shared: Collection[int]
     made: list[Sections] = field(default_factory=list)
     visited: set[int] = field(default_factory=set)
-    _names: dict[str, str] = field(default_factory=dict)
+    _found: dict[str, Sections] = field(default_factory=dict)
     _walking: list[Stage] = field(default_factory=list)
 
     def walk(self, stage: Stage) -> tuple[Running, Parts | None]:
@@ -227,10 +238,12 @@ class _Conversion:
             helper = next((one for one in self.stages if one.parent is None and one.image != "scratch"), whole[0])
             begin = helper if root else whole[0]
             base = image_base(begin.image, begin.begin)
-            interpreter = Interpreter(base, self.setting, self.name, SCRATCH if root else "")
+            start = next((part for part in reversed(whole[:-1]) if part.number in self.shared), None)
+            built = self._built(start) if start else None
+            interpreter = Interpreter(base, self.setting, self.find, SCRATCH if root else "", built)
             triggers: list[Instruction] = []
             for part in whole:
-                interpreter.stage((*triggers, *part.body))
+                interpreter.stage((*triggers, *part.body), start is not None and part.number <= start.number)
                 triggers = []
                 for instruction in (one for one in part.body if one.keyword == "ONBUILD" and part != stage):
                     with self.setting.problems:
@@ -241,29 +254,29 @@ class _Conversion:
         self._add(interpreter.sections, f"stage {stage.number}", stage.name or f"stage-{stage.number}")
         return running, interpreter.workdir
 
-    def name(self, wanted: str, instruction: Instruction) -> tuple[str, str]:
-        """The name, in the definition file, of the stage or image that COPY --from names, and the folder it is in."""
+    def find(self, wanted: str, instruction: Instruction) -> tuple[Sections, str]:
+        """The stage or image that COPY --from names, as the definition file has it, and the folder that it is in."""
         stage = find_stage(self.stages, wanted)
         if stage is None and wanted.isdigit():
             raise instruction.error(f"there is no stage {wanted}", "stages are counted from 0")
-        key = f"stage {stage.number}" if stage else f"image {wanted}"
-        root = SCRATCH if stage and chain(self.stages, stage)[0].image == "scratch" else ""
-        if key in self._names:
-            return self._names[key], root
         if stage is None:
-            self._add(Sections(image_base(wanted, instruction)), key, f"image-{len(self._names)}")
-        elif stage.number >= self._walking[-1].number:
+            if f"image {wanted}" not in self._found:
+                self._add(Sections(image_base(wanted, instruction)), f"image {wanted}", f"image-{len(self._found)}")
+            return self._found[f"image {wanted}"], ""
+        if stage.number >= self._walking[-1].number:
             raise instruction.error(f"the stage {wanted} does not come before this line", "move it up")
-        else:
+        return self._built(stage), SCRATCH if chain(self.stages, stage)[0].image == "scratch" else ""
+
+    def _built(self, stage: Stage) -> Sections:
+        """The stage, which is built once however often it is used."""
+        if f"stage {stage.number}" not in self._found:
             self.walk(stage)
-        return self._names[key], root
+        return self._found[f"stage {stage.number}"]
 
     def _add(self, sections: Sections, key: str, name: str) -> None:
-        sections.name = self._names[key] = self._unique(name)
-        self.made.append(sections)
-
-    def _unique(self, name: str) -> str:
-        taken = {FILES, *self._names.values()} | {stage.name for stage in self.stages if stage.name != name}
+        taken = {FILES, *(made.name for made in self.made), *({stage.name for stage in self.stages} - {name})}
         while name in taken:
             name += "-1"
-        return name
+        sections.name = name
+        self._found[key] = sections
+        self.made.append(sections)

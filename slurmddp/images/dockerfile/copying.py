@@ -18,13 +18,16 @@ from slurmddp.images.dockerfile.lines import Heredoc, Instruction, split
 from slurmddp.images.dockerfile.words import Lookup, Parts, Reference, expand, known, plain, script, shell, shell_parts
 
 _INLINE = f"{STAGING}.heredoc"
+#: Where a stage keeps what others take of its /tmp and /var/tmp, which are no part of its files.
+KEPT = f"{STAGING}.tmp"
 #: The name of the stage that has the files of this machine.
 FILES = "slurmddp-files"
 
 _OWNER = re.compile(r"(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]*)?(:(?P<group>[A-Za-z0-9_][A-Za-z0-9_.-]*))?")
 _MODE = re.compile(r"[0-7]{3,4}|[ugoa]*[-+=][rwxXst]*(,[ugoa]*[-+=][rwxXst]*)*")
-_TEMPORARY = re.compile(r"/(var/)?tmp(/|$)")
-_FROM_STAGE = re.compile(r"/[\w@%+=:,./*?\[\]-]+")
+_TEMPORARY = re.compile(r"/(var/)?tmp(/[^/]+)?(?=/|$)")
+# Apptainer hands them to `for n in NAME; do printf "$n"`, with a backslash before each space
+_FROM_STAGE = re.compile(r"/[\w@+=:,./*?\[\] -]*")
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,9 @@ class Copy:
         copy = f"copy {owner} {shell(self.mode)} {to}"
         for path in staged.places:
             if path not in staged.archives:
-                found.append(f"{copy} {path if MAGIC.search(path) and self.stage else shell(path)}")
+                pattern = self.stage and MAGIC.search(path)
+                found += [f"bare {path}"] if path.count("/") == 2 else []  # all of a stage
+                found.append(f"{copy} {path if pattern else shell(path)}")
             elif self.mode:
                 raise self.instruction.error("ADD --chmod of an archive is not converted", "RUN chmod after it")
             else:
@@ -156,21 +161,22 @@ def place(path: Parts, workdir: Parts) -> Parts:
     return (whole.rstrip("/") + "/" if folder else whole,)
 
 
-def from_stage(copy: Copy, number: int) -> Staged:
-    """A COPY --from; its sources are staged as `number` and the next ones. Raises UserError."""
-    files, places = [], []
+def from_stage(copy: Copy, number: int, built: bool) -> Staged:
+    """A COPY --from; its sources are staged as `number` and the next ones. Raises UserError.
+
+    built: whether a %post makes the stage, whose /tmp and /var/tmp are folders of the build then.
+    """
+    files, places, kept = [], [], []
     for count, origin in enumerate(copy.origins, number):
         source = posixpath.normpath("/" + origin).replace("//", "/")
         if not _FROM_STAGE.fullmatch(source):
-            raise copy.instruction.error(
-                f"{origin!r} of another stage cannot be copied by Apptainer",
-                "name folders one by one, without spaces, quotes and such characters",
-            )
-        if _TEMPORARY.match(source):
-            raise copy.instruction.error(
-                f"{origin!r}: what a build has in /tmp and /var/tmp is in no image, so it cannot be copied",
-                "in that stage, put it into another folder (RUN cp -a ... /out/), and copy it from that one",
-            )
-        files.append((source, f"{STAGING}/{count}/"))
-        places.append(f"{STAGING}/{count}/{'*' if MAGIC.search(source) else posixpath.basename(source)}".rstrip("/"))
-    return Staged(tuple(files), tuple(places))
+            todo = "in that stage, RUN mv it to a name of letters, digits, spaces and . _ - + = @ : , and copy that"
+            raise copy.instruction.error(f"{origin!r} of another stage cannot be copied by Apptainer", todo)
+        name = "*" if MAGIC.search(source) else posixpath.basename(source)
+        if built and (temporary := _TEMPORARY.match(source)):
+            place = KEPT + posixpath.dirname(temporary.group()).rstrip("/")
+            kept.append("mkdir -p {0} && cp -a {1} {0}/".format(place, temporary.group().replace(" ", "\\ ")))
+            source = KEPT + source
+        files.append((f'"{source}"' if " " in source else source, f"{STAGING}/{count}/"))
+        places.append(f"{STAGING}/{count}/{name}".rstrip("/"))
+    return Staged(tuple(files), tuple(places), kept=tuple(kept))

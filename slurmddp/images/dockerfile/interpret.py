@@ -20,11 +20,13 @@ from slurmddp.images.dockerfile.copying import (
     place,
     read_copy,
 )
+from slurmddp.images.dockerfile.effects import FLAGS, INSTEAD, NOTED, TRAPS
 from slurmddp.images.dockerfile.lines import Instruction
 from slurmddp.images.dockerfile.mounts import Mount, around, read_mount
 from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.running import SHELL, Running, run_lines
-from slurmddp.images.dockerfile.scope import PROXIES, Scope
+from slurmddp.images.dockerfile.scope import PROXIES, Scope, exports
+from slurmddp.images.dockerfile.stages import WORK
 from slurmddp.images.dockerfile.words import Parts, Reference, expand, known, pairs, plain, shell, shell_parts
 
 if TYPE_CHECKING:
@@ -36,26 +38,9 @@ _WORKDIRS = {"nvcr.io/nvidia/pytorch": "/workspace", "pytorch/pytorch": "/worksp
 _ENTRYPOINTS = {"nvcr.io/nvidia/pytorch": ("/opt/nvidia/nvidia_entrypoint.sh",)}
 #: Where the files of a stage FROM scratch lie in the base that it borrows for its shell.
 SCRATCH = "/.scratch"
+_NO_FILES = re.compile(r"/(dev|proc|sys)(/|$)")
 _ROOT = re.compile(r"(root|0)(:(root|0))?")
-_OWN_PACKAGES = re.compile(r"\bpip[\d.]* (?:[^;&|]* )?install [^;&|]*--user\b")
-_FLAGS = {
-    "FROM": {"platform"},
-    "RUN": {"mount"},
-    "COPY": {"from", "chown", "chmod", "link", "parents", "exclude"},
-    "ADD": {"chown", "chmod", "link", "exclude", "checksum"},
-    "HEALTHCHECK": {"interval", "timeout", "start-period", "start-interval", "retries"},
-}
-_INSTEAD = {
-    "network": "take the option away: a build has the network of the machine that it runs on",
-    "security": "take the option away: a build has no more rights than its user",
-}
-_NOTED = {
-    "EXPOSE": "ports are the host's own under Apptainer: nothing to convert",
-    "VOLUME": "Apptainer has no volumes: bind a folder of the host there when the image runs",
-    "STOPSIGNAL": "Apptainer sends the signals that it gets: nothing to convert",
-    "ONBUILD": "stages of this Dockerfile do it; a .sif keeps nothing for other images",
-    "HEALTHCHECK": "Apptainer does not look after what runs: nothing to convert",
-}
+_APPTAINERS = ("HOME", "PWD")
 
 
 @dataclass
@@ -68,6 +53,8 @@ class Sections:
     users:      whether a RUN is another user's than root's.
     puts:       whether %post copies files or makes folders of a user.
     post:       for each instruction, a comment or "", and its lines of %post.
+    start:      the stage whose files this one starts from, instead of the base's; starts: whether it is such a stage.
+    kept:       what later stages take of its /tmp and /var/tmp.
     """
 
     base: Base
@@ -78,6 +65,9 @@ class Sections:
     post: list[tuple[str, list[str]]] = field(default_factory=list)
     users: bool = False
     puts: bool = False
+    start: str = ""
+    starts: bool = False
+    kept: dict[str, None] = field(default_factory=dict)
     environment: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
 
@@ -113,12 +103,18 @@ class Setting:
 class Interpreter:
     """Walks over a stage; `sections`, `running` and `workdir` are the result.
 
-    stage_of: return the definition file's name for the stage or image that COPY --from names, and the folder in it.
+    stage_of: return the stage or image that COPY --from names, and the folder in it.
     root:     the folder that stands for an empty image's root; its stage starts from some base, for its shell.
+    start:    the stage whose files it starts from; None for its base's.
     """
 
     def __init__(
-        self, base: Base, setting: Setting, stage_of: Callable[[str, Instruction], tuple[str, str]], root: str = ""
+        self,
+        base: Base,
+        setting: Setting,
+        stage_of: Callable[[str, Instruction], tuple[Sections, str]],
+        root: str = "",
+        start: Sections | None = None,
     ) -> None:
         repository = base.source.split("@")[0].rpartition(":")[0] or base.source
         self._setting = setting
@@ -135,6 +131,9 @@ class Interpreter:
             cwd = f"/{(self._said.workdir or '').strip('/')}"
         self._cwd: Parts | None = (cwd,) if cwd else None
         self.sections = Sections(base)
+        if start:
+            start.starts, self.sections.start = True, start.name
+            self.sections.files_from[start.name] = ["/ /"]
         self.running = Running()
         self.workdir: Parts | None = None  # as far as the Dockerfile sets it
         self._user: Parts = ()  # whose a RUN is; empty for root
@@ -153,22 +152,31 @@ class Interpreter:
         if proxies:
             self.sections.post.append(("", [f"export {name}={shell(value)}" for name, value in proxies]))
 
-    def stage(self, body: tuple[Instruction, ...]) -> None:
-        """Take over the instructions of one stage."""
+    def stage(self, body: tuple[Instruction, ...], done: bool = False) -> None:
+        """Take over the instructions of one stage. done: its files are there, and the rest is to be known."""
+        self._done = done
         if self.running.own:
             self.running = Running(self.running.entrypoint, self.running.command)
         for instruction in body:
-            refused = [name for name, _ in instruction.flags if name not in _FLAGS.get(instruction.keyword, ())]
+            refused = [name for name, _ in instruction.flags if name not in FLAGS.get(instruction.keyword, ())]
             for name in refused:
-                todo = _INSTEAD.get(name, "take the option away")
+                todo = INSTEAD.get(name, "take the option away")
                 error = instruction.error(f"{instruction.keyword} --{name} is not converted", todo)
                 self._setting.problems.found.append(error)
             handler = getattr(self, f"on_{instruction.keyword.lower()}", None)
+            if done and instruction.keyword in WORK:
+                continue
+            options = (f"--{name}={value}" for name, value in instruction.flags)
+            whole = " ".join((instruction.keyword, *options, instruction.text))
+            for said in (said for pattern, said in TRAPS.items() if re.match(pattern, whole)):
+                self._note(instruction, said)
             if handler and not refused:
                 with self._setting.problems:
                     handler(instruction)
             elif not refused:
-                self._note(instruction, f"{instruction.keyword}: {_NOTED[instruction.keyword]}")
+                self._note(instruction, f"{instruction.keyword}: {NOTED[instruction.keyword]}")
+        if done and self._cwd:
+            self.sections.post.append(("", [f"cd {shell_parts(self._cwd)}"]))
 
     def finish(self) -> Running:
         """What the image runs, with the base's own ENTRYPOINT where it is known."""
@@ -197,9 +205,6 @@ class Interpreter:
         if self._root:
             raise instruction.error("RUN finds no shell in a stage FROM scratch", "start it from a small base")
         self._quoted_wrongly(instruction)
-        if _OWN_PACKAGES.search(instruction.text):
-            said = "pip install --user puts packages into the build's ~/.local"
-            self._note(instruction, f"{said}: they are not found when the image runs, so leave --user out")
         user = f"as {instruction.line} {shell_parts(self._user)} {self._scope.home()}" if self._user else ""
         self.sections.users = self.sections.users or bool(user)
         before, after = self._mounts(instruction)
@@ -214,6 +219,10 @@ class Interpreter:
             self._folder(mount.said.get("target", "/"), instruction)
             if mount.dropped:
                 self._note(instruction, f"type={mount.kind} is left out: {mount.target} is the host's in a build")
+                continue
+            if mount.kind == "secret" and mount.name not in self._setting.secrets:
+                said = f"the build has no secret {mount.name}, so RUN goes without it, as in Docker"
+                self._note(instruction, f"{said}; --secret id={mount.name},src=FILE gives it")
                 continue
             if mount.kind == "cache":
                 self._note(instruction, "type=cache is empty when a build begins, and does not get into the image")
@@ -238,27 +247,22 @@ class Interpreter:
         return self._stage(Copy(instruction, (source,), (mount.target,), mount.said.get("from"))).places[0]
 
     def on_env(self, instruction: Instruction) -> None:
-        words, kept = [], []
-        for name, parts in self._scope.env(instruction):
-            words.append(f"{name}={shell_parts(parts)}")
-            if name not in ("HOME", "PWD"):
-                kept.append(words[-1])
-            else:
+        found = self._scope.env(instruction)
+        for name, parts in found:
+            if name in _APPTAINERS:
                 self._note(instruction, f"Apptainer sets {name} itself when the image runs; the build sees this value")
             self._note_reference(instruction, name, parts)
-        self._post(instruction, ["export " + " ".join(words)])
-        if kept:
-            self.sections.environment.append("export " + " ".join(kept))
+        self._post(instruction, exports(found))
+        self.sections.environment += exports([pair for pair in found if pair[0] not in _APPTAINERS])
 
     def on_arg(self, instruction: Instruction) -> None:
         found = self._scope.arg(instruction, self._setting.notes)
         for name, parts in found:
             self._note_reference(instruction, name, parts)
-            if plain(parts) is None:  # an ENV after it may use it
-                self.sections.environment.append(f"export {name}={shell_parts(parts)}")
+        # An ENV after it may use it
+        self.sections.environment += exports([pair for pair in found if plain(pair[1]) is None])
         if found:
-            words = " ".join(f"{name}={shell_parts(parts)}" for name, parts in found)
-            self._post(instruction, [f"export {words}"])
+            self._post(instruction, exports(found))
 
     def _note_reference(self, instruction: Instruction, name: str, parts: Parts) -> None:
         if any(isinstance(part, Reference) and part.name != "PATH" for part in parts):
@@ -281,6 +285,8 @@ class Interpreter:
         path = place(self._expanded(instruction.text, instruction), self._folder(instruction.text, instruction))
         text = plain(path)
         self._cwd = self.workdir = path if text is None else (text.rstrip("/") or "/",)
+        if self._done:
+            return
         word = shell_parts((self._root, *self._cwd))
         made = f"mkdir -p {word}"
         if self._user:
@@ -312,6 +318,9 @@ class Interpreter:
         if copy.addresses and not copy.mode:
             said = "the file has mode 600 and is root's, as in Docker: whoever runs the image cannot read it"
             self._note(instruction, f"{said}, unless --chmod=644 says so")
+        if _NO_FILES.match(plain(copy.destination) or "") and not self._root:
+            self._note(instruction, "what goes to /dev, /proc or /sys is left out: they are no part of an image")
+            return
         self.sections.puts = True
         copy = replace(copy, destination=(self._root, *copy.destination))
         self._post(instruction, copy.commands(self._stage(copy)))
@@ -320,9 +329,10 @@ class Interpreter:
         """Have %files bring the sources."""
         number = self._setting.staged + 1
         if copy.stage:
-            name, root = self._stage_of(copy.stage, copy.instruction)
+            source, root = self._stage_of(copy.stage, copy.instruction)
             inside = (root + posixpath.normpath(f"/{origin}").replace("//", "/") for origin in copy.origins)
-            staged = from_stage(replace(copy, origins=tuple(inside)), number)
+            name, staged = source.name, from_stage(replace(copy, origins=tuple(inside)), number, bool(source.post))
+            source.kept.update(dict.fromkeys(staged.kept))
         else:
             name, staged = FILES, from_context(copy, number, self._setting.context)
         self._setting.staged += len(staged.files)

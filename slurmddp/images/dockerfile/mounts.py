@@ -23,7 +23,7 @@ _KNOWN = {
 }
 _VALUES = {
     "mode": re.compile("[0-7]{3,4}"), "uid": re.compile("[0-9]+"), "gid": re.compile("[0-9]+"),
-    "env": re.compile("[A-Za-z_][A-Za-z0-9_]*"),
+    "env": re.compile("[A-Za-z_][A-Za-z0-9_]*"), "required": re.compile("(?i)1|t|true|0|f|false"),
 }  # fmt: skip
 #: What the build itself needs, and what is not the image's own.
 _TAKEN = re.compile(r"/|/(usr/)?(bin|sbin|lib|lib64)|/usr|/etc|/(dev|proc|sys|\.slurmddp|\.singularity\.d)(/.*)?")
@@ -71,7 +71,7 @@ def read_mount(text: str, instruction: Instruction, lookup: Lookup, workdir: Par
     target = said.get("target", "")
     if kind == "secret":
         said.setdefault("id", said.get("source") or posixpath.basename(target))
-        if said["id"] not in secrets:
+        if said["id"] not in secrets and said.get("required", "0").lower() in ("1", "t", "true"):
             todo = f"--secret id={said['id'] or 'NAME'},src=FILE (or env=VARIABLE); it does not stay in the image"
             raise error("the build has no such secret", todo)
         target = target or ("" if "env" in said else f"/run/secrets/{posixpath.basename(said['id'])}")

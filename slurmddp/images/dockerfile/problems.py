@@ -7,6 +7,10 @@ from collections.abc import Iterable
 from slurmddp.errors import UserError
 
 
+class Undecided(UserError):
+    """What cannot be converted without the base's configuration."""
+
+
 class Refused(UserError):
     """Several refusals of one Dockerfile, in the order of its lines."""
 
@@ -32,12 +36,19 @@ class Problems:
             self.found.append(error)
         return isinstance(error, UserError)
 
-    def check(self) -> None:
-        """Raise what was found: the error itself, or one that holds all of them by line."""
+    def check(self) -> UserError | None:
+        """Raise what was found: the error itself, or one that holds all of them by line.
+
+        Return it where the base's configuration would decide.
+        """
         by_text = {str(error): error for error in self.found}  # a stage that several others start from is walked again
         found = sorted(by_text.values(), key=_line)
-        if found:
-            raise found[0] if len(found) == 1 else Refused(found)
+        if not found:
+            return None
+        error = found[0] if len(found) == 1 else Refused(found)
+        if all(isinstance(one, Undecided) for one in found):
+            return error
+        raise error
 
 
 def _line(error: UserError) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from slurmddp.errors import UserError
 from slurmddp.images.dockerfile.lines import Instruction
 from slurmddp.images.dockerfile.stages import platform_arguments, read_arguments
-from slurmddp.images.dockerfile.words import Parts, Reference, expand, pairs, plain, shell
+from slurmddp.images.dockerfile.words import Parts, Reference, expand, pairs, plain, shell, shell_parts
 
 # Docker takes these as build arguments without any ARG, and keeps them out of the image
 PROXIES = tuple(
@@ -20,6 +20,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"(TOKEN|PASSWORD|PASSWD|SECRET|APIKEY|API_KEY|CREDENTIAL)", re.IGNORECASE)
 
 
+#: Bash does not let anybody set them.
+_BASH = ("UID", "EUID", "PPID", "BASHOPTS", "BASH_VERSINFO", "SHELLOPTS")
 #: Docker's own, for a base that sets none.
 _PATH = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
@@ -92,7 +94,18 @@ class Scope:
             self._arguments[name] = None if parts is None else _value(name, parts)
             if parts is not None and name not in self._environment:
                 found.append((name, parts))
+            elif parts is not None and plain(parts) != self._environment[name]:
+                said = f"ARG {name} has no effect: the ENV of that name before it wins, as Docker's reference says"
+                notes.append(f"{instruction.where}: {said}")
         return found
+
+
+def exports(values: list[tuple[str, Parts]]) -> list[str]:
+    """The commands that set these variables. What is bash's own stays so where /bin/sh is bash, as in Docker."""
+    words = {name: f"{name}={shell_parts(parts)}" for name, parts in values}
+    own = [f"if (export {words[name]}) 2>/dev/null; then export {words[name]}; fi" for name in _BASH if name in words]
+    rest = [word for name, word in words.items() if name not in _BASH]
+    return [*(["export " + " ".join(rest)] if rest else []), *own]
 
 
 def _value(name: str, parts: Parts) -> str | Reference:

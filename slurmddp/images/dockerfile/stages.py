@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from slurmddp.images.dockerfile.words import Lookup, known
 from slurmddp.images.registry.documents import ARCHITECTURES
 
 _NAME = re.compile(r"[a-z][a-z0-9._-]*")
+_MOUNTED = re.compile(r"(?:^|,)from=([^,]+)")
+#: What takes time, and what a stage has from the one that it starts from.
+WORK = ("RUN", "COPY", "ADD")
 
 
 @dataclass(frozen=True)
@@ -137,3 +141,30 @@ def chain(stages: tuple[Stage, ...], stage: Stage) -> tuple[Stage, ...]:
     while found[0].parent is not None:
         found = (stages[found[0].parent], *found)
     return found
+
+
+def shared_stages(stages: tuple[Stage, ...], final: Stage) -> frozenset[int]:
+    """The numbers of the stages that `final` needs more than once, and at least once to start another from.
+
+    Each of them is built once, and copied. Those without a RUN, COPY or ADD cost nothing and are not among them.
+    """
+    started: Counter[int] = Counter()
+    copied: set[int] = set()
+    needed, todo = {final.number}, [final]
+    while todo:
+        stage = todo.pop()
+        flags = [flag for instruction in stage.body for flag in instruction.flags if flag[0] in ("from", "mount")]
+        names = [value if name == "from" else "".join(_MOUNTED.findall(value)) for name, value in flags]
+        sources = {found.number for name in names if (found := find_stage(stages[: stage.number], name))}
+        copied |= sources
+        if stage.parent is not None:
+            started[stage.parent] += 1
+            sources.add(stage.parent)
+        todo += [stages[number] for number in sources - needed]
+        needed |= sources
+    twice = [chain(stages, stages[number]) for number in started if started[number] + (number in copied) > 1]
+    return frozenset(
+        whole[-1].number
+        for whole in twice
+        if whole[0].image != "scratch" and any(one.keyword in WORK for part in whole for one in part.body)
+    )

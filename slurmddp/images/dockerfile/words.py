@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from slurmddp.images.dockerfile.lines import Instruction, split
 from slurmddp.images.dockerfile.patterns import for_shell, substitute
+from slurmddp.images.dockerfile.problems import Undecided
 from slurmddp.render.engine import quote
 
 
@@ -64,11 +65,15 @@ def known(text: str, lookup: Lookup, instruction: Instruction) -> str:
     parts = expand(text, lookup, instruction)
     for part in parts:
         if isinstance(part, Reference):
-            raise instruction.error(
-                f"${part.name} is set by no ARG or ENV before this line, so its value is the base image's, if any",
-                f"write the value out, or set it: ARG {part.name}=VALUE",
-            )
+            what = f"${part.name} is set by no ARG or ENV before this line, so its value is the base image's, if any"
+            raise undecided(what, part.name, instruction)
     return "".join(map(str, parts))
+
+
+def undecided(what: str, name: str, instruction: Instruction) -> Undecided:
+    """The error that only the base's configuration says what `name` is."""
+    todo = f"set it: ARG {name}=VALUE (a build asks the base's registry for it, a dry run does not)"
+    return Undecided(what, where=instruction.where, todo=todo)
 
 
 def plain(parts: Parts) -> str | None:
@@ -220,8 +225,8 @@ class _Expansion:
                 return substitute(value or "", operator, pattern, "".join(map(str, new)))
             if operator[0] != "/":
                 return Reference(name, operator + for_shell(pattern))
-            what = f"${{{name}{operator}...}} is not converted: only the build knows its value"
-            raise self._instruction.error(what, f"write the value out, or set it: ARG {name}=VALUE")
+            what = f"${{{name}{operator}...}} is not converted: only the base image knows its value"
+            raise undecided(what, name, self._instruction)
         except ValueError:
             what = f"the pattern of ${{{name}{operator}...}} is not converted"
             raise self._instruction.error(what, "write the value out") from None

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,10 +97,11 @@ class Dock:
                     continue
                 origin = name.split()[-1]
                 above = {FILES: folder / FOLDER, "%files": folder, **(stages or {})}[origin]
-                for source, place in map(str.split, lines.strip().splitlines()):
-                    target = Path(place.replace("/.slurmddp", str(staging), 1))
+                for source, place in map(shlex.split, lines.strip().splitlines()):
+                    target = self.root if place == "/" else Path(place.replace("/.slurmddp", str(staging), 1))
                     (target if place.endswith("/") else target.parent).mkdir(parents=True, exist_ok=True)
-                    copy = f'cp -a {above}/{source.lstrip("/")} "$1"'
+                    name = source.lstrip("/").replace(" ", "\\ ") or "."
+                    copy = f'cp -a {above}/{name} "$1"'
                     subprocess.run(["sh", "-c", copy, "sh", str(target)], check=True)
         script = part.sections["%post"].replace("/.slurmddp", str(staging))
         variables = {"PATH": f"{self.bin}:/usr/bin:/bin", "CALLS": str(self.calls), **environment}

@@ -26,7 +26,8 @@ FORMS = {
     "`FROM scratch`, for files": "FROM scratch AS a\nCOPY file /\nFROM one\nCOPY --from=a /file /\n",
     "`FROM scratch`, for the image itself": "FROM scratch\n",
     "`ARG NAME`, `ARG NAME=VALUE`, before and after FROM, with a comment behind it": "ARG A=1 # one\n",
-    "`ENV A=1 B=2`, `ENV A 1`": "ENV A=1 B=2\nENV C 3\n",
+    "`ENV A=1 B=2`, `ENV A 1`, also of bash's own, such as UID": "ENV A=1 UID=2\nENV C 3\n",
+    "`ARG` after an `ENV` of the same name": "ENV A=1\nARG A=2\n",
     "`${A:-b}` `${A:+b}` `${A:?b}`, also without the colon and with variables in b": "ENV A=1\nENV B=${A:+${A}}\n",
     "`${A#b}` `${A##b}` `${A%b}` `${A%%b}` `${A/b/c}` `${A//b/c}`": "ENV A=1\nENV B=${A#1} C=${A//1/2}\n",
     "`${A/b/c}` of a variable of the base": "ENV B=${A/b/c}\n",
@@ -42,7 +43,9 @@ FORMS = {
     "`RUN --mount=type=tmpfs`": "RUN --mount=type=tmpfs,target=/c true\n",
     "`RUN --mount=type=bind`": "RUN --mount=type=bind,source=file,target=/c true\n",
     "`RUN --mount=type=bind,from=STAGE`": "FROM debian:12\nRUN --mount=from=one,source=/a,target=/c true\n",
-    "`RUN --mount=type=secret`": "RUN --mount=type=secret,id=a true\n",
+    "`RUN --mount=type=secret`, without `--secret`": "RUN --mount=type=secret,id=a true\n",
+    "`RUN --mount=type=secret,required=true`, without `--secret`": "RUN --mount=type=secret,id=a,required=true true\n",
+    "`RUN` with chmod u+s or setcap; `COPY --chmod=4755`": "RUN chmod u+s /a\n",
     "`RUN --mount=type=ssh`": "RUN --mount=type=ssh true\n",
     "`RUN --network`": "RUN --network=none true\n",
     "`RUN --security`": "RUN --security=insecure true\n",
@@ -50,7 +53,10 @@ FORMS = {
     "`COPY`, `ADD` of files and folders, with patterns": "COPY file f* /x/\n",
     "`COPY --from=STAGE`, `--from=IMAGE`": "FROM debian:12\nCOPY --from=one /a /a\n",
     "`COPY --from=STAGE` of what lies in /tmp or /var/tmp": "FROM debian:12\nCOPY --from=one /tmp/a /a\n",
+    "`COPY --from=STAGE / /`": "FROM debian:12\nCOPY --from=one / /\n",
+    "`COPY` below /root; `WORKDIR` and `ENV` with it": "COPY file /root/\n",
     "`COPY --chown`, `--chmod`, `--link`": "COPY --chown=1:1 --chmod=644 --link file /x\n",
+    "`COPY`, `ADD` to /dev, /proc or /sys": "ADD file /dev/null\n",
     "`COPY --parents`": "COPY --parents file /x/\n",
     "`COPY --exclude`": "COPY --exclude=*.log . /x/\n",
     "`COPY <<NAME /file`, `ADD <<NAME /file`": "COPY <<A /x\na\nA\n",
@@ -76,12 +82,14 @@ def row(dock: Dock, form: str, lines: str) -> str:
     """What the conversion of these lines says."""
     head = lines if lines.startswith("#") else ""
     try:
-        notes = dock.convert(f"{head}FROM debian:12 AS one\n{'' if head else lines}").notes
+        made = dock.convert(f"{head}FROM debian:12 AS one\n{'' if head else lines}")
     except UserError as error:
         verdict, said = "refused", f"{error.what}. Instead: {error.todo}"
     else:
-        own = [note for note in notes if not re.search("this is assumed: |all of .* goes into the image", note)]
+        own = [note for note in made.notes if not re.search("this is assumed: |all of .* goes into the image", note)]
         verdict, said = ("noted", "; ".join(own)) if own else ("converted", "")
+        if made.undecided:
+            verdict, said = "asks the registry", f"in a dry run: {made.undecided.what}. Instead: {made.undecided.todo}"
     said = re.sub(rf"(^|; ){re.escape(str(dock.context))}/Dockerfile:\d+: ", r"\1", said)
     said = re.sub(r"this machine is linux/\w+", "this machine is another", said)
     return f"| {form} | {verdict} | {said.replace('|', chr(92) + '|')} |\n"

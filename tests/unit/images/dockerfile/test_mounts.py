@@ -100,6 +100,23 @@ RUN show "$TOKEN"
     assert any("the secret spare is used by no RUN" in note for note in made.notes)
 
 
+def test_without_a_secret_that_is_not_required_the_run_goes_without(dock: Dock) -> None:
+    dock.stub("show")
+    text = """FROM debian:12
+RUN --mount=type=secret,id=a --mount=type=secret,id=b,env=B,required=false show "$(ls /run/secrets/a)" "${B-unset}"
+"""
+    made = dock.convert(text)
+    (part,) = cut(made.definition)
+    assert dock.post(part).returncode == 0
+    assert dock.said() == ["show<><unset>"]
+    assert sum("goes without it, as in Docker; --secret id=" in note for note in made.notes) == 2
+    for required in ("required", "required=true", "required=1"):
+        with pytest.raises(UserError, match="the build has no such secret"):
+            dock.convert(f"FROM debian:12\nRUN --mount=type=secret,id=a,{required} true\n")
+    with pytest.raises(UserError, match="required=maybe is not converted"):
+        dock.convert("FROM debian:12\nRUN --mount=type=secret,id=a,required=maybe true\n")
+
+
 @pytest.mark.parametrize(
     ("option", "what"),
     [

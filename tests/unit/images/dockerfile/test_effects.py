@@ -1,0 +1,84 @@
+"""What has another effect than under Docker, and what only the base's configuration decides."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurmddp.errors import UserError
+from slurmddp.images.image_spec import of_dockerfile
+from slurmddp.images.make import Request, Rules, decided
+from slurmddp.images.registry.image import RegistryImage
+from slurmddp.images.registry.reference import parse_reference
+
+from .conftest import Dock, cut
+
+BASE = "lab.example/base:1"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("RUN chmod u+s /x", "setuid"), ("RUN a && chmod -R 4755 /x", "setuid"), ("RUN setcap a=ep /x", "setuid"),
+        ("COPY --chmod=2755 a /x", "setuid"), ("RUN chmod 0755 /x; chmod 1777 /y; chmod +x /s", ""),
+        ("WORKDIR /root/x", "/root has mode 700"), ("COPY a /root/", "/root has mode 700"), ("WORKDIR /rooted", ""),
+        ('ENV PATH="/root/.local/bin:$PATH"', "/root has mode 700"), ("COPY --from=one /root/a /opt/", ""),
+        ("ADD a /dev/null", "what goes to /dev, /proc or /sys is left out"),
+    ],
+)  # fmt: skip
+def test_what_is_lost_when_the_image_runs_is_noted(dock: Dock, line: str, said: str) -> None:
+    dock.file("a")
+    notes = dock.convert(f"FROM debian:12 AS one\nRUN true\nFROM debian:12\n{line}\nCMD true\n").notes
+    own = [note for note in notes if "Dockerfile:4: " in note and "base image" not in note]
+    assert len(own) == (1 if said else 0) and said in "".join(own)
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_variables_that_are_bashs_own(dock: Dock, shell: str) -> None:
+    """/bin/sh is bash in images of Red Hat's family, and stops where somebody sets them."""
+    dock.shell = shell
+    dock.stub("show")
+    (part,) = cut(dock.convert('FROM debian:12\nARG EUID=1\nENV UID=2 GID=3\nRUN show "$GID"\nCMD true\n').definition)
+    done = dock.post(part, POSIXLY_CORRECT="1")
+    assert done.returncode == 0 and dock.said() == ["show<3>"], done.stderr
+    done = subprocess.run(
+        [shell, "-e"], input=part.sections["%environment"] + "echo $GID", text=True, capture_output=True
+    )
+    assert done.stdout == "3\n"
+
+
+def test_an_arg_after_an_env_of_its_name_is_noted(dock: Dock) -> None:
+    made = dock.convert("FROM debian:12\nENV A=1 B=2\nARG A=3\nARG B=2\nARG C\nLABEL l=$A\n")
+    assert "Dockerfile:3: ARG A has no effect: the ENV of that name before it wins" in made.notes[0]
+    assert len(made.notes) == 1 and "    l 1\n" in made.definition and "A=3" not in made.definition
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("COPY $NAME/x /x\n", "$NAME is set by no ARG or ENV"),
+        ("ENV B=${NAME/a/b}\n", "${NAME/...} is not converted: only the base image knows its value"),
+        ("COPY --from=one /$NAME /x\n", "$NAME is set by no ARG or ENV"),
+    ],
+)
+def test_what_the_registry_has_to_say_first(
+    dock: Dock, line: str, what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    dock.files(**{"a/x": ""})
+    path = dock.file("Dockerfile", f"FROM {BASE} AS one\nRUN a\nFROM {BASE}\n{line}")
+    wanted = of_dockerfile(path, {}, None)
+    assert wanted.undecided
+    with pytest.raises(UserError, match=re.escape(what)) as caught:
+        wanted.definition({}, None)
+    assert caught.value.where == f"{path}:4" and "a build asks the base's registry" in str(caught.value.todo)
+    digest = "sha256:" + "0" * 64
+    base = RegistryImage(parse_reference(BASE), digest, digest, "amd64", "linux", env={"NAME": "a"})
+    monkeypatch.setattr("slurmddp.images.pinning.resolve_all", lambda names, settings: dict.fromkeys(names, base))
+    image = decided(Request(wanted, None, tmp_path), Rules).image
+    assert not image.undecided and image.plain and "line 4" in image.definition({}, None)
+    taken = line.startswith("COPY $")
+    assert (dock.context / "a/x" in image.sources) is taken and bool(image.items) is taken
+    dock.file("Dockerfile", f"FROM {BASE}\n{line}NONSENSE\nCOPY none /\n")
+    with pytest.raises(UserError, match="3 problems: nothing was converted"):
+        of_dockerfile(path, {}, None)
