@@ -92,25 +92,18 @@ def build_image(
     if on_node:
         from slurmddp.launch.build_job import OnNode
 
-        more = {
-            "recipe": recipe,
-            "dockerfile": dockerfile,
-            "context": context,
-            "build-arg": build_arg,
-            "secret": secret,
-        }
-        more["stage"] = stage
-        batch = OnNode(request, {**more, **options}, site, os.environ, allow_files)
-        if dry_run:
-            typer.echo(batch.preview(opt.say), nl=False)
-        else:
-            _tell_built(*batch.build(opt.say))
-        return
+        given = {
+            "recipe": recipe, "dockerfile": dockerfile, "context": context, "build-arg": build_arg, "secret": secret,
+            "stage": stage, **options,
+        }  # fmt: skip
+        batch = OnNode(request, given, site, os.environ, allow_files)
     if dry_run:
-        typer.echo(preview(request, opt.say).definition, nl=False)
-        return
-    result = build(request, opt.say, rules_of(site) if site else lambda: rules_of(None))
-    _tell_built(result.target, result.up_to_date)
+        typer.echo(batch.preview(opt.say) if on_node else preview(request, opt.say).definition, nl=False)
+    elif on_node:
+        _tell_built(*batch.build(opt.say))
+    else:
+        result = build(request, opt.say, rules_of(site) if site else lambda: rules_of(None))
+        _tell_built(result.target, result.up_to_date)
 
 
 def _tell_built(image: Path, up_to_date: bool) -> None:

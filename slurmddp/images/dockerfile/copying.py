@@ -30,6 +30,11 @@ _TEMPORARY = re.compile(r"/(var/)?tmp(/[^/]+)?(?=/|$)")
 _FROM_STAGE = re.compile(r"/[\w@+=:,./*?\[\] -]*")
 
 
+# Below a folder of a stage, for `rm`: `*` of a shell does not match a name that begins with a dot
+_PART = r"(?!\.\.?(?:/|$))[\w@+=:,.-](?:[\w@+=:,.?\[\]-]|\*(?!\*))*"
+_EXCLUDED = re.compile(f"/?{_PART}(?:/{_PART})*/?")
+
+
 @dataclass(frozen=True)
 class Copy:
     """One COPY or ADD, read.
@@ -37,6 +42,7 @@ class Copy:
     stage:   what --from names, else None.
     owner:   for chown, or "" where it stays; mode: for chmod, or "".
     parents: whether folders above a source go in, too.
+    without: what of a stage's folder is left out, as words of the shell.
     inline:  heredocs among the sources: their names, and their texts as words of the shell.
     """
 
@@ -48,6 +54,7 @@ class Copy:
     mode: str = ""
     parents: bool = False
     exclude: Ignore = Ignore()  # noqa: RUF009 -- frozen
+    without: str = ""
     inline: tuple[tuple[str, str], ...] = ()
     addresses: tuple[tuple[str, str], ...] = ()
     checksum: str = ""
@@ -66,6 +73,7 @@ class Copy:
             if path not in staged.archives:
                 pattern = self.stage and MAGIC.search(path)
                 found += [f"bare {path}"] if path.count("/") == 2 else []  # all of a stage
+                found += [f"(cd {shell(path)} && rm -rf {self.without})"] if self.without else []
                 found.append(f"{copy} {path if pattern else shell(path)}")
             elif self.mode:
                 raise self.instruction.error("ADD --chmod of an archive is not converted", "RUN chmod after it")
@@ -97,15 +105,16 @@ def read_copy(instruction: Instruction, lookup: Lookup, workdir: Parts) -> Copy:
     if mode and not _MODE.fullmatch(mode):
         raise instruction.error(f"--chmod={mode} is not a mode", "write --chmod=755")
     parents = flags.get("parents", "false") in ("", "true")
-    exclude = "\n".join(value for name, value in given if name == "exclude")
+    exclude = [value for name, value in given if name == "exclude"]
     stage = flags.get("from")
-    if stage and (parents or exclude):
-        todo = "take the option away, and name files and folders one by one"
-        raise instruction.error("--parents and --exclude are converted for files of the build context only", todo)
+    plainly = all(map(_EXCLUDED.fullmatch, exclude)) and not (exclude and any(map(MAGIC.search, origins)))
+    if stage and (parents or not plainly):
+        what = "with --from, neither --parents is converted nor --exclude of *NAME, !NAME or of a source with a pattern"
+        raise instruction.error(what, "take the option away, and name files and folders one by one")
     chown = expand(dict(instruction.flags).get("chown", ""), lookup, instruction)
     owner = owner_of(chown, instruction) if chown else () if stage else ("0:0",)
     inline = [(one.name, _text(one, lookup, instruction)) for word in raw if (one := heredocs.get(word))]
-    ignore = Ignore(patterns(exclude, instruction.where))
+    ignore = Ignore() if stage else Ignore(patterns("\n".join(exclude), instruction.where))
     return Copy(
         instruction,
         tuple(origins),
@@ -115,6 +124,7 @@ def read_copy(instruction: Instruction, lookup: Lookup, workdir: Parts) -> Copy:
         mode,
         parents,
         ignore,
+        " ".join(name.lstrip("/") for name in exclude) if stage else "",
         tuple(inline),
         tuple(zip(addresses, names, strict=True)),
         flags.get("checksum", ""),

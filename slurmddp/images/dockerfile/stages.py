@@ -112,7 +112,8 @@ def _stage(
 def image_base(image: str, instruction: Instruction) -> Base:
     """The base of an image in a registry, as FROM and COPY --from name it. Raises UserError."""
     if image == "scratch":
-        raise instruction.error("an empty image, scratch, has no shell for the build", "start from a small base")
+        todo = "start from a small base, or build the stage that its files come from: --stage NAME"
+        raise instruction.error("an empty image, scratch, has no shell for the build", todo)
     try:
         return parse_base(f"docker://{image}", Path("/"))
     except UserError as error:

@@ -59,6 +59,8 @@ FORMS = {
     "`COPY`, `ADD` to /dev, /proc or /sys": "ADD file /dev/null\n",
     "`COPY --parents`": "COPY --parents file /x/\n",
     "`COPY --exclude`": "COPY --exclude=*.log . /x/\n",
+    "`COPY --from=STAGE --exclude=NAME`": "FROM debian:12\nCOPY --from=one --exclude=a/b*.so /a /x/\n",
+    "`COPY --from=STAGE --exclude=*.log`": "FROM debian:12\nCOPY --from=one --exclude=*.log /a /x/\n",
     "`COPY <<NAME /file`, `ADD <<NAME /file`": "COPY <<A /x\na\nA\n",
     "`ADD` of a tar archive": "ADD archive.tar /x\n",
     "`ADD https://...`": "ADD https://lab.example/a /a\n",

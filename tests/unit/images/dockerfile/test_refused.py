@@ -34,7 +34,7 @@ HEAD = "FROM debian:12 AS one\n"
         (HEAD + "RUN --security=insecure true\n", 2, "RUN --security", "rights"),
         (HEAD + "ONBUILD FROM x\nFROM one\n", 2, "FROM cannot stand behind ONBUILD", "into the stage"),
         (HEAD + "ADD git@example.org:x.git /x\n", 2, "no address of a file", "RUN git clone"),
-        (HEAD + "COPY --parents --from=one /a /x\n", 2, "--parents and --exclude", "take the option away"),
+        (HEAD + "COPY --parents --from=one /a /x\n", 2, "neither --parents is converted", "take the option away"),
         (HEAD + "COPY --keep-git-dir file1 /x\n", 2, "COPY --keep-git-dir", "take the option away"),
         (HEAD + "COPY missing /x\n", 2, "'missing' is not in", "--context DIR"),
         (HEAD + "COPY ../bin /x\n", 2, "'../bin' is not in", ": --context /"),

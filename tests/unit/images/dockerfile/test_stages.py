@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.errors import UserError
+
 from .conftest import Dock, cut
 
 
@@ -91,6 +93,31 @@ def test_all_of_a_stage_without_what_apptainer_puts_into_it(dock: Dock, tmp_path
     found = sorted(str(path.relative_to(dock.root)) for path in dock.root.rglob("*"))
     own = ["etc", "etc/passwd", "file", "opt", "opt/x", "var"]
     assert found == ["all", *(f"all/{name}" for name in own), "tool", "tool/bin"]
+
+
+def test_a_copy_of_a_stage_leaves_out_what_it_excludes(dock: Dock, tmp_path: Path) -> None:
+    text = "FROM debian:12 AS one\nRUN make\nFROM debian:12\n"
+    option = "--exclude=.venv/lib --exclude=/a/cuda*.so --exclude=none"
+    final = cut(dock.convert(f"{text}COPY --from=one {option} /app @/app\n").definition)[-1]
+    for name in (".venv/lib/x", ".venv/bin/y", "a/cuda1.so", "a/cuda.txt"):
+        path = tmp_path / "one/app" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    done = dock.post(final, stages={"one": tmp_path / "one"})
+    assert done.returncode == 0, done.stderr
+    found = {str(path.relative_to(dock.root)) for path in dock.root.rglob("*") if path.is_file()}
+    assert found == {"app/.venv/bin/y", "app/a/cuda.txt"}
+    for option in (
+        "--exclude=*.so",
+        "--exclude=!a",
+        "--exclude=a/../../b",
+        "--exclude=a/**/b",
+        "--exclude=" + "a" * 9999 + "%",
+    ):
+        with pytest.raises(UserError, match="with --from, neither --parents is converted"):
+            dock.convert(f"{text}COPY --from=one {option} /app /x\n")
+    with pytest.raises(UserError, match="of a source with a pattern"):
+        dock.convert(f"{text}COPY --from=one --exclude=a /app* /x/\n")
 
 
 def test_names_with_spaces_of_a_stage(dock: Dock, tmp_path: Path) -> None:
