@@ -159,9 +159,9 @@ def show_notes(prepared: "Prepared") -> None:
     """Print the warnings and notes of the plan."""
     for note in prepared.plan.notes:
         say(f"{note.level}: {note.text}")
-    if prepared.plan.experimental:
-        name = prepared.plan.site
-        say(f"note: site {name} is experimental. `slurmddp sites {name}` lists its unverified values")
+    if any(not fact.verified for fact in prepared.resolved.site.facts.values()):
+        name, level = prepared.plan.site, prepared.resolved.site.level
+        say(f"note: the profile of {name} ({level}) has unverified values: `slurmddp sites {name}` lists them")
 
 
 def show_explanation(prepared: "Prepared", key: str) -> None:

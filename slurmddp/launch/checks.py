@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from slurmddp.alerts import secrets
 from slurmddp.errors import UserError
-from slurmddp.images.sif import is_sif
+from slurmddp.images.sif import is_sif, sif_architecture
 from slurmddp.launch.prepare import Prepared
 from slurmddp.plan.layout import partition_of
 from slurmddp.plan.model import Plan
 from slurmddp.plan.program import host_path
+from slurmddp.spec.site import Site
 
 if TYPE_CHECKING:
     from slurmddp.images.driver import Verdict
@@ -33,7 +34,7 @@ def problems(prepared: Prepared) -> Iterator[UserError]:
     plan, resolved = prepared.plan, prepared.resolved
     said = resolved.job.container
     of_job = " --job JOB.yaml" if said.recipe or said.base else ""
-    yield from _image(plan, resolved.location("container", "image"), of_job)
+    yield from _image(plan, resolved.site, resolved.location("container", "image"), of_job)
     yield from absent_inputs(prepared)
     told = {host for *_, host in _inputs(prepared)}
     for bind in plan.container.binds:
@@ -116,7 +117,7 @@ def driver_verdict(prepared: Prepared) -> Verdict | None:
     return check(cuda, driver, gpu=gpu) if cuda.cuda is not None else None
 
 
-def _image(plan: Plan, where: str, of_job: str) -> Iterator[UserError]:
+def _image(plan: Plan, site: Site, where: str, of_job: str) -> Iterator[UserError]:
     image = plan.container.image
     if image is None:
         return
@@ -130,10 +131,23 @@ def _image(plan: Plan, where: str, of_job: str) -> Iterator[UserError]:
             where=where,
             todo="set container.image to a .sif file, or build or copy this one again",
         )
+    elif os.path.isfile(image) and (found := _foreign(Path(image), site)):
+        yield UserError(
+            f"{image} is for {found}, but the nodes of site {site.name} are {site.architecture}",
+            where=where,
+            todo=f"build it on a machine that is {site.architecture}: slurmddp build-image --on-node",
+        )
     elif os.path.isdir(image) and not os.path.isdir(os.path.join(image, "usr")):
         yield UserError(
             f"{image} is a folder, but not a root file system", where=where, todo="set container.image to a .sif file"
         )
+
+
+def _foreign(image: Path, site: Site) -> str | None:
+    """For which processors the image is, where the site's nodes are known to have others."""
+    found = sif_architecture(image)
+    runs = {"x86_64": ("amd64", "386"), "aarch64": ("arm64",)}.get(site.architecture or "", (found,))
+    return None if found is None or found in runs else found
 
 
 def _program(prepared: Prepared) -> Iterator[UserError]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -67,7 +68,8 @@ def _migration(path: Path) -> Migration:
     mark = text.startswith("\ufeff")  # a byte order mark, which not every parser counts
     document, spans = read_spans(text[mark:], "file", name)
     edits, changes = [], []
-    for key, word in old_keys(document.tree):
+    for key, row in old_keys(document.tree):
+        word = row.new[-1]
         new_key = (*key[:-1], word)
         old, new, where = ".".join(key), ".".join(new_key), document.origins[key].where
         if new_key in spans:
@@ -80,6 +82,11 @@ def _migration(path: Path) -> Migration:
         if begin < 0 or text[begin + len(key[-1]) : end] not in ("", "'", '"'):
             raise UserError(f"{old} is written with escapes", where=where, todo=f"rename it to {new} by hand")
         edits.append((begin, begin + len(key[-1]), word))
+        if row.value is not None:
+            value = re.compile(r"\s*:\s*(\w+)").match(text, end)
+            if value is None:
+                raise UserError(f"{old} has a value that cannot be edited", where=where, todo=f"{new}: {row.value}")
+            edits.append((*value.span(1), row.value))
         changes.append((begin, f"{where}: {old} -> {new}"))
     after = text
     for begin, end, word in sorted(edits, reverse=True):

@@ -63,7 +63,6 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         version=context.version,
         scheduler=site.scheduler,
         inside=context.inside,
-        experimental=site.experimental,
         cwd=context.cwd,
         workdir=context.cwd if program.script or program.project else "",
         nodes=nodes,

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 from slurmddp.errors import UserError
 from slurmddp.plan.model import Allocation, Layout, NodePlan, Note
 from slurmddp.plan.ranks import is_auto, threads_wanted
+from slurmddp.spec.conditions import holding
 from slurmddp.spec.resolve import Resolved
 from slurmddp.spec.site import Partition
 from slurmddp.spec.types import memory, slurm_time
 
 
 def partition_of(resolved: Resolved) -> Partition:
-    """The profile's entry for the job's partition; an empty one where the profile knows nothing of it."""
-    return resolved.site.partitions.get(resolved.job.resources.partition or "", Partition.model_construct())
+    """The profile's entry for the job's partition, with the limits that hold for this job; an empty one where the
+    profile knows nothing of it."""
+    found = resolved.site.partitions.get(resolved.job.resources.partition or "", Partition.model_construct())
+    limits = {
+        key: limit
+        for _, entry in holding(resolved.site, resolved.job)
+        for key in ("max_time", "max_nodes")
+        if (limit := getattr(entry, key)) is not None
+    }
+    return found.model_copy(update=limits) if limits else found
 
 
 def plan_layout(
@@ -23,7 +34,7 @@ def plan_layout(
     Raises UserError for what the partition, or the current allocation, cannot give.
     """
     wanted, partition = resolved.job.resources, partition_of(resolved)
-    notes: list[Note] = []
+    notes = _doubtful_account(resolved, partition)
     _check_limits(resolved, partition)
     if nodes.ranks_per_node is None:
         return _of_uneven_nodes(resolved, nodes, gpus, allocation), notes
@@ -104,10 +115,19 @@ def _check_limits(resolved: Resolved, partition: Partition) -> None:
         )
     if wanted.time and partition.max_time and wanted.time > partition.max_time:
         raise UserError(
-            f"{slurm_time(wanted.time)} is above the limit {slurm_time(partition.max_time)} of {partition_name}",
+            f"{slurm_time(wanted.time)} is above the limit {slurm_time(partition.max_time)} of {partition_name}"
+            f"{limited_by(resolved, 'max_time')}",
             where=resolved.location("resources", "time"),
             todo="ask for less time; --resume can continue the run later",
         )
+
+
+def _doubtful_account(resolved: Resolved, partition: Partition) -> list[Note]:
+    account, pattern = resolved.job.resources.account, partition.account
+    if account is None or pattern is None or fnmatchcase(account, pattern):
+        return []
+    text = f"account {account} does not look like one for {named_partition(resolved)}: those are {pattern}"
+    return [Note("warning", text)]
 
 
 def _fewer_nodes(nodes: int, gpus: int, most: int) -> list[Note]:
@@ -123,6 +143,12 @@ def _fewer_nodes(nodes: int, gpus: int, most: int) -> list[Note]:
             f"sends more gradients over the network, which is slower",
         )
     ]
+
+
+def limited_by(resolved: Resolved, key: str) -> str:
+    """Which entry of `when` sets the limit, as messages name it; empty where the partition's own holds."""
+    names = [name for name, entry in holding(resolved.site, resolved.job) if getattr(entry, key) is not None]
+    return f" (when.{names[-1]} of its profile)" if names else ""
 
 
 def named_partition(resolved: Resolved) -> str:

@@ -215,7 +215,6 @@ class Plan(NamedTuple):
     version: str
     scheduler: Literal["slurm", "local"]
     inside: bool
-    experimental: bool
     cwd: str
     workdir: str
     nodes: NodePlan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurmddp.errors import UserError
-from slurmddp.plan.layout import named_partition, partition_of
+from slurmddp.plan.layout import limited_by, named_partition, partition_of
 from slurmddp.plan.model import Allocation, NodePlan, Note
 from slurmddp.plan.ranks import plan_ranks, takes_whole_nodes
 from slurmddp.spec.resolve import Resolved
@@ -37,7 +37,8 @@ def _check_site(resolved: Resolved, nodes: NodePlan) -> None:
     if most and nodes.total > most:
         spares = f" (with {nodes.spares} spare)" if nodes.spares else ""
         raise UserError(
-            f"{nodes.total} nodes{spares} are more than the {most} per job that {named_partition(resolved)} allows",
+            f"{nodes.total} nodes{spares} are more than the {most} per job that {named_partition(resolved)} allows"
+            f"{limited_by(resolved, 'max_nodes')}",
             where=resolved.location("resources", "nodes"),
             todo=f"ask for at most {most}",
         )

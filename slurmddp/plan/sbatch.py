@@ -110,10 +110,11 @@ def missing_settings(resolved: Resolved) -> list[UserError]:
         for part in dotted.split("."):
             value = getattr(value, part, None)
         if value is None:
-            option = f"--{dotted.removeprefix('resources.')}"
+            known = f"--{dotted.removeprefix('resources.')} VALUE"
+            option = known if dotted.startswith("resources.") else f"--set {dotted}=VALUE"
             error = UserError(
                 f"{dotted} is not set, and site {resolved.site.name} requires it",
-                todo=f"set {dotted} in the job file or your configuration, or pass {option} VALUE",
+                todo=f"set {dotted} in the job file or your configuration, or pass {option}",
             )
             missing.append(error)
     return missing

@@ -15,7 +15,7 @@ def site_list(catalogue: Catalogue) -> str:
         except UserError as error:
             lines.append(f"{name:<14}broken: {str(error).splitlines()[0]}")
             continue
-        lines.append(f"{name:<14}{site.title}{'  (experimental)' if site.experimental else ''}")
+        lines.append(f"{name:<14}{site.title}  ({site.level})")
     return "\n".join(lines)
 
 

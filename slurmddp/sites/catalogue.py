@@ -66,11 +66,12 @@ class Catalogue:
         return merge(Site, self._documents(self.path(name), (), set()), job=Job)
 
     def load(self, name: str) -> tuple[Site, Document]:
-        """The validated profile, and its `job` part as a layer of the job."""
+        """The validated profile, and its `job` part as a layer of the job. The layer's origins have those of `when`."""
         layered = self.layered(name)
         site = validate(Site, layered)
         part: dict[str, Any] = layered.tree.get("job") or {}
         origins = {key[1:]: origin for key, origin in layered.origins.items() if key[:1] == ("job",) and len(key) > 1}
+        origins |= {key: origin for key, origin in layered.origins.items() if key[:1] == ("when",)}
         return site, Document(part, origins)
 
     def detection(self, name: str) -> Detect:

@@ -16,17 +16,19 @@ class Renamed(NamedTuple):
     """One key. `old` and `new` differ in their last word only; `since`: the first version that refuses `old`.
 
     option: it belongs to the bundled tasks; a task of the user's own may still call an option by the old name.
+    value: what the new key gets, whatever the old one had, where their values differ.
     """
 
     old: Key
     new: Key
     since: str
     option: bool = False
+    value: str | None = None
 
 
-def _row(old: str, word: str, since: str, *, option: bool = False) -> Renamed:
+def _row(old: str, word: str, since: str, *, option: bool = False, value: str | None = None) -> Renamed:
     key = tuple(old.split("."))
-    return Renamed(key, (*key[:-1], word), since, option)
+    return Renamed(key, (*key[:-1], word), since, option, value)
 
 
 #: Keys of a site file stand here as they are written there, those of a job without the `job` above them.
@@ -35,6 +37,7 @@ RENAMED = (
     _row("train.data.held_out", "validation_fraction", "0.1.0", option=True),
     _row("train.evaluate.every", "every_steps", "0.1.0"),
     _row("deadman", "watchdog", "0.1.0"),
+    _row("experimental", "level", "0.1.0", value="documented"),
 )
 _BY_KEY = {row.old: row for row in RENAMED}
 
@@ -44,24 +47,24 @@ def row_of(key: Key) -> Renamed | None:
     return _BY_KEY.get(key)
 
 
-def old_keys(tree: dict[str, Any]) -> Iterator[tuple[Key, str]]:
-    """Each old key in the tree of a job file, or of a site file and its `job`, with the new last word."""
+def old_keys(tree: dict[str, Any]) -> Iterator[tuple[Key, Renamed]]:
+    """Each old key in the tree of a job file, or of a site file and its `job`, with its row."""
     for above in ((), ("job",)):
         for row in RENAMED:
             key = (*above, *row.old)
             holder = _at(tree, key[:-1])
             if key[-1] in holder and not (row.option and _own_task(_at(tree, (*above, "train")))):
-                yield key, row.new[-1]
+                yield key, row
 
 
 def renamed(document: Document) -> Document:
     """The document with the new names, in the same order. A key whose new name is there, too, stays as it is."""
     tree, origins = document.tree, dict(document.origins)
-    for old, word in old_keys(document.tree):
-        new = (*old[:-1], word)
+    for old, row in old_keys(document.tree):
+        new = (*old[:-1], row.new[-1])
         if new in origins:
             continue
-        tree = _with_word(tree, old, word)
+        tree = _with_word(tree, old, row)
         moved = [path for path in origins if path[: len(old)] == old]
         origins |= {(*new, *path[len(old) :]): origins.pop(path) for path in moved}
     return Document(tree, origins)
@@ -99,8 +102,9 @@ def _own_task(train: dict[str, Any]) -> bool:
     return train.get("task", "lm") not in OPTIONS or train.get("script") is not None
 
 
-def _with_word(tree: dict[str, Any], key: Key, word: str) -> dict[str, Any]:
-    """A copy of the tree in which the last word of `key` is another one."""
-    if len(key) == 1:
-        return {word if name == key[0] else name: value for name, value in tree.items()}
-    return {**tree, key[0]: _with_word(tree[key[0]], key[1:], word)}
+def _with_word(tree: dict[str, Any], key: Key, row: Renamed) -> dict[str, Any]:
+    """A copy of the tree in which the last word of `key`, and its value where that differs, are the new ones."""
+    if len(key) > 1:
+        return {**tree, key[0]: _with_word(tree[key[0]], key[1:], row)}
+    new = row.new[-1], tree[key[0]] if row.value is None else row.value
+    return dict(new if name == key[0] else (name, value) for name, value in tree.items())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurmddp.errors import UserError
+from slurmddp.spec.conditions import conditional_layers
 from slurmddp.spec.document import MAX_DEPTH, Document, Key, Origin, read_file, read_value
 from slurmddp.spec.expand import Expander, expand_data
 from slurmddp.spec.job import Job
@@ -75,10 +76,9 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
         site, site_layer = find_site(name)
     except UserError as error:
         raise UserError(error.what, where=error.where or named_at, todo=error.todo) from None
-    layered = merge(Job, [site_layer, *above])
-    # What it was named by, so that the resolved job finds it again from any folder.
-    layered.tree["site"] = os.path.abspath(name) if "/" in name or name.endswith((".yaml", ".yml")) else name
-    job = validate(Job, layered)
+    layered, job = _lay(name, [site_layer, *above])
+    if conditional := conditional_layers(site, job, site_layer):
+        layered, job = _lay(name, [site_layer, *conditional, *above])
     expander = Expander(sources.environment)
     job = expander.model(job)
     data = expand_data(lambda text: expander.text(text, ("train", "data", "path")), job.train.data)
@@ -96,6 +96,14 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
             )
         warnings.append(f"{where}: the variable ${variable} is not set on this machine; it is kept as written")
     return Resolved(job, site, layered, tuple(warnings), named_at)
+
+
+def _lay(name: str, layers: Sequence[Document]) -> tuple[Layered, Job]:
+    """The layers over one another, and the job that they make. name: what the site was named by."""
+    layered = merge(Job, layers)
+    # So that the resolved job finds the site again from any folder.
+    layered.tree["site"] = os.path.abspath(name) if "/" in name or name.endswith((".yaml", ".yml")) else name
+    return layered, validate(Job, layered)
 
 
 def environment_layer(environment: Mapping[str, str]) -> Document:

@@ -3,10 +3,14 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
 from slurmddp.spec.alerts import Outlet, Watchdog
 from slurmddp.spec.types import Adds, Count, Line, Mebibytes, Model, Name, PathStr, SbatchFlag, SbatchValue, TimeLimit
+
+#: How far a profile was tried. Most are made from documentation alone: nobody has run a job with them.
+Level = Literal["documented", "probed", "ran a job"]
+Fabric = Literal["infiniband", "slingshot11", "efa", "roce", "gpudirect-tcp", "ethernet"]
 
 
 def _driver(text: str) -> str:
@@ -18,9 +22,22 @@ def _driver(text: str) -> str:
 Driver = Annotated[str, AfterValidator(_driver)]
 
 
+def _date(text: str) -> str:
+    if not re.fullmatch(r"20[0-9]{2}-[01][0-9](-[0-3][0-9])?", text):
+        raise ValueError("must be a date such as 2026-11-23, or a month such as 2026-11")
+    return text
+
+
+def _node_range(text: str) -> str:
+    if not re.fullmatch(r"[0-9]{1,5}(-([0-9]{1,5})?)?", text):
+        raise ValueError("must be a number of nodes or a range: 1, 2-91, or 2- for two and more")
+    return text
+
+
 class Partition(Model):
     """One kind of node. `ask` overrides how it is asked for: some sites want a constraint, not a partition. driver: the
-    version of NVIDIA's, such as 535.183.01, where it is not the site's."""
+    version of NVIDIA's, such as 535.183.01, where it is not the site's. account: the pattern of accounts that may use
+    it."""
 
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
     gpu_type: SbatchValue | None = None
@@ -30,6 +47,31 @@ class Partition(Model):
     max_time: TimeLimit | None = None
     max_nodes: Annotated[int, Field(ge=1)] | None = None
     ask: dict[Literal["partition", "constraint", "qos"], SbatchValue] | None = None
+    account: Line | None = None
+
+
+class When(Model):
+    """What holds only for some jobs: those that meet every condition that is written. nodes: 1, 2-91, or 2- for two and
+    more; the other conditions are patterns. max_time and max_nodes replace the partition's; job is a layer of the job.
+    """
+
+    nodes: Annotated[str, AfterValidator(_node_range)] | None = None
+    partition: Line | None = None
+    account: Line | None = None
+    qos: Line | None = None
+    runtime: Line | None = None
+    max_time: TimeLimit | None = None
+    max_nodes: Annotated[int, Field(ge=1)] | None = None
+    job: dict[str, Any] = {}
+
+    @field_validator("job")
+    @classmethod
+    def _no_condition(cls, value: dict[str, Any]) -> dict[str, Any]:
+        # Which layers hold is decided from these: they cannot depend on the answer.
+        resources, container = value.get("resources") or {}, value.get("container") or {}
+        if set(resources) - {"sbatch_extra"} or "runtime" in container:
+            raise ValueError("may set resources.sbatch_extra, but no other key of resources and no container.runtime")
+        return value
 
 
 def _absolute(text: str) -> str:
@@ -52,9 +94,11 @@ class Detect(Model):
 
 
 class Fact(Model):
-    """Where a value of the profile comes from; `verified` means read in text of the site or its vendor."""
+    """Where a value of the profile comes from; `verified` means read in text of the site or its vendor. date: of that
+    text, or of the day on which it was read, where it bears none."""
 
     source: Line
+    date: Annotated[str, AfterValidator(_date)] | None = None
     verified: bool
     note: Line | None = None
 
@@ -108,16 +152,21 @@ class Site(Model):
     """site_configs/NAME.yaml. `job` is a layer of the job: whatever the site knows, the job does not say.
 
     requeue: whether a job may go back to the queue by itself; where it may not, it submits its successor (chain).
+    fabric: the network between the nodes. gpu: what people call the GPUs. architecture: of the nodes' CPUs, for which
+    an image must be built. when: what holds only for some jobs, each under a name.
     """
 
     name: Name
     title: Line
     documentation: Line | None = None
-    experimental: bool = False
+    level: Level = "documented"
     bases: tuple[Name, ...] = ()
     scheduler: Literal["slurm", "local"] = "slurm"
     detect: Detect = Detect.model_construct()
     partitions: dict[Name, Partition] = {}
+    fabric: Fabric | None = None
+    gpu: Line | None = None
+    architecture: Literal["x86_64", "aarch64"] | None = None
     gpu_vendor: Literal["nvidia", "amd", "none"] = "nvidia"
     gpu_request: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
     gpu_request_type: bool = False
@@ -130,5 +179,6 @@ class Site(Model):
     images: Building = Building.model_construct()
     requeue: Literal["allowed", "chain"] = "allowed"
     notes: Annotated[tuple[Line, ...], Adds()] = ()
+    when: dict[Name, When] = {}
     facts: dict[str, Fact] = {}
     job: dict[str, Any] = {}

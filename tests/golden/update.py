@@ -14,7 +14,7 @@ from slurmddp.render.scripts import alert_files, job_script, node_script
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.spec.document import Document
 from slurmddp.spec.resolve import Sources, resolve
-from slurmddp.spec.site import Site
+from slurmddp.spec.site import Partition, Site
 
 HERE = Path(__file__).resolve().parent
 SITES = sorted(path.stem for path in asset_folder("site_configs").glob("*.yaml"))
@@ -86,6 +86,23 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def needed(profile: Site) -> dict[str, Any]:
+    """What the job has to say because the site requires it, or the profile does not know it."""
+    own = {"account": "my_project", "gpu_type": "a100", "time": "1h"}
+    options = {key: own[key.rpartition(".")[2]] for key in profile.required if key.rpartition(".")[2] in own}
+    if "container.runtime" in profile.required:
+        options["container.runtime"] = "none"
+    if profile.name == "generic":
+        options["resources.partition"] = "gpu"
+    resources = profile.job.get("resources", {})
+    partition = profile.partitions.get(resources.get("partition", ""), Partition.model_construct())
+    if partition.gpus_per_node is None:
+        options["resources.gpus_per_node"] = "4"
+    if partition.cpus_per_node is None:
+        options["resources.cpus_per_node"] = "32"
+    return options
+
+
 def scripts(site: str, kind: str) -> dict[str, str]:
     """Name -> text of the scripts of one kind of job on a site."""
     catalogue = Catalogue(ENVIRONMENT)
@@ -99,10 +116,8 @@ def scripts(site: str, kind: str) -> dict[str, str]:
     if profile.scheduler == "local":
         options |= {"resources.ranks_per_node": "2"}
         options = {key: value for key, value in options.items() if key not in TWO_NODES}
-    if "resources.account" in profile.required:
-        options["resources.account"] = "my_project"
-    if profile.scheduler == "slurm" and not profile.partitions:
-        options |= {"resources.partition": "gpu", "resources.gpus_per_node": "4", "resources.cpus_per_node": "32"}
+    if profile.scheduler == "slurm":
+        options |= needed(profile)
     container = layer.tree.get("container", {})
     if container.get("runtime") != "none" and "image" not in container:
         options["container.image"] = "/images/torch.sif"

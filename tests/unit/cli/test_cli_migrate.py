@@ -72,6 +72,14 @@ def test_a_site_file_through_a_link(cli: Cli, desk: Desk) -> None:
     assert (desk.project / "mine.yaml").is_symlink()
 
 
+@pytest.mark.parametrize("value", ["true", "false # all verified"])
+def test_a_key_whose_values_differ(cli: Cli, desk: Desk, value: str) -> None:
+    path = desk.write("mine.yaml", f"name: mine\ntitle: Mine\nexperimental: {value}\n")
+    assert cli("migrate", "mine.yaml").out == "mine.yaml:3: experimental -> level\n"
+    comment = value.removeprefix("true").removeprefix("false")
+    assert path.read_text() == f"name: mine\ntitle: Mine\nlevel: documented{comment}\n"
+
+
 @pytest.mark.parametrize("start", ["", "\ufeff"], ids=["plain", "byte order mark"])
 @pytest.mark.parametrize("ends", ["\n", "\r\n"], ids=["lf", "crlf"])
 def test_line_ends_and_wide_characters_stay(cli: Cli, desk: Desk, start: str, ends: str) -> None:

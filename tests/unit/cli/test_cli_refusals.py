@@ -73,6 +73,14 @@ def test_a_missing_image(refused: Callable[..., str]) -> None:
     assert "the image" in (shown := refused("job.yaml", "--image", "no.sif")) and "no.sif does not exist" in shown
 
 
+def test_an_image_for_other_processors(ready: Desk, refused: Callable[..., str]) -> None:
+    sif = "#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0" + "01\0" + "02\0"
+    ready.write("image.sif", sif)
+    (ready.config / "sites/mine.yaml").write_text("name: mine\ntitle: Mine\nbases: [gpus]\narchitecture: aarch64\n")
+    shown = refused("job.yaml", "--site", "mine")
+    assert "image.sif is for amd64, but the nodes of site mine are aarch64" in shown
+
+
 def test_an_empty_image(ready: Desk, refused: Callable[..., str]) -> None:
     ready.write("image.sif", "")
     assert "image.sif is not a SIF image" in refused()

@@ -114,10 +114,11 @@ def test_a_file_of_a_run_is_read_with_its_old_keys(desk: Desk) -> None:
 
 
 def test_a_site_in_a_run_folder_is_read_with_its_old_keys(desk: Desk) -> None:
-    path = desk.write("runs/gpt-1/site.yaml", GPU_SITE + "deadman: {partition: small}\n")
+    path = desk.write("runs/gpt-1/site.yaml", GPU_SITE + "experimental: true\ndeadman: {partition: small}\n")
     desk.write("runs/gpt-1/manifest.json", "{}")
     found = desk.resolve(LM_JOB.replace("gpus", str(path)))
     assert found.site.watchdog is not None and found.site.watchdog.partition == "small"
+    assert found.site.level == "documented"
 
 
 def test_both_names_in_a_file_of_a_run_are_refused(desk: Desk) -> None:
