@@ -122,6 +122,12 @@ def test_what_a_site_requires_is_asked_for_by_its_key(desk: Desk, key: str) -> N
     assert desk.plan(job, inside=True)
 
 
+def test_a_required_key_that_is_no_option_of_submit(desk: Desk) -> None:
+    job = site(desk, "required: [container.runtime]")
+    (error,) = missing_settings(desk.resolve(job, "container.runtime=null"))
+    assert "or pass --set container.runtime=VALUE" in str(error)
+
+
 def test_extra_options_come_last_and_add_up(desk: Desk) -> None:
     job = site(desk, "", ", sbatch_extra: [--licenses=scratch]")
     found = lines(desk, job, "resources.sbatch_extra=[--reservation=r, --mail-user=a@b.c]")

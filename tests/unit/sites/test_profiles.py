@@ -31,7 +31,7 @@ FACTS_FILE = Path(__file__).parents[4] / "shared" / "facts" / "sites.yaml"
 #: Says nothing about the site that could be wrong, or is the record of the sources itself.
 NEEDS_NO_FACT = {"name", "title", "documentation", "level", "bases", "scheduler", "facts"}
 #: Parts for profiles of users' own, which no shipped profile has.
-FOR_OTHERS = {"amd", "efa", "ethernet", "gpudirect-tcp", "h100", "mi300a", "roce"}
+FOR_OTHERS = {"amd", "efa", "ethernet", "mi300a", "roce"}
 
 CATALOGUE = Catalogue({"HOME": "/nowhere"})
 
