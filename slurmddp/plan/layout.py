@@ -47,7 +47,8 @@ def plan_layout(
         text = "the site profile has no cores per node, so Slurm may give only one: set resources.cpus_per_node"
         notes.append(Note("warning", text))
     # A step of an allocation gets the allocation's memory where the job itself says nothing.
-    mem = None if allocation else partition.mem_per_node and int(partition.mem_per_node * part_of_node)
+    unasked = allocation is not None or (partition.mem_per_node == 0 and part_of_node < 1)
+    mem = None if unasked else partition.mem_per_node and int(partition.mem_per_node * part_of_node)
     threads = max(1, (cpus or nodes.ranks_per_node) // nodes.ranks_per_node)
     return Layout(gpus, cpus, wanted.mem_per_node or mem, threads), notes
 

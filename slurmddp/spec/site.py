@@ -6,7 +6,19 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator
 
 from slurmddp.spec.alerts import Outlet, Watchdog
-from slurmddp.spec.types import Adds, Count, Line, Mebibytes, Model, Name, PathStr, SbatchFlag, SbatchValue, TimeLimit
+from slurmddp.spec.types import (
+    Adds,
+    Count,
+    Line,
+    Mebibytes,
+    Model,
+    Name,
+    NodeMemory,
+    PathStr,
+    SbatchFlag,
+    SbatchValue,
+    TimeLimit,
+)
 
 #: How far a profile was tried. Most are made from documentation alone: nobody has run a job with them.
 Level = Literal["documented", "probed", "ran a job"]
@@ -36,14 +48,14 @@ def _node_range(text: str) -> str:
 
 class Partition(Model):
     """One kind of node. `ask` overrides how it is asked for: some sites want a constraint, not a partition. driver: the
-    version of NVIDIA's, such as 535.183.01, where it is not the site's. account: the pattern of accounts that may use
-    it."""
+    version of NVIDIA's, such as 535.183.01, where it is not the site's. mem_per_node 0: whole nodes are asked for with
+    --mem=0. account: the pattern of accounts that may use it."""
 
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
     gpu_type: SbatchValue | None = None
     driver: Driver | None = None
     cpus_per_node: Annotated[int, Field(ge=1)] | None = None
-    mem_per_node: Mebibytes | None = None
+    mem_per_node: NodeMemory | None = None
     max_time: TimeLimit | None = None
     max_nodes: Annotated[int, Field(ge=1)] | None = None
     ask: dict[Literal["partition", "constraint", "qos"], SbatchValue] | None = None

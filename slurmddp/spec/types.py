@@ -155,6 +155,10 @@ def _mebibytes(value: Any) -> Any:
     return math.ceil(int(match.group(1)) * _MIB[match.group(2)])
 
 
+def _node_memory(value: Any) -> Any:
+    return 0 if value == "all" else _mebibytes(value)
+
+
 def _count(value: Any) -> Any:
     """Whole numbers may be written 100000, 100_000 or 1e5."""
     if isinstance(value, str) and re.fullmatch(r"\d{1,15}(\.\d{1,15})?[eE]\+?\d{1,2}", value):
@@ -184,6 +188,8 @@ Seconds = Annotated[int, BeforeValidator(_seconds), Field(gt=0), Unit("s")]
 #: Seconds of what Slurm calls --time, where users of Slurm write minutes without a unit: a number alone is refused.
 TimeLimit = Annotated[int, BeforeValidator(_time_limit), Field(gt=0), Unit("s")]
 Mebibytes = Annotated[int, BeforeValidator(_mebibytes), Field(gt=0), Unit("M")]
+#: Memory of a node; 0, written `all`, is Slurm's own word for all of it.
+NodeMemory = Annotated[int, BeforeValidator(_node_memory), Field(ge=0), Unit("M")]
 Count = Annotated[int, BeforeValidator(_count), Field(ge=1, le=10**12)]
 Whole = Annotated[int, BeforeValidator(_count), Field(ge=0, le=10**12)]
 Free = Annotated[Any, BeforeValidator(typed)]

@@ -103,7 +103,6 @@ def test_every_path_and_name_that_contributing_names_exists() -> None:
         ("plan_stop_lead", "slurmddp/plan/recovery.py"),
         ("plan_recovery", "slurmddp/plan/recovery.py"),
         ("requeue", "slurmddp/spec/site.py"),
-        ("REAL", "tests/unit/sites/test_profiles.py"),
         ("NodeSettings", "slurmddp/runtime/preflight/node_settings.py"),
         ("ALONE", "slurmddp/runtime/preflight/checks/__init__.py"),
         ("SAME", "slurmddp/runtime/preflight/checks/__init__.py"),

@@ -6,7 +6,7 @@ import pytest
 
 from slurmddp.errors import UserError
 from slurmddp.plan.model import Allocation
-from tests.helpers import LM_JOB, Desk, plan_of, refusal, shape
+from tests.helpers import GPU_SITE, LM_JOB, Desk, plan_of, refusal, shape
 
 CORES = "site: cores\ntrain: {script: a.py}\n"
 
@@ -108,3 +108,12 @@ def test_an_allocation_bounds_nodes_and_cores(desk: Desk) -> None:
     with pytest.raises(UserError, match="16 cores per node are more than the 8 of the current allocation"):
         resolved = desk.resolve(LM_JOB, "resources.cpus_per_node=16")
         plan_of(resolved, desk.project, inside=True, allocation=Allocation(2, 8))
+
+
+def test_all_memory_of_whole_nodes(desk: Desk) -> None:
+    desk.site(GPU_SITE.replace("name: gpus", "name: mine").replace("mem_per_node: 480G", "mem_per_node: all"))
+    job = LM_JOB.replace("gpus", "mine")
+    assert "--mem=0" in desk.plan(job).sbatch
+    assert "--mem=65536M" in desk.plan(job, "resources.mem_per_node=64G").sbatch
+    part = desk.plan(job, "resources.gpus_per_node=2").sbatch
+    assert not any(line.startswith("--mem") for line in part), "the rest of the node is another job's"

@@ -31,7 +31,7 @@ FACTS_FILE = Path(__file__).parents[4] / "shared" / "facts" / "sites.yaml"
 #: Says nothing about the site that could be wrong, or is the record of the sources itself.
 NEEDS_NO_FACT = {"name", "title", "documentation", "level", "bases", "scheduler", "facts"}
 #: Parts for profiles of users' own, which no shipped profile has.
-FOR_OTHERS = {"amd", "efa", "ethernet", "mi300a", "roce"}
+FOR_OTHERS = {"amd", "ethernet", "mi300a", "roce"}
 
 CATALOGUE = Catalogue({"HOME": "/nowhere"})
 
@@ -109,7 +109,7 @@ def check_job_layer(name: str, layer: dict[str, Any]) -> None:
 def test_limits_and_sizes_are_plausible(name: str) -> None:
     for partition in site(name).partitions.values():
         assert partition.max_time is None or 60 <= partition.max_time <= 30 * 86400
-        assert partition.mem_per_node is None or 1024 <= partition.mem_per_node <= 4 * 1024 * 1024
+        assert partition.mem_per_node in (None, 0) or 1024 <= partition.mem_per_node <= 4 * 1024 * 1024
     default = site(name).job.get("resources", {}).get("partition")
     assert default is None or default in site(name).partitions
 
