@@ -13,11 +13,24 @@ SHORT = {
     "o": "output", "p": "partition", "q": "qos", "S": "core-spec", "s": "oversubscribe", "t": "time", "W": "wait",
     "w": "nodelist", "x": "exclude", "B": "extra-node-info", "b": "begin", "Q": "quiet", "v": "verbose",
 }  # fmt: skip
+#: Other names of options.
+ALIASES = {
+    "tasks-per-node": "ntasks-per-node", "cluster": "clusters", "ntasks-per-tres": "ntasks-per-gpu",
+    "cpu_bind": "cpu-bind",
+}  # fmt: skip
+#: Options that Slurm no longer has, and what replaces them.
+REMOVED = {"workdir": "chdir", "share": "oversubscribe", "shared": "oversubscribe"}
+SRUN_ONLY = {
+    "accel-bind", "bcast", "compress", "cpu-bind", "disable-status", "epilog", "exact", "external-launcher",
+    "het-group", "immediate", "interactive", "jobid", "kill-on-bad-exit", "label", "mpi", "msg-timeout", "multi-prog",
+    "no-allocate", "overlap", "preserve-env", "prolog", "pty", "relative", "send-libs", "task-epilog", "task-prolog",
+    "unbuffered", "whole", "x11",
+}  # fmt: skip
 #: Options that take no value, or one behind `=` only.
 FLAGS = {
     "contiguous", "exclusive", "get-user-env", "hold", "ignore-pbs", "kill-on-invalid-dep", "no-kill", "no-requeue",
     "overcommit", "oversubscribe", "parsable", "propagate", "quiet", "reboot", "requeue", "spread-job", "test-only",
-    "use-min-nodes", "verbose", "wait", "nice", "stepmgr",
+    "use-min-nodes", "verbose", "wait", "nice", "stepmgr", "oom-kill-step", "help", "usage", "version",
 }  # fmt: skip
 OPTIONS = FLAGS | set(SHORT.values()) | {
     "acctg-freq", "batch", "bb", "bbf", "cluster-constraint", "comment", "container", "container-id", "core-spec",
@@ -27,13 +40,14 @@ OPTIONS = FLAGS | set(SHORT.values()) | {
     "network", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket",
     "open-mode", "prefer", "priority", "profile", "power", "reservation", "resv-ports", "segment", "signal",
     "sockets-per-node", "switches", "thread-spec", "threads-per-core", "time-min", "tmp", "tres-bind",
-    "tres-per-task", "uid", "wckey", "workdir", "wrap", "consolidate-segments", "spread-segments",
+    "tres-per-task", "uid", "wait-all-nodes", "wckey", "wrap", "context", "consolidate-segments",
+    "spread-segments", *ALIASES, *REMOVED,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Directive:
-    """One option of a #SBATCH line."""
+    """One option of a #SBATCH line. name: empty for a word that belongs to no option."""
 
     line: int
     name: str
@@ -67,7 +81,7 @@ def read_directives(lines: list[str]) -> tuple[list[Directive], list[int]]:
             if late[:1] == [0]:
                 late.append(line)
             else:
-                found += [Directive(line, _full(name), value) for name, value in _options(text)]
+                found += [Directive(line, full(name, OPTIONS), value) for name, value in _options(text)]
         elif text.strip() and not text.lstrip().startswith("#") and not late:
             late.append(0)
     return found, late[1:]
@@ -80,16 +94,17 @@ def _options(text: str) -> list[tuple[str, str]]:
         words = list(lexer)
     except ValueError:  # a quote without its partner
         words = text.split()[1:]
-    end = next((at for at, word in enumerate(words) if word.startswith("#")), len(words))
-    return parse_options(words[:end], FLAGS, SHORT)[0]
+    end = next((at for at, word in enumerate(words) if "#" in word), len(words))
+    words = [*words[:end], *(word.partition("#")[0] for word in words[end : end + 1] if word[0] != "#")]
+    found, at = parse_options(words, FLAGS, SHORT)
+    return found + [("", word) for word in words[at : at + 1]]
 
 
-def _full(name: str) -> str:
-    """Complete an abbreviated option, as getopt does."""
-    if name in OPTIONS:
-        return name
-    matches = [option for option in OPTIONS if option.startswith(name)]
-    return matches[0] if len(matches) == 1 else name
+def full(name: str, options: set[str]) -> str:
+    """Complete an abbreviated option, as getopt does, and replace another name of it."""
+    matches = [option for option in options if option.startswith(name)] if len(name) > 1 else []
+    name = matches[0] if name not in options and len(matches) == 1 else name
+    return ALIASES.get(name, name)
 
 
 def count(value: str | None) -> int | None:
@@ -177,5 +192,8 @@ def slurm_variables(options: dict[str, str]) -> dict[str, str]:
         "SLURM_GPUS_PER_NODE": given("gpus-per-node", "SLURM_GPUS_PER_NODE"),
         "SLURM_GPUS_PER_TASK": given("gpus-per-task", "SLURM_GPUS_PER_TASK"),
         "SLURM_GPUS": given("gpus", "SLURM_GPUS"),
+        "SLURM_MEM_PER_NODE": given("mem", "SLURM_MEM_PER_NODE"),
+        "SLURM_MEM_PER_CPU": given("mem-per-cpu", "SLURM_MEM_PER_CPU"),
+        "SLURM_MEM_PER_GPU": given("mem-per-gpu", "SLURM_MEM_PER_GPU"),
         "SLURM_GPUS_ON_NODE": text(resources.gpus_per_node),
     }

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slurmddp.check.directives import Resources, count, parse_options
+from slurmddp.check.directives import OPTIONS, SRUN_ONLY, Resources, count, full, parse_options
 from slurmddp.check.shell import Command, commands
 from slurmddp.check.values import UNKNOWN, Scope, array_items, expand, expand_words, likely, symbol, symbols
 
@@ -41,6 +41,9 @@ _REMOTE = {
     "pssh",
 }
 _QUIET = {"echo", "printf", "unset", "cd", "mkdir", "module", "ml", "trap", "test", "[", "[[", "which", "type"}
+#: Characters that are read, with those of variables and of scripts in scripts. Scripts may call themselves.
+_MOST = 5_000_000
+_MOST_STARTS = 500  # of launchers and of srun
 _DECLARE = {"export", "declare", "typeset", "local", "readonly"}
 
 
@@ -71,6 +74,7 @@ class Launch:
     function: str = ""
     loops: tuple[str, ...] = ()
     background: bool = False
+    command: Command = field(default_factory=Command)
 
     def option(self, *names: str) -> str | None:
         """Return the value of an option, or of torchrun's variable for it (PET_NNODES)."""
@@ -94,6 +98,7 @@ class Walk:
 
     launches: list[Launch] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    idle: list[Launch] = field(default_factory=list)  # launchers without a program
     seen: list[tuple[Command, list[str], Scope]] = field(default_factory=list)  # (as written, expanded, shell)
     opaque_steps: int = 0  # steps whose program cannot be read
     sourced: bool = False
@@ -106,15 +111,18 @@ class Walker:
     def __init__(self, job: Resources) -> None:
         self.job = job
         self.found = Walk()
+        self.left = _MOST
 
     def run(
         self, text: str, line: int, scope: Scope, step: Step | None = None, remote: str = "", depth: int = 0
     ) -> None:
         """Walk a script. step: it runs as the task of that srun."""
-        if depth > 6:
+        self.left -= len(text)
+        if depth > 6 or self.left < 0:
             return
         for command in commands(text, line):
-            self._command(command, scope, step, remote, depth)
+            if self.left > 0 and len(self.found.launches) + len(self.found.steps) < _MOST_STARTS:
+                self._command(command, scope, step, remote, depth)
 
     def _command(self, command: Command, scope: Scope, step: Step | None, remote: str, depth: int) -> None:
         if command.here and command.output:
@@ -130,12 +138,20 @@ class Walker:
             if target is prefix:
                 prefix.exported.add(match[1])
         if raw:
-            words = [word for each in raw for word in expand_words(each, scope)]
+            words = self._words(raw, scope)
             shell = prefix if prefix.values else scope
             if words:
                 self.found.seen.append((command, words, scope))
             if words and not self._builtin(words, raw, command, scope):
                 self._program(words, command, shell, step, remote, depth)
+
+    def _words(self, raw: list[str], scope: Scope) -> list[str]:
+        words: list[str] = []
+        for each in raw:
+            expanded = expand_words(each, scope) if self.left > 0 else []
+            self.left -= sum(map(len, expanded)) + 1
+            words += expanded
+        return words
 
     def _builtin(self, words: list[str], raw: list[str], command: Command, scope: Scope) -> bool:
         """Take in what changes the shell itself."""
@@ -175,11 +191,12 @@ class Walker:
         name, rest = words[at].rpartition("/")[2], words[at + 1 :]
         line = _line(command, words[at], command.line)
         if name == "srun":
-            options, end = parse_options(rest, SRUN_FLAGS, SRUN_SHORT)
-            started = self._step(dict(options), command, line)
+            found, end = parse_options(rest, SRUN_FLAGS, SRUN_SHORT)
+            options = {full(name, OPTIONS | SRUN_ONLY): value for name, value in found}
+            started = self._step(options, command, line)
             self.found.steps.append(started)
             inner = Scope(scope.slurm, True, scope)
-            for each in re.split(r",(?=\w+=)", dict(options).get("export", "")):
+            for each in re.split(r",(?=\w+=)", options.get("export", "")):
                 if "=" in each:
                     key, _, value = each.removeprefix("ALL,").partition("=")
                     inner.values[key] = value
@@ -242,12 +259,13 @@ class Walker:
         kind, arguments = _kind(name, rest)
         options, end, opaque = launcher_options(arguments) if kind != "python" else ({}, 0, False)
         step, remote, line = at
-        if (not arguments[end:] and not opaque) or arguments[:1] in (["-c"], ["-V"], ["--version"]):
+        if arguments[:1] in (["-c"], ["-V"], ["--version"]):
             return  # it trains nothing
-        self.found.launches.append(
+        found = self.found.launches if arguments[end:] or opaque else self.found.idle
+        found.append(
             Launch(
                 kind, line, options, opaque, arguments[end:], scope, step, remote,
-                command.branch, command.function, command.loops, command.then == "&",
+                command.branch, command.function, command.loops, command.then == "&", command,
             )
         )  # fmt: skip
 

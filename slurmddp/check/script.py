@@ -11,6 +11,8 @@ from slurmddp.check.launches import Walk, Walker
 from slurmddp.check.values import Scope
 from slurmddp.errors import UserError
 
+_LARGEST = 256 * 1024  # bytes; real scripts have a tenth of this
+
 
 @dataclass(frozen=True)
 class Script:
@@ -90,11 +92,12 @@ def read(path: Path) -> Script:
         raise UserError("this is a directory", where=str(path), todo=todo) from None
     except OSError as error:
         raise UserError(f"cannot read the script ({error.strerror})", where=str(path), todo=todo) from None
+    if len(content) > _LARGEST:
+        raise UserError(
+            f"this is larger than {_LARGEST >> 10} KiB, too large for a batch script", where=str(path), todo=todo
+        )
     if b"\0" in content:
         raise UserError("this is a binary file", where=str(path), todo=todo)
     if not content.strip():
         raise UserError("the file is empty", where=str(path), todo=todo)
-    try:
-        return parse(content.decode("utf-8", errors="replace"), path)
-    except RecursionError:
-        raise UserError("quotes or brackets are nested too deeply to read", where=str(path), todo=todo) from None
+    return parse(content.decode("utf-8", errors="replace"), path)

@@ -9,7 +9,11 @@ from dataclasses import dataclass, field
 
 _REDIRECT = re.compile(r"\d*(<<<|<<-?|<>|>>|>\||[<>]&|[<>])|&>>?")
 _OPERATOR = re.compile(r"&&|\|\||\|&|;;&?|;&|[;|&()\n]")
+_BLANKS = re.compile(r"[ \t\r]+")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
+_CLOSES = {"(": ")", "{": "}"}
+_PLAIN = re.compile(r"[^\\'\"`<>$=(){} \t\n;|&]+")
+_DEEPEST = 100  # blocks in blocks
 _STARTS = {"then", "do", "else", "elif", "!", "{", "}", "time", "coproc"}
 
 
@@ -43,18 +47,29 @@ class Command:
 
 
 def closing(text: str, at: int, end: str) -> int:
-    """Return the index behind the `end` (")" or "}") that closes what was opened before `at`."""
-    start = {")": "(", "}": "{"}[end]
-    depth = 1
-    while at < len(text):
-        if text[at] in "\\'\"`":
-            at = quoted(text, at)
-            continue
-        depth += (text[at] == start) - (text[at] == end)
+    """Return the index behind the `end` that closes what was opened before `at`. end: one of ) } " and a backtick."""
+    ends = [end]
+    while at < len(text) and ends:
+        mark, inside = text[at], ends[-1]
         at += 1
-        if not depth:
-            break
-    return at
+        if mark == "\\":
+            at += 1
+        elif mark == inside:
+            ends.pop()
+        elif inside == "`":
+            continue
+        elif mark == "$" and text[at : at + 1] in ("(", "{"):
+            ends.append(_CLOSES[text[at]])
+            at += 1
+        elif mark == "`" or (mark == '"' and inside != '"'):
+            ends.append(mark)
+        elif inside == '"':
+            continue
+        elif mark == "'":
+            at = quoted(text, at - 1)
+        elif _CLOSES.get(mark) == inside:
+            ends.append(inside)
+    return min(at, len(text))
 
 
 def quoted(text: str, at: int) -> int:
@@ -65,22 +80,16 @@ def quoted(text: str, at: int) -> int:
     if mark == "'":
         found = text.find("'", at + 1)
         return found + 1 if found >= 0 else len(text)
-    at += 1
-    while at < len(text) and text[at] != mark:
-        if text[at] == "\\":
-            at += 2
-        elif mark == '"' and text.startswith("$(", at):
-            at = closing(text, at + 2, ")")
-        else:
-            at += 1
-    return at + 1
+    return closing(text, at + 1, mark)
 
 
 def word_end(text: str, at: int) -> int:
     """Return the index behind the word that starts at `at`."""
     begin = at
     while at < len(text):
-        if text[at] in "\\'\"`":
+        if plain := _PLAIN.match(text, at):
+            at = plain.end()
+        elif text[at] in "\\'\"`":
             at = quoted(text, at)
         elif text.startswith(("$(", "<(", ">("), at):
             at = closing(text, at + 2, ")")
@@ -93,6 +102,9 @@ def word_end(text: str, at: int) -> int:
         else:
             at += 1
     return min(at, len(text))
+
+
+_EMPTY = Command()
 
 
 class _Reader:
@@ -119,8 +131,8 @@ class _Reader:
 
     def _step(self, at: int) -> int:
         text = self.text
-        if text[at] in " \t\r":
-            return at + 1
+        if blanks := _BLANKS.match(text, at):
+            return blanks.end()
         if text.startswith("\\\n", at):
             return at + 2
         if text[at] == "#":
@@ -151,7 +163,7 @@ class _Reader:
 
     def _operator(self, match: re.Match[str]) -> int:
         sign, at = match.group(), match.end()
-        if sign == "(" and len(self.command.words) == 1 and self.text[at:].lstrip().startswith(")"):
+        if sign == "(" and len(self.command.words) == 1 and re.compile(r"\s*\)").match(self.text, at):
             self.blocks.append(("function", self.command.words[0]))
             self.command = Command()
             return self.text.index(")", at) + 1
@@ -176,9 +188,12 @@ class _Reader:
 
     def _end(self, sign: str) -> None:
         """Finish the current command: take shell keywords off its front, and keep the blocks they open or close."""
+        if not self.command.words and self.command == _EMPTY:
+            return
         command, self.command = self.command, Command()
         command.then = sign.strip()
         words, lines = command.words, command.lines
+        del self.blocks[_DEEPEST:]
         while words:
             first = words[0]
             if first in ("if", "case"):

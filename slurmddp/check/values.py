@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from slurmddp.check.shell import closing, quoted
 
 UNKNOWN = "\0?\0"
-_LONGEST = 20_000
+_LONGEST = 4000  # characters of a value, or items of an array; beyond it, the value is unknown
+_DEEPEST = 20  # substitutions in substitutions
 #: Beginnings of the names that Slurm sets: another SLURM_ name in a script is a mistake.
 _SLURM_NAMES = re.compile(
     r"SLURM_(ARRAY_|CLUSTER|CONF|CPU|DIST|EXPORT_ENV|GPU|GTIDS|HET_|HINT|JOB|LAUNCH_|LOCALID|MEM|MPI|NET|NNODES|NODEID|"
@@ -35,6 +36,9 @@ _FIXED = {
         "varies",
     ),
 }  # fmt: skip
+_PLAIN = re.compile(r"[^\\'\"`$]+")
+#: Variables with another value in each shell. In a task, `random` stands for them, and for a port found at random.
+_RANDOM = {"RANDOM", "SRANDOM", "PPID"}
 _SYMBOL = re.compile("\0([^\0]*)\0")
 _PARAMETER = re.compile(r"\$(?:([A-Za-z_]\w*)|([0-9#?$!@*-]))")
 _BRACED = re.compile(r"([#!]?)([A-Za-z_]\w*|[0-9@*#?$!]+)(\[[^]]*\])?(.*)", re.DOTALL)
@@ -90,9 +94,7 @@ class Scope:
             value = [*_items(before), *_items(value)] if isinstance(before, list) else before + _text(value)
         elif unsure and before not in (None, value):
             value = _unknown(_kept(_text(before or "")) & _kept(_text(value)))
-        if len("".join(_items(value))) > _LONGEST:  # a value that doubles itself in each line
-            value = UNKNOWN
-        self.values[name] = value
+        self.values[name] = _bounded(value)  # it may double itself in each line
 
     def inherited(self, name: str) -> Value | None:
         """Return what a program started by this shell finds under `name`; None, if the script never sets it."""
@@ -116,6 +118,8 @@ class Scope:
             return symbol("own" if self.task else "head")
         if name in self.slurm:
             return self.slurm[name]
+        if self.task and name in _RANDOM:
+            return symbol("random")
         if name in _FIXED:
             return symbol(_FIXED[name])
         wrong = name.startswith("SLURM_") and not _SLURM_NAMES.match(name)
@@ -130,6 +134,10 @@ def _items(value: Value) -> list[str]:
     return value if isinstance(value, list) else [value]
 
 
+def _bounded(value: Value) -> Value:
+    return UNKNOWN if len(value) > _LONGEST or sum(map(len, _items(value))) > _LONGEST else value
+
+
 def _text(value: Value) -> str:
     """A variable used without an index: the first item of an array."""
     if isinstance(value, list):
@@ -137,16 +145,16 @@ def _text(value: Value) -> str:
     return value
 
 
-def expand(raw: str, scope: Scope) -> str:
+def expand(raw: str, scope: Scope, depth: int = 0) -> str:
     """Return one value: quotes removed, variables replaced, not split into words."""
-    return "".join(piece for piece, _ in _pieces(raw, scope))
+    return "".join(piece for piece, _ in _pieces(raw, scope, depth))
 
 
 def expand_words(raw: str, scope: Scope) -> list[str]:
     """Return the words that bash makes of a written word: unquoted variables and arrays may give several or none."""
     words: list[str] = []
     current: str | None = None
-    for piece, splits in _pieces(raw, scope):
+    for piece, splits in _pieces(raw, scope, 0):
         if not splits:
             current = (current or "") + piece
             continue
@@ -164,16 +172,26 @@ def array_items(raw: str, scope: Scope) -> list[str]:
     """Return the items of `( ... )`."""
     from slurmddp.check.shell import commands
 
-    return [item for each in commands(raw[1:-1]) for word in each.words for item in expand_words(word, scope)]
+    items: list[str] = []
+    for word in (word for each in commands(raw[1:-1]) for word in each.words):
+        items += expand_words(word, scope)
+        if _bounded(items) != items:
+            break
+    return items
 
 
-def _pieces(raw: str, scope: Scope, *, inside: bool = False) -> list[tuple[str, bool]]:
+def _pieces(raw: str, scope: Scope, depth: int, *, inside: bool = False) -> list[tuple[str, bool]]:
     """(text, whether bash splits it at blanks) of a word; inside: it stands in double quotes."""
+    if depth > _DEEPEST:
+        return [(UNKNOWN, False)]
     found: list[tuple[str, bool]] = []
-    at = 0
+    at = size = 0
     while at < len(raw):
         mark = raw[at]
-        if mark == "\\" and at + 1 < len(raw):
+        if plain := _PLAIN.match(raw, at):
+            found.append((plain.group(), False))
+            at = plain.end()
+        elif mark == "\\" and at + 1 < len(raw):
             following = raw[at + 1]
             keep = inside and following not in '$`"\\\n'
             found.append(("" if following == "\n" else mark + following if keep else following, False))
@@ -184,11 +202,14 @@ def _pieces(raw: str, scope: Scope, *, inside: bool = False) -> list[tuple[str, 
             at = end
         elif mark == '"' and not inside:
             end = quoted(raw, at)
-            found += _pieces(raw[at + 1 : end - 1], scope, inside=True) or [("", False)]
+            found += _pieces(raw[at + 1 : end - 1], scope, depth + 1, inside=True) or [("", False)]
             at = end
         elif mark == "`" or (mark == "$" and at + 1 < len(raw)):
-            value, at = _substitution(raw, at, scope)
+            value, at = _substitution(raw, at, scope, depth + 1)
             items = _items(value)
+            size += sum(map(len, items)) + len(items)
+            if size > 2 * _LONGEST:
+                return [(UNKNOWN, False)]
             for index, item in enumerate(items):
                 if index:
                     found.append((" ", True))
@@ -199,27 +220,31 @@ def _pieces(raw: str, scope: Scope, *, inside: bool = False) -> list[tuple[str, 
     return found
 
 
-def _substitution(raw: str, at: int, scope: Scope) -> tuple[Value, int]:
+def _substitution(raw: str, at: int, scope: Scope, depth: int) -> tuple[Value, int]:
     """What starts with `$` or a backtick, and the index behind it."""
     if raw[at] == "`":
         end = quoted(raw, at)
-        return _command_output(raw[at + 1 : end - 1], scope), end
+        return _command_output(raw[at + 1 : end - 1], scope, depth), end
     if raw.startswith("$((", at):
         end = closing(raw, at + 2, ")")
         return _arithmetic(raw[at + 3 : end - 2], scope), end
     if raw.startswith("$(", at):
         end = closing(raw, at + 2, ")")
-        return _command_output(raw[at + 2 : end - 1], scope), end
+        return _command_output(raw[at + 2 : end - 1], scope, depth), end
     if raw.startswith("${", at):
         end = closing(raw, at + 2, "}")
-        return _braced(raw[at + 2 : end - 1], scope), end
+        return _braced(raw[at + 2 : end - 1], scope, depth), end
     match = _PARAMETER.match(raw, at)
     if match is None:
         return "$", at + 1
-    return (_text(scope.lookup(match[1])) if match[1] else symbol("varies" if match[2] == "$" else "?")), match.end()
+    return (
+        _text(scope.lookup(match[1]))
+        if match[1]
+        else symbol(("random" if scope.task else "varies") if match[2] == "$" else "?")
+    ), match.end()
 
 
-def _braced(inner: str, scope: Scope) -> Value:
+def _braced(inner: str, scope: Scope, depth: int) -> Value:
     """`${...}`."""
     match = _BRACED.match(inner)
     if match is None:
@@ -238,7 +263,7 @@ def _braced(inner: str, scope: Scope) -> Value:
     text = _text(value)
     if rest[:2] in (":-", ":=") or rest[:1] in ("-", "="):
         if symbols(text) & {"?", "unset", "unexported", "nosuch"}:
-            return expand(rest.lstrip(":")[1:], scope) + symbol("maybe")
+            return expand(rest.lstrip(":")[1:], scope, depth) + symbol("maybe")
         return text
     if not rest or rest[:1] == "?" or rest[:2] == ":?":
         return text
@@ -266,7 +291,7 @@ def _arithmetic(inner: str, scope: Scope) -> str:
     return _unknown(_kept("".join(map(symbol, seen))) | ({"varies"} if "$(" in inner else set()))
 
 
-def _command_output(inner: str, scope: Scope) -> str:
+def _command_output(inner: str, scope: Scope, depth: int) -> str:
     """`$(...)`: what matters is whether it names a node, and which."""
     if "scontrol" in inner and re.search(r"show\s+hostnames?\b", inner):
         if re.search(r"\bwc\b", inner):
@@ -274,11 +299,11 @@ def _command_output(inner: str, scope: Scope) -> str:
         return symbol("head" if _FIRST_LINE.search(inner) else "hosts")
     if not scope.task and _OWN_FOLDER.search(inner):
         return symbol("spool")
-    seen = _kept(expand(re.sub(r"['\"]", "", inner), scope))
+    seen = _kept(expand(re.sub(r"['\"]", "", inner), scope, depth))
     if _REWRITES.search(inner):
         seen.discard("nodelist")
     if _PORT_SEARCH.search(inner):
-        seen.add("varies")
+        seen.add("random" if scope.task and "SLURM_" not in inner else "varies")
     if _NODE_NAME.search(inner) and not seen & {"head", "host"}:
         seen.add("own" if scope.task and "srun" not in inner else "head")
     if re.search(r"hostname\s+(-i\b|-I\b|--ip-address|--all-ip)", inner):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from slurmddp.check.launches import Launch
 from slurmddp.check.script import Script
 
+#: What a template leaves to be filled in: the script is not submitted as it stands.
+PLACEHOLDER = re.compile(r"<[A-Za-z_][^<>\n()]*>|\{\{|\{%|@\w+@|%\(\w+\)s")
 NAMES = {"torchrun": "torchrun", "accelerate": "accelerate launch", "deepspeed": "deepspeed", "python": "python"}
 
 
@@ -28,7 +31,7 @@ def launches(script: Script, *kinds: str) -> Iterator[Launch]:
 
 def _step_words(script: Script) -> Iterator[str]:
     for command, words, _ in script.found.seen:
-        if words[0] == "srun":
+        if "srun" in words:
             yield from command.words
 
 
@@ -64,3 +67,9 @@ def has_config(launch: Launch) -> bool:
 def static(launch: Launch) -> bool:
     """Tell whether nodes are ordered by --node-rank: the default of torchrun and accelerate."""
     return (launch.option("rdzv-backend") or "static") == "static" and "standalone" not in launch.options
+
+
+def farmed(launch: Launch) -> bool:
+    """Tell whether the launcher is one of several that train apart, each with a srun of its own."""
+    fan_out = launch.step is not None and launch.step.fan_out
+    return fan_out and ("standalone" in launch.options or nodes_option(launch) in (None, "1", "1:1"))

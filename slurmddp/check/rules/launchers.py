@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
 from slurmddp.check.finding import Hit, rule
 from slurmddp.check.launches import Launch
-from slurmddp.check.rules.common import NAMES, has_config, launches, nodes_option, several_nodes, spread, tasks_per_node
-from slurmddp.check.rules.sources import DEEPSPEED, LIGHTNING, SBATCH, TORCHRUN
+from slurmddp.check.rules.common import (
+    NAMES,
+    farmed,
+    has_config,
+    launches,
+    nodes_option,
+    several_nodes,
+    spread,
+    tasks_per_node,
+)
+from slurmddp.check.rules.sources import DEEPSPEED, LIGHTNING, SBATCH, SRUN, TORCHRUN
 from slurmddp.check.script import Script
 from slurmddp.check.values import number, symbol_name, symbols
 
@@ -17,6 +27,7 @@ _SPREADS = re.compile(
     r"\b(srun|mpirun|mpiexec|ssh|pdsh|clush|ray|horovodrun|sbatch|colossalai|parallel|submitit|dask)\b"
 )
 _PREPARES = {"export", "echo", "cd", "source", ".", "conda", "module", "ml", "mkdir", "set", "cp", "rsync", "pip"}
+_ASKS = {"help", "h", "version", "config-file"}
 _AGENTS = ("torchrun", "accelerate")
 
 
@@ -129,6 +140,8 @@ def nnodes(script: Script) -> Iterator[Hit]:
         agents = spread(script, launch)
         if (tasks_per_node(launch) or 1) > 1 or agents is None or (launch.step is None and (script.job.nodes or 1) > 1):
             continue
+        if farmed(launch):
+            continue
         told = nodes_option(launch)
         option = "--num_machines" if launch.kind == "accelerate" else "--nnodes"
         if told is None:
@@ -138,7 +151,7 @@ def nnodes(script: Script) -> Iterator[Hit]:
                 else:
                     yield Hit(launch.line, f"no {option} on {agents} nodes: only a config file can give it", "warning")
             continue
-        match = re.fullmatch(r"(\d+)(?::(\d+))?", told)
+        match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", told)
         if match and not int(match[1]) <= agents <= int(match[2] or match[1]):
             if int(match[2] or match[1]) > agents and not launch.step and script.option("nodes") is None:
                 continue  # the nodes may come from the command line of sbatch
@@ -154,7 +167,8 @@ def nnodes(script: Script) -> Iterator[Hit]:
 )
 def standalone(script: Script) -> Iterator[Hit]:
     for launch in launches(script, "torchrun"):
-        if "standalone" in launch.options and several_nodes(script, launch):
+        own_work = any("task" in symbols(word) for word in launch.program)  # each node trains something else
+        if "standalone" in launch.options and several_nodes(script, launch) and not farmed(launch) and not own_work:
             yield Hit(launch.line, f"--standalone on {spread(script, launch)} nodes")
 
 
@@ -217,6 +231,15 @@ def idle_gpus(script: Script) -> Iterator[Hit]:
     fix="Give the #SBATCH option, or use a variable that Slurm always sets: SLURM_NNODES, SLURM_GPUS_ON_NODE.",
 )
 def empty_variable(script: Script) -> Iterator[Hit]:
+    for step in script.found.steps:
+        for name, value in step.options.items():
+            if variable := symbol_name(value, "unset"):
+                yield Hit(step.line, f"srun --{name}: Slurm does not set {variable} in this job")
+    for launch in launches(script, "python"):
+        value = launch.env("WORLD_SIZE") or ""
+        if variable := symbol_name(value, "unset") or symbol_name(value, "compressed"):
+            message = f"WORLD_SIZE: Slurm does not set {variable} to a number in this job"
+            yield Hit(script.assigned("WORLD_SIZE"), message)
     for launch in launches(script, *_AGENTS):
         for name in ("nnodes", "nproc-per-node", "node-rank", "num-machines", "num-processes", "machine-rank"):
             value = launch.options.get(name, "")
@@ -247,3 +270,39 @@ def ntasks_wins(script: Script) -> Iterator[Hit]:
         python = any(each.step for each in launches(script, "python"))
         message = f"--ntasks={job.ntasks} wins: not {job.ntasks_per_node} tasks on each of {job.nodes} node(s)"
         yield Hit(script.line_of("ntasks"), message, "error" if meant and python else "warning")
+
+
+@rule(
+    "no-program",
+    "error",
+    reason="A launcher without a program prints its usage and fails.",
+    source=TORCHRUN,
+    fix="Write the program behind the options. If it is on the next line, end this line with a backslash.",
+)
+def no_program(script: Script) -> Iterator[Hit]:
+    for launch in script.found.idle:
+        words = [word for word in launch.command.words if word.endswith((".py", ".sh", '"$@"', "$@"))]
+        if launch.kind != "python" and launch.options and not words and not _ASKS & launch.options.keys():
+            yield Hit(launch.line, f"{NAMES[launch.kind]} is given no program")
+
+
+@rule(
+    "srun-in-turn",
+    "error",
+    reason="Without & behind it, srun ends before the loop starts the next node. Each launcher waits for the others.",
+    source=SRUN,
+    fix="Start all nodes with one srun, without the loop; or end the line with &, and write wait behind the loop.",
+)
+def srun_in_turn(script: Script) -> Iterator[Hit]:
+    for launch in launches(script, *_AGENTS):
+        remote = launch.remote == "ssh" or (launch.step is not None and launch.step.fan_out)
+        if not launch.loops or launch.background or not remote or nodes_option(launch) in (None, "1", "1:1"):
+            continue
+        if (script.job.nodes or 2) > 1 and not _parallel(script, launch):
+            yield Hit(launch.line, "the loop starts one node after the other")
+
+
+def _parallel(script: Script, launch: Launch) -> bool:
+    """Tell whether an & stands between the launch and the end of its loop."""
+    body = itertools.takewhile(lambda text: text.strip()[:4] != "done", script.lines[launch.line - 1 :])
+    return any(re.search(r"(?<![&>])&(?![&>\d])", text) for text in body)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from slurmddp.check.finding import Hit, Severity, rule
 from slurmddp.check.launches import Launch
 from slurmddp.check.rules.common import (
+    farmed,
     has_config,
     launches,
     nodes_option,
@@ -42,6 +43,8 @@ def address(launch: Launch) -> str | None:
 
 def _meets(script: Script, launch: Launch) -> bool:
     """Tell whether launchers of several nodes meet, as far as it can be read."""
+    if farmed(launch):
+        return False
     if launch.kind == "python":
         return several_nodes(script, launch)
     told = number(nodes_option(launch))
@@ -139,10 +142,10 @@ def fixed_port(script: Script) -> Iterator[Hit]:
 def _port(script: Script, launch: Launch) -> tuple[int | None, int]:
     """(fixed port of a launch, line)."""
     if launch.kind == "python":
-        name = launch.env("MASTER_PORT")
-        port = number(likely(name)) if name else None
-        return port, script.assigned("MASTER_PORT") if port else launch.line
-    if "standalone" in launch.options:
+        port = number(likely(launch.env("MASTER_PORT")))
+        return port, _written(script, launch, str(port))
+    alone = launch.kind == "accelerate" and launch.option("num-processes") == "1" and "multi-gpu" not in launch.options
+    if "standalone" in launch.options or alone:
         return None, launch.line
     names = ("main-process-port", "master-port", "rdzv-endpoint")
     given = next((launch.option(name) for name in names if launch.option(name)), None)
@@ -152,7 +155,22 @@ def _port(script: Script, launch: Launch) -> tuple[int | None, int]:
             given += ":29400"
     if given is None and not has_config(launch) and launch.kind != "deepspeed":
         given = "29500"
-    return number((likely(given) or "").rpartition(":")[2]) or None, launch.line
+    port = number((likely(given) or "").rpartition(":")[2]) or None
+    return port, _written(script, launch, str(port))
+
+
+def _written(script: Script, launch: Launch, pattern: str) -> int:
+    """Return the line of a value: in the command itself, or in the last assignment above it; else the launcher's."""
+    command = launch.command
+    for line, word in zip(command.lines, command.words, strict=True):
+        if re.search(rf"(?<!\w)({pattern})(?!\w)", word) and "\n" not in word:
+            return line
+    above = [
+        at
+        for at, text in enumerate(script.lines[: launch.line], 1)
+        if re.search(rf"^[^#]*\w=[^#]*(?<!\w)({pattern})(?!\w)", text)
+    ]
+    return above[-1] if above else launch.line
 
 
 @rule(
@@ -165,4 +183,46 @@ def _port(script: Script, launch: Launch) -> tuple[int | None, int]:
 def hostname_ip(script: Script) -> Iterator[Hit]:
     for launch in launches(script):
         if several_nodes(script, launch) and "hostname-ip" in symbols(address(launch) or ""):
-            yield Hit(launch.line, "the address comes from hostname --ip-address")
+            line = _written(script, launch, r"hostname\s+(-i|-I|--ip-address|--all-ip-addresses)")
+            yield Hit(line, "the address comes from hostname --ip-address")
+
+
+@rule(
+    "random-per-node",
+    "error",
+    reason="Each task draws a random number or searches a free port for itself, so the nodes never meet.",
+    source=TORCHRUN,
+    fix="Use the job's number: --rdzv_id=$SLURM_JOB_ID, or set the value in the batch script, before srun.",
+)
+def random_per_node(script: Script) -> Iterator[Hit]:
+    for launch in launches(script, "torchrun", "accelerate", "python"):
+        if not _meets(script, launch):
+            continue
+        names = ["rdzv-id", "rdzv-endpoint", "master-port", "main-process-port"] if launch.kind != "python" else []
+        values = {f"--{name}": launch.option(name) for name in names} or {"MASTER_PORT": launch.env("MASTER_PORT")}
+        for name, value in values.items():
+            if value and "random" in symbols(value):
+                yield Hit(launch.line, f"{name} has another value on each node")
+
+
+@rule(
+    "fixed-host",
+    "error",
+    reason="Slurm chooses the nodes of each job. Unless it happens to choose this one first, the ranks never meet.",
+    source=SBATCH,
+    fix=f"Use the first node of the job: {_HEAD}.",
+)
+def fixed_host(script: Script) -> Iterator[Hit]:
+    pinned = script.option("nodelist") or ""
+    for launch in launches(script, "torchrun", "accelerate", "python"):
+        value = address(launch) or ""
+        host = re.fullmatch(r"(?:tcp://)?([A-Za-z0-9][\w.-]*)(?::.*)?", likely(value) or "", re.DOTALL)
+        if not host or _LOOPBACK.match(host[1]) or not _meets(script, launch):
+            continue
+        sure = not pinned and "maybe" not in symbols(value) and not re.search("your|master|head|host", host[1])
+        if host[1] not in pinned:
+            yield Hit(
+                _written(script, launch, re.escape(host[1])),
+                f"{host[1]} need not be a node of this job",
+                None if sure else "warning",
+            )

@@ -6,17 +6,24 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from slurmddp.check.directives import OPTIONS
+from slurmddp.check.directives import FLAGS, OPTIONS, REMOVED, SRUN_ONLY, Directive
 from slurmddp.check.finding import Hit, rule
 from slurmddp.check.launches import PYTHON as _PYTHON
 from slurmddp.check.launches import Launch
-from slurmddp.check.rules.common import launches, several_nodes
+from slurmddp.check.rules.common import PLACEHOLDER, launches, several_nodes
 from slurmddp.check.rules.sources import SBATCH, SLURM_22_05, SRUN
 from slurmddp.check.script import Script
 from slurmddp.check.values import symbols
 
 _LONG_HOURS = 12
-_PLACEHOLDER = re.compile(r"\{\{|\{%|<[A-Za-z_ ]+>|@\w+@|%\(\w+\)s")
+_TIME = r"(\d+-)?\d+(:\d+){0,2}(\.\d+)?|-1|unlimited|infinite|UNLIMITED|INFINITE"
+_MEMORY = r"\d+(\.\d+)?\s*([KMGTkmgt][Bb]?)?"
+#: What values look like; sbatch refuses others.
+_FORMS = {
+    "nodes": r"\d+[km]?(-\d+[km]?)?([:,][-\d:,]+)?", "time": _TIME, "time-min": _TIME,
+    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), _MEMORY),
+    **dict.fromkeys(("ntasks", "cpus-per-task", "ntasks-per-node", "ntasks-per-socket", "cpus-per-gpu"), r"\d+"),
+}  # fmt: skip
 
 
 @rule(
@@ -41,18 +48,46 @@ def sbatch_after_command(script: Script) -> Iterator[Hit]:
 )
 def sbatch_option(script: Script) -> Iterator[Hit]:
     for line, text in enumerate(script.lines, 1):
-        first = text.split()[1:2] if text.startswith("#SBATCH ") and line not in script.late else []
-        if first and first[0][0] not in "-#" and first[0] not in ("hetjob", "packjob"):
-            yield Hit(line, f"{first[0][:40]} is no option: options start with -")
+        if text.startswith("#SBATCH ") and (match := re.search(r"\s-([NnctpA])=", text.partition(" #")[0])):
+            yield Hit(line, f"-{match[1]} takes its value without =")
     for each in script.directives:
-        if each.value.startswith("=") or each.value == "=":
+        if PLACEHOLDER.search(script.lines[each.line - 1]) or "$" in each.value:
+            continue
+        if not each.name:
+            if each.value not in ("hetjob", "packjob"):
+                yield Hit(each.line, f"{each.value[:40]} is no option: options start with -, values contain no blanks")
+        elif each.value.startswith("="):
             yield Hit(each.line, f"--{each.name}: remove the blanks around =")
-        if each.name == "time" and re.fullmatch(r"[\d.:]+ *[a-z]+", each.value, re.IGNORECASE):
-            yield Hit(each.line, f"--time={each.value}: sbatch reads minutes, HH:MM:SS or D-HH:MM:SS")
-        close = difflib.get_close_matches(each.name, OPTIONS, 1, 0.8)
-        plugin = each.name.startswith(("container-", "no-container-")) or any(o.startswith(each.name) for o in OPTIONS)
-        if len(each.name) > 2 and each.name not in OPTIONS and close and not plugin:
-            yield Hit(each.line, f"--{each.name} is not an option of sbatch; did you mean --{close[0]}?")
+        elif each.name in OPTIONS - REMOVED.keys():
+            yield from _values(each)
+        elif each.name in REMOVED:
+            yield Hit(each.line, f"Slurm has no --{each.name} any more; use --{REMOVED[each.name]}", "warning")
+        elif each.name in SRUN_ONLY:
+            yield Hit(each.line, f"--{each.name} is an option of srun, not of sbatch")
+        elif len(each.name) > 2 and not any(option.startswith(each.name) for option in OPTIONS):
+            yield from _unknown(each)
+
+
+def _values(each: Directive) -> Iterator[Hit]:
+    form = _FORMS.get(each.name)
+    if not each.value and each.name not in FLAGS:
+        refused = form or each.name in ("partition", "signal", "mail-type", "begin")
+        yield Hit(each.line, f"--{each.name} has no value", None if refused else "warning")
+    elif form and not re.fullmatch(form, each.value) and not re.search(r"[{}<>@%[\]]|xx", each.value):
+        hint = ": sbatch reads minutes, HH:MM:SS or D-HH:MM:SS" if each.name in ("time", "time-min") else ""
+        yield Hit(each.line, f"--{each.name} cannot be {each.value!r}{hint}")
+
+
+def _unknown(each: Directive) -> Iterator[Hit]:
+    close = difflib.get_close_matches(each.name, sorted(OPTIONS), 1, 0.8)
+    if each.name.startswith(("container-", "no-container-")):
+        return  # of pyxis and enroot
+    if close:
+        yield Hit(each.line, f"--{each.name} is not an option of sbatch; did you mean --{close[0]}?")
+    else:
+        yield Hit(
+            each.line, f"--{each.name} is not an option of sbatch, unless a plugin of this site adds it", "warning"
+        )
 
 
 @rule(
@@ -80,9 +115,9 @@ def sbatch_disabled(script: Script) -> Iterator[Hit]:
 )
 def sbatch_variable(script: Script) -> Iterator[Hit]:
     found = [each for each in script.directives if re.search(r"\$\{?\w|\$\(|`", each.value)]
-    template = len(found) > 3 or _PLACEHOLDER.search(script.text)
+    template = len(found) > 3 or PLACEHOLDER.search(script.text)
     for each in found:
-        harmless = each.name in ("job-name", "comment", "mail-user", "export", "wckey")
+        harmless = each.name in ("job-name", "comment", "mail-user", "export", "wckey") or each.name not in OPTIONS
         yield Hit(
             each.line, f"--{each.name}={each.value} is taken literally", "warning" if harmless or template else None
         )
@@ -90,8 +125,9 @@ def sbatch_variable(script: Script) -> Iterator[Hit]:
 
 @rule(
     "cpus-not-inherited",
-    "warning",
-    reason="From Slurm 22.05 to 23.02, srun does not use --cpus-per-task of #SBATCH. Each task may get one CPU.",
+    "note",
+    reason="In Slurm 22.05 and 23.02, srun does not inherit --cpus-per-task of #SBATCH, so each task may get one CPU. "
+    "Slurm 23.11 inherits it again.",
     source=SLURM_22_05,
     fix="Give srun the option, too: srun --cpus-per-task=$SLURM_CPUS_PER_TASK, or export SRUN_CPUS_PER_TASK.",
 )
@@ -100,7 +136,7 @@ def cpus_not_inherited(script: Script) -> Iterator[Hit]:
         return
     for launch in launches(script):
         if launch.step and not _passes_cpus(launch):
-            yield Hit(launch.step.line, "srun does not get --cpus-per-task")
+            yield Hit(launch.step.line, "srun of Slurm 22.05 and 23.02 does not inherit --cpus-per-task")
 
 
 def _passes_cpus(launch: Launch) -> bool:
@@ -178,6 +214,11 @@ def no_gpus(script: Script) -> Iterator[Hit]:
     fix='Use $SLURM_SUBMIT_DIR: cd "$SLURM_SUBMIT_DIR".',
 )
 def spool_path(script: Script) -> Iterator[Hit]:
+    for command, words, scope in script.found.seen:
+        itself = any(word.strip('"') in ("$0", "${0}", "$BASH_SOURCE", "${BASH_SOURCE[0]}") for word in command.words)
+        if itself and "srun" in words and not scope.task and (script.job.nodes or 1) > 1:
+            yield Hit(command.line, "srun runs $0, Slurm's copy of the script, which only the first node has")
+            return
     if "SLURM_SUBMIT_DIR" in script.text or "scontrol show job" in script.text or not script.directives:
         return
     starts = {"cd", "source", ".", "srun", "bash", "sh", "pushd", "exec"}
@@ -249,20 +290,23 @@ def no_time(script: Script) -> Iterator[Hit]:
 @rule(
     "no-requeue",
     "note",
-    reason="A long job that is preempted, loses a node or reaches its limit starts again only if something "
-    "requeues it.",
+    reason="Slurm never requeues a job that reaches its time limit. After preemption or a lost node it does so if "
+    "JobRequeue of the cluster is 1, which is the default, or with --requeue.",
     source=SBATCH,
-    fix="Add #SBATCH --requeue, --open-mode=append and --signal=B:USR1@120, and let the program save and resume.",
+    fix="Let the program save and resume, and add #SBATCH --signal=B:USR1@120, --requeue and --open-mode=append.",
 )
 def no_requeue(script: Script) -> Iterator[Hit]:
     hours = _hours(script.option("time") or "")
     if hours >= _LONG_HOURS and script.option("requeue") is None and script.option("signal") is None:
         if any(several_nodes(script, launch) for launch in launches(script)) and script.option("array") is None:
-            yield Hit(script.line_of("time"), f"{hours:.0f} hours on several nodes without --requeue and --signal")
+            yield Hit(
+                script.line_of("time"),
+                f"{hours:.0f} hours on several nodes, and nothing saves or requeues the job at its limit",
+            )
 
 
 def _hours(time: str) -> float:
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    match = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", time)
     if not match:
         return 0
     days, first, second, _ = (int(each or 0) for each in match.groups())

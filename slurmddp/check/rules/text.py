@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 
 from slurmddp.check.finding import Hit, rule
+from slurmddp.check.rules.common import PLACEHOLDER
 from slurmddp.check.rules.sources import BASH, SBATCH
 from slurmddp.check.script import Script
 
@@ -61,6 +62,8 @@ def invisible_character(script: Script) -> Iterator[Hit]:
     code = {line for command, _, _ in script.found.seen for line in command.lines}
     directives = {at for at, text in enumerate(script.lines, 1) if re.match(r"#SBATCH\s", text)}
     for line, text in enumerate(script.lines, 1):
+        if text.isascii():
+            continue
         comment = text.lstrip().startswith("#") and line not in directives
         read = re.sub(r"\s#.*", "", text) if not comment else text[:1] if line == 1 else ""
         bare = re.sub(r"\"[^\"]*\"|'[^']*'", "", read)
@@ -85,19 +88,18 @@ def invisible_character(script: Script) -> Iterator[Hit]:
     fix="Remove what follows the backslash, and move comments above the command.",
 )
 def broken_continuation(script: Script) -> Iterator[Hit]:
-    skipped = script.here_lines
+    skipped, lines = script.here_lines, [each.strip() for each in script.lines]
     for at, text in enumerate(script.lines):
         text = text.rstrip("\r")
         if at + 1 in skipped or text.lstrip().startswith("#"):
             continue
-        rest = [each.strip() for each in script.lines[at + 1 :]]
         if re.search(r"[^\\]\\[ \t]+(#.*)?$", text) and not re.search(r"\s#.*\\[ \t]+", text):
-            option = bool(rest) and rest[0].startswith("-")
+            option = lines[at + 1 : at + 2] != [] and lines[at + 1].startswith("-")
             yield Hit(at + 1, "blanks or a comment follow the backslash", None if option else "warning")
-        elif text.endswith("\\") and rest and (not rest[0] or rest[0].startswith("#")):
-            following = next((each for each in rest if each and not each.startswith("#")), "")
+        elif text.endswith("\\") and len(lines) > at + 1 and lines[at + 1][:1] in ("", "#"):
+            following = next((each for each in lines[at + 1 : at + 50] if each and not each.startswith("#")), "")
             if following.startswith("-"):
-                kind = "a comment" if rest[0] else "an empty line"
+                kind = "a comment" if lines[at + 1] else "an empty line"
                 yield Hit(at + 2, f"{kind} ends the command, so {following.split()[0]} is lost")
 
 
@@ -125,7 +127,7 @@ def syntax(script: Script) -> Iterator[Hit]:
     match = re.search(r"line (\d+): (.*)", done.stderr.decode(errors="replace"))
     line, message = (int(match[1]), match[2]) if match else (1, "bash cannot read the script")
     near = "\n".join(script.lines[max(line - 2, 0) : line + 1])
-    if not re.search(r"<[^<>\n]+>|\{\{|\{%", near):  # a template: the placeholder is what bash cannot read
+    if not PLACEHOLDER.search(near):  # a template: the placeholder is what bash cannot read
         yield Hit(min(line, len(script.lines)), message)
 
 

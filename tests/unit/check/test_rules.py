@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from . import page
 FIXTURES = Path(__file__).parent / "fixtures"
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 #: Errors that come with another one: what bash reads is no srun then.
-ALONG = {"invisible-character": {"one-node-only"}}
+ALONG = {"invisible-character": {"one-node-only"}, "syntax": {"no-program"}}
 
 
 def found(path: Path) -> list[Finding]:
@@ -69,10 +68,68 @@ def test_the_page_has_the_table_of_the_code() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["A=x\n" + "A=$A$A\n" * 60, "echo " + "$(" * 5000, "echo " + '"$(' * 5000, "cat <<EOF", "x='", "${", "srun", "`"],
+    [
+        "A=x\n" + 'A="$A$A"\n' * 60,
+        'A=("" "")\n' + 'A=("${A[@]}" "${A[@]}")\n' * 60,
+        "echo " + "$(" * 300 + ")" * 300,
+        "A=" + "${A:-" * 300 + "}" * 300,
+        'A=\'eval "$A"; eval "$A"; \'\n' + 'A="$A$A"\n' * 5 + 'eval "$A"',
+        "#SBATCH --time=" + "9" * 5000,
+        "\n" * 50_000,
+        " " * 50_000,
+        "for i in x; do\n" * 5000,
+        "echo " + "$(" * 5000,
+        "echo " + '"$(' * 5000,
+        "cat <<EOF",
+        "x='",
+        "${",
+        "srun",
+        "`",
+    ],
 )
 def test_text_that_no_shell_can_read_is_no_traceback(tmp_path: Path, text: str) -> None:
     path = tmp_path / "odd.sbatch"
     path.write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
-    with contextlib.suppress(UserError):
+    found(path)
+
+
+def test_a_file_of_5_mb_is_one_message(tmp_path: Path) -> None:
+    path = tmp_path / "large.sbatch"
+    path.write_bytes(b"#!/bin/bash\n" + b"x " * 2_500_000)
+    with pytest.raises(UserError, match="too large for a batch script"):
         found(path)
+
+
+@pytest.mark.parametrize(
+    ("before", "command", "rule", "line"),
+    [
+        ("export PORT=29511\necho", "--rdzv_endpoint=$(hostname):$PORT", "fixed-port", 6),
+        ("echo", "\\\n  --rdzv_id=7 \\\n  --rdzv_endpoint=$(hostname):29511", "fixed-port", 9),
+        ("IP=$(hostname -I)\necho", "--rdzv_endpoint=$IP:$SLURM_JOB_ID", "hostname-ip", 6),
+    ],
+)
+def test_a_finding_names_the_line_of_the_value(tmp_path: Path, before: str, command: str, rule: str, line: int) -> None:
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH -G 8\n#SBATCH -t 9\n#SBATCH -c 9\n"
+    path = tmp_path / "job.sbatch"
+    path.write_text(f"{head}{before}\nsrun torchrun --nnodes=2 --rdzv_backend=c10d {command} x.py\n", encoding="utf-8")
+    assert [each.line for each in found(path) if each.rule.id == rule] == [line]
+
+
+def test_one_process_of_accelerate_uses_no_port(tmp_path: Path) -> None:
+    path = tmp_path / "job.sbatch"
+    path.write_text("#!/bin/bash\naccelerate launch --num_processes 1 train.py\n", encoding="utf-8")
+    assert "fixed-port" not in {each.rule.id for each in found(path)}
+
+
+@pytest.mark.parametrize(
+    ("line", "severity"),
+    [("--bee-image=$X", "warning"), ("--nodes=$X", "error"), ("--site-option=1", "warning"), ("-N=2", "error"),
+     ("--time=24h", "error"), ("--mem=64 GB", "error"), ("--ntask-per-node=1", "error"), ("--workdir=/x", "warning"),
+     ("--tasks-per-node=1", None), ("--cluster=a", None), ("--wait-all-nodes=1", None), ("--mem=64GB", None),
+     ("--nodes=2-4", None), ("--time=1-12", None), ("--container-image=x", None), ("--cpus-per-task=8# all", None)],
+)  # fmt: skip
+def test_sbatch_options_are_judged_as_sbatch_judges_them(tmp_path: Path, line: str, severity: str | None) -> None:
+    path = tmp_path / "job.sbatch"
+    path.write_text(f"#!/bin/bash\n#SBATCH {line}\nhostname\n", encoding="utf-8")
+    told = {each.severity for each in found(path) if each.rule.id in ("sbatch-option", "sbatch-variable")}
+    assert told == ({severity} if severity else set())
