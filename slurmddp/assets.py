@@ -1,11 +1,14 @@
-"""Finds the data that ships with the program: templates, image recipes, site profiles.
+"""Finds the data that ships with the program: templates, image recipes, site profiles, schemas.
 
-They stand at the top of the repository and inside the package in a wheel; this is the only place that knows.
+All but the schemas stand at the top of the repository and inside the package in a wheel; this is the only place that
+knows.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from slurmddp.errors import UserError
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -16,6 +19,13 @@ def asset_folder(name: str) -> Path:
         if folder.is_dir():
             return folder
     raise FileNotFoundError(f"the installation has no folder {name!r}: install slurmddp again")
+
+
+def schema_file(kind: str) -> Path:
+    """Return the JSON Schema of `job`, `site` or `recipe` files. Raises UserError for any other kind."""
+    if kind not in ("job", "site", "recipe"):
+        raise UserError(f"unknown kind of file {kind!r}", todo="use job, site or recipe")
+    return _PACKAGE / "schemas" / f"{kind}.schema.json"
 
 
 def package_folder() -> Path:

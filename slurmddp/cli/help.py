@@ -38,7 +38,7 @@ class App(typer.Typer):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(
-            cls=Group,
+            cls=settings.pop("cls", Group),
             no_args_is_help=True,
             rich_markup_mode=None,
             pretty_exceptions_enable=False,

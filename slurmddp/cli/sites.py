@@ -1,27 +1,159 @@
-"""sites: which profiles there are, and what one says."""
+"""sites: which profiles there are, what one says, and which one this host uses; schema: the formats of the files."""
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from slurmddp.cli import options as opt
-from slurmddp.cli.help import App
+from slurmddp.cli.follow import Json
+from slurmddp.cli.help import App, Group
+from slurmddp.errors import UserError
+
+if TYPE_CHECKING:
+    from slurmddp.sites.catalogue import Catalogue
+
+Name = Annotated[str, typer.Argument(metavar="SITE", help="A name, or a YAML file", autocompletion=opt.site_names)]
+
+
+class SitesGroup(Group):
+    """`sites` alone lists, and `sites NAME` shows."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command in that is left out."""
+        words = [arg for arg in args if not arg.startswith("-")]
+        if not words and not ctx.resilient_parsing and not {"-h", "--help"} & set(args):
+            args = ["list", *args]
+        elif len(words) == 1 and words[0] not in self.commands:
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Complete commands and names of sites."""
+        show = self.commands["show"]
+        names = next(parameter for parameter in show.params if parameter.name == "name")
+        return [*super().shell_complete(ctx, incomplete), *names.shell_complete(ctx, incomplete)]
 
 
 def register(app: App) -> None:
     """Put the group's commands on the app."""
-    app.add("Sites and alerts", sites, example="slurmddp sites leonardo")
+    group = App(
+        cls=SitesGroup,
+        help="List, show, compare, detect and validate site profiles",
+        epilog="Without a command: list. `slurmddp sites NAME` is short for `slurmddp sites show NAME`",
+    )
+    group.add(None, list_sites, name="list")
+    group.add(None, show, example="slurmddp sites show leonardo --explain")
+    group.add(None, diff, example="slurmddp sites diff leonardo snellius")
+    group.add(None, detect)
+    group.add(None, validate, example="slurmddp sites validate mine.yaml")
+    group.add(None, site_schema, name="schema", example="slurmddp sites schema > site.schema.json")
+    app.add_typer(group, name="sites", rich_help_panel="Sites and alerts")
+    app.add("Jobs", schema, example="slurmddp schema job > job.schema.json")
 
 
-def sites(
-    name: Annotated[
-        str | None, typer.Argument(metavar="SITE", help="Site to show", autocompletion=opt.site_names)
-    ] = None,
-) -> None:
-    """List the site profiles, or show one with the sources of its values."""
-    from slurmddp.report.sites import site_list, site_page
+def _catalogue() -> "Catalogue":
     from slurmddp.sites.catalogue import Catalogue
 
-    catalogue = Catalogue(os.environ)
-    typer.echo(site_page(catalogue, name) if name else site_list(catalogue))
+    return Catalogue(os.environ)
+
+
+def list_sites(as_json: Json = False) -> None:
+    """List the site profiles, and mark the active one: the one that a job without `site:` uses."""
+    from slurmddp.report.sites import site_list, site_rows
+    from slurmddp.sites.select import select
+
+    catalogue = _catalogue()
+    active, trouble = None, None
+    try:
+        active = select(catalogue, os.environ)
+    except UserError as error:  # a tie, or a broken profile: the list helps to solve it
+        trouble = str(error)
+    rows = site_rows(catalogue, active)
+    if as_json:
+        typer.echo(opt.json_text(rows))
+    else:
+        typer.echo(site_list(rows))
+    if trouble or active is None:
+        opt.say(f"no active site: {trouble or 'none is selected, and no profile matches this host'}")
+    elif not any(row["active"] for row in rows):
+        opt.say(f"active site: {active[0]} ({active[1]})")
+
+
+def show(
+    name: Name,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show each value with its file, line, source and date")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a site profile merged with its bases, and its unverified values."""
+    from slurmddp.report import sites as report
+
+    catalogue = _catalogue()
+    if as_json:
+        typer.echo(opt.json_text(report.site_dict(catalogue, name, explain=explain)))
+    else:
+        typer.echo(report.site_explained(catalogue, name) if explain else report.site_page(catalogue, name))
+
+
+def diff(a: Name, b: Name, as_json: Json = False) -> None:
+    """Show the values in which two site profiles differ."""
+    from slurmddp.report.sites import differences, differences_text
+
+    found = differences(_catalogue(), a, b)
+    typer.echo(opt.json_text(found) if as_json else differences_text(found))
+
+
+def detect(as_json: Json = False) -> None:
+    """Show the evidence on this host for each site profile, and its score."""
+    from slurmddp.report.sites import survey_dict, survey_text
+    from slurmddp.sites.detect import decide, survey
+    from slurmddp.sites.host import this_host
+
+    host = this_host(os.environ)
+    found = survey(_catalogue(), host, ask=True)
+    typer.echo(opt.json_text(survey_dict(host, found)) if as_json else survey_text(host, found))
+    decided = decide(found)  # raises for a tie
+    if not as_json:
+        typer.echo(f"detected: {decided[0]}" if decided else "no profile matches this host")
+
+
+def validate(
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Site files, or names of site profiles")],
+    as_json: Json = False,
+) -> None:
+    """Check site files, and list all mistakes at once. Exit code: 0 all valid, 2 some mistakes."""
+    from slurmddp.sites.problems import problems
+
+    catalogue = _catalogue()
+    found = {file: problems(catalogue, file) for file in files}
+    wrong = [problem for listed in found.values() for problem in listed]
+    if as_json:
+        typer.echo(opt.json_text([{"file": file, "problems": listed} for file, listed in found.items()]))
+        raise typer.Exit(2 if wrong else 0)
+    for file, listed in found.items():
+        if not listed:
+            typer.echo(f"{file}: valid")
+    if wrong:
+        raise UserError("\n".join(wrong))
+
+
+def site_schema() -> None:
+    """Print the JSON Schema of site files."""
+    _print_schema("site")
+
+
+def schema(
+    kind: Annotated[str, typer.Argument(metavar="job|site|recipe", help="Kind of file")],
+    path: Annotated[bool, typer.Option("--path", help="Print the path of the installed schema instead")] = False,
+) -> None:
+    """Print the JSON Schema of job, site or recipe files, for editors and other programs."""
+    _print_schema(kind, path=path)
+
+
+def _print_schema(kind: str, *, path: bool = False) -> None:
+    from slurmddp.assets import schema_file
+
+    file = schema_file(kind)
+    typer.echo(file if path else file.read_text(encoding="utf-8"), nl=path)

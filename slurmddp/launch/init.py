@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sysconfig
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from slurmddp.assets import schema_file
 from slurmddp.errors import UserError
 from slurmddp.launch.prepare import job_name
 from slurmddp.render.engine import render
@@ -51,6 +53,7 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
         "job.yaml.j2",
         name=job_name(path),
         file=shlex.quote(str(path)),
+        schema=_address(schema_file("job")),
         site=made.site,
         title=profile.title,
         script=None if script is None else unexpand(script),
@@ -86,6 +89,11 @@ def _choose_site(catalogue: Catalogue, environment: Mapping[str, str], option: s
     if shutil.which("sbatch", path=environment.get("PATH")):
         return Made("generic", "no profile matches this host, and sbatch is in PATH", True)
     return Made("local", "no profile matches this host, and sbatch is not in PATH", True)
+
+
+def _address(path: Path) -> str:
+    """Return a file as editors take it in a comment: its path, or an address if the path has a blank."""
+    return str(path) if re.fullmatch(r"[\w./+-]+", str(path)) else path.as_uri()
 
 
 def _knows_gpus(profile: Site) -> bool:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from slurmddp.errors import UserError
 from slurmddp.spec.document import Key
 from slurmddp.spec.job import Job
+from slurmddp.spec.layers import Layered
 from slurmddp.spec.resolve import Resolved
 from slurmddp.spec.validate import nearest_key
 
@@ -23,19 +24,28 @@ def explain(resolved: Resolved, dotted: str) -> str:
     key = tuple(dotted.split("."))
     value = _lookup(resolved, key, dotted)
     layered = resolved.layered
-    below = sorted(path for path in layered.origins if path[: len(key)] == key)
-    # In this order, what is below a path stands right behind it.
-    leaves = [path for path, other in zip(below, [*below[1:], ()], strict=False) if other[: len(path)] != path]
-    if not leaves:
+    found = leaves(layered, key)
+    if not found:
         return f"{dotted} = {_shown(value)}\n  built-in"
     lines = []
-    for path in leaves:
-        origin = layered.origins[path]
-        lines.append(f"{'.'.join(path)} = {_shown(_raw(layered.tree, path))}")
-        lines.append(f"  {origin.layer}: {origin.where}")
-        replaced = next((layered.overridden[up] for up in _upwards(path) if up in layered.overridden), ())
-        lines += [f"  over {old.layer}: {old.where}" for old in reversed(replaced)]
+    for path in found:
+        where, *over = sources(layered, path)
+        lines += [f"{'.'.join(path)} = {_shown(raw(layered.tree, path))}", f"  {where}"]
+        lines += [f"  over {old}" for old in over]
     return "\n".join(lines)
+
+
+def leaves(layered: Layered, key: Key = ()) -> list[Key]:
+    """Return the values at and below a key, sorted: those that have no others below them."""
+    below = sorted(path for path in layered.origins if path[: len(key)] == key)
+    # In this order, what is below a path stands right behind it.
+    return [path for path, other in zip(below, [*below[1:], ()], strict=False) if other[: len(path)] != path]
+
+
+def sources(layered: Layered, path: Key) -> list[str]:
+    """Return the layer and place that set a value, then those that it replaced, the latest first."""
+    replaced = next((layered.overridden[up] for up in _upwards(path) if up in layered.overridden), ())
+    return [f"{origin.layer}: {origin.where}" for origin in (layered.origins[path], *reversed(replaced))]
 
 
 def _upwards(path: Key) -> Iterator[Key]:
@@ -65,7 +75,7 @@ class _Missing:
     """Stands for a key that is not there; None is a value."""
 
 
-def _raw(tree: Any, path: Key) -> Any:
+def raw(tree: Any, path: Key) -> Any:
     for part in path:
         tree = tree[int(part)] if isinstance(tree, list) else tree[part]
     return tree

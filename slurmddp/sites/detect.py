@@ -61,15 +61,20 @@ class Survey(NamedTuple):
 
 def detect(catalogue: Catalogue, host: Host) -> tuple[str, str] | None:
     """Return (site, why), or None if no profile matches. Raises UserError for a tie."""
-    best = survey(catalogue, host).best
+    return decide(survey(catalogue, host))
+
+
+def decide(found: Survey) -> tuple[str, str] | None:
+    """Return the best candidate and why it is the best. Raises UserError for a tie."""
+    best = found.best
     if not best:
         return None
     site = best[0].site
     if len(best) > 1:
         number = "two" if len(best) == 2 else len(best)
-        found = " and ".join(f"{item.site} ({item.why})" for item in best)
+        each = " and ".join(f"{item.site} ({item.why})" for item in best)
         raise UserError(
-            f"this host matches {number} sites equally well: {found}",
+            f"this host matches {number} sites equally well: {each}",
             todo=f"select one: --site {site}, or `site: {site}` in the job file or in ~/.config/slurmddp/config.yaml",
         )
     return site, f"detected: {best[0].why}"

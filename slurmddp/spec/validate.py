@@ -117,11 +117,13 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
         return f"{location}{shown}: {advice(row, origin, layered.origins.get(row.new))}"
     if kind == "extra_forbidden":
         near = nearest_key(model, key)
-        known = _hint(key) or "docs/job.md lists all keys; `slurmddp init FILE` writes a valid job file"
+        page, more = _page(model)
+        known = _hint(key) or f"{page} lists all keys; {more}"
         todo = f"did you mean {near}?" if near else known
         return f"{location}{shown}: unknown key\n  -> {todo}"
     if kind == "missing":
-        todo = _hint(key) or "set it; `slurmddp init FILE` writes a job file that has it"
+        page, more = _page(model)
+        todo = _hint(key) or f"set it; {page} lists all keys; {more}"
         return f"{location}{shown}: is missing\n  -> {todo}"
     value = detail.get("input")
     written = f", not {_short(value)}" if isinstance(value, str | int | float | list | dict) else ", not empty"
@@ -136,6 +138,13 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
         hint = _hint(key)
         return f"{location}{shown}: {_WANTED[kind]}{written}" + (f"\n  -> {hint}" if hint else "")
     return f"{location}{shown}: {detail['msg'].replace('Input should', 'should')}{written}"
+
+
+def _page(model: type[BaseModel]) -> tuple[str, str]:
+    """Return the page that lists the model's keys, and the command that helps to write such a file."""
+    if "detect" in model.model_fields:
+        return "docs/sites.md", "`slurmddp sites schema` prints their types"
+    return "docs/job.md", "`slurmddp init FILE` writes a valid job file"
 
 
 def _hint(key: Key) -> str | None:

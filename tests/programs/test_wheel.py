@@ -75,11 +75,14 @@ def test_it_names_the_commit_that_it_was_built_from(installed: Path, tmp_path: P
     assert run(installed, tmp_path, "--version").stdout == f"{name}\n"
 
 
-def test_it_has_the_sites_and_the_recipes(installed: Path, tmp_path: Path) -> None:
+def test_it_has_the_sites_and_the_schemas(installed: Path, tmp_path: Path) -> None:
     listed = run(installed, tmp_path, "sites").stdout
     for path in (ROOT / "site_configs").glob("*.yaml"):
         assert path.stem in listed
     assert "broken" not in listed
+    for kind in ("job", "site", "recipe"):
+        shipped = (ROOT / "slurmddp" / "schemas" / f"{kind}.schema.json").read_text()
+        assert run(installed, tmp_path, "schema", kind).stdout == shipped
 
 
 def test_it_runs_a_local_job_from_its_own_snapshot(installed: Path, tmp_path: Path) -> None:

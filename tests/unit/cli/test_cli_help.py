@@ -86,6 +86,9 @@ def completion(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         ("slurmddp sta", ["status"]),
         ("slurmddp sites gen", ["generic"]),
+        ("slurmddp sites val", ["validate"]),
+        ("slurmddp sites show gen", ["generic"]),
+        ("slurmddp sites diff generic leon", ["leonardo"]),
         ("slurmddp submit --site lum", ["lumi"]),
         ("slurmddp status la", ["last"]),
         ("slurmddp submit --dry", ["--dry-run"]),
@@ -107,4 +110,6 @@ def test_completion_leaves_file_names_to_the_shell(completion: str) -> None:
 
 
 def test_the_tests_know_every_command() -> None:
-    assert {("submit",), ("checkpoint", "export"), ("image", "gc"), ("alert", "test")} <= set(commands())
+    assert {("submit",), ("checkpoint", "export"), ("image", "gc"), ("alert", "test"), ("sites", "diff")} <= set(
+        commands()
+    )
