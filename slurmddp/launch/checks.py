@@ -125,6 +125,8 @@ def _image(plan: Plan, site: Site, where: str, of_job: str) -> Iterator[UserErro
         yield UserError(
             f"the image {image} does not exist", where=where, todo=f"build it: slurmddp build-image{of_job}"
         )
+    elif plan.container.runtime == "pyxis":
+        return  # a squashfs file of enroot's
     elif os.path.isfile(image) and not is_sif(Path(image)):
         yield UserError(
             f"{image} is not a SIF image",

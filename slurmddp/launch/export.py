@@ -167,6 +167,12 @@ def _command(
 
 def _container(container: ContainerPlan, code: Path, checkpoint: Path, target: Path) -> list[str]:
     """`apptainer exec ... IMAGE`. Raises UserError where the image is not there."""
+    if container.runtime == "pyxis":
+        raise UserError(
+            "the run's container is pyxis's, which only a Slurm job can start",
+            todo="run in any environment with torch:"
+            f" PYTHONPATH={code} python -m slurmddp.runtime.export {checkpoint} --output {target}",
+        )
     if container.image is None or not os.path.exists(container.image):
         raise UserError(
             f"the run's image {container.image} does not exist",

@@ -40,6 +40,9 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         notes.append(Note("note", f"{warmup} is longer than train.steps {job.train.steps}: lr never reaches its peak"))
     program = plan_program(job, context)
     container = plan_container(resolved, layout, program, context)
+    if container.runtime == "pyxis":
+        text = "container.runtime pyxis was never run: slurmddp renders the job, and its recovery is not proven"
+        notes.append(Note("warning", text))
     cache = absolute(job.paths.cache, context.cwd) if job.paths.cache else None
     groups = plan_environment(resolved, nodes, layout, container.runtime, cache)
     recovery, more = plan_recovery(resolved, nodes, context.inside)

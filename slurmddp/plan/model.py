@@ -120,7 +120,7 @@ class ContainerPlan(NamedTuple):
     libcuda the ranks get, by its driver. contained: it has a /dev, /tmp and home of its own. python_of_setup: where a
     setup line brings another python3, that one is taken instead of `python`."""
 
-    runtime: Literal["apptainer", "singularity", "none"]
+    runtime: Literal["apptainer", "singularity", "pyxis", "none"]
     executable: str
     environment_prefix: str
     image: str | None

@@ -15,7 +15,7 @@ from slurmddp.spec.resolve import Resolved
 
 #: Behind APPTAINER_ and SINGULARITY_: inherited, these would change what a container sees.
 INHERITED = ("BIND", "BINDPATH", "MOUNT", "CONTAIN", "CONTAINALL", "COMPAT")
-_ENVIRONMENT_PREFIX = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_", "none": ""}
+_ENVIRONMENT_PREFIX = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_", "pyxis": "", "none": ""}
 
 
 def absolute(path: str, cwd: str) -> str:
@@ -68,10 +68,11 @@ def plan_container(resolved: Resolved, layout: Layout, program: Program, context
             todo=f"build a .sif from it first: slurmddp build-image image.sif --base {wanted.image}",
         )
     device: tuple[str, ...] = {"nvidia": ("--nv",), "amd": ("--rocm",), "none": ()}[resolved.site.gpu_vendor]
-    options = (*(device if layout.gpus_per_node else ()), *wanted.options)
+    needs_device = layout.gpus_per_node and runtime != "pyxis"  # enroot's hooks bring the GPUs
+    options = (*(device if needs_device else ()), *wanted.options)
     return ContainerPlan(
         runtime=runtime,
-        executable=runtime,
+        executable="srun" if runtime == "pyxis" else runtime,
         environment_prefix=_ENVIRONMENT_PREFIX[runtime],
         image=absolute(wanted.image, context.cwd),
         options=options,

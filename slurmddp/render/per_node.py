@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from slurmddp.errors import UserError
 from slurmddp.plan.model import Plan, Variable
 
 
@@ -51,6 +52,8 @@ def _variables(plan: Plan) -> list[Variable]:
 
 def _container(plan: Plan) -> list[str]:
     container = plan.container
+    if container.runtime == "pyxis":
+        raise UserError("container.runtime pyxis needs Slurm's srun: plan --per-node cannot start it")
     if container.image is None:
         return []
     binds = [word for bind in container.binds for word in ("--bind", bind.spec)]

@@ -85,8 +85,10 @@ make_folders() {
 # What the container's runtime itself reads, and the devices that a contained container lacks
 find_container() {
   local device
-  [[ -z "$cache" ]] || export "${executable^^}_CACHEDIR=$cache/$executable"
-  export "${executable^^}_NO_EVAL=1" # or a shell in the container evaluates the variables' values
+  if [[ "$runtime" != pyxis ]]; then
+    [[ -z "$cache" ]] || export "${executable^^}_CACHEDIR=$cache/$executable"
+    export "${executable^^}_NO_EVAL=1" # or a shell in the container evaluates the variables' values
+  fi
   command -v "$executable" >/dev/null || fail "$executable is not installed on this node: if it is in a module, load that in setup"
   [[ -n "$contained" ]] || return 0
   # It has a /dev of its own, without these. Only there: in the host's /dev, --bind would mount them `nodev`, so nobody

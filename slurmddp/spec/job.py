@@ -172,7 +172,7 @@ class Container(Model):
     compat: each node with NVIDIA GPUs chooses by its driver between its own libcuda and the image's; false: as the
     image has it."""
 
-    runtime: Literal["apptainer", "singularity", "none"] | None = None
+    runtime: Literal["apptainer", "singularity", "pyxis", "none"] | None = None
     image: PathStr | None = None
     python: Line | None = None
     binds: Annotated[tuple[Bind, ...], Adds()] = ()

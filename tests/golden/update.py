@@ -121,7 +121,7 @@ def scripts(site: str, kind: str) -> dict[str, str]:
         options |= needed(profile)
     container = layer.tree.get("container", {})
     if container.get("runtime") != "none" and "image" not in container:
-        options["container.image"] = "/images/torch.sif"
+        options["container.image"] = f"/images/torch.{'sqsh' if container.get('runtime') == 'pyxis' else 'sif'}"
     sources = Sources(None, [(key, value, f"--set {key}") for key, value in options.items()], ENVIRONMENT, [])
     resolved = resolve(sources, load, lambda: None, strict=False)
     earlier = ("/runs/own-1/checkpoints", "/runs/own-0/checkpoints") if kind == "script" else ()
