@@ -451,6 +451,31 @@ RUN cat /tmp/x /tmp/hers/x >> /seen && useradd -u 1234 me \\
     assert "of-alice" in before and cluster.run("login", ["ls", "-A", "/tmp", "/var/tmp"]).stdout == before
 
 
+STAGES = f"""
+FROM {BASE} AS common
+ENV A=one
+RUN useradd -u 1234 me && mkdir -p "/o/a b" /o/d && echo x > "/o/a b/x y" && date +%s%N > /o/once \\
+    && chown -R 1234:34 /o && chmod 711 /o/d && echo tmp > /tmp/t
+FROM common AS made
+RUN cp /tmp/t /made && cp /o/once /made.once && echo whl > /tmp/a.whl && rm -r /o/d
+FROM common
+COPY --from=made /made /made.once /tmp/*.whl /got/
+COPY --from=made ["/o/a b/x y", "/got/x y"]
+COPY --from=made / /all
+RUN cmp /o/once /got/made.once && cat /tmp/t /got/made "/got/x y" /got/a.whl > /seen \\
+    && echo "$A $CUDA_VERSION $(stat -c '%u:%g %a' /o/d) $(ls -d /all/o/*) $(ls -A /all | grep -c singularity)" >> /seen
+COPY --from=made / /
+RUN ls /made >> /seen && touch /tmp/new /dev/null && test -d /proc/self -a -d /o/d
+"""
+
+
+def test_a_stage_that_others_start_from_is_built_once(alice: Alice) -> None:
+    alice.cluster.write(f"{HOME}/once/Dockerfile", STAGES)
+    build(alice, "once.sif", "--dockerfile", "once/Dockerfile", "--force")
+    seen = alice.cluster.run("login", ["apptainer", "exec", f"{HOME}/once.sif", "cat", "/seen"]).stdout
+    assert seen == "tmp\ntmp\nx\nwhl\none 12.9.0.036 1234:34 711 /all/o/a b\n/all/o/once 0\n/made\n"
+
+
 def test_the_examples_build_and_run(alice: Alice) -> None:
     """From stand-ins for python:3.12-slim and NVIDIA's image, in a registry that mirrors theirs."""
     example(alice, "wheel")

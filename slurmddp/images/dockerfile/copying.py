@@ -115,20 +115,11 @@ def read_copy(instruction: Instruction, lookup: Lookup, workdir: Parts) -> Copy:
     owner = owner_of(chown, instruction) if chown else () if stage else ("0:0",)
     inline = [(one.name, _text(one, lookup, instruction)) for word in raw if (one := heredocs.get(word))]
     ignore = Ignore() if stage else Ignore(patterns("\n".join(exclude), instruction.where))
+    without = " ".join(name.lstrip("/") for name in exclude) if stage else ""
     return Copy(
-        instruction,
-        tuple(origins),
-        destination,
-        stage,
-        owner,
-        mode,
-        parents,
-        ignore,
-        " ".join(name.lstrip("/") for name in exclude) if stage else "",
-        tuple(inline),
-        tuple(zip(addresses, names, strict=True)),
-        flags.get("checksum", ""),
-    )
+        instruction, tuple(origins), destination, stage, owner, mode, parents, ignore, without, tuple(inline),
+        tuple(zip(addresses, names, strict=True)), flags.get("checksum", ""),
+    )  # fmt: skip
 
 
 def _text(heredoc: Heredoc, lookup: Lookup, instruction: Instruction) -> str:
