@@ -79,6 +79,10 @@ def start_accounting() -> dict[int, str]:
     options = [f"--datadir={DATABASE}", f"--socket={DATABASE_SOCKET}", "--skip-networking", "--skip-grant-tables"]
     started = {start(["mariadbd", "--no-defaults", *options], user="slurm").pid: "mariadbd"}
     wait_until(DATABASE_SOCKET.exists, "the database has a socket", timeout=30)
+    # slurmdbd would make it, over a connection that failed before. MariaDB's client 11.8.9 forgets its limits then, and
+    # refuses the first answer ("exceeds maximum allowed number of columns (=0)").
+    client = ["mariadb", "--no-defaults", f"--socket={DATABASE_SOCKET}"]
+    subprocess.run([*client, "-e", "CREATE DATABASE IF NOT EXISTS slurm"], check=True, stdin=subprocess.DEVNULL)
     started[start(["slurmdbd", "-D"], user="slurm").pid] = "slurmdbd"
     wait_until(lambda: answers(ACCOUNTING_PORT), "slurmdbd answers", timeout=30)
     return started
