@@ -45,13 +45,15 @@ ELSEWHERE = {
 #: Commands that run until Ctrl-C, which comes after some seconds.
 ENDLESS = ("slurmddp watch-alerts",)
 
-#: Stands for sbatch: RUN, its last argument, is done at once.
+#: Stands for sbatch: RUN, its last argument, is done at once. Slurm itself prints --test-only's answer to stderr, too.
 SBATCH = f"""#!{sys.executable}
 import json, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from tests.checkpoints import make_checkpoint
 
+if "--test-only" in sys.argv:
+    sys.exit("sbatch: Job 4711 to start at 2026-01-01T00:00:00 using 4 processors on nodes node1 in partition main")
 run, now = Path(sys.argv[-1]), time.time()
 events = [
     {{"event": "job_started", "job_id": "4711", "attempt": 0, "nodes": "node1"}},

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from slurmddp.errors import ExternalError
 from slurmddp.slurm.client import Answer, ask
 from slurmddp.slurm.duration import seconds_of
+from slurmddp.slurm.parse import is_unreachable
 
 _SECONDS = 20.0  # for one answer: a controller that needs longer is too busy to be asked for advice
 _STARTS = re.compile(r"to start at (?P<start>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d).*? on nodes? (?P<nodes>\S+)", re.ASCII)
@@ -127,6 +128,9 @@ class Cluster:
             return Trial(found["start"], found["nodes"], None)
         if answer.code == 0:
             return Trial(None, "", None)
+        if is_unreachable(text):
+            self._note("sbatch", text)
+            return None
         lines = (re.sub(r"^sbatch: (error: )?", "", line) for line in text.splitlines())
         return Trial(None, "", "; ".join(line.strip() for line in lines if line.strip()))
 

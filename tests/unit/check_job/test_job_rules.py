@@ -223,17 +223,21 @@ def test_without_slurm_the_rest_is_checked_and_the_answer_says_so(desk: Desk) ->
     assert found.silent == ["scontrol: it is not on this machine", "sbatch: it is not on this machine"]
 
 
-def test_a_slurm_that_does_not_answer(desk: Desk) -> None:
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_slurm_that_does_not_answer(desk: Desk, hangs: bool) -> None:
     def down(command: Sequence[str], *, timeout: float) -> Answer:
-        if command[0] == "sbatch":
+        if command[0] == "sbatch" and hangs:
             raise ExternalError("sbatch did not finish within 20 s")
         return Answer(1, "", "slurm_load_partitions: Unable to contact slurm controller (connect failure)")
 
     found = answer(prepared_of(desk), cluster=Cluster(down))
     assert found.silent == [
         "scontrol: slurm_load_partitions: Unable to contact slurm controller (connect failure)",
-        "sbatch: sbatch did not finish within 20 s",
+        "sbatch: sbatch did not finish within 20 s"
+        if hangs
+        else "sbatch: slurm_load_partitions: Unable to contact slurm controller (connect failure)",
     ]
+    assert "slurm-refuses" not in {each.rule.id for each in found.findings}
 
 
 def test_the_start_and_the_partitions_by_their_start(desk: Desk) -> None:
