@@ -44,10 +44,12 @@ def one_node_only(script: Script) -> Iterator[Hit]:
     if nodes < 2:
         return
     for launch in launches(script, *_AGENTS, "deepspeed"):
-        hostfile = launch.opaque or {"hostfile", "deepspeed-hostfile", "config-file"} & set(launch.options)
-        if launch.step is None and not launch.remote:
-            if launch.kind == "torchrun" or not hostfile:
-                yield Hit(launch.line, f"{NAMES[launch.kind]} starts on the first of {nodes} nodes only")
+        hostfile = launch.opaque or {"hostfile", "deepspeed-hostfile"} & set(launch.options)
+        ranked = symbol_name(launch.option("machine-rank") or "", "early")  # meant to start on each node
+        if launch.step is None and not launch.remote and (launch.kind == "torchrun" or not hostfile):
+            doubt = "config-file" in launch.options and not ranked  # the file may name a hostfile of DeepSpeed
+            message = f"{NAMES[launch.kind]} starts on the first of {nodes} nodes only"
+            yield Hit(launch.line, message, "warning" if doubt else None)
     code = "\n".join(" ".join(command.words) for command, _, _ in script.found.seen)
     calls_script = re.search(r"(^|\n)((ba|z)?sh |\./)[^\n]*\.(sh|bash)\b", code)  # which may use srun
     if calls_script or _SPREADS.search(code) or any(each.kind != "python" for each in script.found.launches):

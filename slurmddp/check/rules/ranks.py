@@ -62,6 +62,8 @@ def rank_in_batch_shell(script: Script) -> Iterator[Hit]:
 def world_size(script: Script) -> Iterator[Hit]:
     for launch in launches(script, "python"):
         told, tasks = number(launch.env("WORLD_SIZE")), launch.step and _tasks(launch)
+        if re.fullmatch(r"\d+(\*\d+)+", launch.env("WORLD_SIZE") or ""):
+            yield Hit(script.assigned("WORLD_SIZE"), f"WORLD_SIZE is the text {launch.env('WORLD_SIZE')}; write $(( ))")
         if told is None or not tasks or tasks < 2 or told == tasks or not launch.env("MASTER_ADDR"):
             continue
         if told < tasks:

@@ -116,7 +116,7 @@ def node_rank(script: Script) -> Iterator[Hit]:
         elif value is None or fan_out:
             continue
         elif name := symbol_name(value, "early"):
-            yield Hit(launch.line, f"{option}: the batch shell expands ${name}, so all nodes have rank 0", severity)
+            yield Hit(launch.line, f"{option}: the batch shell expands ${name}, so all nodes have rank 0")
         elif symbol_name(value, "task") == "SLURM_LOCALID":
             yield Hit(launch.line, f"{option}: $SLURM_LOCALID is 0 on every node")
         elif number(value) is not None:
