@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import cache
+from pathlib import Path
+from typing import Literal, NamedTuple, cast
 
 from slurmddp.check.script import Script
 
@@ -57,18 +60,22 @@ class Finding:
 
 
 RULES: list[Rule] = []
+_TEXTS = Path(__file__).with_name("script.rules")
 
 
-def rule(
-    id: str, severity: Severity, *, reason: str, source: str, fix: str
-) -> Callable[[Callable[[Script], Iterator[Hit]]], Callable[[Script], Iterator[Hit]]]:
-    """Register a function as a rule: it yields a Hit for each place that breaks it."""
+@cache
+def _texts() -> dict[str, list[str]]:
+    """Return the four lines of each rule by its id."""
+    blocks = re.split(r"\n\n+", _TEXTS.read_text(encoding="utf-8").strip())
+    return {block.split()[0]: block.splitlines() for block in blocks[1:]}
 
-    def register(check: Callable[[Script], Iterator[Hit]]) -> Callable[[Script], Iterator[Hit]]:
-        RULES.append(Rule(id, severity, reason, source, fix, check))
-        return check
 
-    return register
+def rule(check: Callable[[Script], Iterator[Hit]]) -> Callable[[Script], Iterator[Hit]]:
+    """Register a function as a rule: it yields a Hit for each place that breaks it. script.rules has its texts."""
+    head, reason, fix, source = _texts()[check.__name__.replace("_", "-")]
+    id, _, severity = head.partition(" ")
+    RULES.append(Rule(id, cast(Severity, severity), reason, source, fix, check))
+    return check
 
 
 def check_script(script: Script) -> list[Finding]:

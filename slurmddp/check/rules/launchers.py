@@ -18,7 +18,6 @@ from slurmddp.check.rules.common import (
     spread,
     tasks_per_node,
 )
-from slurmddp.check.rules.sources import DEEPSPEED, LIGHTNING, SBATCH, SRUN, TORCHRUN
 from slurmddp.check.script import Script
 from slurmddp.check.values import number, symbol_name, symbols
 
@@ -31,14 +30,7 @@ _ASKS = {"help", "h", "version", "config-file"}
 _AGENTS = ("torchrun", "accelerate")
 
 
-@rule(
-    "one-node-only",
-    "error",
-    reason="A batch script runs on the first node only. Without srun, the other nodes stay idle, or the "
-    "launcher waits for them.",
-    source=SBATCH,
-    fix="Put srun before the launcher, with --ntasks-per-node=1 for torchrun and accelerate.",
-)
+@rule
 def one_node_only(script: Script) -> Iterator[Hit]:
     nodes = script.job.nodes or 1
     if nodes < 2:
@@ -65,14 +57,7 @@ def one_node_only(script: Script) -> Iterator[Hit]:
         yield Hit(line, f"the program starts on the first of {nodes} nodes only")
 
 
-@rule(
-    "launcher-per-task",
-    "error",
-    reason="The launcher starts the ranks of a node itself. srun must start it once per node: more launchers "
-    "mean too many ranks.",
-    source=TORCHRUN,
-    fix="Set --ntasks-per-node=1, or keep one task per GPU and start the program directly: srun python train.py.",
-)
+@rule
 def launcher_per_task(script: Script) -> Iterator[Hit]:
     for launch in launches(script, *_AGENTS, "deepspeed"):
         per_node = tasks_per_node(launch) or 1
@@ -113,15 +98,7 @@ def _ranks(launch: Launch) -> int | None:
     return total // (machines or 1) if total else None
 
 
-@rule(
-    "deepspeed-per-node",
-    "error",
-    reason="The deepspeed launcher reaches the other nodes itself, with pdsh or ssh. Each copy that srun starts "
-    "begins a job of its own.",
-    source=DEEPSPEED,
-    fix="Use srun torchrun, or deepspeed --no_ssh --node_rank with the rank of the task, or deepspeed "
-    "--hostfile without srun.",
-)
+@rule
 def deepspeed_per_node(script: Script) -> Iterator[Hit]:
     for launch in launches(script, "deepspeed"):
         if launch.step and several_nodes(script, launch) and not launch.step.fan_out and "no-ssh" not in launch.options:
@@ -129,14 +106,7 @@ def deepspeed_per_node(script: Script) -> Iterator[Hit]:
                 yield Hit(launch.line, f"srun starts deepspeed on each of {spread(script, launch)} nodes")
 
 
-@rule(
-    "nnodes",
-    "error",
-    reason="The rendezvous waits for exactly as many launchers as --nnodes (--num_machines) says. With 1, each "
-    "node trains alone.",
-    source=TORCHRUN,
-    fix="Use the value of Slurm: --nnodes=$SLURM_NNODES, --num_machines=$SLURM_NNODES.",
-)
+@rule
 def nnodes(script: Script) -> Iterator[Hit]:
     for launch in launches(script, *_AGENTS):
         agents = spread(script, launch)
@@ -160,13 +130,7 @@ def nnodes(script: Script) -> Iterator[Hit]:
             yield Hit(launch.line, f"{option} is {told}, but the launcher starts on {agents} node{'s' * (agents > 1)}")
 
 
-@rule(
-    "standalone",
-    "error",
-    reason="--standalone makes a rendezvous for one node. Each node then trains alone.",
-    source=TORCHRUN,
-    fix="Replace it by --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=HEAD:PORT.",
-)
+@rule
 def standalone(script: Script) -> Iterator[Hit]:
     for launch in launches(script, "torchrun"):
         own_work = any("task" in symbols(word) for word in launch.program)  # each node trains something else
@@ -190,13 +154,7 @@ def _visible_gpus(script: Script, launch: Launch) -> int | None:
     return per_task or launch.step.resources.gpus_per_node
 
 
-@rule(
-    "too-many-ranks",
-    "error",
-    reason="Each rank needs a GPU of its own. One that is not there gives: invalid device ordinal.",
-    source=TORCHRUN,
-    fix="Ask for as many GPUs per node as ranks: --gpus-per-node, and --nproc_per_node with the same number.",
-)
+@rule
 def too_many_ranks(script: Script) -> Iterator[Hit]:
     for launch in _once_per_node(script):
         ranks, gpus = _ranks(launch), _visible_gpus(script, launch)
@@ -206,13 +164,7 @@ def too_many_ranks(script: Script) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "idle-gpus",
-    "warning",
-    reason="GPUs without a rank are allocated, paid for, and not used.",
-    source=TORCHRUN,
-    fix="Start as many ranks per node as GPUs.",
-)
+@rule
 def idle_gpus(script: Script) -> Iterator[Hit]:
     for launch in _once_per_node(script):
         ranks, gpus = _ranks(launch), _visible_gpus(script, launch)
@@ -224,14 +176,7 @@ def idle_gpus(script: Script) -> Iterator[Hit]:
             yield Hit(launch.line, f"{NAMES[launch.kind]} starts {ranks} rank(s) per node for {gpus} GPUs")
 
 
-@rule(
-    "empty-variable",
-    "error",
-    reason="Slurm sets some variables only if the option with that name is given, and some in a form that is no "
-    "number.",
-    source=SBATCH,
-    fix="Give the #SBATCH option, or use a variable that Slurm always sets: SLURM_NNODES, SLURM_GPUS_ON_NODE.",
-)
+@rule
 def empty_variable(script: Script) -> Iterator[Hit]:
     for step in script.found.steps:
         for name, value in step.options.items():
@@ -257,14 +202,7 @@ def empty_variable(script: Script) -> Iterator[Hit]:
                 yield Hit(launch.line, f"--{name} is {value!r}: the type of the GPU is part of the variable")
 
 
-@rule(
-    "ntasks-wins",
-    "error",
-    reason="--ntasks wins over --ntasks-per-node, which is then only a limit. Ranks that a framework expects "
-    "are never started.",
-    source=LIGHTNING,
-    fix="Remove --ntasks, and keep --nodes and --ntasks-per-node.",
-)
+@rule
 def ntasks_wins(script: Script) -> Iterator[Hit]:
     job = script.job
     if job.nodes and job.ntasks and job.ntasks_per_node and job.ntasks < job.nodes * job.ntasks_per_node:
@@ -274,13 +212,7 @@ def ntasks_wins(script: Script) -> Iterator[Hit]:
         yield Hit(script.line_of("ntasks"), message, "error" if meant and python else "warning")
 
 
-@rule(
-    "no-program",
-    "error",
-    reason="A launcher without a program prints its usage and fails.",
-    source=TORCHRUN,
-    fix="Write the program behind the options. If it is on the next line, end this line with a backslash.",
-)
+@rule
 def no_program(script: Script) -> Iterator[Hit]:
     for launch in script.found.idle:
         words = [word for word in launch.command.words if word.endswith((".py", ".sh", '"$@"', "$@"))]
@@ -288,13 +220,7 @@ def no_program(script: Script) -> Iterator[Hit]:
             yield Hit(launch.line, f"{NAMES[launch.kind]} is given no program")
 
 
-@rule(
-    "srun-in-turn",
-    "error",
-    reason="Without & behind it, srun ends before the loop starts the next node. Each launcher waits for the others.",
-    source=SRUN,
-    fix="Start all nodes with one srun, without the loop; or end the line with &, and write wait behind the loop.",
-)
+@rule
 def srun_in_turn(script: Script) -> Iterator[Hit]:
     for launch in launches(script, *_AGENTS):
         remote = launch.remote == "ssh" or (launch.step is not None and launch.step.fan_out)

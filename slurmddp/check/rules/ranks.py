@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from slurmddp.check.finding import Hit, Severity, rule
 from slurmddp.check.launches import Launch
 from slurmddp.check.rules.common import launches, several_nodes, tasks_per_node
-from slurmddp.check.rules.sources import BASH_QUOTES, NCCL_GPUS, SRUN, TORCH_ENV
 from slurmddp.check.script import Script
 from slurmddp.check.values import number, symbol_name
 
@@ -23,15 +22,7 @@ def _tasks(launch: Launch) -> int:
     return (launch.step.resources.tasks if launch.step and not launch.step.fan_out else 1) or 1
 
 
-@rule(
-    "rank-in-batch-shell",
-    "error",
-    reason="The batch shell expands $SLURM_PROCID, $SLURM_LOCALID and $SLURM_NODEID once, to 0. All ranks then "
-    "believe they are rank 0.",
-    source=BASH_QUOTES,
-    fix="Let the task expand it: srun bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID; exec "
-    "python train.py'.",
-)
+@rule
 def rank_in_batch_shell(script: Script) -> Iterator[Hit]:
     for launch in launches(script, "python"):
         if _tasks(launch) < 2:
@@ -51,14 +42,7 @@ def rank_in_batch_shell(script: Script) -> Iterator[Hit]:
             previous = word
 
 
-@rule(
-    "world-size",
-    "error",
-    reason="WORLD_SIZE must be the number of ranks. With fewer, ranks beyond it fail; with more, all wait for "
-    "those that never come.",
-    source=TORCH_ENV,
-    fix="Use WORLD_SIZE=$SLURM_NTASKS if srun starts one task per rank. torchrun and accelerate set it themselves.",
-)
+@rule
 def world_size(script: Script) -> Iterator[Hit]:
     for launch in launches(script, "python"):
         told, tasks = number(launch.env("WORLD_SIZE")), launch.step and _tasks(launch)
@@ -73,13 +57,7 @@ def world_size(script: Script) -> Iterator[Hit]:
             yield Hit(script.assigned("WORLD_SIZE"), f"WORLD_SIZE is {told}, but srun starts {tasks} tasks", "warning")
 
 
-@rule(
-    "tasks-gpus",
-    "error",
-    reason="One task per GPU is what frameworks expect. A task without a GPU fails with: invalid device ordinal.",
-    source=TORCH_ENV,
-    fix="Set --ntasks-per-node to the GPUs per node, with --gpus-per-node and without --gpus-per-task.",
-)
+@rule
 def tasks_gpus(script: Script) -> Iterator[Hit]:
     gpus = script.job.gpus_per_node
     for launch in launches(script, "python"):
@@ -93,14 +71,7 @@ def tasks_gpus(script: Script) -> Iterator[Hit]:
             yield Hit(launch.line, f"srun starts {per_node} tasks per node for {gpus} GPUs", "warning")
 
 
-@rule(
-    "gpus-per-task",
-    "warning",
-    reason="Each rank then sees one GPU only. NCCL loses direct access to the others, and the device is 0 in "
-    "each rank.",
-    source=NCCL_GPUS,
-    fix="Use --gpus-per-node, and choose the device by LOCAL_RANK or SLURM_LOCALID. With srun: --gpu-bind=none.",
-)
+@rule
 def gpus_per_task(script: Script) -> Iterator[Hit]:
     for launch in launches(script):
         step = launch.step
@@ -116,13 +87,7 @@ def gpus_per_task(script: Script) -> Iterator[Hit]:
             yield Hit(where, f"--gpus-per-task with {tasks_per_node(launch)} tasks per node")
 
 
-@rule(
-    "not-exported",
-    "warning",
-    reason="A variable that is not exported does not reach what srun starts.",
-    source=SRUN,
-    fix="Write export before the assignment.",
-)
+@rule
 def not_exported(script: Script) -> Iterator[Hit]:
     for launch in launches(script, "python"):
         if launch.step is None or not several_nodes(script, launch):

@@ -17,12 +17,10 @@ from slurmddp.check.rules.common import (
     static,
     tasks_per_node,
 )
-from slurmddp.check.rules.sources import ACCELERATE_RANK, SBATCH, TORCHRUN
 from slurmddp.check.script import Script
 from slurmddp.check.values import likely, number, symbol_name, symbols
 
 _LOOPBACK = re.compile(r"(tcp://)?(localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|\[?::1\]?)(:|$)")
-_HEAD = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), in the batch script'
 
 
 def address(launch: Launch) -> str | None:
@@ -51,15 +49,7 @@ def _meets(script: Script, launch: Launch) -> bool:
     return several_nodes(script, launch) and told != 1 and (told is not None or nodes_option(launch) is not None)
 
 
-@rule(
-    "local-rendezvous",
-    "error",
-    reason="localhost is another machine on each node, so the nodes never meet. torchrun uses it too if no "
-    "address is given.",
-    source=TORCHRUN,
-    fix=f"Use the first node of the job: {_HEAD}, and --rdzv_endpoint=$MASTER_ADDR:PORT. torchrun does not "
-    f"read MASTER_ADDR.",
-)
+@rule
 def local_rendezvous(script: Script) -> Iterator[Hit]:
     for launch in launches(script, "torchrun", "accelerate", "python"):
         if not _meets(script, launch) or "standalone" in launch.options:
@@ -71,13 +61,7 @@ def local_rendezvous(script: Script) -> Iterator[Hit]:
             yield Hit(launch.line, "no address is given, so each node waits at its own 127.0.0.1")
 
 
-@rule(
-    "rendezvous-address",
-    "error",
-    reason="All ranks must use one address, which is the name of one node of the job.",
-    source=SBATCH,
-    fix=f"Use {_HEAD}.",
-)
+@rule
 def rendezvous_address(script: Script) -> Iterator[Hit]:
     for launch in launches(script, "torchrun", "accelerate", "python"):
         value = address(launch) or ""
@@ -95,14 +79,7 @@ def rendezvous_address(script: Script) -> Iterator[Hit]:
             yield Hit(launch.line, f"Slurm has no variable {name}, so the address is empty")
 
 
-@rule(
-    "node-rank",
-    "error",
-    reason="With the static rendezvous, the default, each node needs a rank of its own. $SLURM_NODEID is 0 in "
-    "the batch shell.",
-    source=ACCELERATE_RANK,
-    fix="Use --rdzv_backend=c10d, or let the task expand it: srun bash -c 'torchrun --node_rank=$SLURM_NODEID ...'.",
-)
+@rule
 def node_rank(script: Script) -> Iterator[Hit]:
     for launch in launches(script, "torchrun", "accelerate"):
         if not _meets(script, launch) or not static(launch) or (tasks_per_node(launch) or 1) > 1:
@@ -123,13 +100,7 @@ def node_rank(script: Script) -> Iterator[Hit]:
             yield Hit(launch.line, f"{option} is {value} on all nodes", severity)
 
 
-@rule(
-    "fixed-port",
-    "warning",
-    reason="Two jobs on one node cannot use the same port: the second one fails, or joins the first one's rendezvous.",
-    source=TORCHRUN,
-    fix="Derive it from the job id: MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)). On one node: torchrun --standalone.",
-)
+@rule
 def fixed_port(script: Script) -> Iterator[Hit]:
     if script.option("exclusive") in ("", "exclusive"):
         return
@@ -173,13 +144,7 @@ def _written(script: Script, launch: Launch, pattern: str) -> int:
     return above[-1] if above else launch.line
 
 
-@rule(
-    "hostname-ip",
-    "warning",
-    reason="hostname -i may print a loopback address or several addresses, and hostname -I prints all of them.",
-    source="https://man7.org/linux/man-pages/man1/hostname.1.html",
-    fix=f"Use the name itself: {_HEAD}.",
-)
+@rule
 def hostname_ip(script: Script) -> Iterator[Hit]:
     for launch in launches(script):
         if several_nodes(script, launch) and "hostname-ip" in symbols(address(launch) or ""):
@@ -187,13 +152,7 @@ def hostname_ip(script: Script) -> Iterator[Hit]:
             yield Hit(line, "the address comes from hostname --ip-address")
 
 
-@rule(
-    "random-per-node",
-    "error",
-    reason="Each task draws a random number or searches a free port for itself, so the nodes never meet.",
-    source=TORCHRUN,
-    fix="Use the job's number: --rdzv_id=$SLURM_JOB_ID, or set the value in the batch script, before srun.",
-)
+@rule
 def random_per_node(script: Script) -> Iterator[Hit]:
     for launch in launches(script, "torchrun", "accelerate", "python"):
         if not _meets(script, launch):
@@ -205,13 +164,7 @@ def random_per_node(script: Script) -> Iterator[Hit]:
                 yield Hit(launch.line, f"{name} has another value on each node")
 
 
-@rule(
-    "fixed-host",
-    "error",
-    reason="Slurm chooses the nodes of each job. Unless it happens to choose this one first, the ranks never meet.",
-    source=SBATCH,
-    fix=f"Use the first node of the job: {_HEAD}.",
-)
+@rule
 def fixed_host(script: Script) -> Iterator[Hit]:
     pinned = script.option("nodelist") or ""
     for launch in launches(script, "torchrun", "accelerate", "python"):

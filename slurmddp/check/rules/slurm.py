@@ -11,7 +11,6 @@ from slurmddp.check.finding import Hit, rule
 from slurmddp.check.launches import PYTHON as _PYTHON
 from slurmddp.check.launches import Launch
 from slurmddp.check.rules.common import PLACEHOLDER, launches, several_nodes
-from slurmddp.check.rules.sources import SBATCH, SLURM_22_05, SRUN
 from slurmddp.check.script import Script
 from slurmddp.check.values import symbols
 
@@ -26,26 +25,14 @@ _FORMS = {
 }  # fmt: skip
 
 
-@rule(
-    "sbatch-after-command",
-    "error",
-    reason="sbatch stops reading #SBATCH lines at the first command. It ignores the later ones without a message.",
-    source=SBATCH,
-    fix="Move all #SBATCH lines directly below the first line.",
-)
+@rule
 def sbatch_after_command(script: Script) -> Iterator[Hit]:
     if script.late:
         count = len(script.late)
         yield Hit(script.late[0], f"sbatch ignores {count} #SBATCH line{'s' * (count > 1)} below the first command")
 
 
-@rule(
-    "sbatch-option",
-    "error",
-    reason="sbatch refuses the whole script if it cannot read an option.",
-    source=SBATCH,
-    fix="Correct the line: #SBATCH --name=value.",
-)
+@rule
 def sbatch_option(script: Script) -> Iterator[Hit]:
     for line, text in enumerate(script.lines, 1):
         if text.startswith("#SBATCH ") and (match := re.search(r"\s-([NnctpA])=", text.partition(" #")[0])):
@@ -90,13 +77,7 @@ def _unknown(each: Directive) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "sbatch-disabled",
-    "warning",
-    reason="sbatch reads only lines that start with exactly #SBATCH and a blank. Others are comments.",
-    source=SBATCH,
-    fix="Write #SBATCH --option, or remove the line.",
-)
+@rule
 def sbatch_disabled(script: Script) -> Iterator[Hit]:
     for line, text in enumerate(script.lines, 1):
         if re.match(r"#\s+SBATCH\s+-|\s+#SBATCH\s+-|#SBATCH-", text):
@@ -105,14 +86,7 @@ def sbatch_disabled(script: Script) -> Iterator[Hit]:
             yield Hit(line, f"not #SBATCH: {text.strip()[:40]}")
 
 
-@rule(
-    "sbatch-variable",
-    "error",
-    reason="sbatch does not expand shell variables in #SBATCH lines.",
-    source=SBATCH,
-    fix="Write the value, use the patterns of file names (%j, %x, %u), or give the option to sbatch on its "
-    "command line.",
-)
+@rule
 def sbatch_variable(script: Script) -> Iterator[Hit]:
     found = [each for each in script.directives if re.search(r"\$\{?\w|\$\(|`", each.value)]
     template = len(found) > 3 or PLACEHOLDER.search(script.text)
@@ -123,14 +97,7 @@ def sbatch_variable(script: Script) -> Iterator[Hit]:
         )
 
 
-@rule(
-    "cpus-not-inherited",
-    "note",
-    reason="In Slurm 22.05 and 23.02, srun does not inherit --cpus-per-task of #SBATCH, so each task may get one CPU. "
-    "Slurm 23.11 inherits it again.",
-    source=SLURM_22_05,
-    fix="Give srun the option, too: srun --cpus-per-task=$SLURM_CPUS_PER_TASK, or export SRUN_CPUS_PER_TASK.",
-)
+@rule
 def cpus_not_inherited(script: Script) -> Iterator[Hit]:
     if not script.option("cpus-per-task") or script.option("cpus-per-task") == "1":
         return
@@ -154,13 +121,7 @@ def _gives(script: Script, *names: str) -> bool:
     return len(script.directives) < 3 or any(script.option(name) is not None for name in names)
 
 
-@rule(
-    "no-cpus",
-    "warning",
-    reason="Without --cpus-per-task, each task gets one CPU for its ranks and their data loaders.",
-    source=SBATCH,
-    fix="Add #SBATCH --cpus-per-task=N, with the CPUs of a node divided by the tasks of a node.",
-)
+@rule
 def no_cpus(script: Script) -> Iterator[Hit]:
     names = (
         "cpus-per-task",
@@ -180,13 +141,7 @@ def no_cpus(script: Script) -> Iterator[Hit]:
         yield Hit(launch.line, "the job asks for no CPUs per task")
 
 
-@rule(
-    "no-gpus",
-    "warning",
-    reason="Where nodes are shared, a job gets only the GPUs that it asks for.",
-    source=SBATCH,
-    fix="Add #SBATCH --gpus-per-node=N.",
-)
+@rule
 def no_gpus(script: Script) -> Iterator[Hit]:
     asks = (
         "gpus",
@@ -206,13 +161,7 @@ def no_gpus(script: Script) -> Iterator[Hit]:
             return
 
 
-@rule(
-    "spool-path",
-    "error",
-    reason="Slurm runs a copy of the script from its spool folder, so $0 and BASH_SOURCE do not lead to your files.",
-    source=SBATCH,
-    fix='Use $SLURM_SUBMIT_DIR: cd "$SLURM_SUBMIT_DIR".',
-)
+@rule
 def spool_path(script: Script) -> Iterator[Hit]:
     for command, words, scope in script.found.seen:
         itself = any(word.strip('"') in ("$0", "${0}", "$BASH_SOURCE", "${BASH_SOURCE[0]}") for word in command.words)
@@ -234,13 +183,7 @@ def spool_path(script: Script) -> Iterator[Hit]:
             return
 
 
-@rule(
-    "wait-missing",
-    "error",
-    reason="When the batch script exits, Slurm ends the job and kills the steps that still run in the background.",
-    source=SBATCH,
-    fix="Write wait as the last command.",
-)
+@rule
 def wait_missing(script: Script) -> Iterator[Hit]:
     commands = [command for command, _, scope in script.found.seen if not scope.task]
     last = next((at for at in reversed(range(len(commands))) if commands[at].then == "&"), None)
@@ -254,13 +197,7 @@ def wait_missing(script: Script) -> Iterator[Hit]:
             yield Hit(commands[last].line, "srun runs in the background, and no wait follows")
 
 
-@rule(
-    "signal-to-steps",
-    "warning",
-    reason="Without B:, Slurm sends the signal of --signal to the steps only. A trap in the batch script never runs.",
-    source=SBATCH,
-    fix="Write #SBATCH --signal=B:USR1@120, start srun in the background with &, and wait.",
-)
+@rule
 def signal_to_steps(script: Script) -> Iterator[Hit]:
     signal = script.option("signal")
     if not signal or signal.upper().startswith(("B:", "RB:", "BR:")):
@@ -275,26 +212,13 @@ def signal_to_steps(script: Script) -> Iterator[Hit]:
             yield Hit(command.line, f"--signal={signal} does not reach this trap")
 
 
-@rule(
-    "no-time",
-    "note",
-    reason="Without --time, the job gets the default of the partition, which may be minutes or the maximum.",
-    source=SBATCH,
-    fix="Add #SBATCH --time=HH:MM:SS. A shorter limit lets Slurm start the job earlier.",
-)
+@rule
 def no_time(script: Script) -> Iterator[Hit]:
     if not _gives(script, "time"):
         yield Hit(1, "no --time")
 
 
-@rule(
-    "no-requeue",
-    "note",
-    reason="Slurm never requeues a job that reaches its time limit. After preemption or a lost node it does so if "
-    "JobRequeue of the cluster is 1, which is the default, or with --requeue.",
-    source=SBATCH,
-    fix="Let the program save and resume, and add #SBATCH --signal=B:USR1@120, --requeue and --open-mode=append.",
-)
+@rule
 def no_requeue(script: Script) -> Iterator[Hit]:
     hours = _hours(script.option("time") or "")
     if hours >= _LONG_HOURS and script.option("requeue") is None and script.option("signal") is None:
@@ -315,27 +239,14 @@ def _hours(time: str) -> float:
     return first + second / 60 if match[4] else (first + second / 60) / 60
 
 
-@rule(
-    "log-overwritten",
-    "note",
-    reason="The next job, or the same one after a requeue, overwrites the log.",
-    source=SBATCH,
-    fix="Put %j into the name: --output=%x-%j.out.",
-)
+@rule
 def log_overwritten(script: Script) -> Iterator[Hit]:
     output = script.option("output")
     if output and not re.search(r"%\d*[jAJxNn]|\$|/dev/null", output) and script.option("open-mode") != "append":
         yield Hit(script.line_of("output"), f"each job writes to {output}")
 
 
-@rule(
-    "log-folder",
-    "warning",
-    reason="Slurm opens the log before the script runs and does not create its folder. The job then fails "
-    "without a log.",
-    source=SBATCH,
-    fix="Create the folder before you submit.",
-)
+@rule
 def log_folder(script: Script) -> Iterator[Hit]:
     output = script.option("output") or ""
     folder = output.rpartition("/")[0]
@@ -351,13 +262,7 @@ def log_folder(script: Script) -> Iterator[Hit]:
             yield Hit(command.line, f"the folder of --output={output} is created too late", "note")
 
 
-@rule(
-    "export-without-all",
-    "warning",
-    reason="--export=NAME=VALUE without ALL removes all other variables, PATH among them, from the task.",
-    source=SRUN,
-    fix="Write --export=ALL,NAME=VALUE.",
-)
+@rule
 def export_without_all(script: Script) -> Iterator[Hit]:
     for step in script.found.steps:
         export = step.options.get("export", "ALL")

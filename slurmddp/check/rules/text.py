@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from slurmddp.check.finding import Hit, rule
 from slurmddp.check.rules.common import PLACEHOLDER
-from slurmddp.check.rules.sources import BASH, SBATCH
 from slurmddp.check.script import Script
 
 _INVISIBLE = {
@@ -26,38 +25,20 @@ _SECRET = re.compile(
 )
 
 
-@rule(
-    "no-shebang",
-    "error",
-    reason="sbatch refuses a script whose first line does not start with #! and the path of an interpreter.",
-    source=SBATCH,
-    fix="Write #!/bin/bash as the first line.",
-)
+@rule
 def no_shebang(script: Script) -> Iterator[Hit]:
     if not script.lines[0].lstrip("\ufeff").startswith("#!"):
         yield Hit(1, "the first line is no #! line")
 
 
-@rule(
-    "crlf",
-    "error",
-    reason="sbatch refuses a script with DOS line breaks.",
-    source=SBATCH,
-    fix="Convert the file: sed -i 's/\\r$//' FILE.",
-)
+@rule
 def crlf(script: Script) -> Iterator[Hit]:
     line = next((at for at, text in enumerate(script.lines, 1) if text.endswith("\r")), 0)
     if line:
         yield Hit(line, "the lines end with CR LF")
 
 
-@rule(
-    "invisible-character",
-    "error",
-    reason="bash and sbatch take such a character for a part of a word, or of a name.",
-    source=BASH,
-    fix="Type the character again with the keyboard: a blank, a quote, or two hyphens.",
-)
+@rule
 def invisible_character(script: Script) -> Iterator[Hit]:
     code = {line for command, _, _ in script.found.seen for line in command.lines}
     directives = {at for at, text in enumerate(script.lines, 1) if re.match(r"#SBATCH\s", text)}
@@ -79,14 +60,7 @@ def invisible_character(script: Script) -> Iterator[Hit]:
                 yield Hit(line, message, None if certain else "warning")
 
 
-@rule(
-    "broken-continuation",
-    "error",
-    reason="A backslash continues the line only as its last character. Blanks, a comment or an empty line end "
-    "the command there.",
-    source=BASH,
-    fix="Remove what follows the backslash, and move comments above the command.",
-)
+@rule
 def broken_continuation(script: Script) -> Iterator[Hit]:
     skipped, lines = script.here_lines, [each.strip() for each in script.lines]
     for at, text in enumerate(script.lines):
@@ -103,13 +77,7 @@ def broken_continuation(script: Script) -> Iterator[Hit]:
                 yield Hit(at + 2, f"{kind} ends the command, so {following.split()[0]} is lost")
 
 
-@rule(
-    "syntax",
-    "error",
-    reason="bash stops at a line that it cannot read.",
-    source=BASH,
-    fix="Close the quote or block, then check with: bash -n FILE.",
-)
+@rule
 def syntax(script: Script) -> Iterator[Hit]:
     bash = shutil.which("bash")
     if bash is None or not script.is_shell or re.search(r"[kz]sh", script.lines[0]) or "\r" in script.text:
@@ -131,13 +99,7 @@ def syntax(script: Script) -> Iterator[Hit]:
         yield Hit(min(line, len(script.lines)), message)
 
 
-@rule(
-    "secret",
-    "warning",
-    reason="Everyone who can read the script, its repository, or scontrol show job sees the token.",
-    source="https://slurm.schedmd.com/scontrol.html",
-    fix="Revoke the token, and read the new one from a file that only you can read.",
-)
+@rule
 def secret(script: Script) -> Iterator[Hit]:
     for line, text in enumerate(script.lines, 1):
         if _SECRET.search(text) and not re.search(r"x{6}|your|example|placeholder|<", text, re.IGNORECASE):
