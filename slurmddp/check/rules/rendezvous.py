@@ -132,15 +132,12 @@ def _port(script: Script, launch: Launch) -> tuple[int | None, int]:
 
 def _written(script: Script, launch: Launch, pattern: str) -> int:
     """Return the line of a value: in the command itself, or in the last assignment above it; else the launcher's."""
-    command = launch.command
-    for line, word in zip(command.lines, command.words, strict=True):
-        if re.search(rf"(?<!\w)({pattern})(?!\w)", word) and "\n" not in word:
+    value = re.compile(rf"(?<!\w)({pattern})(?!\w)")
+    for line, word in zip(launch.command.lines, launch.command.words, strict=True):
+        if value.search(word) and "\n" not in word:
             return line
-    above = [
-        at
-        for at, text in enumerate(script.lines[: launch.line], 1)
-        if re.search(rf"^[^#]*\w=[^#]*(?<!\w)({pattern})(?!\w)", text)
-    ]
+    found = ((at, text, value.search(text)) for at, text in enumerate(script.lines[: launch.line], 1))
+    above = [at for at, text, match in found if match and {"=", "#"} & set(text[: match.start()]) == {"="}]
     return above[-1] if above else launch.line
 
 

@@ -86,7 +86,7 @@ def syntax(script: Script) -> Iterator[Hit]:
     try:
         done = subprocess.run(
             [bash, "--norc", "--noprofile", "-n", "/dev/stdin"],
-            input=script.text.encode(errors="replace"), capture_output=True, timeout=10, env=environment, check=False,
+            input=script.text.encode(errors="replace"), capture_output=True, timeout=5, env=environment, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return
