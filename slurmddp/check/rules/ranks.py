@@ -13,6 +13,7 @@ from slurmddp.check.values import number, symbol_name
 
 _READS_SLURM = re.compile(r"lightning|\bpl_|idr_torch|litgpt", re.IGNORECASE)
 _USES_RANKS = re.compile(r"torch|MASTER_ADDR|lightning|ddp|nccl|train", re.IGNORECASE)
+_TRAINER = re.compile(r"(?<!\S)[-+]*trainer\.(devices|num_nodes)[= ](\d{1,4})(?!\S)")
 _RANK_ARGUMENT = re.compile(
     r"--?(local[-_]?rank|rank|global[-_]?rank|node[-_]?rank|dist[-_]rank|gpu|device|world[-_]?rank)\b"
 )
@@ -101,3 +102,14 @@ def _used(script: Script, name: str) -> bool:
     return any(
         f"${name}" in word or f"${{{name}" in word for command, _, _ in script.found.seen for word in command.words
     )
+
+
+@rule
+def lightning_devices(script: Script) -> Iterator[Hit]:
+    for launch in launches(script, "python"):
+        asked = launch.step.resources if launch.step else script.job
+        expected = {"devices": asked.ntasks_per_node, "num_nodes": asked.nodes}
+        option = {"devices": "--ntasks-per-node", "num_nodes": "--nodes"}
+        for name, value in _TRAINER.findall(" ".join(launch.program)):
+            if expected[name] and int(value) != expected[name]:
+                yield Hit(launch.line, f"trainer.{name} is {value}, and {option[name]} is {expected[name]}")
