@@ -27,6 +27,9 @@ class UserError(SlurmddpError):
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
+        key = (self.where or "").rpartition(": ")[2]  # "job.yaml:4: container.image": said once is enough
+        if key and self.what.startswith(f"{key} "):
+            head = f"{self.where}{self.what.removeprefix(key)}"
         return f"{head}\n  -> {self.todo}" if self.todo else head
 
 

@@ -45,7 +45,7 @@ class _Answer(NamedTuple):
 
 
 def send_samples(plan: Plan, environment: MutableMapping[str, str]) -> Results:
-    """Send each kind that a target asks for. Raises UserError where there is no target, or an address is missing."""
+    """Send each kind that a target asks for. Raises UserError if there is no target, or an address is missing."""
     if plan.alerts is None:
         raise UserError(
             "the job has no alert targets",

@@ -33,13 +33,13 @@ _KEPT_SECONDS = 30 * 86400
 
 
 def config_folder(environment: Mapping[str, str]) -> Path:
-    """`${XDG_CONFIG_HOME:-~/.config}/slurmddp`; alert.sh looks at the same place."""
+    """Return `${XDG_CONFIG_HOME:-~/.config}/slurmddp`; alert.sh looks there, too."""
     base = environment.get("XDG_CONFIG_HOME") or os.path.join(environment.get("HOME") or str(Path.home()), ".config")
     return Path(base) / "slurmddp"
 
 
 def of_run(run_id: str, environment: Mapping[str, str]) -> Path:
-    """The folder of a run's addresses, a file for each target."""
+    """Return the folder of a run's addresses, a file for each target."""
     return config_folder(environment) / "secrets" / run_id
 
 
@@ -102,14 +102,14 @@ def keep(
     texts[_OWNER] = f"{folder.path}\n"
     if variables:
         texts[_VARIABLES] = "".join(f"{name}={value}\0" for name, value in variables.items())
-    place = of_run(folder.id, environment)
+    secrets = of_run(folder.id, environment)
     try:
         config_folder(environment).mkdir(parents=True, exist_ok=True)
-        place.parent.mkdir(mode=0o700, exist_ok=True)
-        place.parent.chmod(0o700)
-        place.mkdir(mode=0o700, exist_ok=True)
+        secrets.parent.mkdir(mode=0o700, exist_ok=True)
+        secrets.parent.chmod(0o700)
+        secrets.mkdir(mode=0o700, exist_ok=True)
         for name, text in texts.items():
-            descriptor = os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(secrets / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
                 os.fchmod(descriptor, 0o600)
                 file.write(text)
@@ -117,13 +117,13 @@ def keep(
         forget(folder.id, environment)
         raise UserError(
             f"cannot store the run's secrets: {error.strerror}",
-            where=str(error.filename or place),
+            where=str(error.filename or secrets),
             todo="free some space in your home folder, or remove `alerts` and `environment_from`",
         ) from error
 
 
 def address(run_id: str, name: str, environment: Mapping[str, str]) -> str | None:
-    """A target's address of a run; None where it is not known here, or is none that we would send to."""
+    """Return a target's address of a run; None if it is not known here, or is none that we would send to."""
     try:
         lines = (of_run(run_id, environment) / name).read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):
@@ -146,15 +146,15 @@ def forget_old(environment: Mapping[str, str], now: float | None = None) -> list
     removed = []
     now = time.time() if now is None else now
     try:
-        places = sorted((config_folder(environment) / "secrets").iterdir())
+        folders = sorted((config_folder(environment) / "secrets").iterdir())
     except OSError:
         return []
-    for place in places:
+    for secrets in folders:
         try:
-            path = Path((place / _OWNER).read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n"))
+            path = Path((secrets / _OWNER).read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n"))
             if _is_needless(RunFolder(path), now):
-                forget(place.name, environment)
-                removed.append(place.name)
+                forget(secrets.name, environment)
+                removed.append(secrets.name)
         except (OSError, UserError, ValueError):
             continue  # nobody knows: it stays
     return removed
@@ -206,7 +206,9 @@ def _read(path: Path, target: AlertTarget, project: str | None) -> str:
 
 
 def may_be_sent_to(url: str, *, insecure: bool) -> bool:
-    """Whether a message may go to this address: it is https, or on this host, or http was asked for (`insecure`)."""
+    """Return whether a message may go to this address: it is https, or on this host, or http was asked for
+    (`insecure`).
+    """
     found = _ADDRESS.fullmatch(url)
     return found is not None and (insecure or found["scheme"] == "https" or is_loopback(found["host"]))
 

@@ -51,7 +51,7 @@ def deliver(folder: RunFolder, *, seconds: float = 2.0) -> Delivered:
 
 
 def deliver_all(folders: Iterable[RunFolder], *, seconds: float = 2.0) -> Delivered:
-    """`deliver` for many runs, the seconds for all of them together."""
+    """Return `deliver` for many runs, the seconds for all of them together."""
     deadline = time.monotonic() + seconds
     sent, left, why = 0, 0, ""
     for folder in folders:
@@ -116,7 +116,7 @@ def _one(folder: RunFolder, name: str, seconds: float) -> str | None:
 
 
 def _claim(folder: RunFolder, name: str, seconds: float) -> _Message | None:
-    """Take a message by renaming it; None where another process was faster or it is none of ours."""
+    """Take a message by renaming it; None if another process was faster or it is none of ours."""
     spool, plain = folder.alert_spool, name.removeprefix(".")
     try:
         if name != plain:

@@ -42,8 +42,8 @@ def own_tmp(flavour: str, version: str, area: Path, report: Callable[[str], None
     try:
         own = Path(tempfile.mkdtemp(prefix="slurmddp-", dir=parent))
     except OSError as error:
-        todo = "APPTAINER_TMPDIR names another place"
-        raise UserError(f"no folder can be made in {parent}: {error.strerror}", todo=todo) from None
+        todo = "set APPTAINER_TMPDIR to a folder that you can write to"
+        raise UserError(f"cannot create a folder in {parent}: {error.strerror}", todo=todo) from None
     try:
         options: tuple[str, ...] = ()
         for inside, name in _FOLDERS.items():

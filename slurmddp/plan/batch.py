@@ -54,7 +54,7 @@ def plan_batch(wanted: Batch, nodes: NodePlan, location: str) -> tuple[BatchPlan
         near = " and ".join(str(value) for value in nearest_even(total, micro, world))
         text = (
             f"a global batch of {total} is not micro batch {micro} x accumulation x {world} ranks: micro "
-            f"batches are uneven (and correctly weighted). Even batches nearby: {near}"
+            f"batches are uneven (every sample weighs the same). Even batches nearby: {near}"
         )
         if wanted.even:
             raise UserError(
@@ -72,7 +72,7 @@ def plan_batch(wanted: Batch, nodes: NodePlan, location: str) -> tuple[BatchPlan
                 where=location,
                 todo=f"resources.nodes without {counts}, another batch.global, or batch.even: false",
             )
-        notes.append(Note("note", f"on {counts} nodes, micro batches are uneven (and correctly weighted)"))
+        notes.append(Note("note", f"on {counts} nodes, micro batches are uneven (every sample weighs the same)"))
     if accumulation == 1 and nodes.max > 1 and not nodes.below_max:
         notes.append(Note("note", "accumulation is already 1: more nodes would not make a step faster"))
     return plan, notes + _idle(total, world)

@@ -16,7 +16,7 @@ from slurmddp.spec.types import unit_of
 
 
 def job_yaml(resolved: Resolved, plan: Plan) -> str:
-    """The job with every layer resolved; it reads back as a job file, with the same global batch on any nodes."""
+    """Return the resolved job as a job file, which keeps the same global batch on any number of nodes."""
     job = resolved.job
     if plan.batch is not None:
         batch = job.train.batch.model_copy(
@@ -29,12 +29,12 @@ def job_yaml(resolved: Resolved, plan: Plan) -> str:
 
 
 def site_yaml(resolved: Resolved) -> str:
-    """The site's profile, bases merged, as it was at submission."""
+    """Return the site's profile, bases merged, as it was at submission."""
     return _yaml("# The site profile at submission, merged with its bases.", resolved.site, "/")
 
 
 def job_json(plan: Plan, run_id: str) -> str | None:
-    """What the ranks read; None for an own script, which reads its own options."""
+    """Return what the ranks read; None for an own script, which reads its own options."""
     if plan.runtime_job is None:
         return None
     run = {"id": run_id, "name": plan.name, "site": plan.site}

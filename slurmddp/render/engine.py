@@ -35,7 +35,7 @@ def quote(value: object) -> str:
 
 
 def yaml_text(value: str) -> str:
-    """A text as a YAML scalar in double quotes: JSON's form is YAML's too."""
+    """Return a text as a YAML scalar in double quotes: JSON's form is YAML's too."""
     import json
 
     return json.dumps(value, ensure_ascii=False)
@@ -63,5 +63,5 @@ def environment() -> Environment:
 
 
 def render(template: str, **values: object) -> str:
-    """The text of one template below templates/."""
+    """Return the text of one template below templates/."""
     return environment().get_template(template).render(**values)

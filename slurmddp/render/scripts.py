@@ -61,7 +61,7 @@ def node_script(plan: Plan) -> str:
 
 
 def _gpu_vendor(plan: Plan) -> str:
-    """Whose GPUs a node must show; empty where the container does not tell: then what is there is counted."""
+    """Whose GPUs a node must show; empty if the container does not tell: then what is there is counted."""
     options = plan.container.options
     return "nvidia" if "--nv" in options else "amd" if "--rocm" in options else ""
 

@@ -31,7 +31,7 @@ def never_submitted(folder: RunFolder) -> UserError:
 
 
 def goodput_line(found: Ledger | None) -> str | None:
-    """`87 % of 3:12:04 (training 2:47:10, queue 0:12:00, ...)`; None where nothing has begun."""
+    """Return `87 % of 3:12:04 (training 2:47:10, queue 0:12:00, ...)`; None if nothing has begun."""
     if found is None or found.wall < 1000 or not found.attempts:
         return None
     # What would be shown as 0:00:00 is left to the table.
@@ -44,7 +44,7 @@ def goodput_line(found: Ledger | None) -> str | None:
 
 
 def recovered_line(found: Ledger | None) -> str | None:
-    """`3 times, the longest gap 0:00:21`; None where nothing failed."""
+    """Return `3 times, the longest gap 0:00:21`; None if nothing failed."""
     if found is None or not found.recovered:
         return None
     gaps = [each.milliseconds for each in found.recoveries if each.failed]
@@ -56,7 +56,7 @@ def goodput_text(found: Ledger, *, going: bool) -> str:
     """Return the goodput, then each kind with seconds, share and meaning. The seconds add up to the last line."""
     so_far = " so far" if going else ""
     tried = f", {_count(found.attempts, 'attempt')}" if found.attempts != found.jobs else ""
-    counts = f"{_count(found.jobs, 'start')} of the job{tried}, {_count(found.launches, 'start')} of the ranks"
+    counts = f"{_count(found.jobs, 'start')} of the job{tried}, {_count(found.rank_starts, 'start')} of the ranks"
     failed = f", {found.failures} of these failed or were killed" if found.failures else ""
     lines = [f"goodput  {_headline(found)}{so_far}: {counts}{failed}", ""]
     if recovered := recovered_line(found):
@@ -83,7 +83,7 @@ def goodput_dict(found: Ledger, *, going: bool) -> dict[str, Any]:
         "seconds": {kind: milliseconds / 1000 for kind, milliseconds in found.spent.items()},
         "jobs": found.jobs,
         "attempts": found.attempts,
-        "launches": found.launches,
+        "rank_starts": found.rank_starts,
         "failures": found.failures,
         "recovered": found.recovered,
         "recoveries": [

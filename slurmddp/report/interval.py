@@ -42,8 +42,8 @@ class History:
 
 
 def best_interval(stall: float, between: float) -> float:
-    """Seconds of work between two checkpoints that lose least time, where one costs `stall` seconds and a failure of
-    the job comes every `between` seconds on average.
+    """Return seconds of work between two checkpoints that lose least time, where one costs `stall` seconds and a
+    failure of the job comes every `between` seconds on average.
 
     Young's sqrt(2 * stall * between) (CACM 17(9), 1974, p. 530) with the next two terms by Daly, "A higher order
     estimate of the optimum checkpoint interval for restart dumps" (FGCS 22, 2006, eq. 37), which matter where `stall`
@@ -97,7 +97,7 @@ def interval_line(history: History, nodes: int, wanted: Checkpoint) -> str:
 
 
 def duration(seconds: float) -> str:
-    """45s, 12m, 1h30m: as `checkpoint.interval` takes it, no finer than such an estimate is."""
+    """Return a duration as `checkpoint.interval` accepts it, rounded: 45s, 12m, 1h30m."""
     if seconds < 90:
         return f"{max(round(seconds), 1)}s"
     minutes = round(seconds / 60)

@@ -18,7 +18,7 @@ SHOWN = 8
 
 
 def plan_report(plan: Plan, resolved: Resolved) -> str:
-    """Several lines of text."""
+    """Return several lines of text."""
     lines = [
         f"{plan.name} on {plan.site_title}",
         "",
@@ -60,7 +60,7 @@ def _layout(plan: Plan) -> list[str]:
 
 
 def nodes_text(plan: Plan) -> str:
-    """4; 2 to 4 and 1 spare: as many as are there train."""
+    """Return the number of nodes in words: 4, or 2 to 4 and 1 spare."""
     nodes = plan.nodes
     train = str(nodes.max) if nodes.min == nodes.max else f"{nodes.min} to {nodes.max}, as many as are healthy"
     return train + (f", and {nodes.spares} spare{'s' * (nodes.spares > 1)}" if nodes.spares else "")
@@ -101,7 +101,8 @@ def _batch(plan: Plan, resolved: Resolved) -> list[str]:
         largest = batch.micro * batch.accumulation * nodes.world
         lines = [
             "",
-            f"global batch        {batch.total} of at most {largest} = {product}; uneven, correctly weighted",
+            f"global batch        {batch.total} of at most {largest} = {product}",
+            "                    micro batches are uneven; every sample weighs the same",
         ]
     partition = partition_of(resolved)
     found = ways(batch, nodes, layout, 1 if plan.scheduler == "local" else partition.max_nodes, partition.gpus_per_node)

@@ -25,7 +25,7 @@ class _Event(NamedTuple):
 
 
 def find_cause(folder: RunFolder, attempt: int | None) -> str | None:
-    """One line that names rank, node, error and log; None where nobody wrote one.
+    """Return one line that names rank, node, error and log; None if nobody wrote one.
 
     What job.sh found at the end of the attempt comes first: it saw the nodes as well. Then come the events, which the
     bundled entrypoint writes, then the logs. What ranks see after another rank failed counts only where nothing else
@@ -60,7 +60,7 @@ def _of_script(folder: RunFolder, attempt: int | None) -> str | None:
 
 
 def _named(cause: str, rank: Any, node: Any) -> str:
-    """`rank 3 on node2: ...`; the node of the event is the cause's, empty where nobody knows it."""
+    """`rank 3 on node2: ...`; the node of the event is the cause's, empty if nobody knows it."""
     where = str(node or "")
     if cause.startswith("rank "):
         return cause

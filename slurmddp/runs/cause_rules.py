@@ -69,21 +69,21 @@ class Rule:
         return {key: re.compile(self.keys[key].encode()) for key in PATTERNS if key in self.keys}
 
     def has(self, key: str, line: bytes) -> bool:
-        """Whether the rule has this pattern and the line contains it."""
+        """Return whether the rule has this pattern and the line contains it."""
         return key in self.patterns and self.patterns[key].search(line) is not None
 
     def number(self, key: str, line: bytes) -> int | None:
-        """The number right behind the pattern of this key; None where there is none."""
+        """Return the number right behind the pattern of this key; None if there is none."""
         found = self._value(key, line, _NUMBER)
         return int(found) if found and len(found) <= _DIGITS else None
 
     def node(self, line: bytes, otherwise: str) -> str:
-        """The node that the line names, else the log's."""
+        """Return the node that the line names, else the log's."""
         found = self._value("node", line, _NODE)
         return found.decode("utf-8", errors="replace") if found else otherwise
 
     def text(self, line: bytes) -> bytes:
-        """What stands behind the pattern `text`, else the whole line."""
+        """Return what stands behind the pattern `text`, else the whole line."""
         found = self.patterns["text"].search(line) if "text" in self.patterns else None
         return line[found.end() :] if found else line
 
@@ -105,7 +105,7 @@ class RuleSet:
     signals: Mapping[int, str]
 
     def of_lines(self, source: str) -> tuple[Rule, ...]:
-        """The rules for lines of node logs (log) or of srun's errors (srun.err)."""
+        """Return the rules for lines of node logs (log) or of srun's errors (srun.err)."""
         return tuple(rule for rule in self.rules if rule.source == source)
 
     @cached_property
@@ -114,11 +114,11 @@ class RuleSet:
         return tuple(rule for rule in self.rules if rule.source == "text" and rule.kind == "cascade")
 
     def is_cascade(self, text: str) -> bool:
-        """Whether this is what ranks see after another rank failed."""
+        """Return whether this is what ranks see after another rank failed."""
         return self.cascade_order(text.encode("utf-8", errors="replace")) is not None
 
     def cascade_order(self, text: bytes) -> int | None:
-        """The order of the first cascade rule that matches; None if none does."""
+        """Return the order of the first cascade rule that matches; None if none does."""
         return next((rule.order for rule in self.cascades if rule.has("match", text)), None)
 
     @cached_property
@@ -137,7 +137,7 @@ class RuleSet:
         }
 
     def signal_name(self, number: int) -> str:
-        """`SIGSEGV`, or `signal 40`."""
+        """Return `SIGSEGV`, or `signal 40`."""
         return self.signals.get(number, f"signal {number}")
 
 
@@ -160,7 +160,7 @@ class Cause(NamedTuple):
 
 @lru_cache(maxsize=1)
 def rules() -> RuleSet:
-    """The rules of this slurmddp, which may be newer than the run's."""
+    """Return the rules of this slurmddp, which may be newer than the run's."""
     return parse_rules(RULES.read_text(encoding="utf-8"))
 
 
@@ -195,7 +195,7 @@ def cause_in_logs(
     """Find the cause in node logs, and in an srun.err.
 
     logs: in the order in which equally good causes count. An unreadable one is skipped.
-    ranks: the node of each rank, to find a rank by its place on its node.
+    ranks: the node of each rank, to find a rank by its local rank.
     better_than_cascade: leave out what is no better than a cascade, which the caller already has.
     """
     known = rules()
@@ -286,9 +286,9 @@ def _found(
     node = rule.node(line, path.name.removesuffix(".log"))
     local = rule.number("local_rank", line)
     if local is not None:
-        places = [place for place, name in enumerate(ranks) if name == node]
-        if local < len(places):
-            rank = places[local]
+        on_node = [each for each, name in enumerate(ranks) if name == node]
+        if local < len(on_node):
+            rank = on_node[local]
         else:
             shown = f"local rank {local}: {shown}"
     return Cause(order, rank, node, shown, path, cascade is not None)

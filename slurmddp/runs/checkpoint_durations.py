@@ -11,7 +11,7 @@ from slurmddp.runs.timeline import number
 
 
 def longest_save(runs: Iterable[Path]) -> float | None:
-    """Seconds that the slowest save in these run folders took; None where none has told of one."""
+    """Return seconds that the slowest save in these run folders took; None if none has told of one."""
     longest: float | None = None
     for run in runs:
         try:

@@ -49,7 +49,7 @@ class Leftover:
 
 
 def survey(folder: RunFolder) -> list[Stored]:
-    """The checkpoints of a run, newest first, then those of the runs that it continues, in the order of loading.
+    """Return the checkpoints of a run, newest first, then those of the runs that it continues, in the order of loading.
 
     Nothing is hashed. Raises UserError where the run keeps none that slurmddp knows, or they cannot be read.
     """
@@ -63,7 +63,7 @@ def survey(folder: RunFolder) -> list[Stored]:
 
 
 def own(folder: RunFolder) -> list[Stored]:
-    """The run's own checkpoints, newest first, at least one. Raises UserError where it has none."""
+    """Return the run's own checkpoints, newest first, at least one. Raises UserError if it has none."""
     found = survey(folder)
     mine = [item for item in found if item.own]
     if not mine:
@@ -75,7 +75,7 @@ def own(folder: RunFolder) -> list[Stored]:
 
 
 def at_step(found: list[Stored], step: int) -> Stored:
-    """The checkpoint of a step. Raises UserError that lists the steps there are."""
+    """Return the checkpoint of a step. Raises UserError that lists the steps there are."""
     for item in found:
         if item.step == step:
             return item
@@ -86,12 +86,12 @@ def at_step(found: list[Stored], step: int) -> Stored:
 
 
 def resumed_from(found: list[Stored]) -> Stored | None:
-    """The one that an attempt would load now, as far as sizes tell: the ranks compare the content as well."""
+    """Return the one that an attempt would load now, as far as sizes tell: the ranks compare the content as well."""
     return next((item for item in found if item.fault is None), None)
 
 
 def leftovers(folder: RunFolder) -> list[Leftover]:
-    """Folders of saves that are not finished. Raises UserError where they cannot be read."""
+    """Return folders of saves that are not finished. Raises UserError if they cannot be read."""
     root = folder.checkpoints
     try:
         hidden = [path for path in sorted(root.iterdir()) if path.name.startswith(_HIDDEN)] if root.is_dir() else []
@@ -101,7 +101,7 @@ def leftovers(folder: RunFolder) -> list[Leftover]:
 
 
 def check(item: Stored, progress: Callable[[int], None] = lambda count: None) -> Stored:
-    """The same with `fault` as all of its content says, hashed file by file; progress: gets the bytes of each."""
+    """Return the checkpoint with its `fault`, after hashing each file; progress: gets the bytes of each."""
     from concurrent.futures import ThreadPoolExecutor  # here: only this needs it
 
     from slurmddp.shared.checkpoint import shardcheck
@@ -125,7 +125,7 @@ def check(item: Stored, progress: Callable[[int], None] = lambda count: None) ->
 
 
 def newest_good(found: list[Stored], refused: Callable[[Stored], None]) -> Stored | None:
-    """The first whose content is whole; each one refused on the way is handed to `refused`."""
+    """Return the first whose content is whole; each one refused on the way is handed to `refused`."""
     for item in found:
         checked = check(item) if item.fault is None else item
         if checked.fault is None:
@@ -135,7 +135,7 @@ def newest_good(found: list[Stored], refused: Callable[[Stored], None]) -> Store
 
 
 def glance(path: Path) -> dict[str, Any]:
-    """The manifest of a complete checkpoint whose files are all there with the sizes that it gives.
+    """Return the manifest of a complete checkpoint whose files are all there with the sizes that it gives.
 
     What `layout.verify` does, without reading what may be terabytes. Raises layout.Rejected, OSError.
     """

@@ -33,7 +33,7 @@ _WHY = {
 
 
 def new_id(name: str, now: datetime | None = None) -> str:
-    """`<name>-<YYYYMMDD-HHMMSS>-<4 of a-z0-9>`, local time.
+    """Return `<name>-<YYYYMMDD-HHMMSS>-<4 of a-z0-9>`, local time.
 
     Raises UserError for a name that makes no folder name.
     """
@@ -196,7 +196,7 @@ def write_key(path: Path) -> None:
 
 
 def folder_error(error: OSError, path: Path) -> UserError:
-    """The user's message for an error of the file system at a run folder."""
+    """Return the user's message for an error of the file system at a run folder."""
     why = _WHY.get(error.errno or 0, error.strerror or str(error))
     where = os.fsdecode(error.filename) if error.filename else str(path)
     return UserError(f"the run folder cannot be written: {where}: {why}", todo=_TODO)

@@ -166,5 +166,5 @@ def evidence(folder: RunFolder) -> Evidence:
 
 
 def whole(value: Any) -> int | None:
-    """A whole number of a JSON file that something can be counted with, or None for anything else."""
+    """Return a whole number of a JSON file that something can be counted with, or None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**15 else None

@@ -53,12 +53,12 @@ class GitState:
 
 
 def in_work_tree(folder: Path) -> bool:
-    """Whether a .git lies in the folder or above it: a cheap test, before git is asked."""
+    """Return whether a .git lies in the folder or above it: a cheap test, before git is asked."""
     return any(os.path.lexists(path / ".git") for path in (folder, *folder.parents))
 
 
 def listed(folder: Path, *, timeout: float) -> list[tuple[str, bool]]:
-    """(relative path, tracked) of a folder's tracked files and of untracked ones that git does not ignore.
+    """Return (relative path, tracked) of a folder's tracked files and of untracked ones that git does not ignore.
 
     Submodules and nested repositories are one entry each. Raises GitError.
     """
@@ -73,7 +73,7 @@ def listed(folder: Path, *, timeout: float) -> list[tuple[str, bool]]:
 
 
 def state(folder: Path, *, timeout: float = 20.0) -> GitState | None:
-    """The folder's git state; None where it lies in no work tree.
+    """Return the folder's git state; None if it lies in no work tree.
 
     Raises GitError (absent, refused, too slow).
     """
@@ -125,7 +125,7 @@ def _no_filters(folder: Path, timeout: float) -> list[str]:
 def run(
     folder: Path, arguments: Sequence[str], *, timeout: float, options: Sequence[str] = (), none: int | None = None
 ) -> bytes:
-    """Standard output of a git command in a folder. Raises GitError.
+    """Return standard output of a git command in a folder. Raises GitError.
 
     timeout: seconds; options: git's own; none: an exit code that means "nothing found".
     """

@@ -47,7 +47,7 @@ class Entry:
 
 
 def state_folder() -> Path:
-    """`${XDG_STATE_HOME:-~/.local/state}/slurmddp` (XDG Base Directory Specification)."""
+    """Return `${XDG_STATE_HOME:-~/.local/state}/slurmddp` (XDG Base Directory Specification)."""
     base = os.environ.get("XDG_STATE_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "slurmddp"
 
@@ -71,7 +71,7 @@ def record(entry: Entry) -> str | None:
 
 
 def entries() -> list[Entry]:
-    """All runs in the index whose folder is still there, newest first. Damaged lines are left out."""
+    """Return all runs in the index whose folder is still there, newest first. Damaged lines are left out."""
     return [entry for entry in _read() if entry.folder.exists]
 
 
@@ -94,7 +94,7 @@ def rebuild(roots: Iterable[Path]) -> list[Entry]:
 
 
 def entry_of(folder: RunFolder) -> Entry | None:
-    """What the index should say of a run folder, from its own files; None where it is none of ours."""
+    """Return what the index should say of a run folder, from its own files; None if it is none of ours."""
     try:
         facts = manifest.read(folder)
     except UserError:
@@ -114,7 +114,7 @@ def entry_of(folder: RunFolder) -> Entry | None:
 
 
 def find(text: str, roots: Sequence[Path] = ()) -> RunFolder:
-    """The run that `text` names: `last`, a folder, a run id, a job id, or the beginning of one run id only.
+    """Return the run that `text` names: `last`, a folder, a run id, a job id, or the beginning of one run id only.
 
     Looked for in the index, then below `roots`. Raises UserError: several runs (they are listed), one whose
     folder is gone or closed to us (its job is named), or none (the nearest ids are).

@@ -95,6 +95,6 @@ class RunFolder(run_folder.RunFolder):
 
 
 def attempt_of(marker: Path) -> int | None:
-    """The attempt whose marker this is; None for any other file."""
+    """Return the attempt whose marker this is; None for any other file."""
     found = _MARKER.fullmatch(marker.name)
     return int(found[1]) if found else None

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from slurmddp.runs.evidence import Evidence, whole
-from slurmddp.runs.rank_starts import FAILURES, TRAINING, Launch, Stretch, cost_of, parts_of, process_start, split
+from slurmddp.runs.rank_starts import FAILURES, TRAINING, RankStart, Stretch, cost_of, parts_of, process_start, split
 from slurmddp.runs.timeline import LINE, Attempt, number, timeline
 
 #: The kinds of time, in the order in which they are shown, and what counts as each.
@@ -49,8 +49,8 @@ class Ledger:
     spent          kind -> milliseconds, for every one of KINDS; their sum is end - begin
     jobs           starts of the job's script
     attempts       starts of torchrun, which the script repeats where nodes were lost
-    launches       starts of the ranks, which torchrun repeats inside an attempt
-    failures       launches that did not end by themselves (they failed, or were killed)
+    rank_starts    starts of the ranks, which torchrun repeats inside an attempt
+    failures       those that did not exit by themselves (they failed, or were killed)
     recoveries     each time that training went on, oldest first
     """
 
@@ -59,7 +59,7 @@ class Ledger:
     spent: Mapping[str, int]
     jobs: int
     attempts: int
-    launches: int
+    rank_starts: int
     failures: int
     recoveries: tuple[Recovery, ...] = ()
 
@@ -93,27 +93,27 @@ def ledger(facts: Evidence, rows: Sequence[Mapping[str, Any]], *, script: bool, 
     if found is None:
         return None
     book = _Book(found.begin)
-    launches: list[Launch] = []
+    starts: list[RankStart] = []
     for index, attempt in enumerate(found.attempts):
         queued = attempt.begins and found.attempts[index - 1].over
         book.to(attempt.begin, ("requeue" if queued else "restart") if index else "queue")
         last = index + 1 == len(found.attempts)
-        launches += _book_attempt(book, attempt, facts, script=script, going=last and now is not None, last=last)
+        starts += _book_attempt(book, attempt, facts, script=script, going=last and now is not None, last=last)
     if found.attempts:
         newest = found.attempts[-1]
         again = facts.requeued is not None or newest.code != 0
         book.to(found.end, ("requeue" if again else "other") if newest.over or newest.code == 0 else "restart")
     book.to(found.end, "queue")
-    _move_lost(book, launches)
+    _move_lost(book, starts)
     return Ledger(
         begin=found.begin,
         end=found.end,
         spent=book.spent,
         jobs=sum(index == 0 or attempt.begins for index, attempt in enumerate(found.attempts)),
         attempts=len(found.attempts),
-        launches=len(launches),
-        failures=sum(not (launch.finished or launch.alive) for launch in launches),
-        recoveries=tuple(_recoveries(launches)) or (tuple(_again(found.attempts)) if script else ()),
+        rank_starts=len(starts),
+        failures=sum(not (start.finished or start.alive) for start in starts),
+        recoveries=tuple(_recoveries(starts)) or (tuple(_again(found.attempts)) if script else ()),
     )
 
 
@@ -149,19 +149,19 @@ class _Book:
         self.spent[to] += time
 
 
-def _recoveries(launches: Sequence[Launch]) -> Iterator[Recovery]:
-    """From the last sign of training of a launch to the first new step of the next one that came so far."""
+def _recoveries(starts: Sequence[RankStart]) -> Iterator[Recovery]:
+    """From the last sign of training of a start to the first new step of the next one that came so far."""
     since: int | None = None
     failed = False
-    for launch in launches:
-        first = next((mark for mark in launch.marks if mark.event in ("first_step", LINE)), None)
+    for start in starts:
+        first = next((mark for mark in start.marks if mark.event in ("first_step", LINE)), None)
         if first is not None:
             attempt, step = whole(first.facts.get("attempt")), whole(first.facts.get("step"))
             if since is not None:
                 yield Recovery(attempt or 0, step, max(first.at - since, 0), failed)
-            since = max(mark.at for mark in launch.marks if mark.event in TRAINING)
+            since = max(mark.at for mark in start.marks if mark.event in TRAINING)
             failed = False
-        failed = failed or not (launch.finished or launch.alive)
+        failed = failed or not (start.finished or start.alive)
 
 
 def _again(attempts: Sequence[Attempt]) -> Iterator[Recovery]:
@@ -183,34 +183,34 @@ def _submitted(facts: Evidence) -> float | None:
 
 def _book_attempt(
     book: _Book, attempt: Attempt, facts: Evidence, *, script: bool, going: bool, last: bool
-) -> list[Launch]:
+) -> list[RankStart]:
     """Account for one attempt up to its end. going: it may still be running; last: none came after it."""
     _book_preflight(book, attempt)
-    launches = [Launch(marks) for marks in split(attempt.marks)]
-    for index, launch in enumerate(launches):
-        newest = launch is launches[-1]
+    starts = [RankStart(marks) for marks in split(attempt.marks)]
+    for index, start in enumerate(starts):
+        newest = start is starts[-1]
         marker = (facts.markers or {}).get(attempt.number) if newest else None
         marked = marker is not None and marker.state in ("done", "stopped")
         # A script of the user's own need not tell that it finished: its exit code does.
         ended_well = script and newest and attempt.code == 0
-        launch.finished = marked or ended_well or any(mark.event == "finished" for mark in launch.marks)
-        launch.alive = newest and going and not (attempt.ended or launch.finished or launch.failed)
-        begin = process_start(launch)
+        start.finished = marked or ended_well or any(mark.event == "finished" for mark in start.marks)
+        start.alive = newest and going and not (attempt.ended or start.finished or start.failed)
+        begin = process_start(start)
         # How long the container took is not known without its end: it is then in init.
         before = "restart" if index else "image" if begin is not None else "init"
-        book.to(launch.marks[0].at if begin is None else begin, "run" if script else before)
-        phase = _book_launch(book, launch, script=script)
-    if not launches:
+        book.to(start.marks[0].at if begin is None else begin, "run" if script else before)
+        phase = _book_start(book, start, script=script)
+    if not starts:
         book.to(attempt.end, "run" if script else "image")
     elif script:
         book.to(attempt.end, "run")
-    elif launches[-1].alive:
+    elif starts[-1].alive:
         book.to(attempt.end, phase)
-    elif launches[-1].finished or (last and not going):
+    elif starts[-1].finished or (last and not going):
         book.to(attempt.end, "other")
     else:
         book.to(attempt.end, "restart")
-    return launches
+    return starts
 
 
 def _book_preflight(book: _Book, attempt: Attempt) -> None:
@@ -222,13 +222,13 @@ def _book_preflight(book: _Book, attempt: Attempt) -> None:
             book.to(mark.at, "preflight")
 
 
-def _book_launch(book: _Book, launch: Launch, *, script: bool) -> str:
-    """Account for a launch up to its last sign, and say what it was at then: init, training or other."""
+def _book_start(book: _Book, start: RankStart, *, script: bool) -> str:
+    """Account for a start up to its last sign, and say what it was at then: init, training or other."""
     phase, rest = "init", "run" if script else "training"
-    step = launch.resumed or 0
+    step = start.resumed or 0
     costs: dict[str, float] = {}
-    told: dict[str, float] = {}  # by the lines of this launch
-    for mark in launch.marks:
+    told: dict[str, float] = {}  # by the lines of this start
+    for mark in start.marks:
         cost = cost_of(mark)
         if phase == "init" and mark.event != LINE:
             book.to(mark.at, "run" if script else phase, cost)
@@ -241,47 +241,47 @@ def _book_launch(book: _Book, launch: Launch, *, script: bool) -> str:
             kind = "init" if phase == "init" else "other" if parts or mark.event == "finished" else rest
             reached = whole(mark.facts.get("step"))
             added = book.to(mark.at, kind, parts or costs)
-            launch.stretches.append(Stretch(step, step if reached is None else reached, added))
+            start.stretches.append(Stretch(step, step if reached is None else reached, added))
             step, costs = step if reached is None else reached, {}
             phase = "other" if mark.event == "finished" else "training"
         else:
             costs = {kind: costs.get(kind, 0) + cost.get(kind, 0) for kind in (*costs, *cost)}
     if costs:
-        last = [mark for mark in launch.marks if cost_of(mark)][-1]
-        launch.stretches.append(Stretch(step, max([step, *launch.saved]), book.to(last.at, rest, costs)))
-    if phase == "training" and not (launch.finished or launch.alive):
-        _book_error(book, launch)
+        last = [mark for mark in start.marks if cost_of(mark)][-1]
+        start.stretches.append(Stretch(step, max([step, *start.saved]), book.to(last.at, rest, costs)))
+    if phase == "training" and not (start.finished or start.alive):
+        _book_error(book, start)
     return phase
 
 
-def _book_error(book: _Book, launch: Launch) -> None:
-    """The steps between the last line and the error that ended a launch are lost.
+def _book_error(book: _Book, start: RankStart) -> None:
+    """The steps between the last line and the error that ended a start are lost.
 
     A hang also ends in an error, but much later: no more is taken for steps than was ever between two lines, and the
     rest up to its notice is the hang.
     """
-    lines = [mark.at for mark in launch.marks if mark.event == LINE]
+    lines = [mark.at for mark in start.marks if mark.event == LINE]
     longest = max((after - before for before, after in pairwise(lines)), default=0)
-    error = next((mark.at for mark in launch.marks if mark.event in FAILURES and mark.at >= book.at), None)
+    error = next((mark.at for mark in start.marks if mark.event in FAILURES and mark.at >= book.at), None)
     if error is not None:
         book.to(min(error, book.at + longest), "lost")
-    hang = next((mark.at for mark in launch.marks if mark.event == "hang"), None)
+    hang = next((mark.at for mark in start.marks if mark.event == "hang"), None)
     if hang is not None:
         book.to(hang, "hang")
 
 
-def _move_lost(book: _Book, launches: Sequence[Launch]) -> None:
-    """Steps after the one that a later launch resumed from are lost work, with their data waits.
+def _move_lost(book: _Book, starts: Sequence[RankStart]) -> None:
+    """Steps after the one that a later start resumed from are lost work, with their data waits.
 
     Of ranks that failed and were not (or not yet) followed by others, what is in their newest checkpoint is kept.
     """
     kept: int | None = None
-    for launch in reversed(launches):
-        resumed = launch.resumed
-        if kept is None and resumed is not None and not (launch.finished or launch.alive):
-            kept = max([resumed, *launch.saved])
+    for start in reversed(starts):
+        resumed = start.resumed
+        if kept is None and resumed is not None and not (start.finished or start.alive):
+            kept = max([resumed, *start.saved])
         if kept is not None:
-            for stretch in launch.stretches:
+            for stretch in start.stretches:
                 _move_stretch(book, stretch, kept)
         if resumed is not None:
             kept = resumed if kept is None else min(kept, resumed)

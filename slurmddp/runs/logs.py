@@ -24,7 +24,7 @@ class Follower:
         self._offsets: dict[Path, int] = {}
 
     def new_lines(self, *, to_the_end: bool = False) -> Iterator[bytes]:
-        """All lines since the last call; `to_the_end` gives an unfinished last line, too."""
+        """Yield all lines since the last call; `to_the_end` gives an unfinished last line, too."""
         if self.node is None:
             yield from self._lines(self.folder.job_log, to_the_end)
         logs = self.node_logs()
@@ -34,7 +34,7 @@ class Follower:
                 yield os.fsencode(path.stem) + b": " + line if many else line
 
     def node_logs(self) -> list[Path]:
-        """The nodes' logs of the attempts that are followed, oldest attempt first."""
+        """Return the nodes' logs of the attempts that are followed, oldest attempt first."""
         pattern = "attempt-*" if self.attempt is None else self.folder.attempt_logs(self.attempt).name
         logs = sorted(self.folder.logs.glob(f"{pattern}/*.log"))
         return [path for path in logs if not path.name.startswith("nccl.") and self.node in (None, path.stem)]

@@ -41,7 +41,7 @@ def build(
     resumed_from: Sequence[str] = (),
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What goes into manifest.json.
+    """Return what goes into manifest.json.
 
     folder is the run's final path, command the words of slurmddp's own command line, project the user's
     folder or script (for git; None where there is none), image a file or a sandbox folder on this machine,
@@ -104,7 +104,7 @@ def _newer(versions: object) -> bool:
 
 
 def git_facts(project: Path) -> dict[str, Any] | None:
-    """{commit, dirty, root} of the project's repository, None where there is none; a note if git fails."""
+    """Return {commit, dirty, root} of the project's repository, None if there is none; a note if git fails."""
     folder = project if project.is_dir() else project.parent
     try:
         state = git.state(folder)
@@ -114,7 +114,7 @@ def git_facts(project: Path) -> dict[str, Any] | None:
 
 
 def image_facts(image: Path) -> dict[str, Any]:
-    """{path, kind, bytes, mtime, sif_id, sha256} of an image; what is not known is null, `note` says why.
+    """Return {path, kind, bytes, mtime, sif_id, sha256} of an image; what is not known is null, `note` says why.
 
     kind is sif, folder (a sandbox) or file; mtime is in seconds since 1970; sha256 comes from IMAGE.lock.json
     beside it where that was written for just this file, else it is computed for files below 1 GiB.
@@ -140,7 +140,7 @@ def image_facts(image: Path) -> dict[str, Any]:
 
 
 def sif_id(image: Path) -> str | None:
-    """The id in a SIF file's header, as a UUID; None for another kind of file. Raises OSError."""
+    """Return the id in a SIF file's header, as a UUID; None for another kind of file. Raises OSError."""
     import uuid  # here: 5 ms that only submissions need
 
     with image.open("rb") as file:
@@ -162,7 +162,7 @@ def sha256(path: Path) -> str:
 
 
 def _locked_hash(image: Path) -> str | None:
-    """The hash in IMAGE.lock.json; None where there is none of just this file: it is then computed, or null."""
+    """The hash in IMAGE.lock.json; None if there is none of just this file: it is then computed, or null."""
     from slurmddp.images.provenance import read_lock  # here: only submissions need it
 
     found = (read_lock(image) or {}).get("sha256")

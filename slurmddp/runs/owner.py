@@ -9,7 +9,7 @@ from slurmddp.runs.layout import RunFolder
 
 
 def foreign_owner(folder: RunFolder) -> str | None:
-    """The user, other than us, who owns the run or what it would execute; None where all of it is ours.
+    """Return the user, other than us, who owns the run or what it would execute; None if all of it is ours.
 
     A folder that was copied or unpacked counts as its new owner's.
     """

@@ -41,7 +41,8 @@ def plan(
     running: bool = False,
     checked: Callable[[Stored], Stored] = checkpoints.check,
 ) -> Pruning:
-    """What to remove so that the `keep` newest good ones stay, and each whose step is a multiple of `keep_every`.
+    """Return what to remove so that the `keep` newest good ones stay, and each whose step is a multiple of
+    `keep_every`.
 
     A checkpoint counts when `checked` finds its content whole. Unfinished and damaged ones go where a good one is
     newer; what cannot be read stays, and so does a link: whoever put it there had a reason. running: folders of

@@ -31,7 +31,7 @@ class Stretch:
 
 
 @dataclass
-class Launch:
+class RankStart:
     """One start of the ranks: what rank 0 told, and what was found out of it."""
 
     marks: list[Mark]
@@ -41,7 +41,7 @@ class Launch:
 
     @property
     def resumed(self) -> int | None:
-        """The step that this launch began after; None where it did not come so far."""
+        """The step that this start began after; None if it did not come so far."""
         for event, before in (("resumed", 0), ("ready", 0), ("first_step", 1), (LINE, 1)):
             steps = (whole(mark.facts.get("step")) for mark in self.marks if mark.event == event)
             step = next((step for step in steps if step is not None), None)
@@ -62,29 +62,29 @@ class Launch:
 
 
 def split(marks: Iterable[Mark]) -> list[list[Mark]]:
-    """The marks of each start of the ranks. In a run of older code, only `started` tells of one."""
-    launches: list[list[Mark]] = []
+    """Return the marks of each start of the ranks. In a run of older code, only `started` tells of one."""
+    starts: list[list[Mark]] = []
     told = False  # whether the newest of them has its `started`
     for mark in marks:
-        if not launches or mark.event == "rank_started" or (mark.event == "started" and told):
-            launches.append([])
+        if not starts or mark.event == "rank_started" or (mark.event == "started" and told):
+            starts.append([])
             told = False
-        launches[-1].append(mark)
+        starts[-1].append(mark)
         told = told or mark.event == "started"
-    return launches
+    return starts
 
 
-def process_start(launch: Launch) -> int | None:
-    """When the ranks' processes started; None where nothing tells.
+def process_start(start: RankStart) -> int | None:
+    """When the ranks' processes started; None if nothing tells.
 
     `seconds` is how long before the event that was. In a run of older code only the first step has it, counted from
     somewhat later than the process's start, perhaps even after the event before.
     """
-    for mark in launch.marks:
+    for mark in start.marks:
         if mark.event in ("rank_started", "first_step"):
             seconds = number(mark.facts.get("seconds"))
             begin = mark.at - round(max(seconds or 0, 0) * 1000)
-            return begin if mark.event == "rank_started" or begin < launch.marks[0].at else None
+            return begin if mark.event == "rank_started" or begin < start.marks[0].at else None
     return None
 
 
@@ -96,7 +96,7 @@ def cost_of(mark: Mark) -> dict[str, float]:
 
 
 def parts_of(mark: Mark) -> dict[str, float]:
-    """Milliseconds by kind, from a line's `seconds`; empty where it has none."""
+    """Milliseconds by kind, from a line's `seconds`; empty if it has none."""
     sums = mark.facts.get("seconds")
     parts: dict[str, float] = {}
     for name, value in sums.items() if isinstance(sums, Mapping) else ():

@@ -37,7 +37,7 @@ def copy_project(found: Survey, destination: Path) -> None:
 
 
 def _read(item: Item) -> tuple[os.stat_result, bytes] | None:
-    """A file of the project; None where it was removed since the survey. Raises UserError."""
+    """A file of the project; None if it was removed since the survey. Raises UserError."""
     try:
         with item.source.open("rb") as file:
             return os.fstat(file.fileno()), file.read()
@@ -93,7 +93,7 @@ def copy_runtime(destination: Path, package: Path | None = None) -> None:
 
 
 def machinery(package: Path | None = None) -> list[tuple[str, Path]]:
-    """The shell functions of job.sh and node.sh, and their rules: (path relative to the package, file)."""
+    """Return the shell functions of job.sh and node.sh, and their rules: (path relative to the package, file)."""
     package = package or _PACKAGE
     found = (path for path in (package / "shell").rglob("*") if path.suffix in (".sh", ".rules"))
     return [(str(path.relative_to(package)), path) for path in sorted(found)]
@@ -129,7 +129,9 @@ def code_hash(code: Path) -> str:
 
 
 def hash_of(project: Survey | None, package: Path | None = None) -> str:
-    """The `code_hash` of a run folder's code/, before there is one. Raises UserError for a file that cannot be read."""
+    """Return the `code_hash` of a run folder's code/, before there is one. Raises UserError for a file that cannot be
+    read.
+    """
     entries = [_entry(os.fsencode(f"slurmddp/{name}"), path.read_bytes()) for name, path in _runtime(package)]
     for item in project.items if project else ():
         relative = os.fsencode(f"project/{item.relative}")

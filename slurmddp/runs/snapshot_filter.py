@@ -43,7 +43,7 @@ _PART = re.compile(r"\.[A-Za-z0-9][A-Za-z0-9._+-]*-\d{8}-\d{6}-[a-z0-9]{4}\.part
 
 
 def credential(path: str, *, is_folder: bool) -> str | None:
-    """The file or folder (it ends in /) of this relative path that is known for credentials, or None."""
+    """Return the file or folder (it ends in /) of this relative path that is known for credentials, or None."""
     parts = path.split("/")
     for number, name in enumerate(parts):
         is_file = number == len(parts) - 1 and not is_folder
@@ -57,7 +57,7 @@ def credential(path: str, *, is_folder: bool) -> str | None:
 
 
 def is_netrc(path: Path) -> bool:
-    """Whether this is a file with logins as curl and git read them, whatever it is called. False where unreadable."""
+    """Return whether curl or git would read logins from this file, whatever its name. False if unreadable."""
     if path.name.lower().endswith(_NO_NETRC):
         return False
     try:
@@ -68,13 +68,14 @@ def is_netrc(path: Path) -> bool:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file of this name is a container's image, or what we write beside one."""
+    """Return whether a file of this name is a container's image, or what we write beside one."""
     return name.lower().endswith(_IMAGES)
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether this is a run folder of ours: whole (a manifest that says so, and what a job has), half made, or rendered
-    by `slurmddp render`."""
+    """Return whether this is a run folder of ours: whole (a manifest that says so, and what a job has), half made, or
+    rendered by `slurmddp render`.
+    """
     if _PART.fullmatch(path.name) or all(os.path.lexists(path / name) for name in ("rendezvous.key", "job.sh")):
         return True
     try:
@@ -86,7 +87,7 @@ def is_run_folder(path: Path) -> bool:
 
 
 def below(root: Path, folders: Iterable[Path]) -> tuple[frozenset[str], frozenset[Path]]:
-    """The folders below the root, as paths relative to it, and the real path of each.
+    """Return the folders below the root, as paths relative to it, and the real path of each.
 
     The root and its parents are not below it: leaving them out would leave nothing of the project.
     """

@@ -48,7 +48,7 @@ def write(folder: RunFolder, submission: Submission) -> None:
 
 
 def read(folder: RunFolder) -> Submission | None:
-    """What submission.json says; None if there is none. Raises UserError if it is damaged, OSError."""
+    """Return what submission.json says; None if there is none. Raises UserError if it is damaged, OSError."""
     try:
         found: dict[str, Any] = read_json(folder.submission)
         return Submission(

@@ -223,7 +223,7 @@ class _Walk:
         _add_link(self.found, relative, source)
 
     def runs_around(self, folder: str) -> str:
-        """The outermost folder of runs (or excluded one) that this folder is or lies in; "" for none."""
+        """Return the outermost folder of runs (or excluded one) that this folder is or lies in; "" for none."""
         if folder not in self.of_runs:
             found = self.runs_around(posixpath.dirname(folder))
             if not found and (folder in self.excluded or is_run_folder(self.found.root / folder)):
@@ -233,13 +233,13 @@ class _Walk:
 
     def warn(self) -> None:
         """One warning of each kind of thing that was left out, or copied, against what one may expect."""
-        for places, text in (
+        for paths, text in (
             (self.secrets, "not copied, because they look like credentials (rename them if they are not)"),
             (self.tracked_secrets, "copied although they look like credentials, because git tracks them"),
             (self.tracked_runs, "not copied although git tracks files there, because they are runs or caches"),
         ):
-            if places:
-                self.found.warnings.append(f"{text}: {_named(places)}")
+            if paths:
+                self.found.warnings.append(f"{text}: {_named(paths)}")
 
 
 def _named(paths: Iterable[str]) -> str:
@@ -337,7 +337,7 @@ def _too_large(found: Survey, limit: int, what: str) -> UserError:
 
 
 def largest(found: Survey, count: int = 5) -> list[tuple[int, str]]:
-    """(bytes, name) of the largest first-level entries; a file that is most of its folder is named itself."""
+    """Return (bytes, name) of the largest first-level entries; a file that is most of its folder is named itself."""
     groups: dict[str, list[Item]] = {}
     for item in found.items:
         groups.setdefault(item.relative.split("/", 1)[0], []).append(item)
@@ -353,5 +353,5 @@ def largest(found: Survey, count: int = 5) -> list[tuple[int, str]]:
 
 
 def shown(path: str) -> str:
-    """A path for a message: on one line, whatever bytes it has."""
+    """Return a path for a message: on one line, whatever bytes it has."""
     return path if path.isprintable() else repr(path)

@@ -59,7 +59,7 @@ def timeline(
     *,
     now: float | None,
 ) -> Timeline | None:
-    """Put a run's records in order. Pure; None where neither a submission nor an attempt is known.
+    """Put a run's records in order. Pure; None if neither a submission nor an attempt is known.
 
     submitted: unix seconds; rows: the lines of metrics.jsonl; now: unix seconds while the run goes on, None once it
     is over.
@@ -78,9 +78,9 @@ def timeline(
         return None
     moment = None if now is None else _milliseconds(now)
     cursor, attempts = begin, []
-    for place, each in enumerate(raw):
-        last = place + 1 == len(raw)
-        attempts.append(_bounded(each, cursor, until=moment if last else raw[place + 1].begin, open_end=last))
+    for index, each in enumerate(raw):
+        last = index + 1 == len(raw)
+        attempts.append(_bounded(each, cursor, until=moment if last else raw[index + 1].begin, open_end=last))
         cursor = attempts[-1].end
     if not raw and moment is None:  # over before it began: the newest event (it was cancelled) tells when
         cursor = max([cursor, *(at for event in events if (at := _milliseconds(event.get("time"))) is not None)])
@@ -88,7 +88,7 @@ def timeline(
 
 
 def number(value: Any) -> float | None:
-    """A number of a JSON file that one can calculate with, or None."""
+    """Return a number of a JSON file that one can calculate with, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e12:  # nan fails, too
         return None
     return float(value)

@@ -1,19 +1,19 @@
-"""What runs on the nodes, inside the container: one process a rank, started by torchrun.
+"""What runs on the nodes, inside the container: one process per rank, started by torchrun.
 
-Standard library and torch only (tasks/images.py alone may use numpy and PIL). This module imports nothing by
-itself: torch is loaded with the first name that needs it.
+It uses only the standard library and torch (tasks/images.py alone may use numpy and PIL). Importing this module loads
+nothing else: torch is loaded with the first name that needs it.
 
-A training script of one's own takes from it what it needs; each name works without the others, under torchrun or
-alone, and has an example in its documentation (`python -m pydoc slurmddp.runtime.library`):
+Your own training script can import these names. Each works without the others, under torchrun or alone, and has an
+example in its documentation (`python -m pydoc slurmddp.runtime.library`):
 
-    distributed       set-up and tear-down of the process group; signals noted; an error ends the process at once
-    GlobalSampler     the same samples in each step on any number of ranks, from any position on
+    distributed       join and leave the process group, note signals, exit at once after an error
+    GlobalSampler     the same samples in each step, on any number of ranks, from any position
     Checkpointer      asynchronous, hashed, atomic checkpoints of a plain, DDP or FSDP2 model, and resuming
-    should_stop       whether any rank was asked to stop, the same answer on all of them
+    should_stop       whether any rank was asked to stop, the same answer on all ranks
     Meter             exact means over all ranks
-    StepTimer         where the time of a step goes
-    mean_over_ranks   the loss to go backward from, where ranks have different numbers of targets
-    ignore_signals    worker_init_fn for data loaders, whose workers must not die while the ranks save
+    StepTimer         seconds per part of a step
+    mean_over_ranks   the loss for backward(), if ranks have different numbers of targets
+    ignore_signals    worker_init_fn for data loaders, so that workers do not die while the ranks save
 """
 
 from importlib import import_module

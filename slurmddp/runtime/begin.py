@@ -65,7 +65,8 @@ def die_with_parent() -> None:
 
 
 def is_agent(pid: int) -> bool:
-    """Whether this process started us, and did not adopt us: it is of our interpreter, or has our run's variable.
+    """Return whether this process started us, and did not adopt us: it is of our interpreter, or has our run's
+    variable.
 
     What adopts orphans (init, slurmstepd, a container's shim) is neither. True where there is no telling.
     """

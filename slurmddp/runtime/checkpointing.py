@@ -45,13 +45,13 @@ class Checkpointing:
         self._writer.copied()
 
     def is_due(self) -> bool:
-        """Whether the clock asks for a checkpoint: rank 0's, which puts off while one is being written."""
+        """Return whether the clock asks for a checkpoint: rank 0's, which puts off while one is being written."""
         every = self._session.job.checkpoint.every_seconds
         due = every is not None and time.monotonic() - self._clock_from >= every
         return self._session.world.is_main and due and not self._writer.busy
 
     def wanted_after(self, step: int) -> bool:
-        """Whether the job asks for a checkpoint after this step, whatever the clock says."""
+        """Return whether the job asks for a checkpoint after this step, whatever the clock says."""
         wanted, steps = self._session.job.checkpoint, self._session.job.train.steps
         by_step = wanted.every_steps is not None and step % wanted.every_steps == 0
         return by_step or (wanted.at_end and step == steps)
@@ -67,7 +67,7 @@ class Checkpointing:
             return 0.0
         began = time.monotonic()
         session = self._session
-        if session.job.train.agree_every is not None:
+        if session.job.train.replica_check_every is not None:
             self._agreement.begin(step)
             self._agreement.check()
         share_buffers(session.trained.model)

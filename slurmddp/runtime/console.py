@@ -58,7 +58,7 @@ class Speed:
         return result
 
     def eta(self, steps: int) -> float:
-        """Seconds that `steps` more will take at the mean speed so far (as of the last read)."""
+        """Return seconds that `steps` more will take at the mean speed so far (as of the last read)."""
         return steps * self._all_seconds / self._all_steps if self._all_steps else 0.0
 
 

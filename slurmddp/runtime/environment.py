@@ -31,7 +31,7 @@ class Environment:
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Environment:
-    """Read the environment. Raises UserError where a variable is missing or not a number."""
+    """Read the environment. Raises UserError if a variable is missing or not a number."""
     stop_file = environ.get("SLURMDDP_STOP_FILE")
     return Environment(
         rank=_number(environ, "RANK"),
@@ -60,7 +60,7 @@ def number_start() -> None:
 
 
 def seconds_since_start() -> float:
-    """Seconds since this process was started, all imports included (proc(5), stat); 0 where that is not to be read."""
+    """Return seconds since this process started, imports included (proc(5), stat); 0 if that cannot be read."""
     try:
         after_name = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         started = int(after_name[19]) / os.sysconf("SC_CLK_TCK")

@@ -47,7 +47,7 @@ def evaluate(
     lockstep: bool = False,
     watch: Watch | None = None,
 ) -> Evaluation | None:
-    """Mean loss over the first `count` samples of the validation set, each used once; nothing is padded.
+    """Return mean loss over the first `count` samples of the validation set, each used once; nothing is padded.
 
     `model` is the bare module: a rank with fewer batches runs fewer. With `lockstep` every forward needs all
     ranks, so those run a stand-in that is not counted. `watch`: told of progress, and asked whether to stop;
@@ -97,7 +97,7 @@ def _run(
     rounds: int,
     watch: Watch | None,
 ) -> bool:
-    """Add up this rank's batches, one a round. False where any rank wants to stop: on all ranks alike.
+    """Add up this rank's batches, one a round. False if any rank wants to stop: on all ranks alike.
 
     The wish of one round is known in the next: its exchange travels while the model computes.
     """

@@ -86,9 +86,9 @@ class Parallel:
 class Train:
     """What to train and how; `data` and `model` belong to the task.
 
-    `not_finite`: what to do about such a loss or gradient (null: halve the scale under fp16, else stop).
-    `agree_every`: steps between checks that the replicas are equal. `gc_every`: steps between garbage collections.
-    `prefetch`: micro batches that each data worker has ready.
+    `on_nonfinite`: what to do about such a loss or gradient (null: halve the scale under fp16, else stop).
+    `replica_check_every`: steps between checks that the replicas are equal.
+    `gc_every`: steps between garbage collections. `prefetch`: micro batches that each data worker has ready.
     """
 
     task: str
@@ -106,8 +106,8 @@ class Train:
     optimizer: Optimizer
     schedule: Schedule
     evaluate: Evaluate
-    not_finite: Literal["stop", "skip", "halve"] | None
-    agree_every: int | None
+    on_nonfinite: Literal["stop", "skip", "halve"] | None
+    replica_check_every: int | None
     gc_every: int | None
     log_every: int
     tensorboard: bool
@@ -219,7 +219,7 @@ def _check_ranges(job: Job) -> None:
         ("parallel.shard", job.parallel.shard, 1),
         ("batch.by_length", batch.by_length, 1),
         ("train.optimizer.lr_batch", train.optimizer.lr_batch, 1),
-        ("train.agree_every", train.agree_every, 1),
+        ("train.replica_check_every", train.replica_check_every, 1),
         ("train.gc_every", train.gc_every, 1),
         ("train.prefetch", train.prefetch, 1),
         ("timeouts.hang", job.timeouts.hang, 0),

@@ -48,7 +48,7 @@ class Events:
         self._lines.write({"time": round(time.time(), 3), "event": event, **self._who, **facts})
 
     def told(self, event: str) -> bool:
-        """Whether any rank of this attempt has written such an event since this one began."""
+        """Return whether any rank of this attempt has written such an event since this one began."""
         try:
             text = self._lines.path.read_text(encoding="utf-8", errors="replace")
         except OSError:

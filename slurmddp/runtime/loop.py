@@ -50,7 +50,7 @@ def run(
 def trainer(
     folder: RunFolder, job: Job, joined: World, env: Environment, events: Events, watch: Watch | None = None
 ) -> "Trainer":
-    """Everything made, and resumed where there is something to resume from. As for `run`."""
+    """Return everything made, and resumed where there is something to resume from. As for `run`."""
     watch = watch or Watch(env, Stop(env.stop_file if env.local_rank == 0 else None))
     session = prepare(folder, job, joined, events, watch)
     announce(session)
@@ -179,9 +179,9 @@ class Trainer:
         if flags.give_up:
             self._checkpointing.settle()
             why = self._checkpointing.lost
-            raise RuntimeFailure(f"no checkpoint could be written, and there is no older one: {why}", shared=True)
+            raise RuntimeFailure(f"no checkpoint could be written, and no older one exists: {why}", shared=True)
         self._agreement.check()
-        every = session.job.train.agree_every
+        every = session.job.train.replica_check_every
         if every is not None and step % every == 0:
             self._agreement.begin(step)
         if step == self._start.step + 1:

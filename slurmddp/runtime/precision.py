@@ -9,5 +9,5 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 
 def autocast(device: torch.device, precision: torch.dtype) -> AbstractContextManager[object]:
-    """The context in which a model runs in `precision`; for fp32 it does nothing."""
+    """Return the context in which a model runs in `precision`; for fp32 it does nothing."""
     return nullcontext() if precision == torch.float32 else torch.autocast(device.type, dtype=precision)

@@ -9,7 +9,7 @@ import torch
 
 
 def derive(*parts: object) -> int:
-    """A seed of 63 bits from anything that prints the same everywhere."""
+    """Return a seed of 63 bits from anything that prints the same everywhere."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
@@ -24,7 +24,7 @@ def seed_all(seed: int) -> None:
 
 
 def states(device: torch.device) -> dict[str, Any]:
-    """The state of every generator of this rank, of types that torch.load(weights_only=True) takes."""
+    """Return the state of every generator of this rank, of types that torch.load(weights_only=True) takes."""
     version, words, gauss = random.getstate()
     found: dict[str, Any] = {"python": [version, list(words), gauss], "torch": torch.get_rng_state()}
     if device.type == "cuda":

@@ -41,7 +41,7 @@ class Reporter:
         self._speed = console.Speed()
         self._utilisation = Utilisation(None, None, None)
         self._evaluation_seconds = 0.0
-        self._places = self._padding = self._skipped = self._row = 0
+        self._computed = self._padding = self._skipped = self._row = 0
         self._total = dict.fromkeys(timing.PARTS, 0.0)
 
     @property
@@ -68,7 +68,7 @@ class Reporter:
             session.record("links_probed", host=report.host, factor=round(report.factor, 2), text=report.text())
             self._say(notices)
         self._speed.add(session.job.batch.total, outcome.targets)
-        self._places += outcome.places
+        self._computed += outcome.computed
         self._padding += outcome.padding
         if outcome.skipped:
             self._skipped += 1
@@ -156,9 +156,9 @@ class Reporter:
             **{name: round(value, 5) for name, value in self._utilisation.of(targets_speed).items()},
             "seconds": {part: round(value, 5) for part, value in seconds.items()},
         }
-        if self._places:
-            facts["padding"] = round(self._padding / self._places, 5)
-            self._places = self._padding = 0
+        if self._computed:
+            facts["padding"] = round(self._padding / self._computed, 5)
+            self._computed = self._padding = 0
         if self._skipped:
             facts["skipped"] = self._skipped
             self._skipped = 0

@@ -75,7 +75,7 @@ def resume(session: Session) -> Position:
         by_length=session.job.batch.by_length,
         where="train.batch: ",
     )
-    todo = ". Put train.model back as it was, or start a new run without this one"
+    todo = ". Restore train.model, or start a new run without --resume"
     reader.load(choice, session.trained, here, todo=todo)
     restored = reader.restore_randomness(choice, here, session.job.train.seed)
     messages.resumed(session, here, choice, restored=restored)
@@ -93,7 +93,7 @@ def _load_given(session: Session) -> None:
     session.console.say(f"weights    {loaded.tensors} tensors from {loaded.path}")
     for remark in loaded.remarks:
         session.console.say(f"           {remark}")
-    session.record("weights_given", path=str(loaded.path), tensors=loaded.tensors)
+    session.record("weights_loaded", path=str(loaded.path), tensors=loaded.tensors)
 
 
 def _check(session: Session, choice: reader.Choice, now: Mapping[str, Any]) -> None:

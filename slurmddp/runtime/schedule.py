@@ -7,7 +7,7 @@ from slurmddp.runtime.job import Schedule
 
 
 def ratio(schedule: Schedule, step: int, steps: int) -> float:
-    """The factor on the base learning rate for the update number `step` (the first is 0) of `steps`.
+    """Return the factor on the base learning rate for the update number `step` (the first is 0) of `steps`.
 
     Rises linearly over `warmup` updates (the first already has 1/warmup), then falls from 1 to `min_ratio`
     along a cosine or a line over the schedule's length, and stays there; `constant` stays at 1.
@@ -23,7 +23,7 @@ def ratio(schedule: Schedule, step: int, steps: int) -> float:
 
 
 def scaled(lr: float, rule: str, lr_batch: int | None, global_batch: int) -> float:
-    """The learning rate for `global_batch` samples, where `lr` was tuned for `lr_batch`.
+    """Return the learning rate for `global_batch` samples, where `lr` was tuned for `lr_batch`.
 
     `rule`: "linear" (as the batch grows, so does the rate: SGD), "sqrt" (as its root: Adam and its kin), or "none".
     Raises UserError for a rule without lr_batch.
@@ -32,7 +32,7 @@ def scaled(lr: float, rule: str, lr_batch: int | None, global_batch: int) -> flo
         return lr
     if lr_batch is None:
         raise UserError(
-            f"train.optimizer.lr_rule is {rule}, and lr_batch is missing: the global batch that lr was tuned for"
+            f"train.optimizer.lr_batch is missing: lr_rule {rule} needs the global batch that lr was tuned for"
         )
     factor = global_batch / lr_batch
     return lr * (factor if rule == "linear" else math.sqrt(factor))

@@ -75,7 +75,7 @@ class Session:
         return hashlib.sha256(self.folder.job_json.read_bytes()).hexdigest()
 
     def order(self, origin: int) -> SampleOrder:
-        """The order of the training samples; `origin`: the position from which windows by length count."""
+        """Return the order of the training samples; `origin`: the position from which windows by length count."""
         job, data = self.job, self.data
         return loading.order(
             data.task,
@@ -87,7 +87,7 @@ class Session:
         )
 
     def micro_batches(self, order: SampleOrder, *, first_step: int, position: int) -> Iterator[loading.Micro]:
-        """This rank's micro batches for the steps after `first_step`, from global `position` in the data on."""
+        """Yield this rank's micro batches for the steps after `first_step`, from global `position` in the data on."""
         job, here = self.job, self.world
         lists = loading.training_lists(
             order,
@@ -136,7 +136,7 @@ def announce(session: Session) -> None:
     accumulation = batch.accumulation(job.batch.total, job.batch.micro, here.size, session.weights)
     arithmetic = f"micro {job.batch.micro} x accumulation {accumulation} x ranks {here.size}"
     if not batch.is_even(job.batch.total, job.batch.micro, here.size, session.weights):
-        arithmetic = f"uneven (at most {arithmetic}); every sample has the same weight"
+        arithmetic = f"uneven (at most {arithmetic}); every sample weighs the same"
     say(f"run        {job.run.id}, attempt {here.attempt}")
     counts = f"{session.data.length} training samples, {len(session.data.validation)} validation samples"
     say(f"task       {job.train.task}: {counts}")
@@ -190,7 +190,7 @@ def _model(job: Job, joined: world.World, task: Task, timer: StepTimer) -> tuple
 
 
 def _weights(job: Job, joined: world.World, say: console.Console) -> batch.Weights:
-    """Each rank's share of the global batch, relative to the others'; None where all are equal."""
+    """Each rank's share of the global batch, relative to the others'; None if all are equal."""
     if not job.batch.weights:
         return None
     who = [(node, device) for node, device in joined.gather((joined.node, _device_name(joined)))]

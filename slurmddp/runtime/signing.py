@@ -31,11 +31,13 @@ class Key:
         self._secret = secret
 
     def seal(self, content: bytes, *where: str) -> bytes:
-        """`content` with its signature, as ASCII. `where`: what it belongs to, for example rendezvous id and key."""
+        """Return `content` with its signature, as ASCII. `where`: what it belongs to, for example rendezvous id and
+        key.
+        """
         return base64.b64encode(self._digest(content, where) + content)
 
     def open(self, sealed: bytes, *where: str) -> bytes:
-        """The content that `seal` was given. Raises ForgedError for anything else."""
+        """Return the content that `seal` was given. Raises ForgedError for anything else."""
         try:
             raw = base64.b64decode(sealed, validate=True)
         except (binascii.Error, ValueError):
@@ -53,7 +55,7 @@ class Key:
 
 
 def load(run: Path) -> Key:
-    """The key of a run folder. Raises UserError where it is missing, or somebody else may know or have made it."""
+    """Return the key of a run folder. Raises UserError if it is missing, or somebody else may know or have made it."""
     path = RunFolder(run).key
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

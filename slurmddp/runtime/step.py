@@ -36,21 +36,21 @@ class StepFlags(NamedTuple):
 
 
 _FILLED = len(StepFlags._fields)
-_PLACES = _FILLED + 1
+_COMPUTED = _FILLED + 1
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What a step gave, the same on every rank but for `ids`.
 
-    `means`: loss per target and metrics over the global batch. `targets`: how many. `places`: tokens that the model
-    computed on, `padding` of them for nothing; both 0 where the task does not tell. `skipped`: why the weights stayed
+    `means`: loss per target and metrics over the global batch. `targets`: how many. `computed`: tokens that the model
+    computed, `padding` of which are padding; both 0 if the task does not tell. `skipped`: why the weights stayed
     as they were. `ids`: samples that this rank used.
     """
 
     means: dict[str, float]
     targets: int
-    places: int
+    computed: int
     padding: int
     grad_norm: float
     flags: StepFlags
@@ -79,7 +79,7 @@ class Stepper:
         self._scaler = trained.scaler
         self._timer = timer
         self._precision = PRECISIONS[job.train.precision]
-        self._policy = job.train.not_finite or ("halve" if self._scaler.is_enabled() else "stop")
+        self._policy = job.train.on_nonfinite or ("halve" if self._scaler.is_enabled() else "stop")
         self._clip = job.train.optimizer.clip or math.inf
         self._assumed = job.batch.total * task.targets_per_sample
         self._skipped_in_a_row = 0
@@ -137,8 +137,8 @@ class Stepper:
         return Outcome(
             means=dict.fromkeys(totals.means(), math.nan) if totals.not_finite else totals.means(),
             targets=totals.count,
-            places=round(totals.extra(_PLACES)),
-            padding=round(totals.extra(_PLACES) - totals.extra(_FILLED)),
+            computed=round(totals.extra(_COMPUTED)),
+            padding=round(totals.extra(_COMPUTED) - totals.extra(_FILLED)),
             grad_norm=norm,
             flags=StepFlags(*(totals.extra(slot) > 0 for slot in range(len(StepFlags._fields)))),
             skipped=skipped,
@@ -153,7 +153,7 @@ class Stepper:
         """Forward and backward over all micro batches of a step. Returns the reduced sums, and each real micro batch
         with its loss.
         """
-        sums = LossAccumulator(self._task, self._world.device, extra=_PLACES + 1)
+        sums = LossAccumulator(self._task, self._world.device, extra=_COMPUTED + 1)
         for slot, flag in enumerate(flags):
             sums.add_extra(slot, float(flag))
         factor = self._parallel.divides_by / self._assumed
@@ -166,7 +166,7 @@ class Stepper:
                 loss = self._forward(micro)
                 if micro.real:
                     sums.add_loss(loss)
-                    sums.add_extra(_PLACES, micro.places)
+                    sums.add_extra(_COMPUTED, micro.computed)
                     sums.add_extra(_FILLED, micro.filled)
                     used.append((micro, loss.total.detach()))
                 if micro.last:

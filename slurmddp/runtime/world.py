@@ -39,11 +39,11 @@ class World:
         return self.rank == 0
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, on every rank, as `encode` takes it."""
+        """Return Rank 0's value, on every rank, as `encode` takes it."""
         return self._broadcast(encode(value) if self.is_main else b"")
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank, on every rank, as `encode` takes it."""
+        """Return every rank's value, by rank, on every rank, as `encode` takes it."""
         content = encode(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(content)]), group=self.coordination)
@@ -91,7 +91,8 @@ class World:
 
 
 def encode(value: Any) -> bytes:
-    """A value as JSON: None, bool, int, float, str, lists, and dicts with names for keys. A tuple arrives as a list.
+    """Return a value as JSON: None, bool, int, float, str, lists, and dicts with names for keys. A tuple arrives as a
+    list.
 
     Never pickle: who gets in between two ranks could run code on them. Raises TypeError for anything else.
     """

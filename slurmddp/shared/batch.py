@@ -22,7 +22,7 @@ Weights = tuple[float, ...] | None
 
 
 def split(total: int, parts: int) -> tuple[int, ...]:
-    """Sizes of `parts` parts of `total` things; they differ by at most one, the larger ones first.
+    """Return sizes of `parts` parts of `total` things; they differ by at most one, the larger ones first.
 
     >>> split(10, 4)
     (3, 3, 2, 2)
@@ -39,7 +39,7 @@ def split(total: int, parts: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def apportion(total: int, weights: tuple[float, ...]) -> tuple[int, ...]:
-    """Sizes of parts of `total` things in proportion to `weights`, by largest remainder (ties: the first).
+    """Return sizes of parts of `total` things in proportion to `weights`, by largest remainder (ties: the first).
 
     Their sum is `total`, and each is less than one away from its exact quota. The arithmetic is exact, so that
     every rank comes to the same result. Equal weights give what `split` gives.
@@ -69,7 +69,7 @@ def apportion(total: int, weights: tuple[float, ...]) -> tuple[int, ...]:
 
 
 def shares(total: int, world: int, weights: Weights = None) -> tuple[int, ...]:
-    """How many of `total` samples each of `world` ranks takes. Raises ValueError as `share` does."""
+    """Return how many of `total` samples each of `world` ranks takes. Raises ValueError as `share` does."""
     if weights is None:
         return split(total, world)
     if len(weights) != world:
@@ -78,7 +78,7 @@ def shares(total: int, world: int, weights: Weights = None) -> tuple[int, ...]:
 
 
 def share(total: int, world: int, rank: int, weights: Weights = None) -> range:
-    """The contiguous positions of `total` that `rank` of `world` ranks takes; may be empty.
+    """Return the contiguous positions of `total` that `rank` of `world` ranks takes; may be empty.
 
     Without weights the arithmetic is closed form: it costs the same for one rank and for a hundred thousand.
     Raises ValueError for a rank outside 0..world-1, a total below zero, or weights that do not fit.
@@ -111,7 +111,7 @@ def accumulation(global_batch: int, micro: int, world: int, weights: Weights = N
 def micro_batches(
     global_batch: int, micro: int, world: int, rank: int, weights: Weights = None, *, lockstep: bool = False
 ) -> tuple[range, ...]:
-    """The positions of each micro step of `rank`: `accumulation()` ranges that together are its `share()`.
+    """Return the positions of each micro step of `rank`: `accumulation()` ranges that together are its `share()`.
 
     Smaller ones come first, so that a rank with fewer samples than micro steps has its empty ones at the
     beginning, where no collective waits for it. All are empty where the rank's share is.
@@ -128,12 +128,12 @@ def micro_batches(
 
 
 def is_even(global_batch: int, micro: int, world: int, weights: Weights = None) -> bool:
-    """Whether every micro batch of every rank holds exactly `micro` samples."""
+    """Return whether every micro batch of every rank holds exactly `micro` samples."""
     return global_batch == micro * world * accumulation(global_batch, micro, world, weights)
 
 
 def balanced(lengths: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
-    """Deal samples of these lengths to ranks that take `sizes` of them: the places each rank gets, shortest first.
+    """Deal samples of these lengths to ranks that take `sizes` of them; return each rank's positions, shortest first.
 
     Longest first, each sample goes to the rank that has least to do for the size of its share and still has
     room. `sizes` adds up to len(lengths). Depends on nothing but the arguments.
@@ -149,13 +149,14 @@ def balanced(lengths: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
         loads[rank] += lengths[index]
         if len(dealt[rank]) < sizes[rank]:
             heappush(heap, (loads[rank] / sizes[rank], rank))
-    for places in dealt:
-        places.reverse()
+    for positions in dealt:
+        positions.reverse()
     return dealt
 
 
 def weights_of(patterns: Mapping[str, Any], who: Sequence[tuple[str, str]]) -> Weights:
-    """Each rank's weight, from its node's and its device's name: that of the first pattern that fits either, or 1.
+    """Return each rank's weight, from its node's and its device's name: that of the first pattern that fits either, or
+    1.
 
     `patterns`: shell patterns ("a100-*", "*H100*"), upper and lower case told apart. None where all weights are
     the same. Raises ValueError for a weight that is not a positive number.
@@ -172,7 +173,7 @@ def weights_of(patterns: Mapping[str, Any], who: Sequence[tuple[str, str]]) -> W
 
 
 def unused_patterns(patterns: Mapping[str, Any], who: Sequence[tuple[str, str]]) -> list[str]:
-    """Patterns that fit no rank's node or device: most likely misspelt."""
+    """Return patterns that fit no rank's node or device: most likely misspelt."""
     return [pattern for pattern in patterns if not any(_fits(pattern, names) for names in who)]
 
 

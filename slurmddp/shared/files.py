@@ -38,13 +38,15 @@ def open_plain(path: Path) -> BufferedReader:
 
 
 def read_plain(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """At most the first `limit` bytes of a plain file. Raises OSError."""
+    """Return at most the first `limit` bytes of a plain file. Raises OSError."""
     with open_plain(path) as file:
         return file.read(limit)
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file; bytes that are no UTF-8 stay as surrogates. Raises OSError, ValueError if damaged."""
+    """Return the value of a JSON file; bytes that are no UTF-8 stay as surrogates. Raises OSError, ValueError if
+    damaged.
+    """
     try:
         return json.loads(read_plain(path).decode("utf-8", errors="surrogateescape"))
     except RecursionError:

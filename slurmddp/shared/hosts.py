@@ -4,7 +4,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host without its port is this machine itself: localhost, 127.0.0.0/8 or ::1, in brackets or not."""
+    """Return whether a host (without port) is this machine: localhost, 127.0.0.0/8 or ::1, with or without brackets."""
     if host == "localhost":
         return True
     try:

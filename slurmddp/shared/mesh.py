@@ -12,7 +12,7 @@ REPLICATE, SHARD = "replicate", "shard"
 
 
 def sizes(world: int, replicate: int | None, shard: int) -> dict[str, int]:
-    """The mesh of a job by dimension, outermost first; `replicate` None is what `world` and `shard` leave.
+    """Return the mesh of a job by dimension, outermost first; `replicate` None is what `world` and `shard` leave.
 
     >>> sizes(8, None, 4)
     {'replicate': 2, 'shard': 4}
@@ -36,7 +36,7 @@ def sizes(world: int, replicate: int | None, shard: int) -> dict[str, int]:
 
 
 def kind(mesh: Mapping[str, int]) -> str:
-    """What the field calls it: "DDP", "FSDP" or "HSDP"."""
+    """Return what the field calls it: "DDP", "FSDP" or "HSDP"."""
     if mesh[SHARD] == 1:
         return "DDP"
     return "FSDP" if mesh[REPLICATE] == 1 else "HSDP"
@@ -60,7 +60,8 @@ def groups(mesh: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], ...]]:
 
 
 def inside_a_node(group: Sequence[int], ranks_per_node: Sequence[int]) -> bool:
-    """Whether all ranks of `group` are on one node. `ranks_per_node`: how many each node has, in the ranks' order.
+    """Return whether all ranks of `group` are on one node. `ranks_per_node`: how many each node has, in the ranks'
+    order.
 
     Raises ValueError for a rank that no node has.
     """
@@ -68,7 +69,7 @@ def inside_a_node(group: Sequence[int], ranks_per_node: Sequence[int]) -> bool:
 
 
 def node_of(rank: int, ranks_per_node: Sequence[int]) -> int:
-    """The number of the node that has `rank`. Raises ValueError where none has."""
+    """Return the number of the node that has `rank`. Raises ValueError if none has."""
     for node, end in enumerate(accumulate(ranks_per_node)):
         if 0 <= rank < end:
             return node

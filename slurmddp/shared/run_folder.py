@@ -16,7 +16,7 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether a finished run folder is there: the manifest tells. False where we may not look."""
+        """Whether a finished run folder is there: the manifest tells. False if we may not look."""
         return os.path.isfile(self.manifest)  # Path.is_file raises there
 
     @property
@@ -65,7 +65,7 @@ class RunFolder:
         return self.path / "markers"
 
     def marker(self, attempt: int) -> Path:
-        """How one attempt ended, if it ended cleanly: the file that job.sh and `slurmddp status` decide from."""
+        """Return how one attempt ended, if it ended cleanly: the file that job.sh and `slurmddp status` decide from."""
         return self.markers / f"attempt-{attempt:03d}.json"
 
     @property

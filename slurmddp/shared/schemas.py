@@ -3,6 +3,6 @@
 manifest.json of each run names them; its own version is in slurmddp/runs/manifest.py.
 """
 
-JOB = 3
-EVENTS = 2
+JOB = 4
+EVENTS = 3
 METRICS = 1

@@ -107,7 +107,7 @@ OPTIONS: dict[str, dict[str, dict[str, Option]]] = {
 def mistakes(
     task: str, part: str, given: Mapping[str, Any], data: Mapping[str, Any] | None = None
 ) -> Iterator[Mistake]:
-    """All that is wrong with `given`, the options below train.`part` of a bundled task.
+    """Yield all that is wrong with `given`, the options below train.`part` of a bundled task.
 
     `data`: with the part model, the options below train.data; what has to fit them is looked at, too.
     """
@@ -127,7 +127,7 @@ def mistakes(
 
 
 def _lm_model(values: Mapping[str, Any], data_format: str | None) -> Iterator[Mistake]:
-    """What has to fit together. `data_format`: None where it is not known."""
+    """What has to fit together. `data_format`: None if it is not known."""
     if values["width"] % values["heads"]:
         yield Mistake("value", "width", values["width"], f"a multiple of train.model.heads ({values['heads']})")
     vocabulary = values["vocabulary"]
@@ -139,5 +139,5 @@ def _lm_model(values: Mapping[str, Any], data_format: str | None) -> Iterator[Mi
 
 
 def overlaid(known: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults overlaid with `given`."""
+    """Return the defaults overlaid with `given`."""
     return {**{key: option.default for key, option in known.items()}, **given}

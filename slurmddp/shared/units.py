@@ -2,7 +2,7 @@
 
 
 def short(number: float) -> str:
-    """12345 as 12.3k, and so on."""
+    """Return a number with three digits and a suffix: 12345 as 12.3k."""
     for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= limit:
             return f"{number / limit:.1f}{letter}"
@@ -10,7 +10,7 @@ def short(number: float) -> str:
 
 
 def human(size: float) -> str:
-    """Bytes for people: 512 B, 1.5 MiB."""
+    """Return bytes with a unit: 512 B, 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -19,7 +19,7 @@ def human(size: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """1:23 or 1:02:03."""
+    """Return seconds as 1:23 or 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -258,7 +258,7 @@ event() { # Usage: event TARGET DELIVERED SPOOLED
 # The message on disk: in the spool, marked as being sent, or, if the disk is full, in a folder of this host.
 # Usage: store TARGET; sets `entry`, empty if the message is there already
 store() {
-  local id=$key.$1 place
+  local id=$key.$1 parent
   entry=
   mkdir -p "$spool" 2>/dev/null
   [[ ! -e "$spool/$id" ]] || return 0
@@ -269,8 +269,8 @@ store() {
   elif [[ -d "$spool/.$id" ]]; then
     return 0
   fi
-  for place in "${TMPDIR:-/tmp}" /tmp /dev/shm; do
-    entry=$(mktemp -d "$place/slurmddp-alert-XXXXXXXX" 2>/dev/null) || continue
+  for parent in "${TMPDIR:-/tmp}" /tmp /dev/shm; do
+    entry=$(mktemp -d "$parent/slurmddp-alert-XXXXXXXX" 2>/dev/null) || continue
     write_entry "$1" && return 0
     rm -rf "$entry"
   done

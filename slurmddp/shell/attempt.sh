@@ -37,14 +37,14 @@ train() {
 
 # What an attempt has left on its nodes: processes, shared memory, scratch
 sweep() {
-  local left
+  local removed
   mapfile -t chosen < <(without "${excluded[*]}" "${chosen[@]}")
   within=(timeout --kill-after=5 20)
   SLURMDDP_SWEEP=$SLURMDDP_RENDEZVOUS_ID SLURMDDP_SCHEDULER=$scheduler SLURMDDP_NODE_FOLDER=$node_folder \
     on_nodes "$logs/sweep.out" bash "$shell/sweep.sh"
   child=
-  left=$(awk '{name = FILENAME; sub(".*/", "", name); printf "%s%s %s", (n++ ? "; " : ""), name, $0}' "$logs"/sweep/* 2>/dev/null | plain)
-  event cleaned "\"left\": $(json "$left")"
+  removed=$(awk '{name = FILENAME; sub(".*/", "", name); printf "%s%s %s", (n++ ? "; " : ""), name, $0}' "$logs"/sweep/* 2>/dev/null | plain)
+  event cleaned "\"removed\": $(json "$removed")"
 }
 
 # --- one attempt: check the nodes, choose them, train, decide, clean up

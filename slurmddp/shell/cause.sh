@@ -89,7 +89,7 @@ cause_in_logs() {
       return match(text, /^[0-9]+/) && RLENGTH <= 9 ? substr(text, 1, RLENGTH) + 0 : ""
     }
     # The best cause, if this line of rule i is better
-    function judge(i,   text, order, stamp, local_rank, place, rank) {
+    function judge(i,   text, order, stamp, local_rank, slot, where, rank) {
       text = $0
       if ((i, "text") in rule && match($0, rule[i, "text"])) text = substr($0, RSTART + RLENGTH)
       order = text ~ cascade ? cascade_order : rule[i, "order"] + 0
@@ -101,21 +101,21 @@ cause_in_logs() {
         if (text != "") text = text in signal ? signal[text] : "signal " text
       }
       if (text == "") return
-      place = index(rule[i, "says"], "{}")
-      if (place) text = substr(rule[i, "says"], 1, place - 1) text substr(rule[i, "says"], place + 2)
-      place = node
+      slot = index(rule[i, "says"], "{}")
+      if (slot) text = substr(rule[i, "says"], 1, slot - 1) text substr(rule[i, "says"], slot + 2)
+      where = node
       if ((i, "node") in rule) {
-        place = behind(rule[i, "node"])
-        if (match(place, /^[^ :]+/)) place = substr(place, 1, RLENGTH)
-        else place = node
+        where = behind(rule[i, "node"])
+        if (match(where, /^[^ :]+/)) where = substr(where, 1, RLENGTH)
+        else where = node
       }
       rank = (i, "after") in rule ? told[i] : (i, "rank") in rule ? number_behind(rule[i, "rank"]) : ""
       if ((i, "local_rank") in rule) {
         local_rank = number_behind(rule[i, "local_rank"])
-        if ((place, local_rank) in rank_of) rank = rank_of[place, local_rank]
+        if ((where, local_rank) in rank_of) rank = rank_of[where, local_rank]
         else if (local_rank != "") text = "local rank " local_rank ": " text
       }
-      best = (rank == "" ? "-" : rank) " " place " " text
+      best = (rank == "" ? "-" : rank) " " where " " text
       best_order = order
       best_stamp = stamp
       set_wanted()

@@ -86,9 +86,9 @@ silent() {
   ((SECONDS - since > 20))
 }
 
-# True where Slurm says that the job runs on, without the node of its batch script. Sets `place`: this node's among
-# those that are left. Ends where there is no such job any more, or this node is none of it: one that was cut off is not
-# told.
+# True if Slurm says that the job still runs, without the node of its batch script. Sets `position`: that of this node
+# among the remaining ones. Exits if the job is gone, or if this node is not part of it: Slurm does not tell a node that
+# was cut off.
 orphaned() {
   local report batch_host node nodes found=
   report=$(timeout 10 scontrol show job "$slurm_job" -o 2>&1)
@@ -99,9 +99,9 @@ orphaned() {
   batch_host=${BASH_REMATCH[1]}
   [[ "$report" =~ \ NodeList=([^ ]+) ]] || return 1
   mapfile -t nodes < <(scontrol show hostnames "${BASH_REMATCH[1]}")
-  place=0
+  position=0
   for node in "${nodes[@]}"; do
-    [[ "$node" == "$host" || "$found" == yes ]] || place=$((place + 1))
+    [[ "$node" == "$host" || "$found" == yes ]] || position=$((position + 1))
     [[ "$node" != "$host" ]] || found=yes
   done
   [[ "$found" == yes ]] || exit 0
@@ -116,7 +116,7 @@ while :; do
   silent || continue
   orphaned || continue
   # One node is enough: the others wait for it, and act where it does not.
-  ((place == 0)) || { sleep $((10 * place)); orphaned || continue; }
+  ((position == 0)) || { sleep $((10 * position)); orphaned || continue; }
   newest_attempt
   say "node ${excluded[0]}, which ran job.sh, is lost: requeuing the job"
   event node_excluded "\"excluded\": $(json "${excluded[0]}"), \"reason\": \"Slurm lost the node, which ran job.sh\""

@@ -7,14 +7,14 @@
 # After that, node.sh calls `prepare`, sets the ranks' variables and calls `run_preflight`.
 
 # One line that the head and job.sh find in the run folder, whole or not at all
-leave_word() {
+write_status() {
   mkdir -p "$logs/preflight" && printf '%s\n' "$*" >"$logs/preflight/.$host.part" &&
     mv "$logs/preflight/.$host.part" "$logs/preflight/$host.failed"
 } 2>/dev/null
 
 fail() {
   printf 'slurmddp: node %s: %s\n' "$host" "$*" >&2
-  leave_word "${*//$'\n'/ }" || true
+  write_status "${*//$'\n'/ }" || true
   [[ -n "$preflight" || -n "$alone" ]] || await_others
   builtin exit 1
 }
@@ -31,7 +31,7 @@ await_others() {
 }
 
 # This node's rank, the head (the first node of this step) and addresses: the hosts' own, never localhost
-find_place() {
+find_address() {
   local nodes peer towards
   node_rank=$SLURM_NODEID
   mapfile -t nodes < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
@@ -240,7 +240,7 @@ node_rank=0
 head=127.0.0.1
 address=127.0.0.1
 interface=
-if [[ -z "$alone" ]]; then find_place; fi
+if [[ -z "$alone" ]]; then find_address; fi
 gloo_interface=$interface # one node needs none
 ((SLURMDDP_NODES > 1)) || gloo_interface=lo
 is_host=$((node_rank == 0))
@@ -248,5 +248,5 @@ if [[ -z "$ranks" ]]; then count_ranks; fi
 make_folders
 workdir=${workdir:-$run}
 cd "$workdir" || fail "cannot enter the working folder $workdir"
-printf 'slurmddp: node %s is %d of %d, address %s, head %s:%s\n' "$host" "$node_rank" "$SLURMDDP_NODES" "$address" "$head" "$SLURMDDP_PORT"
+printf 'slurmddp: node rank %d of %d: host %s, address %s, head %s:%s\n' "$node_rank" "$SLURMDDP_NODES" "$host" "$address" "$head" "$SLURMDDP_PORT"
 if [[ "$runtime" != none ]]; then find_container; fi

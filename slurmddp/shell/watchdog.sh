@@ -81,7 +81,7 @@ esac
 case $newest in
   *'"event": "job_ended"'*)
     say "job.sh recorded its exit: no alert needed"
-    event silent "$state"
+    event "no alert" "$state"
     exit 0
     ;;
   *'"event": "job_started"'*) what="job.sh ended without running its traps" ;;
@@ -90,7 +90,7 @@ case $newest in
 esac
 if [[ "$state" == CANCELLED && "$what" != *traps ]]; then
   say "cancelled while pending: no alert needed"
-  event silent "$state"
+  event "no alert" "$state"
   exit 0
 fi
 case $state in

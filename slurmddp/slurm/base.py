@@ -92,7 +92,7 @@ class Scheduler(Protocol):
     """What starts a run, says how it is, and ends it: Slurm, or the machine itself."""
 
     def command(self, options: Sequence[str], script: str, args: Sequence[str], *, log: str) -> tuple[str, ...]:
-        """The command line that `submit` takes; pure. `log` is the path that gets the script's output."""
+        """Return the command line that `submit` takes; pure. `log` is the path that gets the script's output."""
         ...
 
     def submit(self, command: Sequence[str], cwd: Path, *, log: Path) -> JobId:
@@ -100,14 +100,14 @@ class Scheduler(Protocol):
         ...
 
     def job(self, job_id: JobId) -> JobView | None:
-        """What is known of it now; None if it is forgotten.
+        """Return what is known of it now; None if it is forgotten.
 
         Raises ExternalError if the scheduler does not answer.
         """
         ...
 
     def jobs(self, job_ids: Iterable[JobId]) -> dict[JobId, JobView]:
-        """The same for many with few commands; forgotten ones are left out. Raises ExternalError."""
+        """Return the states of many jobs with few commands, without forgotten jobs. Raises ExternalError."""
         ...
 
     def cancel(self, job_id: JobId) -> bool:
@@ -115,7 +115,7 @@ class Scheduler(Protocol):
         ...
 
     def requeue(self, job_id: JobId) -> None:
-        """Put it back into the queue. Raises UserError where that is impossible, ExternalError."""
+        """Put it back into the queue. Raises UserError if that is impossible, ExternalError."""
         ...
 
     def start_now(self, job_id: JobId) -> None:
@@ -124,12 +124,12 @@ class Scheduler(Protocol):
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what an outer job left in it; how to reach the cluster stays (SLURM_CONF)."""
+    """Return the environment without what an outer job left in it; how to reach the cluster stays (SLURM_CONF)."""
     return {name: value for name, value in environment.items() if name in KEPT or not name.startswith(LEAKING)}
 
 
 def log_option(log: str) -> str:
-    """`--output=LOG` such that sbatch writes to exactly this path.
+    """Return `--output=LOG` such that sbatch writes to exactly this path.
 
     sbatch expands %x, %j, ... in it; `%%` is a percent sign, and a backslash anywhere switches that off and
     is removed (sbatch(1), "filename pattern"), so no path with a backslash can be given. Raises UserError for

@@ -6,7 +6,7 @@ from slurmddp.slurm.base import JobId, Scheduler
 
 
 def scheduler_named(name: str) -> Scheduler:
-    """`slurm` or `local`, as a site's profile says it."""
+    """Return `slurm` or `local`, as a site's profile says it."""
     if name == "local":
         from slurmddp.slurm.local import Local
 

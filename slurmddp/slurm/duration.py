@@ -14,7 +14,7 @@ _UNLIMITED = frozenset({"UNLIMITED", "INFINITE", "-1"})
 
 
 def seconds_of(text: str) -> int | None:
-    """Seconds of a Slurm time; None for UNLIMITED.
+    """Return seconds of a Slurm time; None for UNLIMITED.
 
     The forms are those of sbatch(1), --time: minutes, minutes:seconds, hours:minutes:seconds, days-hours,
     days-hours:minutes and days-hours:minutes:seconds. A part may be larger than its unit (90:00), as in

@@ -26,11 +26,11 @@ class Local:
 
     @staticmethod
     def local_command(script: str, args: Sequence[str]) -> tuple[str, ...]:
-        """`bash SCRIPT ARGS...`; pure."""
+        """Return `bash SCRIPT ARGS...`; pure."""
         return ("bash", script, *args)
 
     def command(self, options: Sequence[str], script: str, args: Sequence[str], *, log: str) -> tuple[str, ...]:
-        """`local_command`: options and log are Slurm's matter; `submit` gets the log."""
+        """Return `local_command`: options and log are Slurm's matter; `submit` gets the log."""
         return self.local_command(script, args)
 
     def submit(self, command: Sequence[str], cwd: Path, *, log: Path) -> JobId:
@@ -82,7 +82,7 @@ class Local:
         return JobView("RUNNING", restarts=0, nodes=os.uname().nodename, source="process")
 
     def jobs(self, job_ids: Iterable[JobId]) -> dict[JobId, JobView]:
-        """`job` for many; those that are gone are left out."""
+        """Return `job` for many; those that are gone are left out."""
         return {job_id: view for job_id in job_ids if (view := self.job(job_id))}
 
     def cancel(self, job_id: JobId) -> bool:
@@ -114,7 +114,7 @@ class Local:
 
 
 def job_id_of(pid: int) -> JobId:
-    """The id of a process that this one has just started. Raises ProcessLookupError if it is gone."""
+    """Return the id of a process that this one has just started. Raises ProcessLookupError if it is gone."""
     started = _started(pid, ended_too=True)
     if started is None:
         raise ProcessLookupError(pid)

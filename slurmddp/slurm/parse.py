@@ -59,7 +59,7 @@ _NO_ACCOUNTING = ("accounting storage is disabled",)
 
 
 def submitted(output: str) -> JobId:
-    """The job id in sbatch's standard output.
+    """Return the job id in sbatch's standard output.
 
     Sites wrap sbatch and print banners before or after. Taken is the last line that is `123` or `123;cluster`
     (--parsable), else the last `Submitted batch job 123 [on cluster X]` (wrappers that drop options).
@@ -81,22 +81,22 @@ def submitted(output: str) -> JobId:
 
 
 def is_forgotten(message: str) -> bool:
-    """Whether a command's error says that Slurm no longer (or never) knew the job."""
+    """Return whether a command's error says that Slurm no longer (or never) knew the job."""
     return _FORGOTTEN.search(message.lower()) is not None
 
 
 def is_unreachable(message: str) -> bool:
-    """Whether a command's error says that a daemon of Slurm did not answer."""
+    """Return whether a command's error says that a daemon of Slurm did not answer."""
     return any(part in message.lower() for part in _UNREACHABLE)
 
 
 def is_accounting_off(message: str) -> bool:
-    """Whether sacct says that the site keeps no accounting, which is normal and no error."""
+    """Return whether sacct says that the site keeps no accounting, which is normal and no error."""
     return any(part in message.lower() for part in _NO_ACCOUNTING)
 
 
 def scontrol_job(output: str) -> JobView | None:
-    """The job in the text of `scontrol show job --oneliner ID`; None where no line is a job.
+    """Return the job in the text of `scontrol show job --oneliner ID`; None if no line is a job.
 
     The fields stand in a fixed order (src/api/job_info.c of Slurm: JobId, JobName, UserId, ..., JobState,
     Reason, ..., NumTasks, ..., Command, Comment). What users write freely, the job's name and everything from
@@ -198,7 +198,7 @@ def numbers(job_ids: Iterable[JobId]) -> str:
 
 
 def _known(value: str | None) -> str | None:
-    """None where Slurm prints one of its words for "nothing"."""
+    """None if Slurm prints one of its words for "nothing"."""
     nothing = ("", "(null)", "None", "N/A", "n/a", "Unknown", "NONE")
     return None if value is None or value in nothing else value
 

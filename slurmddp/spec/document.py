@@ -47,6 +47,10 @@ class Origin(NamedTuple):
     where: str
     implied: bool = False
 
+    def of(self, key: str) -> str:
+        """Return `FILE:LINE: KEY` for a message about `key`; an option that names the key stands alone."""
+        return self.where if self.where in (key, f"--set {key}") else f"{self.where}: {key}"
+
 
 class Document(NamedTuple):
     """A tree of dict, list, str, Plain and None, and the origin of every node in it, by key path."""

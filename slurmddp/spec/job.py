@@ -333,8 +333,8 @@ class Train(Model):
     optimizer: Optimizer = Optimizer.model_construct()
     schedule: Schedule = Schedule.model_construct()
     evaluate: Evaluate = Evaluate.model_construct()
-    not_finite: Literal["stop", "skip", "halve"] | None = None
-    agree_every: Count | None = 100
+    on_nonfinite: Literal["stop", "skip", "halve"] | None = None
+    replica_check_every: Count | None = 100
     gc_every: Count | None = 1000
     log_every: Count = 10
     tensorboard: bool = True
@@ -344,8 +344,8 @@ class Train(Model):
 
     @model_validator(mode="after")
     def _halving_needs_a_scale(self) -> "Train":
-        if self.not_finite == "halve" and self.precision != "fp16":
-            raise ValueError(f"has not_finite: halve, which works only with precision fp16, not {self.precision}")
+        if self.on_nonfinite == "halve" and self.precision != "fp16":
+            raise ValueError(f"has on_nonfinite: halve, which works only with precision fp16, not {self.precision}")
         return self
 
     @model_validator(mode="after")

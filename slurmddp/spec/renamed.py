@@ -36,6 +36,8 @@ RENAMED = (
     _row("checkpoint.every", "interval", "0.1.0"),
     _row("train.data.held_out", "validation_fraction", "0.1.0", option=True),
     _row("train.evaluate.every", "every_steps", "0.1.0"),
+    _row("train.not_finite", "on_nonfinite", "0.1.0"),
+    _row("train.agree_every", "replica_check_every", "0.1.0"),
     _row("deadman", "watchdog", "0.1.0"),
     _row("experimental", "level", "0.1.0", value="documented"),
 )

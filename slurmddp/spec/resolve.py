@@ -53,9 +53,7 @@ class Resolved(NamedTuple):
         """`FILE:LINE: key` for a message about the value of `key`."""
         origin = self.layered.origins.get(key) or origin_of(self.layered, key[:-1])
         shown = ".".join(key)
-        if origin is None or origin.implied or origin.where == shown:
-            return shown
-        return f"{origin.where}: {shown}"
+        return origin.of(shown) if origin and not origin.implied else shown
 
 
 def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: bool) -> Resolved:
@@ -87,7 +85,7 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
     warnings = []
     for key, variable in dict.fromkeys(expander.unset):
         origin = origin_of(layered, key)
-        where = f"{origin.where}: {'.'.join(key)}" if origin else ".".join(key)
+        where = origin.of(".".join(key)) if origin else ".".join(key)
         if strict:
             raise UserError(
                 f"the variable ${variable} is not set",

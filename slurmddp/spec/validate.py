@@ -32,6 +32,15 @@ _WANTED = {
 }
 
 
+#: Pydantic's words for bounds, and ours. The first that fits counts.
+_BOUNDS = {
+    "Input should be greater than or equal to": "must be at least",
+    "Input should be less than or equal to": "must be at most",
+    "Input should be greater than": "must be above",
+    "Input should be less than": "must be below",
+    "Input should": "must",
+}
+
 #: Pydantic's own words in the location of an error: a map's key, and the forms in which `resources.nodes` is written.
 _NO_KEYS = ("[key]", "[number]", "[range]")
 
@@ -110,34 +119,35 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
         because = origin_of(layered, tuple(detail["ctx"]["because"].split(".")))
         return f"{because.where}: {detail['msg']}" if because else str(detail["msg"])
     origin = origin_of(layered, key)
-    location = f"{origin.where}: " if origin else ""
     shown = _cut(one_line(".".join(key)), 200)
+    head = origin.of(shown) if origin else shown
     kind = detail["type"]
     if kind == "extra_forbidden" and origin and (row := _renamed(model, key)):
-        return f"{location}{shown}: {advice(row, origin, layered.origins.get(row.new))}"
+        return f"{head}: {advice(row, origin, layered.origins.get(row.new))}"
     if kind == "extra_forbidden":
         near = nearest_key(model, key)
         page, more = _page(model)
         known = _hint(key) or f"{page} lists all keys; {more}"
         todo = f"did you mean {near}?" if near else known
-        return f"{location}{shown}: unknown key\n  -> {todo}"
+        return f"{head}: unknown key\n  -> {todo}"
     if kind == "missing":
         page, more = _page(model)
         todo = _hint(key) or f"set it; {page} lists all keys; {more}"
-        return f"{location}{shown}: is missing\n  -> {todo}"
+        return f"{head}: is missing\n  -> {todo}"
     value = detail.get("input")
     written = f", not {_short(value)}" if isinstance(value, str | int | float | list | dict) else ", not empty"
     if kind == "value_error":
         reason = str(detail["ctx"]["error"])
-        return (
-            f"{location}{shown}: {_short(value)} {reason}" if isinstance(value, str) else f"{location}{shown} {reason}"
-        )
+        return f"{head}: {_short(value)} {reason}" if isinstance(value, str) else f"{head} {reason}"
     if kind == "literal_error":
-        return f"{location}{shown}: must be one of {detail['ctx']['expected']}{written}"
+        return f"{head}: must be one of {detail['ctx']['expected']}{written}"
     if kind in _WANTED:
         hint = _hint(key)
-        return f"{location}{shown}: {_WANTED[kind]}{written}" + (f"\n  -> {hint}" if hint else "")
-    return f"{location}{shown}: {detail['msg'].replace('Input should', 'should')}{written}"
+        return f"{head}: {_WANTED[kind]}{written}" + (f"\n  -> {hint}" if hint else "")
+    said = detail["msg"]
+    for words, ours in _BOUNDS.items():
+        said = said.replace(words, ours)
+    return f"{head}: {said}{written}"
 
 
 def _page(model: type[BaseModel]) -> tuple[str, str]:

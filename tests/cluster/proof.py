@@ -344,7 +344,7 @@ def check_alerts(receiver: Receiver, run: Run, injected: Injected, scenario: Sce
 #: Events that are no sign of trouble.
 _USUAL = frozenset(
     {"checkpoint_saved", "evaluated", "alert", "timing", "ready", "first_step", "started", "rank_started", "resumed"}
-    | {"straggler_begins", "straggler_ends", "links_probed", "finished", "weights_given", "cleaned", "preflight"}
+    | {"straggler_begins", "straggler_ends", "links_probed", "finished", "weights_loaded", "cleaned", "preflight"}
 )
 
 

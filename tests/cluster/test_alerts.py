@@ -162,7 +162,7 @@ def test_it_waits_through_a_requeue_and_says_nothing_of_what_a_trap_has_told(ali
     assert states(run)[watcher(run)] == f"PENDING afterany:{run.job_id}(unfulfilled)"
     run.wait_for_event("job_started", lambda row: row["attempt"] > 0)
     alice.cluster.sh("login", "touch ~/told/go")
-    watchdog(run, "silent")
+    watchdog(run, "no alert")
     assert inbox.kinds() == []
 
 
@@ -178,7 +178,7 @@ def test_it_follows_a_chain_of_jobs(alice: Alice, inbox: Inbox) -> None:
     run.wait_for_event("job_started", lambda row: row["job_id"] == following)
     assert states(run)[watcher(run)] == f"PENDING afterany:{following}(unfulfilled)"
     alice.cluster.sh("login", "touch ~/told/go")
-    watchdog(run, "silent", timeout=90)
+    watchdog(run, "no alert", timeout=90)
     assert inbox.kinds() == ["started", "requeued", "finished"]
 
 
@@ -186,7 +186,7 @@ def test_a_job_that_is_cancelled_in_the_queue_is_no_news(alice: Alice, inbox: In
     resources = {"nodes": 1, "ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "200M", "time": "10m"}
     run = submit(alice, inbox, resources={**resources, "sbatch_extra": ["--begin=now+3600"]})
     alice.cluster.run("login", ["scancel", run.job_id])
-    assert watchdog(run, "silent")["state"] == "CANCELLED"
+    assert watchdog(run, "no alert")["state"] == "CANCELLED"
     assert inbox.received == []
 
 

@@ -107,7 +107,7 @@ class TestCheckpoints:
         event = resumed.wait_for_event("resumed")
         assert event["step"] == 30 and trained.id in event["path"]
         logs = resumed.logs()
-        assert "checkpoint refused: " in logs and "step-00000040" in logs and "looking for the one before" in logs
+        assert "checkpoint rejected: " in logs and "step-00000040" in logs and "trying the one before" in logs
         assert sorted(resumed.samples()) == list(range(31, 51))
 
         done = alice.command("checkpoint", "verify", trained.id, check=False)
@@ -117,7 +117,7 @@ class TestCheckpoints:
 
     def test_its_time_adds_up(self, alice: Alice, resumed: Run) -> None:
         found = time_of(alice, resumed)
-        assert (found["attempts"], found["launches"], found["failures"]) == (1, 1, 0)
+        assert (found["attempts"], found["rank_starts"], found["failures"]) == (1, 1, 0)
         assert found["seconds"]["lost"] == found["seconds"]["restart"] == found["seconds"]["run"] == 0, found
 
 
@@ -147,7 +147,7 @@ def test_a_frozen_rank_is_named_and_the_ranks_start_again(alice: Alice) -> None:
     alice.cluster.wait_for(lambda: not run.processes(), f"no process is left: {run.processes()}", 20)
 
     found = time_of(alice, run)
-    assert (found["attempts"], found["launches"]) == (1, 2)
+    assert (found["attempts"], found["rank_starts"]) == (1, 2)
     assert found["seconds"]["restart"] > 0 and found["seconds"]["lost"] > 0, found
 
 

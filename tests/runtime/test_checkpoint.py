@@ -82,7 +82,7 @@ def test_damage_falls_back_to_the_one_before(ranks: Ranks, tmp_path: Path, damag
     output = ranks.train(2, run, attempt=2)
     refused = run.events("checkpoint_rejected")
     assert [(event["path"], event["file"]) for event in refused] == [(str(run.checkpoint(8)), file)]
-    assert f"checkpoint refused: {run.checkpoint(8) / file}" in output
+    assert f"checkpoint rejected: {run.checkpoint(8) / file}" in output
     assert run.events("resumed")[-1]["step"] == 6
     assert run.saved() == ["step-00000009"], "the damaged one goes with the old ones"
     assert whole.keys() == load(run.checkpoint(9)).keys()
@@ -148,9 +148,9 @@ def test_a_finished_run_only_evaluates(ranks: Ranks, tmp_path: Path) -> None:
     [
         (
             {"train__model": {"width": 9}},
-            r"the model is another one: 0.weight: [8, 4] in the checkpoint, [9, 4] now",
+            r"it is of another model: 0.weight: [8, 4] in the checkpoint, [9, 4] now",
         ),
-        ({"train__data": {"salt": 1}}, "the dataset has changed (its fingerprint is another one)"),
+        ({"train__data": {"salt": 1}}, "the dataset has changed (its fingerprint differs)"),
         ({"train__data": {"train": 24}}, "the dataset has changed: it had 23 samples and now has 24"),
         ({"train__seed": 4}, "train.seed was 3 and is now 4"),
         ({"train__optimizer__name": "sgd"}, "train.optimizer.name was adamw and is now sgd"),
@@ -225,7 +225,7 @@ def test_after_a_save_that_fails_training_goes_on(ranks: Ranks, tmp_path: Path) 
     ranks.train(2, run, attempt=1)
     (failed,) = run.events("checkpoint_failed")
     assert failed["step"] == 4 and failed["older"]
-    assert failed["why"].startswith("rank 0 on node0: [Errno 20] is in the way of a checkpoint")
+    assert failed["why"].startswith("rank 0 on node0: [Errno 20] is not a folder")
     assert layout.verify(run.checkpoint(2)) and layout.verify(run.checkpoint(6))
 
 

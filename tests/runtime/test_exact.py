@@ -105,7 +105,7 @@ def test_what_is_not_finite_is_named_and_stops(ranks: Ranks, tmp_path: Path, wha
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("what", ["poison", "poison_gradient"])
 def test_what_is_not_finite_can_be_skipped(ranks: Ranks, tmp_path: Path, what: str) -> None:
-    run = Run.create(tmp_path / "run", train__data={what: POISONED}, train__not_finite="skip", checkpoint__keep=9)
+    run = Run.create(tmp_path / "run", train__data={what: POISONED}, train__on_nonfinite="skip", checkpoint__keep=9)
     run3 = Run.create(tmp_path / "three", train__steps=3, train__schedule__steps=6, checkpoint__every_steps=3)
     output = ranks.train(2, run)
     ranks.train(2, run3)
@@ -147,7 +147,7 @@ def disturbed(joined: World, root: Path) -> None:
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize(("every", "noticed"), [(2, 4), (100, 6)])
 def test_a_replica_that_differs_is_named_and_not_saved(ranks: Ranks, tmp_path: Path, every: int, noticed: int) -> None:
-    run = Run.create(tmp_path / "run", train__agree_every=every, checkpoint__every_steps=3)
+    run = Run.create(tmp_path / "run", train__replica_check_every=every, checkpoint__every_steps=3)
     with pytest.raises(Failed) as caught:
         ranks(3, disturbed, run.root)
     for name, message in caught.value.failures.values():

@@ -129,7 +129,7 @@ def test_a_file_that_is_cut(tmp_path: Path, name: str, cut: int) -> None:
     save(tmp_path / name, {"x": torch.randn(100)})
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[:cut])
-    with pytest.raises(UserError, match=r"no (file of torch\.save|safetensors file)"):
+    with pytest.raises(UserError, match=r"not a (file of torch\.save|safetensors file)"):
         plain.read(tmp_path / name)
 
 
@@ -170,13 +170,13 @@ def test_a_file_that_would_run_code_or_holds_something_else(tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"object\.pt names runtime\.toy\.Toy: it holds more than tensors"):
         plain.read(tmp_path / "object.pt")
     torch.save({"weight": torch.zeros(1), "step": 3}, tmp_path / "mixed.pt")
-    with pytest.raises(UserError, match="holds 'step', a int"):
+    with pytest.raises(UserError, match="contains 'step', a int"):
         plain.read(tmp_path / "mixed.pt")
     torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(UserError, match="holds a list"):
+    with pytest.raises(UserError, match="contains a list"):
         plain.read(tmp_path / "list.pt")
     (tmp_path / "text.pt").write_text("hello")
-    with pytest.raises(UserError, match="no file of torch"):
+    with pytest.raises(UserError, match="not a file of torch"):
         plain.read(tmp_path / "text.pt")
     with pytest.raises(UserError, match="cannot read"):
         plain.read(tmp_path / "gone.pt")
@@ -434,7 +434,7 @@ def test_given_by_a_run_its_newest_good_checkpoint(
 def test_what_is_nothing_to_start_from(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         resolve_given(tmp_path / "gone")
-    with pytest.raises(UserError, match="holds no checkpoints"):
+    with pytest.raises(UserError, match="contains no checkpoints"):
         resolve_given(tmp_path)
     (tmp_path / "step-00000001").mkdir()
     with pytest.raises(UserError, match="COMPLETE: is missing"):

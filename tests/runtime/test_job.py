@@ -35,7 +35,7 @@ def test_a_whole_job_is_read(tmp_path: Path) -> None:
         ({"resume_from": [3]}, r"resume_from\[0\] must be text"),
         ({"batch__global": 0}, "batch.global must be at least 1"),
         ({"timeouts__collective": 0}, "timeouts.collective must be above 0"),
-        ({"schema": 1}, "schema is 1, but this runtime needs 3"),
+        ({"schema": 1}, "schema is 1, but this runtime needs 4"),
     ],
 )
 def test_a_mistake_is_named_by_its_key(tmp_path: Path, change: dict[str, Any], message: str) -> None:

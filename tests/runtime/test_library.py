@@ -412,7 +412,7 @@ def test_a_failure_to_write_is_never_silent(ranks: Ranks, tmp_path: Path) -> Non
 def test_what_does_not_fit_is_the_users_to_put_right(ranks: Ranks, tmp_path: Path) -> None:
     ranks(2, _save, "ddp", tmp_path / "a", 1)
     messages = {
-        "model": "cannot resume from .*step-00000001: the model is another one: 0.weight: .12, 6. in the checkpoint",
+        "model": "cannot resume from .*step-00000001: it is of another model: 0.weight: .12, 6. in the checkpoint",
         "optimizer": "cannot resume from .* saved with the optimizer AdamW, but this run uses SGD",
         "groups": "cannot resume from .* the optimizer had 1 parameter groups and now has 2",
         "extra": "must be JSON values",

@@ -23,7 +23,7 @@ TROUBLED = {
     "train__task": "runtime.troubled:create",
     "train__steps": 400,
     "train__evaluate__at_end": False,
-    "train__agree_every": None,
+    "train__replica_check_every": None,
     "batch__global": 2,
     "batch__micro": 1,
     "checkpoint__every_steps": None,

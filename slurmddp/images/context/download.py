@@ -33,18 +33,18 @@ _LARGEST, _LONGEST = 64 << 30, 3600
 def read_address(url: str, checksum: str, instruction: Instruction) -> str:
     """The name of the file that the address leads to. Raises UserError for what is not fetched."""
     if instruction.keyword == "COPY":
-        raise instruction.error(f"COPY takes no address, and {url} is one", "write ADD")
+        raise instruction.error(f"COPY cannot download {url}", "use ADD")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or parts.path.endswith(".git"):
         todo = "RUN git clone --branch NAME ADDRESS FOLDER; or clone it beside the Dockerfile, and COPY"
-        raise instruction.error(f"ADD of {url}, which is no address of a file, is not converted", todo)
+        raise instruction.error(f"ADD of {url} is not converted: it is not the URL of a file", todo)
     if not url.isprintable() or " " in url or parts.username or parts.password:
-        raise instruction.error("the address holds a password, or what no address holds", "RUN curl with a --secret")
+        raise instruction.error("the URL contains a password or an invalid character", "use RUN curl with a --secret")
     if checksum and not _CHECKSUM.fullmatch(checksum):
-        raise instruction.error(f"--checksum={checksum} is no SHA-256", "write --checksum=sha256: and 64 digits")
+        raise instruction.error(f"--checksum={checksum} is not a SHA-256", "write --checksum=sha256: and 64 digits")
     name = unquote(parts.path.rsplit("/", 1)[-1])
     if not _NAME.fullmatch(name):
-        raise instruction.error(f"the end of {url} is no name of a file", f"RUN curl -fsSL -o FILE {url}")
+        raise instruction.error(f"{url} does not end in a file name", f"RUN curl -fsSL -o FILE {url}")
     return name
 
 
@@ -69,9 +69,9 @@ def downloaded(
                 found[item.url] = _fetch(item.url, file, settings)
             if item.checksum and item.checksum != f"sha256:{found[item.url]}":
                 raise UserError(
-                    f"what {item.url} leads to has the checksum sha256:{found[item.url]}, not {item.checksum}",
+                    f"{item.url} has the checksum sha256:{found[item.url]}, not {item.checksum}",
                     where=item.where,
-                    todo="look at what has changed there; if that is right, write the new checksum",
+                    todo="check what has changed there; if it is right, write the new checksum",
                 )
         files = {url: Path(own, hashlib.sha256(url.encode()).hexdigest()) for url in found}
         yield tuple(replace(item, path=files[item.url]) if item.url else item for item in items), found

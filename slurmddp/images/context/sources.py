@@ -50,7 +50,7 @@ def from_context(copy: Copy, number: int, context: Context) -> Staged:
     ]
     if len(found) > 1 and not (copy.into_folder or copy.parents):
         todo = f"end the destination with /: {copy.instruction.text}/"
-        raise copy.instruction.error(f"{len(found)} sources match, and the destination is no folder", todo)
+        raise copy.instruction.error(f"{len(found)} sources match, but the destination is not a folder", todo)
     for source, pivot in found:
         tree = context.collect(source, copy.exclude, copy.instruction)
         if not tree.entries:
@@ -61,7 +61,7 @@ def from_context(copy: Copy, number: int, context: Context) -> Staged:
         inside = f"{FOLDER}/{count}/from" if tree.folder else f"{FOLDER}/{count}"
         items += [Item(f"{inside}/{name}".rstrip("/"), path, whole) for path, name, whole in tree.entries]
         if not source.isprintable():
-            raise copy.instruction.error(f"the name {source!r} is no plain text", "rename the file")
+            raise copy.instruction.error(f"the file name {source!r} is not plain text", "rename the file")
         places.append(f"{STAGING}/{count}/{'from' if tree.folder else tree.entries[0][1]}")
         if copy.instruction.keyword == "ADD" and not tree.folder and is_archive(tree.entries[0][0], copy.instruction):
             archives.add(places[-1])

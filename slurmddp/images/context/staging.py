@@ -57,10 +57,8 @@ def gathered(items: Iterable[Item], folder: Path) -> Iterator[None]:
             if not item.whole:
                 shutil.copystat(item.path, folder / item.place)
     except OSError as error:
-        todo = "make it readable, or name another place for the image, where there is room"
-        raise UserError(
-            f"{error.filename or folder} cannot be copied for the build: {error.strerror}", todo=todo
-        ) from None
+        todo = "make it readable, or write the image to a file system with enough free space"
+        raise UserError(f"cannot copy {error.filename or folder} for the build: {error.strerror}", todo=todo) from None
     else:
         yield
     finally:

@@ -40,7 +40,7 @@ class Context:
             try:
                 wanted = expression(part)
             except (ValueError, re.error):
-                raise instruction.error(f"the pattern {pattern!r} is broken", "close its bracket") from None
+                raise instruction.error(f"the pattern {pattern!r} has an unclosed bracket", "close it") from None
             found = [
                 os.path.join(base, name)
                 for base in found
@@ -52,7 +52,7 @@ class Context:
         if kept or MAGIC.search(inside):
             return kept
         if found:
-            raise instruction.error(f"{pattern!r} is kept out by {self.ignore.file}", "allow it there with !")
+            raise instruction.error(f"{self.ignore.file} excludes {pattern!r}", "allow it there with !")
         raise instruction.error(f"{pattern!r} is not in {self.folder}", self._elsewhere(inside))
 
     def _holds_exceptions(self, path: str) -> bool:
@@ -69,10 +69,10 @@ class Context:
         root = Path(os.path.realpath(self.folder))
         path = Path(os.path.realpath(root / source))
         if path != root and root not in path.parents:
-            raise instruction.error(f"the link {source!r} leads out of {root}", "copy the file itself there")
+            raise instruction.error(f"the link {source!r} points outside of {root}", "copy the file itself there")
         if not path.is_dir():
             if not path.is_file():
-                raise instruction.error(f"{source!r} is no file and no folder", "copy files and folders only")
+                raise instruction.error(f"{source!r} is neither a file nor a folder", "copy files and folders only")
             name = os.path.basename(source)
             return Tree(False, [] if exclude.ignored(name) else [(path, name, True)])
         below = "" if path == root else str(path.relative_to(root))
@@ -80,7 +80,7 @@ class Context:
         if _Walk(self.ignore, exclude, tree, instruction).folder(path, below, ""):
             tree.entries = [(path, "", True)]
         elif below and self.ignore.ignored(below) and not tree.entries:
-            raise instruction.error(f"{source!r} is kept out by {self.ignore.file}", "allow it there with !")
+            raise instruction.error(f"{self.ignore.file} excludes {source!r}", "allow it there with !")
         else:
             tree.entries.insert(0, (path, "", False))
         return tree

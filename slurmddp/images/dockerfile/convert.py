@@ -134,14 +134,14 @@ class _Parsed:
         if not self.context.ignore.file:
             _note_context(self.instructions, self.context.folder, notes)
         for name in sorted(set(self.arguments) - setting.used):
-            notes.append(f"the build argument {name} is used by no ARG of {self.path.name}")
+            notes.append(f"the build argument {name} has no ARG in {self.path.name}")
         for name in sorted(set(self.secrets) - setting.used_secrets):
-            notes.append(f"the secret {name} is used by no RUN of {self.path.name}")
+            notes.append(f"no RUN uses the secret {name} in {self.path.name}")
         for stage in self.stages:
             if stage.number not in conversion.visited:
                 notes.append(f"{stage.begin.where}: the stage {stage.name or stage.number} is not needed and left out")
         for name, assumed in setting.assumed.items():
-            notes.append(f"of the base {name}, whose registry was not asked, this is assumed: {', '.join(assumed)}")
+            notes.append(f"the registry of the base {name} was not asked; assumed: {', '.join(assumed)}")
         folder = FOLDER if setting.items else ""
         labelled = partial(_text, undecided, conversion.made, running, workdir, folder)
         if not undecided:
@@ -184,7 +184,9 @@ def _text(
 def _check_arguments(arguments: Mapping[str, str]) -> None:
     for name, value in arguments.items():
         if not value.replace("\t", " ").isprintable():
-            raise UserError(f"the build argument {name} holds a line break or a control character", todo="one line")
+            raise UserError(
+                f"the build argument {name} contains a line break or a control character", todo="write it in one line"
+            )
 
 
 def _target(stages: tuple[Stage, ...], target: str | None, path: Path) -> Stage:
@@ -193,7 +195,7 @@ def _target(stages: tuple[Stage, ...], target: str | None, path: Path) -> Stage:
     found = find_stage(stages, target)
     if found is None:
         names = ", ".join(stage.name or str(stage.number) for stage in stages)
-        raise UserError(f"there is no stage {target!r}", where=str(path), todo=f"name one of: {names}")
+        raise UserError(f"no stage {target!r}", where=str(path), todo=f"name one of: {names}")
     return found
 
 
@@ -204,8 +206,8 @@ def _note_context(instructions: tuple[Instruction, ...], folder: Path, notes: li
             first = (instruction.array() or instruction.text.split())[0]
             if first.rstrip("/") in (".", "*", ""):
                 notes.append(
-                    f"{instruction.where}: all of {folder} goes into the image, .git and data too; "
-                    ".dockerignore in that folder keeps files out"
+                    f"{instruction.where}: the image gets all of {folder}, including .git and data; "
+                    "a .dockerignore in that folder excludes files"
                 )
 
 
@@ -258,7 +260,7 @@ class _Conversion:
         """The stage or image that COPY --from names, as the definition file has it, and the folder that it is in."""
         stage = find_stage(self.stages, wanted)
         if stage is None and wanted.isdigit():
-            raise instruction.error(f"there is no stage {wanted}", "stages are counted from 0")
+            raise instruction.error(f"no stage {wanted}", "stages are counted from 0")
         if stage is None:
             if f"image {wanted}" not in self._found:
                 self._add(Sections(image_base(wanted, instruction)), f"image {wanted}", f"image-{len(self._found)}")

@@ -96,10 +96,10 @@ def read_copy(instruction: Instruction, lookup: Lookup, workdir: Parts) -> Copy:
     origins = [known(word, lookup, instruction) for word in raw[:-1] if word not in heredocs]
     destination = place(expand(raw[-1], lookup, instruction), workdir)
     if len(raw) > 2 and not is_folder(destination):
-        raise instruction.error(f"several sources need a folder, and {raw[-1]!r} is none", "end it with /")
+        raise instruction.error(f"several sources need a folder, but {raw[-1]!r} is not one", "end it with /")
     addresses = [origin for origin in origins if ADDRESS.match(origin)]
     if flags.get("checksum") and (len(addresses), len(raw)) != (1, 2):
-        raise instruction.error("--checksum is for one address", "give each address an ADD of its own")
+        raise instruction.error("--checksum works for one URL only", "write one ADD per URL")
     names = [read_address(origin, flags.get("checksum", ""), instruction) for origin in addresses]
     mode = flags.get("chmod", "")
     if mode and not _MODE.fullmatch(mode):
@@ -109,8 +109,8 @@ def read_copy(instruction: Instruction, lookup: Lookup, workdir: Parts) -> Copy:
     stage = flags.get("from")
     plainly = all(map(_EXCLUDED.fullmatch, exclude)) and not (exclude and any(map(MAGIC.search, origins)))
     if stage and (parents or not plainly):
-        what = "with --from, neither --parents is converted nor --exclude of *NAME, !NAME or of a source with a pattern"
-        raise instruction.error(what, "take the option away, and name files and folders one by one")
+        what = "--parents, and --exclude with *NAME, !NAME or a source with a pattern, cannot be combined with --from"
+        raise instruction.error(what, "remove the option, and name files and folders one by one")
     chown = expand(dict(instruction.flags).get("chown", ""), lookup, instruction)
     owner = owner_of(chown, instruction) if chown else () if stage else ("0:0",)
     inline = [(one.name, _text(one, lookup, instruction)) for word in raw if (one := heredocs.get(word))]
@@ -124,7 +124,7 @@ def read_copy(instruction: Instruction, lookup: Lookup, workdir: Parts) -> Copy:
 
 def _text(heredoc: Heredoc, lookup: Lookup, instruction: Instruction) -> str:
     if "/" in heredoc.name:
-        raise instruction.error(f"{heredoc.word} is no name of a file", "write <<NAME")
+        raise instruction.error(f"{heredoc.word} is not a file name", "write <<NAME")
     content = heredoc.content
     return script(expand(content, lookup, instruction, quotes=False) if heredoc.expand else (content,))
 

@@ -8,14 +8,14 @@ FLAGS = {
     "HEALTHCHECK": {"interval", "timeout", "start-period", "start-interval", "retries"},
 }
 INSTEAD = {
-    "network": "take the option away: a build has the network of the machine that it runs on",
-    "security": "take the option away: a build has no more rights than its user",
+    "network": "remove the option: a build uses the network of its machine",
+    "security": "remove the option: a build has only the rights of its user",
 }
 #: What is converted and does not do what it does in Docker, by a pattern of the instruction.
 TRAPS = {
     r"RUN .*\bpip[\d.]* (?:[^;&|]* )?install [^;&|]*--user\b": (
         "pip install --user puts packages into the build's ~/.local: they are not found when the image runs, "
-        "so leave --user out"
+        "so remove --user"
     ),
     r"RUN .*\b(chmod (-\S+ )*([ugoa]*\+[rwxXt]*s|[2-7][0-7]{3}\b)|setcap )|(COPY|ADD) .*--chmod=[2-7][0-7]{3}": (
         "setuid and setgid bits and capabilities of files have no effect under Apptainer: programs have the "
@@ -29,7 +29,7 @@ TRAPS = {
 NOTED = {
     "EXPOSE": "ports are the host's own under Apptainer: nothing to convert",
     "VOLUME": "Apptainer has no volumes: bind a folder of the host there when the image runs",
-    "STOPSIGNAL": "Apptainer sends the signals that it gets: nothing to convert",
-    "ONBUILD": "stages of this Dockerfile do it; a .sif keeps nothing for other images",
-    "HEALTHCHECK": "Apptainer does not look after what runs: nothing to convert",
+    "STOPSIGNAL": "Apptainer forwards the signals that it gets: nothing to convert",
+    "ONBUILD": "stages of this Dockerfile run it; a .sif keeps no triggers for other images",
+    "HEALTHCHECK": "Apptainer runs no health checks: nothing to convert",
 }

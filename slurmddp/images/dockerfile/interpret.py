@@ -144,9 +144,11 @@ class Interpreter:
         if self._said and self._said.user and not _ROOT.fullmatch(self._said.user):
             self._user = (self._said.user,)
             said = f"the base {repository} sets USER {self._said.user}, who does RUN as in Docker"
-            setting.notes.append(f"{said}: Apptainer runs the image as the caller")
+            setting.notes.append(f"{said}: Apptainer runs the image as the user who starts it")
         for trigger in self._said.triggers if self._said else ():
-            setting.notes.append(f"the base {repository} has ONBUILD {trigger}: write it out if it is to be done")
+            setting.notes.append(
+                f"the base {repository} has ONBUILD {trigger}: add it to the Dockerfile if you need it"
+            )
         if self._said and "HOME" in self._said.env:
             proxies.append(("HOME", self._said.env["HOME"]))
         if proxies:
@@ -160,7 +162,7 @@ class Interpreter:
         for instruction in body:
             refused = [name for name, _ in instruction.flags if name not in FLAGS.get(instruction.keyword, ())]
             for name in refused:
-                todo = INSTEAD.get(name, "take the option away")
+                todo = INSTEAD.get(name, "remove the option")
                 error = instruction.error(f"{instruction.keyword} --{name} is not converted", todo)
                 self._setting.problems.found.append(error)
             handler = getattr(self, f"on_{instruction.keyword.lower()}", None)
@@ -183,7 +185,7 @@ class Interpreter:
         running = self.running
         if self.workdir and not running.said:
             said = f"WORKDIR {plain(self.workdir) or '...'} is not where the image begins, without CMD and ENTRYPOINT"
-            self._setting.notes.append(f"{said}: Apptainer begins in the caller's folder")
+            self._setting.notes.append(f"{said}: Apptainer starts in the current folder")
         if running.entrypoint is None and running.command is not None:
             entrypoint = self._said.entrypoint if self._said else _ENTRYPOINTS.get(self._base)
             if entrypoint:
@@ -203,7 +205,9 @@ class Interpreter:
 
     def on_run(self, instruction: Instruction) -> None:
         if self._root:
-            raise instruction.error("RUN finds no shell in a stage FROM scratch", "start it from a small base")
+            raise instruction.error(
+                "RUN needs a shell, and a stage FROM scratch has none", "start it from a small base"
+            )
         self._quoted_wrongly(instruction)
         user = f"as {instruction.line} {shell_parts(self._user)} {self._scope.home()}" if self._user else ""
         self.sections.users = self.sections.users or bool(user)
@@ -218,14 +222,14 @@ class Interpreter:
             mount = read_mount(value, instruction, self._scope.lookup, self._cwd or ("/",), self._setting.secrets)
             self._folder(mount.said.get("target", "/"), instruction)
             if mount.dropped:
-                self._note(instruction, f"type={mount.kind} is left out: {mount.target} is the host's in a build")
+                self._note(instruction, f"type={mount.kind} is ignored: {mount.target} is the host's in a build")
                 continue
             if mount.kind == "secret" and mount.name not in self._setting.secrets:
                 said = f"the build has no secret {mount.name}, so RUN goes without it, as in Docker"
                 self._note(instruction, f"{said}; --secret id={mount.name},src=FILE gives it")
                 continue
             if mount.kind == "cache":
-                self._note(instruction, "type=cache is empty when a build begins, and does not get into the image")
+                self._note(instruction, "type=cache is empty when a build starts, and is not part of the image")
             self.sections.mounts += 1
             first, last = around(mount, self.sections.mounts, self._source(mount, instruction))
             before, after = [*before, *first], [*last, *after]
@@ -243,7 +247,9 @@ class Interpreter:
             return f"{STAGING}/cache/{number}"
         source = mount.said.get("source", "/")
         if MAGIC.search(source):
-            raise instruction.error(f"{source!r} is no file and no folder to mount", "name one, without a pattern")
+            raise instruction.error(
+                f"{source!r} is neither a file nor a folder, so it cannot be mounted", "name one, without a pattern"
+            )
         return self._stage(Copy(instruction, (source,), (mount.target,), mount.said.get("from"))).places[0]
 
     def on_env(self, instruction: Instruction) -> None:
@@ -267,12 +273,12 @@ class Interpreter:
     def _note_reference(self, instruction: Instruction, name: str, parts: Parts) -> None:
         if any(isinstance(part, Reference) and part.name != "PATH" for part in parts):
             said = f"{name} refers to a variable of the base image"
-            self._note(instruction, f"{said}: where that has none, the host's comes in when the image runs")
+            self._note(instruction, f"{said}: if the base has none, the image gets the host's value when it runs")
 
     def on_shell(self, instruction: Instruction) -> None:
         found = replace(instruction, text=re.sub(r"\]\s*#.*", "]", instruction.text)).array()
         if not found:
-            raise instruction.error("SHELL names no shell", 'SHELL ["/bin/bash", "-c"]')
+            raise instruction.error("SHELL has no program", 'SHELL ["/bin/bash", "-c"]')
         self._shell = tuple(found)
 
     def _prefix(self, instruction: Instruction) -> tuple[str, ...]:
@@ -317,9 +323,9 @@ class Interpreter:
                 self._assume(f"it sets {part.name}")
         if copy.addresses and not copy.mode:
             said = "the file has mode 600 and is root's, as in Docker: whoever runs the image cannot read it"
-            self._note(instruction, f"{said}, unless --chmod=644 says so")
+            self._note(instruction, f"{said}, unless you add --chmod=644")
         if _NO_FILES.match(plain(copy.destination) or "") and not self._root:
-            self._note(instruction, "what goes to /dev, /proc or /sys is left out: they are no part of an image")
+            self._note(instruction, "files for /dev, /proc and /sys are ignored: an image has no such files")
             return
         self.sections.puts = True
         copy = replace(copy, destination=(self._root, *copy.destination))
@@ -350,7 +356,7 @@ class Interpreter:
             self._user = ()
         if self._user:
             said = f"USER {name or instruction.text} is for the RUN lines that follow"
-            self._note(instruction, f"{said}: Apptainer runs the image as the caller")
+            self._note(instruction, f"{said}: Apptainer runs the image as the user who starts it")
 
     def on_cmd(self, instruction: Instruction) -> None:
         self._quoted_wrongly(instruction)
@@ -363,7 +369,7 @@ class Interpreter:
     def _quoted_wrongly(self, instruction: Instruction) -> None:
         if re.match(r"\[\s*['\"]", instruction.text) and instruction.array() is None:
             self._note(
-                instruction, "this is no JSON array, so it is one line for /bin/sh, as in Docker: use double quotes"
+                instruction, "this is not a JSON array, so /bin/sh runs it as one line, as in Docker: use double quotes"
             )
 
     def on_label(self, instruction: Instruction) -> None:
@@ -371,17 +377,17 @@ class Interpreter:
             parts = self._expanded(raw, instruction)
             values = [known(name, self._scope.lookup, instruction), plain(parts) or ""]
             if plain(parts) is None:
-                self._note(instruction, f"the label {name} is left out: only the base image knows its value")
+                self._note(instruction, f"the label {name} is omitted: only the base image knows its value")
                 continue
             for text in values:
                 if "{{" in text or not text.isprintable():
-                    todo = "write the label without"
-                    raise instruction.error(f"the label {text!r} holds '{{{{', or what is no plain text", todo)
+                    todo = "remove that from the label"
+                    raise instruction.error(f"the label {text!r} contains '{{{{' or a control character", todo)
             if not re.fullmatch(r"[^\s#%][^\s]*", values[0]) or values[0].lower().startswith("bootstrap:"):
-                raise instruction.error(f"{values[0]!r} is no name of a label", "letters, digits, dots and -")
+                raise instruction.error(f"{values[0]!r} is not a label name", "use letters, digits, dots and -")
             self.sections.labels.append(" ".join(values).strip())
 
     def on_maintainer(self, instruction: Instruction) -> None:
         if "{{" in instruction.text:
-            raise instruction.error("the label maintainer holds '{{'", "write it without")
+            raise instruction.error("the label maintainer contains '{{'", "remove that")
         self.sections.labels.append(f"maintainer {instruction.text}")

@@ -94,7 +94,7 @@ class Instruction:
         for item in found:
             if not item.replace("\t", " ").isprintable():
                 raise self.error(
-                    f"{item!r} holds a line break or another character that one line cannot hold",
+                    f"{item!r} contains a line break or a control character",
                     "put these commands into a script, COPY it and run that",
                 )
         return found
@@ -128,7 +128,7 @@ def parse(text: str, file: str, problems: Problems) -> tuple[Instruction, ...]:
     for number, line in enumerate(lines, 1):
         if _CONTROL.search(line):
             todo = "write the line in plain text"
-            raise UserError("the line holds a control character", where=f"{file}:{number}", todo=todo)
+            raise UserError("the line contains a control character", where=f"{file}:{number}", todo=todo)
     escape = _escape(lines, file)
     todo = "put commands into a script beside the Dockerfile, COPY it, and RUN it"
     found: list[Instruction] = []
@@ -194,7 +194,7 @@ def _escape(lines: list[str], file: str) -> str:
             raise UserError(
                 f"this Dockerfile is written for another frontend, {value}",
                 where=f"{file}:{number}",
-                todo="write it in Docker's own syntax and take the line away",
+                todo="write it in Docker's own syntax and remove the line",
             )
         elif name not in ("syntax", "check"):
             break
@@ -231,7 +231,7 @@ def _instruction(pieces: list[str], line: int, file: str, escape: str) -> Instru
         flags.append((match.group(1), match.group(2) or ""))
         text = text[match.end() :]
     if not text:
-        raise bare.error(f"{keyword} says nothing", f"write what {keyword} is to do, or take the line away")
+        raise bare.error(f"{keyword} has no arguments", "add them, or remove the line")
     return replace(bare, text=text, pieces=_tail(pieces, text), flags=tuple(flags))
 
 
@@ -239,7 +239,7 @@ def trigger(instruction: Instruction) -> Instruction:
     """What an ONBUILD says, for a stage that starts from its own. Raises UserError."""
     found = _instruction(list(instruction.pieces), instruction.line, instruction.file, instruction.escape)
     if found.keyword in ("FROM", "ONBUILD", "MAINTAINER"):
-        raise instruction.error(f"{found.keyword} cannot stand behind ONBUILD", "write it into the stage that needs it")
+        raise instruction.error(f"ONBUILD cannot contain {found.keyword}", "move it into the stage that needs it")
     return found
 
 
@@ -256,14 +256,14 @@ def _heredocs(
             continue
         delimiter = _DELIMITER.fullmatch(match.group("word"))
         if not delimiter or word in [heredoc.word for heredoc in found]:
-            raise instruction.error(f"{word} is not understood", "write <<NAME, each with a name of its own")
+            raise instruction.error(f"cannot read {word}", "write <<NAME, with a different name for each")
         name, dash = delimiter.group("name"), bool(match.group("dash"))
         begin = position
         while position < len(lines) and (lines[position].lstrip("\t") if dash else lines[position]) != name:
             position += 1
         if position == len(lines):
-            todo = f"end it by a line that holds {name} alone"
-            problems.found.append(instruction.error(f"nothing ends the heredoc {word}", todo))
+            todo = f"end it with a line that is just {name}"
+            problems.found.append(instruction.error(f"the heredoc {word} has no end", todo))
         text = "".join(f"{line}\n" for line in lines[begin:position])
         found.append(Heredoc(word, name, text, not delimiter.group("mark"), dash))
         position += 1

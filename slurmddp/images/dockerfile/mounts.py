@@ -62,12 +62,12 @@ def read_mount(text: str, instruction: Instruction, lookup: Lookup, workdir: Par
         said[name] = known(value, lookup, instruction) if equals else "true"
     kind = said.pop("type", "bind").lower()
     if kind == "ssh":
-        raise error("an agent's keys do not reach a build", "use a token as --secret, or fetch before and COPY")
+        raise error("a build has no ssh agent", "pass a token with --secret, or download before the build and COPY")
     if kind not in _KNOWN:
-        raise error(f"{kind!r} is no type", f"one of {', '.join(_KNOWN)}")
+        raise error(f"{kind!r} is not a type", f"use one of {', '.join(_KNOWN)}")
     for name, value in said.items():
         if name not in _KNOWN[kind] or (name in _VALUES and not _VALUES[name].fullmatch(value)):
-            raise error(f"{name}={value} is not converted for type={kind}", "take it away")
+            raise error(f"{name}={value} is not converted for type={kind}", "remove it")
     target = said.get("target", "")
     if kind == "secret":
         said.setdefault("id", said.get("source") or posixpath.basename(target))
@@ -76,13 +76,13 @@ def read_mount(text: str, instruction: Instruction, lookup: Lookup, workdir: Par
             raise error("the build has no such secret", todo)
         target = target or ("" if "env" in said else f"/run/secrets/{posixpath.basename(said['id'])}")
     elif not target:
-        raise error("it names no target", "write target=FOLDER")
+        raise error("it has no target", "write target=FOLDER")
     whole = plain(place((target,), workdir)) if target else ""
     if whole is None:
-        raise error("only the base knows the WORKDIR that its target begins at", "write it from / on")
+        raise error("its target is relative, and only the base image knows WORKDIR", "write an absolute path")
     whole = whole.rstrip("/") or whole
     if _TAKEN.fullmatch(whole) or (kind in ("bind", "secret") and _SHARED.fullmatch(whole)):
-        raise error(f"nothing can take the place of {whole} in a build", "name another target")
+        raise error(f"a build cannot mount over {whole}", "use another target")
     return Mount(kind, whole, said)
 
 

@@ -67,7 +67,9 @@ class Scope:
         found = []
         for name, raw in pairs(instruction):
             if not _NAME.fullmatch(name):
-                raise instruction.error(f"{name!r} is no name of a variable that a shell has", "letters, digits and _")
+                raise instruction.error(
+                    f"{name!r} is not a valid name of a shell variable", "use letters, digits and _"
+                )
             found.append((name, expand(raw, self.lookup, instruction)))
         for name, parts in found:  # all values of a line are those before it
             self._environment[name] = _value(name, parts)

@@ -62,7 +62,7 @@ def split_stages(
     if position == len(instructions) or instructions[position].keyword != "FROM":
         problems.check()
         first = instructions[min(position, len(instructions) - 1)]
-        raise first.error("only ARG may stand before the first FROM", "begin with FROM IMAGE")
+        raise first.error("only ARG can come before the first FROM", "begin with FROM IMAGE")
     stages: list[Stage] = []
     read = len(problems.found)
     while position < len(instructions):
@@ -97,14 +97,16 @@ def _stage(
 ) -> Stage:
     words = split(begin.text, begin.escape)
     if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
-        raise begin.error(f"FROM {begin.text} is not understood", "write FROM IMAGE or FROM IMAGE AS NAME")
+        raise begin.error(f"cannot read FROM {begin.text}", "write FROM IMAGE or FROM IMAGE AS NAME")
     name = words[2].lower() if len(words) == 3 else ""
     if name and (not _NAME.fullmatch(name) or any(stage.name == name for stage in stages)):
-        raise begin.error(f"{name!r} cannot be a stage's name, or is one already", "a letter, then letters and digits")
+        raise begin.error(
+            f"{name!r} is not a valid stage name, or is used twice", "use a letter, then letters and digits"
+        )
     _check_platform(begin, declared)
     image = known(words[0], _lookup(declared), begin)
     if not image:
-        raise begin.error(f"FROM {words[0]} names nothing: its argument has no value", "give the argument a value")
+        raise begin.error(f"FROM {words[0]} is empty: its ARG has no value", "give the argument a value")
     parent = next((stage.number for stage in stages if stage.name == image.lower()), None)
     return Stage(len(stages), name, image, parent, begin, body)
 
@@ -113,7 +115,7 @@ def image_base(image: str, instruction: Instruction) -> Base:
     """The base of an image in a registry, as FROM and COPY --from name it. Raises UserError."""
     if image == "scratch":
         todo = "start from a small base, or build the stage that its files come from: --stage NAME"
-        raise instruction.error("an empty image, scratch, has no shell for the build", todo)
+        raise instruction.error("the image scratch is empty: it has no shell for the build", todo)
     try:
         return parse_base(f"docker://{image}", Path("/"))
     except UserError as error:
@@ -125,7 +127,9 @@ def _check_platform(begin: Instruction, declared: Mapping[str, str | None]) -> N
     for _, value in begin.flags:
         wanted = known(value, _lookup(declared), begin)
         if wanted != here and not wanted.startswith(f"{here}/"):
-            raise begin.error(f"the stage is for {wanted}, and this machine is {here}", "build it on such a machine")
+            raise begin.error(
+                f"the stage is for {wanted}, but this machine is {here}", "build it on a machine of that kind"
+            )
 
 
 def find_stage(stages: tuple[Stage, ...], name: str) -> Stage | None:

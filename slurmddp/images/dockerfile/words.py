@@ -65,7 +65,7 @@ def known(text: str, lookup: Lookup, instruction: Instruction) -> str:
     parts = expand(text, lookup, instruction)
     for part in parts:
         if isinstance(part, Reference):
-            what = f"${part.name} is set by no ARG or ENV before this line, so its value is the base image's, if any"
+            what = f"${part.name} is set by no ARG or ENV before this line, so only the base image can set it"
             raise undecided(what, part.name, instruction)
     return "".join(map(str, parts))
 
@@ -229,7 +229,7 @@ class _Expansion:
             raise undecided(what, name, self._instruction)
         except ValueError:
             what = f"the pattern of ${{{name}{operator}...}} is not converted"
-            raise self._instruction.error(what, "write the value out") from None
+            raise self._instruction.error(what, "write the value") from None
 
     def _broken(self) -> Exception:
-        return self._instruction.error(f"{self._text!r} has a quote or a brace that is not closed", "close it")
+        return self._instruction.error(f"{self._text!r} has an unclosed quote or brace", "close it")

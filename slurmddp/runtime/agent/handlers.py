@@ -149,7 +149,7 @@ def _c10d(parameters: RendezvousParameters, key: Key) -> RendezvousHandler:
 
 
 def _agents_store(parameters: RendezvousParameters, timeout: datetime.timedelta, *, is_host: bool) -> TCPStore:
-    """The store that the agents meet in. Raises UserError where its port is in use."""
+    """The store that the agents meet in. Raises UserError if its port is in use."""
     host, port = _endpoint(parameters)
     several = parameters.max_nodes > 1
     address = stores.resolve(host, port) if several else stores.LOOPBACK

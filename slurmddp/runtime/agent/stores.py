@@ -18,7 +18,7 @@ _PATIENCE = 5.0  # seconds in which a port that is in use may become free: a job
 
 
 def resolve(host: str, port: int) -> str:
-    """An address of a host, IPv4 where it has one. Raises UserError."""
+    """Return an address of a host, IPv4 where it has one. Raises UserError."""
     try:
         found = [(item[0], str(item[4][0])) for item in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     except OSError as error:
@@ -27,7 +27,7 @@ def resolve(host: str, port: int) -> str:
 
 
 def own_address(peer: str, port: int) -> str:
-    """This node's address of the interface that leads to `peer`. Sends nothing. Raises UserError."""
+    """Return this node's address of the interface that leads to `peer`. Sends nothing. Raises UserError."""
     try:
         with socket.socket(_family(peer), socket.SOCK_DGRAM) as probe:
             probe.connect((peer, port or 9))
@@ -37,7 +37,7 @@ def own_address(peer: str, port: int) -> str:
 
 
 def serve(address: str, port: int, timeout: datetime.timedelta, *, several_nodes: bool) -> TCPStore:
-    """A store that listens on `address` only; port 0: any free one.
+    """Return a store that listens on `address` only; port 0: any free one.
 
     Where the other nodes cannot reach `address` (a head whose own name leads to the loopback interface, or to an
     address of a router), it listens on all interfaces. Raises UserError where the port is in use.
@@ -71,12 +71,12 @@ def serve(address: str, port: int, timeout: datetime.timedelta, *, several_nodes
 
 
 def connect(address: str, port: int, timeout: datetime.timedelta) -> TCPStore:
-    """A client of another process's store. Raises RuntimeError (torch's) where nobody answers in time."""
+    """Return a client of another process's store. Raises RuntimeError (torch's) where nobody answers in time."""
     return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 def _listen(address: str, port: int) -> socket.socket | None:
-    """None where it is not this node's address."""
+    """None if it is not this node's address."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:

@@ -50,7 +50,7 @@ class HashedFile(io.RawIOBase):
         """Nothing: `end` does it once."""
 
     def tell(self) -> int:
-        """Bytes so far. Raises OSError where one of them could not be written."""
+        """Return bytes so far. Raises OSError if one of them could not be written."""
         self._check()
         return self._size
 

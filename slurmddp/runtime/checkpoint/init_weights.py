@@ -28,7 +28,8 @@ class Given:
 
 
 def resolve_given(path: Path | str) -> Path:
-    """The file or checkpoint folder that `path` stands for, its content compared with its hashes where it has any.
+    """Return the file or checkpoint folder that `path` stands for, its content compared with its hashes where it has
+    any.
 
     path: a file; a checkpoint folder (step-XXXXXXXX); a run folder or its folder `checkpoints`, whose newest good one
     is taken. Raises UserError for anything else.
@@ -51,14 +52,14 @@ def resolve_given(path: Path | str) -> Path:
             except layout.Rejected as rejected:
                 refused = refused or rejected
     except layout.Rejected as rejected:
-        raise UserError(f"train.init_from: {rejected}. Take another checkpoint") from rejected
+        raise UserError(f"train.init_from: {rejected}. Use another checkpoint") from rejected
     except OSError as error:
         raise UserError(f"train.init_from: cannot read {error.filename or path}: {error.strerror}") from error
     if refused is not None:
         raise UserError(f"train.init_from: no checkpoint in {path} is good; the newest: {refused}") from refused
     raise UserError(
-        f"train.init_from: {path} holds no checkpoints. Name a run folder, a checkpoint folder step-XXXXXXXX, a file "
-        f"of torch.save, or a {plain.SAFETENSORS} file"
+        f"train.init_from: {path} contains no checkpoints. Set it to a run folder, a checkpoint folder step-XXXXXXXX, "
+        f"a file of torch.save, or a {plain.SAFETENSORS} file"
     )
 
 
@@ -128,6 +129,5 @@ def _check(source: Path, given: Mapping[str, tuple[int, ...]], targets: Mapping[
     found = state.differences(wanted, given, there="there", here="in the model")
     if found:
         raise UserError(
-            f"train.init_from: {source} is of another model: {found}. Change "
-            "train.model to fit it, or take other weights"
+            f"train.init_from: {source} does not fit the model: {found}. Change train.model, or use other weights"
         )

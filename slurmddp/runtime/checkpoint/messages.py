@@ -27,12 +27,14 @@ class Speaker(Protocol):
 
 
 def choose(world: World, speaker: Speaker, roots: Sequence[Path]) -> tuple[reader.Choice | None, list[Path]]:
-    """The newest checkpoint that verifies, and the rejected ones, each with a message. Rank 0 chooses; a collective."""
+    """Return the newest checkpoint that verifies, and the rejected ones, each with a message. Rank 0 chooses; a
+    collective.
+    """
     rejected: list[str] = []
 
     def note(one: layout.Rejected) -> None:
         rejected.append(str(one.folder))
-        speaker.console.warn(f"checkpoint refused: {one}; looking for the one before")
+        speaker.console.warn(f"checkpoint rejected: {one}; trying the one before")
         speaker.record("checkpoint_rejected", path=str(one.folder), file=one.file, why=one.why)
 
     def choose_on_main() -> tuple[Any, list[str]]:
@@ -49,7 +51,7 @@ def resumed(speaker: Speaker, world: World, choice: reader.Choice, *, restored: 
     say(f"resumed    step {choice.step} from {choice.path}, saved by {were} rank{'s' * (were > 1)}")
     if not restored:
         say(
-            f"           the ranks were {were} and are {world.size}: their random states are new, derived from "
+            f"           saved by {were} ranks, now {world.size}: the ranks get new random states, derived from "
             "(seed, step, rank)"
         )
     speaker.record(
@@ -63,7 +65,7 @@ def resumed(speaker: Speaker, world: World, choice: reader.Choice, *, restored: 
 
 
 def ended(speaker: Speaker, results: Sequence[Saved | Failed]) -> list[Failed]:
-    """Saves have ended. Returns those that failed. Raises RuntimeFailure where the ranks have lost each other."""
+    """Saves have ended. Returns those that failed. Raises RuntimeFailure if the ranks have lost each other."""
     failed = [result for result in results if isinstance(result, Failed)]
     for result in results:
         if isinstance(result, Saved):
@@ -71,7 +73,7 @@ def ended(speaker: Speaker, results: Sequence[Saved | Failed]) -> list[Failed]:
         elif result.fatal:
             raise RuntimeFailure(f"the checkpoint of step {result.step} could not be written: {result.message}")
         else:
-            older = "an older one is there: going on" if result.older else "and there is no older one"
+            older = "training continues, an older checkpoint exists" if result.older else "there is no older checkpoint"
             speaker.console.warn(f"checkpoint of step {result.step} could not be written: {result.message}; {older}")
             speaker.record("checkpoint_failed", step=result.step, why=result.message, older=result.older)
     return failed
@@ -82,7 +84,7 @@ def _saved(speaker: Speaker, result: Saved) -> None:
         speaker.console.warn(f"checkpoint {result.path.name}: {result.remark}")
     speaker.console.say(
         f"checkpoint {result.path.name}, {human(result.bytes)} in {result.seconds:.2f} s, "
-        f"the step held up for {result.stall:.2f} s"
+        f"training waited {result.stall:.2f} s"
     )
     speaker.record(
         "checkpoint_saved",

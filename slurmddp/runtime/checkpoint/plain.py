@@ -57,9 +57,9 @@ def write_safetensors(
     """
     for name, (_, dtype) in specs.items():
         if dtype not in _DTYPES:
-            raise UserError(f"{name} is of type {dtype}, which safetensors does not have: take the format pt")
+            raise UserError(f"{name} is of type {dtype}, which safetensors cannot store: use the format pt")
         if name == _METADATA:
-            raise UserError(f"a tensor is named {name}, which safetensors uses itself: take the format pt")
+            raise UserError(f"a tensor is named {name}, which safetensors reserves: use the format pt")
     # The largest elements first: every tensor is then aligned.
     names = sorted(specs, key=lambda name: (-specs[name][1].itemsize, name))
     header: dict[str, Any] = {_METADATA: dict(metadata)}
@@ -79,7 +79,7 @@ def write_safetensors(
 
 
 def groups(names: Iterable[str], specs: Specs, limit: int = 1 << 28) -> Iterator[list[str]]:
-    """The names in order, in groups of at most `limit` bytes, or of one tensor that is larger."""
+    """Yield the names in order, in groups of at most `limit` bytes, or of one tensor that is larger."""
     group: list[str] = []
     size = 0
     for name in names:
@@ -94,7 +94,8 @@ def groups(names: Iterable[str], specs: Specs, limit: int = 1 << 28) -> Iterator
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a .safetensors file, or of what torch.save wrote: a state dict, or one in `model` or `state_dict`.
+    """Return the tensors of a .safetensors file, or of what torch.save wrote: a state dict, or one in `model` or
+    `state_dict`.
 
     They are mapped from the file where that is possible, and read when they are used. Raises UserError for a file that
     is not there, is damaged, or holds something else.
@@ -110,10 +111,10 @@ def read(path: Path) -> dict[str, torch.Tensor]:
             found = found[key]
             break
     if not isinstance(found, Mapping):
-        raise UserError(f"{path} holds a {type(found).__name__}, where a dict of tensors is expected")
+        raise UserError(f"{path} contains a {type(found).__name__} instead of a dict of tensors")
     for name, value in found.items():
         if not isinstance(value, torch.Tensor):
-            raise UserError(f"{path} holds {name!r}, a {type(value).__name__}, where tensors are expected")
+            raise UserError(f"{path} contains {name!r}, a {type(value).__name__} instead of a tensor")
     return {str(name): value for name, value in found.items()}
 
 
@@ -134,7 +135,7 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, _LARGEST_HEADER):
-            raise UserError(f"{path} is damaged, or no safetensors file: its header is not whole")
+            raise UserError(f"{path} is damaged, or not a safetensors file: its header is incomplete")
         # A private mapping: nothing that is done to the tensors reaches the file.
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     try:
@@ -143,7 +144,7 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         return {name: _mapped(content, 8 + length, size, **facts) for name, facts in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
         why = (str(error) or repr(error)).splitlines()[0][:300]
-        raise UserError(f"{path} is damaged, or no safetensors file: {why}") from error
+        raise UserError(f"{path} is damaged, or not a safetensors file: {why}") from error
 
 
 def _mapped(
@@ -153,7 +154,7 @@ def _mapped(
     if len(shape) > _MOST_DIMENSIONS:  # their product would take minutes
         raise ValueError(f"a shape has {len(shape)} dimensions")
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
-        raise ValueError(f"shape {shape} and offsets {data_offsets} have to be whole numbers from 0 on")
+        raise ValueError(f"shape {shape} and offsets {data_offsets} must be whole numbers from 0 up")
     if not 0 <= begin <= end <= size - data or end - begin != _bytes(shape, kind):
         raise ValueError(f"offsets {begin} to {end} do not fit {dtype} {shape} in {size - data} bytes of tensors")
     if begin == end:

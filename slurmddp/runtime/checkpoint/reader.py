@@ -30,7 +30,7 @@ class Choice:
 
 
 def choose(roots: Sequence[Path], on_rejected: Callable[[layout.Rejected], None]) -> Choice | None:
-    """The newest checkpoint that verifies, of the first root that has one; None where there is none.
+    """Return the newest checkpoint that verifies, of the first root that has one; None if there is none.
 
     Each one refused on the way is reported to `on_rejected`. Only reads.
     """
@@ -62,7 +62,7 @@ def check_data(choice: Choice, now: Mapping[str, Any]) -> list[str]:
     """
     then = choice.data
     fatal = {
-        "fingerprint": "the dataset has changed (its fingerprint is another one)",
+        "fingerprint": "the dataset has changed (its fingerprint differs)",
         "length": "the dataset has changed: it had {then} samples and now has {now}",
         "seed": "train.seed was {then} and is now {now}",
         "optimizer": "train.optimizer.name was {then} and is now {now}",
@@ -71,7 +71,7 @@ def check_data(choice: Choice, now: Mapping[str, Any]) -> list[str]:
         if then[key] != now[key]:
             what = fatal[key].format(then=then[key], now=now[key])
             raise UserError(
-                f"cannot resume from {choice.path}: {what}. Put it back as it was, or start a new run without this one",
+                f"cannot resume from {choice.path}: {what}. Restore it, or start a new run without --resume",
                 shared=True,
             )
     if then["global_batch"] != now["global_batch"]:

@@ -70,7 +70,8 @@ def _held(tensors: Mapping[str, torch.Tensor]) -> list[Row]:
 
 
 def deal(held: Sequence[Sequence[Row]], rank: int) -> Plan:
-    """The plan for what each rank holds, the same on all: of those that hold a block, the one with least writes it.
+    """Return the plan for what each rank holds, the same on all: of those that hold a block, the one with least writes
+    it.
 
     Raises ValueError where the blocks do not make whole tensors.
     """
@@ -88,7 +89,7 @@ def deal(held: Sequence[Sequence[Row]], rank: int) -> Plan:
             holders.setdefault(part, []).append(holder)
     for name, stored in found.items():
         if sum(chunk.sizes.numel() for chunk in stored.chunks) != stored.size.numel():
-            raise ValueError(f"the ranks' parts of {name} do not make one tensor of {list(stored.size)}")
+            raise ValueError(f"the ranks' parts of {name} do not form one tensor of {list(stored.size)}")
     own, load = [], [0] * len(held)
     for part, ranks in holders.items():
         writer = min(ranks, key=load.__getitem__)
@@ -134,7 +135,8 @@ def finish(folder: Path, metadata: Metadata, written: Sequence[Sequence[Row]]) -
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """What a checkpoint holds and where, made from values that were checked: DCP's own reader unpickles the file.
+    """Return what a checkpoint holds and where, made from values that were checked: DCP's own reader unpickles the
+    file.
 
     Raises UserError that names the folder and what was refused.
     """

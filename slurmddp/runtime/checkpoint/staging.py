@@ -27,14 +27,14 @@ class Staging:
 
     def __init__(self, own: Sequence[Part], tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
         live = [_part(tensors, name) for name, _ in own]
-        places, end = [], 0
+        offsets, end = [], 0
         for tensor in live:
-            places.append(end)
+            offsets.append(end)
             end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         self.bytes = sum(tensor.nbytes for tensor in live)
         self._memory = _memory(end)
         self.parts: dict[Part, torch.Tensor] = {
-            part: _carve(self._memory, offset, tensor) for part, offset, tensor in zip(own, places, live, strict=True)
+            part: _carve(self._memory, offset, tensor) for part, offset, tensor in zip(own, offsets, live, strict=True)
         }
         self._gpu = _GpuCopies(self._memory, end, device) if device.type == "cuda" and end else None
 

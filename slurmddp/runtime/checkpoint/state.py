@@ -28,11 +28,13 @@ class Trained:
 
 
 def collect(trained: Trained) -> dict[str, torch.Tensor]:
-    """All tensors by name, sharing memory with the live ones."""
+    """Return all tensors by name, sharing memory with the live ones."""
     tensors: dict[str, torch.Tensor] = {}
     for name, value in trained.model.state_dict().items():
         if not isinstance(value, torch.Tensor):
-            raise UserError(f"the model's state holds {name}, a {type(value).__name__}; checkpoints hold tensors only")
+            raise UserError(
+                f"the model's state contains {name}, a {type(value).__name__}; checkpoints can contain only tensors"
+            )
         tensors[f"model.{name}"] = value
     for name, parameter in trained.model.named_parameters():
         for key, value in trained.optimizer.state.get(parameter, {}).items():
@@ -51,11 +53,11 @@ def check(trained: Trained, stored: Mapping[str, Any]) -> None:
     theirs = {name.removeprefix("model."): tuple(item.size) for name, item in weights.items()}
     found = differences(ours, theirs, there="in the checkpoint", here="now")
     if found:
-        raise UserError(f"the model is another one: {found}")
+        raise UserError(f"it is of another model: {found}")
 
 
 def differences(ours: Shapes, theirs: Shapes, *, there: str, here: str) -> str:
-    """The first tensors whose shapes differ, `theirs` being `there` and `ours` `here`; empty where none do."""
+    """Return the first tensors whose shapes differ, `theirs` being `there` and `ours` `here`; empty if none do."""
     found = [
         f"{name}: {_shape(theirs.get(name))} {there}, {_shape(ours.get(name))} {here}"
         for name in [*ours, *(name for name in theirs if name not in ours)]
@@ -66,7 +68,7 @@ def differences(ours: Shapes, theirs: Shapes, *, there: str, here: str) -> str:
 
 
 def prepare(trained: Trained, stored: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors to load into, those of a checkpoint's metadata: optimizer states that do not exist yet are
+    """Return the tensors to load into, those of a checkpoint's metadata: optimizer states that do not exist yet are
     made.
 
     Call `check` before, and `adopt` with the result after loading.

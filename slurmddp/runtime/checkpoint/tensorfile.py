@@ -22,13 +22,13 @@ _NAME = re.compile(r"(?:GLOBAL|class|operand) ([A-Za-z_][\w.]*\.\w+)")
 
 
 def load(path: Path) -> Any:
-    """The content of a file of ours. Raises UserError that names the file and what was refused."""
+    """Return the content of a file of ours. Raises UserError that names the file and what was refused."""
     with path.open("rb") as file:
         return load_part(file, 0, path.stat().st_size)
 
 
 def load_part(file: BinaryIO, start: int, size: int) -> Any:
-    """The content of one part of an open file, on the CPU. Raises as `load`."""
+    """Return the content of one part of an open file, on the CPU. Raises as `load`."""
     part: Any = _create_file_view(cast(io.IOBase, file), start, size)
     if part.read(len(_ZIP)) != _ZIP:
         raise UserError(f"{file.name} is damaged: at byte {start} there is nothing of torch.save")
@@ -37,7 +37,7 @@ def load_part(file: BinaryIO, start: int, size: int) -> Any:
 
 
 def guarded(path: Path, action: Callable[[], Any], todo: str = "take another checkpoint") -> Any:
-    """The result of torch.load(weights_only=True) on `path`. Raises UserError that says what to do, OSError."""
+    """Return the result of torch.load(weights_only=True) on `path`. Raises UserError that says what to do, OSError."""
     try:
         return action()
     except pickle.UnpicklingError as error:
@@ -48,4 +48,4 @@ def guarded(path: Path, action: Callable[[], Any], todo: str = "take another che
         raise
     except Exception as error:  # the unpickler takes any bytes for instructions, and fails in many ways
         why = (str(error) or repr(error)).splitlines()[0]
-        raise UserError(f"{path} is damaged, or no file of torch.save: {why}") from error
+        raise UserError(f"{path} is damaged, or not a file of torch.save: {why}") from error

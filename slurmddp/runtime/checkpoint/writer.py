@@ -139,7 +139,7 @@ class Writer:
             self._staging.hold()
 
     def poll(self) -> list[Saved | Failed]:
-        """What has ended since it was last asked; no collectives. Ranks may learn of it some steps apart."""
+        """Return what has ended since it was last asked; no collectives. Ranks may learn of it some steps apart."""
         with self._lock:
             ended, self._ended = self._ended, []
         return ended

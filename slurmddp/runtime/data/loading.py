@@ -38,7 +38,7 @@ class Wanted:
 class Micro:
     """One micro batch, collated and still on the host: the ids it was really made of, and the data.
 
-    `real`, `last`: as wanted. `places`: tokens (or whatever the samples vary in) that the model computes on, padding
+    `real`, `last`: as wanted. `computed`: tokens (or whatever the samples vary in) that the model computes on, padding
     included; `filled`: those that are none. Both 0 where the task does not say, and for a stand-in.
     """
 
@@ -46,7 +46,7 @@ class Micro:
     data: Any
     real: bool = True
     last: bool = False
-    places: int = 0
+    computed: int = 0
     filled: int = 0
 
     def pin_memory(self) -> "Micro":
@@ -86,8 +86,8 @@ class _Maker(Dataset[Any]):
                 samples[slot] = augment(samples[slot], generator)
         data = self._task.collate(samples)
         filling = optional(self._task, "filling")
-        filled, places = filling(data) if filling is not None and wanted.real else (0, 0)
-        return Micro(list(wanted.ids), data, wanted.real, wanted.last, places, filled)
+        filled, computed = filling(data) if filling is not None and wanted.real else (0, 0)
+        return Micro(list(wanted.ids), data, wanted.real, wanted.last, computed, filled)
 
 
 class _Requests:
@@ -115,14 +115,17 @@ class Micros(Iterator[Micro]):
         return made
 
     def worker_pids(self) -> list[int]:
-        """The data workers' process ids."""
+        """Return the data workers' process ids."""
         return [worker.pid for worker in getattr(self._loaded, "_workers", [])]
 
 
 def ignore_signals(worker: int) -> None:
-    """For data workers: a signal for the whole job must not kill them while the ranks still save.
+    """Ignore signals to the whole job in a data worker, so that it does not die while the ranks still save.
 
-    They end when their rank does: torch's workers watch their parent.
+    Pass it to torch's DataLoader as worker_init_fn. Workers still exit with their rank: they watch their parent.
+
+    Args:
+        worker: number of the worker, which torch passes.
     """
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -132,7 +135,8 @@ def ignore_signals(worker: int) -> None:
 def order(
     task: Task, length: int, seed: int, *, total: int, by_length: int | None = None, origin: int = 0
 ) -> SampleOrder:
-    """The order of a task's `length` training samples. `by_length`, `origin`: as in ByLength, `batches` and `origin`.
+    """Return the order of a task's `length` training samples. `by_length`, `origin`: as in ByLength, `batches` and
+    `origin`.
 
     Raises UserError, on every rank alike, where the task cannot tell lengths, or where a window would hold an epoch
     more than once.
@@ -172,7 +176,7 @@ def training_lists(
     weights: batch.Weights = None,
     lockstep: bool = False,
 ) -> Iterator[Wanted]:
-    """This rank's micro batches for `steps` global batches of `total`, from global position `start` on.
+    """Yield this rank's micro batches for `steps` global batches of `total`, from global position `start` on.
 
     Empty micro batches are left out, but for the last of a step: all ranks have to take part in the exchange of
     gradients there, so a rank without samples gets the global batch's first one, which is not `real`. With
@@ -199,7 +203,7 @@ _Step = list[tuple[list[int], list[int]]]
 
 
 def _in_order(order: SampleOrder, pattern: list[list[int]], *, start: int, steps: int, total: int) -> Iterator[_Step]:
-    """`pattern`: places in the global batch of each micro batch."""
+    """`pattern`: positions in the global batch of each micro batch."""
     flat = torch.tensor([index for part in pattern for index in part])
     # Many steps' ids in one go, which is what the order is quick at; but not many epochs of a small dataset.
     ahead = max(1, min(_IDS_AT_ONCE // len(flat), 4 * order.length // total))
@@ -219,8 +223,8 @@ def _by_length(
     for base in range(start, start + steps * total, total):
         ids, epochs = order.samples(torch.arange(base, base + total))
         mine = batch.balanced(order.lengths[ids].tolist(), sizes)[rank]
-        places = torch.tensor([0] * lengths.count(0) + mine)
-        yield _cut(ids[places].tolist(), epochs[places].tolist(), [size or 1 for size in lengths])
+        positions = torch.tensor([0] * lengths.count(0) + mine)
+        yield _cut(ids[positions].tolist(), epochs[positions].tolist(), [size or 1 for size in lengths])
 
 
 def _cut(ids: list[int], epochs: list[int], sizes: list[int]) -> _Step:
@@ -234,7 +238,7 @@ def _cut(ids: list[int], epochs: list[int], sizes: list[int]) -> _Step:
 def evaluation_lists(
     count: int, *, micro: int, world: int, rank: int, weights: batch.Weights = None
 ) -> Iterator[Wanted]:
-    """This rank's ids out of the validation set's 0..count-1, at most `micro` at a time."""
+    """Yield this rank's ids out of the validation set's 0..count-1, at most `micro` at a time."""
     mine = batch.share(count, world, rank, weights)
     for start in range(mine.start, mine.stop, micro):
         end = min(start + micro, mine.stop)
@@ -277,7 +281,7 @@ def load(
 
 
 def to_device(data: T, device: torch.device) -> T:
-    """Tensors in (nested) lists, tuples and mappings moved to the device; anything else as it is."""
+    """Return tensors in (nested) lists, tuples and mappings moved to the device; anything else as it is."""
     if device.type == "cpu":
         return data
     moved: T = _each_tensor(data, lambda tensor: tensor.to(device, non_blocking=True))

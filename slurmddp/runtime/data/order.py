@@ -39,7 +39,7 @@ class SampleOrder:
         return None
 
     def ids(self, positions: torch.Tensor) -> list[int]:
-        """The sample ids at ascending global positions, int64 [n], which count on through the epochs."""
+        """Return the sample ids at ascending global positions, int64 [n], which count on through the epochs."""
         ids: list[int] = self.samples(positions)[0].tolist()
         return ids
 
@@ -102,8 +102,8 @@ class ByLength(SampleOrder):
         for number in range(int(windows[0]), int(windows[-1]) + 1) if len(positions) else ():
             start = self._origin + number * size
             ids, epochs = self._window(start, size)
-            places = positions[windows == number] - start
-            parts.append((ids[places], epochs[places]))
+            offsets = positions[windows == number] - start
+            parts.append((ids[offsets], epochs[offsets]))
         if not parts:
             return positions, positions
         return torch.cat([ids for ids, _ in parts]), torch.cat([epochs for _, epochs in parts])
@@ -113,19 +113,19 @@ class ByLength(SampleOrder):
             ids, epochs = super().samples(torch.arange(start, start + size))
             by_length = torch.argsort(self._lengths[ids], stable=True).view(self._batches, self._total)
             mixed = permute(torch.arange(self._batches), self._batches, keys(self.seed, f"window {start}"))
-            places = by_length[mixed].flatten()
-            self._kept = start, ids[places], epochs[places]
+            offsets = by_length[mixed].flatten()
+            self._kept = start, ids[offsets], epochs[offsets]
         return self._kept[1:]
 
 
 def window_origin(
     position: int, *, saved: tuple[int, int | None, int], total: int, by_length: int | None, where: str = ""
 ) -> int:
-    """The position from which windows count in a run that goes on at `position`.
+    """Return the position from which windows count in a run that goes on at `position`.
 
     `saved`: global batch, by_length and origin at which the run came there. Where they stay, so does the origin.
     Where one changes, windows count from here on. Raises UserError if that is the middle of an old window: its first
-    batches would come again, or its last ones never. `where`: the keys' place, for the message.
+    batches would come again, or its last ones never. `where`: file and line of the keys, for the message.
     """
     old_total, old_batches, origin = saved
     if (old_total, old_batches) == (total, by_length):
@@ -134,21 +134,23 @@ def window_origin(
         return position
     left = old_batches - (position - origin) // old_total % old_batches
     raise UserError(
-        f"{where}batches are sorted by length in windows of {old_batches} global batches of {old_total}, and the "
-        f"checkpoint lies in the middle of one: with a global batch of {total} and by_length {by_length}, samples "
-        f"would be lost or repeated. Restore both, or train {left} more "
-        f"step{'s' * (left > 1)} with them, and change them then",
+        f"{where}cannot change to global {total}, by_length {by_length} at this checkpoint: samples would be lost or "
+        f"repeated. It is in the middle of {old_batches} global batches that are sorted by length together. Set "
+        f"global {old_total} and by_length {old_batches} again. To change them, first train {left} more "
+        f"step{'s' * (left > 1)}",
         shared=True,
     )
 
 
 def aligned(position: int, total: int, batches: int | None, origin: int = 0) -> bool:
-    """Whether a global batch or its window length may change at `position` without losing or repeating samples."""
+    """Return whether global batch or by_length can change at `position` without losing or repeating samples."""
     return batches is None or (position - origin) % (total * batches) == 0
 
 
 def as_tensor(numbers: Sequence[int] | torch.Tensor) -> torch.Tensor:
-    """An integer tensor [n]; of an array.array or the like without copying it. No number may have its top bit set."""
+    """Return an integer tensor [n]; of an array.array or the like without copying it. No number may have its top bit
+    set.
+    """
     if isinstance(numbers, torch.Tensor):
         return numbers
     try:

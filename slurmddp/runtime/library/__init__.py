@@ -1,5 +1,5 @@
-"""The pieces for a training script of one's own; `slurmddp.runtime` has their names.
+"""The library for a user's own training script. Import its names from `slurmddp.runtime`.
 
-The modules: `setup` (distributed), `sampler` (GlobalSampler, mean_over_ranks), `checkpointer` (Checkpointer),
-`stopping` (should_stop). `shared` is what they have in common in one process.
+Modules: `setup` (distributed), `sampler` (GlobalSampler, mean_over_ranks), `checkpointer` (Checkpointer), `stopping`
+(should_stop). `shared` has the state that they share in one process.
 """

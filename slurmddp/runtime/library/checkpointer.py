@@ -1,4 +1,4 @@
-"""Checkpoints of a script's own training."""
+"""Checkpoints for a training script of the user."""
 
 import dataclasses
 import hashlib
@@ -25,7 +25,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Checkpointer:
-    """Saves and loads a model, its optimizer, random states, and a few numbers. Every rank has to make one.
+    """Save and load a model, its optimizer, random states, and a few numbers. Every rank must create one.
 
     >>> import tempfile, torch
     >>> from slurmddp.runtime import Checkpointer
@@ -44,21 +44,21 @@ class Checkpointer:
     ...         checkpointer.save(step, {"best": 0.5})
     ...         saved = model.weight.detach().clone()
     >>> checkpointer.finish()  # doctest: +ELLIPSIS
-    checkpoint step-00000002, ...B in ... s, the step held up for ... s
+    checkpoint step-00000002, ...B in ... s, training waited ... s
     >>> model, optimizer = make()
     >>> state = Checkpointer(model, optimizer, folder.name).load()  # doctest: +ELLIPSIS
     resumed    step 2 from ...step-00000002, saved by 1 rank
     >>> state.step, state.extra, torch.equal(model.weight, saved)
     (2, {'best': 0.5}, True)
 
-    `save` copies this rank's part of the state, and a thread writes it while training goes on: each file with its
-    sha256, then the folder gets its name, then COMPLETE. A kill at any moment leaves the older ones as they were.
-    `load` takes the newest one that verifies, on any number of ranks, and says why it refuses others. The model may be
-    plain, in DDP, compiled, or sharded by FSDP2 (fully_shard), and another of these when it is loaded.
+    `save` copies this rank's part of the state. A thread writes the copy while training continues: each file with its
+    sha256, then it renames the folder, then it writes COMPLETE. A kill at any moment damages no older checkpoint.
+    `load` takes the newest checkpoint that verifies, on any number of ranks, and prints why it rejects others. The
+    model may be plain, in DDP, compiled, or sharded by FSDP2 (fully_shard); it may be another of these when it loads.
 
-    Weights, buffers, the optimizer's state and its groups' options (as they were, with the learning rate that a
-    scheduler had set) come back; so do random states where the number of ranks is the same. A scheduler of your own:
-    `save(step, {"scheduler": scheduler.state_dict()})`, and `load_state_dict` of it afterwards.
+    A checkpoint restores weights, buffers, the optimizer's state and the options of its groups (such as the learning
+    rate that a scheduler had set). It restores random states if the number of ranks is the same. To save a scheduler:
+    `save(step, {"scheduler": scheduler.state_dict()})`; call its `load_state_dict` after `load`.
     """
 
     def __init__(
@@ -76,12 +76,24 @@ class Checkpointer:
         asynchronous: bool = True,
         resume_from: Sequence[str | Path] = (),
     ) -> None:
-        """`folder`: of the checkpoints; by default that of the run, in $SLURMDDP_RUN. `sampler`: saved and loaded with
-        the rest. `keep`: the newest so many stay, and `keep_every`: each whose step is a multiple of it.
-        `resume_from`: older runs' folders of checkpoints, newest first, to load from while there is none in `folder`;
-        by default those in $SLURMDDP_RESUME_FROM (a colon between them).
+        """Create a checkpointer.
 
-        Raises UserError without a folder.
+        Args:
+            model: the model, plain or in DDP, FSDP2 or torch.compile.
+            optimizer: its optimizer.
+            folder: folder for the checkpoints; default: that of the run in $SLURMDDP_RUN.
+            sampler: a GlobalSampler, whose position is saved and loaded, too.
+            scaler: the gradient scaler of fp16.
+            keep: number of newest checkpoints to keep.
+            keep_every: also keep each checkpoint whose step is a multiple of this.
+            every_seconds: seconds between checkpoints, for `due`, `after` and `follow`.
+            every_steps: steps between checkpoints, for the same.
+            asynchronous: write in a thread while training continues.
+            resume_from: checkpoint folders of older runs, newest first, used if `folder` has no checkpoint; default:
+                those in $SLURMDDP_RESUME_FROM, separated by colons.
+
+        Raises:
+            UserError: no folder is given, and $SLURMDDP_RUN is not set.
         """
         self._shared = shared.get()
         self._root = restoring.folder(folder)
@@ -116,10 +128,13 @@ class Checkpointer:
         self._clock_from = time.monotonic()
 
     def load(self) -> restoring.State | None:
-        """Load the newest checkpoint that verifies; None where there is none. Every rank has to call it.
+        """Load the newest checkpoint that verifies. Every rank must call it.
 
-        Raises UserError where the model is another one, and where an older run was to be resumed and none of its
-        checkpoints is good.
+        Returns:
+            Step and extra state of the checkpoint; None if there is no checkpoint.
+
+        Raises:
+            UserError: the checkpoint is of another model, or no checkpoint of the older runs is good.
         """
         world = self._world
         self._shared.enter("start")
@@ -138,15 +153,15 @@ class Checkpointer:
         return restoring.State(choice.step, choice.data.get("extra", {}), choice.path, choice.world)
 
     def resume(self) -> int:
-        """`load`, and the number of steps that are done: 0 where there is no checkpoint."""
+        """Load like `load`, and return the number of steps done; 0 if there is no checkpoint."""
         found = self.load()
         return 0 if found is None else found.step
 
     def due(self, step: int) -> bool:
-        """Whether to save after `step`, the same on all ranks, which all have to ask.
+        """Return whether to save after `step`. The answer is the same on all ranks, and every rank must call it.
 
-        With `every_seconds`, rank 0's clock decides, in a reduction as small as that of should_stop; not before the
-        one that is being written is done. `every_steps` alone needs none.
+        With `every_seconds`, rank 0's clock decides, in an all-reduce as small as that of should_stop. While a
+        checkpoint is being written, the answer is no. `every_steps` alone needs no all-reduce.
         """
         self._shared.enter("step", step)
         self._poll()
@@ -154,10 +169,16 @@ class Checkpointer:
         return by_clock or self._by_step(step)
 
     def after(self, step: int, extra: Mapping[str, Any] | None = None) -> bool:
-        """What a loop has to do after each step: save where it is due, or where the ranks were asked to stop.
+        """Save after `step` if a checkpoint is due, or if the ranks must stop. Every rank must call it after each step.
 
-        True in that case, on all ranks: everything is on disk then, and the loop has to end. One small reduction, in
-        place of those of `should_stop` and `due`.
+        It makes one small all-reduce, which replaces those of `should_stop` and `due`.
+
+        Args:
+            step: number of steps done.
+            extra: JSON values to save, see `save`.
+
+        Returns:
+            True, on all ranks, if the ranks must stop: everything is on disk, and the loop must end.
         """
         self._shared.enter("step", step)
         self._poll()
@@ -170,12 +191,14 @@ class Checkpointer:
         return stop
 
     def follow(self, loader: "Sized[T]") -> "tuple[int, Followed[T]]":
-        """`resume`, and `after` each batch of `loader`: for a loop that makes one step of each batch.
+        """Call `resume`, then `after` for each batch of `loader`: for a loop that makes one step per batch.
 
-        Returns the number of steps that are done, and the loader, to be gone through as before, epoch by epoch. When
-        the loop comes back for the next batch, the step of the one before is done. Behind a `break` it counts where the
-        optimizer has made one. Where the ranks were asked to stop, the script ends as the loop comes back, with exit
-        code 0 (SystemExit), inside of `distributed`.
+        A step counts as done when the loop asks for the next batch; after a `break`, if the optimizer has made a step.
+        If the ranks must stop, the loop raises SystemExit(0) when it asks for the next batch. So use it inside of
+        `distributed`.
+
+        Returns:
+            The number of steps done, and the loader to iterate over instead, epoch by epoch.
 
         >>> import tempfile, torch
         >>> from slurmddp.runtime import Checkpointer
@@ -189,25 +212,32 @@ class Checkpointer:
         ...     optimizer.step()
         ...     step += 1
         >>> checkpointer.finish()  # doctest: +ELLIPSIS
-        checkpoint step-00000002, ...B in ... s, the step held up for ... s
-        checkpoint step-00000003, ...B in ... s, the step held up for ... s
+        checkpoint step-00000002, ...B in ... s, training waited ... s
+        checkpoint step-00000003, ...B in ... s, training waited ... s
         """
         step = self.resume()
         return step, Followed(self, loader, step)
 
     def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
-        """Begin to save the state after `step`, with rank 0's `extra`: JSON values. Every rank has to call it.
+        """Start saving the state after `step`. Every rank must call it.
 
-        Waits for the save before this one. A step that was saved or loaded last is not saved again. A failure to write
-        is a warning while an older checkpoint is there, and RuntimeFailure where none is. Raises UserError where
-        `extra` is no JSON.
+        It waits for the save before. A step that was just saved or loaded is not saved again. If writing fails, this is
+        only a warning as long as an older checkpoint exists.
+
+        Args:
+            step: number of steps done.
+            extra: JSON values to save; those of rank 0 count.
+
+        Raises:
+            RuntimeFailure: a save failed, and there is no older checkpoint.
+            UserError: `extra` is not JSON.
         """
         data = self._data(step, extra or {})
         self._shared.enter("checkpoint", step)
         for failed in self._settle():
             if not failed.older:
                 raise RuntimeFailure(
-                    f"no checkpoint could be written, and there is no older one: {failed.message}", shared=True
+                    f"no checkpoint could be written, and no older one exists: {failed.message}", shared=True
                 )
         if step != self._last:
             share_buffers(self._trained.model)
@@ -217,9 +247,12 @@ class Checkpointer:
         self._shared.enter("step")
 
     def finish(self) -> None:
-        """Save the last step that `after` was told of, and wait until everything is on disk: before the script ends.
+        """Save the last step that `after` got, and wait until everything is on disk. Call it before the script exits.
 
-        `distributed` does it, too. Raises RuntimeFailure where the last checkpoint could not be written.
+        `distributed` calls it, too.
+
+        Raises:
+            RuntimeFailure: the last checkpoint could not be written.
         """
         if self._seen is not None and self._seen[0] != self._last:
             self.save(*self._seen)

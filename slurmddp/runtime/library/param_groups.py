@@ -19,7 +19,7 @@ def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def check(optimizer: torch.optim.Optimizer, data: Mapping[str, Any]) -> None:
-    """Raises UserError where `data`, of a checkpoint, is of another optimizer."""
+    """Raises UserError if `data`, of a checkpoint, is of another optimizer."""
     found = data.get("groups")
     if found is None:
         return

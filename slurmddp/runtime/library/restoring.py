@@ -17,7 +17,10 @@ from slurmddp.shared import mesh
 
 @dataclass(frozen=True)
 class State:
-    """What was loaded beside the tensors. `ranks`: how many had saved it."""
+    """What `Checkpointer.load` returns.
+
+    `step`: steps done. `extra`: what was given to `save`. `path`: the checkpoint. `ranks`: how many had saved it.
+    """
 
     step: int
     extra: dict[str, Any]
@@ -26,21 +29,21 @@ class State:
 
 
 class Positioned(Protocol):
-    """What knows where in the data a step is: GlobalSampler does."""
+    """An object with a position in the data, such as GlobalSampler."""
 
     def state_dict(self, step: int) -> Mapping[str, Any]:
-        """JSON values."""
+        """Return the position after `step` as JSON values."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a position."""
         ...
 
 
 def adopt(
     now: shared.Shared, world: World, trained: state.Trained, sampler: Positioned | None, choice: reader.Choice
 ) -> None:
-    """Load a checkpoint in place, and say so; every rank has to call it. Raises UserError where it does not fit."""
+    """Load a checkpoint in place, and say so; every rank has to call it. Raises UserError if it does not fit."""
 
     def check() -> None:
         param_groups.check(trained.optimizer, choice.data)
@@ -54,7 +57,7 @@ def adopt(
 
 
 def folder(given: str | Path | None) -> Path:
-    """The folder of checkpoints: the given one, or the run's. Raises UserError where there is neither."""
+    """Return the folder of checkpoints: the given one, or the run's. Raises UserError if there is neither."""
     if given is not None:
         return Path(given)
     run = shared.run_folder()
@@ -72,7 +75,7 @@ def resume_from() -> list[Path]:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The script's own module, without DDP and torch.compile around it."""
+    """Return the script's own module, without DDP and torch.compile around it."""
     inner: Any = model
     while True:
         if isinstance(inner, nn.parallel.DistributedDataParallel | nn.DataParallel):
@@ -84,6 +87,6 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 def mesh_of(model: nn.Module, size: int) -> dict[str, int]:
-    """How the parameters lie over the ranks, for the manifest."""
+    """Return how the parameters lie over the ranks, for the manifest."""
     shapes = [tuple(item.device_mesh.shape) for item in model.parameters() if hasattr(item, "device_mesh")]
     return mesh.sizes(size, None, shapes[0][-1] if shapes and size % shapes[0][-1] == 0 else 1)

@@ -1,4 +1,4 @@
-"""Which samples a rank takes: the same global batches on any number of ranks."""
+"""The samples of each rank: the same global batches on any number of ranks."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -14,11 +14,11 @@ from slurmddp.shared import batch
 
 
 class GlobalSampler:
-    """A batch sampler for torch's DataLoader: this rank's part of each global batch, as lists of sample ids.
+    """Sample this rank's part of each global batch, as lists of sample ids: a batch sampler for torch's DataLoader.
 
-    All samples of all epochs stand in one endless row, each epoch in an order of its own that follows from (seed,
-    epoch). Step n of a run takes the n-th `global_batch` of them, on any number of ranks; nothing is padded, dropped
-    or repeated, and a batch may span two epochs.
+    All epochs form one endless sequence, each in its own order, computed from (seed, epoch). Step n of a run takes the
+    n-th `global_batch` samples of the sequence, on any number of ranks. No sample is padded, dropped or repeated, and a
+    batch may span two epochs.
 
     >>> import torch
     >>> from torch.utils.data import DataLoader
@@ -38,7 +38,7 @@ class GlobalSampler:
     4 1 [5, 1, 7, 8]
     5 1 [4, 9, 6, 2]
 
-    The position is a few numbers that belong to no rank. Two ranks go on with the same samples after step 3:
+    The position is a few numbers, the same for all ranks. Two ranks continue with the same samples after step 3:
 
     >>> state = sampler.state_dict(step=3)
     >>> for rank in range(2):
@@ -48,9 +48,9 @@ class GlobalSampler:
     3 1 [[5, 1], [4, 9]]
     3 1 [[7, 8], [6, 2]]
 
-    One iteration goes to the end of the epoch that `set_epoch` names (nothing where that is done already), or else of
-    the one that the position is in. Then the position is behind it. An iteration that was left before its end does
-    not count, since only the script knows how many of the loader's batches it has used: tell it with `start_at`.
+    One iteration ends with the epoch of `set_epoch` (it is empty if that epoch is done), or with the current epoch.
+    Then the position is at its end. An iteration that you leave early does not count, since only the script knows how
+    many of the loader's batches it has used: set the position with `start_at`.
 
     **Accumulation.** With `micro`, lists have at most that many ids, and `accumulation` of them make one step:
 
@@ -58,14 +58,14 @@ class GlobalSampler:
     >>> sampler.accumulation, [len(ids) for ids in sampler]
     (2, [2, 2, 2, 2])
 
-    **Uneven shares.** Where the global batch does not divide by the ranks, shares differ by one sample. DDP and FSDP
-    give the mean of the ranks' gradients, so the mean loss of each rank is the wrong thing to go backward from, and so
-    it is with micro batches of different sizes. Right is the sum of the samples' losses times `weight`, which is
-    ranks / global_batch; it is right where everything divides evenly, too:
+    **Uneven shares.** If the ranks do not divide the global batch, shares differ by one sample. DDP and FSDP average
+    the gradients of the ranks. So backward() of each rank's mean loss would be wrong, also with micro batches of
+    different sizes. Use the sum of the samples' losses times `weight`, which is ranks / global_batch. It is right for
+    even shares, too:
 
         loss = torch.nn.functional.mse_loss(model(rows), wanted, reduction="sum") * sampler.weight
 
-    Where samples have different numbers of targets, such as tokens, see `mean_over_ranks`.
+    If samples have different numbers of targets, such as tokens, see `mean_over_ranks`.
     """
 
     def __init__(
@@ -78,10 +78,19 @@ class GlobalSampler:
         rank: int | None = None,
         ranks: int | None = None,
     ) -> None:
-        """`length`: samples of the dataset. `rank`, `ranks`: of the process group, or as torchrun's variables say.
+        """Create a sampler that starts at the first sample.
 
-        Raises UserError where a rank would get nothing. `accumulation` may differ by one between ranks with `micro`
-        1; sharded models (FSDP) need the same number on all.
+        Args:
+            length: number of samples in the dataset.
+            global_batch: samples per optimizer step over all ranks.
+            seed: seed of the order.
+            micro: maximum samples per list; default: all of this rank's share. With `micro` 1, `accumulation` may
+                differ by one between ranks; sharded models (FSDP) need the same number on all.
+            rank: this rank; default: from the process group, else from torchrun's variables.
+            ranks: number of ranks; default: the same.
+
+        Raises:
+            UserError: some rank would get no samples, or a number is below 1.
         """
         if ranks is None or rank is None:
             rank, ranks = _own_place()
@@ -103,34 +112,35 @@ class GlobalSampler:
 
     @property
     def step(self) -> int:
-        """Steps done before the next iteration."""
+        """Return the steps done before the next iteration."""
         return self._step
 
     @property
     def samples(self) -> int:
-        """Samples used by them, over all ranks and epochs."""
+        """Return the samples used by these steps, over all ranks and epochs."""
         return self._samples
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next iteration."""
+        """Return the epoch of the next iteration, from 0."""
         return self._samples // self.length if self._epoch is None else self._epoch
 
     @property
     def accumulation(self) -> int:
-        """Lists that make one step on this rank."""
+        """Return the number of lists per step on this rank."""
         parts = batch.micro_batches(self.global_batch, self._micro, self._ranks, self._rank)
         return sum(len(part) > 0 for part in parts)
 
     @property
     def weight(self) -> float:
-        """What to multiply the sum of a micro batch's losses by: ranks / global_batch."""
+        """Return the factor for the sum of a micro batch's losses: ranks / global_batch."""
         return self._ranks / self.global_batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the end of this epoch in the next iteration: with what is left of it, which may be nothing.
+        """Let the next iteration end with this epoch. It has the rest of the epoch, which may be empty.
 
-        Raises UserError where the epochs before it are not done.
+        Raises:
+            UserError: the epochs before it are not done.
         """
         if epoch * self.length > self._samples:
             raise UserError(
@@ -140,9 +150,14 @@ class GlobalSampler:
         self._epoch = epoch
 
     def start_at(self, samples: int, step: int | None = None) -> None:
-        """Let the next iteration begin after so many samples, over all ranks and epochs, and so many steps.
+        """Let the next iteration start after these samples.
 
-        `step`: samples // global_batch by default.
+        Args:
+            samples: samples used so far, over all ranks and epochs.
+            step: steps done so far; default: samples // global_batch.
+
+        Raises:
+            UserError: `samples` is negative.
         """
         if samples < 0:
             raise UserError(f"GlobalSampler: it cannot start after {samples} samples")
@@ -151,8 +166,11 @@ class GlobalSampler:
         self._epoch = None
 
     def state_dict(self, step: int | None = None) -> dict[str, int]:
-        """The position after `step` optimizer steps, each of one global batch; by default after the last complete
-        iteration. The loader may be ahead of the script, so the script has to say where it is.
+        """Return the position after `step` optimizer steps, as JSON values.
+
+        Args:
+            step: steps that the script has done, one global batch each; default: those of the last complete iteration.
+                The loader may be ahead of the script, so only the script knows this number.
         """
         step = self._step if step is None else step
         return {
@@ -164,8 +182,10 @@ class GlobalSampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; the global batch may be another one now. Raises UserError where the order of the samples
-        is not the same, since some would be lost and others repeated.
+        """Continue from a position of `state_dict`. The global batch may have changed.
+
+        Raises:
+            UserError: length or seed has changed, so samples would be lost or repeated.
         """
         for name, now in (("length", self.length), ("seed", self.seed)):
             if state[name] != now:
@@ -177,11 +197,11 @@ class GlobalSampler:
         self.start_at(state["samples"], state["step"])
 
     def __len__(self) -> int:
-        """Lists in the next iteration."""
+        """Return the number of lists in the next iteration."""
         return self._steps() * self.accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
-        """See the class."""
+        """Yield the lists of sample ids of one iteration."""
         steps, began = self._steps(), (self._samples, self._step)
         lists = training_lists(
             SampleOrder(self.length, self.seed),
@@ -202,11 +222,17 @@ class GlobalSampler:
 
 
 def mean_over_ranks(total: torch.Tensor, count: torch.Tensor | float) -> torch.Tensor:
-    """The loss to go backward from, so that the mean of the ranks' gradients is that of all targets' mean loss.
+    """Return the loss for backward(), so that DDP's mean over ranks is the gradient of the mean loss of all targets.
 
-    `total`: the sum of this rank's losses. `count`: of how many targets; with accumulation, of all of this step's.
-    Returns total * ranks / (sum of the ranks' counts). Every rank has to call it: a reduction of one number, on the
-    GPU under nccl, for which the host does not wait. Counts that are known beforehand need none: GlobalSampler.weight.
+    Every rank must call it: it makes an all-reduce of one number. With nccl, this runs on the GPU, and the host does
+    not wait for it. If counts are known in advance, use GlobalSampler.weight instead, which needs no all-reduce.
+
+    Args:
+        total: scalar tensor, the sum of this rank's losses.
+        count: number of targets in `total`; with accumulation, of all micro batches of this step.
+
+    Returns:
+        Scalar tensor: total * ranks / (sum of the counts of all ranks).
 
     >>> import torch
     >>> from slurmddp.runtime import mean_over_ranks

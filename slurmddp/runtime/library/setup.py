@@ -18,7 +18,7 @@ from slurmddp.shared.run_folder import RunFolder
 
 @contextmanager
 def distributed(*, timeout: float = 600, backend: str | None = None) -> Iterator[World]:
-    """Join the process group on the way in, and leave it on the way out. Around all of a script's work:
+    """Join the process group, and leave it when the block ends. Put all of a script's work inside:
 
     >>> from slurmddp.runtime import distributed
     >>> with distributed() as world:
@@ -27,22 +27,26 @@ def distributed(*, timeout: float = 600, backend: str | None = None) -> Iterator
     rank 0 of 1 on cpu, main: True
     {'answer': 42} [0]
 
-    or as a decorator of its main function, `@distributed()`. Under torchrun these are the job's ranks, else one.
+    or decorate its main function with `@distributed()`. Under torchrun there is one process per rank; alone, one rank.
 
-    - `timeout`: seconds that a collective of training may take. `backend`: by default nccl where there are GPUs (rank
-      n of a node takes its GPU n), else gloo; with "gloo", everything is on the CPU.
-    - What it yields has rank, size, local_rank, node, attempt, device, is_main; and broadcast(value) from rank 0,
-      gather(value) of all ranks, for what JSON holds: numbers, texts, lists, dicts; a tuple arrives as a list. They
-      travel in a gloo group of their own, and never as pickle.
-    - SIGTERM, SIGUSR1 and SIGUSR2 only ask to stop, and so does the run's stop file: see should_stop. A rank whose
-      torchrun is gone ends, as does one that makes no progress after a SIGTERM: a call of should_stop or of a method
+    Args:
+        timeout: seconds that one collective of training may take.
+        backend: default: nccl if there are GPUs (rank n of a node uses its GPU n), else gloo. "gloo" uses the CPU.
+
+    Returns:
+        A World with rank, size, local_rank, node, attempt, device and is_main. Its broadcast(value) sends a value from
+        rank 0, and its gather(value) collects those of all ranks. Values are JSON: numbers, strings, lists, dicts (a
+        tuple arrives as a list). They use their own gloo group, and are never pickled.
+
+    - Stopping: SIGTERM, SIGUSR1, SIGUSR2 and the run's stop file only ask to stop, see should_stop. A rank exits by
+      itself if its torchrun is gone, or if it makes no progress after a SIGTERM. A call of should_stop or of a method
       of Checkpointer is progress.
-    - Data workers have to ignore these signals, or they die before the ranks have saved:
+    - Data workers must ignore these signals, or they die before the ranks have saved:
       DataLoader(..., worker_init_fn=slurmddp.runtime.ignore_signals).
-    - An exception inside ends this process at once, with code 1 and one message: nothing waits in destructors for
-      ranks that are gone. torchrun then ends the others. sys.exit(0) is a clean end.
-    - A clean end waits for checkpoints that are being written. Where the ranks were asked to stop, it leaves a marker
-      in the run's folder; ranks that torchrun starts once more in this attempt read it, and end at once with code 0.
+    - An exception inside the block exits this process at once, with code 1 and one message. So no destructor waits for
+      ranks that are gone. torchrun then stops the other ranks. sys.exit(0) is a clean exit.
+    - A clean exit waits for checkpoints that are being written. If the ranks were asked to stop, it writes a marker to
+      the run folder. If torchrun then restarts a rank in this attempt, it reads the marker and exits with 0.
     """
     env: Environment | None = None
     events: Events | None = None

@@ -67,7 +67,9 @@ class Shared:
             self.events.write(event, **facts)
 
     def agree(self, *wishes: bool) -> list[bool]:
-        """Each wish that any rank has. A collective on the host, small: a fraction of a millisecond; no GPU waits."""
+        """Return each wish that any rank has. A collective on the host, small: a fraction of a millisecond; no GPU
+        waits.
+        """
         if self.world.size == 1:
             return list(wishes)
         facts = torch.tensor([int(wish) for wish in wishes])
@@ -75,7 +77,7 @@ class Shared:
         return [bool(fact) for fact in facts.tolist()]
 
     def agree_to_stop(self, *wishes: bool) -> list[bool]:
-        """Whether any rank was asked to stop, and each of the other wishes, in one reduction.
+        """Return whether any rank was asked to stop, and each of the other wishes, in one reduction.
 
         From the step in which they agree on, all ranks know, and no further collective is needed for it.
         """
@@ -97,8 +99,10 @@ def use(made: Shared | None) -> None:
 
 
 def get() -> Shared:
-    """That of `distributed`, or one around the script's own process group; a group of one is made where a process
-    is alone. The first call is a collective where the script has made the group.
+    """Return the state that `distributed` made, or a new one around the script's own process group.
+
+    A process that is alone gets a group of one rank. If the script has made the group, every rank must make the first
+    call.
     """
     if _now is not None and _now.alive:
         return _now
@@ -118,9 +122,7 @@ def get() -> Shared:
 
 
 def rank_environment() -> Environment:
-    """This process's place: in the process group where there is one, or as torchrun's variables tell it; alone without
-    them.
-    """
+    """Return rank and world of this process: from the process group, else from torchrun's variables, else alone."""
     if "RANK" in os.environ and not dist.is_initialized():
         return environment.read()
     told = {"RANK": "0", "WORLD_SIZE": "1"}
@@ -131,7 +133,7 @@ def rank_environment() -> Environment:
 
 
 def run_folder() -> RunFolder | None:
-    """The folder of the run that this script belongs to; None where slurmddp did not start it."""
+    """Return the folder of the run that this script belongs to; None if slurmddp did not start it."""
     root = os.environ.get("SLURMDDP_RUN")
     return RunFolder(Path(root)) if root else None
 
@@ -142,13 +144,13 @@ def stop_of(env: Environment) -> Stop:
 
 
 def progress_of(env: Environment) -> Progress | None:
-    """Where rank 0 tells the breaker how far the script has come; None where nobody asks."""
+    """Where rank 0 tells the breaker how far the script has come; None if nobody asks."""
     path = os.environ.get("SLURMDDP_PROGRESS_FILE")
     return Progress(Path(path)) if path and env.rank == 0 else None
 
 
 def events_of(env: Environment) -> Events | None:
-    """This rank's events, where there is a run folder that can be written."""
+    """Return this rank's events, where there is a run folder that can be written."""
     folder = run_folder()
     if folder is None:
         return None
@@ -181,7 +183,7 @@ def alone(backend: str | None = None) -> None:
 
 
 def around(env: Environment) -> World:
-    """The world of a process group that exists. Every rank has to call it."""
+    """Return the world of a process group that exists. Every rank has to call it."""
     backend = dist.get_backend()
     on_gpu = "nccl" in backend
     coordination = dist.new_group(backend="gloo")

@@ -1,12 +1,13 @@
-"""Whether to stop: asked by people, Slurm and torchrun, answered by all ranks alike."""
+"""Requests to stop, from people, Slurm and torchrun."""
 
 from slurmddp.runtime.library import shared
 
 
 def should_stop() -> bool:
-    """Whether any rank was asked to stop: by the run's stop file, SIGTERM, SIGUSR1 or SIGUSR2.
+    """Return whether any rank was asked to stop, by the run's stop file, SIGTERM, SIGUSR1 or SIGUSR2.
 
-    The same answer on every rank, and every rank has to call it, at the same place: once a step. Save then, and end.
+    The answer is the same on every rank, and every rank must call it at the same point, once per step. If it is true,
+    save a checkpoint and exit. Once true, it stays true.
 
     >>> from slurmddp.runtime import distributed, should_stop
     >>> import os, signal
@@ -20,12 +21,12 @@ def should_stop() -> bool:
     stopping   SIGUSR1 received by rank 0 on ...
     save here, at step 3
 
-    Costs a reduction of one number over gloo on the host: some tenths of a millisecond, and no GPU has to wait for it,
-    but the ranks' hosts wait for each other. (Checkpointer.after asks as well, in one reduction with its own question.)
-    The stop file, $SLURMDDP_STOP_FILE, is looked for by one rank a node, at most once a second. Once true, it stays so.
+    It costs an all-reduce of one number over gloo on the host: some tenths of a millisecond. No GPU waits for it, but
+    the hosts of the ranks wait for each other. (Checkpointer.after asks, too, in the all-reduce that it needs anyway.)
+    One rank per node checks for the stop file, $SLURMDDP_STOP_FILE, at most once a second.
 
-    Without `distributed`, signals are noted from the first call of any piece on, those that the script handles itself
-    left out; the process group has to be there already, unless the process is alone.
+    Without `distributed`, signals count from the first call of any function of this library, except those that the
+    script handles itself. Then the process group must exist already, unless the process is alone.
     """
     now = shared.get()
     if now.stopped is not None:

@@ -53,7 +53,7 @@ def sheet_tflops(name: str) -> dict[str, float]:
 
 
 def precision_in_use(precision: torch.dtype) -> str:
-    """The table's word for how matrices are multiplied in `precision`: fp32 may be tf32 in truth."""
+    """Return the table's word for how matrices are multiplied in `precision`: fp32 may be tf32 in truth."""
     words = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
     if precision == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         return "tf32"

@@ -69,7 +69,8 @@ def rounds(count: int) -> list[list[tuple[int, int]]]:
 
 
 def probe_links(world: World, exchange: Exchange | None = None) -> LinkReport:
-    """Time the links between the hosts: a collective, some milliseconds where they are well. The same on every rank.
+    """Return time the links between the hosts: a collective, some milliseconds where they are well. The same on every
+    rank.
 
     The first rank of each host exchanges 256 KiB with that of two others, over the coordination group. `exchange`
     (for tests): does one with a rank of that group, and gives its seconds.
@@ -90,7 +91,8 @@ def probe_links(world: World, exchange: Exchange | None = None) -> LinkReport:
 
 
 def judge(pairs: list[Pair]) -> LinkReport:
-    """What the times of the pairs say. A link is slow that takes three times, and a millisecond, more than usual.
+    """Return what the times of the pairs say. A link is slow that takes three times, and a millisecond, more than
+    usual.
 
     At most one host is thought to be ill in a small ring: two of its links may be slow, so usual is the median of the
     others.

@@ -56,7 +56,7 @@ class Reduction:
         self._extra = extra
 
     def wait(self) -> "Totals":
-        """The sums over all ranks."""
+        """Return the sums over all ranks."""
         return Totals(self._pending.wait(), self._names, self._extra)
 
 
@@ -83,7 +83,7 @@ class Totals:
         return self._values[self._extra + slot]
 
     def means(self) -> dict[str, float]:
-        """Mean loss per target, and the mean of each metric; nan where nothing was counted."""
+        """Return mean loss per target, and the mean of each metric; nan if nothing was counted."""
         count = self._values[COUNT]
         result = {"loss": self._values[LOSS] / count if count else float("nan")}
         for number, name in enumerate(self._names):

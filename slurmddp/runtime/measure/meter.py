@@ -1,6 +1,6 @@
-"""Means over all samples of all ranks, exact however the samples are split.
+"""Exact means over all samples of all ranks, however the samples are split.
 
-For a script of one's own (under torchrun every rank does the same; alone it works, too):
+Usable in a user's own script, under torchrun or alone:
 
 >>> meter = Meter("loss", "accuracy")
 >>> for losses, hits in [([0.5, 1.5], 1), ([4.0], 1)]:
@@ -54,7 +54,7 @@ class Pending:
         self._vector, self._work = vector, work
 
     def wait(self) -> list[float]:
-        """The sums, the same on every rank."""
+        """Return the sums, the same on every rank."""
         if self._work is not None:
             self._work.wait()
         values: list[float] = self._vector.tolist()
@@ -62,12 +62,17 @@ class Pending:
 
 
 class Meter:
-    """Named means. The names are given at the start, so that a rank without a single sample takes part, too."""
+    """Compute named means over all ranks. All ranks give the same names, so a rank without samples takes part, too."""
 
     def __init__(self, *names: str, device: torch.device | str | None = None) -> None:
-        """`device`: where the reduction runs; by default the current GPU under nccl, else the CPU.
+        """Create a meter.
 
-        Raises ValueError without names, or where one comes twice.
+        Args:
+            names: names of the means.
+            device: device of the all-reduce; default: the current GPU with nccl, else the CPU.
+
+        Raises:
+            ValueError: there are no names, or one is given twice.
         """
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a meter needs names, each once, not {names!r}")
@@ -76,15 +81,24 @@ class Meter:
         self._vector = self._new()
 
     def add(self, name: str, total: torch.Tensor | float, count: torch.Tensor | float) -> None:
-        """Add the sum over `count` samples (or targets), not their mean. Raises KeyError for an unknown name."""
+        """Add a sum of values to one mean.
+
+        Args:
+            name: one of the names.
+            total: sum of the values (not their mean), a number or a scalar tensor.
+            count: number of values in `total`, such as samples or targets.
+
+        Raises:
+            KeyError: the name is unknown.
+        """
         index = self._index[name]
         self._vector.add(index, total)
         self._vector.add(index + 1, count)
 
     def reduce(self) -> dict[str, float]:
-        """The mean of each name over all ranks, nan where nothing was counted; the meter then starts anew.
+        """Return the mean of each name over all ranks (nan if nothing was added), and reset the meter.
 
-        A collective: every rank has to call it, those without samples too.
+        Every rank must call it, also one without samples.
         """
         pending, self._vector = self._vector.reduce(), self._new()
         values = pending.wait()

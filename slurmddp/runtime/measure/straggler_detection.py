@@ -61,8 +61,8 @@ class Slow:
 
 
 def slow_hosts(ranks: list[Figures]) -> list[Slow]:
-    """The hosts that are slow in data or compute in one window. Of each host the slowest rank counts, as it does for
-    the run; on a single host, ranks are compared with each other. Nothing for a single rank.
+    """Return the hosts that are slow in data or compute in one window. Of each host the slowest rank counts, as it does
+    for the run; on a single host, ranks are compared with each other. Nothing for a single rank.
     """
     if len({figures.host for figures in ranks}) > 1:
         groups = {figures.host: [other for other in ranks if other.host == figures.host] for figures in ranks}
@@ -168,7 +168,7 @@ class Persistence:
         return notices
 
     def begin(self, slow: Slow) -> list[Notice]:
-        """A straggler found in another way; its windows are counted from now on."""
+        """Return a straggler found in another way; its windows are counted from now on."""
         key = (slow.host, slow.part)
         if key in self._active:
             return []
@@ -193,7 +193,9 @@ class Network:
         self._rest = 8
 
     def slow(self, ranks: list[Figures]) -> bool:
-        """Whether the network is slow in this window: the wait of the last to arrive, which is the transport itself."""
+        """Return whether the network is slow in this window: the wait of the last to arrive, which is the transport
+        itself.
+        """
         wait = min(figures.network for figures in ranks)
         step = statistics.median(figures.step for figures in ranks)
         if len(self._usual) < WINDOWS:

@@ -60,7 +60,7 @@ class Stragglers:
         return self._judge(ranks)
 
     def probe(self) -> tuple[links.LinkReport, list[Notice]]:
-        """Time the links between hosts: a collective, for the step on which all ranks know of rank 0's wish."""
+        """Return time the links between hosts: a collective, for the step on which all ranks know of rank 0's wish."""
         report = links.probe_links(self._world)
         self.wants_probe = False
         if report.host is None or not self._world.is_main:

@@ -1,6 +1,6 @@
-"""Where the time of a step goes, part by part, without making any step wait.
+"""The time of each part of a step, without making any step wait.
 
-For a script of one's own, too:
+Usable in a user's own script, too:
 
 >>> import torch
 >>> model, rows = torch.nn.Linear(4, 1), torch.randn(8, 4)
@@ -84,7 +84,7 @@ class Clock(Protocol):
         ...
 
     def ready(self, stamps: list[Any]) -> bool:
-        """Whether all of them can be read without waiting."""
+        """Return whether all of them can be read without waiting."""
         ...
 
     def seconds(self, earlier: Any, later: Any) -> float:
@@ -107,7 +107,7 @@ class HostClock:
         return True
 
     def seconds(self, earlier: float, later: float) -> float:
-        """The difference."""
+        """Return the difference."""
         return later - earlier
 
     def release(self, stamps: list[float]) -> None:
@@ -134,11 +134,11 @@ class DeviceClock:
         return event
 
     def ready(self, stamps: list[Any]) -> bool:
-        """Whether the device has come past all of them: a query, never a wait."""
+        """Return whether the device has come past all of them: a query, never a wait."""
         return all(event.query() for event in reversed(stamps))
 
     def seconds(self, earlier: Any, later: Any) -> float:
-        """Time on the device."""
+        """Return time on the device."""
         return float(earlier.elapsed_time(later)) / 1000
 
     def release(self, stamps: list[Any]) -> None:
@@ -147,10 +147,10 @@ class DeviceClock:
 
 
 class StepTimer:
-    """Times the parts of each step: `begin`, `mark` after each part, `end`; then `window`.
+    """Time the parts of each step: call `begin`, `mark` after each part, `end`; then read `window`.
 
-    Costs a few microseconds a step on a CPU. On a GPU the parts are read when the device has come past them,
-    a few steps later; where it falls more than 16 steps behind, steps go untimed rather than wait.
+    This costs a few microseconds per step on a CPU. On a GPU, parts are read once the device has finished them, a few
+    steps later. If the device is more than 16 steps behind, steps are not timed, so that none has to wait.
     """
 
     def __init__(self, device: torch.device | str = "cpu", *, clock: Clock | None = None) -> None:
@@ -168,7 +168,7 @@ class StepTimer:
         self._readers = [self._own]
 
     def begin(self) -> None:
-        """Start a step. One that was not ended is forgotten."""
+        """Start a step. A step without `end` is discarded."""
         self._read()
         self._running = len(self._pending) < _IN_FLIGHT
         if not self._running:
@@ -177,7 +177,7 @@ class StepTimer:
         self._marks = [("", self._stamp())]
 
     def mark(self, part: str) -> None:
-        """The time since the mark before belongs to `part`; times of one part add up. Nothing outside of a step."""
+        """Add the time since the last mark to `part`. Does nothing outside of a step."""
         if not self._running:
             return
         if self._first_bucket is not None and part == BACKWARD:
@@ -187,8 +187,9 @@ class StepTimer:
         self._marks.append((part, self._stamp()))
 
     def bucket(self) -> None:
-        """A bucket of gradients is ready to be reduced; from whatever thread. `mark("backward")` after it splits
-        the backward pass into backward, overlap and network. For a hook of DDP.
+        """Note that a bucket of gradients is ready for the all-reduce. Call it from a hook of DDP, in any thread.
+
+        The next `mark("backward")` then splits the backward pass into backward, overlap and network.
         """
         if not self._running:
             return
@@ -198,7 +199,7 @@ class StepTimer:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """A context whose time belongs to `name`; what came before it, since the last mark, is "other"."""
+        """Add the time of a `with` block to `name`. The time between the last mark and the block is "other"."""
         self.mark(OTHER)
         try:
             yield
@@ -206,7 +207,7 @@ class StepTimer:
             self.mark(name)
 
     def end(self) -> None:
-        """End the step: what is left since the last mark is "other"."""
+        """End the step. The time since the last mark is "other"."""
         if not self._running:
             return
         self.mark(OTHER)
@@ -215,12 +216,12 @@ class StepTimer:
         self._read()
 
     def window(self) -> Window:
-        """Return sums by part over the steps since the last call that can be read without waiting."""
+        """Return the seconds per part, summed over all steps since the last call that can be read without waiting."""
         self._read()
         return self._own.window()
 
     def reader(self) -> Reader:
-        """Another reader, whose windows do not depend on who else reads; from the next step on."""
+        """Return another reader with windows of its own, from the next step on."""
         reader = Reader()
         self._readers.append(reader)
         return reader

@@ -36,12 +36,12 @@ class Parallel(ABC):
         return mesh.groups(self.mesh)
 
     def process_groups(self) -> list[dist.ProcessGroup]:
-        """Those of the mesh, besides the world's own."""
+        """Return the process groups of the mesh, besides that of all ranks."""
         return []
 
     @abstractmethod
     def exchanging(self, last: bool) -> AbstractContextManager[Any]:
-        """The context for forward and backward of one micro batch."""
+        """Return the context for forward and backward of one micro batch."""
 
     def backward(self, loss: torch.Tensor) -> None:
         """Differentiate a micro batch's loss, in `exchanging(last)`. After the last one gradients are all ranks'."""
@@ -74,7 +74,7 @@ class Parallel(ABC):
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor, sharing its memory; any other tensor as it is."""
+    """Return this rank's part of a DTensor, sharing its memory; any other tensor as it is."""
     with torch.no_grad():
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 

@@ -76,7 +76,7 @@ def _odd_ones(group: Sequence[int], values: Sequence[int], nodes: Sequence[str])
 
 
 def fingerprint(parameters: Iterable[torch.Tensor]) -> int:
-    """A hash of 61 bits of the bytes of some tensors (of this rank's shards, where they are sharded).
+    """Return a hash of 61 bits of the bytes of some tensors (of this rank's shards, where they are sharded).
 
     Any one changed value changes it: each tensor is summed as integers that wrap around, and the sums are mixed with
     their place. About as fast as reading the memory once. One wait for the device.

@@ -43,7 +43,7 @@ def shape(bare: nn.Module, train: Train, world: World, *, sharded: bool) -> None
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules that are held in an nn.ModuleList and have a forward, inner ones before those around them."""
+    """Yield the modules that are held in an nn.ModuleList and have a forward, inner ones before those around them."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     seen: set[nn.Module] = set()
     for found in reversed(lists):
@@ -55,7 +55,7 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Compile something small on `device`. Raises UserError where that does not work."""
+    """Compile something small on `device`. Raises UserError if that does not work."""
     try:
         torch.compile(_something)(torch.ones(4, device=device))
     except Exception as error:

@@ -41,7 +41,7 @@ def plain(text: str) -> str:
 
 
 def from_json(items: Iterable[Any]) -> list[Finding]:
-    """Findings as they came over the network. Raises ValueError for anything else."""
+    """Return findings as they came over the network. Raises ValueError for anything else."""
     found = []
     for item in items:
         if not (isinstance(item, list) and len(item) == 3 and item[0] in ("bad", "warn")):
@@ -51,7 +51,7 @@ def from_json(items: Iterable[Any]) -> list[Finding]:
 
 
 def verdict(nodes: Sequence[str], found: Mapping[str, Sequence[Finding]]) -> list[str]:
-    """One line `NODE ok` or `NODE bad ...` for each node, in the given order, and one for each warning."""
+    """Return one line `NODE ok` or `NODE bad ...` for each node, in the given order, and one for each warning."""
     lines = []
     for node in nodes:
         reasons = [finding.text for finding in found.get(node, ()) if finding.level == "bad"]

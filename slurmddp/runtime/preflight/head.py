@@ -57,7 +57,7 @@ class Head:
         self._open: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> int:
-        """0 where all nodes can train, else 3. Raises UserError where the head itself cannot take part."""
+        """Return 0 if all nodes can train, else 3. Raises UserError if the head itself cannot take part."""
         settings = self._settings
         began = time.monotonic()
         _allow_many_files()

@@ -39,7 +39,7 @@ class Report:
 
 
 def judge(nodes: Sequence[str], reports: Mapping[str, Report], silent: str) -> dict[str, list[Finding]]:
-    """Findings by node; the head is the first of `nodes`. silent: what is said of a node without a report."""
+    """Return findings by node; the head is the first of `nodes`. silent: what is said of a node without a report."""
     found: dict[str, list[Finding]] = {node: [] for node in nodes}
     for node in nodes:
         if node in reports:

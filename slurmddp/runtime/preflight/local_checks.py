@@ -14,7 +14,7 @@ _PART = 0.5
 
 
 async def look(settings: NodeSettings) -> Report:
-    """All checks of checks.ALONE and the facts of checks.SAME, in a thread that may never come back."""
+    """Return all checks of checks.ALONE and the facts of checks.SAME, in a thread that may never come back."""
     now: list[str] = []
     seconds = _PART * settings.seconds
     try:

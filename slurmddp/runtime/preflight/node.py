@@ -40,7 +40,7 @@ class UnreachedError(Exception):
 
 
 async def report(settings: NodeSettings) -> int:
-    """The exit code: 0 once the head knows, through the network or by a file; 1 where neither was possible."""
+    """Return the exit code: 0 once the head knows, through the network or by a file; 1 where neither was possible."""
     token = secrets.token_hex(8)
     own = asyncio.create_task(look(settings))
     written = await asyncio.to_thread(show, settings, token)
@@ -51,7 +51,7 @@ async def report(settings: NodeSettings) -> int:
         await asyncio.to_thread(take_away, settings)
         return 0
     except UnreachedError as error:
-        return await asyncio.to_thread(_leave_word, settings, str(error))
+        return await asyncio.to_thread(_write_status, settings, str(error))
     try:
         await _converse(settings, reader, writer, own, written, token)
     except (OSError, ValueError, asyncio.TimeoutError) as error:
@@ -156,7 +156,7 @@ async def _reach(settings: NodeSettings) -> Streams:
         pause = min(1.0, 2 * pause)
 
 
-def _leave_word(settings: NodeSettings, reason: str) -> int:
+def _write_status(settings: NodeSettings, reason: str) -> int:
     """NODE.unreached, which the head finds in the run folder; it knows whether others have the same trouble."""
     print(f"slurmddp: preflight: {reason}", file=sys.stderr)
     try:

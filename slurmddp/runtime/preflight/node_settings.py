@@ -56,7 +56,7 @@ class NodeSettings:
 
 
 def read(run: Path, environ: Mapping[str, str] = os.environ) -> NodeSettings:
-    """Read the environment. Raises UserError where a variable is missing or makes no sense."""
+    """Read the environment. Raises UserError if a variable is missing or makes no sense."""
     node = _text(environ, "SLURMDDP_NODE")
     nodes = tuple(environ.get("SLURMDDP_PREFLIGHT_NODES", "").split()) or (node,)
     if node not in nodes:

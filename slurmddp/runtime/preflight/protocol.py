@@ -27,7 +27,7 @@ async def send(settings: NodeSettings, writer: asyncio.StreamWriter, message: di
 
 
 async def receive(settings: NodeSettings, reader: asyncio.StreamReader) -> dict[str, Any]:
-    """The next message. Raises OSError where the other end is gone, ValueError for anything that is no message.
+    """Return the next message. Raises OSError if the other end is gone, ValueError for anything that is no message.
 
     A message without the signature of this run and attempt is ForgedError, a ValueError.
     """
@@ -41,7 +41,7 @@ async def receive(settings: NodeSettings, reader: asyncio.StreamReader) -> dict[
 
 
 async def meet(settings: NodeSettings, address: str, port: int, name: str) -> str:
-    """Connect to a port on which `name` answers with its name. Why that fails; empty where it does not."""
+    """Connect to a port on which `name` answers with its name. Why that fails; empty if it does not."""
     try:
         answer = await asyncio.wait_for(_ask(settings, address, port), settings.patience)
     except asyncio.TimeoutError:
@@ -60,7 +60,7 @@ async def _ask(settings: NodeSettings, address: str, port: int) -> dict[str, Any
 
 
 def answers_with_name(settings: NodeSettings) -> Any:
-    """A server's callback: says this node's name, and closes once the other end has."""
+    """Return a server's callback: says this node's name, and closes once the other end has."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -75,7 +75,7 @@ def answers_with_name(settings: NodeSettings) -> Any:
 
 
 async def sees(path: Path, token: str, seconds: float) -> bool:
-    """Whether this node comes to see the file that another one has written."""
+    """Return whether this node comes to see the file that another one has written."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while await asyncio.to_thread(_text, path) != token:
@@ -90,7 +90,7 @@ def token_file(folder: Path, node: str) -> Path:
 
 
 def why(error: BaseException) -> str:
-    """An error of the network in few words; asyncio's own text repeats the address."""
+    """Return an error of the network in few words; asyncio's own text repeats the address."""
     code = error.errno if isinstance(error, OSError) else None
     if isinstance(error, socket.gaierror) or code is None or code < 0:
         return getattr(error, "strerror", None) or str(error) or type(error).__name__

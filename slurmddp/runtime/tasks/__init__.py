@@ -31,7 +31,7 @@ _NEEDED = (
 
 
 def create(name: str, data: Mapping[str, Any], model: Mapping[str, Any]) -> Task:
-    """The task of that name, made by calling its factory with train.data and train.model (mappings).
+    """Return the task of that name, made by calling its factory with train.data and train.model (mappings).
 
     Raises UserError where the name, the module or the factory is not there, or what it returns is no task.
     Errors inside the user's own module or factory pass through with their traceback.

@@ -28,7 +28,7 @@ class Documents:
         return len(self._starts) - 1
 
     def read(self, number: int, most: int) -> torch.Tensor:
-        """The first tokens of a document, at most `most`, at least 2: uint8 [n].
+        """Return the first tokens of a document, at most `most`, at least 2: uint8 [n].
 
         Raises UserError for a line that is no such object.
         """

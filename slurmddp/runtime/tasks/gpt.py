@@ -66,8 +66,8 @@ class GPT(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """int64 [batch, time] to float [batch, time, vocabulary]; time is at most the context."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = F.dropout(self.tokens(tokens) + self.positions(places), self.dropout, self.training)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = F.dropout(self.tokens(tokens) + self.positions(positions), self.dropout, self.training)
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)

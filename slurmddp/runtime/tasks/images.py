@@ -165,7 +165,7 @@ class Images:
         self._train, self._validation = Part(self._whole, mixed[validation:]), Part(self._whole, mixed[:validation])
 
     def build_model(self) -> nn.Module:
-        """A perceptron over all values, or a small convolutional network."""
+        """Return a perceptron over all values, or a small convolutional network."""
         build = _perceptron if self._model["kind"] == "mlp" else _convolutions
         hidden, layers, dropout = self._model["hidden"], self._model["layers"], self._model["dropout"]
         return build(self._whole.shape, len(self._whole.classes), hidden, layers, dropout)
@@ -194,12 +194,12 @@ class Images:
         return Loss(F.cross_entropy(logits, labels, reduction="sum"), len(labels), {"accuracy": (right, len(labels))})
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
-        """The accuracy, between 0 and 1."""
+        """Return the accuracy, between 0 and 1."""
         return {"accuracy": means["accuracy"]}
 
 
 def create(data: Mapping[str, Any], model: Mapping[str, Any]) -> Images:
-    """The task from train.data and train.model. Raises UserError for what the user can put right."""
+    """Return the task from train.data and train.model. Raises UserError for what the user can put right."""
     return Images(data, model)
 
 

@@ -37,7 +37,7 @@ class Part:
         return self._total - self._validation if self._training else self._validation
 
     def window(self, index: int) -> int:
-        """The number among all of the one that is sample `index`."""
+        """Return the number among all of the one that is sample `index`."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         if self._validation == 0:
@@ -149,7 +149,7 @@ class LanguageModel:
         return Windows(self._stream, self._context, self._validation, training=training, vocabulary=vocabulary)
 
     def build_model(self) -> nn.Module:
-        """A GPT over the vocabulary: 256 byte values where there is none."""
+        """Return a GPT over the vocabulary: 256 byte values where there is none."""
         return GPT(context=self._context, **self._model)
 
     def train_samples(self) -> Samples:
@@ -177,7 +177,7 @@ class LanguageModel:
         return Loss(total, targets.numel())
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
-        """The loss in bits per byte, or for token ids as perplexity."""
+        """Return the loss in bits per byte, or for token ids as perplexity."""
         if self._format == "tokens":
             return {"perplexity": math.exp(min(means["loss"], 700.0))}
         return {"bits_per_byte": means["loss"] / math.log(2)}
@@ -219,7 +219,7 @@ class DocumentModel(LanguageModel):
         return nn.utils.rnn.pad_sequence(samples, batch_first=True), torch.tensor([len(sample) for sample in samples])
 
     def filling(self, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[int, int]:
-        """Targets that are real, and places that the model computes."""
+        """Return the number of real targets, and of targets that the model computes, padding included."""
         tokens, lengths = batch
         return int(lengths.sum()) - len(lengths), tokens[:, 1:].numel()
 
@@ -228,15 +228,15 @@ class DocumentModel(LanguageModel):
         last, so that causal attention does not see it, and has no target.
         """
         tokens, lengths = batch[0].long(), batch[1]
-        places = torch.arange(1, tokens.shape[1], device=tokens.device)
-        targets = tokens[:, 1:].masked_fill(places >= lengths[:, None], _IGNORED)
+        positions = torch.arange(1, tokens.shape[1], device=tokens.device)
+        targets = tokens[:, 1:].masked_fill(positions >= lengths[:, None], _IGNORED)
         logits = model(tokens[:, :-1])
         total = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=_IGNORED)
         return Loss(total, (lengths - 1).sum())
 
 
 def create(data: Mapping[str, Any], model: Mapping[str, Any]) -> LanguageModel:
-    """The task from train.data and train.model. Raises UserError for what the user can put right."""
+    """Return the task from train.data and train.model. Raises UserError for what the user can put right."""
     options = checked("lm", "data", data)
     kind = DocumentModel if options["format"] == "jsonl" else LanguageModel
     return kind(options, checked("lm", "model", model, options))

@@ -8,7 +8,7 @@ from slurmddp.shared.task_options import OPTIONS, mistakes, overlaid
 
 
 def checked(task: str, part: str, given: Mapping[str, Any], data: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The defaults overlaid with `given`. `data`: as in `mistakes`. Raises UserError for the first mistake."""
+    """Return the defaults overlaid with `given`. `data`: as in `mistakes`. Raises UserError for the first mistake."""
     known = OPTIONS[task][part]
     for mistake in mistakes(task, part, given, data):
         if mistake.kind == "unknown":

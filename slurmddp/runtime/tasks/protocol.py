@@ -1,4 +1,4 @@
-"""What a task brings: model, data, loss. A user's own task is any object with these methods."""
+"""The interface of a task: model, data and loss. A user's own task is any object with these methods."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,9 +9,7 @@ from torch import nn
 
 
 class Samples(Protocol):
-    """Samples by number: len(samples), samples[i] for i from 0. Has to pickle, and give the same on every
-    rank.
-    """
+    """Samples by number: len(samples), and samples[i] for i from 0. They must pickle, and be the same on every rank."""
 
     def __len__(self) -> int: ...
 
@@ -20,11 +18,10 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of one micro batch as a sum, so that batches of any size can be added up exactly.
+    """The loss of one micro batch as a sum, so that batches of any size add up exactly.
 
-    `total`: scalar tensor, sum of the losses of all targets, with its gradient. `count`: how many targets
-    that is (an int, or a scalar tensor). `metrics`: further sums over the same targets or samples, by name,
-    each with its own count.
+    `total`: scalar tensor with gradient, the sum of the losses of all targets. `count`: number of these targets, an int
+    or a scalar tensor. `metrics`: name -> (sum, count) of further values over the same targets or samples.
     """
 
     total: torch.Tensor
@@ -33,7 +30,7 @@ class Loss:
 
 
 def optional(task: object, name: str) -> Callable[..., Any] | None:
-    """A method that a task may have or not (see `Task`); None where it has not, or has None there."""
+    """Return an optional method of a task (see `Task`); None if the task does not have it."""
     found: Callable[..., Any] | None = getattr(task, name, None)
     return found
 
@@ -41,19 +38,18 @@ def optional(task: object, name: str) -> Callable[..., Any] | None:
 class Task(Protocol):
     """One kind of training.
 
-    `targets_per_sample`: how many targets a sample has, or has about (a scale for the gradients before the
-    true count of a step is known; it never changes the result by more than rounding). `unit`: what a target
-    is called in messages, in the plural ("tokens", "samples"). `metrics`: the names of the metrics that
-    `loss` gives, always all of them, in this order.
+    `targets_per_sample`: targets per sample, exact or approximate (it scales gradients before the true count of a step
+    is known, and changes the result by rounding only). `unit`: name of a target in messages, in the plural ("tokens",
+    "samples"). `metrics`: names of the metrics that `loss` returns, always all of them, in this order.
 
-    What a task may have besides (`optional`):
+    Optional methods (`optional`):
 
-    - `augment(sample, generator) -> sample`: called in the data workers on samples to train on, with a torch.Generator
-      on the CPU that is seeded from (seed, epoch, sample id). All that is random has to come from it.
-    - `lengths() -> integers`: the length of each training sample by id, as an array, an integer tensor or a list; what
-      a sample costs, in any unit, exact or nearly. Needed for batch.by_length.
-    - `filling(batch) -> (filled, places)`: of a collated batch, how many tokens are real, and on how many the model
-      computes, padding included.
+    - `augment(sample, generator) -> sample`: called in the data workers on training samples. `generator` is a
+      torch.Generator on the CPU, seeded from (seed, epoch, sample id); use no other source of randomness.
+    - `lengths() -> integers`: the length of each training sample by id, as an array, an integer tensor [samples] or a
+      list. Any unit, exact or approximate: it stands for the cost of a sample. Needed for batch.by_length.
+    - `filling(batch) -> (filled, computed)`: for a collated batch, the number of real tokens, and the number of tokens
+      that the model computes, padding included.
     """
 
     targets_per_sample: int
@@ -61,29 +57,29 @@ class Task(Protocol):
     metrics: Sequence[str]
 
     def build_model(self) -> nn.Module:
-        """A new model on the CPU. The generators are seeded, so that it is the same on every rank."""
+        """Return a new model on the CPU. Random generators are seeded, so it is the same on every rank."""
         ...
 
     def train_samples(self) -> Samples:
-        """The samples to train on."""
+        """Return the training samples."""
         ...
 
     def validation_samples(self) -> Samples:
-        """The samples to evaluate on, none of them among the others; may be empty."""
+        """Return the validation samples, none of them a training sample; may be empty."""
         ...
 
     def fingerprint(self) -> str:
-        """A text that changes when the data does, and not with where it lies. Checked on resume."""
+        """Return a text that changes if the data changes, but not if its path does. Checked when a run resumes."""
         ...
 
     def collate(self, samples: list[Any]) -> Any:
-        """Samples to a batch: tensors on the CPU, alone or nested in lists, tuples and mappings."""
+        """Return a batch of these samples: CPU tensors, alone or nested in lists, tuples and mappings."""
         ...
 
     def loss(self, model: Callable[..., Any], batch: Any) -> Loss:
-        """Loss of a batch that is on the model's device. Calls `model` exactly once."""
+        """Return the loss of a batch on the model's device. Must call `model` exactly once."""
         ...
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Figures for people from means over the validation set: "loss" and each metric by name."""
+        """Return figures to print, from the means over the validation set: "loss" and each metric by name."""
         ...

@@ -35,7 +35,7 @@ class ByteStream:
         return self._ends[-1] if self._ends else 0
 
     def read(self, start: int, count: int) -> bytearray:
-        """`count` bytes from offset `start`. Raises OSError where a file has become shorter or cannot be
+        """Return `count` bytes from offset `start`. Raises OSError if a file has become shorter or cannot be
         read.
         """
         result = bytearray()
@@ -59,7 +59,7 @@ class ByteStream:
         )
 
     def name_at(self, offset: int) -> str:
-        """The path of the file that a byte comes from, and the byte's offset there, for messages."""
+        """Return the path of the file that a byte comes from, and the byte's offset there, for messages."""
         number = bisect_right(self._ends, offset)
         _, path, size = self.files[number]
         return f"{path}, byte {offset - (self._ends[number] - size)}"
@@ -101,7 +101,7 @@ def fingerprint(files: list[tuple[str, int]], read: Callable[[int, int, int], by
 def find_files(
     paths: list[str], pattern: str, exclude: list[str], suffixes: tuple[str, ...] = ()
 ) -> list[tuple[str, Path, int]]:
-    """Files to read: each path in turn, a folder's files that match `pattern` sorted by name.
+    """Return files to read: each path in turn, a folder's files that match `pattern` sorted by name.
 
     Nothing depends on the order that a file system gives. `exclude`: patterns over the path inside the
     folder. `suffixes`: how the names in a folder have to end, if not empty. Empty files are left out. Raises

@@ -65,7 +65,9 @@ class TokenStream:
         return self._ends[-1] if self._ends else 0
 
     def read(self, start: int, count: int) -> torch.Tensor:
-        """`count` token ids from number `start` on, int64 [count]. Raises OSError where a file has changed its size."""
+        """Return `count` token ids from number `start` on, int64 [count]. Raises OSError if a file has changed its
+        size.
+        """
         parts = []
         number = bisect_right(self._ends, start)
         while count:
@@ -82,7 +84,7 @@ class TokenStream:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def name_at(self, token: int) -> str:
-        """The path of the file that a token comes from, and its number there, for messages."""
+        """Return the path of the file that a token comes from, and its number there, for messages."""
         number = bisect_right(self._ends, token)
         file = self.files[number]
         return f"{file.path}, token {token - (self._ends[number] - file.tokens)}"
@@ -119,8 +121,8 @@ class TokenStream:
 
 
 def token_files(files: list[tuple[str, Path, int]], dtype: str) -> list[TokenFile]:
-    """The token files among `files` (name, path, bytes): .npy says itself what it holds, anything else is `dtype`
-    (uint16 or uint32), little-endian, without a header.
+    """Return the token files among `files` (name, path, bytes): .npy says itself what it holds, anything else is
+    `dtype` (uint16 or uint32), little-endian, without a header.
 
     Raises UserError for a file that holds something else.
     """

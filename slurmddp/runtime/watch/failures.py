@@ -106,7 +106,7 @@ def check() -> None:
 
 
 def stuck(lines: Iterable[str], limit: int) -> int | None:
-    """The step beyond which none of the last `limit` failures got, which is the first one's; None where one did, or
+    """Return the step beyond which none of the last `limit` failures got, which is the first one's; None if one did, or
     there are fewer.
 
     >>> stuck(["0 10", "0 57", "0 50", "1 57"], 3), stuck(["0 10", "0 57", "0 58"], 3), stuck(["0 10"], 3)
@@ -118,7 +118,7 @@ def stuck(lines: Iterable[str], limit: int) -> int | None:
 
 
 def step_of(root: Path, environ: Mapping[str, str]) -> int:
-    """How far the run has come, as its ranks told; 0 where they did not."""
+    """Return how far the run has come, as its ranks told; 0 if they did not."""
     words = _text(Path(environ.get(FILE) or RunFolder(root).progress)).split()
     return int(words[0]) if words and words[0].isdecimal() else 0
 

@@ -172,7 +172,7 @@ class Exchange(threading.Thread):
 
 
 def connect(world: World) -> Store:
-    """A store for heartbeats, hosted by rank 0 on a free port. Every rank has to call it; a failure on one is
+    """Return a store for heartbeats, hosted by rank 0 on a free port. Every rank has to call it; a failure on one is
     raised on all.
     """
     server: TCPStore | None = None
@@ -200,7 +200,7 @@ class Arrivals:
         self._groups += tuple(group for group in groups if group not in self._groups)
 
     def count(self) -> int:
-        """Their number so far; 0 where torch does not tell."""
+        """Their number so far; 0 if torch does not tell."""
         try:
             return sum(group._get_sequence_number_for_group() for group in self._groups)
         except (AttributeError, RuntimeError):

@@ -29,7 +29,7 @@ def give_up(path: Path, attempt: int, why: str) -> None:
 
 
 def ended(path: Path) -> bool:
-    """Whether there is a marker that says that this attempt is over. One that cannot be read says so too:
+    """Return whether there is a marker that says that this attempt is over. One that cannot be read says so too:
     it was put there in one piece, at the very end.
     """
     try:

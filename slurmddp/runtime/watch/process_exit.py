@@ -51,7 +51,7 @@ def leave_within(seconds: float, code: int) -> None:
 
 
 def stacks(prefix: str) -> str:
-    """The stacks of all threads, `prefix` before each line.
+    """Return the stacks of all threads, `prefix` before each line.
 
     faulthandler's form: it reads no source files, which may lie on the very file system that hangs.
     """

@@ -40,7 +40,7 @@ class Progress:
         self.state = State(phase, before.step if step is None else step, before.entries + 1)
 
     def follow(self, items: Iterator[T]) -> Iterator[T]:
-        """The same items; while the next one is waited for, the phase is data."""
+        """Yield the same items; while the next one is waited for, the phase is data."""
         while True:
             phase = self.state.phase
             self.enter("data")
@@ -81,11 +81,11 @@ class Patience:
         return state
 
     def longest(self, phase: str) -> float:
-        """The longest that a phase has taken so far, in seconds."""
+        """Return the longest that a phase has taken so far, in seconds."""
         return self._longest.get(phase, 0.0)
 
     def deadline(self) -> float:
-        """How long the present phase may take, in seconds."""
+        """Return how long the present phase may take, in seconds."""
         phase = self._last.phase
         learned = max(self._shortest, _TIMES * self.longest(phase))
         if phase not in QUICK:

@@ -23,7 +23,7 @@ class StopFile:
         self._seen = False
 
     def seen(self) -> bool:
-        """Whether the file is there (or was)."""
+        """Return whether the file is there (or was)."""
         if self._path is None or self._seen:
             return self._seen
         now = time.monotonic()
@@ -33,7 +33,7 @@ class StopFile:
         return self._seen
 
     def reason(self) -> str:
-        """The file's first line, where it can be read and has one; else that it appeared."""
+        """Return the file's first line, where it can be read and has one; else that it appeared."""
         try:
             text = self._path.read_text(encoding="utf-8", errors="replace") if self._path else ""
         except OSError:
@@ -61,21 +61,21 @@ class Stop:
             self._asked = reason
 
     def wanted(self) -> bool:
-        """Whether this rank wants to stop. Cheap: called in every step."""
+        """Return whether this rank wants to stop. Cheap: called in every step."""
         return self._asked is not None or self._file.seen()
 
     def reason(self) -> str | None:
-        """Why this rank wants to stop; None where it does not."""
+        """Return why this rank wants to stop; None if it does not."""
         if self._asked is not None:
             return self._asked
         return self._file.reason() if self._file.seen() else None
 
     def agreed(self, world: "World") -> bool:
-        """Whether any rank wants to stop. Every rank has to call it; for places without a reduction of their
+        """Return whether any rank wants to stop. Every rank has to call it; for places without a reduction of their
         own (about a millisecond).
         """
         return any(world.gather(self.wanted()))
 
     def agreed_reason(self, world: "World") -> str:
-        """The reason of the first rank that has one, on every rank; every rank has to call it."""
+        """Return the reason of the first rank that has one, on every rank; every rank has to call it."""
         return next((reason for reason in world.gather(self.reason()) if reason), "asked to stop")

@@ -98,7 +98,7 @@ class _Member(_Record):
 
 def _refused(name: str) -> Refused:
     return Refused(
-        f"names {name}, which no checkpoint of slurmddp holds: nothing of it was run. "
+        f"names {name}, which no checkpoint of slurmddp contains: it was not executed. "
         "Do not load this checkpoint elsewhere"
     )
 
@@ -118,19 +118,19 @@ class Reader(pickle.Unpickler):
         return self._classes.setdefault((module, name), type(name, (kind,), {"__module__": module}))
 
     def allows(self, module: str, name: str) -> bool:
-        """Whether the pickle may name this."""
+        """Return whether the pickle may name this."""
         return name in _ALLOWED.get(module, ()) or is_dtype(module, name)
 
 
 def is_dtype(module: str, name: str) -> bool:
-    """Whether this is how torch names a data type: torch.float32."""
+    """Return whether this is how torch names a data type: torch.float32."""
     return module == "torch" and _DTYPE.fullmatch(name) is not None
 
 
 def _tensors(found: Any) -> dict[str, Stored]:
     """Raises Refused, or whatever a record that lacks something raises."""
     metadata = _state(found, "Metadata")
-    places = {}
+    locations = {}
     for index, info in metadata["storage_data"].items():
         key, storage = _state(index, "MetadataIndex"), _state(info, "_StorageInfo")
         if storage.get("transform_descriptors"):
@@ -139,11 +139,11 @@ def _tensors(found: Any) -> dict[str, Stored]:
         if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\0" in file:
             raise Refused(f"names the file {file!r}, which is not in the checkpoint's folder")
         offset = None if key["offset"] is None else _size(key["offset"])
-        places[key["fqn"], offset] = (file, *_counts((storage["offset"], storage["length"])))
-    return {_text(name): _stored(name, item, places) for name, item in metadata["state_dict_metadata"].items()}
+        locations[key["fqn"], offset] = (file, *_counts((storage["offset"], storage["length"])))
+    return {_text(name): _stored(name, item, locations) for name, item in metadata["state_dict_metadata"].items()}
 
 
-def _stored(name: str, item: Any, places: dict[Any, Any]) -> Stored:
+def _stored(name: str, item: Any, locations: dict[Any, Any]) -> Stored:
     if type(item).__name__ == "BytesStorageMetadata":
         raise Refused(f"holds {name}, which is not a tensor")
     tensor = _state(item, "TensorStorageMetadata")
@@ -155,9 +155,9 @@ def _stored(name: str, item: Any, places: dict[Any, Any]) -> Stored:
     for chunk in tensor["chunks"]:
         fields = _state(chunk, "ChunkStorageMetadata")
         offsets = _size(fields["offsets"])
-        if (name, offsets) not in places:
+        if (name, offsets) not in locations:
             raise Refused(f"does not say where {name} from {list(offsets)} on is stored")
-        chunks.append(Chunk(offsets, _size(fields["sizes"]), *places[name, offsets]))
+        chunks.append(Chunk(offsets, _size(fields["sizes"]), *locations[name, offsets]))
     return Stored(dtype.__name__, _size(tensor["size"]), tuple(chunks))
 
 

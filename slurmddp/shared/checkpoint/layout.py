@@ -52,18 +52,18 @@ def folder_name(step: int) -> str:
 
 
 def temporary_name(kind: str, step: int, attempt: int, nonce: str) -> str:
-    """A hidden name for a folder that is being written (`saving`) or thrown away (`old`)."""
+    """Return a hidden name for a folder that is being written (`saving`) or thrown away (`old`)."""
     return f".{kind}-step-{step:08d}-attempt-{attempt:03d}-{nonce}"
 
 
 def step_of(folder: Path) -> int | None:
-    """The step in a checkpoint folder's name; None where the name is not one."""
+    """Return the step in a checkpoint folder's name; None if the name is not one."""
     match = _STEP.fullmatch(folder.name)
     return int(match.group(1)) if match else None
 
 
 def found(root: Path) -> list[tuple[int, Path]]:
-    """All checkpoint folders in `root`, complete or not, newest first; none where `root` is not there."""
+    """Return all checkpoint folders in `root`, complete or not, newest first; none where `root` is not there."""
     if not root.is_dir():
         return []
     steps = [(step, folder) for folder in root.iterdir() if (step := step_of(folder)) is not None]
@@ -71,7 +71,9 @@ def found(root: Path) -> list[tuple[int, Path]]:
 
 
 def facts(path: Path, *, sync: bool = False) -> FileFacts:
-    """Bytes and sha256 of a regular file, read in chunks; with `sync`, its content is on stable storage on return."""
+    """Return bytes and sha256 of a regular file, read in chunks; with `sync`, its content is on stable storage on
+    return.
+    """
     digest, size = hashlib.sha256(), 0
     with open_plain(path) as file:
         chunk = memoryview(bytearray(min(_CHUNK, max(os.fstat(file.fileno()).st_size, 1))))
@@ -114,12 +116,12 @@ def mark_complete(folder: Path) -> None:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether COMPLETE is there. Says nothing of the content: `verify` does."""
+    """Return whether COMPLETE is there. Says nothing of the content: `verify` does."""
     return (folder / COMPLETE).is_file()
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a complete checkpoint, as COMPLETE vouches for it; reads no other file.
+    """Return the manifest of a complete checkpoint, as COMPLETE vouches for it; reads no other file.
 
     `files` maps names, relative to the folder and in it, to {bytes, sha256}; `step` and `world` are numbers. Raises
     Rejected, and OSError for what is there and cannot be read.
@@ -159,7 +161,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_contents(folder: Path, files: Iterable[str] | None = None) -> dict[str, contents.Stored]:
-    """The tensors of a checkpoint by name, from .metadata, of which nothing is run.
+    """Return the tensors of a checkpoint by name, from .metadata, of which nothing is run.
 
     `files`: those that the manifest vouches for; none other may hold tensors. Raises Rejected, OSError.
     """
@@ -228,7 +230,7 @@ def prune(
 def discard(folder: Path, *, attempt: int) -> None:
     """Remove a checkpoint. It loses its name first: one half deleted is never taken for a checkpoint."""
     if not folder.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "is in the way of a checkpoint, and no folder", str(folder))
+        raise NotADirectoryError(errno.ENOTDIR, "is not a folder, but a checkpoint needs its name", str(folder))
     step = step_of(folder) or 0
     hidden = folder.with_name(temporary_name("old", step, attempt, secrets.token_hex(4)))
     folder.rename(hidden)

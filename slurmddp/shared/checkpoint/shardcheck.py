@@ -59,7 +59,7 @@ class _Reader(contents.Reader):
         )
 
     def persistent_load(self, pid: Any) -> Any:
-        """A tensor's storage: bytes beside the pickle."""
+        """Return a tensor's storage: bytes beside the pickle."""
         return pid
 
 

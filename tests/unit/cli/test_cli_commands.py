@@ -419,7 +419,7 @@ def test_plan_shows_the_arithmetic(ready: Desk, cli: Cli) -> None:
 
 def test_plan_of_an_uneven_batch(ready: Desk, cli: Cli) -> None:
     done = cli("plan", "job.yaml", "--set", "train.batch.global=500")
-    assert "uneven, correctly weighted" in done.out + done.err
+    assert "micro batches are uneven; every sample weighs the same" in done.out + done.err
     assert "Even batches nearby: 384 and 512" in done.out + done.err
     refused = cli("plan", "job.yaml", "--set", "train.batch.global=500", "--set", "train.batch.even=true")
     assert refused.code == 2

@@ -151,13 +151,13 @@ def test_the_bases_own_workdir_and_entrypoint_are_had_from_its_registry(
     path = dockerfile(bench, registry, 'WORKDIR sub\nRUN touch x\nCMD ["run"]\n')
     shown = cli("build-image", "--dockerfile", path, "--dry-run")  # asks no registry
     assert "'sub' begins at / here; a WORKDIR of the base image" in shown.err and "mkdir -p /sub" in shown.out
-    assert "this is assumed: its SHELL is /bin/sh, there is no ENTRYPOINT before CMD" in shown.err
+    assert "assumed: its SHELL is /bin/sh, there is no ENTRYPOINT before CMD" in shown.err
 
     definition, lock, said = build("--dockerfile", path)
     assert (
         "(owner=1000:1000 && folder /srv/app/sub)" in definition and "exec /bin/begin 'two words' \"$@\"" in definition
     )
-    assert "begins at / here" not in said and "this is assumed" not in said
+    assert "begins at / here" not in said and "assumed: " not in said
     assert "sets USER 1000, who does RUN as in Docker" in said and "as 3 1000 '' /bin/sh -c 'touch x'" in definition
     assert cli("build-image", "--dockerfile", path).err.startswith("up to date"), "its inputs are what they were"
     assert lock["inputs"]["parts"]["definition"]

@@ -55,7 +55,7 @@ def test_accumulation_follows_from_the_nodes_and_the_global_batch_stays() -> Non
 def test_an_uneven_batch_is_told_with_the_nearest_even_ones() -> None:
     made, notes = plan(ranks=3, **{"global": 64, "micro": 8})
     assert (made.even, made.accumulation) == (False, 3)
-    assert "uneven (and correctly weighted). Even batches nearby: 48 and 72" in notes[0]
+    assert "uneven (every sample weighs the same). Even batches nearby: 48 and 72" in notes[0]
 
 
 def test_batch_even_refuses_an_uneven_one() -> None:

@@ -9,7 +9,7 @@ import pytest
 from slurmddp.errors import UserError
 from slurmddp.plan.model import BindPlan, Plan
 from slurmddp.plan.program import host_path
-from tests.helpers import LM_JOB, Desk
+from tests.helpers import LM_JOB, Desk, refusal
 
 VERBOSE = {"NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL"}
 RECORDER = {
@@ -139,8 +139,13 @@ def test_a_script_keeps_its_place_in_the_project(desk: Desk) -> None:
 
 
 def test_a_job_that_needs_an_image_and_names_none(desk: Desk) -> None:
-    with pytest.raises(UserError, match=r"container\.image is not set"):
+    with pytest.raises(UserError) as caught:
         desk.plan(LM_JOB, "container.image=null")
+    assert "container.image is not set" in refusal(caught.value)
+    with pytest.raises(UserError) as caught:
+        desk.plan(LM_JOB + "container:\n  image: null\n")
+    said = refusal(caught.value)
+    assert ": container.image is not set\n" in said and said.count("container.image") == 1, "the key is said once"
 
 
 @pytest.mark.parametrize(

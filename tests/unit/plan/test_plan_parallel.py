@@ -36,7 +36,7 @@ def test_what_does_not_make_up_the_ranks(
     nodes, *rest = options
     shown = refused(desk, LM_JOB, f"resources.{nodes}", *(f"parallel.{option}" for option in rest))
     assert message in shown and fits in shown
-    assert shown.startswith(f"--set parallel.{key}: parallel.{key}: {message.split(' ')[0]}")
+    assert shown.startswith(f"--set parallel.{key}: {message.split(' ')[0]}")
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ def test_the_forms_of_nodes(desk: Desk, written: str, found: tuple[int, int, int
     [
         (LM_JOB, ("{min: 4, max: 2}",), "resources.nodes has min 4 above max 2"),
         (LM_JOB, ("4-2",), "'4-2' has min 4 above max 2"),
-        (LM_JOB, ("{min: 1, max: 2, spares: -1}",), "resources.nodes.spares: should be greater than or equal to 0"),
-        (LM_JOB, ("{min: 0, max: 2}",), "resources.nodes.min: should be greater than or equal to 1"),
+        (LM_JOB, ("{min: 1, max: 2, spares: -1}",), "resources.nodes.spares: must be at least 0"),
+        (LM_JOB, ("{min: 0, max: 2}",), "resources.nodes.min: must be at least 1"),
         (LM_JOB, ("{min: 2}",), "resources.nodes.max: is missing"),
         (LM_JOB, ("{min: 2}",), "-> write 4, 2-4, 4+1 or 2-4+1"),
         (LM_JOB, ("2-x",), "not '2-x'\n  -> write 4, 2-4, 4+1 or 2-4+1"),
@@ -107,7 +107,7 @@ def test_the_same_global_batch_on_every_number_of_nodes(desk: Desk) -> None:
         "  2 nodes x 4 = 8 ranks, accumulation 4",
         "  1 node x 4 = 4 ranks, accumulation 8",
     ]
-    assert "note: on 3 nodes, micro batches are uneven (and correctly weighted)" in lines
+    assert "note: on 3 nodes, micro batches are uneven (every sample weighs the same)" in lines
     assert cost_line(plan) == "cost: up to 40 GPU-hours (5 nodes x 4 GPUs x 02:00:00)"
     assert plan.gpu_hours == 5 * 4 * 2
     assert plan.node_hours == 10

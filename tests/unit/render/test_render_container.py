@@ -264,7 +264,7 @@ def test_what_would_change_the_container_silently_is_all_taken_away() -> None:
 
 @pytest.mark.parametrize("gone", ["", "driver.sh"])
 def test_a_node_without_the_functions_says_so(node: Node, gone: str) -> None:
-    node.change_functions("find_place() {", "find_place() {")
+    node.change_functions("find_address() {", "find_address() {")
     shell = node.run / "code" / "slurmddp" / "shell"
     shutil.rmtree(shell) if not gone else (shell / gone).unlink()
     complaint, left = preflight(node, node.script())

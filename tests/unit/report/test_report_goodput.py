@@ -89,7 +89,7 @@ def test_a_run_whose_ranks_tell_everything() -> None:
         "checkpoint": 10.5, "evaluation": 20, "other": 1 + 4.5 + 1 + 1 + 9,
     }  # fmt: skip
     assert found.goodput == pytest.approx(147 / 300)
-    assert (found.attempts, found.launches, found.failures) == (1, 1, 0)
+    assert (found.attempts, found.rank_starts, found.failures) == (1, 1, 0)
 
 
 def test_a_run_of_older_code_is_accounted_for_by_its_events() -> None:
@@ -176,7 +176,7 @@ def test_a_script_of_the_users_own() -> None:
 def test_the_exit_code_of_a_script_says_whether_it_failed(code: int, failures: int) -> None:
     """slurmddp tells of its start; the script need not tell of its end."""
     found = account(job(30, 100, event(40, "rank_started", seconds=1.0), code=code), script=True)
-    assert (found.launches, found.failures) == (1, failures)
+    assert (found.rank_starts, found.failures) == (1, failures)
 
 
 def test_an_attempt_that_never_reached_its_ranks() -> None:
@@ -203,7 +203,7 @@ def test_steps_after_the_checkpoint_that_was_resumed_from_are_lost() -> None:
     found = account(events, rows)
     # A fifth of the first stretch (steps 41 to 50) and all of the second.
     assert spent(found) == {"init": 20, "training": 32 + 80, "data": 8, "lost": 60, "restart": 90, "other": 10}
-    assert (found.attempts, found.launches, found.failures) == (2, 2, 1)
+    assert (found.attempts, found.rank_starts, found.failures) == (2, 2, 1)
 
 
 def test_ranks_restarted_in_place_share_the_attempt() -> None:
@@ -215,7 +215,7 @@ def test_ranks_restarted_in_place_share_the_attempt() -> None:
     found = account(events, rows)
     # 30 s of 20 -> 50, and the 2 s up to the error; the second launch trains from 90 on.
     assert spent(found) == {"init": 20, "training": 20 + 100, "lost": 30 + 2, "restart": 18, "other": 10}
-    assert (found.attempts, found.launches, found.failures) == (1, 2, 1)
+    assert (found.attempts, found.rank_starts, found.failures) == (1, 2, 1)
 
 
 @pytest.mark.parametrize(("name", "kind", "rest"), [("error", "restart", 0), ("hang", "hang", 10_000)])
@@ -309,7 +309,7 @@ def test_attempts_in_one_job() -> None:
         "queue": 10, "preflight": 9, "image": 2 + 7 + 2, "init": 10 + 10, "training": 40 + 74, "lost": 5,
         "restart": 5 + 5 + 5, "other": 1 + 5 + 10,
     }  # fmt: skip
-    assert (found.jobs, found.attempts, found.launches, found.failures) == (1, 3, 2, 1)
+    assert (found.jobs, found.attempts, found.rank_starts, found.failures) == (1, 3, 2, 1)
     assert [tuple(each) for each in found.recoveries] == [(2, 41, 47_000, True)]
     assert found.recovered == 1
     assert goodput_text(found, going=False).splitlines()[1] == "recovered once, in 0:00:47"
@@ -347,7 +347,7 @@ def test_a_script_that_tells_no_steps_recovers_between_its_attempts(told: bool) 
     found = account(events, script=True)
     assert spent(found) == {"queue": 10, "preflight": 6, "run": 62 + 107 + 5, "restart": 5}
     assert [tuple(each) for each in found.recoveries] == [(1, None, 5_000, True)]
-    assert (found.launches, found.failures) == ((2, 1) if told else (0, 0))
+    assert (found.rank_starts, found.failures) == ((2, 1) if told else (0, 0))
 
 
 # --- clocks and damage
@@ -423,7 +423,7 @@ def test_whatever_was_written_every_millisecond_is_in_one_kind(
 ) -> None:
     found = account(events, rows, now=now, script=script, markers={1: Marker(1, "done")} if marked else None)
     assert set(found.spent) == set(KINDS)
-    assert found.failures <= found.launches
+    assert found.failures <= found.rank_starts
     assert all(each.milliseconds >= 0 for each in found.recoveries)
     assert 0 <= found.recovered <= len(found.recoveries)
 

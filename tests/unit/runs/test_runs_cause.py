@@ -24,7 +24,9 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 def folder(tmp_path: Path) -> RunFolder:
     logs = tmp_path / "logs" / "attempt-000"
     logs.mkdir(parents=True)
-    (logs / "node1.log").write_text("slurmddp: node node1 is 0 of 2, address 10.0.0.1, head node1:61000\nstep 1\n")
+    (logs / "node1.log").write_text(
+        "slurmddp: node rank 0 of 2: host node1, address 10.0.0.1, head node1:61000\nstep 1\n"
+    )
     (logs / "node2.log").write_text("nothing yet\n")
     return RunFolder(tmp_path)
 

@@ -39,14 +39,14 @@ def test_build_write_read(tmp_path: Path) -> None:
     assert b"/data/\xff" in run.manifest.read_bytes()
     assert (facts["schema"], facts["run"], facts["name"]) == (1, "gpt-1", "gpt")
     assert (facts["slurmddp"], facts["site"], facts["resumed_from"]) == (version(), "local", ["gpt-0"])
-    assert facts["schemas"] == {"job.json": 3, "events.jsonl": 2, "metrics.jsonl": 1}
+    assert facts["schemas"] == {"job.json": 4, "events.jsonl": 3, "metrics.jsonl": 1}
     assert datetime.fromisoformat(facts["created"]).tzinfo is not None
     assert facts["directory"] == str(Path.cwd())
     assert facts["user"] and facts["host"] and facts["python"]
     assert facts["git"] is None and facts["image"] is None
 
 
-NEWER_EVENTS = '{"schema": 1, "slurmddp": "9", "schemas": {"events.jsonl": 3}}'
+NEWER_EVENTS = '{"schema": 1, "slurmddp": "9", "schemas": {"events.jsonl": 4}}'
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def run(desk: Desk) -> RunFolder:
 
 def test_it_holds_the_old_names(run: RunFolder) -> None:
     assert "\n  every: 600s\n" in run.job_yaml.read_text() and "\n    held_out: 0.1\n" in run.job_yaml.read_text()
+    assert "\n  not_finite: null\n  agree_every: 100\n" in run.job_yaml.read_text()
     assert "\ndeadman:\n" in run.site_yaml.read_text()
     assert json.loads(run.manifest.read_text())["schemas"]["job.json"] == 2
 
@@ -50,6 +51,7 @@ def test_resume(run: RunFolder, desk: Desk) -> None:
     job = prepared.resolved.job
     assert (job.checkpoint.interval, job.checkpoint.every_steps, job.train.evaluate.every_steps) == (600, 2, 2)
     assert job.train.data["validation_fraction"] == 0.1
+    assert (job.train.on_nonfinite, job.train.replica_check_every) == (None, 100)
     assert prepared.resumed_from == (run.path,)
     assert prepared.plan.runtime_job is not None
     assert prepared.plan.runtime_job["train"]["evaluate"]["every_steps"] == 2

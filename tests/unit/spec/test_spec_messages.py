@@ -21,7 +21,7 @@ from tests.helpers import LM_JOB, Desk, refusal
         ("xyzzy: 1", ":6: xyzzy: unknown key\n  -> docs/job.md lists all keys"),
         ("resources: {nodes: two}", ":6: resources.nodes: must be a whole number, not 'two'"),
         ("resources: {nodes: 1.5}", ":6: resources.nodes: must be a whole number, not '1.5'"),
-        ("resources: {nodes: 0}", ":6: resources.nodes: should be greater than or equal to 1, not '0'"),
+        ("resources: {nodes: 0}", ":6: resources.nodes: must be at least 1, not '0'"),
         ("resources: {nodes: [1]}", ":6: resources.nodes: must be a whole number, not ['1']"),
         ("resources: {nodes: }", ":6: resources.nodes: must be a whole number, not empty"),
         ("resources: {time: 30}", ":6: resources.time: '30' needs a unit"),

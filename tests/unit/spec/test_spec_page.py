@@ -18,7 +18,7 @@ from tests.helpers import Desk
 PAGE = Path(__file__).parents[3] / "docs" / "job.md"
 ROWS = dict(re.findall(r"^\| `([a-z_.]+)`(?: \+)? \| (.*?) \|", PAGE.read_text(), re.MULTILINE))
 #: What it says of a default that the model says by None, or that other keys decide.
-WORDS = {"site", "none", "none: it is needed", "one a GPU", "as often as it helps", "see below", "follows", "planned",
+WORDS = {"site", "none", "required", "one per GPU", "100; static: 0", "see below", "ranks / shard", "planned",
          "the file's name", "the script's folder", "train.steps", "stop (fp16: halve)", "python3"}  # fmt: skip
 #: Where the model has a value that stands for what is decided otherwise.
 DECIDED = {"name"}

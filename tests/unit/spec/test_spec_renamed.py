@@ -67,8 +67,7 @@ def test_old_in_the_configuration_and_new_in_the_job_file(desk: Desk) -> None:
 
 def test_an_old_key_on_the_command_line_and_in_the_environment(desk: Desk) -> None:
     assert refused(desk, LM_JOB, "checkpoint.every=5m") == (
-        "--set checkpoint.every: checkpoint.every: renamed to checkpoint.interval in 0.1.0\n"
-        "  -> write --set checkpoint.interval=VALUE"
+        "--set checkpoint.every: renamed to checkpoint.interval in 0.1.0\n  -> write --set checkpoint.interval=VALUE"
     )
     assert refused(desk, LM_JOB, SLURMDDP_TRAIN__EVALUATE__EVERY="5") == (
         "$SLURMDDP_TRAIN__EVALUATE__EVERY: train.evaluate.every: renamed to train.evaluate.every_steps in 0.1.0\n"

@@ -178,7 +178,7 @@ def test_all_mistakes_are_told_at_once(desk: Desk) -> None:
 
 def test_an_option_on_the_command_line_is_named(desk: Desk) -> None:
     shown = told(desk, LM_JOB, "train.data.context=0", "train.model.heads=3")
-    assert "--set train.data.context: train.data.context: must be a whole number from 1 up, not 0" in shown
+    assert "--set train.data.context: must be a whole number from 1 up, not 0" in shown
     assert "--set train.model.heads: train.model.width: must be a multiple of train.model.heads (3), not 128" in shown
 
 

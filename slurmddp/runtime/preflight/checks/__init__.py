@@ -56,7 +56,7 @@ SAME: tuple[Same, ...] = (
 
 
 def alone(settings: NodeSettings, now: list[str]) -> list[Finding]:
-    """What the node itself finds; a check that fails is a finding as well. now: gets what is being looked at."""
+    """Return what the node itself finds; a check that fails is a finding as well. now: gets what is being looked at."""
     found: list[Finding] = []
     for check in ALONE:
         now.append(check.__module__.rpartition(".")[2])
@@ -68,7 +68,7 @@ def alone(settings: NodeSettings, now: list[str]) -> list[Finding]:
 
 
 def facts(settings: NodeSettings, now: list[str]) -> tuple[dict[str, str], list[Finding]]:
-    """The facts to compare, by name, and what kept a fact from being seen. now: as above."""
+    """Return the facts to compare, by name, and what kept a fact from being seen. now: as above."""
     seen: dict[str, str] = {}
     found: list[Finding] = []
     for same in SAME:

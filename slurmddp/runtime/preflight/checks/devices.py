@@ -17,7 +17,7 @@ _TODO = "run nvidia-smi or rocm-smi on the node; if a GPU is missing, ask the si
 
 
 def check(settings: NodeSettings) -> Iterator[Finding]:
-    """Nothing to check where no GPUs were asked for, or where nothing tells of which kind they are."""
+    """Yield nothing to check where no GPUs were asked for, or where nothing tells of which kind they are."""
     vendor = settings.vendor or driver()
     if settings.gpus <= 0 or vendor not in _VISIBLE:
         return
@@ -39,7 +39,7 @@ def check(settings: NodeSettings) -> Iterator[Finding]:
 
 
 def driver(devices: Path = Path("/dev")) -> str:
-    """nvidia or amd, whose driver has its device file; empty where neither has."""
+    """nvidia or amd, whose driver has its device file; empty if neither has."""
     return next((name for name, file in _DRIVER.items() if (devices / file).exists()), "")
 
 
@@ -77,7 +77,7 @@ def amd(devices: Path = Path("/dev")) -> tuple[int, str]:
 
 
 def visible(environ: Mapping[str, str], name: str) -> int | None:
-    """How many devices the variable leaves; None where it is not set."""
+    """Return how many devices the variable leaves; None if it is not set."""
     text = environ.get(name)
     return None if text is None else len([item for item in text.split(",") if item.strip() not in ("", "-1")])
 

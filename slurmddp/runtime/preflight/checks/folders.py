@@ -23,7 +23,7 @@ def check(settings: NodeSettings) -> Iterator[Finding]:
 
 
 def inputs(job: Path) -> list[tuple[str, str]]:
-    """(key of the job, path) of what the ranks will read. Empty for a script of the user's own."""
+    """Return (key of the job, path) of what the ranks will read. Empty for a script of the user's own."""
     try:
         train: dict[str, Any] = json.loads(job.read_text(encoding="utf-8"))["train"]
     except FileNotFoundError:

@@ -19,13 +19,13 @@ _MOST = 4
 
 
 def check(settings: NodeSettings) -> Iterator[Finding]:
-    """Whether torch can be imported. job.sh knows this reason by its first words."""
+    """Yield whether torch can be imported. job.sh knows this reason by its first words."""
     if importlib.util.find_spec("torch") is None:
         yield bad(f"no torch in {sys.executable}", "install it in the image, or correct container.python")
 
 
 def installed(settings: NodeSettings) -> str:
-    """A JSON object, name -> version: Python, what torch was built for, and every package on the path."""
+    """Return a JSON object, name -> version: Python, what torch was built for, and every package on the path."""
     found = packages(sys.path)
     found["python"] = platform.python_version()
     found |= _built_for()
@@ -36,7 +36,9 @@ def installed(settings: NodeSettings) -> str:
 
 
 def packages(path: list[str]) -> dict[str, str]:
-    """The packages in the folders of sys.path, from the names of their metadata alone, as the first folder has them."""
+    """Return the packages in the folders of sys.path, from the names of their metadata alone, as the first folder has
+    them.
+    """
     found: dict[str, str] = {}
     for folder in path:
         try:

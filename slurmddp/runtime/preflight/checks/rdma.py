@@ -19,13 +19,13 @@ _PROVIDERS = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "efa": "efa", "bnxt_en":
 
 
 def check(settings: NodeSettings) -> Iterator[Finding]:
-    """Nothing where ranks of several nodes do not meet over NCCL, or where it is told to leave InfiniBand alone."""
+    """Yield warnings about RDMA adapters, if ranks of several nodes use NCCL and it may use InfiniBand."""
     if settings.gpus > 0 and len(settings.nodes) > 1 and not refused(os.environ):
         yield from look()
 
 
 def refused(environ: Mapping[str, str]) -> bool:
-    """Whether NCCL takes another way: it is told so, or has a plugin for the network (libfabric, UCX)."""
+    """Return whether NCCL takes another way: it is told so, or has a plugin for the network (libfabric, UCX)."""
     disabled = environ.get("NCCL_IB_DISABLE", "0") not in ("", "0")
     return disabled or environ.get("NCCL_NET", "IB").upper() != "IB" or bool(environ.get("NCCL_NET_PLUGIN"))
 
@@ -56,7 +56,7 @@ def look(root: Path = Path("/"), find: Callable[[], Path | None] = lambda: folde
 
 
 def drivers(adapters: Path) -> dict[str, str]:
-    """Adapter -> the kernel's driver of its device, empty where the kernel does not say."""
+    """Adapter -> the kernel's driver of its device, empty if the kernel does not say."""
     try:
         names = sorted(os.listdir(adapters))
     except OSError:
@@ -71,7 +71,7 @@ def drivers(adapters: Path) -> dict[str, str]:
 
 
 def folder_of(library: str) -> Path | None:
-    """Where the loader finds a shared library; None where it does not. It stays loaded."""
+    """Where the loader finds a shared library; None if it does not. It stays loaded."""
     try:
         ctypes.CDLL(library)
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -83,7 +83,7 @@ def folder_of(library: str) -> Path | None:
 
 
 def providers(folder: Path) -> set[str]:
-    """The drivers that libibverbs has beside it: mlx5 for libmlx5-rdmav34.so."""
+    """Return the drivers that libibverbs has beside it: mlx5 for libmlx5-rdmav34.so."""
     files = [*folder.glob("libibverbs/lib*-rdmav*.so"), *folder.glob("lib*-rdmav*.so")]
     return {match[1] for file in files if (match := re.fullmatch(r"lib(.+)-rdmav\d+\.so", file.name))}
 

@@ -30,6 +30,6 @@ def check(settings: NodeSettings) -> Iterator[Finding]:
 
 
 def available(path: str) -> int:
-    """Bytes that this user may still write. Raises OSError."""
+    """Return bytes that this user may still write. Raises OSError."""
     state = os.statvfs(path)
     return state.f_bavail * state.f_frsize

@@ -107,16 +107,16 @@ def test_another_address_or_checksum_is_another_image(dock: Dock) -> None:
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("COPY https://lab.example/x /x", "COPY takes no address"),
-        ("ADD https://lab.example/x.git#main /x", "no address of a file"),
-        ("ADD git@lab.example:x /x", "no address of a file"),
-        ("ADD ftp://lab.example/x /x", "no address of a file"),
-        ("ADD https://lab.example/ /x/", "no name of a file"),
-        ("ADD https://lab.example/%2e%2e /x/", "no name of a file"),
-        ("ADD https://lab.example/a%0a%25setup /x/", "no name of a file"),
-        ("ADD https://me:word@lab.example/x /x", "holds a password"),
-        ("ADD --checksum=md5:1 https://lab.example/x /x", "no SHA-256"),
-        ("ADD --checksum=sha256:1 file /x", "--checksum is for one address"),
+        ("COPY https://lab.example/x /x", "COPY cannot download"),
+        ("ADD https://lab.example/x.git#main /x", "not the URL of a file"),
+        ("ADD git@lab.example:x /x", "not the URL of a file"),
+        ("ADD ftp://lab.example/x /x", "not the URL of a file"),
+        ("ADD https://lab.example/ /x/", "does not end in a file name"),
+        ("ADD https://lab.example/%2e%2e /x/", "does not end in a file name"),
+        ("ADD https://lab.example/a%0a%25setup /x/", "does not end in a file name"),
+        ("ADD https://me:word@lab.example/x /x", "contains a password"),
+        ("ADD --checksum=md5:1 https://lab.example/x /x", "not a SHA-256"),
+        ("ADD --checksum=sha256:1 file /x", "--checksum works for one URL only"),
     ],
 )
 def test_addresses_that_are_refused(dock: Dock, line: str, what: str) -> None:

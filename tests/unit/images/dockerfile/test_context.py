@@ -92,7 +92,7 @@ def test_what_is_gathered_goes_again(tmp_path: Path) -> None:
         assert stat.S_IMODE((tmp_path / FOLDER / "1/from/x").stat().st_mode) == 0o500
     assert os.listdir(tmp_path) == ["context"] and stat.S_IMODE(shut.stat().st_mode) == 0o500
     with (
-        pytest.raises(UserError, match="none cannot be copied for the build"),
+        pytest.raises(UserError, match=r"cannot copy .*none for the build"),
         gathered([Item("files/1/x", tmp_path / "none")], tmp_path),
     ):
         pass

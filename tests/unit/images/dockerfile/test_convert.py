@@ -179,7 +179,7 @@ LABEL v=$OTHER
     assert part.header["from"] == "debian:11"
     assert dock.post(part).returncode == 0
     assert dock.said() == ["show<11><e><it's $x><v it's $x><it's $x><>"]
-    assert any("UNKNOWN is used by no ARG" in note for note in made.notes)
+    assert any("UNKNOWN has no ARG in" in note for note in made.notes)
     assert not any("http_proxy" in note for note in made.notes)
     assert "export http_proxy=http://p:1" in part.sections["%post"]
     assert "proxy" not in part.sections["%environment"]
@@ -413,7 +413,7 @@ def test_dockerignore_is_honoured(dock: Dock) -> None:
 
 def test_without_dockerignore_a_copy_of_all_is_noted(dock: Dock) -> None:
     made = dock.convert("FROM debian:12\nCOPY . /app\n")
-    assert "Dockerfile:2: all of" in made.notes[0] and ".dockerignore" in made.notes[0]
+    assert "Dockerfile:2: the image gets all of" in made.notes[0] and ".dockerignore" in made.notes[0]
 
 
 def test_add_unpacks_a_local_archive(dock: Dock) -> None:

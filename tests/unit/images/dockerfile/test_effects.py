@@ -24,7 +24,7 @@ BASE = "lab.example/base:1"
         ("COPY --chmod=2755 a /x", "setuid"), ("RUN chmod 0755 /x; chmod 1777 /y; chmod +x /s", ""),
         ("WORKDIR /root/x", "/root has mode 700"), ("COPY a /root/", "/root has mode 700"), ("WORKDIR /rooted", ""),
         ('ENV PATH="/root/.local/bin:$PATH"', "/root has mode 700"), ("COPY --from=one /root/a /opt/", ""),
-        ("ADD a /dev/null", "what goes to /dev, /proc or /sys is left out"),
+        ("ADD a /dev/null", "files for /dev, /proc and /sys are ignored"),
     ],
 )  # fmt: skip
 def test_what_is_lost_when_the_image_runs_is_noted(dock: Dock, line: str, said: str) -> None:

@@ -88,7 +88,7 @@ def row(dock: Dock, form: str, lines: str) -> str:
     except UserError as error:
         verdict, said = "refused", f"{error.what}. Instead: {error.todo}"
     else:
-        own = [note for note in made.notes if not re.search("this is assumed: |all of .* goes into the image", note)]
+        own = [note for note in made.notes if not re.search("; assumed: |the image gets all of ", note)]
         verdict, said = ("noted", "; ".join(own)) if own else ("converted", "")
         if made.undecided:
             verdict, said = "asks the registry", f"in a dry run: {made.undecided.what}. Instead: {made.undecided.todo}"

@@ -54,8 +54,8 @@ RUN --mount=type=tmpfs,target=/tmp true
     assert "1777" in done.stdout
     assert dock.calls.read_text() == f"show<>\nshow<{dock.root}/lists:\n1\n\n{dock.root}/other:\n2>\n"
     assert found(dock.root) == ["lists", "lists/base"]
-    assert any("type=cache is empty when a build begins" in note for note in made.notes)
-    assert any("type=tmpfs is left out: /tmp is the host's" in note for note in made.notes)
+    assert any("type=cache is empty when a build starts" in note for note in made.notes)
+    assert any("type=tmpfs is ignored: /tmp is the host's" in note for note in made.notes)
 
 
 def test_a_bind_of_a_stage_or_an_image(dock: Dock, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ RUN show "$TOKEN"
     for said in (made.definition, done.stdout, done.stderr, repr(wanted)):
         assert "S3CRET" not in said and "T0KEN" not in said
     assert not any(path.name == "key" for path in wanted.sources)
-    assert any("the secret spare is used by no RUN" in note for note in made.notes)
+    assert any("no RUN uses the secret spare" in note for note in made.notes)
 
 
 def test_without_a_secret_that_is_not_required_the_run_goes_without(dock: Dock) -> None:
