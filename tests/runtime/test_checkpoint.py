@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_refused(
         ranks.train(2, run)
     for name, text in caught.value.failures.values():
         assert name == "UserError"
-        assert message in text and "start a new run without this one" in text
+        assert message in text and "start a new run without --resume" in text
 
 
 @pytest.fixture(scope="module")

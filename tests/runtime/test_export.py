@@ -153,7 +153,7 @@ def test_a_file_that_is_cut(tmp_path: Path, name: str, cut: int) -> None:
 def test_a_header_that_lies(tmp_path: Path, entry: object) -> None:
     header = json.dumps({"x": entry}).encode()
     (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(UserError, match="damaged, or no safetensors") as caught:
+    with pytest.raises(UserError, match="damaged, or not a safetensors") as caught:
         plain.read(tmp_path / "x.safetensors")
     assert len(str(caught.value)) < 1000
 
@@ -161,7 +161,7 @@ def test_a_header_that_lies(tmp_path: Path, entry: object) -> None:
 @pytest.mark.parametrize("text", ["[" * 1_000_000, '{"x":' * 1_000_000, "9" * 1_000_000])
 def test_a_deep_header(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text.encode())
-    with pytest.raises(UserError, match="damaged, or no safetensors"):
+    with pytest.raises(UserError, match="damaged, or not a safetensors"):
         plain.read(tmp_path / "x.safetensors")
 
 

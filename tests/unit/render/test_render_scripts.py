@@ -169,8 +169,8 @@ COMPUTED = {
     "uncounted + 1": "of those starts, which the breaker does not know",
     "2 * longest_save + 30": "how long before the time limit to stop, from the saves of this job",
     "SECONDS - began": "how long the preflight took",
-    "place + 1": "this node's place among those that a lost batch host has left",
-    "10 * place": "so that one of them acts, and the next where it does not",
+    "position + 1": "this node's position among the nodes that remain after a lost batch host",
+    "10 * position": "so that one of them acts, and the next where it does not",
     "10#${newest##*-}": "the newest attempt's number",
 }
 #: Programs and functions whose output it may take: they look at the job, the nodes and the run folder.
