@@ -17,6 +17,12 @@ from slurmddp.check.values import symbols
 _LONG_HOURS = 12
 _TIME = r"(\d+-)?\d+(:\d+){0,2}(\.\d+)?|-1|unlimited|infinite|UNLIMITED|INFINITE"
 _MEMORY = r"\d+(\.\d+)?\s*([KMGTkmgt][Bb]?)?"
+#: Options that sbatch refuses together.
+_EXCLUSIVE = (
+    {"mem", "mem-per-cpu", "mem-per-gpu"},
+    {"cpus-per-task", "cpus-per-gpu"},
+    {"gpus-per-task", "ntasks-per-gpu"},
+)
 #: What values look like; sbatch refuses others.
 _FORMS = {
     "nodes": r"\d+[km]?(-\d+[km]?)?([:,][-\d:,]+)?", "time": _TIME, "time-min": _TIME,
@@ -37,6 +43,10 @@ def sbatch_option(script: Script) -> Iterator[Hit]:
     for line, text in enumerate(script.lines, 1):
         if text.startswith("#SBATCH ") and (match := re.search(r"\s-([NnctpA])=", text.partition(" #")[0])):
             yield Hit(line, f"-{match[1]} takes its value without =")
+    for names in _EXCLUSIVE:
+        given = [each for each in script.directives if each.name in names]
+        if len({each.name for each in given}) > 1:
+            yield Hit(given[-1].line, f"sbatch refuses {' with '.join(sorted({'--' + each.name for each in given}))}")
     for each in script.directives:
         if PLACEHOLDER.search(script.lines[each.line - 1]) or "$" in each.value:
             continue

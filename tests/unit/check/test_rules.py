@@ -124,7 +124,8 @@ def test_one_process_of_accelerate_uses_no_port(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "severity"),
     [("--bee-image=$X", "warning"), ("--nodes=$X", "error"), ("--site-option=1", "warning"), ("-N=2", "error"),
-     ("--time=24h", "error"), ("--mem=64 GB", "error"), ("--ntask-per-node=1", "error"), ("--workdir=/x", "warning"),
+     ("--time=24h", "error"), ("--mem=64 GB", "error"), ("--mem=1G --mem-per-cpu=1G", "error"),
+     ("--ntask-per-node=1", "error"), ("--workdir=/x", "warning"),
      ("--tasks-per-node=1", None), ("--cluster=a", None), ("--wait-all-nodes=1", None), ("--mem=64GB", None),
      ("--nodes=2-4", None), ("--time=1-12", None), ("--container-image=x", None), ("--cpus-per-task=8# all", None)],
 )  # fmt: skip
