@@ -1,0 +1,220 @@
+"""`slurmddp rehearse`: does this job survive its time limit and a crashed rank on this cluster? Breaks one to see."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slurmddp.errors import SlurmddpError, UserError
+from slurmddp.launch.cancel import cancel_run
+from slurmddp.launch.prepare import Prepared
+from slurmddp.launch.requeue_hold import release_hold
+from slurmddp.launch.submit import submit
+from slurmddp.plan.sbatch import STOP_SIGNAL
+from slurmddp.runs.events import read_lines
+from slurmddp.runs.evidence import evidence
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.state import judge
+from slurmddp.slurm.base import JobId
+from slurmddp.slurm.client import Slurm, ask
+
+#: What the rehearsal changes of the job. Every step is logged, and nothing is saved but what the rehearsal asks for.
+CHANGES = (
+    ("train.log_every", "1"),
+    ("checkpoint.interval", "1d"),
+    ("checkpoint.every_steps", "null"),
+    ("recovery.requeue", "true"),
+)
+#: Steps between two things that happen, so that there is something to compare.
+_STEPS = 5
+#: Seconds for what does not wait in the queue: starting, saving, restarting.
+_PATIENCE = 900.0
+_LOOK_EVERY = 1.0
+
+
+class Step(NamedTuple):
+    """One thing that was tried. seconds: how long it took."""
+
+    name: str
+    seconds: float
+    detail: str
+
+
+class RehearsalFailed(SlurmddpError):
+    """A step of the rehearsal failed. step: its name."""
+
+    def __init__(self, step: str, why: str) -> None:
+        super().__init__(why)
+        self.step = step
+
+
+def refuse(prepared: Prepared) -> None:
+    """Raise UserError for a job that cannot be rehearsed."""
+    plan = prepared.plan
+    if plan.scheduler != "slurm":
+        raise UserError(f"site {plan.site} has no Slurm, so nothing would requeue the job", todo="use a cluster's site")
+    if not prepared.resolved.job.train.task:
+        raise UserError(
+            "only jobs with train.task can be rehearsed: slurmddp does not see the steps of your own script",
+            where=prepared.resolved.location("train", "script"),
+            todo="rehearse a job with `train: {task: lm}`, your image and your nodes: it proves the cluster's part",
+        )
+    if plan.recovery.requeue == "none":
+        raise UserError(
+            "the job would not be requeued", where=prepared.resolved.location("recovery", "requeue"), todo="remove it"
+        )
+
+
+class Rehearsal:
+    """Submits a job, breaks it, and looks at what becomes of it. `say` gets a line while a step waits."""
+
+    def __init__(self, prepared: Prepared, say: Callable[[str], None]) -> None:
+        refuse(prepared)
+        handed = submit(prepared)
+        self.folder = RunFolder(Path(handed.run_folder))
+        self._job = JobId.parse(handed.job_id)
+        self._say = say
+        self._said = ""
+        self._killed_at = 0
+
+    def steps(self) -> Iterator[Step]:
+        """Do one step after the other. Raises RehearsalFailed for the first that fails; the run is cancelled then."""
+        for name, function in (
+            ("train", self._train),
+            ("save at the time limit", self._save),
+            ("requeue and resume", self._resume),
+            ("restart after a killed rank", self._kill),
+            ("same losses after the restart", self._compare),
+            ("save and exit", self._finish),
+        ):
+            began = time.monotonic()
+            try:
+                detail = function(name)
+            except BaseException:
+                self.cancel()
+                raise
+            yield Step(name, time.monotonic() - began, detail)
+
+    def cancel(self) -> None:
+        """Cancel the run, if there is anything left of it."""
+        if self._state().going:
+            self._say(cancel_run(self.folder, now=True))
+
+    def _train(self, step: str) -> str:
+        self._wait(step, lambda: self._events("job_started"), None)
+        self._wait(step, lambda: self._last_step() >= _STEPS)
+        (started,) = self._events("started")[-1:]
+        return f"{started['world']} ranks on {started['nodes']} nodes, step {self._last_step()}"
+
+    def _save(self, step: str) -> str:
+        done = ask(("scancel", "--batch", f"--signal={STOP_SIGNAL}", self._job.id))
+        if done.code != 0:
+            raise RehearsalFailed(step, f"scancel --signal failed: {done.text.strip()}")
+        over = ("checkpoint_saved", "checkpoint_failed", "requeued")
+        self._wait(step, lambda: any(map(self._events, over)))
+        if not self._events("checkpoint_saved"):
+            failed = self._events("checkpoint_failed")
+            raise RehearsalFailed(
+                step, str(failed[-1]["why"]) if failed else "the job was requeued without a checkpoint"
+            )
+        saved = self._events("checkpoint_saved")[-1]
+        return f"step {saved['step']}, {saved['bytes'] / 1e6:,.0f} MB in {saved['seconds']:.1f} s"
+
+    def _resume(self, step: str) -> str:
+        self._wait(step, lambda: self._events("requeued"))
+        self._wait(step, lambda: len(self._events("job_started")) > 1, None)
+        self._wait(step, lambda: self._events("resumed"))
+        resumed, saved = self._events("resumed")[-1], self._events("checkpoint_saved")[-1]
+        if resumed["step"] != saved["step"]:
+            raise RehearsalFailed(step, f"it resumed at step {resumed['step']}, and step {saved['step']} was saved")
+        self._wait(step, lambda: self._last_step() >= resumed["step"] + _STEPS)
+        return f"at step {resumed['step']}"
+
+    def _kill(self, step: str) -> str:
+        """Kill the last rank of the last node from outside, as the kernel would for want of memory."""
+        started, resumed = self._events("attempt_started")[-1], len(self._events("resumed"))
+        node = started["nodes"].split()[-1]
+        rank = int(self._events("started")[-1]["world"]) - 1
+        self._killed_at = self._last_step()
+        name = f"{self.folder.id}-{started['job_id']}-{started['attempt']}"
+        script = (str(self.folder.shell / "kill_rank.sh"), name, str(rank))
+        where = (
+            "--overlap",
+            f"--jobid={started['job_id']}",
+            f"--nodelist={node}",
+            "--nodes=1",
+            "--ntasks=1",
+            "--mem=0",
+        )
+        done = ask(("srun", *where, "bash", *script))
+        if "killed" not in done.out:
+            raise RehearsalFailed(step, f"rank {rank} was not found on node {node}: {done.text.strip()}")
+        self._wait(step, lambda: len(self._events("resumed")) > resumed)
+        # The newest line may be one of before the kill: only later ones show that training goes on.
+        known = len(self._rows())
+        self._wait(step, lambda: any(row["step"] > self._killed_at for row in self._rows()[known:]))
+        again = self._events("resumed")[-1]
+        return f"rank {rank} on {node}, killed after step {self._killed_at}; resumed at step {again['step']}"
+
+    def _compare(self, step: str) -> str:
+        """The steps between the checkpoint and the kill were done twice: on the same samples, from the same weights."""
+        losses: dict[int, list[float]] = {}
+        for row in self._rows():
+            if row["step"] <= self._killed_at and row.get("loss") is not None:
+                losses.setdefault(row["step"], []).append(row["loss"])
+        twice = {number: values for number, values in losses.items() if len(values) > 1}
+        if not twice:
+            raise RehearsalFailed(step, "no step was repeated, so there is nothing to compare")
+        worst = max(abs(values[0] - values[-1]) / max(abs(values[0]), 1e-12) for values in twice.values())
+        told = f"{len(twice)} steps repeated, the losses differ by {worst:.1e} at most"
+        if worst > (1e-6 if self._deterministic() else 0.05):
+            raise RehearsalFailed(step, told)
+        return told
+
+    def _finish(self, step: str) -> str:
+        saved = len(self._events("checkpoint_saved"))
+        cancel_run(self.folder, now=False)
+        self._wait(step, lambda: not self._state().going, over=True)
+        if len(self._events("checkpoint_saved")) == saved:
+            raise RehearsalFailed(step, f"no checkpoint was saved: {self._state().line}")
+        return f"step {self._events('checkpoint_saved')[-1]['step']}"
+
+    def _wait(
+        self, step: str, condition: Callable[[], Any], patience: float | None = _PATIENCE, *, over: bool = False
+    ) -> None:
+        """Wait for a condition. patience: None for what may wait in the queue; over: the run's end is no failure."""
+        until = time.monotonic() + patience if patience else None
+        while not condition():
+            state = self._state()
+            if not state.going and not over and not condition():
+                raise RehearsalFailed(step, f"the run is over: {state.line}")
+            if state.line != self._said:
+                self._said = state.line
+                self._say(f"  {step}: {state.line}")
+            if until is not None and time.monotonic() > until:
+                raise RehearsalFailed(step, f"nothing for {patience:.0f} s; the run is {state.line}")
+            time.sleep(_LOOK_EVERY)
+
+    def _state(self) -> Any:
+        facts = evidence(self.folder)
+        view = Slurm().job(facts.job_ids[-1]) if facts.job_ids else None
+        release_hold(self.folder, facts, view)
+        return judge(view, facts)
+
+    def _events(self, kind: str) -> list[dict[str, Any]]:
+        return [row for row in read_lines(self.folder.events).records if row.get("event") == kind]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [row for row in read_lines(self.folder.metrics).records if isinstance(row.get("step"), int)]
+
+    def _last_step(self) -> int:
+        rows = self._rows()
+        return int(rows[-1]["step"]) if rows else 0
+
+    def _deterministic(self) -> bool:
+        from slurmddp.shared.files import read_json
+
+        job: Mapping[str, Any] = read_json(self.folder.job_json)
+        return bool(job["train"].get("deterministic"))
