@@ -160,7 +160,11 @@ def test_a_stop_lead_shorter_than_the_save(desk: Desk) -> None:
 
 def test_a_folder_of_one_node(desk: Desk, check: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slurmddp.launch.check.rules.files._OF_ONE_NODE", (str(desk.project),))
-    assert [each.where.split(": ")[-1] for each in check()] == ["paths.runs", "train.data.path", "container.image"]
+    assert [re.split(": |--set ", each.where)[-1] for each in check()] == [
+        "paths.runs",
+        "train.data.path",
+        "container.image",
+    ]
     assert check(inside=True) == []
 
 

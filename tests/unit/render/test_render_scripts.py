@@ -136,7 +136,7 @@ def test_shellcheck_has_nothing_to_say_on_the_functions(desk: Desk, kind: str, t
 @pytest.mark.skipif(not has("shellcheck"), reason="shellcheck is not installed")
 def test_shellcheck_has_nothing_to_say_on_what_runs_by_itself() -> None:
     scripts = [path for path in SHELL.rglob("*.sh") if path.read_text().startswith("#!/bin/bash\n")]
-    assert {path.name for path in scripts} == {"alert.sh", "guard.sh", "sweep.sh", "watchdog.sh"}
+    assert {path.name for path in scripts} == {"alert.sh", "guard.sh", "kill_rank.sh", "sweep.sh", "watchdog.sh"}
     done = subprocess.run(
         ["shellcheck", "-x", "-a", "-P", SHELL, *scripts], capture_output=True, text=True, check=False
     )
