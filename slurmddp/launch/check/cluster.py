@@ -61,6 +61,7 @@ class Cluster:
         self._run = run or ask
         self.silent: list[str] = []
         self._trials: dict[tuple[str, ...], Trial | None] = {}
+        self._hangs = False  # a controller that let one command wait is not asked again
 
     @cached_property
     def partitions(self) -> dict[str, dict[str, str]] | None:
@@ -144,9 +145,12 @@ class Cluster:
         return answer.out
 
     def _answer(self, *command: str) -> Answer | None:
+        if self._hangs:
+            return None
         try:
             answer = self._run(command, timeout=_SECONDS)
         except ExternalError as error:
+            self._hangs = True
             self._note(command[0], str(error))
             return None
         if answer.missing:
