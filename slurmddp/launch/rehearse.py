@@ -61,10 +61,6 @@ def refuse(prepared: Prepared) -> None:
             where=prepared.resolved.location("train", "script"),
             todo="rehearse a job with `train: {task: lm}`, your image and your nodes: it proves the cluster's part",
         )
-    if plan.recovery.requeue == "none":
-        raise UserError(
-            "the job would not be requeued", where=prepared.resolved.location("recovery", "requeue"), todo="remove it"
-        )
 
 
 class Rehearsal:
