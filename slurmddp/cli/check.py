@@ -58,7 +58,7 @@ def _check_scripts(asked: opt.Asked, as_json: bool) -> set[str]:
 
 def _check_job(asked: opt.Asked, resume: str | None, partitions: bool, as_json: bool) -> set[str]:
     from slurmddp.errors import UserError
-    from slurmddp.launch.check.answer import answer
+    from slurmddp.launch.job_check.answer import answer
     from slurmddp.report.check_job import lines
 
     if asked.job and asked.job.endswith((".sbatch", ".slurm", ".sh")):

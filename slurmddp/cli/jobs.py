@@ -154,7 +154,7 @@ def plan(
 
         typer.echo("\n".join(node_commands(prepared.plan, head, port)))
         return
-    from slurmddp.launch.checks import absent_inputs, driver_verdict
+    from slurmddp.launch.problems import absent_inputs, driver_verdict
     from slurmddp.report.plan import plan_report
 
     for problem in absent_inputs(prepared):

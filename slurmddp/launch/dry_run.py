@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from slurmddp.assets import package_folder
 from slurmddp.errors import UserError
-from slurmddp.launch.check.rule import advice
-from slurmddp.launch.checks import absent_secrets, problem
+from slurmddp.launch.job_check.rule import advice
 from slurmddp.launch.prepare import Prepared
+from slurmddp.launch.problems import absent_secrets, problem
 from slurmddp.launch.submit import command_line, still_going
 from slurmddp.launch.write import run_files, survey_project
 from slurmddp.runs import snapshot

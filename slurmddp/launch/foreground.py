@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 
 from slurmddp.errors import UserError
-from slurmddp.launch.check.rule import advice
 from slurmddp.launch.follow import Foreground
+from slurmddp.launch.job_check.rule import advice
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.submit import make_run_folder, record, refuse_problems, still_going
 from slurmddp.runs.cause import find_cause

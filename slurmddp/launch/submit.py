@@ -13,9 +13,9 @@ from typing import Any
 
 from slurmddp.alerts import secrets
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.launch.check.rule import advice
-from slurmddp.launch.checks import problem
+from slurmddp.launch.job_check.rule import advice
 from slurmddp.launch.prepare import Prepared
+from slurmddp.launch.problems import problem
 from slurmddp.launch.watchdog import submit_watchdog
 from slurmddp.launch.write import run_files, survey_project
 from slurmddp.plan.model import Plan

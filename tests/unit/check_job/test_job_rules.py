@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-import slurmddp.launch.check.rules  # noqa: F401 - registers them
+import slurmddp.launch.job_check.rules  # noqa: F401 - registers them
 from slurmddp.errors import ExternalError
-from slurmddp.launch.check.answer import answer
-from slurmddp.launch.check.cluster import Cluster, Nodes
-from slurmddp.launch.check.partitions import Offer
-from slurmddp.launch.check.rule import RULES, Finding, Rule, Severity, Subject, check_job
+from slurmddp.launch.job_check.answer import answer
+from slurmddp.launch.job_check.cluster import Cluster, Nodes
+from slurmddp.launch.job_check.partitions import Offer
+from slurmddp.launch.job_check.rule import RULES, Finding, Rule, Severity, Subject, check_job
 from slurmddp.launch.prepare import Prepared
 from slurmddp.slurm.client import Answer
 from tests.helpers import LM_JOB, ROOT, SIF, Desk, plan_of
@@ -70,7 +70,7 @@ def check(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     for name in ("sbatch", "srun"):
         desk.program(name, "#!/bin/sh\n")
     image, data = desk.write("image.sif", SIF), desk.write("books/a.txt", "text")
-    monkeypatch.setattr("slurmddp.launch.check.rules.files._OF_ONE_NODE", ("/not-here",))
+    monkeypatch.setattr("slurmddp.launch.job_check.rules.files._OF_ONE_NODE", ("/not-here",))
     good = (f"container.image={image}", f"train.data.path={data.parent}", "resources.time=4h", "resources.nodes=2")
 
     def found(*options: str, slurm: Slurm | None = None, inside: bool = False, **variables: str) -> list[Finding]:
@@ -159,7 +159,7 @@ def test_a_stop_lead_shorter_than_the_save(desk: Desk) -> None:
 
 
 def test_a_folder_of_one_node(desk: Desk, check: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurmddp.launch.check.rules.files._OF_ONE_NODE", (str(desk.project),))
+    monkeypatch.setattr("slurmddp.launch.job_check.rules.files._OF_ONE_NODE", (str(desk.project),))
     assert [re.split(": |--set ", each.where)[-1] for each in check()] == [
         "paths.runs",
         "train.data.path",
@@ -169,7 +169,7 @@ def test_a_folder_of_one_node(desk: Desk, check: Callable[..., list[Finding]], m
 
 
 def test_a_disk_that_is_nearly_full(check: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurmddp.launch.check.rules.files._LEAST_BYTES", 1 << 60)
+    monkeypatch.setattr("slurmddp.launch.job_check.rules.files._LEAST_BYTES", 1 << 60)
     (found,) = check()
     assert found.rule.id == "space" and re.match(r"only [\d,]+ MiB are free in /", found.message)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import UserError
-from slurmddp.launch.checks import _image
 from slurmddp.launch.export import _container
+from slurmddp.launch.problems import _image
 from slurmddp.render.per_node import node_commands
 from tests.helpers import LM_JOB, Desk, check_bash
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from slurmddp.launch.check.rule import Hit, Subject, rule
+from slurmddp.launch.job_check.rule import Hit, Subject, rule
 
 _NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _TORCH = "https://docs.pytorch.org/docs/stable/torch_cuda_environment_variables.html"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slurmddp.launch.check.rule import Hit, Subject, rule
+from slurmddp.launch.job_check.rule import Hit, Subject, rule
 from slurmddp.plan.recovery import BESIDE_THE_SAVE
 
 

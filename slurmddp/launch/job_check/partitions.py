@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from slurmddp.launch.check.rule import Subject
+from slurmddp.launch.job_check.rule import Subject
 from slurmddp.plan.model import Plan
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from slurmddp.launch.check.cluster import Cluster
+from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.prepare import Prepared
 
 Severity = Literal["error", "warning", "note"]
@@ -96,7 +96,7 @@ def advice(prepared: Prepared) -> list[str]:
 
 def check_job(subject: Subject, skip: frozenset[str] = frozenset()) -> list[Finding]:
     """Return what the rules find in a job, the worst first."""
-    import slurmddp.launch.check.rules  # noqa: F401 - registers the rules
+    import slurmddp.launch.job_check.rules  # noqa: F401 - registers the rules
 
     found = [
         Finding(each, hit.severity or each.severity, hit.where, hit.message, hit.fix or each.fix)

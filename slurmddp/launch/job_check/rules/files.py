@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurmddp.launch.check.rule import Hit, Subject, rule
-from slurmddp.launch.checks import absent_secrets, driver_verdict, problems
+from slurmddp.launch.job_check.rule import Hit, Subject, rule
+from slurmddp.launch.problems import absent_secrets, driver_verdict, problems
 from slurmddp.plan.program import host_path
 
 #: A checkpoint of a small model fits in it; with less, the first save may fail.

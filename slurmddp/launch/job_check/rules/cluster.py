@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slurmddp.launch.check.cluster import limit, seconds
-from slurmddp.launch.check.rule import Hit, Subject, rule
+from slurmddp.launch.job_check.cluster import limit, seconds
+from slurmddp.launch.job_check.rule import Hit, Subject, rule
 from slurmddp.plan.layout import partition_of
 from slurmddp.plan.model import Plan
 from slurmddp.spec.types import memory, slurm_time
