@@ -58,7 +58,7 @@ class Slurm:
         if command[0] == "sacctmgr":
             return Answer(0, QOS if "qos" in command else ASSOCIATIONS, "")
         assert command[:2] == ("sbatch", "--test-only")
-        partition = next(word.partition("=")[2] for word in command if word.startswith("--partition="))
+        partition = next((word.partition("=")[2] for word in command if word.startswith("--partition=")), "")
         said = self.trial.get(partition, STARTS.format("00"))
         return Answer(0 if "to start" in said else 1, "", said)
 
@@ -149,6 +149,14 @@ def test_a_variable_of_the_shell_is_found_and_one_of_the_profile_is_not(
     profile = desk.config / "sites/gpus.yaml"
     profile.write_text(profile.read_text() + "  network: {variables: {NCCL_IB_DISABLE: '1'}}\n")
     assert check(NCCL_IB_DISABLE="1") == []
+
+
+def test_where_the_site_chooses_the_partition_its_limits_are_not_those_of_the_default(
+    check: Callable[..., list[Finding]],
+) -> None:
+    """`large` is asked for by a constraint and a QOS."""
+    found = check("resources.partition=large", "resources.nodes=9", "resources.time=13h")
+    assert not {"partition-limit", "node-size"} & {each.rule.id for each in found}
 
 
 def test_a_stop_lead_shorter_than_the_save(desk: Desk) -> None:

@@ -25,8 +25,10 @@ def option(plan: Plan, name: str) -> str | None:
 
 
 def _partition(subject: Subject) -> dict[str, str] | None:
-    plan = subject.prepared.plan
-    if plan.inside or plan.scheduler != "slurm":
+    """Return Slurm's fields of the job's partition; None where the site chooses it, by a constraint or a QOS."""
+    plan, resolved = subject.prepared.plan, subject.prepared.resolved
+    chosen = option(plan, "partition") is None and partition_of(resolved).ask is not None
+    if plan.inside or plan.scheduler != "slurm" or chosen:
         return None
     return subject.cluster.partition(option(plan, "partition"))
 
