@@ -18,9 +18,9 @@ def rehearse(
     asked: opt.Asked,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout")] = False,
 ) -> None:
-    """Prove that a job survives its time limit and a crashed rank on this cluster. Submits it, signals it as at the time
-    limit, lets it be requeued and resume, kills a rank, compares the losses, and cancels it. Costs minutes of its nodes.
-    Exit codes: 0 survived, 1 a step failed, 2 the job cannot be rehearsed."""
+    """Prove that a job survives its time limit and a crashed rank on this cluster. Submits it, signals it as at its
+    time limit, lets it be requeued and resume, kills a rank, compares the losses, cancels it. Costs minutes of its
+    nodes. Exit codes: 0 survived, 1 a step failed, 2 the job cannot be rehearsed."""
     from slurmddp.launch.rehearse import CHANGES, Rehearsal, RehearsalFailed
 
     changes = [(key, value, f"the rehearsal's {key}") for key, value in CHANGES]

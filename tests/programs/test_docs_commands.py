@@ -39,6 +39,7 @@ ELSEWHERE = {
     r"apptainer |slurmddp build-image (?!.*--dry-run)": "needs Apptainer and a registry: tests/cluster/test_images.py",
     r"slurmddp checkpoint export": "needs PyTorch: tests/runtime/test_export.py",
     r"rsync ": "needs a second host",
+    r"slurmddp rehearse ": "needs a real Slurm: tests/cluster/test_rehearse.py",
     r".* /home/bob/": "needs a run of another user; docs/security.md names the tests",
 }  # fmt: skip
 

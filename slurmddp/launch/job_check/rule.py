@@ -84,13 +84,13 @@ def rule(id: str, severity: Severity, *, reason: str, source: str, fix: str = ""
     return register
 
 
-#: `submit` refuses these itself, or asks sbatch at once.
-_DONE_BY_SUBMIT = frozenset(("submit-refuses", "slurm-refuses"))
+#: `submit` refuses the first itself and asks sbatch at once; a name server may take seconds to answer.
+_NOT_IN_SUBMIT = frozenset(("submit-refuses", "slurm-refuses", "alert-address"))
 
 
 def advice(prepared: Prepared) -> list[str]:
     """Return what `submit` warns of. Nothing here keeps a job from Slurm: a rule may be wrong about a cluster."""
-    found = check_job(Subject(prepared, Cluster(), os.environ), skip=_DONE_BY_SUBMIT)
+    found = check_job(Subject(prepared, Cluster(), os.environ), skip=_NOT_IN_SUBMIT)
     return [f"{each.where}: {each.message}; {each.fix}" for each in found if each.severity != "note"]
 
 
