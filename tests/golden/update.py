@@ -23,7 +23,7 @@ SITES = sorted(path.stem for path in asset_folder("site_configs").glob("*.yaml")
 #: What only a user knows; a variable of a profile that is not here stays as written.
 ENVIRONMENT = {"HOME": "/home/alice", "USER": "alice"}
 CONTEXT = Context("/home/alice/project", "/usr/bin/python3")
-#: A site's runtime gives every variable another name: that alone is no difference worth a line.
+#: A site's runtime gives every variable another name: that alone is no difference worth a line, nor is the site's name.
 _PREFIX = re.compile(r"^export (APPTAINERENV_|SINGULARITYENV_)", re.MULTILINE)
 
 LM: dict[str, Any] = {
@@ -135,8 +135,10 @@ def difference(site: str) -> str:
     common = scripts(KINDS["simple"][0], "simple")
     lines: list[str] = []
     for name, text in scripts(site, "simple").items():
+        text = text.replace(f", site {site}. Made by", f", site {KINDS['simple'][0]}. Made by", 1)
         before, after = (_PREFIX.sub("export ", each).splitlines() for each in (common[name], text))
-        lines += difflib.unified_diff(before, after, f"simple-{name}", f"{site}/{name}", n=0, lineterm="")
+        changes = list(difflib.unified_diff(before, after, n=0, lineterm=""))
+        lines += [f"=== {name}", *changes[2:]] if changes else []
     return "".join(f"{line}\n" for line in lines)
 
 
