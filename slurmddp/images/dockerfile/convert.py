@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from slurmddp import __version__
 from slurmddp.errors import UserError
@@ -23,10 +22,8 @@ from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.running import Running
 from slurmddp.images.dockerfile.stages import Stage, chain, find_stage, image_base, shared_stages, split_stages
 from slurmddp.images.dockerfile.words import Parts, shell, shell_parts
+from slurmddp.images.registry.image import RegistryImage
 from slurmddp.images.sections import render_sections
-
-if TYPE_CHECKING:
-    from slurmddp.images.registry.image import RegistryImage
 
 #: Stages that copy from each other in a row: each one is a handful of Python's own calls, of which it allows 1000.
 _DEEPEST = 50
@@ -63,11 +60,6 @@ class Converted:
         """The text without digests and commit."""
         return self.labelled(__version__, {}, None)
 
-    @property
-    def base(self) -> Base:
-        """The image that the final stage starts from."""
-        return self.bases[-1]
-
 
 def convert(
     path: Path,
@@ -97,62 +89,28 @@ def convert(
     stages, declared = split_stages(instructions, arguments, problems)
     final = _target(stages, target, path)
     whole = Context(folder, read_ignore(path, folder))
-    return _Parsed(path, instructions, stages, declared, final, arguments, tuple(secrets), whole, problems).converted(
-        bases
-    )
 
-
-@dataclass(frozen=True)
-class _Parsed:
-    """A Dockerfile and its .dockerignore, read once.
-
-    declared: its ARGs before the first FROM.
-    problems: of its text, found so far.
-    """
-
-    path: Path
-    instructions: tuple[Instruction, ...]
-    stages: tuple[Stage, ...]
-    declared: Mapping[str, str | None]
-    final: Stage
-    arguments: Mapping[str, str]
-    secrets: tuple[str, ...]
-    context: Context
-    problems: Problems
-
-    def converted(self, bases: Mapping[str, RegistryImage]) -> Converted:
-        problems = Problems(self.problems.found)
-        setting = Setting(self.context, self.arguments, self.declared, bases, problems, self.secrets)
-        setting.used.update(name for name in self.declared if name in self.arguments)
-        conversion = _Conversion(self.stages, setting, shared_stages(self.stages, self.final))
-        with problems:
-            running, workdir = conversion.walk(self.final)
-        undecided = problems.check()
+    def converted(bases: Mapping[str, RegistryImage]) -> Converted:
+        setting = Setting(whole, arguments, declared, bases, Problems(problems.found), secrets)
+        conversion = _Conversion(stages, setting, shared_stages(stages, final))
+        with setting.problems:
+            running, workdir = conversion.walk(final)
+        undecided = setting.problems.check()
         if undecided and bases:
             raise undecided
-        notes = setting.notes
-        if not self.context.ignore.file:
-            _note_context(self.instructions, self.context.folder, notes)
-        for name in sorted(set(self.arguments) - setting.used):
-            notes.append(f"the build argument {name} has no ARG in {self.path.name}")
-        for name in sorted(set(self.secrets) - setting.used_secrets):
-            notes.append(f"no RUN uses the secret {name} in {self.path.name}")
-        for stage in self.stages:
-            if stage.number not in conversion.visited:
-                notes.append(f"{stage.begin.where}: the stage {stage.name or stage.number} is not needed and left out")
-        for name, assumed in setting.assumed.items():
-            notes.append(f"the registry of the base {name} was not asked; assumed: {', '.join(assumed)}")
-        folder = FOLDER if setting.items else ""
-        labelled = partial(_text, undecided, conversion.made, running, workdir, folder)
+        notes = dict.fromkeys([*setting.notes, *_notes(path.name, stages, setting, conversion.visited)])
+        made, items = tuple(conversion.made.values()), tuple(setting.items)
+        labelled = partial(_text, undecided, made, running, workdir, FOLDER if items else "")
         if not undecided:
             labelled(__version__, {}, None)  # refuses here what a definition file cannot hold
-        used, items = tuple(part.base for part in conversion.made), tuple(setting.items)
-        return Converted(labelled, used, items, tuple(dict.fromkeys(notes)), undecided, self.converted)
+        return Converted(labelled, tuple(part.base for part in made), items, tuple(notes), undecided, converted)
+
+    return converted(bases)
 
 
 def _text(
     undecided: UserError | None,
-    stages: list[Sections],
+    stages: tuple[Sections, ...],
     running: Running,
     workdir: Parts | None,
     folder: str,
@@ -184,9 +142,8 @@ def _text(
 def _check_arguments(arguments: Mapping[str, str]) -> None:
     for name, value in arguments.items():
         if not value.replace("\t", " ").isprintable():
-            raise UserError(
-                f"the build argument {name} contains a line break or a control character", todo="write it in one line"
-            )
+            what = f"the build argument {name} contains a line break or a control character"
+            raise UserError(what, todo="write it in one line")
 
 
 def _target(stages: tuple[Stage, ...], target: str | None, path: Path) -> Stage:
@@ -199,16 +156,23 @@ def _target(stages: tuple[Stage, ...], target: str | None, path: Path) -> Stage:
     return found
 
 
-def _note_context(instructions: tuple[Instruction, ...], folder: Path, notes: list[str]) -> None:
-    """A COPY of the whole folder takes .git, data and secrets along."""
-    for instruction in instructions:
+def _notes(name: str, stages: tuple[Stage, ...], setting: Setting, visited: Collection[int]) -> Iterator[str]:
+    """What is to be said of all of the Dockerfile; a COPY of the whole folder takes .git, data and secrets along."""
+    for instruction in (one for stage in stages for one in stage.body if not setting.context.ignore.file):
         if instruction.keyword in ("COPY", "ADD") and not dict(instruction.flags).get("from"):
             first = (instruction.array() or instruction.text.split())[0]
             if first.rstrip("/") in (".", "*", ""):
-                notes.append(
-                    f"{instruction.where}: the image gets all of {folder}, including .git and data; "
-                    "a .dockerignore in that folder excludes files"
-                )
+                said = f"{instruction.where}: the image gets all of {setting.context.folder}, including .git and data"
+                yield f"{said}; a .dockerignore in that folder excludes files"
+    for argument in sorted({*setting.given} - setting.used - {*setting.declared}):
+        yield f"the build argument {argument} has no ARG in {name}"
+    for secret in sorted({*setting.secrets} - setting.used_secrets):
+        yield f"no RUN uses the secret {secret} in {name}"
+    for stage in stages:
+        if stage.number not in visited:
+            yield f"{stage.begin.where}: the stage {stage.name or stage.number} is not needed and left out"
+    for base, assumed in setting.assumed.items():
+        yield f"the registry of the base {base} was not asked; assumed: {', '.join(assumed)}"
 
 
 @dataclass
@@ -216,16 +180,15 @@ class _Conversion:
     """Finds the stages that the wanted one needs while it walks over it, those first.
 
     shared:  the numbers of the stages that others start from by a copy of their files.
-    made:    the stages of the definition file, in its order.
+    made:    the stages of the definition file, in its order, by what the Dockerfile says that they are.
     visited: the numbers of those of the Dockerfile that went in.
     """
 
     stages: tuple[Stage, ...]
     setting: Setting
     shared: Collection[int]
-    made: list[Sections] = field(default_factory=list)
+    made: dict[str, Sections] = field(default_factory=dict)
     visited: set[int] = field(default_factory=set)
-    _found: dict[str, Sections] = field(default_factory=dict)
     _walking: list[Stage] = field(default_factory=list)
 
     def walk(self, stage: Stage) -> tuple[Running, Parts | None]:
@@ -262,23 +225,22 @@ class _Conversion:
         if stage is None and wanted.isdigit():
             raise instruction.error(f"no stage {wanted}", "stages are counted from 0")
         if stage is None:
-            if f"image {wanted}" not in self._found:
-                self._add(Sections(image_base(wanted, instruction)), f"image {wanted}", f"image-{len(self._found)}")
-            return self._found[f"image {wanted}"], ""
+            if f"image {wanted}" not in self.made:
+                self._add(Sections(image_base(wanted, instruction)), f"image {wanted}", f"image-{len(self.made)}")
+            return self.made[f"image {wanted}"], ""
         if stage.number >= self._walking[-1].number:
             raise instruction.error(f"the stage {wanted} does not come before this line", "move it up")
         return self._built(stage), SCRATCH if chain(self.stages, stage)[0].image == "scratch" else ""
 
     def _built(self, stage: Stage) -> Sections:
         """The stage, which is built once however often it is used."""
-        if f"stage {stage.number}" not in self._found:
+        if f"stage {stage.number}" not in self.made:
             self.walk(stage)
-        return self._found[f"stage {stage.number}"]
+        return self.made[f"stage {stage.number}"]
 
     def _add(self, sections: Sections, key: str, name: str) -> None:
-        taken = {FILES, *(made.name for made in self.made), *({stage.name for stage in self.stages} - {name})}
+        taken = {FILES, *(made.name for made in self.made.values()), *({stage.name for stage in self.stages} - {name})}
         while name in taken:
             name += "-1"
         sections.name = name
-        self._found[key] = sections
-        self.made.append(sections)
+        self.made[key] = sections

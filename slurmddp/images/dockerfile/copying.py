@@ -28,8 +28,6 @@ _MODE = re.compile(r"[0-7]{3,4}|[ugoa]*[-+=][rwxXst]*(,[ugoa]*[-+=][rwxXst]*)*")
 _TEMPORARY = re.compile(r"/(var/)?tmp(/[^/]+)?(?=/|$)")
 # Apptainer hands them to `for n in NAME; do printf "$n"`, with a backslash before each space
 _FROM_STAGE = re.compile(r"/[\w@+=:,./*?\[\] -]*")
-
-
 # Below a folder of a stage, for `rm`: `*` of a shell does not match a name that begins with a dot
 _PART = r"(?!\.\.?(?:/|$))[\w@+=:,.-](?:[\w@+=:,.?\[\]-]|\*(?!\*))*"
 _EXCLUDED = re.compile(f"/?{_PART}(?:/{_PART})*/?")
@@ -125,8 +123,8 @@ def read_copy(instruction: Instruction, lookup: Lookup, workdir: Parts) -> Copy:
 def _text(heredoc: Heredoc, lookup: Lookup, instruction: Instruction) -> str:
     if "/" in heredoc.name:
         raise instruction.error(f"{heredoc.word} is not a file name", "write <<NAME")
-    content = heredoc.content
-    return script(expand(content, lookup, instruction, quotes=False) if heredoc.expand else (content,))
+    text = heredoc.content
+    return script(expand(text, lookup, instruction, quotes=False) if heredoc.expand else (text,))
 
 
 def owner_of(parts: Parts, instruction: Instruction) -> Parts:
@@ -141,19 +139,18 @@ def owner_of(parts: Parts, instruction: Instruction) -> Parts:
     return (f"{user}:{group or (user if user.isdecimal() else '')}",)
 
 
-def is_absolute(path: Parts) -> bool:
-    """Whether it begins with a slash; what begins with a variable of the base does, too."""
-    return bool(path) and (isinstance(path[0], Reference) or path[0].startswith("/"))
-
-
 def is_folder(path: Parts) -> bool:
     """Whether it ends with a slash."""
     return bool(path) and isinstance(path[-1], str) and path[-1].endswith("/")
 
 
 def place(path: Parts, workdir: Parts) -> Parts:
-    """The path, absolute; a slash at its end, which makes it a folder, stays."""
-    parts = path if is_absolute(path) else (*workdir, "/", *path)
+    """The path, absolute; a slash at its end, which makes it a folder, stays.
+
+    What begins with a variable of the base does begin with a slash.
+    """
+    begins = bool(path) and (isinstance(path[0], Reference) or path[0].startswith("/"))
+    parts = path if begins else (*workdir, "/", *path)
     text = plain(parts)
     if text is None:
         return parts

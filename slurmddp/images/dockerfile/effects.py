@@ -1,7 +1,6 @@
 """Which options an instruction may have, and what has no effect under Apptainer, or another one."""
 
 FLAGS = {
-    "FROM": {"platform"},
     "RUN": {"mount"},
     "COPY": {"from", "chown", "chmod", "link", "parents", "exclude"},
     "ADD": {"chown", "chmod", "link", "exclude", "checksum"},

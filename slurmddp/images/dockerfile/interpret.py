@@ -6,31 +6,21 @@ import posixpath
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from slurmddp.images.base import Base
 from slurmddp.images.context.sources import STAGING, Staged, from_context
 from slurmddp.images.context.staging import Item
 from slurmddp.images.context.tree import MAGIC, Context
-from slurmddp.images.dockerfile.copying import (
-    FILES,
-    Copy,
-    from_stage,
-    owner_of,
-    place,
-    read_copy,
-)
+from slurmddp.images.dockerfile.copying import FILES, Copy, from_stage, owner_of, place, read_copy
 from slurmddp.images.dockerfile.effects import FLAGS, INSTEAD, NOTED, TRAPS
 from slurmddp.images.dockerfile.lines import Instruction
-from slurmddp.images.dockerfile.mounts import Mount, around, read_mount
+from slurmddp.images.dockerfile.mounts import SHARED, Mount, around, read_mount
 from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.running import SHELL, Running, run_lines
 from slurmddp.images.dockerfile.scope import PROXIES, Scope, exports
 from slurmddp.images.dockerfile.stages import WORK
 from slurmddp.images.dockerfile.words import Parts, Reference, expand, known, pairs, plain, shell, shell_parts
-
-if TYPE_CHECKING:
-    from slurmddp.images.registry.image import RegistryImage
+from slurmddp.images.registry.image import RegistryImage
 
 # What these images' own configuration says (their published Dockerfiles and `docker inspect`), for a conversion that
 # asks no registry; of others it is unknown then
@@ -122,13 +112,11 @@ class Interpreter:
         self._caches: dict[str, int] = {}
         self._base = repository
         self._root = root
-        self._said = None if root else setting.bases.get(base.source)
-        env = {} if root else self._said.env if self._said else None
+        self._said = said = None if root else setting.bases.get(base.source)
+        env = {} if root else said.env if said else None
         self._scope = Scope(setting.given, setting.declared, setting.used, env)
-        self._shell: tuple[str, ...] | None = self._said.shell if self._said else None
-        cwd = "/" if root else _WORKDIRS.get(repository)
-        if self._said:
-            cwd = f"/{(self._said.workdir or '').strip('/')}"
+        self._shell: tuple[str, ...] | None = said.shell if said else None
+        cwd = f"/{(said.workdir or '').strip('/')}" if said else "/" if root else _WORKDIRS.get(repository)
         self._cwd: Parts | None = (cwd,) if cwd else None
         self.sections = Sections(base)
         if start:
@@ -141,16 +129,15 @@ class Interpreter:
         setting.used.update(name for name, _ in proxies)
         if self._cwd and self._cwd != ("/",):
             self.sections.post.append(("", [f"mkdir -p {shell_parts(self._cwd)}", f"cd {shell_parts(self._cwd)}"]))
-        if self._said and self._said.user and not _ROOT.fullmatch(self._said.user):
-            self._user = (self._said.user,)
-            said = f"the base {repository} sets USER {self._said.user}, who does RUN as in Docker"
-            setting.notes.append(f"{said}: Apptainer runs the image as the user who starts it")
-        for trigger in self._said.triggers if self._said else ():
-            setting.notes.append(
-                f"the base {repository} has ONBUILD {trigger}: add it to the Dockerfile if you need it"
-            )
-        if self._said and "HOME" in self._said.env:
-            proxies.append(("HOME", self._said.env["HOME"]))
+        if said and said.user and not _ROOT.fullmatch(said.user):
+            self._user = (said.user,)
+            note = f"the base {repository} sets USER {said.user}, who does RUN as in Docker"
+            setting.notes.append(f"{note}: Apptainer runs the image as the user who starts it")
+        for trigger in said.triggers if said else ():
+            note = f"the base {repository} has ONBUILD {trigger}"
+            setting.notes.append(f"{note}: add it to the Dockerfile if you need it")
+        if said and "HOME" in said.env:
+            proxies.append(("HOME", said.env["HOME"]))
         if proxies:
             self.sections.post.append(("", [f"export {name}={shell(value)}" for name, value in proxies]))
 
@@ -205,9 +192,8 @@ class Interpreter:
 
     def on_run(self, instruction: Instruction) -> None:
         if self._root:
-            raise instruction.error(
-                "RUN needs a shell, and a stage FROM scratch has none", "start it from a small base"
-            )
+            what = "RUN needs a shell, and a stage FROM scratch has none"
+            raise instruction.error(what, "start it from a small base")
         self._quoted_wrongly(instruction)
         user = f"as {instruction.line} {shell_parts(self._user)} {self._scope.home()}" if self._user else ""
         self.sections.users = self.sections.users or bool(user)
@@ -221,7 +207,7 @@ class Interpreter:
         for value in (value for name, value in instruction.flags if name == "mount"):
             mount = read_mount(value, instruction, self._scope.lookup, self._cwd or ("/",), self._setting.secrets)
             self._folder(mount.said.get("target", "/"), instruction)
-            if mount.dropped:
+            if SHARED.fullmatch(mount.target):
                 self._note(instruction, f"type={mount.kind} is ignored: {mount.target} is the host's in a build")
                 continue
             if mount.kind == "secret" and mount.name not in self._setting.secrets:
@@ -247,9 +233,8 @@ class Interpreter:
             return f"{STAGING}/cache/{number}"
         source = mount.said.get("source", "/")
         if MAGIC.search(source):
-            raise instruction.error(
-                f"{source!r} is neither a file nor a folder, so it cannot be mounted", "name one, without a pattern"
-            )
+            what = f"{source!r} is neither a file nor a folder, so it cannot be mounted"
+            raise instruction.error(what, "name one, without a pattern")
         return self._stage(Copy(instruction, (source,), (mount.target,), mount.said.get("from"))).places[0]
 
     def on_env(self, instruction: Instruction) -> None:
@@ -302,7 +287,9 @@ class Interpreter:
 
     def _expanded(self, text: str, instruction: Instruction) -> Parts:
         """As `expand`, for what Docker knows when it builds: what is left to the shell is assumed to be set."""
-        parts = expand(text, self._scope.lookup, instruction)
+        return self._assume_set(expand(text, self._scope.lookup, instruction))
+
+    def _assume_set(self, parts: Parts) -> Parts:
         for part in parts:
             if isinstance(part, Reference):
                 self._assume(f"it sets {part.name}")
@@ -318,9 +305,7 @@ class Interpreter:
     def on_copy(self, instruction: Instruction) -> None:
         written = (instruction.array() or instruction.text.split())[-1]
         copy = read_copy(instruction, self._scope.lookup, self._folder(written, instruction))
-        for part in (*copy.destination, *copy.owner):
-            if isinstance(part, Reference):
-                self._assume(f"it sets {part.name}")
+        self._assume_set((*copy.destination, *copy.owner))
         if copy.addresses and not copy.mode:
             said = "the file has mode 600 and is root's, as in Docker: whoever runs the image cannot read it"
             self._note(instruction, f"{said}, unless you add --chmod=644")
@@ -350,27 +335,30 @@ class Interpreter:
     on_add = on_copy
 
     def on_user(self, instruction: Instruction) -> None:
-        self._user = self._expanded(instruction.text, instruction)
-        name = plain(self._user)
-        if name is not None and _ROOT.fullmatch(name):
-            self._user = ()
+        user = self._expanded(instruction.text, instruction)
+        name = plain(user)
+        self._user = () if _ROOT.fullmatch(name or "") else user
         if self._user:
             said = f"USER {name or instruction.text} is for the RUN lines that follow"
             self._note(instruction, f"{said}: Apptainer runs the image as the user who starts it")
 
     def on_cmd(self, instruction: Instruction) -> None:
-        self._quoted_wrongly(instruction)
-        self.running = self.running.with_command(instruction, self._prefix(instruction))
+        self.running = replace(self.running, command=self._argv(instruction), own=True)
 
     def on_entrypoint(self, instruction: Instruction) -> None:
+        """Set it, which takes away a CMD that the base brought."""
+        command = self.running.command if self.running.own else ()
+        self.running = replace(self.running, entrypoint=self._argv(instruction), command=command)
+
+    def _argv(self, instruction: Instruction) -> tuple[str, ...]:
         self._quoted_wrongly(instruction)
-        self.running = self.running.with_entrypoint(instruction, self._prefix(instruction))
+        array, prefix = instruction.array(), self._prefix(instruction)
+        return (*prefix, instruction.text) if array is None else tuple(array)
 
     def _quoted_wrongly(self, instruction: Instruction) -> None:
         if re.match(r"\[\s*['\"]", instruction.text) and instruction.array() is None:
-            self._note(
-                instruction, "this is not a JSON array, so /bin/sh runs it as one line, as in Docker: use double quotes"
-            )
+            said = "this is not a JSON array, so /bin/sh runs it as one line, as in Docker"
+            self._note(instruction, f"{said}: use double quotes")
 
     def on_label(self, instruction: Instruction) -> None:
         for name, raw in pairs(instruction):

@@ -20,7 +20,7 @@ _KEYWORDS = re.compile(
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 _DIRECTIVE = re.compile(r"#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(.+?)\s*")
-_COMMENT = re.compile(r"\s*#")
+_IDLE = re.compile(r"\s*(#|$)")
 _HEREDOC = re.compile(r"\d*<<(?P<dash>-?)(?P<word>[^<]+)")
 _DELIMITER = re.compile(r"(?P<mark>['\"]?)(?P<name>[^'\"\\$]+)(?P=mark)")
 _FLAG = re.compile(r"--([a-z][a-z-]*)(?:=(\S*))?(?:\s+|$)")
@@ -33,19 +33,14 @@ class Heredoc:
     word:   what stands in the instruction, such as `<<EOF`.
     text:   as it stands in the file, each line with its break.
     expand: whether NAME has no quotes, so that variables of the text are replaced.
-    dash:   whether tabs at the begin of lines are taken away (`<<-NAME`).
+    content: the text without the tabs at the begin of lines that `<<-NAME` takes away.
     """
 
     word: str
     name: str
     text: str
     expand: bool
-    dash: bool
-
-    @property
-    def content(self) -> str:
-        """The text without the tabs that `<<-` takes away."""
-        return re.sub(r"(?m)^\t+", "", self.text) if self.dash else self.text
+    content: str
 
 
 @dataclass(frozen=True)
@@ -83,8 +78,6 @@ class Instruction:
 
         Raises UserError for what no line of a definition file can hold.
         """
-        if not self.text.startswith("["):
-            return None
         try:
             found = json.loads(self.text)
         except (ValueError, RecursionError):
@@ -93,10 +86,8 @@ class Instruction:
             return None
         for item in found:
             if not item.replace("\t", " ").isprintable():
-                raise self.error(
-                    f"{item!r} contains a line break or a control character",
-                    "put these commands into a script, COPY it and run that",
-                )
+                todo = "put these commands into a script, COPY it and run that"
+                raise self.error(f"{item!r} contains a line break or a control character", todo)
         return found
 
 
@@ -134,10 +125,10 @@ def parse(text: str, file: str, problems: Problems) -> tuple[Instruction, ...]:
     found: list[Instruction] = []
     position = 0
     while position < len(lines):
-        start, where = position, f"{file}:{position + 1}"
-        if not lines[position].strip() or _COMMENT.match(lines[position]):
+        if _IDLE.match(lines[position]):
             position += 1
             continue
+        start, where = position + 1, f"{file}:{position + 1}"
         pieces, position = _join(lines, position, escape)
         if sum(map(len, pieces)) > _LONGEST:
             what = f"the instruction is longer than {_LONGEST >> 10} KiB, which a definition file does not hold"
@@ -145,7 +136,7 @@ def parse(text: str, file: str, problems: Problems) -> tuple[Instruction, ...]:
         if len(found) == _MOST:
             raise UserError(f"the Dockerfile has more than {_MOST} instructions", where=where, todo=todo)
         with problems:
-            read = _instruction(pieces, start + 1, file, escape)
+            read = _instruction(pieces, start, file, escape)
             heredocs, position = _heredocs(read, lines, position, problems)
             found.append(replace(read, heredocs=heredocs))
     if not found and not problems.found:
@@ -155,27 +146,8 @@ def parse(text: str, file: str, problems: Problems) -> tuple[Instruction, ...]:
 
 def split(text: str, escape: str = "\\") -> list[str]:
     """The words of `text`, cut at white space outside of quotes; quotes and escapes stay in them."""
-    words: list[str] = []
-    word, quoted, position = "", "", 0
-    while position < len(text):
-        char = text[position]
-        if char == escape and quoted != "'" and position + 1 < len(text):
-            word += text[position : position + 2]
-            position += 2
-            continue
-        if quoted:
-            quoted = "" if char == quoted else quoted
-        elif char in "'\"":
-            quoted = char
-        elif char.isspace():
-            if word:
-                words.append(word)
-            word = ""
-            position += 1
-            continue
-        word += char
-        position += 1
-    return [*words, word] if word else words
+    escaped = rf"{re.escape(escape)}."
+    return re.findall(rf"""(?s:{escaped}|'[^']*'?|"(?:{escaped}|[^"])*"?|\S)+""", text)
 
 
 def _escape(lines: list[str], file: str) -> str:
@@ -185,17 +157,14 @@ def _escape(lines: list[str], file: str) -> str:
         match = _DIRECTIVE.fullmatch(line.strip())
         if not match:
             break
-        name, value = match.group(1).lower(), match.group(2)
+        name, value, where = match.group(1).lower(), match.group(2), f"{file}:{number}"
         if name == "escape":
             if value not in ("\\", "`"):
-                raise UserError(f"the escape character cannot be {value!r}", where=f"{file}:{number}", todo="\\ or `")
+                raise UserError(f"the escape character cannot be {value!r}", where=where, todo="\\ or `")
             escape = value
         elif name == "syntax" and not re.match(r"(docker\.io/)?docker/dockerfile(:|$)", value):
-            raise UserError(
-                f"this Dockerfile is written for another frontend, {value}",
-                where=f"{file}:{number}",
-                todo="write it in Docker's own syntax and remove the line",
-            )
+            todo = "write it in Docker's own syntax and remove the line"
+            raise UserError(f"this Dockerfile is written for another frontend, {value}", where=where, todo=todo)
         elif name not in ("syntax", "check"):
             break
     return escape
@@ -209,7 +178,7 @@ def _join(lines: list[str], position: int, escape: str) -> tuple[list[str], int]
     while position < len(lines):
         line = lines[position]
         position += 1
-        if pieces and (not line.strip() or _COMMENT.match(line)):
+        if pieces and _IDLE.match(line):
             continue
         match = continued.fullmatch(line)
         pieces.append(match.group("kept") if match else line)
@@ -265,15 +234,15 @@ def _heredocs(
             todo = f"end it with a line that is just {name}"
             problems.found.append(instruction.error(f"the heredoc {word} has no end", todo))
         text = "".join(f"{line}\n" for line in lines[begin:position])
-        found.append(Heredoc(word, name, text, not delimiter.group("mark"), dash))
+        content = re.sub(r"(?m)^\t+", "", text) if dash else text
+        found.append(Heredoc(word, name, text, not delimiter.group("mark"), content))
         position += 1
     return tuple(found), position
 
 
 def _tail(pieces: list[str], text: str) -> tuple[str, ...]:
     """The last pieces, which make up `text`."""
-    joined = "".join(pieces)
-    skip = len(joined.rstrip()) - len(text)
+    skip = len("".join(pieces).rstrip()) - len(text)
     kept: list[str] = []
     for piece in pieces:
         kept.append(piece[skip:])

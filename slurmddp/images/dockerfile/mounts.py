@@ -27,7 +27,8 @@ _VALUES = {
 }  # fmt: skip
 #: What the build itself needs, and what is not the image's own.
 _TAKEN = re.compile(r"/|/(usr/)?(bin|sbin|lib|lib64)|/usr|/etc|/(dev|proc|sys|\.slurmddp|\.singularity\.d)(/.*)?")
-_SHARED = re.compile(r"/(var/)?tmp")
+#: Folders that are no part of the image in a build either.
+SHARED = re.compile(r"/(var/)?tmp")
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,6 @@ class Mount:
     def name(self) -> str:
         """The id of a cache or a secret."""
         return self.said.get("id") or self.said.get("source") or self.target
-
-    @property
-    def dropped(self) -> bool:
-        """Whether it takes the place of a folder that is no part of the image in a build either."""
-        return _SHARED.fullmatch(self.target) is not None
 
 
 def read_mount(text: str, instruction: Instruction, lookup: Lookup, workdir: Parts, secrets: Collection[str]) -> Mount:
@@ -81,7 +77,7 @@ def read_mount(text: str, instruction: Instruction, lookup: Lookup, workdir: Par
     if whole is None:
         raise error("its target is relative, and only the base image knows WORKDIR", "write an absolute path")
     whole = whole.rstrip("/") or whole
-    if _TAKEN.fullmatch(whole) or (kind in ("bind", "secret") and _SHARED.fullmatch(whole)):
+    if _TAKEN.fullmatch(whole) or (kind in ("bind", "secret") and SHARED.fullmatch(whole)):
         raise error(f"a build cannot mount over {whole}", "use another target")
     return Mount(kind, whole, said)
 

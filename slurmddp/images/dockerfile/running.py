@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slurmddp.images.dockerfile.lines import Instruction
 from slurmddp.images.dockerfile.words import script, shell, unbrace
@@ -19,23 +19,10 @@ class Running:
     command: tuple[str, ...] | None = None
     own: bool = False
 
-    def with_command(self, instruction: Instruction, prefix: tuple[str, ...]) -> Running:
-        """After a CMD; `prefix` is what SHELL says."""
-        return replace(self, command=_argv(instruction, prefix), own=True)
-
-    def with_entrypoint(self, instruction: Instruction, prefix: tuple[str, ...]) -> Running:
-        """After an ENTRYPOINT, which takes away a CMD that the base brought."""
-        return replace(self, entrypoint=_argv(instruction, prefix), command=self.command if self.own else ())
-
     @property
     def said(self) -> bool:
         """Whether the Dockerfile says what is run at all; otherwise the base's own way stays."""
         return self.entrypoint is not None or self.command is not None
-
-
-def _argv(instruction: Instruction, prefix: tuple[str, ...]) -> tuple[str, ...]:
-    array = instruction.array()
-    return (*prefix, instruction.text) if array is None else tuple(array)
 
 
 #: Where a heredoc that names its interpreter lies while it runs.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from slurmddp.errors import UserError
 from slurmddp.images.dockerfile.lines import Instruction
 from slurmddp.images.dockerfile.stages import platform_arguments, read_arguments
-from slurmddp.images.dockerfile.words import Parts, Reference, expand, pairs, plain, shell, shell_parts
+from slurmddp.images.dockerfile.words import NAME, Parts, Reference, expand, pairs, plain, shell, shell_parts
 
 # Docker takes these as build arguments without any ARG, and keeps them out of the image
 PROXIES = tuple(
@@ -16,16 +17,14 @@ PROXIES = tuple(
     for name in ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
     for form in (str, str.upper)
 )
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"(TOKEN|PASSWORD|PASSWD|SECRET|APIKEY|API_KEY|CREDENTIAL)", re.IGNORECASE)
-
-
 #: Bash does not let anybody set them.
 _BASH = ("UID", "EUID", "PPID", "BASHOPTS", "BASH_VERSINFO", "SHELLOPTS")
 #: Docker's own, for a base that sets none.
 _PATH = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
+@dataclass
 class Scope:
     """Variables of one stage.
 
@@ -35,41 +34,33 @@ class Scope:
     base:     the variables of the base image; None where no registry was asked.
     """
 
-    def __init__(
-        self,
-        given: Mapping[str, str],
-        declared: Mapping[str, str | None],
-        used: set[str],
-        base: Mapping[str, str] | None = None,
-    ) -> None:
-        self._given = given
-        self._declared = declared
-        self._used = used
-        self._arguments: dict[str, str | Reference | None] = {}
-        self._environment: dict[str, str | Reference] = {}
-        self._base = None if base is None else {**_PATH, **base}
+    given: Mapping[str, str]
+    declared: Mapping[str, str | None]
+    used: set[str]
+    base: Mapping[str, str] | None = None
+    _arguments: dict[str, str | Reference | None] = field(default_factory=dict)
+    _environment: dict[str, str | Reference] = field(default_factory=dict)
 
     def lookup(self, name: str) -> str | Reference | None:
         """What the name stands for on this line."""
         found = self._environment.get(name, self._arguments.get(name))
         if found is not None:
             return found
-        if self._base is not None:
-            return self._base.get(name)
+        if self.base is not None:
+            return {**_PATH, **self.base}.get(name)
         return None if name in self._arguments else Reference(name)
 
     def home(self) -> str:
         """HOME as a word of the shell; "" where neither the Dockerfile nor its base sets it."""
-        return '"$HOME"' if "HOME" in self._environment else shell((self._base or {}).get("HOME", ""))
+        return '"$HOME"' if "HOME" in self._environment else shell((self.base or {}).get("HOME", ""))
 
     def env(self, instruction: Instruction) -> list[tuple[str, Parts]]:
         """Take over an ENV: its names and values. Raises UserError."""
         found = []
         for name, raw in pairs(instruction):
-            if not _NAME.fullmatch(name):
-                raise instruction.error(
-                    f"{name!r} is not a valid name of a shell variable", "use letters, digits and _"
-                )
+            if not NAME.fullmatch(name):
+                what = f"{name!r} is not a valid name of a shell variable"
+                raise instruction.error(what, "use letters, digits and _")
             found.append((name, expand(raw, self.lookup, instruction)))
         for name, parts in found:  # all values of a line are those before it
             self._environment[name] = _value(name, parts)
@@ -79,10 +70,10 @@ class Scope:
         """Take over an ARG: the names and values that the commands after it see. Raises UserError."""
         found = []
         for name, raw in read_arguments(instruction):
-            outer = self._declared.get(name, platform_arguments().get(name))
-            if name in self._given:
-                self._used.add(name)
-                parts: Parts | None = (self._given[name],)
+            outer = self.declared.get(name, platform_arguments().get(name))
+            if name in self.given:
+                self.used.add(name)
+                parts: Parts | None = (self.given[name],)
                 if _SECRET.search(name):
                     notes.append(f"{instruction.where}: everyone who has the image can read the argument {name} in it")
             elif raw is None:

@@ -7,13 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 from slurmddp.errors import UserError
 from slurmddp.images.base import Base, parse_base
 from slurmddp.images.dockerfile.lines import Instruction, split
 from slurmddp.images.dockerfile.problems import Problems
-from slurmddp.images.dockerfile.words import Lookup, known
+from slurmddp.images.dockerfile.words import NAME, Lookup, known
 from slurmddp.images.registry.documents import ARCHITECTURES
 
 _NAME = re.compile(r"[a-z][a-z0-9._-]*")
@@ -52,26 +53,22 @@ def split_stages(
 ) -> tuple[tuple[Stage, ...], dict[str, str | None]]:
     """The stages, and the arguments declared before the first FROM: None where they have no value. Raises UserError."""
     declared: dict[str, str | None] = {}
-    position = 0
-    while position < len(instructions) and instructions[position].keyword == "ARG":
+    head = list(takewhile(lambda one: one.keyword == "ARG", instructions))
+    for instruction in head:
         with problems:
-            for name, value in read_arguments(instructions[position]):
-                default = None if value is None else known(value, _lookup(declared), instructions[position])
+            for name, value in read_arguments(instruction):
+                default = None if value is None else known(value, _lookup(declared), instruction)
                 declared[name] = arguments.get(name, default)
-        position += 1
-    if position == len(instructions) or instructions[position].keyword != "FROM":
+    begins = [number for number, one in enumerate(instructions) if one.keyword == "FROM"]
+    if begins[:1] != [len(head)]:
         problems.check()
-        first = instructions[min(position, len(instructions) - 1)]
+        first = instructions[min(len(head), len(instructions) - 1)]
         raise first.error("only ARG can come before the first FROM", "begin with FROM IMAGE")
     stages: list[Stage] = []
     read = len(problems.found)
-    while position < len(instructions):
-        end = position + 1
-        while end < len(instructions) and instructions[end].keyword != "FROM":
-            end += 1
+    for begin, end in pairwise([*begins, len(instructions)]):
         with problems:
-            stages.append(_stage(instructions[position], instructions[position + 1 : end], stages, declared))
-        position = end
+            stages.append(_stage(instructions[begin], instructions[begin + 1 : end], stages, declared))
     if len(problems.found) > read:  # without one of the stages, those that follow would be counted wrongly
         problems.check()
     return tuple(stages), declared
@@ -82,7 +79,7 @@ def read_arguments(instruction: Instruction) -> list[tuple[str, str | None]]:
     found = []
     for word in split(instruction.text, instruction.escape):
         name, equals, value = word.partition("=")
-        if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):  # Docker takes the rest, as of a comment, and nothing uses it
+        if NAME.fullmatch(name):  # Docker takes the rest, as of a comment, and nothing uses it
             found.append((name, value if equals else None))
     return found
 
@@ -95,16 +92,19 @@ def _lookup(declared: Mapping[str, str | None]) -> Lookup:
 def _stage(
     begin: Instruction, body: tuple[Instruction, ...], stages: list[Stage], declared: Mapping[str, str | None]
 ) -> Stage:
-    words = split(begin.text, begin.escape)
+    words, lookup = split(begin.text, begin.escape), _lookup(declared)
     if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
         raise begin.error(f"cannot read FROM {begin.text}", "write FROM IMAGE or FROM IMAGE AS NAME")
     name = words[2].lower() if len(words) == 3 else ""
     if name and (not _NAME.fullmatch(name) or any(stage.name == name for stage in stages)):
-        raise begin.error(
-            f"{name!r} is not a valid stage name, or is used twice", "use a letter, then letters and digits"
-        )
-    _check_platform(begin, declared)
-    image = known(words[0], _lookup(declared), begin)
+        what = f"{name!r} is not a valid stage name, or is used twice"
+        raise begin.error(what, "use a letter, then letters and digits")
+    here = platform_arguments()["TARGETPLATFORM"]
+    for wanted in (known(value, lookup, begin) for _, value in begin.flags):
+        if wanted != here and not wanted.startswith(f"{here}/"):
+            what = f"the stage is for {wanted}, but this machine is {here}"
+            raise begin.error(what, "build it on a machine of that kind")
+    image = known(words[0], lookup, begin)
     if not image:
         raise begin.error(f"FROM {words[0]} is empty: its ARG has no value", "give the argument a value")
     parent = next((stage.number for stage in stages if stage.name == image.lower()), None)
@@ -122,22 +122,9 @@ def image_base(image: str, instruction: Instruction) -> Base:
         raise UserError(error.what, where=instruction.where, todo="write HOST/NAME:TAG") from None
 
 
-def _check_platform(begin: Instruction, declared: Mapping[str, str | None]) -> None:
-    here = platform_arguments()["TARGETPLATFORM"]
-    for _, value in begin.flags:
-        wanted = known(value, _lookup(declared), begin)
-        if wanted != here and not wanted.startswith(f"{here}/"):
-            raise begin.error(
-                f"the stage is for {wanted}, but this machine is {here}", "build it on a machine of that kind"
-            )
-
-
 def find_stage(stages: tuple[Stage, ...], name: str) -> Stage | None:
     """The stage of that name or number."""
-    for stage in stages:
-        if (stage.name and stage.name == name.lower()) or str(stage.number) == name:
-            return stage
-    return None
+    return next((one for one in stages if one.name == name.lower() != "" or str(one.number) == name), None)
 
 
 def chain(stages: tuple[Stage, ...], stage: Stage) -> tuple[Stage, ...]:

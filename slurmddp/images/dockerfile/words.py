@@ -29,7 +29,7 @@ Parts = tuple["str | Reference", ...]
 Lookup = Callable[[str], "str | Reference | None"]
 
 _LONGEST, _DEEPEST = 32 << 10, 20
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SPECIAL = re.compile(r"[0-9@*#?!$-]")
 _BRACED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?!$-])(?P<operator>:?[-+?]|##?|%%?|//?)?")
 
@@ -114,14 +114,14 @@ def _doubled(parts: Parts, also: str = "") -> str:
     )
 
 
+@dataclass
 class _Expansion:
-    def __init__(self, text: str, lookup: Lookup, instruction: Instruction, quotes: bool) -> None:
-        self._text = text
-        self._lookup = lookup
-        self._instruction = instruction
-        self._quotes = quotes
-        self._at = 0
-        self._depth = 0
+    text: str
+    lookup: Lookup
+    instruction: Instruction
+    quotes: bool
+    at: int = 0
+    depth: int = 0
 
     def parts(self, end: str = "", raw: bool = False) -> Parts:
         """Parts up to a bare `end`, which is passed over. raw: escapes stay, for a pattern."""
@@ -131,7 +131,7 @@ class _Expansion:
             length += len(part) if isinstance(part, str) else 0
             if length > _LONGEST:  # each line can double what the one before it has set
                 todo = "variables of variables make it long: write it out"
-                raise self._instruction.error(f"a value is longer than {_LONGEST >> 10} KiB", todo)
+                raise self.instruction.error(f"a value is longer than {_LONGEST >> 10} KiB", todo)
             if isinstance(part, str) and merged and isinstance(merged[-1], str):
                 merged[-1] += part
             elif part != "":
@@ -139,16 +139,20 @@ class _Expansion:
         return tuple(merged)
 
     def _parts(self, end: str, raw: bool) -> Iterator[str | Reference]:
-        escape = self._instruction.escape if self._quotes else "\\"
+        escape = self.instruction.escape if self.quotes else "\\"
         quoted = False
-        while self._at < len(self._text):
-            char = self._text[self._at]
-            self._at += 1
+        while self.at < len(self.text):
+            char = self.text[self.at]
+            self.at += 1
             if char == end and not quoted:
                 return
-            if char == "'" and not quoted and self._quotes:
-                yield self._until_quote()
-            elif char == '"' and self._quotes:
+            if char == "'" and not quoted and self.quotes:
+                text, closed, _ = self.text[self.at :].partition("'")
+                if not closed:
+                    raise self._broken()
+                self.at += len(text) + 1
+                yield text
+            elif char == '"' and self.quotes:
                 quoted = not quoted
             elif char == escape:
                 yield self._escaped(escape, quoted, raw)
@@ -159,35 +163,28 @@ class _Expansion:
         if quoted or end:
             raise self._broken()
 
-    def _until_quote(self) -> str:
-        close = self._text.find("'", self._at)
-        if close < 0:
-            raise self._broken()
-        text, self._at = self._text[self._at : close], close + 1
-        return text
-
     def _escaped(self, escape: str, quoted: bool, raw: bool) -> str:
-        if self._at == len(self._text):
+        if self.at == len(self.text):
             return escape
-        char = self._text[self._at]
-        self._at += 1
+        char = self.text[self.at]
+        self.at += 1
         return escape + char if raw or (quoted and char not in f'"${escape}') else char
 
     def _variable(self) -> Parts:
-        rest = self._text[self._at :]
+        rest = self.text[self.at :]
         if not rest.startswith("{"):
-            match = _NAME.match(rest)
+            match = NAME.match(rest)
             if match:
-                self._at += match.end()
+                self.at += match.end()
                 return self._value(match.group(), "", ())
             special = _SPECIAL.match(rest)
-            self._at += 1 if special else 0
+            self.at += 1 if special else 0
             return () if special else ("$",)
         match = _BRACED.match(rest, 1)
-        self._depth += 1
-        if not match or self._depth > _DEEPEST:
+        self.depth += 1
+        if not match or self.depth > _DEEPEST:
             raise self._broken()
-        self._at += match.end()
+        self.at += match.end()
         name, operator = match.group("name"), match.group("operator") or ""
         if operator[:1] in ("#", "%", "/"):
             found: Parts = (self._replaced(name, operator),)
@@ -196,11 +193,11 @@ class _Expansion:
             if word and not operator:
                 raise self._broken()
             found = self._value(name, operator, word)
-        self._depth -= 1
+        self.depth -= 1
         return found
 
     def _value(self, name: str, operator: str, word: Parts) -> Parts:
-        value = self._lookup(name)
+        value = self.lookup(name)
         if isinstance(value, Reference):
             return (Reference(name, operator, word),)
         there = value is not None and (value != "" or not operator.startswith(":"))
@@ -209,7 +206,7 @@ class _Expansion:
         if operator.endswith("-") and not there:
             return word
         if operator.endswith("?") and not there:
-            raise self._instruction.error(f"${name} is not set: {plain(word)}", f"give it a value: ARG {name}=VALUE")
+            raise self.instruction.error(f"${name} is not set: {plain(word)}", f"give it a value: ARG {name}=VALUE")
         return (value or "",)
 
     def _replaced(self, name: str, operator: str) -> str | Reference:
@@ -217,7 +214,7 @@ class _Expansion:
         words = [self.parts("/" if operator[0] == "/" else "}", raw=True)]
         if operator[0] == "/":
             words.append(self.parts("}", raw=True))
-        value, (pattern, *new) = self._lookup(name), map(plain, words)
+        value, (pattern, *new) = self.lookup(name), map(plain, words)
         try:
             if pattern is None or (operator[0] == "/" and re.search(r"[\\$]|^None$", str(new[0]))):
                 raise ValueError
@@ -226,10 +223,10 @@ class _Expansion:
             if operator[0] != "/":
                 return Reference(name, operator + for_shell(pattern))
             what = f"${{{name}{operator}...}} is not converted: only the base image knows its value"
-            raise undecided(what, name, self._instruction)
+            raise undecided(what, name, self.instruction)
         except ValueError:
             what = f"the pattern of ${{{name}{operator}...}} is not converted"
-            raise self._instruction.error(what, "write the value") from None
+            raise self.instruction.error(what, "write the value") from None
 
     def _broken(self) -> Exception:
-        return self._instruction.error(f"{self._text!r} has an unclosed quote or brace", "close it")
+        return self.instruction.error(f"{self.text!r} has an unclosed quote or brace", "close it")

@@ -36,7 +36,7 @@ def test_a_whole_definition(dock: Dock) -> None:
     assert part.sections["%environment"].endswith("    export A=1\n\n")
     assert "slurmddp.base docker://debian:12\n" in part.sections["%labels"]
     assert part.sections["%startscript"].strip() == part.sections["%runscript"].strip()
-    assert made.base == Base("docker", "debian:12")
+    assert made.bases[-1] == Base("docker", "debian:12")
     assert made.sources == (dock.context / "train.py",)
     assert len(made.notes) == 1 and "no ENTRYPOINT" in made.notes[0]
 
@@ -270,7 +270,7 @@ COPY --chown=1:2 --from=0 /wheels/*.whl @/wheels/
     assert f"%files from {names[0]}" in parts[1].sections
     assert "%post" not in parts[2].sections and "%runscript" not in parts[3].sections
     assert any("unused" in note for note in made.notes)
-    assert made.base == Base("docker", "python:3.12-slim")
+    assert made.bases[-1] == Base("docker", "python:3.12-slim")
     built = {name: tmp_path / "built" / name for name in names}
     for name, file in (
         (names[1], "bin/tool"),
@@ -302,7 +302,7 @@ ENTRYPOINT ["echo", "final"]
 """
     )
     (part,) = cut(made.definition)
-    assert made.base == Base("docker", "debian:12")
+    assert made.bases[-1] == Base("docker", "debian:12")
     assert dock.post(part).returncode == 0
     assert dock.said() == [f"show<1><1><{dock.root}/w>"]
     assert dock.run(part) == "final\n"  # ENTRYPOINT takes the CMD of the base away
@@ -349,7 +349,7 @@ def test_an_ngc_base_is_known(dock: Dock) -> None:
     dock.file("train.py")
     made = dock.convert('FROM nvcr.io/nvidia/pytorch:25.04-py3\nCOPY train.py .\nCMD ["python", "train.py"]\n')
     (part,) = cut(made.definition)
-    assert made.base.release == release("25.04")
+    assert made.bases[-1].release == release("25.04")
     assert "copy 0:0 '' /workspace/ " in part.sections["%post"]
     assert "exec /opt/nvidia/nvidia_entrypoint.sh" in part.sections["%runscript"]
 

@@ -358,7 +358,7 @@ COPY --from=files / @/whole/
 """
     made = dock.convert(text)
     scratch, last = cut(made.definition)
-    assert scratch.header["from"] == "debian:12" and made.base.source == "debian:12"
+    assert scratch.header["from"] == "debian:12" and made.bases[-1].source == "debian:12"
     folder = dock.root.with_name("scratch")
     scratch.sections["%post"] = scratch.sections["%post"].replace("/.scratch", f"{folder}/.scratch")
     assert dock.post(scratch).returncode == 0
