@@ -5,6 +5,7 @@ import io
 import json
 import multiprocessing
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -136,10 +137,12 @@ class Run:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that the kernel gives to nobody by itself: what it gave us could be another process's before we listen."""
+    while True:
+        port = random.SystemRandom().randint(20000, 29999)  # tests seed the common one
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Failed(Exception):

@@ -39,6 +39,9 @@ def after(*_):
     ids.clear()
     if (rank, step) == (where, when):
         if action == "kill":
+            until = time.monotonic() + 60
+            while not list(pathlib.Path("checkpoints").glob("step-*/COMPLETE")) and time.monotonic() < until:
+                time.sleep(0.05)  # It is written while training goes on, here for 30 steps of a millisecond.
             os.kill(os.getpid(), signal.SIGKILL)
         pathlib.Path(os.environ["SLURMDDP_STOP_FILE"]).write_text("enough")
         time.sleep(1.2)  # It is looked for once a second: now it is found in this very step.
