@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
+from slurmddp.check.rule import SEVERITIES, Rule, Severity
 from slurmddp.check.script import Script
-
-Severity = Literal["error", "warning", "note"]
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 class Hit(NamedTuple):
@@ -24,24 +22,12 @@ class Hit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A pitfall: how bad it is, why, where a reader finds it documented, and what to do."""
-
-    id: str
-    severity: Severity
-    reason: str
-    source: str
-    fix: str
-    check: Callable[[Script], Iterator[Hit]]
-
-
-@dataclass(frozen=True)
 class Finding:
     """A rule that a script breaks, and where."""
 
     path: str
     line: int
-    rule: Rule
+    rule: Rule[Script, Hit]
     severity: Severity
     message: str
 
@@ -59,7 +45,7 @@ class Finding:
         }
 
 
-RULES: list[Rule] = []
+RULES: list[Rule[Script, Hit]] = []
 _TEXTS = Path(__file__).with_name("script.rules")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +74,7 @@ class Rehearsal:
         self._say = say
         self._said = ""
         self._killed_at = 0
+        self._tolerance = 1e-6 if prepared.resolved.job.train.deterministic else 0.05
 
     def steps(self) -> Iterator[Step]:
         """Do one step after the other. Raises RehearsalFailed for the first that fails; the run is cancelled then."""
@@ -165,7 +166,7 @@ class Rehearsal:
             raise RehearsalFailed(step, "no step was repeated, so there is nothing to compare")
         worst = max(abs(values[0] - values[-1]) / max(abs(values[0]), 1e-12) for values in twice.values())
         told = f"{len(twice)} steps repeated, the losses differ by {worst:.1e} at most"
-        if worst > (1e-6 if self._deterministic() else 0.05):
+        if worst > self._tolerance:
             raise RehearsalFailed(step, told)
         return told
 
@@ -208,9 +209,3 @@ class Rehearsal:
     def _last_step(self) -> int:
         rows = self._rows()
         return int(rows[-1]["step"]) if rows else 0
-
-    def _deterministic(self) -> bool:
-        from slurmddp.shared.files import read_json
-
-        job: Mapping[str, Any] = read_json(self.folder.job_json)
-        return bool(job["train"].get("deterministic"))

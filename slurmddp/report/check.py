@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slurmddp.check.finding import SEVERITIES, Finding
+from slurmddp.check.finding import Finding
+from slurmddp.check.rule import SEVERITIES
 from slurmddp.check.script import Script
 from slurmddp.visible import one_line
 
@@ -21,10 +22,16 @@ def lines(scripts: Sequence[Script], found: Sequence[Finding]) -> Iterator[str]:
             yield f"    why: {each.rule.reason}"
             yield f"    fix: {each.rule.fix}"
             yield f"    see: {each.rule.source}"
-    counts = Counter(each.severity for each in found)
-    total = ", ".join(f"{counts[name]} {name}{'s' * (counts[name] != 1)}" for name in SEVERITIES if counts[name])
     checked = f"{len(scripts)} script{'s' * (len(scripts) != 1)}"
-    yield f"{checked} checked: {total or 'nothing found'}"
+    yield f"{checked} checked: {total(Counter(each.severity for each in found))}"
+
+
+def total(counts: Mapping[Any, int]) -> str:
+    """Return the counts by severity: `2 errors, 1 note`."""
+    return (
+        ", ".join(f"{counts[name]} {name}{'s' * (counts[name] != 1)}" for name in SEVERITIES if counts[name])
+        or "nothing found"
+    )
 
 
 def as_dict(scripts: Sequence[Script], found: Sequence[Finding]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from slurmddp.report.check import total
 from slurmddp.visible import one_line
 
 
@@ -25,7 +26,5 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"partition {offer['partition']:<16} {when}"
     for why in found["not_checked"]:
         yield f"not checked, Slurm does not answer: {one_line(why)}"
-    counts = found["counts"]
-    total = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items() if count)
     start = f"; Slurm would start it at {found['start']}" if found["start"] else ""
-    yield f"job {found['job']}, {found['rules']} rules: {total or 'nothing found'}{start}"
+    yield f"job {found['job']}, {found['rules']} rules: {total(found['counts'])}{start}"

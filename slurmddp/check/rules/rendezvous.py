@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from slurmddp.check.finding import Hit, Severity, rule
+from slurmddp.check.finding import Hit, rule
 from slurmddp.check.launches import Launch
+from slurmddp.check.rule import Severity
 from slurmddp.check.rules.common import (
     farmed,
     has_config,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
+from slurmddp.check.rule import SEVERITIES
 from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.job_check.partitions import Offer, offers
-from slurmddp.launch.job_check.rule import RULES, SEVERITIES, Finding, Subject, check_job
+from slurmddp.launch.job_check.rule import RULES, Finding, Subject, check_job
 from slurmddp.launch.prepare import Prepared
 
 

@@ -23,7 +23,6 @@ class Nodes(NamedTuple):
     cpus: int
     memory: int
     gres: str
-    how_many: int
 
     def gpus(self) -> dict[str, int]:
         """Return how many GPUs of each type a node has; the type is "" where Slurm knows none."""
@@ -79,21 +78,15 @@ class Cluster:
             return rows.get(name)
         return next((row for row in rows.values() if row.get("Default") == "YES"), None)
 
-    @cached_property
-    def config(self) -> dict[str, str]:
-        """Return `scontrol show config`; empty where Slurm does not say."""
-        text = self._say("scontrol", "show", "config") or ""
-        return {name: value.strip() for name, value in re.findall(r"^(\w+)\s*= (.*)$", text, re.MULTILINE)}
-
     def nodes(self, partition: str) -> list[Nodes] | None:
         """Return the kinds of nodes of a partition."""
-        text = self._say("sinfo", "--noheader", f"--partition={partition}", "--format=%c|%m|%D|%G")
+        text = self._say("sinfo", "--noheader", f"--partition={partition}", "--format=%c|%m|%G")
         if text is None:
             return None
         found = []
         for line in text.splitlines():
-            cpus, memory, count, gres = line.split("|", 3)
-            found.append(Nodes(_number(cpus), _number(memory), gres.strip(), _number(count)))
+            cpus, memory, gres = line.split("|", 2)
+            found.append(Nodes(_number(cpus), _number(memory), gres.strip()))
         return found
 
     @cached_property
@@ -111,7 +104,7 @@ class Cluster:
         """Return the longest time of each QOS in seconds; None for no limit."""
         text = self._say("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,MaxWall") or ""
         rows = (line.split("|") for line in text.splitlines() if line.count("|") == 1)
-        return {name: _seconds(wall) for name, wall in rows}
+        return {name: seconds(wall) for name, wall in rows}
 
     def trial(self, options: Sequence[str]) -> Trial | None:
         """Return what `sbatch --test-only` says of a job with these options. Nothing is submitted."""
@@ -170,12 +163,8 @@ def limit(text: str | None) -> int | None:
 
 def seconds(text: str | None) -> int | None:
     """Return a time limit that Slurm prints, in seconds; None for no limit."""
-    return _seconds(text or "")
-
-
-def _seconds(text: str) -> int | None:
     try:
-        return seconds_of(text)
+        return seconds_of(text or "")
     except ValueError:  # empty, NONE, or a form of a later version
         return None
 

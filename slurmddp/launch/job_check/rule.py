@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from slurmddp.check.rule import SEVERITIES, Rule, Severity
 from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.prepare import Prepared
-
-Severity = Literal["error", "warning", "note"]
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 class Subject(NamedTuple):
@@ -36,22 +34,10 @@ class Hit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A pitfall: how bad it is, why, where a reader finds it documented, and what to do."""
-
-    id: str
-    severity: Severity
-    reason: str
-    source: str
-    fix: str
-    check: Callable[[Subject], Iterator[Hit]]
-
-
-@dataclass(frozen=True)
 class Finding:
     """A rule that a job breaks, and where."""
 
-    rule: Rule
+    rule: Rule[Subject, Hit]
     severity: Severity
     where: str
     message: str
@@ -70,7 +56,7 @@ class Finding:
         }
 
 
-RULES: list[Rule] = []
+RULES: list[Rule[Subject, Hit]] = []
 _Check = Callable[[Subject], Iterator[Hit]]
 
 

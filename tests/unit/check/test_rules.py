@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.check.finding import RULES, Finding, Rule, check_script
-from slurmddp.check.script import read
+from slurmddp.check.finding import RULES, Finding, Hit, check_script
+from slurmddp.check.rule import Rule
+from slurmddp.check.script import Script, read
 from slurmddp.errors import UserError
 
 from . import page
@@ -24,7 +25,7 @@ def found(path: Path) -> list[Finding]:
 
 
 @every_rule
-def test_rule_finds_its_bad_script(rule: Rule) -> None:
+def test_rule_finds_its_bad_script(rule: Rule[Script, Hit]) -> None:
     findings = found(FIXTURES / "bad" / f"{rule.id}.sbatch")
     assert rule.id in {each.rule.id for each in findings}
     errors = {each.rule.id for each in findings if each.severity == "error"}
@@ -32,7 +33,7 @@ def test_rule_finds_its_bad_script(rule: Rule) -> None:
 
 
 @every_rule
-def test_rule_is_silent_on_its_good_script(rule: Rule) -> None:
+def test_rule_is_silent_on_its_good_script(rule: Rule[Script, Hit]) -> None:
     findings = found(FIXTURES / "good" / f"{rule.id}.sbatch")
     assert not [each for each in findings if each.rule.id == rule.id or each.severity == "error"]
 
@@ -54,7 +55,7 @@ def test_every_fixture_belongs_to_a_rule() -> None:
 
 
 @every_rule
-def test_rule_is_explained(rule: Rule) -> None:
+def test_rule_is_explained(rule: Rule[Script, Hit]) -> None:
     assert re.fullmatch(r"https://\S+", rule.source)
     for sentence in (rule.reason, rule.fix):
         assert sentence[0].isupper() or sentence.startswith(("srun", "sbatch", "bash", "localhost", "hostname", "--"))

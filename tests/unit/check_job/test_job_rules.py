@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 import slurmddp.launch.job_check.rules  # noqa: F401 - registers them
+from slurmddp.check.rule import Rule, Severity
 from slurmddp.errors import ExternalError
 from slurmddp.launch.job_check.answer import answer
 from slurmddp.launch.job_check.cluster import Cluster, Nodes
 from slurmddp.launch.job_check.partitions import Offer
-from slurmddp.launch.job_check.rule import RULES, Finding, Rule, Severity, Subject, check_job
+from slurmddp.launch.job_check.rule import RULES, Finding, Hit, Subject, check_job
 from slurmddp.launch.prepare import Prepared
 from slurmddp.slurm.client import Answer
 from tests.helpers import LM_JOB, ROOT, SIF, Desk, plan_of
@@ -30,8 +31,8 @@ Nodes=n[1-2] State=DRAIN TotalNodes=2
 PartitionName=cores AllowAccounts=ALL AllowQos=ALL Default=NO MaxNodes=UNLIMITED MaxTime=UNLIMITED State=UP TotalNodes=4
 """
 SINFO = {
-    "main": "64|491520|12|gpu:a100:4(S:0-1)\n128|1031000+|4|gpu:a100:2,gpu:h100:2\n",
-    "cores": "64|500000|4|(null)\n",
+    "main": "64|491520|gpu:a100:4(S:0-1)\n128|1031000+|gpu:a100:2,gpu:h100:2\n",
+    "cores": "64|500000|(null)\n",
 }
 ASSOCIATIONS = "physics||normal,long\nbio|main|normal\n"
 QOS = "normal|08:00:00\nlong|\n"
@@ -224,7 +225,7 @@ def test_the_page_lists_the_rules_and_the_keys(desk: Desk) -> None:
     assert set(re.findall(r"^\| `([^`]+)` \|", rest.split("## --json")[1], re.MULTILINE)) == keys
 
 
-def _link(rule: Rule) -> str:
+def _link(rule: Rule[Subject, Hit]) -> str:
     return rule.source.removeprefix("docs/")
 
 
@@ -275,4 +276,4 @@ def test_the_start_and_the_partitions_by_their_start(desk: Desk) -> None:
     ],
 )
 def test_gpus_of_a_node(gres: str, gpus: dict[str, int]) -> None:
-    assert Nodes(64, 1000, gres, 1).gpus() == gpus
+    assert Nodes(64, 1000, gres).gpus() == gpus
