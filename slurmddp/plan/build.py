@@ -15,6 +15,29 @@ from slurmddp.plan.sbatch import missing_settings, plan_sbatch
 from slurmddp.spec.resolve import Resolved
 
 
+def _first_notes(resolved: Resolved, context: Context) -> list[Note]:
+    """What the layers warn of, and what the site wants and nobody set (an allocation that exists has all of that)."""
+    missing = [] if context.inside else missing_settings(resolved)
+    texts = (*resolved.warnings, *(f"{error.what}: `submit` will reject the job" for error in missing))
+    return [Note("warning", text) for text in texts]
+
+
+def _doubts(resolved: Resolved, runtime: str, stop_lead: int | None, inside: bool) -> list[Note]:
+    """Of settings that are allowed, those that will not do what their author expects."""
+    job, notes = resolved.job, []
+    schedule, steps = job.train.schedule, job.train.steps
+    if job.train.task and schedule.warmup > steps:
+        text = f"train.schedule.warmup {schedule.warmup} is longer than train.steps {steps}: lr never reaches its peak"
+        notes.append(Note("note", text))
+    if runtime == "pyxis":
+        text = "container.runtime pyxis was never run: slurmddp renders the job, and its recovery is not proven"
+        notes.append(Note("warning", text))
+    if resolved.site.scheduler == "slurm" and job.resources.time and not stop_lead and not inside:
+        text = "the job is too short for a save before its time limit: progress since the last checkpoint will be lost"
+        notes.append(Note("note", text))
+    return notes
+
+
 def make_plan(resolved: Resolved, context: Context) -> Plan:
     """Raises UserError for whatever cannot become a job at this site."""
     job, site = resolved.job, resolved.site
@@ -22,27 +45,15 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
     nodes, notes = plan_nodes(resolved, gpus, context.allocation)
     layout, more = plan_layout(resolved, nodes, gpus, context.allocation)
     notes += more
-    # An allocation that exists was given all that its site requires.
-    missing = (
-        []
-        if context.inside
-        else [f"{error.what}: `submit` will reject the job" for error in missing_settings(resolved)]
-    )
-    notes = [Note("warning", text) for text in (*resolved.warnings, *missing)] + notes
+    notes = _first_notes(resolved, context) + notes
     batch = None
     wanted = job.train.batch
     if job.train.task or wanted.global_ or (wanted.micro and nodes.world):
         batch, more = plan_batch(wanted, nodes, resolved.location("train", "batch"))
         notes += more
     notes += check_parallel(resolved, nodes)
-    if job.train.task and job.train.schedule.warmup > job.train.steps:
-        warmup = f"train.schedule.warmup {job.train.schedule.warmup}"
-        notes.append(Note("note", f"{warmup} is longer than train.steps {job.train.steps}: lr never reaches its peak"))
     program = plan_program(job, context)
     container = plan_container(resolved, layout, program, context)
-    if container.runtime == "pyxis":
-        text = "container.runtime pyxis was never run: slurmddp renders the job, and its recovery is not proven"
-        notes.append(Note("warning", text))
     cache = absolute(job.paths.cache, context.cwd) if job.paths.cache else None
     groups = plan_environment(resolved, nodes, layout, container.runtime, cache)
     recovery, more = plan_recovery(resolved, nodes, context.inside)
@@ -50,14 +61,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
     alerts, more = plan_alerts(resolved, context)
     notes += more
     stop_lead = plan_stop_lead(job.resources.time, job.timeouts.stop, context.save_seconds)
-    if site.scheduler == "slurm" and job.resources.time and not stop_lead and not context.inside:
-        notes.append(
-            Note(
-                "note",
-                "the job is too short for a save before its time limit: progress since the "
-                "last checkpoint will be lost",
-            )
-        )
+    notes += _doubts(resolved, container.runtime, stop_lead, context.inside)
     sbatch = plan_sbatch(resolved, nodes, layout, recovery, stop_lead) if site.scheduler == "slurm" else ()
     return Plan(
         name=job.name,
