@@ -47,6 +47,7 @@ def register(app: App) -> None:
     group.add(None, diff, example="slurmddp sites diff leonardo snellius")
     group.add(None, detect)
     group.add(None, validate, example="slurmddp sites validate mine.yaml")
+    group.add(None, init, example="slurmddp sites init -o ~/.config/slurmddp/sites/mine.yaml")
     group.add(None, site_schema, name="schema", example="slurmddp sites schema > site.schema.json")
     app.add_typer(group, name="sites", rich_help_panel="Sites and alerts")
     app.add("Jobs", schema, example="slurmddp schema job > job.schema.json")
@@ -137,6 +138,34 @@ def validate(
             typer.echo(f"{file}: valid")
     if wrong:
         raise UserError("\n".join(wrong))
+
+
+def init(
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Write this file; - writes to stdout [default: your site folder]"
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file")] = False,
+    partition: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Describe only these partitions, separated by commas")
+    ] = None,
+) -> None:
+    """Draft a site profile from what this cluster's Slurm says. Submits nothing."""
+    from slurmddp.launch.site_init.live import look
+    from slurmddp.launch.site_init.write import Target
+
+    target = Target(output, force, os.environ)
+    target.refuse()
+    live = look([name for name in (partition or "").split(",") if name], os.environ)
+    text, path = target.write(live)
+    if path is None:
+        typer.echo(text, nl=False)
+    else:
+        opt.say(
+            f"wrote {path}\nRead it, then try: slurmddp init job.yaml --site {path.stem if output is None else path}"
+        )
 
 
 def site_schema() -> None:

@@ -24,6 +24,11 @@ MAX_NAME = 100
 _DETECT_BLOCK = re.compile(r"^detect:.*\n?(?:(?:[ \t#\]}-].*)?(?:\n|\Z))*", re.MULTILINE)
 
 
+def user_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder of the user's own profiles, which need not exist."""
+    return _config_folders(environment)[-1] / "sites"
+
+
 class _Detection(Model):
     """The part of a profile that detection reads."""
 

@@ -52,8 +52,13 @@ _MEMORY = r"(\d{1,12})\s*([KMGT])(?:i?B)?"
 _MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
 
+def is_name(text: str) -> bool:
+    """Return whether a text can be the name of a profile, a partition or a job."""
+    return re.fullmatch(_NAME, text) is not None
+
+
 def _name(text: str) -> str:
-    if not re.fullmatch(_NAME, text):
+    if not is_name(text):
         raise ValueError("must be 1 to 100 letters, digits, '.', '_', '+' or '-', and begin with a letter or digit")
     return text
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from slurmddp.errors import ExternalError
+from slurmddp.slurm import describe
 from slurmddp.slurm.client import Answer, ask
 from slurmddp.slurm.duration import seconds_of
 from slurmddp.slurm.parse import is_unreachable
@@ -26,12 +27,7 @@ class Nodes(NamedTuple):
 
     def gpus(self) -> dict[str, int]:
         """Return how many GPUs of each type a node has; the type is "" where Slurm knows none."""
-        found: dict[str, int] = {}
-        for item in re.sub(r"\([^)]*\)", "", self.gres).split(","):
-            name, *kind, count = [*item.split(":"), "1"] if item.count(":") == 0 else item.split(":")
-            if name == "gpu" and count.isdigit():
-                found["".join(kind)] = found.get("".join(kind), 0) + int(count)
-        return found
+        return describe.gpus_of(self.gres)
 
 
 class Account(NamedTuple):
@@ -63,13 +59,24 @@ class Cluster:
         self._hangs = False  # a controller that let one command wait is not asked again
 
     @cached_property
+    def config(self) -> dict[str, str] | None:
+        """Return the settings of `scontrol show config`."""
+        text = self._say("scontrol", "show", "config")
+        return None if text is None else describe.settings(text)
+
+    @cached_property
+    def all_nodes(self) -> list[describe.Node] | None:
+        """Return every node that the user may see."""
+        text = self._say("scontrol", "--oneliner", "show", "node")
+        return None if text is None else describe.nodes(text)
+
+    @cached_property
     def partitions(self) -> dict[str, dict[str, str]] | None:
         """Return the fields of `scontrol show partition` by partition, all that the user may see."""
         text = self._say("scontrol", "--oneliner", "show", "partition")
         if text is None:
             return None
-        rows = (dict(re.findall(r"(\w+)=(\S+)", line)) for line in text.splitlines() if "PartitionName=" in line)
-        return {row["PartitionName"]: row for row in rows}
+        return {row["PartitionName"]: row for row in describe.records(text, "PartitionName")}
 
     def partition(self, name: str | None) -> dict[str, str] | None:
         """Return the fields of a partition; the default one's where no name is given."""

@@ -1,0 +1,1 @@
+"""`slurmddp sites init`: a site profile drafted from what the live cluster says."""

@@ -1,0 +1,165 @@
+"""sites init: a profile drafted from what Slurm says, here through small commands that print recorded text."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurmddp.sites.catalogue import Catalogue
+from slurmddp.spec.site import Site
+from tests.helpers import Desk, Result
+
+Cli = Callable[..., Result]
+SAMPLES = Path(__file__).parents[1] / "slurm" / "samples"
+TODAY = datetime.date.today().isoformat()
+
+CONFIG = """\
+Configuration data as of 2026-11-23T14:12:36
+ClusterName             = Alps 2
+JobSubmitPlugins        = lua
+MaxMemPerNode           = UNLIMITED
+SelectType              = select/cons_res
+SLURM_VERSION           = 22.05.8
+"""
+PARTITIONS = """\
+PartitionName=gpu AllowGroups=ALL AllowAccounts=physics,bio AllowQos=ALL Default=YES QoS=short DefaultTime=NONE \
+MaxNodes=8 MaxTime=2-00:00:00 MaxCPUsPerNode=UNLIMITED State=UP MaxMemPerNode=UNLIMITED
+PartitionName=cores.long AllowAccounts=ALL Default=NO QoS=N/A MaxNodes=UNLIMITED MaxTime=UNLIMITED MaxCPUsPerNode=32 \
+State=UP MaxMemPerCPU=1000
+PartitionName=preempt AllowAccounts=ALL Default=NO QoS=N/A MaxNodes=UNLIMITED MaxTime=90:00 State=DRAIN
+PartitionName=odd AllowAccounts=ALL Default=NO QoS=N/A MaxNodes=UNLIMITED MaxTime=INFINITE State=UP
+"""
+NODES = """\
+NodeName=g1 Arch=x86_64 CPUEfctv=120 CPUTot=128 Gres=gpu:a100:4(S:0) RealMemory=515000 MemSpecLimit=3000 State=IDLE \
+ThreadsPerCore=2 AvailableFeatures=ib Partitions=gpu
+NodeName=g2 Arch=x86_64 CPUEfctv=120 CPUTot=128 Gres=gpu:a100:4(S:1) RealMemory=515000 MemSpecLimit=3000 State=MIXED \
+ThreadsPerCore=2 AvailableFeatures=ib Partitions=gpu
+NodeName=c1 Arch=x86_64 CPUEfctv=64 CPUTot=64 Gres=(null) RealMemory=100000 State=IDLE ThreadsPerCore=1 \
+Partitions=cores.long
+"""
+SACCTMGR = "case $* in *qos*) echo 'short|04:00:00';; *) echo 'physics||short,normal';; esac"
+
+
+@pytest.fixture
+def slurm(desk: Desk) -> Callable[..., None]:
+    """Put Slurm's commands on the desk, by default those of a cluster with GPUs of Slurm 22.05."""
+
+    def put(config: str = CONFIG, partitions: str = PARTITIONS, nodes: str = NODES, sacctmgr: str = SACCTMGR) -> None:
+        texts = {"config": config, "partition": partitions, "node": nodes}
+        for name, text in texts.items():
+            (desk.root / name).write_text(text)
+        desk.program("scontrol", f'#!/bin/sh\nfor last; do :; done\ncat "{desk.root}/$last"\n')
+        desk.program("sacctmgr", f"#!/bin/sh\n{sacctmgr}\n")
+        for name in ("srun", "apptainer", "ip"):
+            desk.program(name, f"#!/bin/sh\necho {name} version 1.2\n")
+
+    return put
+
+
+def profile(desk: Desk, path: Path) -> Site:
+    return Catalogue(desk.environment).load(str(path))[0]
+
+
+def test_a_draft_of_a_gpu_cluster(desk: Desk, cli: Cli, slurm: Callable[..., None]) -> None:
+    slurm()
+    done = cli("sites", "init")
+    path = desk.config / "sites" / "Alps-2.yaml"
+    assert (done.code, done.out) == (0, ""), done.err
+    assert done.err.startswith(f"wrote {path}\n")
+    assert cli("sites", "validate", str(path)).code == 0
+    site, text = profile(desk, path), path.read_text()
+    assert (site.name, site.level, site.architecture) == ("Alps-2", "documented", "x86_64")
+    assert site.detect.cluster_names == ("Alps 2",) and site.gpu_request == "gres"
+    gpu = site.partitions["gpu"]
+    assert (gpu.gpus_per_node, gpu.gpu_type, gpu.cpus_per_node, gpu.mem_per_node) == (4, "a100", 120, 512000)
+    assert (gpu.max_time, gpu.max_nodes) == (4 * 3600, 8), "its QOS ends jobs earlier"
+    cores = site.partitions["cores.long"]
+    assert (cores.gpus_per_node, cores.cpus_per_node, cores.mem_per_node) == (None, 32, 64000)
+    assert (cores.max_time, cores.max_nodes) == (None, None)
+    assert site.partitions["odd"].cpus_per_node is None and "preempt" not in site.partitions
+    assert site.job == {"resources": {"partition": "gpu"}, "container": {"runtime": "apptainer"}}
+    assert f"    cpus_per_node: 120 # scontrol show node, {TODAY}; hardware threads, 2 per core\n" in text
+    assert f"    max_time: 4h # sacctmgr show qos short, {TODAY}\n" in text
+    assert "    # AllowAccounts=physics,bio\n" in text and "  # preempt is left out: its State is DRAIN\n" in text
+    assert "# job.resources.account: you may use physics (sacctmgr show associations); QOS: short, normal\n" in text
+    assert "# unsupported_flags: JobSubmitPlugins=lua: " in text
+    assert [key for key, fact in site.facts.items() if not fact.verified] == ["job.container"], "nodes may differ"
+    # It is found by the cluster's name from now on.
+    assert cli("sites", "--json", SLURM_CLUSTER_NAME="alps 2").out.count('"active": true') == 1
+
+
+def test_every_value_has_a_source_and_a_date(desk: Desk, cli: Cli, slurm: Callable[..., None]) -> None:
+    slurm()
+    text = cli("sites", "init", "-o", "-").out
+    lines = text.partition("\nfacts:")[0].splitlines()
+    values = {line: key[1] for line in lines if (key := re.match(r" *([\w.]+): [^#{]", line))}
+    assert len(values) > 12
+    assert [key for line, key in values.items() if TODAY not in line] == ["name", "title", "level"]
+
+
+def test_a_draft_of_the_test_cluster(desk: Desk, cli: Cli, slurm: Callable[..., None]) -> None:
+    """Slurm 24.11.5, recorded: no types of GPUs, nodes that differ in their number, no accounting."""
+    texts = [(SAMPLES / f"real-scontrol-{kind}.txt").read_text() for kind in ("config", "partitions", "nodes")]
+    slurm(*texts, sacctmgr="echo You are not running a supported accounting_storage plugin >&2; exit 1")
+    (desk.bin / "apptainer").unlink()
+    done = cli("sites", "init", "-o", "drafted.yaml", "--partition", "debug,low")
+    assert done.code == 0, done.err
+    path = desk.project / "drafted.yaml"
+    assert cli("sites", "validate", str(path)).code == 0
+    site, text = profile(desk, path), path.read_text()
+    assert list(site.partitions) == ["debug", "low"]
+    assert site.partitions["debug"].model_dump(exclude_none=True) == {
+        "cpus_per_node": 4, "mem_per_node": 6000, "max_time": 300,
+    }  # fmt: skip
+    assert site.required == ("resources.partition", "container.runtime"), "neither is guessed"
+    assert "    # gpus_per_node: the nodes differ, so each job says it (resources.gpus_per_node)\n" in text
+    assert "# gpu_vendor: nvidia (the default) or amd: " in text
+    assert "# (no answer): sacctmgr: You are not running a supported accounting_storage plugin\n" in text
+
+
+def test_text_of_the_administrator_stays_a_comment(desk: Desk, cli: Cli, slurm: Callable[..., None]) -> None:
+    slurm(
+        'ClusterName = a: {b}" #c\x1b[31m\nSelectType = select/linear\n',
+        "PartitionName=a'b State=UP\nPartitionName=null Default=YES State=UP MaxTime=1:00 AllowQos=x\\nname:evil\n",
+        "NodeName=n Arch=weird CPUTot=x Gres=gpu:a:1,gpu:b:2 RealMemory=5 MemSpecLimit=9 Partitions=null State=\n",
+    )
+    text = cli("sites", "init", "-o", "-").out
+    assert "\x1b" not in text
+    desk.site(text, name := text.split("\nname: ", 1)[1].splitlines()[0].split(" ")[0])
+    site = profile(desk, desk.config / "sites" / f"{name}.yaml")
+    assert site.partitions["null"].model_dump(exclude_none=True) == {"max_time": 60}
+    assert site.job["resources"] == {"partition": "null"} and site.architecture is None
+    assert "  # a'b is left out: its name cannot be a key of a profile\n" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-o", "there.yaml"], "there.yaml exists\n  -> use --force to replace it"),
+        (["-o", "a b.yaml"], "--output: 'a b.yaml' cannot be a profile's file"),
+        (["-o", "site.json"], "--output: 'site.json' cannot be a profile's file"),
+        (["--partition", "gpu,gpus"], "--partition: Slurm knows no partition gpus\n  -> use one of: gpu, cores.long"),
+    ],
+)
+def test_mistakes(desk: Desk, cli: Cli, slurm: Callable[..., None], words: list[str], message: str) -> None:
+    slurm()
+    desk.write("there.yaml", "mine")
+    done = cli("sites", "init", *words)
+    assert done.code == 2 and message in done.err, done.err
+    assert (desk.project / "there.yaml").read_text() == "mine"
+    assert cli("sites", "init", "-o", "there.yaml", "--force").code == 0
+    assert (desk.project / "there.yaml").read_text().splitlines()[3] == "name: there"
+
+
+def test_without_slurm(desk: Desk, cli: Cli, slurm: Callable[..., None]) -> None:
+    done = cli("sites", "init", PATH=str(desk.bin))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("slurmddp: no Slurm on this machine: scontrol is not in PATH\n  -> ")
+    slurm()
+    desk.program("scontrol", "#!/bin/sh\necho Unable to contact slurm controller >&2; exit 1\n")
+    done = cli("sites", "init", "-o", "-")
+    assert done.code == 1 and "scontrol: Unable to contact slurm controller" in done.err
