@@ -150,6 +150,7 @@ cluster-shell: $(VENV)/.made
 
 benchmark: $(VENV)/.test
 	$(BIN)/python -m benchmarks.cli
+	$(BIN)/python -m benchmarks.runs
 	$(BIN)/python -m benchmarks.images
 	$(BIN)/python -m benchmarks.preflight
 	$(BIN)/python -m benchmarks.launch

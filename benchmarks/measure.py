@@ -14,10 +14,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Cost:
-    """One run of a command, in seconds. cpu: user and system time of the process and its children."""
+    """One run of a command, in seconds. cpu: user and system time of the process and its children; memory: MiB of the
+    process at most."""
 
     cpu: float
     wall: float
+    memory: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def run(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> Co
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {child.returncode}")
-    return Cost(usage.ru_utime + usage.ru_stime, wall)
+    return Cost(usage.ru_utime + usage.ru_stime, wall, usage.ru_maxrss / 1024)
 
 
 def in_turn(ours: Callable[[], Cost], theirs: Callable[[], Cost], pairs: int) -> tuple[list[Cost], list[Cost]]:

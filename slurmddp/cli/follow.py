@@ -51,14 +51,14 @@ def runs(
     """List your runs, newest last."""
     from slurmddp.launch.find import known_roots
     from slurmddp.launch.requeue_hold import release_hold
-    from slurmddp.report.status import list_runs, runs_table
+    from slurmddp.report.runs import list_runs, runs_table
 
     found = list_runs(limit, lambda: known_roots(os.environ), opt.say)
-    for item in found:
-        if told := release_hold(item.folder, item.facts, item.view):
-            opt.say(f"note: {item.folder.id}: {told}")
-    send_waiting([item.folder for item in found])
-    typer.echo(opt.json_text([item.as_dict() for item in found]) if as_json else runs_table(found))
+    for row in found:
+        if row.status and (told := release_hold(row.folder, row.status.facts, row.status.view)):
+            opt.say(f"note: {row.folder.id}: {told}")
+    send_waiting([row.folder for row in found])
+    typer.echo(opt.json_text([row.told for row in found]) if as_json else runs_table(found))
 
 
 def status(run: Run, as_json: Json = False) -> None:
@@ -70,7 +70,7 @@ def status(run: Run, as_json: Json = False) -> None:
     folder = find_run(run, os.environ)
     send_waiting([folder])
     found = _ask(folder)
-    ledger = run_ledger(found.folder, going=found.state.going)
+    ledger = run_ledger(found.folder, going=found.state.going, quick=True)
     if as_json:
         typer.echo(opt.json_text({**found.as_dict(), "recovered": ledger.recovered if ledger else 0}))
     else:
@@ -104,7 +104,7 @@ def logs(
 ) -> None:
     """Show the logs of a run: job.sh first, then each node."""
     from slurmddp.launch.find import find_run
-    from slurmddp.report.status import follow_logs
+    from slurmddp.report.logs import follow_logs
 
     folder = find_run(run, os.environ)
     send_waiting([folder])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from slurmddp.errors import UserError
-from slurmddp.runs.events import read_lines
+from slurmddp.runs import metrics
 from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.ledger import KINDS, Ledger, ledger
@@ -15,14 +16,17 @@ from slurmddp.runs.ledger import KINDS, Ledger, ledger
 _NAMED = 4
 
 
-def run_ledger(folder: RunFolder, *, going: bool) -> Ledger | None:
+def run_ledger(folder: RunFolder, *, going: bool, quick: bool = False) -> Ledger | None:
     """Account for the time of a run. going: whether it may still change, so that its time ends now.
 
+    quick: of a long metrics.jsonl read some lines only; the ledger is an estimate then (`exact` is False).
     None for a run that was never submitted. Raises UserError for a damaged submission.json, OSError.
     """
     now = time.time() if going else None
-    rows = read_lines(folder.metrics).records
-    return ledger(evidence(folder), rows, script=not folder.job_json.exists(), now=now)
+    facts = evidence(folder)
+    rows, exact = metrics.read(folder.metrics, facts.events, quick=quick)
+    found = ledger(facts, rows, script=not folder.job_json.exists(), now=now)
+    return found and replace(found, exact=exact)
 
 
 def never_submitted(folder: RunFolder) -> UserError:
@@ -96,7 +100,8 @@ def goodput_dict(found: Ledger, *, going: bool) -> dict[str, Any]:
 def _headline(found: Ledger) -> str:
     if found.goodput is None:
         return f"n/a (the script reports no steps), {_clock(found.wall)}"
-    return f"{100 * found.goodput:.3g} % of {_clock(found.wall)}"
+    about = "" if found.exact else "about "
+    return f"{about}{100 * found.goodput:.3g} % of {_clock(found.wall)}"
 
 
 def _percent(part: int, whole: int) -> str:

@@ -56,15 +56,21 @@ def _parse(file: BinaryIO) -> Lines:
             continue
         if not line.endswith(b"\n"):
             break
-        try:
-            record = json.loads(line) if len(line) <= LONGEST else None
-        except (ValueError, RecursionError):  # ValueError: bad UTF-8 or JSON, or a number of thousands of digits
-            record = None
-        if isinstance(record, dict):
-            records.append(record)
-        else:
+        record = record_of(line)
+        if record is None:
             damaged += 1
+        else:
+            records.append(record)
     return Lines(tuple(records), damaged)
+
+
+def record_of(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object of a line; None for anything else."""
+    try:
+        record = json.loads(line) if len(line) <= LONGEST else None
+    except (ValueError, RecursionError):  # ValueError: bad UTF-8 or JSON, or a number of thousands of digits
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def append_event(path: Path, event: str, **fields: Any) -> None:

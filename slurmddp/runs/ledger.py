@@ -9,8 +9,18 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from slurmddp.runs.evidence import Evidence, whole
-from slurmddp.runs.rank_starts import FAILURES, TRAINING, RankStart, Stretch, cost_of, parts_of, process_start, split
-from slurmddp.runs.timeline import LINE, Attempt, number, timeline
+from slurmddp.runs.rank_starts import (
+    FAILURES,
+    GAP,
+    TRAINING,
+    RankStart,
+    Stretch,
+    cost_of,
+    parts_of,
+    process_start,
+    split,
+)
+from slurmddp.runs.timeline import LINE, Attempt, Mark, number, timeline
 
 #: The kinds of time, in the order in which they are shown, and what counts as each.
 KINDS = {
@@ -52,6 +62,7 @@ class Ledger:
     rank_starts    starts of the ranks, which torchrun repeats inside an attempt
     failures       those that did not exit by themselves (they failed, or were killed)
     recoveries     each time that training went on, oldest first
+    exact          whether all metrics lines were read, not some of a long file
     """
 
     begin: int
@@ -62,6 +73,7 @@ class Ledger:
     rank_starts: int
     failures: int
     recoveries: tuple[Recovery, ...] = ()
+    exact: bool = True
 
     @property
     def recovered(self) -> int:
@@ -260,14 +272,20 @@ def _book_error(book: _Book, start: RankStart) -> None:
     A hang also ends in an error, but much later: no more is taken for steps than was ever between two lines, and the
     rest up to its notice is the hang.
     """
-    lines = [mark.at for mark in start.marks if mark.event == LINE]
-    longest = max((after - before for before, after in pairwise(lines)), default=0)
+    lines = [mark for mark in start.marks if mark.event == LINE]
+    longest = max((_gap(before, after) for before, after in pairwise(lines)), default=0)
     error = next((mark.at for mark in start.marks if mark.event in FAILURES and mark.at >= book.at), None)
     if error is not None:
         book.to(min(error, book.at + longest), "lost")
     hang = next((mark.at for mark in start.marks if mark.event == "hang"), None)
     if hang is not None:
         book.to(hang, "hang")
+
+
+def _gap(before: Mark, after: Mark) -> int:
+    """Milliseconds between two lines, or the longest between those that the second one stands for."""
+    seconds = number(after.facts.get(GAP))
+    return after.at - before.at if seconds is None else round(seconds * 1000)
 
 
 def _move_lost(book: _Book, starts: Sequence[RankStart]) -> None:

@@ -14,6 +14,8 @@ _PARTS = {
     "forward": "training", "backward": "training", "overlap": "training", "network": "training",
     "optimizer": "training",
 }  # fmt: skip
+#: Key of a record that stands for several lines (slurmddp/runs/metrics.py): the longest time between two of them.
+GAP = "longest gap"
 FAILURES = ("error", "hang")
 #: Events of rank 0 that tell that it was training.
 TRAINING = frozenset({LINE, "first_step", "checkpoint_saved", "evaluated", "stopping", "finished"})
