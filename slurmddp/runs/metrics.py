@@ -265,7 +265,8 @@ class _Merger:
 
     def add(self, record: Record) -> None:
         """Take the next line of the file."""
-        time, step, seconds = record.get("time"), record.get("step"), record.get("seconds")
+        time: Any = record.get("time")
+        step, seconds = record.get("step"), record.get("seconds")
         row = self._open
         if (
             row is None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from slurmddp.runs import metrics
+from slurmddp.runs.events import record_of
 from slurmddp.runs.evidence import Evidence
 from slurmddp.runs.ledger import Ledger, ledger
 from slurmddp.runs.submission import Submission
@@ -124,8 +125,7 @@ def test_status_reads_little_of_a_long_file(tmp_path: Path, monkeypatch: pytest.
     _, rows = history()
     path = write(tmp_path / "m", rows * 10)
     looked: list[bytes] = []
-    parse = metrics.record_of
-    monkeypatch.setattr(metrics, "record_of", lambda line: looked.append(line) or parse(line))
+    monkeypatch.setattr(metrics, "record_of", lambda line: looked.append(line) or record_of(line))
     assert metrics.tail(path)[-1] == rows[-1]
     metrics.estimated(path, [])
     assert sum(map(len, looked)) < path.stat().st_size / 3
