@@ -83,8 +83,8 @@ def _only(lines: list[str]) -> list[str]:
     return [line if line.startswith("#SBATCH") else "" for line in lines[1:]]
 
 
-def read(path: Path) -> Script:
-    """Read a script from a file. Raises UserError."""
+def read(path: Path, errors: str = "replace") -> Script:
+    """Read a script from a file; errors: what becomes of bytes that are no UTF-8. Raises UserError."""
     todo = "name a batch script, for example: slurmddp check --script train.sbatch"
     try:
         content = path.read_bytes()
@@ -100,4 +100,4 @@ def read(path: Path) -> Script:
         raise UserError("this is a binary file", where=str(path), todo=todo)
     if not content.strip():
         raise UserError("the file is empty", where=str(path), todo=todo)
-    return parse(content.decode("utf-8", errors="replace"), path)
+    return parse(content.decode("utf-8", errors=errors), path)

@@ -1,5 +1,6 @@
 """check: what will go wrong with a job, or with a batch script, found before it waits in the queue."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,31 +23,75 @@ def check(
     partitions: Annotated[
         bool, typer.Option("--partitions", help="Also rank the partitions by when they would start the job")
     ] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="With --script: print the corrected script; what was found goes to stderr")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="With --fix: write it to a new file")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="With -o: replace FILE if it exists")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings, too")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout")] = False,
     resume: opt.Resume = None,
 ) -> None:
     """Find what will go wrong with a job before it waits in the queue. Submits nothing. Exit codes: 0 no errors, 1
     errors found, 2 a file cannot be read."""
-    severities = _check_scripts(asked, as_json) if script else _check_job(asked, resume, partitions, as_json)
+    from slurmddp.errors import UserError
+
+    if (fix and not script) or (output and not fix) or (force and not output):
+        option, needs = ("--fix", "--script") if fix else ("-o", "--fix") if output else ("--force", "-o")
+        raise UserError(f"{option} needs {needs}", todo="slurmddp check --script train.sbatch --fix -o fixed.sbatch")
+    if fix:
+        severities = _fix_script(asked, output, force, as_json)
+    else:
+        severities = _check_scripts(asked, as_json) if script else _check_job(asked, resume, partitions, as_json)
     if severities & ({"error", "warning"} if strict else {"error"}):
         raise typer.Exit(1)
 
 
-def _check_scripts(asked: opt.Asked, as_json: bool) -> set[str]:
-    from pathlib import Path
-
-    from slurmddp.check.finding import check_script
-    from slurmddp.check.script import read
+def _script_names(asked: opt.Asked) -> list[str]:
     from slurmddp.errors import UserError
-    from slurmddp.report.check import as_dict, lines
 
     if asked.options:
         raise UserError(f"{asked.options[0][2]} needs a job file", todo="remove it, or remove --script")
     names = [*([asked.job] if asked.job else []), *asked.args]
     if not names:
         raise UserError("no batch script given", todo="slurmddp check --script train.sbatch")
-    scripts = [read(Path(name)) for name in names]
+    return names
+
+
+def _fix_script(asked: opt.Asked, output: Path | None, force: bool, as_json: bool) -> set[str]:
+    from slurmddp.check.fix import fix_script
+    from slurmddp.check.script import read
+    from slurmddp.cli.terminal import write_exactly
+    from slurmddp.errors import UserError
+    from slurmddp.launch.new_file import write_new
+    from slurmddp.report.check import as_dict, fix_lines
+
+    names = _script_names(asked)
+    if len(names) > 1:
+        raise UserError(f"--fix takes one script, not {len(names)}", todo="run it once per script")
+    script = read(Path(names[0]), errors="surrogateescape")
+    fixed = fix_script(script)
+    if output:
+        write_new(output, fixed.text, force=force, todo="choose another name, or add --force")
+    if as_json:
+        told = as_dict([script], fixed.left)
+        typer.echo(opt.json_text(told | {"fixed": [each.as_dict() for each in fixed.done], "script": fixed.text}))
+    else:
+        for line in fix_lines(script, fixed):
+            opt.say(line)
+        if not output:
+            write_exactly(fixed.text.encode("utf-8", errors="surrogateescape"))
+    return {each.severity for each in fixed.left}
+
+
+def _check_scripts(asked: opt.Asked, as_json: bool) -> set[str]:
+    from slurmddp.check.finding import check_script
+    from slurmddp.check.script import read
+    from slurmddp.report.check import as_dict, lines
+
+    scripts = [read(Path(name)) for name in _script_names(asked)]
     found = [finding for each in scripts for finding in check_script(each)]
     if as_json:
         typer.echo(opt.json_text(as_dict(scripts, found)))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from slurmddp.assets import schema_file
 from slurmddp.errors import UserError
+from slurmddp.launch.new_file import write_new
 from slurmddp.launch.prepare import job_name
 from slurmddp.render.engine import render
 from slurmddp.sites.catalogue import Catalogue
@@ -68,13 +69,7 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
         site_image=container.get("image"),
         slurm=profile.scheduler == "slurm",
     )
-    try:
-        with path.open("x", encoding="utf-8") as handle:
-            handle.write(text)
-    except FileExistsError:
-        raise UserError(f"{path} exists", todo="choose another name, or remove that file") from None
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", todo="choose another folder") from None
+    write_new(path, text)
     return made
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slurmddp.check.finding import Finding
+from slurmddp.check.fix import Fixed
 from slurmddp.check.rule import SEVERITIES
 from slurmddp.check.script import Script
 from slurmddp.visible import one_line
@@ -14,6 +15,23 @@ from slurmddp.visible import one_line
 
 def lines(scripts: Sequence[Script], found: Sequence[Finding]) -> Iterator[str]:
     """Yield each finding as `FILE:LINE: severity: message [rule]`, then the counts. Each rule is explained once."""
+    yield from _explained(found)
+    checked = f"{len(scripts)} script{'s' * (len(scripts) != 1)}"
+    yield f"{checked} checked: {total(Counter(each.severity for each in found))}"
+
+
+def fix_lines(script: Script, fixed: Fixed) -> Iterator[str]:
+    """Yield each correction as `FILE:LINE: fixed: message [rule]`, then what is left as `lines` does. The lines are
+    those of the file."""
+    path = one_line(str(script.path))
+    for each in fixed.done:
+        yield f"{path}:{each.line}: fixed: {one_line(each.message)} [{each.rule.id}]"
+    yield from _explained(fixed.left)
+    left = total(Counter(each.severity for each in fixed.left)) if fixed.left else "nothing"
+    yield f"{len(fixed.done)} fixed, left: {left}"
+
+
+def _explained(found: Sequence[Finding]) -> Iterator[str]:
     explained: set[str] = set()
     for each in found:
         yield f"{one_line(each.path)}:{each.line}: {each.severity}: {one_line(each.message)} [{each.rule.id}]"
@@ -22,8 +40,6 @@ def lines(scripts: Sequence[Script], found: Sequence[Finding]) -> Iterator[str]:
             yield f"    why: {each.rule.reason}"
             yield f"    fix: {each.rule.fix}"
             yield f"    see: {each.rule.source}"
-    checked = f"{len(scripts)} script{'s' * (len(scripts) != 1)}"
-    yield f"{checked} checked: {total(Counter(each.severity for each in found))}"
 
 
 def total(counts: Mapping[Any, int]) -> str:

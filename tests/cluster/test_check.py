@@ -1,4 +1,4 @@
-"""`slurmddp check JOB.yaml` on a real Slurm: its limits, its own answer, and when it would start the job."""
+"""`slurmddp check` on a real Slurm: its limits, its own answer, when it would start the job, and a script put right."""
 
 from __future__ import annotations
 
@@ -49,3 +49,54 @@ def test_a_job_is_checked_against_the_cluster_before_it_waits(alice: Alice) -> N
     _, found = checked(alice, job, "--set", "site=generic", "--partition", "main", "--gpus", "4")
     assert rules(found)["node-size"] == "4 GPUs per node are more than the 2 of partition main"
     assert alice.cluster.run("login", ["squeue", "--noheader", "--all"]).stdout == queued, "nothing was submitted"
+
+
+BROKEN = """\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --mem=2500M
+#SBATCH --time=5
+#SBATCH --output=%x-%j.out
+
+apptainer exec IMAGE python3 -m torch.distributed.run \\
+    --nnodes=2 --nproc_per_node=2 \\
+    --rdzv_backend=c10d --rdzv_endpoint=localhost:29500 --rdzv_conf=join_timeout=20 \\
+    train.py
+"""
+TRAIN = """\
+import os, torch
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+for step in range(3):
+    model(torch.randn(8, 4)).mean().backward()
+total = torch.ones(1)
+torch.distributed.all_reduce(total)
+print(f"trained on {os.uname().nodename}: rank {os.environ['RANK']} of {int(total)}", flush=True)
+"""
+
+
+@pytest.mark.long
+def test_a_script_that_starts_on_one_node_at_localhost_trains_on_two_once_it_is_fixed(alice: Alice) -> None:
+    cluster, folder = alice.cluster, "/home/alice/fixed"
+    cluster.write(f"{folder}/broken.sbatch", BROKEN.replace("IMAGE", alice.image))
+    cluster.write(f"{folder}/train.py", TRAIN)
+    done = alice.command(
+        "check", "--script", f"{folder}/broken.sbatch", "--fix", "-o", f"{folder}/right.sbatch", check=False
+    )
+    assert done.returncode == 0 and "[one-node-only]" in done.stderr and "[local-rendezvous]" in done.stderr, done
+
+    def run(script: str) -> tuple[str, set[str]]:
+        job = cluster.run("login", ["sbatch", "--parsable", f"{folder}/{script}"], cwd=folder).stdout.strip()
+        state = cluster.wait_job(job)
+        log = cluster.machine_path(f"{folder}/{script}-{job}.out").read_text()
+        return state, {line for line in log.splitlines() if line.startswith("trained on")}
+
+    assert run("broken.sbatch") == ("FAILED", set())
+    ranks = {f"trained on node{1 + rank // 2}: rank {rank} of 4" for rank in range(4)}
+    state, trained = run("right.sbatch")
+    assert state == "COMPLETED" and {line.partition(": ")[2] for line in trained} == {
+        line.partition(": ")[2] for line in ranks
+    }, trained
+    assert len({line.partition(":")[0] for line in trained}) == 2, trained

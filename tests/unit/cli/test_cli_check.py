@@ -79,6 +79,43 @@ def test_a_batch_script_without_script_and_a_job_option_with_it(cli: Cli) -> Non
     assert "no batch script given" in cli("check", "--script").err
 
 
+def test_fix_prints_the_script_on_stdout_and_what_it_found_on_stderr(cli: Cli, desk: Desk) -> None:
+    script = desk.write("a.sbatch", BAD.read_text(encoding="utf-8"))
+    text = script.read_text(encoding="utf-8")
+    shown = cli("check", "--script", "a.sbatch", "--fix")
+    assert shown.code == 0 and script.read_text(encoding="utf-8") == text
+    assert set(text.splitlines()) - set(shown.out.splitlines()) == {text.splitlines()[9]}
+    assert shown.err.splitlines()[0].startswith("a.sbatch:10: fixed: srun starts torchrun 4 times per node")
+    assert shown.err.splitlines()[-1] == "1 fixed, left: nothing"
+    told = json.loads(cli("check", "--script", "a.sbatch", "--fix", "--json").out)
+    assert told["script"] == shown.out and told["findings"] == [] and told["fixed"][0]["rule"] == "launcher-per-task"
+    left = cli("check", "--script", str(FIXTURES / "bad/tasks-gpus.sbatch"), "--fix")
+    assert left.code == 1 and "[tasks-gpus]" in left.err and "    fix: " in left.err
+    assert left.err.splitlines()[-1] == "0 fixed, left: 1 error"
+
+
+def test_fix_writes_a_new_file_and_replaces_one_only_with_force(cli: Cli, desk: Desk) -> None:
+    script = desk.write("a.sbatch", "")
+    script.write_bytes(b"#!/bin/bash\n#SBATCH -t 4h\n# \xff\nhostname")
+    refused = cli("check", "--script", "a.sbatch", "--fix", "-o", "a.sbatch")
+    assert (refused.code, refused.out) == (2, "") and "a.sbatch exists" in refused.err and "--force" in refused.err
+    assert cli("check", "--script", "a.sbatch", "--fix", "-o", "b.sbatch").out == ""
+    right = b"#!/bin/bash\n#SBATCH -t 4:00:00\n# \xff\nhostname"
+    assert (script.parent / "b.sbatch").read_bytes() == right
+    assert cli("check", "--script", "a.sbatch", "--fix", "-o", "a.sbatch", "--force").code == 0
+    assert script.read_bytes() == right
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--fix"], "--fix needs --script"), (["--script", "-o", "b"], "-o needs --fix"),
+     (["--script", "--fix", "--force"], "--force needs -o"), (["--script", "--fix", str(GOOD)], "one script, not 2")],
+)  # fmt: skip
+def test_an_option_of_fix_without_what_it_needs(cli: Cli, words: list[str], message: str) -> None:
+    shown = cli("check", str(BAD), *words)
+    assert (shown.code, shown.out) == (2, "") and message in shown.err
+
+
 def test_a_job_is_checked_and_the_exit_code_follows_the_worst_finding(cli: Cli, desk: Desk) -> None:
     desk.write("train.py")
     desk.write("job.yaml", "site: cores\nname: x\ntrain: {script: train.py}\nresources: {nodes: 2, time: 1h}\n")
