@@ -38,9 +38,14 @@ def check(
     errors found, 2 a file cannot be read."""
     from slurmddp.errors import UserError
 
-    if (fix and not script) or (output and not fix) or (force and not output):
-        option, needs = ("--fix", "--script") if fix else ("-o", "--fix") if output else ("--force", "-o")
-        raise UserError(f"{option} needs {needs}", todo="slurmddp check --script train.sbatch --fix -o fixed.sbatch")
+    for given, option, met, needs in (
+        (fix, "--fix", script, "--script"),
+        (output, "-o", fix, "--fix"),
+        (force, "--force", output, "-o"),
+    ):
+        if given and not met:
+            todo = "slurmddp check --script train.sbatch --fix -o fixed.sbatch"
+            raise UserError(f"{option} needs {needs}", todo=todo)
     if fix:
         severities = _fix_script(asked, output, force, as_json)
     else:
