@@ -48,6 +48,7 @@ def register(app: App) -> None:
     group.add(None, detect)
     group.add(None, validate, example="slurmddp sites validate mine.yaml")
     group.add(None, init, example="slurmddp sites init -o ~/.config/slurmddp/sites/mine.yaml")
+    group.add(None, bad_nodes, name="bad-nodes", example="slurmddp sites bad-nodes --add node17 --reason 'slow disk'")
     group.add(None, site_schema, name="schema", example="slurmddp sites schema > site.schema.json")
     app.add_typer(group, name="sites", rich_help_panel="Sites and alerts")
     app.add("Jobs", schema, example="slurmddp schema job > job.schema.json")
@@ -166,6 +167,41 @@ def init(
         opt.say(
             f"wrote {path}\nRead it, then try: slurmddp init job.yaml --site {path.stem if output is None else path}"
         )
+
+
+def bad_nodes(
+    add: Annotated[str | None, typer.Option(metavar="NODE", help="Avoid this node, too; needs --reason")] = None,
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why --add")] = None,
+    forget: Annotated[str | None, typer.Option(metavar="NODE", help="Let jobs use this node again")] = None,
+    site: opt.Site = None,
+    as_json: Json = False,
+) -> None:
+    """List the nodes that new jobs of a site avoid, because a run found them bad."""
+    import time
+
+    from slurmddp.report.bad_nodes import bad_nodes_table
+    from slurmddp.runs import bad_nodes as known
+    from slurmddp.sites.select import select
+
+    if (add is None) != (reason is None):
+        raise UserError("--add and --reason need each other", todo="give both, or neither")
+    catalogue = _catalogue()
+    selected = select(catalogue, os.environ, site)
+    if selected is None:
+        raise UserError("no site selected, and none matches this host", todo="select one with --site")
+    profile, _ = catalogue.load(selected[0])
+    if add is not None and reason is not None:
+        known.add(profile.name, add, reason)
+    found = known.bad_nodes(profile.name, profile.exclude_bad_nodes_for, time.time())
+    if forget is not None:
+        if forget not in [each.node for each in found]:
+            raise UserError(f"{forget} is not a bad node of site {profile.name}", todo="`slurmddp sites bad-nodes`")
+        known.forget(profile.name, forget)
+        found = [each for each in found if each.node != forget]
+    if as_json:
+        typer.echo(opt.json_text([each.as_dict() for each in found]))
+    else:
+        typer.echo(bad_nodes_table(profile.name, found, time.time()))
 
 
 def site_schema() -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from slurmddp.assets import package_folder
 from slurmddp.errors import UserError
+from slurmddp.launch.avoid import avoid
 from slurmddp.launch.job_check.rule import advice
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.problems import absent_secrets, problem
@@ -89,7 +90,8 @@ def dry_run(prepared: Prepared, refused: UserError | None = None) -> DryRun:
         refuse_values(variables, files)
     except UserError as error:
         raise (refusals or [error])[0] from None
-    warnings = [*advice(prepared), *still_going(prepared)]
+    avoided = avoid(prepared)
+    warnings = [*advice(prepared), *still_going(prepared), *avoided.warnings]
     found: Survey | None = None
     code_hash = None
     try:
@@ -101,7 +103,7 @@ def dry_run(prepared: Prepared, refused: UserError | None = None) -> DryRun:
     folder = RunFolder(Path(plan.runs_root) / RUN_ID)
     return DryRun(
         folder,
-        command_line(plan, folder),
+        command_line(plan, folder, avoided.options),
         {name: text for name, text in files.items() if name in ("job.sh", "node.sh") or name.startswith("payloads/")},
         {f"code/slurmddp/{name}": path.read_text("utf-8") for name, path in snapshot.machinery()},
         code_hash,

@@ -13,6 +13,7 @@ from typing import Any
 
 from slurmddp.alerts import secrets
 from slurmddp.errors import ExternalError, UserError
+from slurmddp.launch.avoid import avoid
 from slurmddp.launch.job_check.rule import advice
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.problems import problem
@@ -55,23 +56,24 @@ class Handed:
         }
 
 
-def command_line(plan: Plan, folder: RunFolder) -> tuple[str, ...]:
+def command_line(plan: Plan, folder: RunFolder, options: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the command that submits a run folder. Raises UserError for a path that sbatch does not accept."""
     scheduler = scheduler_named(plan.scheduler)
-    return scheduler.command((), str(folder.job_sh), (str(folder.path),), log=str(folder.job_log))
+    return scheduler.command(options, str(folder.job_sh), (str(folder.path),), log=str(folder.job_log))
 
 
 def submit(prepared: Prepared) -> Handed:
     """Make the run folder and start the job. Raises UserError with nothing left behind."""
     plan = prepared.plan
     refuse_problems(prepared)
-    warnings = [*advice(prepared), *still_going(prepared)]
+    avoided = avoid(prepared)
+    warnings = [*advice(prepared), *still_going(prepared), *avoided.warnings]
     root = Path(plan.runs_root)
     absent = [path for path in (root, *root.parents) if not os.path.lexists(path)]
     folder = make_run_folder(prepared, warnings)
     scheduler = scheduler_named(plan.scheduler)
     try:
-        command = command_line(plan, folder)
+        command = command_line(plan, folder, avoided.options)
         job_id = scheduler.submit(command, root, log=folder.job_log)
     except UserError:
         # Refused: no job has this folder. (An answer that nobody understands is another error, and keeps it.)

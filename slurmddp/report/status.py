@@ -62,6 +62,7 @@ class RunStatus:
             "step": (self.metrics or {}).get("step"),
             "metrics": self.metrics,
             "excluded": dict(self.excluded),
+            "warnings": list(self.facts.warnings),
             "alerts_undelivered": self.undelivered,
             "log": str(self.folder.job_log),
             "notes": list(self.notes),
@@ -125,6 +126,7 @@ def status_text(found: RunStatus, goodput: str | None = None, recovered: str | N
         lines.append(f"recovered {recovered}")
     for node, reason in found.excluded.items():
         lines.append(one_line(f"without  {node}" + (f": {reason}" if reason else "")))
+    lines += [one_line(f"warning  {warning}") for warning in found.facts.warnings]
     if found.undelivered:
         lines.append(f"alerts   {found.undelivered} undelivered, in {found.folder.alert_spool}")
     if goodput:

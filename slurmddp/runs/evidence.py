@@ -95,6 +95,15 @@ class Evidence:
         return found
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the newest preflight warned of, each with its node."""
+        for event in self.events[::-1]:
+            if event.get("event") == "preflight":
+                told = event.get("warnings")
+                return tuple(map(str, told)) if isinstance(told, list) else ()
+        return ()
+
+    @property
     def started(self) -> Mapping[str, Any] | None:
         """The newest job_started."""
         for event in self.events[::-1]:

@@ -75,6 +75,11 @@ def entries() -> list[Entry]:
     return [entry for entry in _read() if entry.folder.exists]
 
 
+def newest(site: str, count: int) -> list[Entry]:
+    """Return the newest runs of a site, newest first, whether their folders are still there or not."""
+    return [entry for entry in _read() if entry.site == site][:count]
+
+
 def rebuild(roots: Iterable[Path]) -> list[Entry]:
     """Look for run folders at and below `roots` and add to the index those that it lacks, or has elsewhere.
 

@@ -30,7 +30,7 @@ check_nodes() {
     note_excluded "preflight: $line" "$node"
   done
   drop_excluded
-  event preflight "\"seconds\": $((SECONDS - began)), \"bad\": $(json "${bad[*]}")"
+  event preflight "\"seconds\": $((SECONDS - began)), \"bad\": $(json "${bad[*]}"), \"checked\": ${#chosen[@]}, \"warnings\": $(preflight_warnings)"
   if ((${#bad[@]} == 0)); then
     rm -f "$run/preflight-failed"
     return 0
@@ -47,6 +47,9 @@ check_nodes() {
   decision=next
   [[ -e "$verdict" ]] # Without one, the others are not checked yet.
 }
+
+# A list in JSON, which the first node has written: one text for all nodes with the same warning
+preflight_warnings() { cat "$logs/preflight/warnings.json" 2>/dev/null || echo '[]'; }
 
 # What is said of each node, into `said`: lines of NODE TEXT, of which a node's first counts. All in this process: there
 # may be thousands of nodes, and each child process costs milliseconds.

@@ -17,6 +17,7 @@ from slurmddp.spec.types import (
     PathStr,
     SbatchFlag,
     SbatchValue,
+    SecondsOrNone,
     TimeLimit,
 )
 
@@ -190,6 +191,7 @@ class Site(Model):
     driver: Driver | None = None
     images: Building = Building.model_construct()
     requeue: Literal["allowed", "chain"] = "allowed"
+    exclude_bad_nodes_for: SecondsOrNone = 86400
     notes: Annotated[tuple[Line, ...], Adds()] = ()
     when: dict[Name, When] = {}
     facts: dict[str, Fact] = {}

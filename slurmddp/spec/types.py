@@ -190,6 +190,8 @@ PathStr = Annotated[str, AfterValidator(path_text), PathText()]
 Interface = Annotated[str, AfterValidator(_interface)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 Seconds = Annotated[int, BeforeValidator(_seconds), Field(gt=0), Unit("s")]
+#: 0: not at all.
+SecondsOrNone = Annotated[int, BeforeValidator(_seconds), Field(ge=0), Unit("s")]
 #: Seconds of what Slurm calls --time, where users of Slurm write minutes without a unit: a number alone is refused.
 TimeLimit = Annotated[int, BeforeValidator(_time_limit), Field(gt=0), Unit("s")]
 Mebibytes = Annotated[int, BeforeValidator(_mebibytes), Field(gt=0), Unit("M")]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
 from .cluster import Cluster
 from .runs import Alice, Run
@@ -226,6 +228,39 @@ def test_of_two_nodes_that_do_not_reach_each_other_one_is_excluded(alice: Alice,
     assert excluded["reason"].startswith("preflight: node2 cannot connect to node3 at 10.77.0."), excluded["reason"]
     (started,) = (row for row in rows if row["event"] == "attempt_started")
     assert started["nodes"].split() == ["node1", "node2"]
+
+
+@pytest.fixture
+def little_shared_memory(alice: Alice) -> Iterator[str]:
+    """A node with the /dev/shm of a careless container."""
+    alice.cluster.sh("node2", "mount -o remount,size=32M /dev/shm", user="root")
+    yield "node2"
+    alice.cluster.sh("node2", "mount -o remount,size=50% /dev/shm", user="root")
+
+
+def test_the_spare_replaces_a_bad_node_and_the_next_job_avoids_it(alice: Alice, little_shared_memory: str) -> None:
+    bad = little_shared_memory
+    site = {"name": "remembers", "title": "t", "bases": ["testcluster"], "exclude_bad_nodes_for": "1h"}
+    alice.cluster.write("/home/alice/.config/slurmddp/sites/remembers.yaml", yaml.safe_dump(site))
+    small = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M"}
+    three = {**small, "nodes": {"min": 2, "max": 2, "spares": 1}}
+    train = {"steps": 10, "workers": 1}
+    run = alice.submit(alice.job_file("shm", site="remembers", resources=three, train=train))
+    run.wait("done")
+    rows = run.lines("events.jsonl")
+    (excluded,) = (row for row in rows if row["event"] == "node_excluded")
+    assert excluded["excluded"] == bad
+    assert excluded["reason"].startswith("preflight: /dev/shm has only 32 MiB free - "), excluded
+    (started,) = (row for row in rows if row["event"] == "attempt_started")
+    assert started["nodes"].split() == ["node1", "node3"]
+    assert next(row for row in rows if row["event"] == "preflight")["checked"] == 3
+
+    (known,) = json.loads(alice.command("sites", "bad-nodes", "--site", "remembers", "--json").stdout)
+    assert (known["node"], known["run"], known["reason"]) == (bad, run.id, excluded["reason"])
+    again = alice.submit(alice.job_file("again", site="remembers", resources={**small, "nodes": 2}, train=train))
+    assert any(f"node {bad} is excluded: preflight: /dev/shm" in line for line in again.answer["warnings"])
+    assert alice.cluster.job(again.job_id)["ExcNodeList"] == bad
+    alice.cluster.run("login", ["scancel", again.job_id])
 
 
 LOST = "node2"

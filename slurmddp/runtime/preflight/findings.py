@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple
 _PLAIN = str.maketrans({'"': "'", "\\": "/", **dict.fromkeys((*range(32), 127), " ")})
 #: A reason may quote a file name or an error of any length.
 _LONGEST = 500
+#: Warnings in the events.
+_MOST = 20
 
 
 class Finding(NamedTuple):
@@ -48,6 +50,19 @@ def from_json(items: Iterable[Any]) -> list[Finding]:
             raise ValueError(f"not a finding: {item!r}")
         found.append(Finding(item[0], str(item[1]), str(item[2])))
     return found
+
+
+def warnings(nodes: Sequence[str], found: Mapping[str, Sequence[Finding]]) -> list[str]:
+    """Return each warning once, with its first node and how many others have it."""
+    having: dict[str, list[str]] = {}
+    for node in nodes:
+        for text in dict.fromkeys(finding.text for finding in found.get(node, ()) if finding.level == "warn"):
+            having.setdefault(text, []).append(node)
+    lines = [
+        f"{first}{f' and {len(others)} more' if others else ''}: {text}" for text, (first, *others) in having.items()
+    ]
+    more = [f"{len(lines) - _MOST} more warnings: see the file verdict"] if len(lines) > _MOST else []
+    return [*lines[:_MOST], *more]
 
 
 def verdict(nodes: Sequence[str], found: Mapping[str, Sequence[Finding]]) -> list[str]:

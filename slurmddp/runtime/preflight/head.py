@@ -1,6 +1,7 @@
 """The head's side: hear every node, try the way back, have nodes try each other, compare, and write the verdict."""
 
 import asyncio
+import json
 import os
 import resource
 import secrets
@@ -9,7 +10,7 @@ import time
 from typing import Any
 
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.preflight.findings import Finding, any_bad, bad, from_json, plain, verdict, warn
+from slurmddp.runtime.preflight.findings import Finding, any_bad, bad, from_json, plain, verdict, warn, warnings
 from slurmddp.runtime.preflight.judge import Report, judge
 from slurmddp.runtime.preflight.local_checks import look, show, take_away
 from slurmddp.runtime.preflight.node_settings import NodeSettings
@@ -201,6 +202,8 @@ class Head:
         settings = self._settings
         found = self._findings()
         self._lines = verdict(settings.nodes, found)
+        told = json.dumps(warnings(settings.nodes, found))
+        await asyncio.to_thread(write_whole, settings.folder / "warnings.json", told + "\n")
         await asyncio.to_thread(write_whole, settings.folder / "verdict", "\n".join(self._lines) + "\n")
         print("\n".join(f"slurmddp: preflight: {line}" for line in self._lines), flush=True)
         return 3 if any(any_bad(items) for items in found.values()) else 0

@@ -304,6 +304,7 @@ def test_status_of_a_run_that_recovered(place: Place, cli: Cli) -> None:
                 "attempt_ended", attempt=0, exit_code=1, cause="n2 was lost", decision="next attempt", time=begin + 40
             )
             place.event("node_excluded", attempt=0, excluded="n2", reason="lost", time=begin + 40)
+        place.event("preflight", attempt=attempt, bad="", seconds=1, warnings=[f"n{attempt}: slow\x1b"], time=begin)
     (place.run.alert_spool).mkdir(parents=True)
     (place.run.alert_spool / "1.json").write_text("{}")
     (place.run.alert_spool / ".part").write_text("{}")
@@ -311,9 +312,11 @@ def test_status_of_a_run_that_recovered(place: Place, cli: Cli) -> None:
     assert "state    running on n[1,3]" in lines
     assert "recovered once, in 0:00:50" in lines
     assert "without  n2: lost" in lines
+    assert [line for line in lines if "warning" in line] == ["warning  n1: slow\\x1b"], "of the newest preflight"
     assert f"alerts   1 undelivered, in {place.run.alert_spool}" in lines
     told = json.loads(cli("status", str(place.run.path), "--json").out)
     assert (told["recovered"], told["excluded"], told["alerts_undelivered"]) == (1, {"n2": "lost"}, 1)
+    assert told["warnings"] == ["n1: slow\x1b"]
     assert json.loads(cli("goodput", str(place.run.path), "--json").out)["recoveries"][0]["seconds"] == pytest.approx(
         50
     )

@@ -78,10 +78,22 @@ def test_the_verdict_on_4096_nodes(tmp_path: Path) -> None:
     left, excluded = checked(tmp_path, 4096, "\n".join([*verdict, "n7 ok", "strange"]) + "\n")
     assert excluded == ["n7", "n4096"] and len(left) == 4094
     rows = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    (told,) = (row for row in rows if row["event"] == "preflight")
+    assert (told["bad"], told["checked"], told["warnings"]) == ("n7 n4096", 4096, [])
     assert [row["reason"] for row in rows if row["event"] == "node_excluded"] == [
         "preflight: GPU 3: [31mfell off the bus",
         f"preflight: no answer: see {tmp_path}/logs/preflight/n4096.log",
     ]
+
+
+def test_the_warnings_are_an_event(tmp_path: Path) -> None:
+    (tmp_path / "logs/preflight").mkdir(parents=True)
+    (tmp_path / "logs/preflight/warnings.json").write_text('["n1: its clock is 60 s behind", "n2: \\u00e4"]\n')
+    (tmp_path / "logs/preflight/verdict").write_text("n1 ok\n")
+    lines = ["ask_nodes() { missed=(); }", "must_end() { false; }", "nodes=(n1)", "check_nodes"]
+    bash(tmp_path, "messages cause nodes preflight", *lines)
+    told = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])
+    assert told["warnings"] == ["n1: its clock is 60 s behind", "n2: ä"]
 
 
 def test_no_text_of_a_verdict_is_run(tmp_path: Path) -> None:

@@ -22,12 +22,18 @@ def check(settings: NodeSettings) -> Iterator[Finding]:
         yield bad(unwritable, "set paths.node to another folder")
 
 
+def train_section(job: Path) -> dict[str, Any]:
+    """Return what job.json says of the training; nothing for a script of the user's own."""
+    try:
+        found: dict[str, Any] = json.loads(job.read_text(encoding="utf-8"))["train"]
+    except FileNotFoundError:
+        return {}
+    return found
+
+
 def inputs(job: Path) -> list[tuple[str, str]]:
     """Return (key of the job, path) of what the ranks will read. Empty for a script of the user's own."""
-    try:
-        train: dict[str, Any] = json.loads(job.read_text(encoding="utf-8"))["train"]
-    except FileNotFoundError:
-        return []
+    train = train_section(job)
     path = (train.get("data") or {}).get("path")
     listed = path if isinstance(path, list) else [path]
     named = [("train.data.path", item) for item in listed]

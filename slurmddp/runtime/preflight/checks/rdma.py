@@ -20,8 +20,13 @@ _PROVIDERS = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "efa": "efa", "bnxt_en":
 
 def check(settings: NodeSettings) -> Iterator[Finding]:
     """Yield warnings about RDMA adapters, if ranks of several nodes use NCCL and it may use InfiniBand."""
-    if settings.gpus > 0 and len(settings.nodes) > 1 and not refused(os.environ):
+    if wanted(settings, os.environ):
         yield from look()
+
+
+def wanted(settings: NodeSettings, environ: Mapping[str, str]) -> bool:
+    """Return whether ranks of several nodes use NCCL, and it may use InfiniBand or RoCE."""
+    return settings.gpus > 0 and len(settings.nodes) > 1 and not refused(environ)
 
 
 def refused(environ: Mapping[str, str]) -> bool:

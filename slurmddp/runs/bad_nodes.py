@@ -1,0 +1,139 @@
+"""Nodes that recent runs of a site found bad: the site's next jobs avoid them until they expire.
+
+Most of it is in the events of the runs themselves. A file beside the index has what the user added or forgot.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmddp.errors import UserError
+from slurmddp.runs import index
+from slurmddp.runs.cause_rules import rules
+from slurmddp.runs.events import append_line, read_lines
+
+#: Runs of the site that are looked at, newest first: each costs a file on a shared file system.
+_RUNS = 100
+#: slurmddp/runtime/preflight/pairs.py says this of two nodes of which either may be at fault.
+_EITHER = "slurmddp excludes one of the two"
+#: CUDA's words for errors 214 and 220: the memory or the links of that GPU are broken.
+_BROKEN_GPU = re.compile(r"uncorrectable (ECC|NVLink) error")
+_PREFLIGHT = "preflight: "
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class BadNode:
+    """A node to avoid. time, expires: unix seconds; run: None if the user added it."""
+
+    node: str
+    reason: str
+    run: str | None
+    time: float
+    expires: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the node for --json. The keys are stable."""
+        return asdict(self)
+
+
+def bad_nodes(site: str, keep: float, now: float) -> list[BadNode]:
+    """Return the site's bad nodes of the last `keep` seconds, newest first. What cannot be read says nothing."""
+    found: dict[str, BadNode] = {}
+    said = [*_of_user(site), *(_of_runs(site, now - keep) if keep else ())]
+    for node, reason, run, when in sorted(said, key=lambda each: each[3]):
+        if reason is None:
+            found.pop(node, None)
+        elif now - keep < when:
+            found[node] = BadNode(node, reason, run, when, when + keep)
+    return sorted(found.values(), key=lambda each: -each.time)
+
+
+def add(site: str, node: str, reason: str) -> None:
+    """Remember a node. Raises UserError for what is no node's name, and OSError."""
+    if not _NAME.fullmatch(node):
+        raise UserError(
+            f"{node!r} is not the name of a node", todo="give one name, such as node17; sinfo -N lists them"
+        )
+    _append({"site": site, "node": node, "reason": reason})
+
+
+def forget(site: str, node: str) -> None:
+    """Let jobs use a node again, whatever was said of it so far. Raises OSError."""
+    _append({"site": site, "node": node, "reason": None})
+
+
+def blamed(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, float]]:
+    """Yield (node, reason, time) where a run found that a node itself is at fault. Pure.
+
+    Not for what the user has to correct, nor where the preflight found more than half of its nodes bad: then something
+    else is at fault. After each preflight, job.sh writes the nodes that it excluded, then the event `preflight`.
+    """
+    user_error = [rule for rule in rules().rules if rule.kind == "user"]
+    found: list[tuple[str, str, float]] = []
+    for event in events:
+        when, name = event.get("time"), event.get("event")
+        if not isinstance(when, int | float):
+            continue
+        if name == "preflight":
+            bad, checked = str(event.get("bad") or "").split(), event.get("checked")
+            if isinstance(checked, int) and 2 * len(bad) <= checked:
+                yield from found
+            found = []
+        elif name == "node_excluded":
+            reason = str(event.get("reason") or "")
+            text = reason.removeprefix(_PREFLIGHT)
+            if _EITHER in text or any(rule.has("match", text.encode()) for rule in user_error):
+                continue
+            told = (str(event.get("excluded")), reason, float(when))
+            if reason == text:
+                yield told
+            else:
+                found.append(told)
+        elif name == "attempt_ended" and event.get("node") and _BROKEN_GPU.search(str(event.get("cause"))):
+            yield str(event["node"]), str(event["cause"]), float(when)
+
+
+def _file() -> Path:
+    return index.state_folder() / "bad-nodes.jsonl"
+
+
+def _append(record: dict[str, Any]) -> None:
+    _file().parent.mkdir(parents=True, exist_ok=True)
+    append_line(_file(), {"time": time.time(), **record})
+
+
+_Said = tuple[str, str | None, str | None, float]
+
+
+def _of_user(site: str) -> Iterator[_Said]:
+    """Yield (node, reason, no run, time); without a reason, the node is to be forgotten."""
+    for line in _records(_file()):
+        when, node, reason = line.get("time"), line.get("node"), line.get("reason")
+        if line.get("site") == site and isinstance(when, int | float) and _NAME.fullmatch(str(node)):
+            yield str(node), reason if reason is None else str(reason), None, float(when)
+
+
+def _of_runs(site: str, since: float) -> Iterator[_Said]:
+    for entry in index.newest(site, _RUNS):
+        path = entry.folder.events
+        try:
+            if path.stat().st_mtime <= since:
+                continue
+        except OSError:
+            continue
+        for node, reason, when in blamed(_records(path)):
+            if _NAME.fullmatch(node):
+                yield node, reason, entry.id, when
+
+
+def _records(path: Path) -> tuple[dict[str, Any], ...]:
+    try:
+        return read_lines(path).records
+    except (OSError, RuntimeError):
+        return ()
