@@ -246,7 +246,8 @@ def test_the_spare_replaces_a_bad_node_and_the_next_job_avoids_it(alice: Alice, 
     three = {**small, "nodes": {"min": 2, "max": 2, "spares": 1}}
     train = {"steps": 10, "workers": 1}
     run = alice.submit(alice.job_file("shm", site="remembers", resources=three, train=train))
-    run.wait("done")
+    run.wait_for_event("attempt_started", timeout=240)
+    alice.cluster.run("login", ["scancel", run.job_id])
     rows = run.lines("events.jsonl")
     (excluded,) = (row for row in rows if row["event"] == "node_excluded")
     assert excluded["excluded"] == bad

@@ -29,7 +29,7 @@ def test_locked_memory(limit: int, level: str | None) -> None:
 def test_locked_memory_matters_where_nccl_may_use_rdma(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mlx5_0").mkdir()
     monkeypatch.setattr(limits, "_ADAPTERS", tmp_path)
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (8 * MIB, 8 * MIB))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (8 * MIB, 8 * MIB))
     (found,) = limits.check(settings(tmp_path, gpus=4))
     assert found.text.startswith("may lock only 8192 KiB of memory (ulimit -l), and NCCL needs more for RDMA - ask")
     assert list(limits.check(settings(tmp_path, gpus=0))) == []

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from slurmddp.errors import UserError
-from slurmddp.runs import bad_nodes as module
 from slurmddp.runs import index
 from slurmddp.runs.bad_nodes import add, bad_nodes, blamed, forget
 from slurmddp.runs.events import append_line
@@ -112,7 +111,7 @@ def test_the_nodes_of_a_site_s_runs_newest_first(runs: Runs) -> None:
 
 def test_what_the_user_adds_and_forgets(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     runs("one", excluded("n2"), preflight("n2", 4))
-    monkeypatch.setattr(module.time, "time", lambda: NOW - 30)
+    monkeypatch.setattr("time.time", lambda: NOW - 30)
     add("alpha", "n7", "its fan is broken")
     forget("alpha", "n2")
     add("beta", "n8", "x")
