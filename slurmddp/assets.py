@@ -22,9 +22,9 @@ def asset_folder(name: str) -> Path:
 
 
 def schema_file(kind: str) -> Path:
-    """Return the JSON Schema of `job`, `site` or `recipe` files. Raises UserError for any other kind."""
-    if kind not in ("job", "site", "recipe"):
-        raise UserError(f"unknown kind of file {kind!r}", todo="use job, site or recipe")
+    """Return the JSON Schema of `job`, `site` or `recipe` files, or of `doctor --json`. Raises UserError for others."""
+    if kind not in ("job", "site", "recipe", "doctor"):
+        raise UserError(f"unknown kind of file {kind!r}", todo="use job, site, recipe or doctor")
     return _PACKAGE / "schemas" / f"{kind}.schema.json"
 
 

@@ -210,10 +210,10 @@ def site_schema() -> None:
 
 
 def schema(
-    kind: Annotated[str, typer.Argument(metavar="job|site|recipe", help="Kind of file")],
+    kind: Annotated[str, typer.Argument(metavar="job|site|recipe|doctor", help="Kind of file")],
     path: Annotated[bool, typer.Option("--path", help="Print the path of the installed schema instead")] = False,
 ) -> None:
-    """Print the JSON Schema of job, site or recipe files, for editors and other programs."""
+    """Print the JSON Schema of job, site or recipe files, or of doctor --json, for editors and other programs."""
     _print_schema(kind, path=path)
 
 

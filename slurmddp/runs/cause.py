@@ -110,7 +110,7 @@ def _of_events(folder: RunFolder, attempt: int | None) -> list[_Event]:
             line = f"rank {event.get('rank', '?')} on {event.get('node', '?')}: {kind}: {_first_line(message)}"
             starts[-1].append(_Event(line, rules().is_cascade(f"{kind}: {message}")))
         elif event.get("event") == "hang":
-            starts[-1].append(_Event(_hang(event), False))
+            starts[-1].append(_Event(hang_line(event), False))
     return [each for found in reversed(starts) for each in found]
 
 
@@ -119,8 +119,8 @@ def _first_line(message: str) -> str:
     return f"{first.rstrip()} (more in events.jsonl)" if rest else first
 
 
-def _hang(event: Mapping[str, Any]) -> str:
-    """The ranks that the others waited for; without any, a collective itself did not end."""
+def hang_line(event: Mapping[str, Any]) -> str:
+    """Return the ranks that the others waited for; without any, a collective itself did not end."""
     ranks, nodes = event.get("ranks"), event.get("nodes")
     both = list(zip(ranks, nodes, strict=False)) if isinstance(ranks, list) and isinstance(nodes, list) else []
     more = f" and {len(both) - 1} more" if len(both) > 1 else ""

@@ -16,6 +16,8 @@ from typing import NamedTuple
 from slurmddp.shared.files import open_plain
 
 RULES = Path(__file__).resolve().parent.parent / "shell" / "cause.rules"
+#: Begins the second part of the file, which only slurmddp/doctor reads.
+_DOCTOR = "\n# ---- "
 
 #: Bytes of a log's end that are read, and of a line that are looked at. cause.sh reads the whole log.
 _LAST_BYTES = 1_000_000
@@ -161,7 +163,13 @@ class Cause(NamedTuple):
 @lru_cache(maxsize=1)
 def rules() -> RuleSet:
     """Return the rules of this slurmddp, which may be newer than the run's."""
-    return parse_rules(RULES.read_text(encoding="utf-8"))
+    return parse_rules(split_rules(RULES.read_text(encoding="utf-8"))[0])
+
+
+def split_rules(text: str) -> tuple[str, str]:
+    """Return the rules for the batch script and `status`, and those for doctor."""
+    first, _, second = text.partition(_DOCTOR)
+    return first, f"#{second}"
 
 
 def parse_rules(text: str) -> RuleSet:

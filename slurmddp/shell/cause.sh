@@ -8,8 +8,10 @@ cause_text() { # as people read it
   printf '%s\n' "$text"
 }
 
-# The rules, which the login node's Python reads too. The head of the file says what they mean.
+# The rules, which the login node's Python reads too. The head of the file says what they mean. The second part of the
+# file is for `slurmddp doctor`.
 cause_rules=$(<"${BASH_SOURCE[0]%/*}/cause.rules") || return
+cause_rules=${cause_rules%%$'\n'"# ---- "*}
 
 # Sets `consequence`, what ranks see of another one that has gone, and `user_error`, what node.sh and the preflight say
 # where the user has to correct something: on another node it would be the same. Patterns of texts, for =~.

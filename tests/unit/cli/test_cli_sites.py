@@ -256,7 +256,7 @@ def test_sites_schema_is_that_of_site_files(desk: Desk, cli: Cli) -> None:
 
 def test_an_unknown_schema(desk: Desk, cli: Cli) -> None:
     done = cli("schema", "jobs")
-    assert (done.code, done.err) == (2, "slurmddp: unknown kind of file 'jobs'\n  -> use job, site or recipe\n")
+    assert (done.code, done.err) == (2, "slurmddp: unknown kind of file 'jobs'\n  -> use job, site, recipe or doctor\n")
 
 
 def test_init_names_the_schema_of_the_editor(desk: Desk, cli: Cli) -> None:

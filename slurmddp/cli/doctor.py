@@ -1,0 +1,69 @@
+"""doctor: why a run failed, or what logs of any other run say."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slurmddp.cli import options as opt
+from slurmddp.cli.help import App
+
+if TYPE_CHECKING:
+    from slurmddp.doctor.diagnose import Examination
+
+
+def register(app: App) -> None:
+    """Put the command on the app."""
+    app.add("Runs", doctor, example="slurmddp doctor slurm-1234.out")
+
+
+def doctor(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN|FILE...",
+            help="Run, log files, folders of logs, or - for standard input (default: last)",
+            autocompletion=opt.run_names,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout")] = False,
+) -> None:
+    """Find the root cause of a failure in the logs of a run, also of one that slurmddp did not start. Exit codes: 0 no
+    failure found, 1 failure found, 2 a file or run cannot be read."""
+    from slurmddp.doctor.diagnose import Examination
+    from slurmddp.report.doctor import as_dict, lines
+
+    examined = Examination()
+    for target in targets or ["last"]:
+        _read(examined, target)
+    found = examined.diagnose()
+    if as_json:
+        typer.echo(opt.json_text(as_dict(found)))
+    else:
+        for line in lines(found):
+            typer.echo(line)
+    if found.root is not None:
+        raise typer.Exit(1)
+
+
+def _read(examined: "Examination", target: str) -> None:
+    from slurmddp.doctor.sources import is_done, read_path, read_run, read_stream
+    from slurmddp.launch.find import find_run
+    from slurmddp.runs.snapshot_filter import is_run_folder
+
+    path = Path(target)
+    if target == "-":
+        read_stream(examined, sys.stdin.buffer)
+    elif path.is_file() or (path.is_dir() and not is_run_folder(path)):
+        read_path(examined, path)
+    elif os.sep in target and not path.is_dir():
+        read_path(examined, path)  # says why it cannot be read
+    else:
+        folder = find_run(target, os.environ)
+        if is_done(folder):
+            examined.files.append(str(folder.path))
+            examined.notes.append(f"run {folder.id} finished its work")
+        else:
+            read_run(examined, folder)

@@ -1,0 +1,232 @@
+"""Finds the root cause in logs: what each line speaks of, then which of it was first and follows from nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO, NamedTuple
+
+from slurmddp.doctor.lines import Reader
+from slurmddp.doctor.prefix import Clock, Line, parse_line
+from slurmddp.doctor.rules import SYMPTOMS, Cause, catalogue
+from slurmddp.doctor.structure import Structure
+from slurmddp.doctor.tracebacks import Traceback, Tracebacks
+
+#: Exceptions that can only be mistakes in the code or its arguments.
+_PLAIN_MISTAKES = {"NameError", "SyntaxError", "IndentationError", "UnboundLocalError", "ZeroDivisionError", "TabError"}
+#: Exceptions that say nothing by themselves: another line has the reason.
+_EMPTY = {"SystemExit", "Empty", "EOFError", "CancelledError", "TimeoutError", "ProcessLookupError"}
+#: Causes that are the exit of a process.
+_EXITS = {"killed", "segfault", "bus-error", "illegal-instruction", "exit-code"}
+#: Code that follows a frame in a traceback, not output.
+_CODE = re.compile(r"^\s+(?:raise|return|assert|except|self\.|with|if|else|elif|for|while|yield|await) ?")
+_COUNTS = re.compile(r"world_size=(\d+), (?:worker_count|num_workers)=(\d+)")
+_ON_NODE = re.compile(r" ON (\S+) CANCELLED|^srun: error: ([^ :]+): tasks? (\d+)?|host\s+: (\S+)")
+
+
+class Hit(NamedTuple):
+    """A line that speaks of a cause. place: the order in which the lines were read."""
+
+    cause: Cause
+    sure: str
+    path: str
+    line: int
+    text: str
+    rank: int | None
+    host: str | None
+    clock: Clock | None
+    place: int
+    traceback: Traceback | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All hits of one cause. first: the one to show."""
+
+    first: Hit
+    count: int
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The answer. root is None where nothing failed; sure: certain, likely, unknown, or none without a failure.
+
+    message: what is known beyond the cause's title; cascades: what followed; notes: what else may matter.
+    """
+
+    root: Seen | None
+    sure: str
+    message: str = ""
+    cascades: tuple[Seen, ...] = ()
+    others: tuple[Seen, ...] = ()
+    notes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+
+@dataclass
+class Examination:
+    """Collects hits from any number of logs, then judges them."""
+
+    hits: list[Hit] = field(default_factory=list)
+    structure: Structure = field(default_factory=Structure)
+    files: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def read(self, name: str, handle: BinaryIO, *, node: str | None = None) -> None:
+        """Read one log. node: whose log it is, if that is known."""
+        self.files.append(name)
+        lines, tracebacks = Reader(handle), Tracebacks(name)
+        clock: Clock | None = None
+        for number, raw in lines:
+            line = parse_line(raw)
+            clock = line.clock or clock
+            line = line._replace(host=line.host or node, clock=clock)
+            self.structure.feed(line.text)
+            ended = tracebacks.feed(number, line.text, line.rank, line.host)
+            lines.everything = tracebacks.active
+            if not (tracebacks.active and _CODE.match(line.text)):
+                matched = self._match(name, number, line, ended)
+                if ended and not matched:
+                    self._exception(name, number, line, ended)
+        if lines.skipped:
+            self.notes.append(f"{name}: too many different lines; not all were examined")
+
+    def fact(
+        self,
+        name: str,
+        number: int,
+        text: str,
+        *,
+        rank: int | None = None,
+        node: str | None = None,
+        otherwise: str = "",
+    ) -> None:
+        """Take one line that a program wrote about a run. otherwise: its cause, if no rule knows it."""
+        if name not in self.files:
+            self.files.append(name)
+        line = Line(text, rank, node, None)
+        if not self._match(name, number, line, None) and otherwise:
+            cause = catalogue().by_id[otherwise]
+            self.hits.append(Hit(cause, "likely", name, number, text, rank, node, None, len(self.hits)))
+
+    def _match(self, name: str, number: int, line: Line, ended: Traceback | None) -> bool:
+        matched = False
+        for cause, sure in catalogue().matches(line.text + (ended.origin if ended else "")):
+            matched = True
+            counts = _COUNTS.search(line.text) if cause.id == "ranks-missing" else None
+            if counts and int(counts[2]) > int(counts[1]):
+                cause = catalogue().by_id["rank-mismatch"]
+            host, rank = line.host, line.rank
+            if told := _ON_NODE.search(line.text):
+                host = told[1] or told[2] or told[4] or host
+                rank = int(told[3]) if told[3] and rank is None else rank
+            place = len(self.hits)
+            self.hits.append(Hit(cause, sure, name, number, line.text.strip(), rank, host, line.clock, place, ended))
+        return matched
+
+    def _exception(self, name: str, number: int, line: Line, ended: Traceback) -> None:
+        """An exception that no rule knows: an error in the code."""
+        if ended.name in _EMPTY or ended.name.endswith("Warning"):
+            return
+        sure = "certain" if ended.name in _PLAIN_MISTAKES else "likely"
+        self.hits.append(
+            Hit(
+                catalogue().by_id["code"], sure, name, number, ended.exception, line.rank, line.host, line.clock,
+                len(self.hits), ended,
+            )
+        )  # fmt: skip
+
+    def diagnose(self) -> Diagnosis:
+        """Judge what was found."""
+        hits = self._without_consequences()
+        claims = [hit for hit in hits if hit.sure != "hint"]
+        hints = [hit for hit in hits if hit.sure == "hint"]
+        notes = [*dict.fromkeys(f"{hit.cause.title}: {hit.path}:{hit.line}" for hit in hints), *self.notes]
+        if not claims:
+            return Diagnosis(None, "none", notes=tuple(notes), files=tuple(self.files))
+        best = min(claims, key=self._priority)
+        if best.cause.order >= SYMPTOMS and hints:
+            best = min(hints, key=self._priority)._replace(sure="likely")
+        best = self._named(best)
+        seen = _grouped(claims if best.cause.id in {hit.cause.id for hit in claims} else [*claims, best])
+        root = replace(seen.pop(best.cause.id), first=best)
+        sure, message = self._verdict(best, claims)
+        followed = [each for each in seen.values() if each.first.cause.order >= SYMPTOMS or self._later(each, best)]
+        others = [each for each in seen.values() if each not in followed]
+        return Diagnosis(root, sure, message, tuple(followed), tuple(others), tuple(notes), tuple(self.files))
+
+    def _without_consequences(self) -> list[Hit]:
+        """Leave out what stands behind the line with which Slurm ended the job: it follows from that."""
+        stops = [hit for hit in self.hits if hit.cause.id in ("time-limit", "preemption", "node-failure")]
+        if not stops:
+            return self.hits
+        first = min(stops, key=lambda hit: hit.place)
+        return [
+            hit
+            for hit in self.hits
+            if hit.place <= first.place or hit.path != first.path or hit.cause.order < first.cause.order
+            or hit.cause.order >= SYMPTOMS or hit.cause is first.cause
+        ]  # fmt: skip
+
+    def _priority(self, hit: Hit) -> tuple[int, bool, bool, Clock, int]:
+        """The lowest is the root: by order, the surest first, then the rank that failed first, then by time."""
+        known = self.structure.root_rank
+        elsewhere = known is not None and hit.rank is not None and hit.rank != known
+        late: Clock = (99, 0, 0, 0, 0.0)
+        return hit.cause.order, hit.sure != "certain", elsewhere, hit.clock or late, hit.place
+
+    def _named(self, hit: Hit) -> Hit:
+        """Torchrun's report names the rank that exited, a few lines away from its exit code."""
+        if hit.rank is None and hit.cause.id in _EXITS and self.structure.root_rank is not None:
+            return hit._replace(rank=self.structure.root_rank, host=self.structure.root_host or hit.host)
+        return hit
+
+    def _later(self, seen: Seen, root: Hit) -> bool:
+        return seen.first.place >= root.place
+
+    def _verdict(self, best: Hit, claims: Iterable[Hit]) -> tuple[str, str]:
+        """How sure the answer is, and what is known beyond the title."""
+        cause = best.cause
+        if cause.id == "nccl-timeout":
+            return self._timeout()
+        if (counts := _COUNTS.search(best.text)) and cause.id in ("ranks-missing", "rank-mismatch"):
+            return best.sure, f"world size {counts[1]}, but {counts[2]} processes joined"
+        if cause.order >= SYMPTOMS and cause.id != "cancelled":
+            return "unknown", ""
+        rivals = {hit.cause.id for hit in claims if hit.cause.order < 20 and hit.sure == "certain"} - {cause.id}
+        sure = "likely" if best.sure == "hint" or (rivals and cause.order >= 20) else best.sure
+        return sure, _where_raised(best)
+
+    def _timeout(self) -> tuple[str, str]:
+        if calls := self.structure.different_calls():
+            return "likely", f"the ranks made different calls at the same point: {calls}"
+        ranks, why = self.structure.culprit()
+        if ranks:
+            shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+            return "likely", f"the others waited for rank {shown}: {why}"
+        return "unknown", "no line names the rank that the others waited for"
+
+
+def _where_raised(hit: Hit) -> str:
+    """The place in the user's own code, if the hit ends a traceback."""
+    if hit.traceback is None or hit.traceback.own is None:
+        return ""
+    return f"raised {'in' if hit.traceback.innermost else 'below'} {hit.traceback.own}"
+
+
+def _grouped(hits: Iterable[Hit]) -> dict[str, Seen]:
+    groups: dict[str, list[Hit]] = {}
+    for hit in hits:
+        groups.setdefault(hit.cause.id, []).append(hit)
+    return {
+        name: Seen(
+            found[0],
+            len(found),
+            tuple(sorted({hit.rank for hit in found if hit.rank is not None})),
+            tuple(dict.fromkeys(hit.host for hit in found if hit.host)),
+        )
+        for name, found in groups.items()
+    }

@@ -1,0 +1,145 @@
+"""What doctor reads: log files, folders of logs, standard input, or all that a run folder tells."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from slurmddp.doctor.diagnose import Diagnosis, Examination
+from slurmddp.errors import UserError
+from slurmddp.runs.cause import hang_line
+from slurmddp.runs.evidence import evidence
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.logs import Follower
+from slurmddp.shared.files import open_plain
+from slurmddp.visible import one_line
+
+#: Files of a folder, and bytes of a file of the preflight.
+_FILES = 2000
+_BYTES = 100_000
+#: Events that say something about a failure.
+_TELLING = (b'"error"', b'"hang"', b'"node_excluded"', b'"attempt_ended"', b'"job_ended"', b'"checkpoint_rejected"')
+
+
+def read_path(found: Examination, path: Path) -> None:
+    """Read a log, or all files below a folder. Raises UserError."""
+    if path.is_dir():
+        files = list(_below(path))
+        if not files:
+            raise UserError(f"{one_line(str(path))} has no files", todo="name a log file")
+    else:
+        files = [path]
+    for each in files:
+        try:
+            with open_plain(each) as handle:
+                found.read(str(each), handle)
+        except OSError as error:
+            if each is path:
+                raise UserError(f"{one_line(str(path))} cannot be read: {error.strerror}") from error
+            found.notes.append(f"{each}: cannot be read: {error.strerror}")
+
+
+def read_stream(found: Examination, handle: BinaryIO) -> None:
+    """Read standard input."""
+    found.read("-", handle)
+
+
+def read_run(found: Examination, folder: RunFolder) -> None:
+    """Read the newest attempt of a run: its logs, what the preflight wrote, and its events."""
+    attempt = evidence(folder).attempt
+    logs = Follower(folder, attempt=attempt).node_logs()
+    if attempt is not None:
+        logs.append(folder.attempt_logs(attempt) / "srun.err")
+    for path in (folder.job_log, *logs):
+        node = path.stem if path.suffix == ".log" and path != folder.job_log else None
+        try:
+            with open_plain(path) as handle:
+                found.read(str(path), handle, node=node)
+        except OSError:
+            continue  # none was written
+    if attempt is not None:
+        _preflight(found, folder.attempt_logs(attempt) / "preflight")
+    _events(found, folder, attempt)
+    if not found.files:
+        raise UserError(f"run {folder.id} has no logs yet", todo=f"slurmddp status {folder.id}")
+
+
+def is_done(folder: RunFolder) -> bool:
+    """Return whether the newest attempt of a run finished its work."""
+    decisions = [event.get("decision") for _, event in _records(folder) if event.get("event") == "job_ended"]
+    return bool(decisions) and decisions[-1] == "done"
+
+
+def diagnose_run(folder: RunFolder) -> Diagnosis:
+    """Return the diagnosis of one run. Raises UserError without any logs."""
+    found = Examination()
+    read_run(found, folder)
+    return found.diagnose()
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    count = 0
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(parent, name)
+            if not name.startswith(".") and not path.is_symlink() and path.is_file():
+                count += 1
+                if count > _FILES:
+                    return
+                yield path
+
+
+def _preflight(found: Examination, folder: Path) -> None:
+    for path in sorted(folder.glob("*.failed")):
+        try:
+            with open_plain(path) as handle:
+                lines = handle.read(_BYTES).decode("utf-8", errors="replace").strip().splitlines()
+        except OSError:
+            continue
+        if lines:
+            found.fact(str(path), 1, f"preflight: {lines[0]}", node=path.stem)
+
+
+def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
+    name = str(folder.events)
+    for number, event in _records(folder):
+        kind, node = event.get("event"), str(event.get("node") or "") or None
+        if kind == "job_ended" and event.get("slurm_state"):
+            found.fact(name, number, f"slurm_state {event.get('slurm_state')}", node=node)
+        if event.get("attempt") != attempt:
+            continue
+        rank = event.get("rank") if isinstance(event.get("rank"), int) else None
+        if kind == "error":
+            message = str(event.get("message") or "").strip().partition("\n")[0]
+            found.fact(name, number, f"{event.get('kind')}: {message}", rank=rank, node=node, otherwise="code")
+        elif kind == "hang":
+            ranks, nodes = event.get("ranks") or [None], event.get("nodes") or [None]
+            found.fact(name, number, hang_line(event), rank=ranks[0], node=nodes[0], otherwise="hang")
+        elif kind == "node_excluded":
+            found.fact(name, number, f"preflight: {event.get('reason')}", node=str(event.get("excluded")))
+        elif kind == "attempt_ended" and event.get("decision") != "done" and not found.hits and event.get("cause"):
+            found.fact(name, number, str(event["cause"]), rank=rank, node=node, otherwise="exit-code")
+        elif kind == "checkpoint_rejected":
+            found.fact(name, number, f"checkpoint {event.get('path')} is corrupt: {event.get('why')}", node=node)
+
+
+def _records(folder: RunFolder) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The events that may matter, with their lines' numbers."""
+    try:
+        handle = open_plain(folder.events)
+    except OSError:
+        return
+    with handle:
+        for number, line in enumerate(handle, 1):
+            if not any(word in line for word in _TELLING):
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield number, record

@@ -1,0 +1,98 @@
+"""What torchrun, NCCL's watchdog and srun say about ranks: who failed first, who is behind, how large the world is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+_ROOT = "Root Cause (first observed failure)"
+_FIELD = re.compile(r"^\s*(time|host|rank|exitcode)\s*:\s*(\S+)")
+_WATCHDOG = re.compile(r"\[?Rank (\d+)\]?.{0,80}SeqNum=(\d+), OpType=(\w+)")
+_ENQUEUED = re.compile(
+    r"Rank (\d+)\b.{0,200}last enqueued (?:NCCL )?work: (-?\d+), last completed (?:NCCL )?work: (-?\d+)"
+)
+_WORLD = re.compile(r"(?:nranks |world_size[=:] ?|WORLD_SIZE[=:] ?|nRanks )(\d{1,6})\b")
+_GROUP = re.compile(r"\[PG (?:ID )?(\w+)")
+_MONITORED = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
+#: Lines of torchrun's report after its heading.
+_REPORT = 12
+
+
+@dataclass
+class Structure:
+    """Facts of all files."""
+
+    root_rank: int | None = None
+    root_host: str | None = None
+    root_exitcode: str | None = None
+    world: int | None = None
+    collective: dict[int, tuple[int, str]] = field(default_factory=dict)
+    enqueued: dict[int, tuple[int, int]] = field(default_factory=dict)
+    missing: list[int] = field(default_factory=list)
+    _report: int = 0
+    _group: str | None = None
+
+    def feed(self, text: str) -> None:
+        """Take one line."""
+        if _ROOT in text:
+            self._report = _REPORT
+        elif self._report:
+            self._report -= 1
+            self._field(text)
+        if "SeqNum=" in text or "last enqueued" in text:
+            self._watchdog(text)
+        if told := _MONITORED.search(text):
+            self.missing = [int(rank) for rank in re.findall(r"\d+", told[1])]
+        if told := _WORLD.search(text):
+            self.world = max(self.world or 0, int(told[1]))
+
+    def _watchdog(self, text: str) -> None:
+        """Each process group counts its own collectives: only those of the first group are compared."""
+        if group := _GROUP.search(text):
+            self._group = self._group or group[1]
+            if group[1] != self._group:
+                return
+        if told := _WATCHDOG.search(text):
+            self.collective.setdefault(int(told[1]), (int(told[2]), told[3]))
+        if told := _ENQUEUED.search(text):
+            self.enqueued.setdefault(int(told[1]), (int(told[2]), int(told[3])))
+
+    def _field(self, text: str) -> None:
+        found = _FIELD.match(text)
+        if not found:
+            return
+        key, value = found.groups()
+        if key == "rank" and self.root_rank is None and value.isdecimal():
+            self.root_rank = int(value)
+        elif key == "host" and self.root_host is None:
+            self.root_host = value
+        elif key == "exitcode" and self.root_exitcode is None:
+            self.root_exitcode = value
+
+    def culprit(self) -> tuple[list[int], str]:
+        """Return the ranks that a timed-out collective waited for, and how one knows; none, if the logs do not say."""
+        if self.missing:
+            return self.missing, "they did not reach the barrier"
+        enqueued = {rank: last for rank, (last, _) in self.enqueued.items()}
+        ahead = max(enqueued.values(), default=0)
+        behind = sorted(rank for rank, last in enqueued.items() if last < ahead)
+        if behind and len(behind) < len(enqueued):
+            return behind, f"they had started collective {enqueued[behind[0]]}, the others {ahead}"
+        numbers = {rank: number for rank, (number, _) in self.collective.items()}
+        if len(set(numbers.values())) > 1:
+            least = min(numbers.values())
+            behind = sorted(rank for rank, number in numbers.items() if number == least)
+            if len(behind) <= len(numbers) / 2:
+                return behind, f"they waited in collective {least}, the others in {max(numbers.values())}"
+        if self.world and len(self.collective) > self.world / 2:
+            silent = sorted(set(range(self.world)) - self.collective.keys())
+            if silent:
+                return silent, "all other ranks reported the timeout"
+        return [], ""
+
+    def different_calls(self) -> str:
+        """Return the calls that ranks made at the same number, if they differ: `ALLREDUCE, BROADCAST`."""
+        calls: dict[int, set[str]] = {}
+        for number, name in self.collective.values():
+            calls.setdefault(number, set()).add(name)
+        return next((", ".join(sorted(names)) for names in calls.values() if len(names) > 1), "")

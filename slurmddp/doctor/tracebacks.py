@@ -1,0 +1,129 @@
+"""Python tracebacks in logs, of several ranks at once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from slurmddp.doctor.prefix import unframed
+
+_BEGIN = "Traceback (most recent call last)"
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
+#: A rich traceback writes its frames as `/path/file.py:12 in function`.
+_RICH = re.compile(r"^(?P<file>/\S+\.py):(?P<line>\d+)(?: in (?P<function>\S+))?")
+_EXCEPTION = re.compile(
+    r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Failure|Failed|NotFound|Refused|Expired"
+    r"|StopIteration|Warning)[A-Za-z]*|(?:[a-z_]\w*\.)+[A-Z]\w*)(?P<rest>: .*|:?\s*)$"
+)
+_CAUGHT = re.compile(r"^: Caught \w+ in ")
+_LIBRARY = re.compile(
+    r"(?:site|dist)-packages/|/lib(?:64)?/python\d|<frozen|<string>|<__array|/bin/(?:torchrun|accelerate|deepspeed)$"
+)
+_USER_SITE = "/.local/lib/python"
+#: What Python writes between two tracebacks of which the first is the reason for the second.
+_CHAINED = "The above exception was the direct cause"
+_HANDLING = "During handling of the above exception"
+#: Lines after which a traceback without an exception is given up, and lines that are kept.
+_LONGEST, _KEPT = 400, 60
+
+
+@dataclass
+class Traceback:
+    """One traceback. line: its number in the file; exception: its last line; own: the innermost frame outside of
+    libraries, as FILE:LINE; innermost: whether that is where the exception was raised."""
+
+    path: str
+    line: int
+    rank: int | None
+    host: str | None
+    lines: list[str] = field(default_factory=list)
+    frames: list[tuple[str, str]] = field(default_factory=list)
+    exception: str = ""
+    name: str = ""
+    exception_line: int = 0
+    caused_next: bool = False
+    age: int = 0
+
+    @property
+    def own(self) -> str | None:
+        """Return the innermost frame of the user's own code."""
+        return next((f"{file}:{line}" for file, line in reversed(self.frames) if not _LIBRARY.search(file)), None)
+
+    @property
+    def origin(self) -> str:
+        """Return the innermost files, as text that patterns of causes see behind the exception."""
+        if not self.frames:
+            return ""
+        files = [file for file, _ in self.frames]
+        mixed = any(_USER_SITE in file for file in files) and any(
+            "-packages/" in file and _USER_SITE not in file for file in files
+        )
+        return f" (in {' '.join(files[-8:])}{', packages of ~/.local and of another folder' if mixed else ''})"
+
+    @property
+    def innermost(self) -> bool:
+        """Return whether the user's own code raised it."""
+        return bool(self.frames) and not _LIBRARY.search(self.frames[-1][0])
+
+
+class Tracebacks:
+    """Collects the tracebacks of one file. A rank's lines are told apart by their prefix."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.done: list[Traceback] = []
+        self._open: dict[int | None, Traceback] = {}
+
+    @property
+    def active(self) -> bool:
+        """Return whether one is open."""
+        return bool(self._open)
+
+    def feed(self, number: int, text: str, rank: int | None, host: str | None) -> Traceback | None:
+        """Take one line; return the traceback that it ends."""
+        if _BEGIN in text:
+            self._open[rank] = Traceback(self.path, number, rank, host, [text])
+            return None
+        if self.done and (_CHAINED in text) and self.done[-1].rank == rank:
+            self.done[-1].caused_next = True
+        current = self._open.get(rank)
+        if current is None:
+            return self._alone(number, text, rank, host)
+        current.age += 1
+        if len(current.lines) < _KEPT:
+            current.lines.append(text)
+        plain = unframed(text)
+        if frame := _FRAME.search(plain) or _RICH.match(plain):
+            current.frames.append((frame["file"], frame["line"]))
+            return None
+        if exception := _EXCEPTION.match(plain.strip()):
+            if _is_code(text, current):
+                return None
+            del self._open[rank]
+            return self._finished(current, number, plain.strip(), exception)
+        if current.age > _LONGEST:
+            del self._open[rank]
+        return None
+
+    def _alone(self, number: int, text: str, rank: int | None, host: str | None) -> Traceback | None:
+        """An exception without its traceback, as in an excerpt."""
+        exception = _EXCEPTION.match(text.strip())
+        if exception is None or "Warning" in exception["name"] or not _is_class(exception["name"]):
+            return None
+        return self._finished(Traceback(self.path, number, rank, host), number, text.strip(), exception)
+
+    def _finished(self, found: Traceback, number: int, text: str, exception: re.Match[str]) -> Traceback | None:
+        found.exception, found.name, found.exception_line = text, exception["name"].rpartition(".")[2], number
+        if _CAUGHT.match(exception["rest"]):
+            return None  # the same exception follows, with the traceback of the worker
+        self.done.append(found)
+        return found
+
+
+def _is_class(name: str) -> bool:
+    return name.rpartition(".")[2][:1].isupper()
+
+
+def _is_code(text: str, current: Traceback) -> bool:
+    """Whether this is the line of code that belongs to the last frame, such as `raise ValueError`."""
+    return text.startswith("    ") and bool(current.frames) and "Error" in text and text.lstrip().startswith("raise")

@@ -1,0 +1,116 @@
+"""What `slurmddp doctor` found, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from slurmddp.doctor.diagnose import Diagnosis, Hit, Seen
+from slurmddp.visible import one_line
+
+#: Characters of a log line that are shown, lines of a traceback, and causes that followed.
+_LINE = 400
+_TRACEBACK = 30
+_FOLLOWED = 6
+
+
+def lines(found: Diagnosis) -> Iterator[str]:
+    """Yield the answer: the cause, its evidence, what to do, and what followed from it."""
+    if found.root is None:
+        yield f"no failure found in {_files(found)}"
+    else:
+        yield from _root(found, found.root)
+    for each in found.cascades[:_FOLLOWED]:
+        yield f"then      {_where(each)}{each.first.cause.title} ({_place(each.first)})"
+    for each in found.others[:_FOLLOWED]:
+        yield f"also      {each.first.cause.title} ({_place(each.first)})"
+    for note in found.notes:
+        yield one_line(f"note: {note}")
+
+
+def headline(found: Diagnosis) -> str | None:
+    """Return the answer in one line for other commands; None, if doctor knows no cause."""
+    if found.root is None or found.sure == "unknown":
+        return None
+    return one_line(f"{found.root.first.cause.title} ({found.sure}): {_text(found.root.first)}")
+
+
+def _root(found: Diagnosis, root: Seen) -> Iterator[str]:
+    first = root.first
+    if found.sure == "unknown":
+        yield "cause     unknown"
+        yield f"known     {first.cause.title}"
+    else:
+        yield f"cause     {first.cause.title} ({found.sure}) [{first.cause.id}]"
+    if where := _where(root).removesuffix(": "):
+        yield f"where     {where}"
+    if found.message:
+        yield one_line(f"detail    {found.message}")
+    yield f"evidence  {_place(first)}: {_text(first)}"
+    yield f"why       {first.cause.why}"
+    yield f"do        {first.cause.fix}"
+    yield f"see       {first.cause.source}"
+    if first.traceback and len(first.traceback.lines) > 1:
+        yield f"traceback of {'rank ' + str(first.rank) if first.rank is not None else 'the process'}:"
+        shown = first.traceback.lines
+        shown = shown if len(shown) <= _TRACEBACK else [shown[0], "  ...", *shown[-_TRACEBACK:]]
+        yield from (f"    {one_line(line[:_LINE])}" for line in shown)
+
+
+def as_dict(found: Diagnosis) -> dict[str, Any]:
+    """Return the diagnosis for --json, as slurmddp/schemas/doctor.schema.json describes it."""
+    return {
+        "schema": 1,
+        "files": list(found.files),
+        "sure": found.sure,
+        "root": None if found.root is None else {**_seen(found.root), "message": found.message, **_advice(found.root)},
+        "cascades": [_seen(each) for each in found.cascades],
+        "others": [_seen(each) for each in found.others],
+        "notes": list(found.notes),
+    }
+
+
+def _seen(each: Seen) -> dict[str, Any]:
+    first = each.first
+    return {
+        "cause": first.cause.id,
+        "title": first.cause.title,
+        "node": first.host,
+        "rank": first.rank,
+        "nodes": list(each.hosts),
+        "ranks": list(each.ranks),
+        "count": each.count,
+        "evidence": {"file": first.path, "line": first.line, "text": first.text[:_LINE]},
+    }
+
+
+def _advice(each: Seen) -> dict[str, Any]:
+    cause, traceback = each.first.cause, each.first.traceback
+    return {
+        "why": cause.why,
+        "fix": cause.fix,
+        "source": cause.source,
+        "traceback": traceback.lines if traceback else [],
+    }
+
+
+def _where(each: Seen) -> str:
+    """`rank 3 on node1: `, or "" where the logs do not say."""
+    ranks = [each.first.rank] if each.first.rank is not None else list(each.ranks)
+    more = f" (and {len(each.ranks) - 1} more ranks)" if len(each.ranks) > 1 else ""
+    rank = f"rank {ranks[0]}{more}" if ranks else ""
+    node = each.first.host or ""
+    both = f"{rank} on {node}" if rank and node else rank or node
+    return one_line(f"{both}: ") if both else ""
+
+
+def _place(hit: Hit) -> str:
+    return one_line(f"{hit.path}:{hit.line}")
+
+
+def _text(hit: Hit) -> str:
+    return one_line(hit.text if len(hit.text) <= _LINE else f"{hit.text[:_LINE]}...")
+
+
+def _files(found: Diagnosis) -> str:
+    return one_line(found.files[0]) if len(found.files) == 1 else f"{len(found.files)} files"

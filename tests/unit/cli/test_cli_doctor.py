@@ -1,0 +1,63 @@
+"""slurmddp doctor: exit codes, JSON by its schema, standard input, folders, and what cannot be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurmddp.assets import schema_file
+from tests.helpers import Desk, Result
+
+Cli = Callable[..., Result]
+FAILED = "step 1\n[rank3]: RuntimeError: CUDA out of memory.\nRuntimeError: Connection reset by peer\n"
+
+
+def test_a_failed_log(desk: Desk, cli: Cli) -> None:
+    log = desk.write("slurm-5.out", FAILED)
+    shown = cli("doctor", str(log))
+    assert shown.code == 1
+    first, where, evidence, *_ = shown.out.splitlines()
+    assert first == "cause     the GPU ran out of memory (certain) [gpu-memory]"
+    assert where == "where     rank 3"
+    assert evidence == f"evidence  {log}:2: RuntimeError: CUDA out of memory."
+    assert shown.out.splitlines()[-1] == f"then      a connection to another rank was lost ({log}:3)"
+
+
+@pytest.mark.parametrize("text", [FAILED, "step 1\n", "RuntimeError: Connection reset by peer\n"])
+def test_json_follows_its_schema(desk: Desk, cli: Cli, text: str) -> None:
+    fastjsonschema = pytest.importorskip("fastjsonschema")
+    shown = cli("doctor", str(desk.write("a.log", text)), "--json")
+    told = json.loads(shown.out)
+    fastjsonschema.compile(json.loads(schema_file("doctor").read_text(encoding="utf-8")))(told)
+    assert shown.code == (told["root"] is not None)
+
+
+def test_a_folder_of_logs_and_several_files(desk: Desk, cli: Cli) -> None:
+    desk.write("logs/0/stderr.log", "RuntimeError: Connection reset by peer\n")
+    log = desk.write("logs/1/stderr.log", FAILED)
+    shown = cli("doctor", str(desk.project / "logs"))
+    assert (shown.code, f"{log}:2" in shown.out) == (1, True)
+    assert cli("doctor", str(log), str(log)).code == 1
+
+
+def test_a_good_log(desk: Desk, cli: Cli) -> None:
+    log = desk.write("a.log", "step 1\nstep 2\n")
+    shown = cli("doctor", str(log))
+    assert (shown.code, shown.out) == (0, f"no failure found in {log}\n")
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("gone/a.log", "slurmddp: gone/a.log cannot be read: No such file or directory"),
+        ("nothing", "slurmddp: no run 'nothing'"),
+        ("empty", "slurmddp: empty has no files"),
+    ],
+)
+def test_what_cannot_be_read(desk: Desk, cli: Cli, target: str, message: str) -> None:
+    Path(desk.project, "empty").mkdir()
+    shown = cli("doctor", target)
+    assert shown.code == 2 and shown.err.startswith(message)

@@ -1,0 +1,279 @@
+"""The root cause is told from what followed. Logs in the manner of real ones, in our own words."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from slurmddp.doctor.diagnose import Diagnosis, Examination
+from slurmddp.doctor.sources import diagnose_run, is_done
+from slurmddp.errors import UserError
+from slurmddp.report.doctor import headline, lines
+from slurmddp.runs.layout import RunFolder
+
+BOOM = """\
+[rank{rank}]: Traceback (most recent call last):
+[rank{rank}]:   File "/home/u/train.py", line 12, in <module>
+[rank{rank}]:     main()
+[rank{rank}]:   File "/home/u/model.py", line 7, in main
+[rank{rank}]:     raise ValueError("No space left on device")
+[rank{rank}]: ValueError: boom
+"""
+WATCHDOG = (
+    "[rank{rank}]:[E1119 13:2{rank}:12.5 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600001 ms\n"
+)
+TORCHRUN = """\
+W1 api.py:1] Sending process 7 closing signal SIGTERM
+E1 api.py:2] failed (exitcode: 1) local_rank: 1 (pid: 8) of binary: python
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_20:30:42
+  host      : node7
+  rank      : 3 (local_rank: 1)
+  exitcode  : {code} (pid: 8)
+"""
+LIMIT = "slurmstepd: error: *** JOB 5 ON n1 CANCELLED AT 2026-11-21T20:30:42 DUE TO TIME LIMIT ***\n"
+TRITON = """\
+Traceback (most recent call last):
+  File "/opt/env/lib/python3.11/site-packages/triton/compiler/compiler.py", line 202, in compile
+    return CompiledKernel(src)
+  File "/opt/env/lib/python3.11/pathlib.py", line 1134, in read_text
+    with self.open() as f:
+OSError: [Errno 116] Stale file handle
+"""
+USER_SITE = """\
+Traceback (most recent call last):
+  File "/opt/env/lib/python3.11/site-packages/accelerate/x.py", line 2, in <module>
+  File "/home/u/.local/lib/python3.11/site-packages/numpy/x.py", line 2, in <module>
+ImportError: cannot import name 'x' from 'numpy'
+"""
+BARRIER = (
+    "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: k "
+    "(world_size={0}, worker_count={1}, timeout=0:30:00)\n"
+)
+
+
+class Case(NamedTuple):
+    log: str
+    cause: str
+    sure: str
+    rank: int | None = None
+    node: str | None = None
+
+
+CASES = {
+    "the rank that raised, before those that waited": Case(
+        WATCHDOG.format(rank=0, seq=4, op="ALLREDUCE") + BOOM.format(rank=2), "code", "likely", 2
+    ),
+    "code in a traceback is no output": Case(BOOM.format(rank=0), "code", "likely", 0),
+    "the rank that torchrun saw first": Case(
+        BOOM.format(rank=1) + BOOM.format(rank=3) + TORCHRUN.format(code=1), "code", "likely", 3
+    ),
+    "a mistake in the code": Case(
+        'Traceback (most recent call last):\n  File "t.py", line 1, in f\nNameError: x\n', "code", "certain"
+    ),
+    "torchrun's report alone": Case(TORCHRUN.format(code=1), "exit-code", "unknown", 3, "node7"),
+    "killed, by torchrun's report": Case(TORCHRUN.format(code=-9), "killed", "likely", 3, "node7"),
+    "Slurm's word on memory explains the kill": Case(
+        TORCHRUN.format(code=-9) + "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0.\n",
+        "host-memory",
+        "certain",
+    ),
+    "memory ran out before the time limit": Case(
+        "RuntimeError: CUDA out of memory.\n" + LIMIT, "gpu-memory", "certain"
+    ),
+    "what comes after the time limit follows from it": Case(LIMIT + BOOM.format(rank=0), "time-limit", "certain"),
+    "a timeout without a culprit": Case(
+        "".join(WATCHDOG.format(rank=rank, seq=4, op="ALLREDUCE") for rank in range(2)), "nccl-timeout", "unknown", 0
+    ),
+    "a compiler cache, by the files of the traceback": Case(TRITON, "compiler-cache", "certain"),
+    "another stale file": Case("OSError: [Errno 116] Stale file handle\n", "file-system", "certain"),
+    "packages of two environments": Case(USER_SITE, "user-site", "likely"),
+    "too many processes": Case(BARRIER.format(2, 4), "rank-mismatch", "likely", 0),
+    "too few processes": Case(BARRIER.format(4, 2), "ranks-missing", "likely", 0),
+    "the interface explains a lost connection": Case(
+        "n1:1:1 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>\nRuntimeError: Connection reset by peer\n",
+        "wrong-interface",
+        "likely",
+    ),
+    "an address of Docker": Case(
+        "n1:1:1 [0] NCCL WARN socketStartConnect: Connect to 172.17.0.2<38> failed : Software caused abort\n",
+        "wrong-interface",
+        "likely",
+        None,
+        "n1",
+    ),
+    "srun names task and node": Case("srun: error: n4: task 2: Out Of Memory\n", "host-memory", "certain", 2, "n4"),
+    "a lost connection alone": Case("RuntimeError: Connection reset by peer\n", "connection-lost", "unknown"),
+    "behind a progress bar": Case(
+        "1%\r 2%\r 3%[rank5]: RuntimeError: CUDA out of memory.\n", "gpu-memory", "certain", 5
+    ),
+    "colours": Case("\x1b[31m[rank1]: RuntimeError: CUDA out of memory.\x1b[0m\n", "gpu-memory", "certain", 1),
+}
+GOOD = """\
+Setting OMP_NUM_THREADS environment variable for each process to be 1 in default
+[W socket.cpp:426] [c10d] The server socket cannot be initialized on [::]:29500 (errno: 97 - Address family not \
+supported by protocol).
+n1:1:1 [0] NCCL INFO Bootstrap : Using ibs8:172.16.1.17<0>
+n1:1:1 [0] NCCL INFO NET/Plugin: Plugin load returned 2 : libnccl-net.so: cannot open shared object file: No such file
+n1:1:1 [0] NCCL INFO NET/IB : No device found.
+x.py:13: UserWarning: Failed to load image Python extension: libx.so: cannot open shared object file: No such file
+FutureWarning: `x` is deprecated
+[rank0]:[W1 ProcessGroupNCCL.cpp:4115] using GPU 0 to perform barrier as devices are unknown. This can cause a hang.
+resource_tracker: There appear to be 1 leaked semaphore objects to clean up at shutdown
+step 10 loss 2.31
+Training completed.
+"""
+
+
+def examine(*logs: str) -> Diagnosis:
+    found = Examination()
+    for number, log in enumerate(logs):
+        found.read(f"log{number}", io.BytesIO(log.encode()))
+    return found.diagnose()
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_root_cause(case: Case) -> None:
+    found = examine(case.log)
+    assert found.root is not None
+    first = found.root.first
+    assert (first.cause.id, found.sure) == (case.cause, case.sure)
+    assert case.rank in (None, first.rank) and case.node in (None, first.host)
+
+
+def test_a_good_run_has_notes_only() -> None:
+    found = examine(GOOD)
+    assert (found.root, found.sure) == (None, "none")
+    assert found.notes == ("NCCL does not use InfiniBand: log0:5",)
+    assert next(lines(found)) == "no failure found in log0"
+    assert headline(found) is None
+
+
+def test_the_rank_that_the_others_waited_for() -> None:
+    log = "".join(WATCHDOG.format(rank=rank, seq=9 - (rank == 2), op="ALLREDUCE") for rank in range(4))
+    found = examine(log)
+    assert (found.sure, found.message) == (
+        "likely",
+        "the others waited for rank 2: they waited in collective 8, the others in 9",
+    )
+    silent = examine("comm rank 0 nranks 4\n" + "".join(WATCHDOG.format(rank=r, seq=9, op="X") for r in (0, 1, 3)))
+    assert silent.message == "the others waited for rank 2: all other ranks reported the timeout"
+
+
+def test_ranks_that_called_different_collectives() -> None:
+    found = examine(WATCHDOG.format(rank=0, seq=9, op="ALLREDUCE"), WATCHDOG.format(rank=1, seq=9, op="BROADCAST"))
+    assert (found.sure, found.message) == (
+        "likely", "the ranks made different calls at the same point: ALLREDUCE, BROADCAST",
+    )  # fmt: skip
+
+
+def test_what_followed_is_listed() -> None:
+    found = examine(BOOM.format(rank=2) + WATCHDOG.format(rank=0, seq=4, op="ALLREDUCE") + TORCHRUN.format(code=1))
+    assert [each.first.cause.id for each in found.cascades] == ["nccl-timeout", "ended-by-launcher", "exit-code"]
+    text = "\n".join(lines(found))
+    assert "raised in /home/u/model.py:7" in text and "then      rank 0: a collective timed out" in text
+    assert headline(found) == "an error in the code (likely): ValueError: boom"
+
+
+def test_by_the_clock_over_files() -> None:
+    late = "2026-01-01T10:00:09.0 RuntimeError: CUDA out of memory.\n"
+    early = "2026-01-01T10:00:01.0 RuntimeError: CUDA out of memory.\n"
+    root = examine(late, early).root
+    assert root is not None and root.first.path == "log1"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\0" * 3_000_000, b"x" * 3_000_000, b"error " * 500_000, bytes(range(256)) * 4000,
+     b"Traceback (most recent call last):\n" * 999,
+     b"\r" * 100_000, b"\xff\xfe" * 1000, b"[" * 100_000, b"error\r" * 300_000],
+)  # fmt: skip
+def test_odd_bytes_are_no_failure(data: bytes) -> None:
+    found = Examination()
+    found.read("log", io.BytesIO(data + b"\n"))
+    assert found.diagnose().root is None
+
+
+def test_line_numbers_are_those_of_the_file() -> None:
+    long = b"x" * 3_000_000 + b"\n"
+    found = Examination()
+    found.read("log", io.BytesIO(b"a\n" + long + b"\n\nb\rc\n" + long + b"RuntimeError: CUDA out of memory.\n"))
+    root = found.diagnose().root
+    assert root is not None and root.first.line == 7
+
+
+def test_the_end_of_a_log_of_many_errors_is_read() -> None:
+    found = Examination()
+    text = "".join(
+        f"error {chr(97 + i % 26)}{chr(97 + i // 26 % 26)}{chr(97 + i // 676 % 26)}{chr(97 + i // 17576)}\n"
+        for i in range(70_000)
+    )
+    found.read("log", io.BytesIO(text.encode() + b"RuntimeError: CUDA out of memory.\n"))
+    answer = found.diagnose()
+    assert answer.root is not None and answer.root.first.line == 70_001
+    assert answer.notes == ("log: too many different lines; not all were examined",)
+
+
+def test_control_characters_are_escaped() -> None:
+    text = "\n".join(lines(examine("RuntimeError: CUDA out of memory \x07\x9b31m \u202e\n")))
+    assert "\\x07" in text and "\x07" not in text and "\u202e" not in text
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "logs/attempt-000/preflight").mkdir(parents=True)
+    (tmp_path / "job.sh").touch()
+    return RunFolder(tmp_path)
+
+
+def write_events(folder: RunFolder, *events: dict[str, object]) -> None:
+    folder.events.write_text("".join(json.dumps({"attempt": 0, **event}) + "\n" for event in events))
+
+
+def test_a_run_by_its_node_logs(folder: RunFolder) -> None:
+    write_events(folder, {"event": "attempt_started", "nodes": "n1 n2"})
+    folder.node_log(0, "n1").write_text("[rank0]: RuntimeError: [pair.cc:5] Connection closed by peer [10.0.0.2]:5\n")
+    folder.node_log(0, "n2").write_text(BOOM.format(rank=3))
+    root = diagnose_run(folder).root
+    assert root is not None
+    assert (root.first.cause.id, root.first.rank, root.first.host) == ("code", 3, "n2")
+
+
+@pytest.mark.parametrize(
+    ("event", "cause", "rank"),
+    [
+        ({"event": "error", "kind": "ValueError", "message": "boom\nmore", "rank": 3, "node": "n2"}, "code", 3),
+        ({"event": "error", "kind": "OutOfMemoryError", "message": "CUDA out of memory", "rank": 1}, "gpu-memory", 1),
+        ({"event": "hang", "ranks": [2], "nodes": ["n2"], "phase": "data", "step": 4, "waited": 30}, "hang", 2),
+        ({"event": "node_excluded", "excluded": "n3", "reason": "/dev/shm has 64 MB"}, "preflight", None),
+        ({"event": "job_ended", "slurm_state": "TIMEOUT", "decision": "failed"}, "time-limit", None),
+        ({"event": "job_ended", "slurm_state": "NODE_FAIL", "decision": "failed"}, "node-failure", None),
+    ],
+)
+def test_a_run_by_its_events(folder: RunFolder, event: dict[str, object], cause: str, rank: int | None) -> None:
+    write_events(folder, {"event": "attempt_started", "nodes": "n1"}, event)
+    root = diagnose_run(folder).root
+    assert root is not None
+    assert (root.first.cause.id, root.first.rank, root.first.line) == (cause, rank, 2)
+
+
+def test_a_run_whose_preflight_failed(folder: RunFolder) -> None:
+    write_events(folder, {"event": "attempt_started", "nodes": "n1"})
+    folder.job_log.write_text("slurmddp: all nodes are bad\n")
+    (folder.attempt_logs(0) / "preflight/n1.failed").write_text("no GPU\n")
+    root = diagnose_run(folder).root
+    assert root is not None and (root.first.cause.id, root.first.host) == ("preflight", "n1")
+
+
+def test_a_run_that_is_done_or_has_no_logs(folder: RunFolder) -> None:
+    write_events(folder, {"event": "job_ended", "decision": "done"})
+    assert is_done(folder)
+    with pytest.raises(UserError, match="has no logs yet"):
+        diagnose_run(folder)
