@@ -57,7 +57,7 @@ def refuse(prepared: Prepared) -> None:
         raise UserError(f"site {plan.site} has no Slurm, so nothing would requeue the job", todo="use a cluster's site")
     if not prepared.resolved.job.train.task:
         raise UserError(
-            "only jobs with train.task can be rehearsed: slurmddp does not see the steps of your own script",
+            "only jobs with train.task can be rehearsed: slurmddp cannot set the steps of your own script",
             where=prepared.resolved.location("train", "script"),
             todo="rehearse a job with `train: {task: lm}`, your image and your nodes: it proves the cluster's part",
         )

@@ -29,6 +29,7 @@ def plan_environment(
         _node_caches(amd=resolved.site.gpu_vendor == "amd"),
         _network(job),
         _debug() if job.network.debug else None,
+        _observe(job) if job.train.script and job.train.observe != "off" else None,
         VariableGroup("the job's own", tuple(Variable(name, value) for name, value in job.environment.items())),
     ]
     return tuple(group for group in groups if group and group.variables)
@@ -50,6 +51,10 @@ def _flight_recorder(*, gpus: bool) -> VariableGroup:
             Variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),
         ),
     )
+
+
+def _observe(job: Job) -> VariableGroup:
+    return _group("a thread in each rank watches the script; train.observe: off turns it off", SLURMDDP_OBSERVE="{}")
 
 
 def _group(title: str, **variables: str) -> VariableGroup:

@@ -99,7 +99,7 @@ def goodput_dict(found: Ledger, *, going: bool) -> dict[str, Any]:
 
 def _headline(found: Ledger) -> str:
     if found.goodput is None:
-        return f"n/a (the script reports no steps), {_clock(found.wall)}"
+        return f"n/a (not measured for your own script), {_clock(found.wall)}"
     about = "" if found.exact else "about "
     return f"{about}{100 * found.goodput:.3g} % of {_clock(found.wall)}"
 

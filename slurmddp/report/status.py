@@ -118,9 +118,11 @@ def status_text(found: RunStatus, goodput: str | None = None, recovered: str | N
     if found.attempt is not None:
         lines.append(f"attempt  {found.attempt}")
     if found.metrics and "step" in found.metrics:
-        loss = found.metrics.get("loss")
+        loss, speed = found.metrics.get("loss"), found.metrics.get("steps_per_second")
         lines.append(
-            one_line(f"step     {found.metrics['step']}") + (f", loss {loss:.4g}" if isinstance(loss, float) else "")
+            one_line(f"step     {found.metrics['step']}")
+            + (f", loss {loss:.4g}" if isinstance(loss, float) else "")
+            + (f", {speed:.3g} steps per second" if isinstance(speed, float) else "")
         )
     if recovered:
         lines.append(f"recovered {recovered}")

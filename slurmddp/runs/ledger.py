@@ -36,7 +36,7 @@ KINDS = {
     "hang": "no progress, until the run noticed it",
     "restart": "from the last event before a failure to the next start",
     "requeue": "from the exit of job.sh to its next start: Slurm's hold and the queue",
-    "run": "your own script, which reports no steps",
+    "run": "your own script: what its time went into is not measured",
     "other": "shutdown, and all other time",
 }
 
@@ -177,7 +177,7 @@ def _recoveries(starts: Sequence[RankStart]) -> Iterator[Recovery]:
 
 
 def _again(attempts: Sequence[Attempt]) -> Iterator[Recovery]:
-    """Yield the recoveries of a script that reports no steps: from the end of an attempt to the start of the next one.
+    """Yield the recoveries of a script whose steps nobody saw: from the end of an attempt to the start of the next one.
 
     An attempt that failed as well has recovered nothing, as far as anybody can tell.
     """

@@ -312,11 +312,15 @@ class Ddp(Model):
 
 
 class Train(Model):
-    """What runs on the ranks: a bundled or own task (`package.module:factory`), or an own script."""
+    """What runs on the ranks: a bundled or own task (`package.module:factory`), or an own script.
+
+    observe: what a thread in each rank of an own script does about what it sees there.
+    """
 
     task: Line | None = None
     script: PathStr | None = None
     args: tuple[Text, ...] = ()
+    observe: Literal["report", "off"] = "report"
     project: PathStr | None = None
     data: Annotated[dict[str, Free], Field(validate_default=True)] = {}
     model: Annotated[dict[str, Free], Field(validate_default=True)] = {}

@@ -1,14 +1,20 @@
-"""Loaded by Python itself as a script of the user's own starts: sees how it ends, for watch/usererrors.py.
+"""Loaded by Python itself as a script of the user's own starts: sees how it ends, for watch/usererrors.py, and that it
+imports torch, for observe/.
 
-begin.py puts this folder in front of PYTHONPATH. The script finds PYTHONPATH and sys.path as they were, and the
-sitecustomize that it would have had is loaded. Nothing of slurmddp is imported before the script ends.
+begin.py puts this folder in front of PYTHONPATH. The script finds PYTHONPATH and sys.path as they were, so that no
+process that it starts comes here, and the sitecustomize that it would have had is loaded. Nothing of slurmddp is
+imported before the script imports torch or ends.
 """
 
 import atexit
+import contextlib
 import importlib
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NoReturn
 
 _plain_exit = sys.exit
 _code: object = None
@@ -52,6 +58,49 @@ def _at_end() -> None:
     usererrors.note(error)
 
 
+class _TorchImport:
+    """An import hook: once this process has imported torch, it is observed. A child that it forks is not."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch" or os.getpid() != self._pid:
+            return None
+        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next((found for finder in finders if (found := finder.find_spec(name, path, target))), None)
+        if spec is not None:
+            self._follow(spec.loader)
+        return spec
+
+    def _follow(self, loader: Any) -> None:
+        """Have the loader tell when it has loaded torch. Somebody who only looks for torch loads nothing."""
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            loader.exec_module(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _observe()
+
+        # A loader of another kind: the script runs unobserved.
+        with contextlib.suppress(AttributeError, TypeError):
+            loader.exec_module = exec_module
+
+
+def _observe() -> None:
+    try:
+        from slurmddp.runtime.observe import observer
+    except Exception as error:  # noqa: BLE001 - such as a script that has changed sys.path; it runs as well without
+        print(f"slurmddp: warning: this script is not observed: {error}", file=sys.stderr, flush=True)
+        return
+    observer.start()
+
+
 _restore()
 sys.exit = _exit
 atexit.register(_at_end)
+if "RANK" in os.environ and "SLURMDDP_RUN" in os.environ and "SLURMDDP_OBSERVE" in os.environ:
+    sys.meta_path.insert(0, _TorchImport())

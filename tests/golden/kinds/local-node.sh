@@ -75,6 +75,8 @@ export TORCH_NCCL_ASYNC_ERROR_HANDLING=3
 # compilers' caches, on the node's own disk
 export TRITON_CACHE_DIR="$scratch"/triton
 export TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
+# a thread in each rank watches the script; train.observe: off turns it off
+export SLURMDDP_OBSERVE='{}'
 
 run_preflight # the preflight step exits here
 exec "${torchrun[@]}" "${program[@]}"

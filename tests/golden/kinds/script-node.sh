@@ -103,6 +103,8 @@ export SINGULARITYENV_TRITON_CACHE_DIR="$scratch"/triton
 export SINGULARITYENV_TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 # network
 export SINGULARITYENV_NCCL_IB_TIMEOUT=120
+# a thread in each rank watches the script; train.observe: off turns it off
+export SINGULARITYENV_SLURMDDP_OBSERVE='{}'
 # the job's own
 export SINGULARITYENV_WANDB_MODE=offline
 

@@ -322,6 +322,12 @@ def test_status_of_a_run_that_recovered(place: Place, cli: Cli) -> None:
     )
 
 
+def test_status_shows_the_speed_of_an_own_script(place: Place, cli: Cli) -> None:
+    place.job("7", "RUNNING", NodeList="n1")
+    place.run.metrics.write_text('{"time": 1.0, "attempt": 0, "step": 40, "steps_per_second": 3.4567}\n')
+    assert "step     40, 3.46 steps per second" in cli("status", str(place.run.path)).out.splitlines()
+
+
 def test_explain_the_lead_of_a_run_that_goes_on(place: Place, desk: Desk, cli: Cli) -> None:
     desk.write("job.yaml", "site: cores\nresources: {time: 1h}\ntrain: {task: lm, data: {path: books}}\n")
     done = cli("plan", "job.yaml", "--explain", "timeouts.stop")

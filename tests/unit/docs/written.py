@@ -174,4 +174,6 @@ def metrics() -> tuple[set[str], set[str]]:
         node.value for node in timing.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PARTS"
     )
     assert isinstance(parts, ast.Tuple)
+    of_own_script = function("runtime/observe/progress_lines.py", "_write")
+    found |= keys_of(ast.Name("facts"), of_own_script)
     return found | keys_of(plain, log), {constants[ast.unparse(part)] for part in parts.elts}

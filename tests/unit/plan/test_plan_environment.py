@@ -155,3 +155,10 @@ def test_the_container_s_option_for_gpus(desk: Desk, vendor: str, gpus: int, opt
     text = (desk.config / "sites" / "gpus.yaml").read_text()
     desk.site(text + f"gpu_vendor: {vendor}\n")
     assert desk.plan(LM_JOB, f"resources.gpus_per_node={gpus}").container.options == options
+
+
+def test_an_own_script_is_observed_unless_the_job_says_no(desk: Desk) -> None:
+    desk.write("src/a.py", "")
+    assert "SLURMDDP_OBSERVE" in variables(desk.plan(SCRIPT))
+    assert "SLURMDDP_OBSERVE" not in variables(desk.plan(SCRIPT, "train.observe=off"))
+    assert "SLURMDDP_OBSERVE" not in variables(desk.plan(LM_JOB))

@@ -11,7 +11,7 @@ from slurmddp.runtime import job as read
 from slurmddp.spec import job as written
 
 #: Keys that `runtime_job` (slurmddp/plan/program.py) leaves out or names otherwise.
-LEFT_OUT = {"Train": {"script", "args", "project", "batch"}, "Timeouts": {"rendezvous", "join", "stop"}}
+LEFT_OUT = {"Train": {"script", "args", "observe", "project", "batch"}, "Timeouts": {"rendezvous", "join", "stop"}}
 RENAMED = {"Checkpoint": {"interval": "every_seconds"}}
 #: A job without a task has no job.json.
 NEVER_NULL = {("Train", "task")}

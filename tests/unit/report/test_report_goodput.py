@@ -510,7 +510,7 @@ def test_without_job_json_it_is_a_script_of_the_users_own(folder: RunFolder) -> 
     found = run_ledger(folder, going=False)
     assert found is not None
     assert found.goodput is None
-    assert str(goodput_line(found)).startswith("n/a (the script reports no steps), 3:12:04 (run ")
+    assert str(goodput_line(found)).startswith("n/a (not measured for your own script), 3:12:04 (run ")
 
 
 def test_the_commands(folder: RunFolder, cli: Callable[..., Result]) -> None:

@@ -1,0 +1,70 @@
+"""What rank 0 of a script of the user's own tells about its steps: metrics.jsonl, the first step, the progress file."""
+
+import time
+from pathlib import Path
+
+from slurmddp.runtime import environment
+from slurmddp.runtime.journal import Events, Journal
+from slurmddp.runtime.watch.failures import Progress
+from slurmddp.shared.run_folder import RunFolder
+
+
+class ProgressLines:
+    """Writes a line whenever there are new steps. A step that the script itself tells, in the progress file, counts
+    more than what was seen.
+    """
+
+    def __init__(self, folder: RunFolder, attempt: int, events: Events) -> None:
+        """Of rank 0."""
+        self._attempt, self._events = attempt, events
+        self._metrics = Journal(folder.metrics)
+        self._path = folder.progress
+        self._progress: Progress | None = Progress(folder.progress, every=0.0)
+        self._text = _read(folder.progress)
+        self._seen = 0
+        self._told: int | None = None
+        self._at = time.monotonic()
+
+    def first(self, done: int) -> None:
+        """Tell once that training has begun. done: steps so far."""
+        if done and not self._seen:
+            self._events.write("first_step", step=done, seconds=round(environment.seconds_since_start(), 3))
+            self._seen, self._at = done, time.monotonic()
+            self._write(done, None)
+
+    def report(self, done: int) -> None:
+        """Write a line, if there are new steps. done: steps so far."""
+        self.first(done)
+        if done <= self._seen:
+            return
+        now = time.monotonic()
+        speed = (done - self._seen) / max(now - self._at, 1e-9)
+        self._seen, self._at = done, now
+        self._write(done, speed)
+
+    def _write(self, done: int, speed: float | None) -> None:
+        step = self._tell(done)
+        facts = {"time": round(time.time(), 3), "attempt": self._attempt, "step": step}
+        if speed is not None:
+            facts["steps_per_second"] = round(speed, 4)
+        self._metrics.write(facts)
+
+    def _tell(self, done: int) -> int:
+        """Keep the progress file up to date, unless the script does: then its step is returned."""
+        text = _read(self._path)
+        if text != self._text:
+            self._text, self._progress = text, None
+            words = text.split()
+            self._told = int(words[0]) if words and words[0].isdecimal() else self._told
+        if self._progress is None:
+            return done if self._told is None else self._told
+        self._progress.tell(done)
+        self._text = _read(self._path)
+        return done
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

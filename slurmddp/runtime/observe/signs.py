@@ -1,0 +1,64 @@
+"""The signs of progress that torch shows in any script: optimizer steps, and collectives of its process groups."""
+
+import sys
+from typing import Any
+
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+#: process group -> collectives that this rank has issued in it
+Collectives = dict[str, int]
+
+
+class Steps:
+    """Count optimizer steps from the moment it is made, by torch's own hook."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._hook = register_optimizer_step_post_hook(self._count)
+
+    @property
+    def done(self) -> int:
+        """Return how many steps are done. Of several optimizers, the one that steps most often counts."""
+        return max(tuple(self._counts.values()), default=0)
+
+    def remove(self) -> None:
+        """Count no more."""
+        self._hook.remove()
+
+    def _count(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Called by torch after each step, in the script's own thread: it must be quick, and never raise."""
+        key = id(optimizer)
+        if key in self._counts:
+            self._counts[key] += 1
+        else:
+            self._counts[key] = _steps_before(optimizer) + 1
+
+
+def _steps_before(optimizer: Optimizer) -> int:
+    """The steps of a loaded state, where it has them (Adam and its kin), called after one step more."""
+    try:
+        step = next(iter(optimizer.state.values()))["step"]
+        if getattr(step, "is_cpu", True):  # reading it from a GPU would wait for the GPU
+            return max(int(step) - 1, 0)
+    except Exception:  # noqa: BLE001 - an optimizer of any kind: the script must not notice
+        return 0
+    return 0
+
+
+def collectives() -> Collectives:
+    """Return what each process group of this rank has issued so far. A group that does not tell is left out."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    found: Collectives = {}
+    if c10d is None:
+        return found
+    for group, ranks in tuple(c10d._world.pg_group_ranks.items()):
+        try:
+            found[_key(c10d._world.pg_names[group], ranks)] = group._get_sequence_number_for_group()
+        except (KeyError, RuntimeError, AttributeError):  # gone by now, or its backend counts nothing
+            continue
+    return found
+
+
+def _key(name: str, ranks: dict[int, int]) -> str:
+    """The same text on all ranks of a group, and another one for any other group."""
+    return f"{name}:{len(ranks)}:{min(ranks, default=0)}:{max(ranks, default=0)}"
