@@ -3,10 +3,10 @@
 Every node reports to the head (the first node) over the rendezvous port, and meets it again on random ports both
 ways; then the others meet each other. The head compares the reports and writes which node can train and which cannot,
 and why. All nodes at once, so the time does not grow with their number. Standard library only: it takes no second that
-torch would need.
+torch would need. Only matmul.py imports torch: a program of its own, on nodes with GPUs.
 
     node_settings.py  what the scripts told this node          findings.py  what was found, and the verdict's lines
     checks/      what is looked at, one module each       judge.py     reports -> verdict, pure
     node.py      a node's side of the star                head.py      the first node's side
-    pairs.py     which nodes meet each other, pure
+    pairs.py     which nodes meet each other, pure    gpu_speed.py  how fast each GPU is, and which one is slow
 """

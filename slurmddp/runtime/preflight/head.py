@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.preflight import gpu_speed
 from slurmddp.runtime.preflight.findings import Finding, any_bad, bad, from_json, plain, verdict, warn, warnings
 from slurmddp.runtime.preflight.judge import Report, judge
 from slurmddp.runtime.preflight.local_checks import look, show, take_away
@@ -161,6 +162,7 @@ class Head:
         report = Report(from_json(message["findings"]), links, facts)
         report.interface, report.network = str(message["interface"]), str(message["network"])
         report.skew = float(message["skew"])
+        report.speeds = gpu_speed.from_json(message["speeds"])
         report.address, report.port = str(message["address"]), int(message["port"])
         if report.port:
             async with self._back:

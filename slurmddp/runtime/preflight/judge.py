@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from slurmddp.runtime.preflight.checks import SAME, Same
 from slurmddp.runtime.preflight.findings import Finding, any_bad, bad, warn
+from slurmddp.runtime.preflight.gpu_speed import Speed, compare
 from slurmddp.runtime.preflight.pairs import nodes_to_exclude
 
 #: Seconds between two clocks that are worth a word.
@@ -25,6 +26,7 @@ class Report:
     skew:     seconds that its clock is ahead of the head's.
     address, port: where other nodes reach it; port 0 where it could not listen.
     unreached: other node, not the head -> why this node cannot connect to it.
+    speeds:    of its GPUs, as measured.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -36,6 +38,7 @@ class Report:
     address: str = ""
     port: int = 0
     unreached: Mapping[str, str] = field(default_factory=dict)
+    speeds: Sequence[Speed] = ()
 
 
 def judge(nodes: Sequence[str], reports: Mapping[str, Report], silent: str) -> dict[str, list[Finding]]:
@@ -47,7 +50,8 @@ def judge(nodes: Sequence[str], reports: Mapping[str, Report], silent: str) -> d
         else:
             found[node].append(bad(silent, "see its log; if that is empty, ask the site's support to check the node"))
     heard = {node: reports[node] for node in nodes if node in reports}
-    for node, finding in (*_links(nodes, heard), *_networks(nodes[0], heard), *_clocks(heard)):
+    speeds = compare({node: report.speeds for node, report in heard.items()})
+    for node, finding in (*_links(nodes, heard), *_networks(nodes[0], heard), *_clocks(heard), *speeds):
         found[node].append(finding)
     for same in SAME:
         for node, finding in _odd(nodes[0], same, heard):

@@ -4,6 +4,7 @@ import asyncio
 
 from slurmddp.runtime.preflight import checks
 from slurmddp.runtime.preflight.findings import Finding, bad
+from slurmddp.runtime.preflight.gpu_speed import Measurement
 from slurmddp.runtime.preflight.judge import Report
 from slurmddp.runtime.preflight.node_settings import NodeSettings
 from slurmddp.runtime.preflight.protocol import token_file
@@ -26,9 +27,13 @@ async def look(settings: NodeSettings) -> Report:
 
 
 def _look(settings: NodeSettings, now: list[str]) -> Report:
+    measurement = Measurement(settings)
     findings = checks.alone(settings, now)
     seen, failed = checks.facts(settings, now)
-    return Report(findings + failed, {}, seen, settings.interface, settings.network)
+    now.append("speed of GPUs")
+    speeds, unknown = measurement.result()
+    found = [*findings, *failed, *unknown]
+    return Report(found, {}, seen, settings.interface, settings.network, speeds=speeds)
 
 
 def show(settings: NodeSettings, token: str) -> list[Finding]:

@@ -96,6 +96,7 @@ async def _converse(
         "network": mine.network,
         "skew": skew,
         "token": None if written else token,
+        "speeds": mine.speeds,
         "address": settings.address,
         "port": port,
     }

@@ -9,7 +9,7 @@ the head by then, and what it measures joins its report.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from slurmddp.runtime.preflight.checks import code, devices, folders, limits, packages, rdma, space
+from slurmddp.runtime.preflight.checks import code, devices, folders, gpu_health, limits, packages, rdma, space
 from slurmddp.runtime.preflight.findings import Finding, bad
 from slurmddp.runtime.preflight.node_settings import NodeSettings
 
@@ -17,6 +17,7 @@ from slurmddp.runtime.preflight.node_settings import NodeSettings
 ALONE: tuple[Callable[[NodeSettings], Iterable[Finding]], ...] = (
     packages.check,
     devices.check,
+    gpu_health.check,
     rdma.check,
     limits.check,
     folders.check,
