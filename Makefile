@@ -158,6 +158,7 @@ benchmark: $(VENV)/.test
 	$(BIN)/python -m benchmarks.checkpoint
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.stragglers
+	$(BIN)/python -m benchmarks.observe
 	$(BIN)/python -m benchmarks.recovery --write # as root; an hour
 
 clean:

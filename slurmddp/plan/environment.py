@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from slurmddp.plan.model import Layout, NodePlan, Variable, VariableGroup
 from slurmddp.spec.job import Job
 from slurmddp.spec.resolve import Resolved
@@ -54,7 +56,8 @@ def _flight_recorder(*, gpus: bool) -> VariableGroup:
 
 
 def _observe(job: Job) -> VariableGroup:
-    return _group("a thread in each rank watches the script; train.observe: off turns it off", SLURMDDP_OBSERVE="{}")
+    wanted = json.dumps({"hang": job.timeouts.hang, "restart": job.train.observe == "restart"})
+    return _group("a thread in each rank watches the script; train.observe: off turns it off", SLURMDDP_OBSERVE=wanted)
 
 
 def _group(title: str, **variables: str) -> VariableGroup:

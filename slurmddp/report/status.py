@@ -8,13 +8,16 @@ from typing import Any
 
 from slurmddp.errors import ExternalError
 from slurmddp.runs import state
-from slurmddp.runs.cause import find_cause
+from slurmddp.runs.cause import find_cause, hang_line
 from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.metrics import tail
 from slurmddp.slurm.base import JobView
 from slurmddp.slurm.choose import scheduler_for
 from slurmddp.visible import one_line
+
+#: Events that begin a hang of an own script, or end it.
+_HANGS = ("hang_reported", "hang_over", "rank_started", "attempt_ended", "job_ended")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,12 @@ class RunStatus:
     def job_id(self) -> str:
         """Return the id of the run's newest job, "" before the submission."""
         return str(self.facts.job_id or "")
+
+    @property
+    def hang(self) -> Mapping[str, Any] | None:
+        """Return the event of the hang of an own script that nobody stopped and that is not over; None without one."""
+        told = [event for event in self.facts.events if event.get("event") in _HANGS]
+        return told[-1] if told and told[-1].get("event") == "hang_reported" else None
 
     @property
     def attempt(self) -> int | None:
@@ -124,6 +133,8 @@ def status_text(found: RunStatus, goodput: str | None = None, recovered: str | N
             + (f", loss {loss:.4g}" if isinstance(loss, float) else "")
             + (f", {speed:.3g} steps per second" if isinstance(speed, float) else "")
         )
+    if found.hang and found.state.going:
+        lines.append(one_line(f"hang     {hang_line(found.hang)}; stacks in {found.hang.get('stacks', 'the logs')}"))
     if recovered:
         lines.append(f"recovered {recovered}")
     for node, reason in found.excluded.items():

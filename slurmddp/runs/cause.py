@@ -109,8 +109,10 @@ def _of_events(folder: RunFolder, attempt: int | None) -> list[_Event]:
             message = str(event.get("message", "")).strip()
             line = f"rank {event.get('rank', '?')} on {event.get('node', '?')}: {kind}: {_first_line(message)}"
             starts[-1].append(_Event(line, rules().is_cascade(f"{kind}: {message}")))
-        elif event.get("event") == "hang":
+        elif event.get("event") in ("hang", "hang_reported"):
             starts[-1].append(_Event(hang_line(event), False))
+        elif event.get("event") == "hang_over":
+            starts[-1] = starts[-1][:-1]
     return [each for found in reversed(starts) for each in found]
 
 

@@ -18,7 +18,7 @@ class Environment:
     """This process's place in the job.
 
     `attempt` is the number of the job's start, from SLURMDDP_ATTEMPT: TORCHELASTIC_RESTART_COUNT is not the
-    same on all nodes after a restart.
+    same on all nodes after a restart. `start`: which start of the ranks within it.
     """
 
     rank: int
@@ -28,6 +28,7 @@ class Environment:
     attempt: int
     node: str
     stop_file: Path | None
+    start: str = "0"
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Environment:
@@ -41,12 +42,18 @@ def read(environ: Mapping[str, str] = os.environ) -> Environment:
         attempt=_number(environ, "SLURMDDP_ATTEMPT", default="0"),
         node=own_node(environ),
         stop_file=Path(stop_file) if stop_file else None,
+        start=which_start(environ),
     )
 
 
 def own_node(environ: Mapping[str, str] = os.environ) -> str:
     """Return this node's name, as node.sh gives it; outside of a run, the host's."""
     return environ.get("SLURMDDP_NODE") or socket.gethostname()
+
+
+def which_start(environ: Mapping[str, str] = os.environ) -> str:
+    """Return which start of the ranks this is within the attempt: the same text on all nodes."""
+    return environ.get(START) or environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def number_start() -> None:

@@ -76,3 +76,7 @@ class RunFolder:
     def rank_trace(self, attempt: int, rank: int) -> Path:
         """Sample ids that one rank fed to the model, by step (only with trace_samples)."""
         return self.trace / f"attempt-{attempt:03d}" / f"rank-{rank:05d}.jsonl"
+
+    def observed(self, attempt: int, start: str) -> Path:
+        """What the ranks of an own script tell each other, and their stacks in a hang, of one start of the ranks."""
+        return self.trace / f"attempt-{attempt:03d}" / f"observed-{start}"

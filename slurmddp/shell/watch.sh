@@ -106,6 +106,8 @@ read_events() {
         start_failed=yes
         note "$line"
         ;;
+      *'"event": "hang_reported"'*) note "$line" ;; # of an own script, which nobody stopped
+      *'"event": "hang_over"'*) [[ "$noted" != *" hang: "* ]] || noted= ;;
       *'"event": "ranks_stopped"'*) # by the agent of each node; of ranks that are killed, nobody else tells
         agents_waiting=$((agents_waiting + 1))
         [[ -n "$start_failed" ]] && ((agents_waiting != ${#chosen[@]})) || starting_since=$SECONDS
@@ -126,12 +128,13 @@ read_events() {
 
 # The first error of a start is the cause, and a lost connection is what others see of it. Usage: note EVENT_LINE
 note() {
-  local rank=- node=- text=error cascade=
-  if [[ "$1" == *'"event": "hang"'* ]]; then
+  local rank=- node=- text=error cascade= then="the ranks restart"
+  if [[ "$1" == *'"event": "hang'* ]]; then
+    [[ "$1" != *'"event": "hang_reported"'* ]] || then="nothing is stopped; the stacks of the ranks are in the run folder"
     [[ ! "$1" =~ \"ranks\":\ \[([0-9]+) ]] || rank=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"nodes\":\ \[\"([^\"]+) ]] || node=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"waited\":\ ([0-9]+) ]] || text="hang: no progress for ${BASH_REMATCH[1]} s"
-    [[ -n "$noted" ]] || alert hang running "$(cause_text "$rank $node $text")" "the ranks restart"
+    [[ -n "$noted" ]] || alert hang running "$(cause_text "$rank $node $text")" "$then"
   else
     [[ ! "$1" =~ \"rank\":\ ([0-9]+) ]] || rank=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"node\":\ \"([^\"]+) ]] || node=${BASH_REMATCH[1]}

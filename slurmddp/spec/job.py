@@ -320,7 +320,7 @@ class Train(Model):
     task: Line | None = None
     script: PathStr | None = None
     args: tuple[Text, ...] = ()
-    observe: Literal["report", "off"] = "report"
+    observe: Literal["report", "restart", "off"] = "report"
     project: PathStr | None = None
     data: Annotated[dict[str, Free], Field(validate_default=True)] = {}
     model: Annotated[dict[str, Free], Field(validate_default=True)] = {}

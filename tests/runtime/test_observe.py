@@ -2,13 +2,23 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from slurmddp.runtime.observe.beats import Beat
+from slurmddp.runtime.observe.blame import Verdict, blame
+
 from .harness import PATIENCE, ROOT, Run
 
+Wait = Callable[[Callable[[], object]], None]
 #: Plain DDP over gloo. BEFORE stands before the training, IN_STEP in each step.
 DDP = """\
 import os, sys, time
@@ -37,11 +47,18 @@ def write(folder: Path, *, steps: int = 12, before: str = "", in_step: str = "pa
 
 
 def launch(
-    folder: Path, script: Path, *, size: int = 2, observe: dict[str, Any] | None, path: str = "", **more: str
+    folder: Path,
+    script: Path,
+    *,
+    size: int = 2,
+    observe: dict[str, Any] | None,
+    path: str = "",
+    meanwhile: Callable[[Wait], None] = lambda wait: None,
+    **more: str,
 ) -> "subprocess.CompletedProcess[str]":
     """The script as node.sh starts it. observe: SLURMDDP_OBSERVE; None: it is not set."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    command += ["-m", "slurmddp.runtime.begin", str(script)]
+    command += ["--max-restarts=1", "-m", "slurmddp.runtime.begin", str(script)]
     variables = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), *([path] if path else [])]),
@@ -49,10 +66,27 @@ def launch(
         "SLURMDDP_NODE": "here",
         "SLURMDDP_ATTEMPT": "0",
         "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         **({"SLURMDDP_OBSERVE": json.dumps(observe)} if observe is not None else {}),
         **more,
     }
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=variables, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            meanwhile(partial(wait_for, process))
+            out, err = process.communicate(timeout=PATIENCE)
+        except BaseException:
+            process.terminate()  # torchrun then ends its ranks
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], object]) -> None:
+    """Until the condition holds; fails where the process exits before."""
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert process.poll() is None and time.monotonic() < until, process.communicate()
+        time.sleep(0.1)
 
 
 def test_steps_of_a_plain_script_are_seen(tmp_path: Path) -> None:
@@ -137,3 +171,103 @@ raise SystemExit(0)
     done = launch(tmp_path, write(tmp_path, before=adam), size=1, observe={})
     assert done.returncode == 0, done.stderr
     assert Run(tmp_path).lines("metrics.jsonl")[-1]["step"] == 8
+
+
+#: What a rank does instead of the next step, by the kind of hang that it is.
+STALLS = {
+    "behind": """
+def stall():
+    while not os.path.exists(release):
+        time.sleep(0.1)
+""",
+    "silent": """
+def stall():
+    open(release + ".pid", "w").write(str(os.getpid()))
+    os.kill(os.getpid(), 19)
+""",
+}
+
+
+@pytest.mark.parametrize("kind", STALLS)
+def test_a_hang_names_the_rank_that_did_not_join_and_stops_nothing(tmp_path: Path, kind: str) -> None:
+    release = tmp_path / "release"
+    run = Run(tmp_path)
+
+    def look(wait: Wait) -> None:
+        wait(lambda: run.events("hang_reported"))
+        stacks = Path(run.events("hang_reported")[0]["stacks"])
+        wait(lambda: len(list(stacks.glob("*.txt"))) == (2 if kind == "behind" else 1))
+        release.touch()
+        if kind == "silent":
+            os.kill(int((tmp_path / "release.pid").read_text()), signal.SIGCONT)
+
+    before = f"release = {str(release)!r}\n{STALLS[kind]}"
+    in_step = "time.sleep(0.02)\n    if rank == 1 and step == 30: stall()"
+    script = write(tmp_path, steps=60, before=before, in_step=in_step)
+    done = launch(tmp_path, script, observe={"hang": 2, "period": 1}, meanwhile=look)
+    assert done.returncode == 0, done.stderr
+    (hang,) = run.events("hang_reported")
+    assert (hang["kind"], hang["ranks"], hang["nodes"]) == (kind, [1], ["here"])
+    assert hang["step"] == 29 if kind == "behind" else hang["step"] <= 29, "or when it was last heard of"
+    assert hang["waited"] >= 2 and "hang: rank 1 on here did not join the others" in done.stderr
+    texts = {path.name: path.read_text() for path in Path(hang["stacks"]).glob("*.txt")}
+    assert "_engine_run_backward" in texts["rank-00000.txt"], "it waits for the other one's gradients"
+    if kind == "behind":
+        assert "in stall" in texts["rank-00001.txt"]
+    assert len(run.events("hang_over")) == 1 and not run.events("hang")
+    assert run.lines("metrics.jsonl")[-1]["step"] == 60
+    assert "no longer observed" not in done.stderr
+
+
+def test_a_hang_restarts_the_ranks_where_the_job_wants_that(tmp_path: Path) -> None:
+    first = "os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'"
+    in_step = f"time.sleep(0.02)\n    while rank == 1 and step == 30 and {first}: time.sleep(1)"
+    script = write(tmp_path, steps=40, in_step=in_step)
+    done = launch(tmp_path, script, observe={"hang": 2, "period": 1, "restart": True})
+    assert done.returncode == 0, done.stderr
+    run = Run(tmp_path)
+    (hang,) = run.events("hang")
+    assert (hang["kind"], hang["ranks"], hang["nodes"]) == ("behind", [1], ["here"])
+    assert "the ranks restart" in done.stderr and not run.events("hang_reported")
+    assert len(list(tmp_path.glob("trace/attempt-000/observed-0/hang-1/rank-*.txt"))) == 2
+    assert run.lines("metrics.jsonl")[-1]["step"] == 40
+
+
+def test_a_slow_rank_is_named(tmp_path: Path) -> None:
+    script = write(tmp_path, steps=80, in_step="time.sleep(0.2 * rank)")
+    done = launch(tmp_path, script, observe={"period": 1})
+    assert done.returncode == 0, done.stderr
+    begins = Run(tmp_path).events("straggler_begins")
+    assert [(event["slow_rank"], event["part"], event["rank"]) for event in begins] == [(1, "compute", 0)]
+    assert "straggler: rank 1 on here is slow in compute" in done.stderr
+
+
+def beat(*, step: int = 5, late: bool = True, gone: bool = False, **groups: int) -> Beat:
+    return Beat(1, "n", step, groups, late=late and not gone, over=late and not gone, gone=gone)
+
+
+@pytest.mark.parametrize(
+    ("beats", "silent", "verdict"),
+    [
+        ([beat(w=207), beat(w=206)], [], Verdict("behind", (1,))),
+        ([beat(w=207, late=False), beat(w=206, late=False)], [], None),
+        # The one that is behind still computes, such as rank 0 in an evaluation.
+        ([beat(w=206, late=False), beat(w=207)], [], None),
+        ([beat(w=207), beat(w=207)], [], Verdict("all", ())),
+        ([beat(w=207), beat(w=207, late=False)], [], None),
+        ([beat(w=207), beat(w=206)], [0], Verdict("silent", (0,))),
+        ([beat(w=207)], [1], Verdict("silent", (1,))),
+        # Rank 3 waits for rank 2 in one group, for which rank 1 waits in another one.
+        ([beat(a=9), beat(a=9, b=4), beat(a=8, b=4), beat(b=3)], [], Verdict("behind", (3,))),
+        # Each waits for the other.
+        ([beat(a=2, b=1), beat(a=1, b=2)], [], Verdict("behind", (0, 1))),
+        # No groups that tell: the steps do.
+        ([beat(step=7), beat(step=6)], [], Verdict("behind", (1,))),
+        # One has exited: without joining, or with all that it had to do.
+        ([beat(w=207), beat(w=206, gone=True)], [], Verdict("behind", (1,))),
+        ([beat(w=207), beat(w=207, gone=True)], [1], None),
+        ([beat()], [], Verdict("behind", (0,))),
+    ],
+)  # fmt: skip
+def test_who_did_not_join(beats: list[Beat], silent: list[int], verdict: Verdict | None) -> None:
+    assert blame(dict(enumerate(beats)), silent) == verdict

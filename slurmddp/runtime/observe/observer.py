@@ -16,12 +16,16 @@ from slurmddp.runtime import environment
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events
+from slurmddp.runtime.observe.beats import Beat, Beats
+from slurmddp.runtime.observe.comparison import Comparison
+from slurmddp.runtime.observe.hangs import Hangs, Waiting
 from slurmddp.runtime.observe.progress_lines import ProgressLines
+from slurmddp.runtime.observe.shares import Shares
 from slurmddp.runtime.observe.signs import Steps
 from slurmddp.runtime.watch.process_exit import say
 from slurmddp.shared.run_folder import RunFolder
 
-#: Seconds between two looks at torch, and that the exit of the script may wait for the last line.
+#: Seconds between two looks at the main thread, and that the exit of the script may wait for the last line.
 _TICK, _LAST = 0.05, 5.0
 
 
@@ -29,13 +33,16 @@ _TICK, _LAST = 0.05, 5.0
 class Settings:
     """What the job asks for: SLURMDDP_OBSERVE, an object of JSON.
 
-    period: seconds between two reports of a rank (None: by the number of ranks).
+    hang: the shortest deadline for a sign of progress, in seconds; None: nobody looks. restart: whether a hang ends
+    the ranks. period: seconds between two beats of a rank (None: by the number of ranks).
     """
 
+    hang: float | None = None
+    restart: bool = False
     period: float | None = None
 
     def period_of(self, world: int) -> float:
-        """Return the seconds between two reports of each rank: all of them write 20 files per second at most."""
+        """Return the seconds between two beats of each rank: all of them write 20 files per second at most."""
         return self.period if self.period is not None else max(10.0, world / 20)
 
 
@@ -52,29 +59,42 @@ def start(environ: Mapping[str, str] = os.environ) -> None:
 
 
 class Observer(threading.Thread):
-    """Looks at torch twenty times per second, and reports every few seconds."""
+    """Looks at the main thread twenty times per second, at torch about once, and reports every few seconds."""
 
     def __init__(self, env: Environment, settings: Settings, folder: RunFolder) -> None:
-        """Counts steps from here on; `start` begins to report them."""
+        """Counts steps from here on; `start` begins to report them. Raises OSError."""
         super().__init__(name="slurmddp observe", daemon=True)
+        self._env, self._pid = env, os.getpid()
         self._closed = threading.Event()
-        self._rank, self._pid = env.rank, os.getpid()
         self._period = settings.period_of(env.world)
-        self._steps = Steps()
+        self._pause = min(self._period, max(1.0, env.world / 100))
+        place = folder.observed(env.attempt, env.start)
+        self._beats = Beats(place, env.world)
         events = Events(folder.events, attempt=env.attempt, node=env.node, rank=env.rank)
+        self._steps = Steps()
+        self._shares = Shares(threading.main_thread().ident or 0, self._steps)
+        shortest = float("inf") if settings.hang is None else settings.hang
+        self._waiting = Waiting(self._steps, shortest, patient=not settings.restart)
+        silent = 3 * self._period + 3
+        self._hangs = Hangs(env, events, self._beats, place, restart=settings.restart, patience=silent)
         self._lines = ProgressLines(folder, env.attempt, events) if env.rank == 0 else None
-        self._next = time.monotonic()
+        self._comparison = Comparison(events, env.world)
+        self._number = 0
+        self._looked = self._next = time.monotonic()
 
     def run(self) -> None:
         """Look until closed."""
         try:
             while not self._closed.wait(_TICK):
                 self._look(time.monotonic())
+            self._waiting.pass_time(0)
+            self._hangs.close(self._waiting)
             if self._lines is not None:
                 self._lines.report(self._steps.done)
         except Exception:  # noqa: BLE001 - the script must not notice
-            say(f"slurmddp: warning: rank {self._rank} is no longer observed:\n{traceback.format_exc()}")
+            say(f"slurmddp: warning: rank {self._env.rank} is no longer observed:\n{traceback.format_exc()}")
         self._steps.remove()
+        self._beats.write(self._env.rank, self._beat(gone=True))
 
     def close(self) -> None:
         """Watch no more, before the interpreter goes: a thread inside of torch could not end then."""
@@ -83,9 +103,39 @@ class Observer(threading.Thread):
             self.join(_LAST)
 
     def _look(self, now: float) -> None:
+        self._shares.look()
         if self._lines is not None:
             self._lines.first(self._steps.done)
+        if now - self._looked >= self._pause:
+            # While this process was suspended, it is late with nothing.
+            self._waiting.pass_time(min(now - self._looked, 4 * self._pause))
+            self._looked = now
+            if self._waiting.late:
+                self._hangs.look(self._waiting)
         if now >= self._next:
             self._next = now + self._period
-            if self._lines is not None:
-                self._lines.report(self._steps.done)
+            self._report()
+
+    def _report(self) -> None:
+        beat = self._beat()
+        self._beats.write(self._env.rank, beat)
+        if self._lines is not None:
+            self._lines.report(self._steps.done)
+            beats = self._beats.all()
+            self._comparison.add(beats)
+            self._hangs.judge(beats, self._waiting)
+
+    def _beat(self, *, gone: bool = False) -> Beat:
+        self._number += 1
+        waiting = self._waiting
+        return Beat(
+            number=self._number,
+            node=self._env.node,
+            step=waiting.step,
+            collectives=waiting.collectives,
+            waited=waiting.seconds,
+            late=waiting.late and not gone,
+            over=waiting.over and not gone,
+            gone=gone,
+            figures=self._shares.window(),
+        )

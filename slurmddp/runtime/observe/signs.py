@@ -1,6 +1,7 @@
 """The signs of progress that torch shows in any script: optimizer steps, and collectives of its process groups."""
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -15,6 +16,8 @@ class Steps:
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
         self._hook = register_optimizer_step_post_hook(self._count)
+        #: Collectives of all groups when the newest step was done.
+        self.issued = 0
 
     @property
     def done(self) -> int:
@@ -32,6 +35,7 @@ class Steps:
             self._counts[key] += 1
         else:
             self._counts[key] = _steps_before(optimizer) + 1
+        self.issued = issued()
 
 
 def _steps_before(optimizer: Optimizer) -> int:
@@ -45,18 +49,26 @@ def _steps_before(optimizer: Optimizer) -> int:
     return 0
 
 
+def issued() -> int:
+    """Return how many collectives this rank has issued so far, in all of its process groups."""
+    return sum(number for _, _, number in _groups())
+
+
 def collectives() -> Collectives:
     """Return what each process group of this rank has issued so far. A group that does not tell is left out."""
+    return {_key(name, ranks): number for name, ranks, number in _groups()}
+
+
+def _groups() -> Iterator[tuple[str, dict[int, int], int]]:
+    """Name, ranks and number of collectives of each group. No group outlives its destruction here."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    found: Collectives = {}
     if c10d is None:
-        return found
+        return
     for group, ranks in tuple(c10d._world.pg_group_ranks.items()):
         try:
-            found[_key(c10d._world.pg_names[group], ranks)] = group._get_sequence_number_for_group()
+            yield c10d._world.pg_names[group], ranks, group._get_sequence_number_for_group()
         except (KeyError, RuntimeError, AttributeError):  # gone by now, or its backend counts nothing
             continue
-    return found
 
 
 def _key(name: str, ranks: dict[int, int]) -> str:

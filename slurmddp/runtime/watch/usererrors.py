@@ -43,7 +43,7 @@ def note(error: BaseException | None, environ: Mapping[str, str] = os.environ, r
         rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         attempt = int(environ.get("SLURMDDP_ATTEMPT", "0"))
         if (error is None or _stays(error)) and _before_first_step(root, environ):
-            _count(root, attempt, _start(environ), rank, size, _text(error, environ))
+            _count(root, attempt, environment.which_start(environ), rank, size, _text(error, environ))
     except (KeyError, ValueError):
         return  # Nobody started these ranks for us.
     except OSError as failed:
@@ -64,11 +64,6 @@ def _stays(error: BaseException) -> bool:
 
 def _before_first_step(root: Path, environ: Mapping[str, str]) -> bool:
     return failures.step_of(root, environ) == 0 and environment.seconds_since_start() < _EARLY
-
-
-def _start(environ: Mapping[str, str]) -> str:
-    """Which start of the ranks within the attempt: the same text on all nodes."""
-    return environ.get("SLURMDDP_START") or environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def _text(error: BaseException | None, environ: Mapping[str, str]) -> str:

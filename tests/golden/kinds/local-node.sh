@@ -76,7 +76,7 @@ export TORCH_NCCL_ASYNC_ERROR_HANDLING=3
 export TRITON_CACHE_DIR="$scratch"/triton
 export TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 # a thread in each rank watches the script; train.observe: off turns it off
-export SLURMDDP_OBSERVE='{}'
+export SLURMDDP_OBSERVE='{"hang": 120, "restart": false}'
 
 run_preflight # the preflight step exits here
 exec "${torchrun[@]}" "${program[@]}"

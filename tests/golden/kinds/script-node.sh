@@ -104,7 +104,7 @@ export SINGULARITYENV_TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 # network
 export SINGULARITYENV_NCCL_IB_TIMEOUT=120
 # a thread in each rank watches the script; train.observe: off turns it off
-export SINGULARITYENV_SLURMDDP_OBSERVE='{}'
+export SINGULARITYENV_SLURMDDP_OBSERVE='{"hang": 120, "restart": false}'
 # the job's own
 export SINGULARITYENV_WANDB_MODE=offline
 

@@ -328,6 +328,17 @@ def test_status_shows_the_speed_of_an_own_script(place: Place, cli: Cli) -> None
     assert "step     40, 3.46 steps per second" in cli("status", str(place.run.path)).out.splitlines()
 
 
+def test_status_names_the_rank_that_an_own_script_waits_for(place: Place, cli: Cli) -> None:
+    place.job("7", "RUNNING", NodeList="n[1-2]")
+    place.started()
+    facts = {"ranks": [3], "nodes": ["n2"], "phase": "step", "step": 29, "waited": 131.0, "stacks": "/a/hang-1"}
+    place.event("hang_reported", attempt=0, rank=0, **facts)
+    line = "hang     rank 3 on n2: hang: no progress in step at step 29 for 131.0 s; stacks in /a/hang-1"
+    assert line in cli("status", str(place.run.path)).out.splitlines()
+    place.event("hang_over", attempt=0, rank=0, ranks=[3], nodes=["n2"])
+    assert "hang" not in cli("status", str(place.run.path)).out
+
+
 def test_explain_the_lead_of_a_run_that_goes_on(place: Place, desk: Desk, cli: Cli) -> None:
     desk.write("job.yaml", "site: cores\nresources: {time: 1h}\ntrain: {task: lm, data: {path: books}}\n")
     done = cli("plan", "job.yaml", "--explain", "timeouts.stop")

@@ -159,6 +159,8 @@ def test_the_container_s_option_for_gpus(desk: Desk, vendor: str, gpus: int, opt
 
 def test_an_own_script_is_observed_unless_the_job_says_no(desk: Desk) -> None:
     desk.write("src/a.py", "")
-    assert "SLURMDDP_OBSERVE" in variables(desk.plan(SCRIPT))
+    assert variables(desk.plan(SCRIPT))["SLURMDDP_OBSERVE"] == '{"hang": 120, "restart": false}'
+    told = variables(desk.plan(SCRIPT, "train.observe=restart", "timeouts.hang=null"))["SLURMDDP_OBSERVE"]
+    assert told == '{"hang": null, "restart": true}'
     assert "SLURMDDP_OBSERVE" not in variables(desk.plan(SCRIPT, "train.observe=off"))
     assert "SLURMDDP_OBSERVE" not in variables(desk.plan(LM_JOB))

@@ -156,3 +156,17 @@ def test_a_sigterm_that_reached_all_agents_was_asked_for(stage: Stage, signalled
         )
         Path(stage.logs, f"node{number}.log").write_text(said)
     assert stage.bash("nobody_asked && echo fault || echo asked", 'kill "$child"; wait "$child"').split()[0] == verdict
+
+
+def test_a_hang_that_nobody_stopped_is_told_once_and_ends_nothing(stage: Stage) -> None:
+    tell = 'alert() { echo "$1: $3; $4"; }; unescaped() { cat; }'
+    began = [tell, "unset SECONDS; SECONDS=0; new_attempt; SECONDS=20", stage.event("rank_started"), "read_events"]
+    hang = {"event": "hang_reported", "rank": 0, "ranks": [3], "nodes": ["node2"], "waited": 131.2}
+    told = [f"echo '{json.dumps(hang)}' >>{stage.events}", 'read_events; SECONDS=900; expect_restart; echo "$noted"']
+    over = [stage.event("hang_over"), 'read_events; echo "<$noted>"']
+    assert stage.bash(*began, *told, *over).splitlines() == [
+        "hang: 3 node2 hang: no progress for 131 s; nothing is stopped; the stacks of the ranks are in the run folder",
+        "3 node2 hang: no progress for 131 s",
+        "<>",
+        "alive",
+    ]

@@ -122,6 +122,16 @@ def test_a_hang_names_who_was_waited_for(folder: RunFolder) -> None:
     assert find_cause(folder, 0) == "no rank is behind the others: hang: no progress in step at step 7 for 9.5 s"
 
 
+def test_a_hang_that_nobody_stopped_is_the_cause_of_what_came_of_it(folder: RunFolder) -> None:
+    told = {"attempt": 0, "ranks": [3], "nodes": ["node2"], "phase": "step", "step": 7, "waited": 9.5}
+    hang, over = {"event": "hang_reported", **told}, {"event": "hang_over", "attempt": 0}
+    lost = {"event": "error", "attempt": 0, "rank": 0, "node": "node1", "kind": "RuntimeError", "message": "boom"}
+    folder.events.write_text("".join(json.dumps(event) + "\n" for event in (hang, lost)))
+    assert find_cause(folder, 0) == "rank 3 on node2: hang: no progress in step at step 7 for 9.5 s"
+    folder.events.write_text("".join(json.dumps(event) + "\n" for event in (over, hang, over, lost)))
+    assert find_cause(folder, 0) == "rank 0 on node1: RuntimeError: boom"
+
+
 def test_what_ended_the_newest_start_of_the_ranks_counts(folder: RunFolder) -> None:
     """torchrun started them again after the first failure: that one did not end the job."""
     start = {"event": "rank_started", "attempt": 0, "rank": 0, "node": "node1"}
