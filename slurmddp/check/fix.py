@@ -4,7 +4,7 @@ A fix proposes drafts. One counts only if the rules, asked again, find less: a w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -93,27 +93,30 @@ class Fixed:
     text: str
     done: list[Finding]
     left: list[Finding]
+    origins: tuple[int, ...] = ()  # the line of the file that each line was, or was added behind
 
 
-def fix_script(script: Script) -> Fixed:
-    """Correct what can be corrected. The script itself stays as it is."""
+def fix_script(script: Script, only: Collection[str] | None = None) -> Fixed:
+    """Correct what can be corrected; only: by these rules. The script itself stays as it is."""
     import slurmddp.check.fixes  # noqa: F401 - registers the fixes
 
     draft = Draft(script.path, tuple(script.lines), tuple(range(1, len(script.lines) + 1)))
     done: list[Finding] = []
-    while len(done) < _MOST and (step := next(_steps(draft), None)):
+    while len(done) < _MOST and (step := next(_steps(draft, FIXES if only is None else only), None)):
         finding, after = step
         done.append(draft.origin(finding))
         draft = after
     left = [draft.origin(each) for each in draft.findings]
-    return Fixed(draft.text, sorted(done, key=lambda each: each.line), sorted(left, key=lambda each: each.line))
+    done.sort(key=lambda each: each.line)
+    left.sort(key=lambda each: each.line)
+    return Fixed(draft.text, done, left, draft.origins)
 
 
-def _steps(draft: Draft) -> Iterator[tuple[Finding, Draft]]:
+def _steps(draft: Draft, rules: Collection[str]) -> Iterator[tuple[Finding, Draft]]:
     read = not any(each.rule.id in _UNREAD and each.severity == "error" for each in draft.findings)
     for id, propose in FIXES.items():
         for finding in draft.findings:
-            if finding.rule.id == id and (read or id in _TEXT):
+            if finding.rule.id == id and id in rules and (read or id in _TEXT):
                 for after in propose(draft, finding):
                     if after.lines != draft.lines and _better(draft, after, id):
                         yield finding, after

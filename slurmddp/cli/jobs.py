@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def register(app: App) -> None:
     """Put the group's commands on the app."""
     app.add("Jobs", init, example="slurmddp init job.yaml --site leonardo")
+    app.add("Jobs", import_, name="import", example="slurmddp import train.sbatch -o job.yaml")
     app.add("Jobs", plan, example="slurmddp plan job.yaml --nodes 8")
     app.add("Jobs", submit, example="slurmddp submit train.py --nodes 4 --image image.sif -- --lr 3e-4")
     app.add("Jobs", run, example="slurmddp run job.yaml --site local")
@@ -198,6 +199,34 @@ def init(
     if made.guessed:
         opt.say("`slurmddp sites` lists all sites; `slurmddp init --site NAME` selects another one")
     opt.say(f"next    slurmddp plan {path}")
+
+
+def import_(
+    script: Annotated[Path, typer.Argument(metavar="FILE.sbatch", help="Batch script that slurmddp did not write")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="JOB.yaml", help="File to write; default: stdout")
+    ] = None,
+    site: opt.Site = None,
+) -> None:
+    """Write the job file of a batch script. Comments in it name what is not carried over. Exit codes: 0 the job file is
+    valid, 1 something is missing in it."""
+    from slurmddp.launch.import_script.write import import_script
+    from slurmddp.launch.new_file import write_new
+
+    found = import_script(script, site, str(output or "job.yaml"))
+    if output:
+        write_new(output, found.text)
+        typer.echo(output)
+    else:
+        write_exactly(found.text.encode("utf-8", errors="replace"))
+    opt.say(f"site    {found.made.site} ({found.made.why})")
+    if found.left:
+        opt.say(f"left    {found.left} lines or options are not carried over: the comments in it say which")
+    for problem in found.problems:
+        opt.say(f"missing {problem}")
+    opt.say(f"next    slurmddp check {output or 'job.yaml'}")
+    if not found.valid:
+        raise typer.Exit(1)
 
 
 def migrate(

@@ -45,7 +45,7 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
     if task is not None and task not in TASKS:
         raise UserError(f"unknown task {task!r}", where="--task", todo=f"use one of {', '.join(TASKS)}, or --script")
     catalogue = Catalogue(os.environ)
-    made = _choose_site(catalogue, os.environ, site)
+    made = choose_site(catalogue, os.environ, site)
     profile, layer = catalogue.load(made.site)
     known = layer.tree.get("resources") or {}
     container = layer.tree.get("container") or {}
@@ -54,7 +54,7 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
         "job.yaml.j2",
         name=job_name(path),
         file=shlex.quote(str(path)),
-        schema=_address(schema_file("job")),
+        schema=address(schema_file("job")),
         site=made.site,
         title=profile.title,
         script=None if script is None else unexpand(script),
@@ -73,7 +73,7 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
     return made
 
 
-def _choose_site(catalogue: Catalogue, environment: Mapping[str, str], option: str | None) -> Made:
+def choose_site(catalogue: Catalogue, environment: Mapping[str, str], option: str | None) -> Made:
     """As a job without `site:` would find it; where none matches, whether sbatch is here decides.
 
     Jobs of the site `local` train on this machine, which must not be a login node.
@@ -86,7 +86,7 @@ def _choose_site(catalogue: Catalogue, environment: Mapping[str, str], option: s
     return Made("local", "no profile matches this host, and sbatch is not in PATH", True)
 
 
-def _address(path: Path) -> str:
+def address(path: Path) -> str:
     """Return a file as editors take it in a comment: its path, or an address if the path has a blank."""
     return str(path) if re.fullmatch(r"[\w./+-]+", str(path)) else path.as_uri()
 

@@ -39,7 +39,7 @@ class Unit:
 
 #: Patterns are texts, which `re` compiles and keeps at their first use: most commands need few of them.
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}"
-_SBATCH = r"[A-Za-z0-9_.,:;=@/+*|&!()\[\]%~^-]+"
+SBATCH = r"[A-Za-z0-9_.,:;=@/+*|&!()\[\]%~^-]+"
 _INTERFACE = r"[\^=]{0,2}[A-Za-z0-9_.,:@-]+"
 _ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
@@ -86,7 +86,7 @@ def _line(text: str) -> str:
 def _sbatch_value(text: str) -> str:
     if text.startswith("-"):
         raise ValueError("begins with a dash, which sbatch would read as an option")
-    if not re.fullmatch(_SBATCH, text):
+    if not re.fullmatch(SBATCH, text):
         raise ValueError("contains a character that an #SBATCH line does not accept (space, quote, $, backslash, ...)")
     return text
 
@@ -94,7 +94,7 @@ def _sbatch_value(text: str) -> str:
 def _sbatch_flag(text: str) -> str:
     if not re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*(=.+)?", text, re.DOTALL):
         raise ValueError("must be one sbatch option such as --reservation=NAME")
-    if not re.fullmatch(_SBATCH, text):
+    if not re.fullmatch(SBATCH, text):
         raise ValueError("contains a character that an #SBATCH line does not accept (space, quote, $, backslash, ...)")
     return text
 

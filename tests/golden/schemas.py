@@ -38,8 +38,8 @@ _TIME = f"{forms._CLOCK}|{forms._UNITS}"
 #: What a validator of slurmddp/spec/types.py lets through. All others say more than a schema can.
 _FORMS: dict[str, Schema] = {
     "_name": _TEXT | {"pattern": f"^{forms._NAME}$"},
-    "_sbatch_value": _TEXT | {"pattern": f"^(?!-){forms._SBATCH}$"},
-    "_sbatch_flag": {"type": "string", "pattern": f"^(?=--?[A-Za-z]){forms._SBATCH}$"},
+    "_sbatch_value": _TEXT | {"pattern": f"^(?!-){forms.SBATCH}$"},
+    "_sbatch_flag": {"type": "string", "pattern": f"^(?=--?[A-Za-z]){forms.SBATCH}$"},
     "_interface": {"type": "string", "pattern": f"^{forms._INTERFACE}$"},
     "_env_name": {"type": "string", "pattern": f"^{forms._ENV_NAME}$"},
     "_runtime_option": {"type": "string", "pattern": "^-"},

@@ -70,7 +70,7 @@ def launcher_per_task(script: Script) -> Iterator[Hit]:
             yield Hit(launch.line, f"srun starts {script.job.tasks} tasks: --ntasks of the job wins", "warning")
         if per_node < 2:
             continue
-        ranks = _ranks(launch)
+        ranks = ranks_per_launcher(launch)
         message = f"srun starts {NAMES[launch.kind]} {per_node} times per node"
         if ranks == 1:
             yield Hit(launch.line, f"{message}, each with one rank: all of them have local rank 0", "warning")
@@ -88,7 +88,7 @@ def _ignored(script: Script, launch: Launch) -> bool:
     return bool(given and told and step.resources.nodes and told * step.resources.nodes < job.tasks)
 
 
-def _ranks(launch: Launch) -> int | None:
+def ranks_per_launcher(launch: Launch) -> int | None:
     """Return how many ranks one launcher starts."""
     if launch.kind == "torchrun":
         return number(launch.option("nproc-per-node"))
@@ -157,7 +157,7 @@ def _visible_gpus(script: Script, launch: Launch) -> int | None:
 @rule
 def too_many_ranks(script: Script) -> Iterator[Hit]:
     for launch in _once_per_node(script):
-        ranks, gpus = _ranks(launch), _visible_gpus(script, launch)
+        ranks, gpus = ranks_per_launcher(launch), _visible_gpus(script, launch)
         if ranks and gpus and ranks > gpus and "cpu" not in launch.options:
             yield Hit(
                 launch.line, f"{NAMES[launch.kind]} starts {ranks} ranks per node, and {gpus} GPU(s) are there for them"
@@ -167,7 +167,7 @@ def too_many_ranks(script: Script) -> Iterator[Hit]:
 @rule
 def idle_gpus(script: Script) -> Iterator[Hit]:
     for launch in _once_per_node(script):
-        ranks, gpus = _ranks(launch), _visible_gpus(script, launch)
+        ranks, gpus = ranks_per_launcher(launch), _visible_gpus(script, launch)
         if launch.kind == "torchrun" and launch.option("nproc-per-node") is None and not launch.opaque:
             ranks = 1
         if (launch.step and launch.step.fan_out) or launch.background:

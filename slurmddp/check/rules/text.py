@@ -18,7 +18,7 @@ _INVISIBLE = {
     "\u202f": "narrow no-break space", "\u3000": "wide space", "\u2028": "line separator", "\u00ad": "soft hyphen",
 }  # fmt: skip
 _TYPOGRAPHIC = {"“": '"', "”": '"', "‘": "'", "’": "'", "–": "--", "—": "--", "−": "-"}  # noqa: RUF001
-_SECRET = re.compile(
+SECRET = re.compile(
     r"\b(hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{40,}|glpat-[\w-]{20,}|sk-[\w-]{32,}|AKIA[A-Z0-9]{16}"
     r"|xox[bpars]-[\w-]{20,})|(?:WANDB_API_KEY=|wandb login )['\"]?([0-9a-f]{40,})\b"
     r"|\b\w*(?:API_?KEY|TOKEN|SECRET|PASSWORD)=['\"]?(?=\w*\d)(?=\w*[A-Za-z])([\w+/.-]{20,})\b",
@@ -102,5 +102,5 @@ def syntax(script: Script) -> Iterator[Hit]:
 @rule
 def secret(script: Script) -> Iterator[Hit]:
     for line, text in enumerate(script.lines, 1):
-        if _SECRET.search(text) and not re.search(r"x{6}|your|example|placeholder|<", text, re.IGNORECASE):
+        if SECRET.search(text) and not re.search(r"x{6}|your|example|placeholder|<", text, re.IGNORECASE):
             yield Hit(line, "a token or password is written in the script")

@@ -105,7 +105,8 @@ HARM = [
 
 
 def test_a_script_without_a_finding_is_not_touched() -> None:
-    assert fixed(GOOD) == Fixed(GOOD, [], [])
+    result = fixed(GOOD)
+    assert (result.text, result.done, result.left) == (GOOD, [], [])
 
 
 @settings(deadline=None, max_examples=60)

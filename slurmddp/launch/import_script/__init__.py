@@ -1,0 +1,1 @@
+"""`slurmddp import`: a job file from a batch script that slurmddp did not write."""

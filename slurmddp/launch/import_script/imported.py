@@ -1,0 +1,87 @@
+"""What a batch script becomes: keys of the job file, and what is not carried over."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurmddp.check.rules.text import SECRET
+from slurmddp.check.script import Script
+from slurmddp.check.values import likely
+from slurmddp.spec.expand import unexpand
+from slurmddp.spec.sensitive import REDACTED, is_secret_name, redacted
+
+_SYMBOL = re.compile("\0([^\0]*)\0")
+
+
+@dataclass
+class Imported:
+    """keys: path of a key -> its value. left: (line, text of the script, why it is not carried over). site: what the
+    profile sets in a job."""
+
+    script: Script
+    origins: tuple[int, ...]
+    site: Mapping[str, Any]
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    keys: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    left: list[tuple[int, str, str]] = field(default_factory=list)
+    prints: list[int] = field(default_factory=list)  # lines that only print or check something
+    folder: str = ""  # which the script has changed to
+    used: set[str] = field(default_factory=set)  # variables that the launch consists of
+
+    def set(self, dotted: str, value: Any) -> None:
+        """Set a key."""
+        self.keys[tuple(dotted.split("."))] = value
+
+    def add(self, dotted: str, value: Any) -> None:
+        """Add to a list."""
+        items = self.keys.setdefault(tuple(dotted.split(".")), [])
+        if value not in items:
+            items.append(value)
+
+    def leave(self, line: int, text: str, why: str) -> None:
+        """Say what is not carried over; what looks like a secret in it is not repeated."""
+        words = redacted(_SYMBOL.sub("...", text).split())
+        self.left.append((line, SECRET.sub(REDACTED, " ".join(words)), why))
+
+    def text(self, value: str) -> str | None:
+        """Return a value as the job file can hold it: variables of the user's shell as they are now; None if only the
+        job knows it."""
+        unknown = False
+
+        def found(match: re.Match[str]) -> str:
+            nonlocal unknown
+            name = match[1].partition(":")[2]
+            ours = not match[1].startswith("?:") or name.startswith("SLURM") or is_secret_name(name)
+            known = None if ours else self.environment.get(name)
+            unknown |= known is None
+            return known or ""
+
+        text = _SYMBOL.sub(found, likely(value) or "")
+        if text == "~" or text.startswith("~/"):
+            text = self.environment.get("HOME", "~") + text[1:]
+        return None if unknown else text
+
+    def path(self, value: str) -> str | None:
+        """Return a path for the job file, where the user's variables may stay variables."""
+        parts = _SYMBOL.split(likely(value) or "")
+        names = [name.partition(":")[2] if name.startswith("?:") else "" for name in parts[1::2]]
+        if not all(names) or any(name.startswith("SLURM") and name != "SLURM_SUBMIT_DIR" for name in names):
+            return None
+        parts[::2] = [unexpand(part) for part in parts[::2]]
+        parts[1::2] = [f"${{{name}}}" for name in names]
+        text = "".join(parts)
+        for name, folder in (("SLURM_SUBMIT_DIR", ""), ("PWD", self.folder)):  # a path starts where you submit
+            if re.match(rf"\$\{{{name}\}}(?![^/:])", text):
+                rest = text[len(name) + 3 :]
+                text = folder + rest if folder else rest[1:] if rest[:1] == "/" else f".{rest}"
+        return text
+
+    def inside(self, path: str) -> str:
+        """Return a path as seen from the folder that the script has changed to."""
+        if not self.folder or path.startswith(("/", "$", "~")):
+            return path
+        return f"{self.folder.rstrip('/')}/{path.removeprefix('./')}"

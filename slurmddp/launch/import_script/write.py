@@ -1,0 +1,116 @@
+"""The job file of an imported script, and whether it is complete."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slurmddp.assets import schema_file
+from slurmddp.check.fix import fix_script
+from slurmddp.check.script import parse, read
+from slurmddp.errors import UserError
+from slurmddp.launch.import_script.commands import carry_commands
+from slurmddp.launch.import_script.imported import Imported
+from slurmddp.launch.import_script.options import carry_options
+from slurmddp.launch.import_script.program import carry_program, launch_commands, main_launch
+from slurmddp.launch.init import Made, address, choose_site
+from slurmddp.launch.prepare import Request, job_name, prepare
+from slurmddp.sites.catalogue import Catalogue
+from slurmddp.spec.job import Resources
+from slurmddp.visible import one_line
+
+#: What bash or sbatch cannot read is corrected first; how the script launches is read as it stands.
+_UNREADABLE = {
+    "crlf", "invisible-character", "no-shebang", "broken-continuation", "blank-in-assignment", "no-program",
+    "sbatch-option", "sbatch-after-command", "sbatch-variable", "conda-activate",
+}  # fmt: skip
+_ORDER = ("name", "site", "resources", "container", "environment", "environment_from", "setup", "network", "launch",
+          "timeouts", "recovery", "train")  # fmt: skip
+_RESOURCES = tuple(Resources.model_fields)
+_LONGEST = 120  # characters of a line that is shown in a comment
+
+
+class JobText(NamedTuple):
+    """text: the job file; problems: why slurmddp would not submit it yet."""
+
+    text: str
+    made: Made
+    left: int
+    problems: list[str]
+    valid: bool
+
+
+def import_script(path: Path, site: str | None, shown: str) -> JobText:
+    """Read a batch script and return its job file. shown: the name that the file will have. Raises UserError."""
+    catalogue = Catalogue(os.environ)
+    made = choose_site(catalogue, os.environ, site)
+    _, layer = catalogue.load(made.site)
+    fixed = fix_script(read(path), only=_UNREADABLE)
+    job = Imported(parse(fixed.text, path), fixed.origins, layer.tree)
+    job.set("name", job_name(path))
+    job.set("site", made.site)
+    carry_options(job)
+    launch = main_launch(job)
+    carry_commands(job, launch_commands(job, launch))
+    problems = []
+    if launch is None:
+        problems.append("no launch of torchrun, accelerate, deepspeed or python was found: set train.script")
+    else:
+        carry_program(job, launch)
+    text = _text(job, path, shown)
+    refused, missing = _judge(text, shown)
+    return JobText(text, made, len(set(job.left)), [*problems, *refused, *missing], not refused and launch is not None)
+
+
+def _text(job: Imported, path: Path, shown: str) -> str:
+    import yaml
+
+    tree: dict[str, Any] = {name: {} for name in _ORDER}
+    for key, value in job.keys.items():
+        node = tree
+        for part in key[:-1]:
+            node = node.setdefault(part, {})
+        node[key[-1]] = value
+    lines = [
+        f"# Made by `slurmddp import {one_line(str(path))}`. Preview it:  slurmddp submit {shown} --dry-run",
+        f"# yaml-language-server: $schema={address(schema_file('job'))}",
+        *_comments(job),
+        "",
+    ]
+    tree["resources"] = {name: tree["resources"][name] for name in _RESOURCES if name in tree["resources"]}
+    body = {name: value for name, value in tree.items() if value not in ({}, [])}
+    return "\n".join(lines) + yaml.safe_dump(body, sort_keys=False, width=10**6, allow_unicode=True)
+
+
+def _comments(job: Imported) -> list[str]:
+    """Return what is not carried over, each with line and text."""
+    lines = []
+    for line, text, why in sorted(job.left):
+        cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+        lines.append(f"#   line {_origin(job, line)}: {one_line(cut)}  ->  {one_line(why)}")
+    if job.prints:
+        numbers = ", ".join(str(each) for each in sorted({_origin(job, line) for line in job.prints}))
+        lines.append(f"#   lines that only print, check or wait: {numbers}")
+    return ["#", "# Not carried over:", *dict.fromkeys(lines)] if lines else []
+
+
+def _origin(job: Imported, line: int) -> int:
+    return job.origins[min(max(line, 1), len(job.origins)) - 1]
+
+
+def _judge(text: str, shown: str) -> tuple[list[str], list[str]]:
+    """(why the job file is not valid, what else `submit` would miss)."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.yaml"
+        path.write_text(text, encoding="utf-8")
+        try:
+            prepare(Request(str(path), strict=False))
+        except UserError as error:
+            return [str(error).replace(str(path), shown)], []
+        try:
+            prepare(Request(str(path)))
+        except UserError as error:
+            return [], [str(error).replace(str(path), shown)]
+    return [], []

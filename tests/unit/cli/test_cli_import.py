@@ -1,0 +1,254 @@
+"""slurmddp import: the job file of a batch script renders the same job, and says what it leaves out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.helpers import ROOT, Desk, Result
+
+Cli = Callable[..., Result]
+FIXTURES = ROOT / "tests/unit/check/fixtures"
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name="books run"
+#SBATCH -A proj_12 -p large
+#SBATCH -N 2
+#SBATCH --ntasks-per-node=2 --cpus-per-task=16
+#SBATCH --gres=gpu:a100:8
+#SBATCH --mem-per-cpu=4G
+#SBATCH --time=1-12
+#SBATCH --signal=B:USR1@300
+#SBATCH --reservation=friday
+#SBATCH --array=0-3
+#SBATCH --output=logs/%j.out
+#SBATCH --constraint "big disk"
+
+module purge
+module load cuda/12.4
+source envs/torch/bin/activate
+export HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz0123456789
+export TOKENIZERS_PARALLELISM=false
+export HF_HOME=$SCRATCH/hf
+export NCCL_IB_HCA=mlx5_0
+export NCCL_NET_GDR_LEVEL=PHB
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export OMP_NUM_THREADS=8
+DATA=/data/books
+cp -r $DATA /tmp/books
+echo "starting on $SLURM_NNODES nodes"
+
+srun --ntasks-per-node=1 --cpu-bind=none torchrun --nnodes=$SLURM_NNODES --nproc_per_node=4 --max_restarts=3 \\
+    --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$MASTER_ADDR:29511 \\
+    code/train.py --data $DATA --lr=3e-4 --run "$SLURM_JOB_ID" --hub-token hf_secretsecretsecret --note "two words"
+"""
+KEYS = {
+    "name": "books-run",
+    "site": "fast",
+    "resources": {
+        "nodes": 2,
+        "gpus_per_node": 8,
+        "ranks_per_node": 4,
+        "gpu_type": "a100",
+        "cpus_per_node": 32,
+        "mem_per_node": "128G",
+        "time": "1-12:00:00",
+        "account": "proj_12",
+        "partition": "large",
+        "sbatch_extra": ["--reservation=friday"],
+    },
+    "container": {"runtime": "none"},
+    "environment": {"TOKENIZERS_PARALLELISM": "false"},
+    "environment_from": ["HF_TOKEN", "HUB_TOKEN"],
+    "setup": [
+        "module purge",
+        "module load cuda/12.4",
+        "source $SLURM_SUBMIT_DIR/envs/torch/bin/activate",
+        "export HF_HOME=$SCRATCH/hf",
+    ],
+    "network": {"variables": {"NCCL_NET_GDR_LEVEL": "PHB"}},
+    "launch": {"max_restarts": 3},
+    "timeouts": {"stop": "300s"},
+    "train": {
+        "script": "code/train.py",
+        "args": ["--data", "/data/books", "--lr=3e-4", "--note", "two words"],
+    },
+}
+LEFT = """\
+#   line 9: --signal=B:USR1@300  ->  only its time, as timeouts.stop: job.sh sends its own signal (docs/recovery.md)
+#   line 11: --array=0-3  ->  submit once per task, for example in a loop: slurmddp submit job.yaml --name NAME -- ARGS
+#   line 12: --output=logs/%j.out  ->  logs are in the run folder: slurmddp logs
+#   line 13: --constraint=big disk  ->  no option of sbatch, or not such a value
+#   line 18: HF_TOKEN=[redacted]  ->  a secret: revoke it, and export HF_TOKEN in your shell before you submit
+#   line 21: NCCL_IB_HCA=mlx5_0  ->  the site's profile sets NCCL_IB_HCA: mlx5
+#   line 23: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)  ->  slurmddp sets it
+#   line 24: OMP_NUM_THREADS=8  ->  slurmddp sets it
+#   line 26: cp -r $DATA /tmp/books  ->  ran on the first node only; run it before you submit, or add it to setup,\
+ which each node runs
+#   line 29: --cpu-bind=none  ->  option of srun
+#   line 29: argument --hub-token [redacted]  ->  a secret: let the script read HUB_TOKEN from its environment
+#   line 29: argument --run "$SLURM_JOB_ID"  ->  known only in the job
+#   lines that only print, check or wait: 27
+"""
+FAST = """\
+name: fast
+title: a cluster with a fast network
+gpu_request: gres
+gpu_request_type: true
+partitions: {large: {gpus_per_node: 8, cpus_per_node: 128, max_time: 48h}}
+job:
+  network: {interface: ib, variables: {NCCL_IB_HCA: mlx5}}
+"""
+
+
+def test_a_script_becomes_the_job_file_that_asks_for_the_same(cli: Cli, desk: Desk) -> None:
+    desk.site(FAST)
+    desk.write("train.sbatch", SCRIPT)
+    desk.write("code/train.py")
+    shown = cli("import", "train.sbatch", "-o", "books.yaml", "--site", "fast")
+    assert (shown.code, shown.out) == (0, "books.yaml\n"), shown.err
+    assert "left    12 lines or options are not carried over" in shown.err
+    text = (desk.project / "books.yaml").read_text(encoding="utf-8")
+    assert yaml.safe_load(text) == KEYS
+    comments = text.splitlines(keepends=True)
+    assert comments[0].startswith("# Made by `slurmddp import train.sbatch`.")
+    assert comments[1].startswith("# yaml-language-server: $schema=")
+    assert text.split("# Not carried over:\n")[1].startswith(LEFT), text
+    assert "hf_" not in text
+    job, node = desk.scripts(text)
+    for line in ("--job-name=books-run", "--nodes=2", "--cpus-per-task=32", "--gres=gpu:a100:8", "--mem=131072M",
+                 "--time=1-12:00:00", "--partition=large", "--account=proj_12", "--reservation=friday"):  # fmt: skip
+        assert f"#SBATCH {line}\n" in job, job
+    assert "module load cuda/12.4" in node and "two words" in node
+    refused = cli("import", "train.sbatch", "-o", "books.yaml", "--site", "fast")
+    assert refused.code == 2 and "books.yaml exists" in refused.err
+
+
+def imported(cli: Cli, desk: Desk, text: str, *options: str, code: int = 0) -> tuple[dict[str, Any], str]:
+    """(keys, comments) of a script's job file; on a site of GPUs with a container by default."""
+    desk.write("a.sbatch", f"#!/bin/bash\n{text}")
+    shown = cli("import", "a.sbatch", "--site", "gpus", *options)
+    assert shown.code == code, shown.err
+    comments = "".join(line for line in shown.out.splitlines(keepends=True) if line.startswith("#"))
+    return yaml.safe_load(shown.out), comments
+
+
+HEAD = "#SBATCH -N 2\n#SBATCH --gpus-per-node=4\n#SBATCH --ntasks-per-node=4\n#SBATCH -t 30\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "keys"),
+    [
+        ("srun python -u train.py --a 1", {"train": {"script": "train.py", "args": ["--a", "1"]}}),
+        ("srun -N 2 --ntasks-per-node=2 python train.py", {"resources.ranks_per_node": 2}),
+        ("cd code\nA=(--x 1)\nsrun /env/bin/torchrun --nproc_per_node=gpu train.py ${A[@]}",
+         {"train": {"script": "code/train.py", "args": ["--x", "1"]}, "container.python": "/env/bin/python3"}),
+        ("accelerate launch --num_machines 2 --num_processes 4 --mixed_precision bf16 t.py",
+         {"environment": {"ACCELERATE_MIXED_PRECISION": "bf16"}, "resources.ranks_per_node": 2}),
+        ("deepspeed --num_gpus 4 t.py --deepspeed ds.json", {"train.args": ["--deepspeed", "ds.json"]}),
+        ("srun apptainer exec --nv --cleanenv -B /a:/b:ro,$SCRATCH --pwd /w $IMAGES/t.sif python t.py",
+         {"container": {"runtime": "apptainer", "image": "${IMAGES}/t.sif", "binds": ["/a:/b:ro", "${SCRATCH}"],
+                        "options": ["--pwd=/w"]}}),
+        ("srun singularity exec --rocm t.sif bash -c 'export X=1; python t.py'",
+         {"container": {"runtime": "singularity", "image": "t.sif"}, "environment": {"X": "1"}}),
+        ("srun --container-image=/i/t.sqsh --container-mounts=/a:/b python t.py",
+         {"container": {"runtime": "pyxis", "image": "/i/t.sqsh", "binds": ["/a:/b"]}}),
+        ("uv run torchrun --nproc_per_node=4 t.py",
+         {"setup": ["source $SLURM_SUBMIT_DIR/.venv/bin/activate"], "container": {"runtime": "none"}}),
+        ("srun python -m pkg.train", {"train.script": "pkg/train.py"}),
+        ("B=$SCRATCH/x\nexport C=$B/c D=1\nconda activate env\nsrun python t.py",
+         {"setup": ["B=$SCRATCH/x", "export C=$B/c", 'source "$(conda info --base)/etc/profile.d/conda.sh"',
+                    "conda activate env"], "environment": {"D": "1"}}),
+        ("export NCCL_SOCKET_IFNAME=ib0\nsrun python t.py ~/out $HOME/x",
+         {"network": {"interface": "ib0"}, "train.args": ["HOME/out", "HOME/x"]}),
+    ],
+)  # fmt: skip
+def test_each_way_to_launch(cli: Cli, desk: Desk, line: str, keys: dict[str, Any]) -> None:
+    found, _ = imported(cli, desk, HEAD + line + "\n")
+    for dotted, expected in keys.items():
+        value: Any = found
+        for part in dotted.split("."):
+            value = value[part]
+        if isinstance(expected, list):
+            expected = [each.replace("HOME/", f"{desk.home}/") if "$" not in each else each for each in expected]
+        assert value == expected, found
+    assert found["resources"]["nodes"] == 2 and found["resources"]["time"] == "00:30:00"
+
+
+@pytest.mark.parametrize(
+    ("option", "keys", "left"),
+    [
+        ("--time=90:30", {"time": "01:30:30"}, ""),
+        ("--nodes=2-4", {"nodes": "2-4"}, ""),
+        ("--exclusive", {"exclusive": True}, ""),
+        ("--mem=0", {"sbatch_extra": ["--mem=0"]}, ""),
+        ("--mem=400000", {"mem_per_node": "400000M"}, ""),
+        ("--mem-per-gpu=10G", {"mem_per_node": "40G"}, ""),
+        ("--gpus-per-node=h100:4", {"gpu_type": "h100"}, ""),
+        ("--mail-user=a@b.org", {"sbatch_extra": ["--mail-user=a@b.org"]}, ""),
+        ("--time=4h", {"time": "04:00:00"}, ""),
+        ("--kill-on-bad-exit=1", {}, "--kill-on-bad-exit=1  ->  no option of sbatch"),
+        ("--open-mode=append", {}, "--open-mode=append  ->  logs are never overwritten"),
+        ("hetjob", {}, "hetjob  ->  several jobs in one"),
+        ("--export=NONE", {}, "--export=NONE  ->  the job starts with a clean environment"),
+    ],
+)
+def test_each_option(cli: Cli, desk: Desk, option: str, keys: dict[str, Any], left: str) -> None:
+    gpus = "" if "gpus-per-node" in option else "--gpus-per-node=4"
+    found, comments = imported(cli, desk, f"#SBATCH {gpus}\n#SBATCH {option}\npython t.py\n")
+    assert keys.items() <= found["resources"].items(), found
+    assert (f"line 3: {left}" in comments) if left else ("line 3" not in comments), comments
+
+
+def test_no_secret_is_copied(cli: Cli, desk: Desk) -> None:
+    desk.environment["HF_TOKEN"] = "live-1234567"
+    lines = 'export WANDB_API_KEY="live-7654321"\nwandb login 0123456789012345678901234567890123456789\n'
+    words = "--hub $HF_TOKEN --token live-abc=defghij --api-key=live-000 --use-token --lr 1"
+    found, comments = imported(cli, desk, f"{HEAD}{lines}srun python t.py {words}\n")
+    assert found["train"]["args"] == ["--use-token", "--lr", "1"]
+    assert found["environment_from"] == ["WANDB_API_KEY", "TOKEN", "API_KEY"]
+    assert "live" not in comments + str(found) and "0123456789" not in comments
+
+
+def test_what_a_task_cannot_be_is_said(cli: Cli, desk: Desk) -> None:
+    found, comments = imported(
+        cli, desk, HEAD + "trap 'scontrol requeue $SLURM_JOB_ID' USR1\nif [ -n \"$X\" ]; then module load a; fi\n"
+        'python prepare.py\nsrun python train.py "$@" --rank $SLURM_PROCID\n'
+    )  # fmt: skip
+    for text in ("line 6: trap", "line 7: module load a  ->  in a branch", "line 8: python prepare.py  ->  another",
+                 'line 9: argument "$@"  ->  from sbatch', "must read RANK, LOCAL_RANK and WORLD_SIZE"):  # fmt: skip
+        assert text in comments, comments
+    assert found["train"] == {"script": "train.py"}
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [("hostname\n", "no launch of torchrun, accelerate, deepspeed or python was found"),
+     ("torchrun $PROGRAM\n", "train"), ("srun my_program\n", "no launch")],
+)  # fmt: skip
+def test_a_job_file_that_is_not_complete_exits_with_1(cli: Cli, desk: Desk, text: str, missing: str) -> None:
+    desk.write("a.sbatch", f"#!/bin/bash\n{HEAD}{text}")
+    shown = cli("import", "a.sbatch", "--site", "gpus")
+    assert shown.code == 1 and re.search(f"missing .*{missing}", shown.err), shown.err
+    assert yaml.safe_load(shown.out)["resources"]["nodes"] == 2
+    assert cli("import", "nothing.sbatch", "--site", "gpus").code == 2
+
+
+def test_a_launch_that_can_be_read_renders(cli: Cli, desk: Desk) -> None:
+    """The fixtures of the rules, which are written like real scripts: those that work."""
+    refused = {}
+    paths = sorted((FIXTURES / "fine").iterdir())
+    for path in paths:
+        shown = cli("import", str(path), "--site", "generic")
+        assert shown.code in (0, 1), shown.err
+        if shown.code == 0:
+            desk.scripts(shown.out)
+        else:
+            refused[path.stem] = re.findall(r"^missing (.*)", shown.err, re.MULTILINE)
+    # Two ask for no GPUs in the script; two start their ranks from files that are not read.
+    assert set(refused) == {"salloc-no-directives", "template", "ssh-loop", "worker-file"}, refused
