@@ -47,7 +47,7 @@ def register(app: App) -> None:
     group.add(None, diff, example="slurmddp sites diff leonardo snellius")
     group.add(None, detect)
     group.add(None, validate, example="slurmddp sites validate mine.yaml")
-    group.add(None, init, example="slurmddp sites init -o ~/.config/slurmddp/sites/mine.yaml")
+    group.add(None, init, example="slurmddp sites init --probe --account physics")
     group.add(None, bad_nodes, name="bad-nodes", example="slurmddp sites bad-nodes --add node17 --reason 'slow disk'")
     group.add(None, site_schema, name="schema", example="slurmddp sites schema > site.schema.json")
     app.add_typer(group, name="sites", rich_help_panel="Sites and alerts")
@@ -144,29 +144,52 @@ def validate(
 def init(
     output: Annotated[
         str | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="Write this file; - writes to stdout [default: your site folder]"
-        ),
+        typer.Option("-o", "--output", metavar="FILE", help="Write FILE, not to your site folder; - is stdout"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file")] = False,
     partition: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Describe only these partitions, separated by commas")
     ] = None,
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Submit a job of five minutes at most for each node type, to look on the nodes"),
+    ] = False,
+    account: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm account to charge the probes to")] = None,
+    wait: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Cancel probes that have not run by then [default: 10m]")
+    ] = None,
 ) -> None:
-    """Draft a site profile from what this cluster's Slurm says. Submits nothing."""
+    """Draft a site profile from what this cluster's Slurm says. Submits nothing without --probe."""
     from slurmddp.launch.site_init.live import look
+    from slurmddp.launch.site_init.probe import probe as look_on_nodes
     from slurmddp.launch.site_init.write import Target
 
+    for name, value in (("--account", account), ("--wait", wait)):
+        if value is not None and not probe:
+            raise UserError(f"{name} has a meaning only with --probe", todo=f"add --probe, or remove {name}")
+    seconds = _seconds("--wait", wait or "10m")
     target = Target(output, force, os.environ)
     target.refuse()
     live = look([name for name in (partition or "").split(",") if name], os.environ)
-    text, path = target.write(live)
+    target.path(live)
+    seen = look_on_nodes(live, account, seconds, opt.say) if probe else []
+    text, path = target.write(live, seen)
     if path is None:
         typer.echo(text, nl=False)
     else:
-        opt.say(
-            f"wrote {path}\nRead it, then try: slurmddp init job.yaml --site {path.stem if output is None else path}"
-        )
+        site = path.stem if output is None else path
+        for line in (f"wrote {path}", *(f"note: {note}" for note in target.notes(path))):
+            opt.say(line)
+        opt.say(f"Read it, then try: slurmddp init job.yaml --site {site}")
+
+
+def _seconds(option: str, text: str) -> int:
+    from slurmddp.spec.types import seconds_of
+
+    try:
+        return seconds_of(text)
+    except ValueError as error:
+        raise UserError(f"{text!r} {error}", where=option) from None
 
 
 def bad_nodes(

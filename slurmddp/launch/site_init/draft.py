@@ -2,148 +2,263 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from slurmddp.launch.job_check.cluster import limit, seconds
-from slurmddp.launch.site_init.live import RUNTIMES, Live, NodeType
+from slurmddp.launch.job_check.cluster import limit
+from slurmddp.launch.site_init.live import PARTITION, RUNTIMES, Live, NodeType
 from slurmddp.launch.site_init.page import Page
+from slurmddp.launch.site_init.seen import Seen
 from slurmddp.spec.types import slurm_time
 
-_CONFIG, _PARTITION, _NODE = "scontrol show config", "scontrol show partition", "scontrol show node"
-_PROBE = "or run `slurmddp sites init --probe`, which looks on the nodes"
+_CONFIG, _NODE = "scontrol show config", "scontrol show node"
+_PROBE = "or run `slurmddp sites init --probe`"
 
 
-def draft(live: Live, name: str) -> str:
-    """Return the text of the profile `name`."""
-    page = Page(live.date)
-    cluster = live.config.get("ClusterName", "")
-    page.comment(f"Site profile of Slurm cluster {cluster or '(no name)'}, drafted by `slurmddp sites init` on")
-    page.comment(
-        f"{live.login.host}. Each value names the command that told it; the end of the file lists what was not"
-    )
-    page.comment("found. Before you use it: slurmddp sites validate FILE. All keys: docs/sites.md.")
-    page.value("name", name)
-    page.value("title", f"Slurm cluster {cluster}" if cluster else name, note="write the name that people use")
-    page.value("level", "documented", note="no job has looked on the nodes")
-    page.missing("documentation", "the address of the site's own pages")
-    if cluster:
+def draft(live: Live, name: str, seen: Sequence[Seen] = ()) -> str:
+    """Return the text of the profile `name`. seen: what the probes of the node types saw, if there were any."""
+    return _Draft(live, seen).text(name)
+
+
+class _Draft:
+    def __init__(self, live: Live, seen: Sequence[Seen]) -> None:
+        self.live, self.page = live, Page(live.date)
+        self.all = seen
+        self.seen = [each for each in seen if each.facts]
+        self.source = f"probe of {', '.join(each.node for each in self.seen)}"
+
+    def text(self, name: str) -> str:
+        page, live, cluster = self.page, self.live, self.live.config.get("ClusterName", "")
+        command = "slurmddp sites init --probe" if self.all else "slurmddp sites init"
+        page.comment(
+            f"Site profile of Slurm cluster {cluster or '(no name)'}, drafted by `{command}` on {live.login.host}."
+        )
+        page.comment("Each value names the command that told it. The end of the file lists what was not found.")
+        page.comment("Before you use it: slurmddp sites validate FILE. All keys: docs/sites.md.")
+        page.value("name", name)
+        page.value("title", f"Slurm cluster {cluster}" if cluster else name, note="write the name that people use")
+        if self.seen:
+            page.value("level", "probed", note=f"{len(self.seen)} of {len(self.all)} node types; see the end")
+        else:
+            page.value("level", "documented", note="no job has looked on the nodes")
+        page.missing("documentation", "the address of the site's own pages")
+        self.fabric()
+        if cluster:
+            page.comment()
+            page.value("detect.cluster_names", [cluster], _CONFIG)
         page.comment()
-        page.value("detect.cluster_names", [cluster], _CONFIG)
-    page.comment()
-    _architecture(page, live)
-    _gpu_request(page, live)
-    page.comment()
-    for partition, row in live.partitions.items():
-        _partition(page, live, partition, row)
-    for partition, why in live.left_out.items():
-        page.comment(f"{partition} is left out: {why}", 1)
-    _job(page, live)
-    _not_told(page, live)
-    return page.text()
+        self.architecture()
+        self.gpus()
+        page.comment()
+        for partition, row in live.partitions.items():
+            self.partition(partition, row)
+        for partition, why in live.left_out.items():
+            page.comment(f"{partition} is left out: {why}", 1)
+        self.job()
+        self.not_told()
+        return page.text(self.node_types())
 
+    def agreed(self, of: Callable[[Seen], str | None], *, gpus: bool = False) -> str | None:
+        """Return what all probes saw alike; None where they differ. gpus: of nodes with GPUs only, if there are any."""
+        having = [each for each in self.seen if each.vendor != "none"] if gpus else []
+        found = {of(each) for each in having or self.seen}
+        return found.pop() if len(found) == 1 else None
 
-def _architecture(page: Page, live: Live) -> None:
-    found = sorted({kind.node.architecture for kind in live.types()} - {""})
-    if found in (["x86_64"], ["aarch64"]):
-        page.value("architecture", found[0], _NODE)
-    else:
-        page.missing(
-            "architecture", f"{' and '.join(found) or 'unknown'}; if nodes differ, make one profile for each kind"
-        )
+    @property
+    def vendor(self) -> str | None:
+        """Return the vendor of all nodes that have GPUs; none only if no node has any."""
+        found = {each.vendor for each in self.seen}
+        if len(found - {"none"}) == 1:
+            return (found - {"none"}).pop()
+        return "none" if found == {"none"} and self.sure else None
 
+    @property
+    def sure(self) -> bool:
+        """Return whether every node type was probed."""
+        return len(self.seen) == len(self.all) > 0
 
-def _gpu_request(page: Page, live: Live) -> None:
-    """How jobs ask for GPUs: --gpus-per-node needs cons_tres."""
-    if not any(kind.node.gpus for kind in live.types()):
-        page.value("gpu_request", "none", _NODE, "no node has Gres=gpu")
-        page.missing("gpu_vendor", f"Slurm counts no GPUs; if the nodes have none, write `gpu_vendor: none`, {_PROBE}")
-        return
-    select = live.config.get("SelectType", "")
-    if select:
-        page.value(
-            "gpu_request", "gpus-per-node" if "cons_tres" in select else "gres", _CONFIG, f"SelectType is {select}"
-        )
-    else:
-        page.missing("gpu_request", "gpus-per-node, or gres; SelectType of `scontrol show config` was not told")
-    page.missing("gpu_vendor", f"nvidia (the default) or amd: `srun --gpus=1 nvidia-smi`, {_PROBE}")
+    def fabric(self) -> None:
+        if fabric := self.agreed(lambda each: each.fabric, gpus=True):
+            self.page.value("bases", [fabric], self.source, "devices below /sys/class", sure=self.sure)
+            return
+        why = "infiniband, slingshot11, efa, roce, ...: `srun ls /sys/class/infiniband`, " + _PROBE
+        if self.seen:
+            each = "; ".join(f"{each.node}: {self._devices(each)}" for each in self.seen)
+            why = f"a base: infiniband, slingshot11, efa, roce, ethernet, ...; the probe saw {each}"
+        self.page.missing("bases", why)
 
+    @staticmethod
+    def _devices(seen: Seen) -> str:
+        ports = [f"{port.device} ({port.link}, {port.state})" for port in seen.ports]
+        return ", ".join(ports) or "no RDMA device"
 
-def _partition(page: Page, live: Live, name: str, row: Mapping[str, str]) -> None:
-    kinds, here = live.types(name), ("partitions", name)
-    number = sum(len(kind.nodes) for kind in kinds)
-    told = "; ".join(map(str, kinds)) if kinds else "Slurm shows none of its nodes"
-    with page.part(here, f"{number} nodes: {told}"):
-        if kinds:
-            _gpus(page, here, kinds)
-            cpus = {_capped(kind.node.cpus, row.get("MaxCPUsPerNode")) for kind in kinds}
-            _same(page, (*here, "cpus_per_node"), cpus - {0}, _NODE, _threads(kinds))
-            memories = {_memory(live, kind, row) for kind in kinds}
-            _same(page, (*here, "mem_per_node"), {f"{each}M" for each in memories if each > 0}, _NODE)
-        wall, told_by = _max_time(live, row)
-        if wall is not None:
-            page.value((*here, "max_time"), _time(wall), told_by)
-        if nodes := limit(row.get("MaxNodes")):
-            page.value((*here, "max_nodes"), nodes, _PARTITION)
-        for field in ("AllowAccounts", "AllowQos", "AllowGroups"):
-            if row.get(field, "ALL") != "ALL":
-                page.comment(f"{field}={row[field]}", 2)
+    def architecture(self) -> None:
+        found = sorted({kind.node.architecture for kind in self.live.types()} - {""})
+        if found in (["x86_64"], ["aarch64"]):
+            self.page.value("architecture", found[0], _NODE)
+        else:
+            told = " and ".join(found) or "unknown"
+            self.page.missing("architecture", f"{told}; if nodes differ, make one profile for each kind")
 
+    def gpus(self) -> None:
+        """Write vendor and form of the request. A node without any GPU device has none, whatever Slurm counts."""
+        page, live, vendor = self.page, self.live, self.vendor
+        counted = any(kind.node.gpus for kind in live.types())
+        nothing = "no nvidia-smi, rocm-smi, /dev/nvidia*, /dev/kfd"
+        if vendor:
+            page.value("gpu_vendor", vendor, self.source, nothing if vendor == "none" else "", sure=self.sure)
+        else:
+            seen = "; ".join(f"{each.node}: {each.vendor or 'unknown'}" for each in self.seen)
+            told = f"the probe saw {seen}" if seen else f"`srun --gpus=1 nvidia-smi`, {_PROBE}"
+            none = "" if counted else "Slurm counts no GPUs; "
+            page.missing("gpu_vendor", f"{none}nvidia (the default), amd or none: {told}")
+        if vendor == "none" and counted:
+            page.value("gpu_request", "none", self.source, "Slurm counts GPUs, but there are no devices")
+        elif not counted:
+            page.value("gpu_request", "none", _NODE, "no node has Gres=gpu")
+        elif live.gpu_request:
+            page.value("gpu_request", live.gpu_request, _CONFIG, f"SelectType is {live.config['SelectType']}")
+        else:
+            page.missing("gpu_request", "gpus-per-node or gres: `scontrol show config` told no SelectType")
+        if model := self.agreed(lambda each: each.gpus[0] if len(set(each.gpus)) == 1 else None, gpus=True):
+            page.value("gpu", model, self.source, sure=self.sure)
 
-def _gpus(page: Page, here: tuple[str, ...], kinds: Sequence[NodeType]) -> None:
-    each = {tuple(sorted(kind.node.gpus.items())) for kind in kinds}
-    if each == {()}:
-        page.comment("gpus_per_node: Slurm counts none; write 0 if the nodes have no GPUs", 2)
-        return
-    if len(each) > 1:
-        page.comment("gpus_per_node: the nodes differ, so each job says it (resources.gpus_per_node)", 2)
-        return
-    (found,) = each
-    if len(found) > 1:
-        page.comment(f"gpus_per_node: several types: {', '.join(kind for kind, _ in found)}", 2)
-        return
-    ((kind, count),) = found
-    page.value((*here, "gpus_per_node"), count, _NODE)
-    if kind:
-        page.value((*here, "gpu_type"), kind, _NODE)
-    else:
-        page.comment("gpu_type: Slurm gives the GPUs no type", 2)
+    def partition(self, name: str, row: Mapping[str, str]) -> None:
+        page, live = self.page, self.live
+        kinds, here = live.types(name), ("partitions", name)
+        number = sum(len(kind.nodes) for kind in kinds)
+        told = "; ".join(map(str, kinds)) if kinds else "Slurm shows none of its nodes"
+        with page.part(here, f"{number} nodes: {told}"):
+            if kinds:
+                self.partition_gpus(here, kinds)
+                threads = max(kind.node.threads_per_core for kind in kinds)
+                note = f"hardware threads, {threads} per core" if threads > 1 else ""
+                self.same((*here, "cpus_per_node"), {live.cpus(kind, row) for kind in kinds} - {0}, note)
+                # 1 MiB is Slurm's default where nobody has written how much a node has.
+                memories = {live.memory(kind, row) for kind in kinds}
+                self.same((*here, "mem_per_node"), {f"{each}M" for each in memories if each > 1})
+            wall, told_by = live.max_time(row)
+            if wall is not None:
+                page.value((*here, "max_time"), _time(wall), told_by)
+            if nodes := limit(row.get("MaxNodes")):
+                page.value((*here, "max_nodes"), nodes, PARTITION)
+            for field in ("AllowAccounts", "AllowQos", "AllowGroups"):
+                if row.get(field, "ALL") != "ALL":
+                    page.comment(f"{field}={row[field]}", 2)
 
+    def partition_gpus(self, here: tuple[str, ...], kinds: Sequence[NodeType]) -> None:
+        page, counts = self.page, {tuple(sorted(kind.node.gpus.items())) for kind in kinds}
+        shapes = {kind.shape for kind in kinds}
+        seen = [each for each in self.seen if each.kind.shape in shapes]
+        if len(seen) == len(kinds) and all(each.vendor == "none" for each in seen):
+            page.value((*here, "gpus_per_node"), 0, self.source, "no GPU devices")
+            return
+        if counts == {()}:
+            page.comment("gpus_per_node: Slurm counts none; write 0 if the nodes have no GPUs", 2)
+            return
+        if len(counts) > 1:
+            page.comment("gpus_per_node: the nodes differ, so each job says it (resources.gpus_per_node)", 2)
+            return
+        (found,) = counts
+        if len(found) > 1:
+            page.comment(f"gpus_per_node: several types: {', '.join(kind for kind, _ in found)}", 2)
+            return
+        ((kind, count),) = found
+        page.value((*here, "gpus_per_node"), count, _NODE)
+        if kind:
+            page.value((*here, "gpu_type"), kind, _NODE)
+        else:
+            page.comment("gpu_type: Slurm gives the GPUs no type", 2)
+        drivers = {each.driver for each in seen}
+        if len(drivers) == 1 and (driver := drivers.pop()):
+            page.value((*here, "driver"), driver, self.source, "nvidia-smi")
 
-def _same(page: Page, key: tuple[str, ...], found: Collection[str | int], source: str, note: str = "") -> None:
-    """Write a value that all nodes have; a job on nodes that differ says what it wants."""
-    if len(found) == 1:
-        page.value(key, next(iter(found)), source, note)
-    elif found:
-        page.comment(f"{key[-1]}: the nodes differ, so each job says it (resources.{key[-1]})", 2)
+    def same(self, key: tuple[str, ...], found: Collection[str | int], note: str = "") -> None:
+        """Write a value that all nodes have; a job on nodes that differ says what it wants."""
+        if len(found) == 1:
+            self.page.value(key, next(iter(found)), _NODE, note)
+        elif found:
+            self.page.comment(f"{key[-1]}: the nodes differ, so each job says it (resources.{key[-1]})", 2)
 
+    def job(self) -> None:
+        """Write the defaults of jobs, and which keys each job must set because nothing told them."""
+        page, live = self.page, self.live
+        default = next((name for name, row in live.partitions.items() if row.get("Default") == "YES"), None)
+        only = next(iter(live.partitions)) if len(live.partitions) == 1 else None
+        runtime = self.runtime()
+        required = [*([] if default or only else ["resources.partition"]), *([] if runtime else ["container.runtime"])]
+        page.comment()
+        if required:
+            page.value("required", required, note="not found, so each job must set it, or this file below `job`")
+        if default or only:
+            why = "Default=YES" if default else "the only one"
+            page.value("job.resources.partition", default or str(only), PARTITION, why)
+        if runtime:
+            page.value("job.container.runtime", *runtime, sure=self.sure)
+        interface = self.agreed(lambda each: next(iter(each.interfaces)) if len(each.interfaces) == 1 else None)
+        if interface:
+            page.value("job.network.interface", interface, self.source, "the only one with an address", sure=self.sure)
+        else:
+            found = [f"{each.node}: {', '.join(each.interfaces) or 'none'}" for each in self.seen]
+            where = (
+                "; ".join(found)
+                or f"{live.login.host} has {', '.join(live.login.interfaces) or 'none'}; nodes may differ"
+            )
+            page.missing("job.network.interface", f"default: the one that leads to the head node; {where}")
 
-def _threads(kinds: Sequence[NodeType]) -> str:
-    threads = {kind.node.threads_per_core for kind in kinds}
-    return f"hardware threads, {max(threads)} per core" if max(threads) > 1 else ""
+    def runtime(self) -> tuple[str, str, str] | None:
+        """Return the runtime that all probed nodes have, else the login node's; with its source and version."""
+        login = self.live.login
+        if self.seen:
+            for name in RUNTIMES:
+                if all(each.first(name) for each in self.seen):
+                    return name, self.source, self.seen[0].first(name)
+        else:
+            for name in RUNTIMES:
+                if told := login.runtimes.get(name):
+                    return name, f"{name} --version", f"{told}, on {login.host}: nodes may differ"
+        modules = [name for name in login.modules if any(each in name.lower() for each in RUNTIMES)]
+        modules += [name for each in self.seen for name in each.facts.get("module", ()) if name not in modules]
+        told = f"; modules: {', '.join(modules[:8])} (then `setup: [module load NAME]` below `job`)" if modules else ""
+        told += "; `srun --help` has --container-image, so `runtime: pyxis` may work" if login.pyxis else ""
+        where = "all of the probed nodes" if self.seen else login.host
+        self.page.missing("job.container.runtime", f"neither apptainer nor singularity on {where}{told}")
+        return None
 
+    def not_told(self) -> None:
+        page, login, config = self.page, self.live.login, self.live.config
+        accounts = self.live.cluster.accounts
+        if accounts:
+            names = ", ".join(dict.fromkeys(each.account for each in accounts))
+            qos = ", ".join(dict.fromkeys(name for each in accounts for name in each.qos)) or "default"
+            page.missing("job.resources.account", f"you may use {names} (sacctmgr show associations); QOS: {qos}")
+        else:
+            page.missing(
+                "job.resources.account", "sacctmgr told none; if sbatch wants one: `required: [resources.account]`"
+            )
+        page.missing("job.container.image", "an image that the nodes can read: `slurmddp build-image`")
+        folders = ", ".join(f"${key}={value}" for key, value in login.folders.items())
+        folders = f"; here: {folders}" if folders else ""
+        page.missing("job.paths.runs", f"a folder that all nodes share, without a small quota{folders}")
+        page.missing("internet_on_nodes", "`srun curl -sI https://example.org`; false if it fails")
+        page.missing("requeue", "whether a job may requeue itself: `slurmddp rehearse JOB.yaml` tries it")
+        if not self.seen:
+            page.missing("driver", f"`srun --gpus=1 nvidia-smi`, {_PROBE}")
+        if login.modules:
+            page.missing("job.setup", f"modules that a job may need: {', '.join(login.modules[:20])}")
+        if plugins := config.get("JobSubmitPlugins"):
+            what = "it may change or refuse options; read the site's pages"
+            page.missing("unsupported_flags", f"JobSubmitPlugins={plugins}: {what}")
+        for line in self.live.cluster.silent:
+            page.missing("(no answer)", line)
 
-def _memory(live: Live, kind: NodeType, row: Mapping[str, str]) -> int:
-    """What a job may have of a node: less than the node has where MaxMemPerNode or MaxMemPerCPU says so."""
-    most = kind.node.memory
-    for where in (row, live.config):
-        most = _capped(most, where.get("MaxMemPerNode"))
-        per_cpu = limit(where.get("MaxMemPerCPU"))
-        most = min(most, per_cpu * kind.node.cpus) if per_cpu else most
-    return most
-
-
-def _capped(number: int, most: str | None) -> int:
-    """A number, and a limit as Slurm prints it."""
-    return min(number, limit(most) or number)
-
-
-def _max_time(live: Live, row: Mapping[str, str]) -> tuple[int | None, str]:
-    """The partition's limit, or that of its QOS if it is lower; and who told it."""
-    limits = [(seconds(row.get("MaxTime")), _PARTITION)]
-    if row.get("QoS", "N/A") not in ("N/A", "(null)"):
-        limits.append((live.cluster.qos_limits.get(row["QoS"]), f"sacctmgr show qos {row['QoS']}"))
-    known = [(wall, why) for wall, why in limits if wall]
-    return min(known) if known else (None, "")
+    def node_types(self) -> list[str]:
+        """Return what the probes saw, for people."""
+        lines = []
+        for each in self.all:
+            job = f", job {each.job}" if each.job else ""
+            lines.append(f"{each.kind}, in {each.partition}{job}{f', on {each.node}' if each.facts else ''}")
+            lines += [f"  {note}" for note in (each.notes() if each.facts else [f"not probed: {each.why}"])]
+        return lines
 
 
 def _time(wall: int) -> str:
@@ -151,64 +266,3 @@ def _time(wall: int) -> str:
         if wall % size == 0:
             return f"{wall // size}{unit}"
     return slurm_time(wall)
-
-
-def _job(page: Page, live: Live) -> None:
-    """The defaults of jobs, and the keys that only the user can know."""
-    default = next((name for name, row in live.partitions.items() if row.get("Default") == "YES"), None)
-    only = next(iter(live.partitions)) if len(live.partitions) == 1 else None
-    runtime = next((name for name in RUNTIMES if name in live.login.runtimes), None)
-    required = [] if default or only else ["resources.partition"]
-    required += [] if runtime else ["container.runtime"]
-    page.comment()
-    if required:
-        page.value("required", required, note="not found, so each job must set it, or this file below `job`")
-    if default or only:
-        page.value(
-            "job.resources.partition", default or str(only), _PARTITION, "Default=YES" if default else "the only one"
-        )
-    if runtime:
-        told = live.login.runtimes[runtime]
-        where = f"{told}, on {live.login.host}: nodes may differ"
-        page.value("job.container.runtime", runtime, f"{runtime} --version", where, sure=False)
-    else:
-        page.missing("job.container.runtime", f"no apptainer or singularity on {live.login.host}{_others(live)}")
-
-
-def _others(live: Live) -> str:
-    """What else could run a container, or be loaded to do it."""
-    modules = [name for name in live.login.modules if any(each in name.lower() for each in RUNTIMES)]
-    told = f"; modules: {', '.join(modules[:8])} (then `setup: [module load NAME]` below `job`)" if modules else ""
-    return told + ("; `srun --help` has --container-image, so `runtime: pyxis` may work" if live.login.pyxis else "")
-
-
-def _not_told(page: Page, live: Live) -> None:
-    login, config = live.login, live.config
-    accounts = live.cluster.accounts
-    if accounts:
-        names = ", ".join(dict.fromkeys(each.account for each in accounts))
-        qos = ", ".join(dict.fromkeys(name for each in accounts for name in each.qos))
-        page.missing(
-            "job.resources.account", f"you may use {names} (sacctmgr show associations); QOS: {qos or 'default'}"
-        )
-    else:
-        page.missing(
-            "job.resources.account", "sacctmgr told none; if sbatch wants one: `required: [resources.account]`"
-        )
-    interfaces = ", ".join(login.interfaces) or "unknown"
-    page.missing("job.network.interface", f"{login.host} has {interfaces}; nodes may differ: `srun ip addr`, {_PROBE}")
-    page.missing("fabric", f"infiniband, slingshot11, efa, roce, ...: `srun ls /sys/class/infiniband`, {_PROBE}")
-    page.missing("driver", f"`srun --gpus=1 nvidia-smi`, {_PROBE}")
-    page.missing("job.container.image", "an image that the nodes can read: `slurmddp build-image`")
-    folders = "; here: " + ", ".join(f"${key}={value}" for key, value in login.folders.items()) if login.folders else ""
-    page.missing("job.paths.runs", f"a folder that all nodes share, without a small quota{folders}")
-    page.missing("internet_on_nodes", "`srun curl -sI https://example.org`; false if it fails")
-    page.missing("requeue", "whether a job may requeue itself: `slurmddp rehearse JOB.yaml` tries it")
-    if modules := login.modules:
-        page.missing("job.setup", f"modules that a job may need: {', '.join(modules[:20])}")
-    if plugins := config.get("JobSubmitPlugins"):
-        page.missing(
-            "unsupported_flags", f"JobSubmitPlugins={plugins}: it may change or refuse options; read the site's pages"
-        )
-    for line in live.cluster.silent:
-        page.missing("(no answer)", line)

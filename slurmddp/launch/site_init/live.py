@@ -11,11 +11,12 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.launch.job_check.cluster import Cluster
+from slurmddp.launch.job_check.cluster import Cluster, limit, seconds
 from slurmddp.slurm.client import ask
 from slurmddp.slurm.describe import Node
 from slurmddp.spec.types import is_name
 
+PARTITION = "scontrol show partition"
 #: Modules that a profile may load: container runtimes, and what brings them, or the GPUs' libraries.
 _MODULES = re.compile(r"apptainer|singularity|cuda|rocm|nccl|rccl|pytorch|aws-ofi|enroot", re.IGNORECASE)
 #: The first that is found is used: `singularity` is often a link to apptainer.
@@ -47,6 +48,16 @@ class NodeType(NamedTuple):
         free = [node for node in self.nodes if node.usable and "IDLE" in node.states]
         return [*free, *(node for node in self.nodes if node.usable), *self.nodes][0]
 
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """Return what they have in common: the same in each partition that has such nodes."""
+        node = self.nodes[0]
+        return (node.architecture, node.cpus, node.memory, node.gres, node.features)
+
+    def inside(self, partition: str) -> NodeType:
+        """Return those of them that are in a partition."""
+        return NodeType(tuple(node for node in self.nodes if partition in node.partitions))
+
     def __str__(self) -> str:
         node = self.node
         gres = f", {node.gres}" if node.gpus else ""
@@ -70,9 +81,46 @@ class Live(NamedTuple):
         alike: dict[tuple[object, ...], list[Node]] = {}
         for node in self.nodes:
             if wanted & set(node.partitions):
-                key = (node.architecture, node.cpus, node.memory, node.gres, node.features)
-                alike.setdefault(key, []).append(node)
+                alike.setdefault(NodeType((node,)).shape, []).append(node)
         return [NodeType(tuple(nodes)) for nodes in alike.values()]
+
+    def partition_of(self, kind: NodeType) -> str:
+        """Return the partition in which to use such nodes: one where a node is up, the default one if possible."""
+        having = [name for name in self.partitions if kind.inside(name).nodes]
+        having = [name for name in having if kind.inside(name).node.usable] or having
+        return next((name for name in having if self.partitions[name].get("Default") == "YES"), having[0])
+
+    @property
+    def gpu_request(self) -> str | None:
+        """Return how jobs ask for GPUs; None where Slurm does not say. --gpus-per-node needs cons_tres."""
+        select = self.config.get("SelectType")
+        return select and ("gpus-per-node" if "cons_tres" in select else "gres")
+
+    def cpus(self, kind: NodeType, row: Mapping[str, str]) -> int:
+        """Return the CPUs that a job in the partition can have of a node."""
+        return _capped(kind.node.cpus, row.get("MaxCPUsPerNode"))
+
+    def memory(self, kind: NodeType, row: Mapping[str, str]) -> int:
+        """Return the MiB that a job in the partition can have of a node."""
+        most = kind.node.memory
+        for where in (row, self.config):
+            most = _capped(most, where.get("MaxMemPerNode"))
+            per_cpu = limit(where.get("MaxMemPerCPU"))
+            most = min(most, per_cpu * self.cpus(kind, row)) if per_cpu else most
+        return most
+
+    def max_time(self, row: Mapping[str, str]) -> tuple[int | None, str]:
+        """Return the partition's limit in seconds, or that of its QOS if it is lower, and the command that told it."""
+        limits = [(seconds(row.get("MaxTime")), PARTITION)]
+        if row.get("QoS", "N/A") not in ("N/A", "(null)"):
+            limits.append((self.cluster.qos_limits.get(row["QoS"]), f"sacctmgr show qos {row['QoS']}"))
+        known = [(wall, why) for wall, why in limits if wall]
+        return min(known) if known else (None, "")
+
+
+def _capped(number: int, most: str | None) -> int:
+    """Return a number, or a limit as Slurm prints it if that is lower."""
+    return min(number, limit(most) or number)
 
 
 def look(only: Collection[str], environment: Mapping[str, str], cluster: Cluster | None = None) -> Live:

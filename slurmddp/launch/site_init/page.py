@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from slurmddp.spec.document import is_null
@@ -58,8 +58,8 @@ class Page:
         """Add to the list of what was not found. why: and how to find it."""
         self._missing.append(f"# {key}: {one_line(why)}")
 
-    def text(self) -> str:
-        """Return the profile. Facts name the commands per part of the profile."""
+    def text(self, more: Sequence[str] = ()) -> str:
+        """Return the profile. Facts name the commands per part of the profile; `more` is for people."""
         lines = list(self._lines)
         if self._sources:
             lines += ["", "facts:"]
@@ -69,6 +69,8 @@ class Page:
                 lines.append(f"  {section}: {{source: {source}, date: {self._date}, verified: {sure}}}")
         if self._missing:
             lines += ["", "# Not found:", *self._missing]
+        if more:
+            lines += ["", "# Node types:", *(f"# {one_line(line)}" for line in more)]
         return "\n".join(lines) + "\n"
 
     def _enter(self, above: tuple[str, ...]) -> None:

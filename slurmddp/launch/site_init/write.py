@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.site_init.draft import draft
 from slurmddp.launch.site_init.live import Live
+from slurmddp.launch.site_init.seen import Seen
 from slurmddp.shared.files import write_whole
 from slurmddp.sites.catalogue import Catalogue, user_folder
 from slurmddp.sites.problems import problems
+from slurmddp.sites.select import select
 from slurmddp.spec.types import is_name
 
 STDOUT = "-"
@@ -37,17 +39,33 @@ class Target:
         self._refuse(path)
         return path
 
-    def write(self, live: Live) -> tuple[str, Path | None]:
+    def write(self, live: Live, seen: Sequence[Seen]) -> tuple[str, Path | None]:
         """Write the draft and return its text and its file. Raises UserError, ExternalError, OSError."""
         path = self.path(live)
         name = path.stem if path else _name(live)
-        text = draft(live, name)
+        text = draft(live, name, seen)
         _check(text, name, self._environment)
         if path is not None:
             if self._output is None:
                 path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text)
         return text, path
+
+    def notes(self, path: Path) -> list[str]:
+        """Return what the new file changes beside itself: a profile that it hides, or that is used in its place."""
+        if self._output is not None:
+            return []
+        catalogue, name = Catalogue(self._environment), path.stem
+        hidden = [folder / path.name for folder in catalogue.folders if folder != path.parent]
+        notes = [f"it hides the profile {other}" for other in hidden if other.is_file()]
+        try:
+            active = select(catalogue, self._environment)
+        except UserError as error:
+            return [*notes, str(error)]
+        if active is None or active[0] != name:
+            used = f"site {active[0]} is used here ({active[1]})" if active else "no site is detected here"
+            notes.append(f"{used}: select the draft with --site {name}")
+        return notes
 
     def _refuse(self, path: Path) -> None:
         if path.suffix != ".yaml" or not is_name(path.stem):

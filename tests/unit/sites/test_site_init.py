@@ -17,48 +17,6 @@ Cli = Callable[..., Result]
 SAMPLES = Path(__file__).parents[1] / "slurm" / "samples"
 TODAY = datetime.date.today().isoformat()
 
-CONFIG = """\
-Configuration data as of 2026-11-23T14:12:36
-ClusterName             = Alps 2
-JobSubmitPlugins        = lua
-MaxMemPerNode           = UNLIMITED
-SelectType              = select/cons_res
-SLURM_VERSION           = 22.05.8
-"""
-PARTITIONS = """\
-PartitionName=gpu AllowGroups=ALL AllowAccounts=physics,bio AllowQos=ALL Default=YES QoS=short DefaultTime=NONE \
-MaxNodes=8 MaxTime=2-00:00:00 MaxCPUsPerNode=UNLIMITED State=UP MaxMemPerNode=UNLIMITED
-PartitionName=cores.long AllowAccounts=ALL Default=NO QoS=N/A MaxNodes=UNLIMITED MaxTime=UNLIMITED MaxCPUsPerNode=32 \
-State=UP MaxMemPerCPU=1000
-PartitionName=preempt AllowAccounts=ALL Default=NO QoS=N/A MaxNodes=UNLIMITED MaxTime=90:00 State=DRAIN
-PartitionName=odd AllowAccounts=ALL Default=NO QoS=N/A MaxNodes=UNLIMITED MaxTime=INFINITE State=UP
-"""
-NODES = """\
-NodeName=g1 Arch=x86_64 CPUEfctv=120 CPUTot=128 Gres=gpu:a100:4(S:0) RealMemory=515000 MemSpecLimit=3000 State=IDLE \
-ThreadsPerCore=2 AvailableFeatures=ib Partitions=gpu
-NodeName=g2 Arch=x86_64 CPUEfctv=120 CPUTot=128 Gres=gpu:a100:4(S:1) RealMemory=515000 MemSpecLimit=3000 State=MIXED \
-ThreadsPerCore=2 AvailableFeatures=ib Partitions=gpu
-NodeName=c1 Arch=x86_64 CPUEfctv=64 CPUTot=64 Gres=(null) RealMemory=100000 State=IDLE ThreadsPerCore=1 \
-Partitions=cores.long
-"""
-SACCTMGR = "case $* in *qos*) echo 'short|04:00:00';; *) echo 'physics||short,normal';; esac"
-
-
-@pytest.fixture
-def slurm(desk: Desk) -> Callable[..., None]:
-    """Put Slurm's commands on the desk, by default those of a cluster with GPUs of Slurm 22.05."""
-
-    def put(config: str = CONFIG, partitions: str = PARTITIONS, nodes: str = NODES, sacctmgr: str = SACCTMGR) -> None:
-        texts = {"config": config, "partition": partitions, "node": nodes}
-        for name, text in texts.items():
-            (desk.root / name).write_text(text)
-        desk.program("scontrol", f'#!/bin/sh\nfor last; do :; done\ncat "{desk.root}/$last"\n')
-        desk.program("sacctmgr", f"#!/bin/sh\n{sacctmgr}\n")
-        for name in ("srun", "apptainer", "ip"):
-            desk.program(name, f"#!/bin/sh\necho {name} version 1.2\n")
-
-    return put
-
 
 def profile(desk: Desk, path: Path) -> Site:
     return Catalogue(desk.environment).load(str(path))[0]
@@ -78,7 +36,7 @@ def test_a_draft_of_a_gpu_cluster(desk: Desk, cli: Cli, slurm: Callable[..., Non
     assert (gpu.gpus_per_node, gpu.gpu_type, gpu.cpus_per_node, gpu.mem_per_node) == (4, "a100", 120, 512000)
     assert (gpu.max_time, gpu.max_nodes) == (4 * 3600, 8), "its QOS ends jobs earlier"
     cores = site.partitions["cores.long"]
-    assert (cores.gpus_per_node, cores.cpus_per_node, cores.mem_per_node) == (None, 32, 64000)
+    assert (cores.gpus_per_node, cores.cpus_per_node, cores.mem_per_node) == (None, 32, 32000)
     assert (cores.max_time, cores.max_nodes) == (None, None)
     assert site.partitions["odd"].cpus_per_node is None and "preempt" not in site.partitions
     assert site.job == {"resources": {"partition": "gpu"}, "container": {"runtime": "apptainer"}}
@@ -90,6 +48,22 @@ def test_a_draft_of_a_gpu_cluster(desk: Desk, cli: Cli, slurm: Callable[..., Non
     assert [key for key, fact in site.facts.items() if not fact.verified] == ["job.container"], "nodes may differ"
     # It is found by the cluster's name from now on.
     assert cli("sites", "--json", SLURM_CLUSTER_NAME="alps 2").out.count('"active": true') == 1
+
+
+def test_a_draft_says_what_it_hides_and_what_is_used_in_its_place(
+    desk: Desk, cli: Cli, slurm: Callable[..., None]
+) -> None:
+    slurm(config="ClusterName = lumi\nSelectType = select/cons_tres\n")
+    done = cli("sites", "init")
+    assert "\nnote: it hides the profile " in done.err and "/site_configs/lumi.yaml\n" in done.err
+    assert "is used here" not in cli("sites", "init", "--force", SLURM_CLUSTER_NAME="lumi").err
+    desk.site("name: other\ntitle: t\ndetect: {cluster_names: [lumi]}")
+    assert (
+        "note: this host matches two sites equally well: "
+        in cli("sites", "init", "--force", SLURM_CLUSTER_NAME="lumi").err
+    )
+    done = cli("sites", "init", "--force", SLURMDDP_SITE="other")
+    assert "note: site other is used here ($SLURMDDP_SITE): select the draft with --site lumi\n" in done.err
 
 
 def test_every_value_has_a_source_and_a_date(desk: Desk, cli: Cli, slurm: Callable[..., None]) -> None:
@@ -117,7 +91,7 @@ def test_a_draft_of_the_test_cluster(desk: Desk, cli: Cli, slurm: Callable[..., 
     }  # fmt: skip
     assert site.required == ("resources.partition", "container.runtime"), "neither is guessed"
     assert "    # gpus_per_node: the nodes differ, so each job says it (resources.gpus_per_node)\n" in text
-    assert "# gpu_vendor: nvidia (the default) or amd: " in text
+    assert "# gpu_vendor: nvidia (the default), amd or none: " in text
     assert "# (no answer): sacctmgr: You are not running a supported accounting_storage plugin\n" in text
 
 
