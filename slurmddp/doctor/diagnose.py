@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO, NamedTuple
 
@@ -17,6 +18,15 @@ from slurmddp.doctor.tracebacks import Traceback, Tracebacks
 _PLAIN_MISTAKES = {"NameError", "SyntaxError", "IndentationError", "UnboundLocalError", "ZeroDivisionError", "TabError"}
 #: Exceptions that say nothing by themselves: another line has the reason.
 _EMPTY = {"SystemExit", "Empty", "EOFError", "CancelledError", "TimeoutError", "ProcessLookupError"}
+#: A warning may speak of something that did not stop the run.
+_WARNING = re.compile(r"(?:User|Future|Deprecation|Runtime)Warning|\bWARNING\b|^\[?W[\] 0-9]")
+_FINISHED = re.compile(
+    r"Training completed|'train_runtime':|`max_(?:epochs|steps)=\d+` reached|training (?:done|finished|complete)"
+)
+#: Lines that a rank may still write after the exception that ends it, and lines with a hint that explain a failure.
+_STILL_WRITES, _MANY = 300, 3
+#: The order of causes among which only the time decides.
+_BY_TIME = 30
 #: Causes that are the exit of a process.
 _EXITS = {"killed", "segfault", "bus-error", "illegal-instruction", "exit-code"}
 #: Code that follows a frame in a traceback, not output.
@@ -74,6 +84,8 @@ class Examination:
     structure: Structure = field(default_factory=Structure)
     files: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    _ends: dict[str, int] = field(default_factory=dict)
+    _finished: int = -1
 
     def read(self, name: str, handle: BinaryIO, *, node: str | None = None) -> None:
         """Read one log. node: whose log it is, if that is known."""
@@ -84,6 +96,9 @@ class Examination:
             line = parse_line(raw)
             clock = line.clock or clock
             line = line._replace(host=line.host or node, clock=clock)
+            self._ends[name] = number
+            if _FINISHED.search(line.text):
+                self._finished = len(self.hits)
             self.structure.feed(line.text)
             ended = tracebacks.feed(number, line.text, line.rank, line.host)
             lines.everything = tracebacks.active
@@ -123,6 +138,8 @@ class Examination:
             if told := _ON_NODE.search(line.text):
                 host = told[1] or told[2] or told[4] or host
                 rank = int(told[3]) if told[3] and rank is None else rank
+            if sure == "certain" and _WARNING.search(line.text):
+                sure = "likely"
             place = len(self.hits)
             self.hits.append(Hit(cause, sure, name, number, line.text.strip(), rank, host, line.clock, place, ended))
         return matched
@@ -142,14 +159,20 @@ class Examination:
     def diagnose(self) -> Diagnosis:
         """Judge what was found."""
         hits = self._without_consequences()
-        claims = [hit for hit in hits if hit.sure != "hint"]
+        claims = [hit for hit in hits if hit.sure in ("certain", "likely")]
         hints = [hit for hit in hits if hit.sure == "hint"]
-        notes = [*dict.fromkeys(f"{hit.cause.title}: {hit.path}:{hit.line}" for hit in hints), *self.notes]
+        weak = {
+            hit.cause.title: f"{hit.cause.title}: {hit.path}:{hit.line}" for hit in reversed(hits) if hit not in claims
+        }
+        notes = [*reversed(weak.values()), *self.notes]
+        if not claims:
+            many = Counter(hit.cause.id for hit in hints)
+            claims = [hit._replace(sure="likely") for hit in hints if many[hit.cause.id] >= _MANY]
         if not claims:
             return Diagnosis(None, "none", notes=tuple(notes), files=tuple(self.files))
-        best = min(claims, key=self._priority)
+        best = self._first(claims)
         if best.cause.order >= SYMPTOMS and hints:
-            best = min(hints, key=self._priority)._replace(sure="likely")
+            best = self._first(hints)._replace(sure="likely")
         best = self._named(best)
         seen = _grouped(claims if best.cause.id in {hit.cause.id for hit in claims} else [*claims, best])
         root = replace(seen.pop(best.cause.id), first=best)
@@ -159,24 +182,41 @@ class Examination:
         return Diagnosis(root, sure, message, tuple(followed), tuple(others), tuple(notes), tuple(self.files))
 
     def _without_consequences(self) -> list[Hit]:
-        """Leave out what stands behind the line with which Slurm ended the job: it follows from that."""
-        stops = [hit for hit in self.hits if hit.cause.id in ("time-limit", "preemption", "node-failure")]
+        """Leave out what stands behind the line with which Slurm ended the job, and exceptions that were handled."""
+        hits = [hit._replace(sure="note") if self._was_handled(hit) else hit for hit in self.hits]
+        stops = [hit for hit in hits if hit.cause.id in ("time-limit", "preemption", "node-failure")]
         if not stops:
-            return self.hits
+            return hits
         first = min(stops, key=lambda hit: hit.place)
         return [
             hit
-            for hit in self.hits
+            for hit in hits
             if hit.place <= first.place or hit.path != first.path or hit.cause.order < first.cause.order
             or hit.cause.order >= SYMPTOMS or hit.cause is first.cause
         ]  # fmt: skip
 
-    def _priority(self, hit: Hit) -> tuple[int, bool, bool, Clock, int]:
-        """The lowest is the root: by order, the surest first, then the rank that failed first, then by time."""
+    def _was_handled(self, hit: Hit) -> bool:
+        """Whether the log went on for long after an exception, before anything else went wrong in it."""
+        if hit.traceback is None or hit.cause.order != _BY_TIME:
+            return False
+        later = [
+            each.line for each in self.hits if each.path == hit.path and each.line > hit.line and each.sure != "note"
+        ]
+        return min([*later, self._ends.get(hit.path, 0)]) - hit.line > _STILL_WRITES
+
+    def _first(self, hits: Sequence[Hit]) -> Hit:
+        """The root among hits: by order, the surest first, then the rank that failed first, then by time."""
+        best = min(map(self._priority, hits))
+        equals = [hit for hit in hits if self._priority(hit) == best]
+        if all(hit.clock for hit in equals):
+            return min(equals, key=lambda hit: (hit.clock, hit.place))
+        return min(equals, key=lambda hit: hit.place)
+
+    def _priority(self, hit: Hit) -> tuple[int, bool, bool]:
         known = self.structure.root_rank
         elsewhere = known is not None and hit.rank is not None and hit.rank != known
-        late: Clock = (99, 0, 0, 0, 0.0)
-        return hit.cause.order, hit.sure != "certain", elsewhere, hit.clock or late, hit.place
+        unsure = hit.sure != "certain" and hit.cause.order != _BY_TIME
+        return hit.cause.order, unsure, elsewhere
 
     def _named(self, hit: Hit) -> Hit:
         """Torchrun's report names the rank that exited, a few lines away from its exit code."""
@@ -194,8 +234,12 @@ class Examination:
             return self._timeout()
         if (counts := _COUNTS.search(best.text)) and cause.id in ("ranks-missing", "rank-mismatch"):
             return best.sure, f"world size {counts[1]}, but {counts[2]} processes joined"
-        if cause.order >= SYMPTOMS and cause.id != "cancelled":
+        if cause.order >= SYMPTOMS and cause.id not in ("cancelled", "hangup"):
             return "unknown", ""
+        if best.place < self._finished:
+            return "likely", "the log says later that training finished"
+        if cause.id == "master-unreachable":
+            return best.sure, _how_unreachable(best.text)
         rivals = {hit.cause.id for hit in claims if hit.cause.order < 20 and hit.sure == "certain"} - {cause.id}
         sure = "likely" if best.sure == "hint" or (rivals and cause.order >= 20) else best.sure
         return sure, _where_raised(best)
@@ -208,6 +252,17 @@ class Examination:
             shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
             return "likely", f"the others waited for rank {shown}: {why}"
         return "unknown", "no line names the rank that the others waited for"
+
+
+def _how_unreachable(text: str) -> str:
+    """What the error of the connection says about the reason."""
+    if re.search(r"[\[( ](?:localhost|127\.)", text):
+        return "the address is that of the node itself: on another node than the master it is wrong"
+    if "refused" in text or "errno: 111" in text:
+        return "nothing listens there: wrong address or port, or rank 0 did not start or has gone"
+    if "No route" in text or "errno: 113" in text:
+        return "no route: a firewall, or an address of another network"
+    return "no answer: a wrong address, a firewall, or the master did not start"
 
 
 def _where_raised(hit: Hit) -> str:

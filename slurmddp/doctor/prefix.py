@@ -19,6 +19,8 @@ _LABEL = re.compile(
     r"|\[\d{1,7}\] "
     r"|\((?:[\w.:-]+,? )*(?:pid|ip)=[^)]*\) "
     r"|\[(?:stderr|stdout|INFO|ERROR)\]:? "
+    r"|\[\d+,(?P<mpi>\d+)\]<std(?:out|err)>: ?"
+    r"|(?:\[\S+\] \w+ )?\[rank=(?P<label>\d+)\] \|\| "
     r"|(?P<host>[A-Za-z][\w.-]*): (?=\[rank|\[default|Traceback|\w+Error)"
     r")"
 )
@@ -49,7 +51,7 @@ def parse_line(raw: bytes) -> Line:
         if not found:
             break
         text = text[found.end() :]
-        number = found["rank"] or (found["task"] if rank is None else None)
+        number = found["rank"] or found["mpi"] or found["label"] or (found["task"] if rank is None else None)
         rank = int(number) if number and not found[0].startswith("[default") else rank
         host = found["host"] or host
     if nccl := _NCCL.match(text):

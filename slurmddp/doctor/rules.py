@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from slurmddp.runs.cause_rules import RULES, split_rules
 
 #: How sure a pattern makes us, the surest first.
-SURE = ("certain", "likely", "hint")
+SURE = ("certain", "likely", "hint", "note")
 #: Causes from here on say that something failed, but not why.
 SYMPTOMS = 40
 #: Causes from here on follow from another failure.
@@ -80,6 +80,12 @@ class Catalogue:
 def catalogue() -> Catalogue:
     """Return the causes of this slurmddp."""
     return Catalogue(parse(split_rules(RULES.read_text(encoding="utf-8"))[1]))
+
+
+def known_cause(text: str) -> Cause | None:
+    """Return the cause that one line suggests; None, if it only says that something failed."""
+    found = [cause for cause, sure in catalogue().matches(text) if sure in ("certain", "likely")]
+    return min((cause for cause in found if cause.order < SYMPTOMS), key=lambda cause: cause.order, default=None)
 
 
 def parse(text: str) -> list[Cause]:

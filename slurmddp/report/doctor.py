@@ -28,13 +28,6 @@ def lines(found: Diagnosis) -> Iterator[str]:
         yield one_line(f"note: {note}")
 
 
-def headline(found: Diagnosis) -> str | None:
-    """Return the answer in one line for other commands; None, if doctor knows no cause."""
-    if found.root is None or found.sure == "unknown":
-        return None
-    return one_line(f"{found.root.first.cause.title} ({found.sure}): {_text(found.root.first)}")
-
-
 def _root(found: Diagnosis, root: Seen) -> Iterator[str]:
     first = root.first
     if found.sure == "unknown":

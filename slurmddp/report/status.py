@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from slurmddp.doctor.rules import known_cause
 from slurmddp.errors import ExternalError
 from slurmddp.runs import state
 from slurmddp.runs.cause import find_cause, hang_line
@@ -123,6 +124,8 @@ def status_text(found: RunStatus, goodput: str | None = None, recovered: str | N
     # The breaker's sentence is the state's detail already.
     if found.cause and found.cause != found.state.detail:
         lines.append(f"cause    {one_line(found.cause.removesuffix(f'; {found.state.detail}'))}")
+    if found.cause and (known := known_cause(found.cause)):
+        lines.append(one_line(f"doctor   {known.title}: slurmddp doctor {found.folder.id}"))
     lines.append(f"job      {found.job_id or 'none'}")
     if found.attempt is not None:
         lines.append(f"attempt  {found.attempt}")

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from slurmddp.doctor.diagnose import Examination
-from slurmddp.doctor.rules import Cause, catalogue, literal_of, parse
+from slurmddp.doctor.rules import Cause, catalogue, known_cause, literal_of, parse
 from tests.unit.doctor.page import HEAD, PAGE, catalogue_text
 
 CAUSES = catalogue().causes
@@ -58,3 +58,17 @@ def test_the_page_has_the_catalogue_of_the_rules() -> None:
     """After a change of the rules: python -m tests.unit.doctor.page."""
     page = PAGE.read_text(encoding="utf-8")
     assert page.partition(HEAD)[2] == catalogue_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("rank 1 on n1: torch.OutOfMemoryError: CUDA out of memory. (in x.log)", "gpu-memory"),
+        ("rank 0 on n1: killed by SIGKILL (out of memory?) (in x.log)", "killed"),
+        ("rank 3 on n2: ValueError: boom (in x.log)", None),
+        ("rank 0 on n1: RuntimeError: Connection reset by peer (in x.log)", None),
+    ],
+)
+def test_the_cause_that_status_adds(text: str, cause: str | None) -> None:
+    known = known_cause(text)
+    assert (known.id if known else None) == cause
