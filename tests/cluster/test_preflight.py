@@ -264,6 +264,40 @@ def test_the_spare_replaces_a_bad_node_and_the_next_job_avoids_it(alice: Alice, 
     alice.cluster.run("login", ["scancel", again.job_id])
 
 
+#: Fault -> commands that make it on a node and take it away again, and the reason. RUN: the run folder.
+FAULTS = {
+    "no dataset": ("mount -t tmpfs none /home/alice/text", "umount /home/alice/text", "train.data.path: "),
+    "other code": (
+        "cp -r RUN/code /tmp/code && echo >>/tmp/code/slurmddp/__init__.py && mount --bind /tmp/code RUN/code",
+        "umount RUN/code && rm -r /tmp/code",
+        "sees other code in the run folder",
+    ),
+    "read-only": ("mount --bind RUN RUN && mount -o remount,bind,ro RUN", "umount RUN", ""),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_one_node_is_named_and_the_spare_trains(alice: Alice, fresh_cluster: Cluster, fault: str) -> None:
+    make, take_away, reason = FAULTS[fault]
+    small = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M", "sbatch_extra": ["--hold"]}
+    small["nodes"] = {"min": 2, "max": 2, "spares": 1}
+    run = alice.submit(alice.job_file("fault", resources=small, train={"steps": 10}))
+    fresh_cluster.sh("node2", make.replace("RUN", run.answer["run_folder"]), user="root")
+    try:
+        fresh_cluster.run("login", ["scontrol", "release", run.job_id])
+        run.wait_for_event("attempt_started", timeout=240)
+    finally:
+        fresh_cluster.run("login", ["scancel", run.job_id], check=False)
+        fresh_cluster.wait_for(lambda: not run.processes(), "nothing is left of it", 60)
+        fresh_cluster.sh("node2", take_away.replace("RUN", run.answer["run_folder"]), user="root")
+    rows = run.lines("events.jsonl")
+    (excluded,) = (row for row in rows if row["event"] == "node_excluded")
+    assert excluded["excluded"] == "node2" and excluded["reason"].startswith(f"preflight: {reason}"), excluded
+    (started,) = (row for row in rows if row["event"] == "attempt_started")
+    assert started["nodes"].split() == ["node1", "node3"]
+
+
 LOST = "node2"
 
 
