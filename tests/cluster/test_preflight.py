@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
 
+from . import debian
 from .cluster import Cluster
 from .runs import Alice, Run
 
@@ -272,7 +275,11 @@ FAULTS = {
         "umount RUN/code && rm -r /tmp/code",
         "sees other code in the run folder",
     ),
-    "read-only": ("mount --bind RUN RUN && mount -o remount,bind,ro RUN", "umount RUN", ""),
+    "read-only": (
+        "mount --bind RUN RUN && mount -o remount,bind,ro RUN",
+        "umount RUN",
+        "Slurm could not start a process there: ",
+    ),
 }
 
 
@@ -296,6 +303,21 @@ def test_a_fault_of_one_node_is_named_and_the_spare_trains(alice: Alice, fresh_c
     assert excluded["excluded"] == "node2" and excluded["reason"].startswith(f"preflight: {reason}"), excluded
     (started,) = (row for row in rows if row["event"] == "attempt_started")
     assert started["nodes"].split() == ["node1", "node3"]
+
+
+@pytest.mark.long
+def test_a_clock_that_is_wrong_is_a_warning_that_status_shows(alice: Alice) -> None:
+    """The library is that of this machine: it must run in the image, too, which is Debian 12."""
+    debian.ensure_tools({"faketime": "faketime"})
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    shutil.copyfile(library, alice.cluster.machine_path("/home/alice/libfaketime.so.1"))
+    ahead = "LD_PRELOAD=/home/alice/libfaketime.so.1 FAKETIME=+90 FAKETIME_DONT_FAKE_MONOTONIC=1"
+    exports = " ".join(f"APPTAINERENV_{word}" for word in ahead.split())
+    run = submit_script(alice, 0, 3, "--set", f"setup=['[[ $SLURMD_NODENAME != node2 ]] || export {exports}']")
+    (warning,) = run.wait_for_event("preflight", timeout=240)["warnings"]
+    alice.cluster.run("login", ["scancel", run.job_id], check=False)
+    assert warning.startswith("node2: its clock is 90 s ahead of the others' - ask"), warning
+    assert run.status()[1]["warnings"] == [warning]
 
 
 LOST = "node2"

@@ -309,6 +309,18 @@ def test_the_rendezvous_port_is_taken(three: Nodes) -> None:
     assert [path.name for path in (three.logs / "preflight").iterdir()] == ["n1.failed"]
 
 
+def test_a_node_where_slurm_could_not_start_the_process(three: Nodes) -> None:
+    """srun knows it at once: nobody waits for the node's report."""
+    (three.logs / "srun.err").write_text(
+        "srun: error: task 1 launch failed: Slurmd could not connect IO\nsrun: error: task 7 launch failed: x\n"
+    )
+    late = {name: {"SLURMDDP_PREFLIGHT_SECONDS": "3600"} for name in ("n1", "n3")}
+    code, text = three.check(late, absent=("n2",))
+    reason = "Slurm could not start a process there: Slurmd could not connect IO - check that the run folder is mounted"
+    first, second, third = text.splitlines()
+    assert (code, first, third) == (3, "n1 ok", "n3 ok") and second.startswith(f"n2 bad {reason}")
+
+
 def test_strangers_on_the_port(three: Nodes) -> None:
     """Scanners, another run's node, and who names our nodes without our key, neither disturb nor join."""
     others = [three.start(name) for name in ("n1", "n2")]

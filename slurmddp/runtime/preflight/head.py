@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import resource
 import secrets
 import sys
@@ -39,6 +40,8 @@ _AT_ONCE = 256
 _GOODBYE = 5.0
 _ROUTE = "check its network (cable, switch, firewall, /etc/hosts), or set network.interface"
 _LOG = "see its log"
+_NOT_STARTED = re.compile(r"^srun: error: task (\d{1,6}) launch failed: (.+)", re.MULTILINE)
+_LAUNCH = "check that the run folder is mounted there and can be written: Slurm opens the node's log in it"
 _UNTRIED = "did not report whether it can connect to the other nodes"
 
 
@@ -107,8 +110,8 @@ class Head:
                     self._reports.setdefault(node, report)
 
     def _words(self) -> dict[str, Report]:
-        """What nodes left in the run folder: NODE.failed from node.sh, NODE.unreached from node.py."""
-        words = {}
+        """What srun said, and what nodes left in the run folder: NODE.failed of node.sh, NODE.unreached of node.py."""
+        words = self._not_started()
         try:
             names = set(os.listdir(self._settings.folder))
         except OSError:
@@ -126,6 +129,19 @@ class Head:
                     links = {} if failed else {"rendezvous": bad(text, _ROUTE)}
                     words[node] = Report([bad(text, _LOG)] if failed else [], links)
         return words
+
+    def _not_started(self) -> dict[str, Report]:
+        """Nodes where Slurm could not start the process: srun says so, and waits for the others. Task N is node N."""
+        try:
+            said = (self._settings.folder.parent / "srun.err").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return {}
+        failed = {int(task): plain(text) for task, text in _NOT_STARTED.findall(said)}
+        return {
+            node: Report([bad(f"Slurm could not start a process there: {failed[task]}", _LAUNCH)])
+            for task, node in enumerate(self._settings.nodes)
+            if task in failed
+        }
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection. Strangers, who may find the port, are not answered."""
