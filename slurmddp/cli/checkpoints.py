@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from slurmddp.cli import options as opt
-from slurmddp.cli.follow import Json, Run
+from slurmddp.cli.follow import LAST, Json, Run
 from slurmddp.cli.help import App
 
 Step = Annotated[int | None, typer.Option(min=0, metavar="N", help="Verify only the checkpoint of this step")]
@@ -23,7 +23,7 @@ def register(app: App) -> None:
     app.add_typer(group, name="checkpoint", rich_help_panel="Runs")
 
 
-def list_checkpoints(run: Run, as_json: Json = False) -> None:
+def list_checkpoints(run: Run = LAST, as_json: Json = False) -> None:
     """List the checkpoints of a run and of the runs it resumed from, and mark the one to resume from."""
     from slurmddp.launch.find import find_run
     from slurmddp.report.checkpoints import as_dict, table
@@ -37,7 +37,7 @@ def list_checkpoints(run: Run, as_json: Json = False) -> None:
         typer.echo(table(folder, found, leftovers(folder)))
 
 
-def verify(run: Run, step: Step = None, as_json: Json = False) -> None:
+def verify(run: Run = LAST, step: Step = None, as_json: Json = False) -> None:
     """Check every file of a run's checkpoints against its hash. Exit code: 0 all good, 1 some damaged."""
     from slurmddp.launch.find import find_run
     from slurmddp.report.checkpoints import as_dict, verdict, verified
@@ -53,8 +53,8 @@ def verify(run: Run, step: Step = None, as_json: Json = False) -> None:
 
 
 def prune(
-    run: Run,
     keep: Annotated[int, typer.Option(min=1, metavar="N", help="Keep the N newest good checkpoints")],
+    run: Run = LAST,
     keep_every: Annotated[
         int | None, typer.Option(min=1, metavar="M", help="Also keep checkpoints whose step is a multiple of M")
     ] = None,
@@ -83,7 +83,7 @@ def prune(
 
 
 def export(
-    run: Run,
+    run: Run = LAST,
     step: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Step of the checkpoint  [default: the newest good one]")
     ] = None,

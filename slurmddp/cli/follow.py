@@ -8,11 +8,14 @@ import typer
 from slurmddp.cli import options as opt
 from slurmddp.cli.alerts import send_waiting
 from slurmddp.cli.help import App
-from slurmddp.cli.terminal import write_line
+from slurmddp.cli.terminal import write_line, write_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from slurmddp.report.status import RunStatus
     from slurmddp.runs.layout import RunFolder
+    from slurmddp.runs.ledger import Ledger
 
 Run = Annotated[
     str,
@@ -22,15 +25,19 @@ Run = Annotated[
         autocompletion=opt.run_names,
     ),
 ]
+#: Which run is meant where none is named.
+LAST = "last"
+#: Seconds between two looks of `status --watch`.
+LOOK_EVERY = 2.0
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout")]
 
 
 def register(app: App) -> None:
     """Put the group's commands on the app."""
-    app.add("Runs", runs, example="slurmddp runs -n 5")
-    app.add("Runs", status, example="slurmddp status last")
-    app.add("Runs", logs, example="slurmddp logs last -f")
-    app.add("Runs", cancel, example="slurmddp cancel last --wait")
+    app.add("Runs", runs, aliases=("ls", "ps"), example="slurmddp runs --state running")
+    app.add("Runs", status, example="slurmddp status last --watch")
+    app.add("Runs", logs, example="slurmddp logs last -f --tail 20")
+    app.add("Runs", cancel, aliases=("stop",), example="slurmddp cancel last --wait")
     app.add("Runs", goodput, example="slurmddp goodput last")
 
 
@@ -46,14 +53,25 @@ def _ask(folder: "RunFolder") -> "RunStatus":
 
 def runs(
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, metavar="N", help="Show the N newest runs")] = 20,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STATE", help="Only runs in this state; may be repeated", autocompletion=opt.run_states),
+    ] = None,
+    site: Annotated[
+        str | None, typer.Option(metavar="SITE", help="Only runs of this site", autocompletion=opt.site_names)
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only runs submitted since: 12h, 7d, 2w or 2026-11-30")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List your runs, newest last."""
+    """List your runs, newest last. Says why a pending run waits, and when it should start."""
     from slurmddp.launch.find import known_roots
     from slurmddp.launch.requeue_hold import release_hold
-    from slurmddp.report.runs import list_runs, runs_table
+    from slurmddp.report.runs import Wanted, list_runs, runs_table
 
-    found = list_runs(limit, lambda: known_roots(os.environ), opt.say)
+    wanted = Wanted.asked(limit, state or (), site, since)
+    found = list_runs(wanted, lambda: known_roots(os.environ), opt.say)
     for row in found:
         if row.status and (told := release_hold(row.folder, row.status.facts, row.status.view)):
             opt.say(f"note: {row.folder.id}: {told}")
@@ -61,24 +79,86 @@ def runs(
     typer.echo(opt.json_text([row.told for row in found]) if as_json else runs_table(found))
 
 
-def status(run: Run, as_json: Json = False) -> None:
+def status(
+    run: Run = LAST,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it live, with curves, until the run is over")] = False,
+    as_json: Json = False,
+) -> None:
     """Show the state of a run. Exit code: 0 done; 1 failed, stopped or cancelled; 3 still pending or running."""
     from slurmddp.launch.find import find_run
-    from slurmddp.report.goodput import goodput_line, recovered_line, run_ledger
-    from slurmddp.report.status import status_text
 
     folder = find_run(run, os.environ)
     send_waiting([folder])
-    found = _ask(folder)
-    ledger = run_ledger(found.folder, going=found.state.going, quick=True)
-    if as_json:
-        typer.echo(opt.json_text({**found.as_dict(), "recovered": ledger.recovered if ledger else 0}))
-    else:
-        typer.echo(status_text(found, goodput_line(ledger), recovered_line(ledger)))
+    found = _watch(folder, as_json=as_json) if watch else _ask(folder)
+    if not (watch and as_json):
+        typer.echo(_status_json(found) if as_json else _status_text(found, _ledger(found)))
     raise typer.Exit(found.state.exit_code)
 
 
-def goodput(run: Run, as_json: Json = False) -> None:
+def _ledger(found: "RunStatus") -> "Ledger | None":
+    from slurmddp.report.goodput import run_ledger
+
+    return run_ledger(found.folder, going=found.state.going, quick=True)
+
+
+def _status_json(found: "RunStatus") -> str:
+    ledger = _ledger(found)
+    return opt.json_text({**found.as_dict(), "recovered": ledger.recovered if ledger else 0})
+
+
+def _status_text(found: "RunStatus", ledger: "Ledger | None") -> str:
+    from slurmddp.report.goodput import goodput_line, recovered_line
+    from slurmddp.report.status import status_text
+
+    return status_text(found, goodput_line(ledger), recovered_line(ledger))
+
+
+def _watch(folder: "RunFolder", *, as_json: bool) -> "RunStatus":
+    """Show the status until the run is over or the user presses Ctrl-C; its last one."""
+    import contextlib
+    import sys
+
+    from slurmddp.cli.terminal import Screen, shows_blocks
+    from slurmddp.report.watch import clock_time, curves, watch_line
+
+    on_screen = sys.stdout.isatty() and not as_json
+    shown = ""
+    first = latest = _ask(folder)
+    with contextlib.suppress(KeyboardInterrupt), Screen() if on_screen else contextlib.nullcontext() as screen:
+        for latest, asked in _looks(first):
+            if screen is not None:
+                if asked:  # what costs more than a look at the end of a file
+                    ledger, more = _ledger(latest), curves(latest) if shows_blocks() else []
+                text = _status_text(latest, ledger)
+                screen.show([*text.splitlines(), "", *more, f"{clock_time()}, Ctrl-C leaves"])
+            elif as_json:
+                typer.echo(_status_json(latest))
+            elif (line := watch_line(latest)) != shown:
+                shown = line
+                typer.echo(f"{clock_time()} {line}")
+    return latest
+
+
+def _looks(first: "RunStatus") -> "Iterator[tuple[RunStatus, bool]]":
+    """Yield the status every two seconds until the run is over, and whether the scheduler was asked for it."""
+    import time
+
+    from slurmddp.report.logs import ASK_EVERY
+    from slurmddp.report.status import refreshed
+
+    found, asked = first, time.monotonic()
+    yield found, True
+    while found.state.going:
+        time.sleep(LOOK_EVERY)
+        again = time.monotonic() - asked >= ASK_EVERY
+        if again:
+            found, asked = _ask(first.folder), time.monotonic()
+        else:
+            found = refreshed(found)
+        yield found, again
+
+
+def goodput(run: Run = LAST, as_json: Json = False) -> None:
     """Show where a run's time went."""
     from slurmddp.launch.find import find_run
     from slurmddp.report.goodput import goodput_dict, goodput_text, never_submitted, run_ledger
@@ -97,23 +177,34 @@ def goodput(run: Run, as_json: Json = False) -> None:
 
 
 def logs(
-    run: Run,
+    run: Run = LAST,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the logs until the run is over")] = False,
     node: Annotated[str | None, typer.Option(metavar="NAME", help="Show only this node")] = None,
     attempt: Annotated[int | None, typer.Option(min=0, metavar="N", help="Show only this attempt")] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Show only the node of this rank, without lines that name another rank"),
+    ] = None,
+    tail: Annotated[
+        int | None, typer.Option("-n", "--tail", min=0, metavar="N", help="Start with the last N lines of each log")
+    ] = None,
 ) -> None:
-    """Show the logs of a run: job.sh first, then each node."""
+    """Show the logs of a run: job.sh first, then each node, attempt by attempt."""
     from slurmddp.launch.find import find_run
-    from slurmddp.report.logs import follow_logs
+    from slurmddp.report.logs import Selection, follow_logs, select, show_logs
 
     folder = find_run(run, os.environ)
+    follower = select(folder, Selection(node, attempt, rank, tail), follow=follow)
     send_waiting([folder])
-    for line in follow_logs(folder, ask=_ask, follow=follow, node=node, attempt=attempt, say=opt.say):
-        write_line(line)
+    if follow:
+        for line in follow_logs(follower, lambda: _ask(folder), opt.say):
+            write_line(line)
+    else:
+        write_lines(show_logs(follower, lambda: _ask(folder), opt.say))
 
 
 def cancel(
-    run: Run,
+    run: Run = LAST,
     now: Annotated[bool, typer.Option("--now", help="Cancel at once, without saving a checkpoint")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has exited")] = False,
 ) -> None:

@@ -47,12 +47,20 @@ class App(typer.Typer):
         )
 
     def add(
-        self, group: str | None, *functions: Callable[..., Any], name: str | None = None, example: str = ""
+        self,
+        group: str | None,
+        *functions: Callable[..., Any],
+        name: str | None = None,
+        example: str = "",
+        aliases: Iterable[str] = (),
     ) -> None:
-        """Make commands of functions. group: their heading in the help; example: a command line to show at the end."""
+        """Make commands of functions. group: their heading in the help; example: a command line to show at the end;
+        aliases: other names, which no help lists."""
         for function in functions:
             epilog = f"Example: {example}" if example else None
             self.command(name, cls=Command, rich_help_panel=group, epilog=epilog)(function)
+            for alias in aliases:
+                self.command(alias, cls=Command, hidden=True, epilog=epilog)(function)
 
 
 def _parameters(command: Any, ctx: Any) -> Iterable[Row]:

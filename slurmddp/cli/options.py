@@ -26,6 +26,13 @@ def run_names(incomplete: str) -> list[str]:
     return [name for name in ("last", *(entry.id for entry in index.entries())) if name.startswith(incomplete)]
 
 
+def run_states(incomplete: str) -> list[str]:
+    """Complete the state of a run, for the shell."""
+    from slurmddp.runs.state import EXIT_CODES
+
+    return [name for name in EXIT_CODES if name.startswith(incomplete)]
+
+
 Site = Annotated[
     str | None,
     typer.Option(metavar="SITE", help="Site profile: a name, or a YAML file", autocompletion=site_names),

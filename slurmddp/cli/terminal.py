@@ -1,9 +1,14 @@
 """Standard output and error, through which no text of others can command the terminal."""
 
+import shutil
 import sys
+from collections.abc import Iterable, Sequence
 from typing import Any, TextIO, cast
 
 from slurmddp.visible import visible, with_colours
+
+#: Bytes of a log that are written together.
+_AT_ONCE = 2**16
 
 
 class _Guarded:
@@ -50,6 +55,45 @@ def write_exactly(data: bytes) -> None:
         stream.buffer.flush()
 
 
+class Screen:
+    """A screen of its own on the terminal, which the terminal leaves as it was. Raises OSError."""
+
+    def __enter__(self) -> "Screen":
+        self._stream = getattr(sys.stdout, "below", sys.stdout)
+        self._write("\x1b[?1049h\x1b[?25l")
+        return self
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Show these lines, cut to what the terminal has room for."""
+        size = shutil.get_terminal_size()
+        shown = [visible(line).replace("\n", " ")[: size.columns - 1] for line in lines[: size.lines - 1]]
+        self._write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J")
+
+    def __exit__(self, *error: object) -> None:
+        self._write("\x1b[?25h\x1b[?1049l")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def shows_blocks() -> bool:
+    """Return whether standard output can show more than ASCII."""
+    return "utf" in (sys.stdout.encoding or "").lower()
+
+
 def write_line(line: bytes) -> None:
     """Write one line of a log, without its end."""
     write_exactly(line + b"\n")
+
+
+def write_lines(lines: Iterable[bytes]) -> None:
+    """Write the lines of a log that is there, many at a time."""
+    waiting, size = [], 0
+    for line in lines:
+        waiting.append(line + b"\n")
+        size += len(line)
+        if size > _AT_ONCE:
+            write_exactly(b"".join(waiting))
+            waiting, size = [], 0
+    write_exactly(b"".join(waiting))

@@ -13,7 +13,7 @@ from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.ledger import KINDS, Ledger, ledger
 
 #: How many kinds the one line of `slurmddp status` names.
-_NAMED = 4
+_NAMED = 3
 
 
 def run_ledger(folder: RunFolder, *, going: bool, quick: bool = False) -> Ledger | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from slurmddp.errors import UserError
 from slurmddp.report.status import RunStatus
-from slurmddp.runs import state
 from slurmddp.runs.events import read_lines
-from slurmddp.runs.evidence import Evidence
+from slurmddp.runs.evidence import Evidence, whole
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
+from slurmddp.shared.files import read_plain
 from slurmddp.visible import one_line
 
 #: Seconds between two questions to the scheduler while a log is followed (the second where the script has written
@@ -21,53 +23,121 @@ ASK_WHEN_ENDED = 2.0
 LOOK_EVERY = 0.5
 
 
-def follow_logs(
-    folder: RunFolder,
-    *,
-    ask: Callable[[RunFolder], RunStatus],
-    follow: bool,
-    node: str | None,
-    attempt: int | None,
-    say: Callable[[str], None],
-) -> Iterator[bytes]:
-    """Yield the lines of the logs; with `follow`, until the run is over, while `say` reports its states.
+@dataclass(frozen=True)
+class Selection:
+    """Which lines of the logs are wanted; None: all."""
 
-    ask: `run_status`, with whatever else the command does each time.
-    Raises UserError for a node without a log.
+    node: str | None = None
+    attempt: int | None = None
+    rank: int | None = None
+    tail: int | None = None
+
+
+def select(folder: RunFolder, wanted: Selection, *, follow: bool) -> Follower:
+    """Return the logs that are wanted. Raises UserError for a node, an attempt or a rank that the run does not have."""
+    every = Follower(folder)
+    if wanted.attempt is not None and wanted.attempt not in (known := _attempts(every)):
+        there = ", ".join(map(str, sorted(known))) or "none yet"
+        raise UserError(f"run {folder.id} has no attempt {wanted.attempt}", todo=f"attempts: {there}")
+    node = wanted.node
+    if wanted.rank is not None:
+        node = _node_of(folder, wanted.rank)
+        if wanted.node not in (None, node):
+            raise UserError(f"rank {wanted.rank} is on {node}, not on {wanted.node}", todo="remove --node or --rank")
+    follower = Follower(folder, node=node, attempt=wanted.attempt, rank=wanted.rank, tail=wanted.tail)
+    if node is not None and not follow and not follower.node_logs():
+        names = sorted({path.stem for path in every.node_logs()})
+        raise UserError(f"no log of node {node}", todo=f"nodes with a log: {', '.join(names) or 'none yet'}")
+    return follower
+
+
+def _attempts(follower: Follower) -> set[int]:
+    """Attempts that have logs, or of which an event tells."""
+    told = (whole(event.get("attempt")) for event in read_lines(follower.folder.events).records)
+    return {*follower.attempts(), *(attempt for attempt in told if attempt is not None)}
+
+
+def _node_of(folder: RunFolder, rank: int) -> str:
+    """The node of a rank of the newest start."""
+    try:
+        nodes = read_plain(folder.ranks).decode("utf-8", errors="surrogateescape").split("\n")[:-1]
+    except FileNotFoundError:
+        todo = "use --node: only the bundled entrypoint says which rank is on which node"
+        raise UserError(f"run {folder.id} does not say which node has rank {rank}", todo=todo) from None
+    if rank >= len(nodes):
+        raise UserError(f"run {folder.id} has no rank {rank}", todo=f"ranks: 0 to {len(nodes) - 1}")
+    return nodes[rank]
+
+
+def show_logs(follower: Follower, ask: Callable[[], RunStatus], say: Callable[[str], None]) -> Iterator[bytes]:
+    """Yield the lines that are there; without any, `say` what the run does."""
+    nothing = True
+    for line in follower.new_lines(to_the_end=True):
+        nothing = False
+        yield line
+    if nothing:
+        say(f"no logs yet: the run is {ask().state.state}")
+
+
+def follow_logs(follower: Follower, ask: Callable[[], RunStatus], say: Callable[[str], None]) -> Iterator[bytes]:
+    """Yield the lines as they come until the run is over, across requeues, while `say` reports its states.
+
+    ask: `run_status`, with whatever else the command does each time; a thread calls it, so that a slow scheduler keeps
+    no line back.
     """
-    follower = Follower(folder, node=node, attempt=attempt)
-    if not follow:
-        if node is not None and not follower.node_logs():
-            known = sorted({path.stem for path in Follower(folder).node_logs()})
-            raise UserError(f"no log of node {node}", todo=f"nodes with a log: {', '.join(known) or 'none yet'}")
-        nothing = True
-        for line in follower.new_lines(to_the_end=True):
-            nothing = False
-            yield line
-        if nothing:
-            of = "" if attempt is None else f" of attempt {attempt}"
-            say(f"no logs yet{of}: the run is {ask(folder).state.state}")
-        return
-    asked, told = -ASK_EVERY, ""
+    told = ""
     noted: set[str] = set()
+    asked, answers = time.monotonic(), _Asking(ask)
     while True:
+        status = answers.take()
         ended = False
-        if time.monotonic() - asked >= (ASK_WHEN_ENDED if _ended(folder) else ASK_EVERY):
-            asked = time.monotonic()
-            status = ask(folder)
+        if status is not None:
             now = status.state
             for note in status.notes:
                 if note not in noted:
                     say(f"note: {note}")
             noted.update(status.notes)
-            ended = now.exit_code != state.EXIT_CODES["running"]
+            ended = not now.going
             if now.state != told and now.state != "running":
                 say(one_line(now.line))
             told = now.state
         yield from follower.new_lines(to_the_end=ended)
         if ended:
             return
+        if not answers.waits and time.monotonic() - asked >= (ASK_WHEN_ENDED if _ended(follower.folder) else ASK_EVERY):
+            asked, answers = time.monotonic(), _Asking(ask)
         time.sleep(LOOK_EVERY)
+
+
+class _Asking:
+    """One question, asked by a thread."""
+
+    def __init__(self, ask: Callable[[], RunStatus]) -> None:
+        self._answer: RunStatus | None = None
+        self._error: BaseException | None = None
+        self._ask = ask
+        self._thread: threading.Thread | None = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def waits(self) -> bool:
+        """Return whether the answer was not taken yet."""
+        return self._thread is not None
+
+    def take(self) -> RunStatus | None:
+        """Return the answer, once; None while there is none. Raises what asking raised."""
+        if self._thread is None or self._thread.is_alive():
+            return None
+        self._thread = None
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+    def _run(self) -> None:
+        try:
+            self._answer = self._ask()
+        except BaseException as error:  # noqa: BLE001 (the command's own thread raises it)
+            self._error = error
 
 
 def _ended(folder: RunFolder) -> bool:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurmddp.errors import ExternalError, UserError
+from slurmddp.report.progress import span, waits_text
 from slurmddp.report.status import RunStatus, status_of
 from slurmddp.runs import index
 from slurmddp.runs.evidence import Evidence, evidence
+from slurmddp.runs.index import Entry
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.state import EXIT_CODES, RunState
 from slurmddp.runs.summaries import Summaries
 from slurmddp.slurm.base import JobId, JobView
 from slurmddp.slurm.choose import scheduler_for
@@ -18,33 +25,72 @@ from slurmddp.visible import one_line
 
 
 class Row(NamedTuple):
-    """A run of the list. told: `RunStatus.as_dict`; status: None where a summary of the run was at hand."""
+    """A run of the list. told: what --json says of it; status: None where a summary of the run was at hand."""
 
     folder: RunFolder
     told: dict[str, Any]
     status: RunStatus | None = None
 
 
-def list_runs(limit: int, roots: Callable[[], Iterable[Path]], say: Callable[[str], None]) -> list[Row]:
-    """Return the newest `limit` runs, oldest first, asking each scheduler once.
+class Wanted(NamedTuple):
+    """Which runs to list: the newest `limit` of those that pass; empty and None pass everything."""
+
+    limit: int
+    states: frozenset[str] = frozenset()
+    site: str | None = None
+    since: datetime | None = None
+
+    @classmethod
+    def asked(cls, limit: int, states: Iterable[str], site: str | None, since: str | None) -> Wanted:
+        """Read the options of the command. Raises UserError."""
+        found = frozenset(states)
+        if unknown := sorted(found - set(EXIT_CODES)):
+            raise UserError(f"--state {unknown[0]!r} is not a state", todo=f"states: {', '.join(EXIT_CODES)}")
+        return cls(limit, found, site, None if since is None else _moment(since))
+
+    def entries(self, known: Iterable[Entry]) -> list[Entry]:
+        """Return the entries that may be listed, the newest first; the states of all are not known yet."""
+        passed = (
+            entry
+            for entry in known
+            if self.site in (None, entry.site) and (self.since is None or entry.when >= self.since)
+        )
+        return list(passed if self.states else islice(passed, self.limit))
+
+
+def _moment(text: str) -> datetime:
+    """Return the time that `12h`, `7d` or a date means. Raises UserError."""
+    if (found := re.fullmatch(r"([0-9]{1,5})([mhdw])", text)) is not None:
+        unit = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}[found[2]]
+        return datetime.now().astimezone() - timedelta(**{unit: int(found[1])})
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise UserError(
+            f"--since {text!r} is not a time", todo="write 30m, 12h, 7d, 2w, or a date: 2026-11-30"
+        ) from None
+
+
+def list_runs(wanted: Wanted, roots: Callable[[], Iterable[Path]], say: Callable[[str], None]) -> list[Row]:
+    """Return runs, oldest first, asking each scheduler once for all that are not over.
 
     roots: where to look when the index is empty. Runs that are over are not read again: see `Summaries`.
     """
-    entries = index.entries() or index.rebuild(roots())
-    wanted = [entry.folder for entry in reversed(entries[:limit])]
+    entries = wanted.entries(index.entries() or index.rebuild(roots()))
     summaries = Summaries()
-    told = {folder.path: found for folder in wanted if (found := summaries.of(folder)) is not None}
-    fresh = _statuses([folder for folder in wanted if folder.path not in told], say)
-    for status in fresh.values():
-        summaries.keep(status.folder, status.state, status.as_dict())
+    told = {entry.path: found for entry in entries if (found := summaries.of(entry.folder)) is not None}
+    fresh = _statuses([entry.folder for entry in entries if entry.path not in told], say)
+    for path, status in fresh.items():
+        told[str(path)] = status.as_dict()
+        summaries.keep(status.folder, status.state, told[str(path)])
     summaries.save()
-    rows = []
-    for folder in wanted:
-        if folder.path in told:
-            rows.append(Row(folder, told[folder.path]))
-        elif folder.path in fresh:
-            rows.append(Row(folder, fresh[folder.path].as_dict(), fresh[folder.path]))
-    return rows
+    rows = [
+        Row(entry.folder, {**told[entry.path], "site": entry.site}, fresh.get(entry.folder.path))
+        for entry in entries
+        if entry.path in told
+    ]
+    passed = [row for row in rows if not wanted.states or row.told["state"] in wanted.states]
+    return passed[: wanted.limit][::-1]
 
 
 def _statuses(folders: Sequence[RunFolder], say: Callable[[str], None]) -> dict[Path, RunStatus]:
@@ -80,15 +126,37 @@ def _statuses(folders: Sequence[RunFolder], say: Callable[[str], None]) -> dict[
 
 
 def runs_table(found: Sequence[Row]) -> str:
-    """Return one line per run: id, state, job, step, folder."""
+    """Return one line per run, and one more for a run that waits: why, and when it should start."""
     if not found:
-        return "no runs yet"
-    rows: list[tuple[str, ...]] = [("RUN", "STATE", "JOB", "STEP", "FOLDER")]
-    for row in found:
-        step = "" if row.told["step"] is None else str(row.told["step"])
-        cells = (row.told["run_id"], row.told["state"], row.told["job_id"], step, row.told["run_folder"])
-        rows.append(tuple(map(one_line, cells)))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows
-    )
+        return "no runs"
+    now = time.time()
+    rows: list[tuple[str, ...]] = [("RUN", "SITE", "STATE", "STEP", "AGE", "TIME", "NODES")]
+    rows += [_cells(row.told, now) for row in found]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for cells, row in zip(rows, (None, *found), strict=True):
+        left = [cell.ljust(width) for cell, width in zip(cells[:3], widths, strict=False)]
+        right = [cell.rjust(width) for cell, width in zip(cells[3:], widths[3:], strict=True)]
+        lines.append("  ".join([*left, *right]).rstrip())
+        if row and (waits := row.told["waits"]):
+            lines.append(f"  waits: {waits_text(waits['reason'], row.told['expected_start'])}")
+    return "\n".join(lines)
+
+
+def _cells(told: Mapping[str, Any], now: float) -> tuple[str, ...]:
+    step, steps = told["step"], told["steps"]
+    done = "" if step is None else f"{100 * step // steps} %" if steps else str(step)
+    age = "" if told["submitted"] is None else _age(now - told["submitted"])
+    going = RunState(told["state"]).going
+    end = now if going else told["ended"]
+    took = "" if told["started"] is None or end is None else span(end - told["started"])
+    nodes = "" if told["nodes"] is None else str(told["nodes"])
+    return (*map(one_line, (told["run_id"], told["site"], told["state"])), done, age, took, nodes)
+
+
+def _age(seconds: float) -> str:
+    """`45s`, `12m`, `3h`, `9d`."""
+    for limit, size, unit in ((100, 1, "s"), (6000, 60, "m"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{max(round(seconds), 0) // size}{unit}"
+    return f"{round(seconds) // 86400}d"

@@ -8,6 +8,7 @@ from typing import Any
 
 from slurmddp.doctor.rules import known_cause
 from slurmddp.errors import ExternalError
+from slurmddp.report.progress import Progress, find_progress, progress_lines, waits_text
 from slurmddp.runs import state
 from slurmddp.runs.cause import find_cause, hang_line
 from slurmddp.runs.evidence import Evidence, evidence
@@ -38,6 +39,7 @@ class RunStatus:
     cause: str | None = None
     excluded: Mapping[str, str] = field(default_factory=dict)
     undelivered: int = 0
+    progress: Progress = field(default_factory=Progress)
 
     @property
     def job_id(self) -> str:
@@ -69,7 +71,8 @@ class RunStatus:
             "detail": self.state.detail,
             "cause": self.cause,
             "attempt": self.attempt,
-            "step": (self.metrics or {}).get("step"),
+            "step": self.progress.step,
+            **self.progress.as_dict(),
             "metrics": self.metrics,
             "excluded": dict(self.excluded),
             "warnings": list(self.facts.warnings),
@@ -107,7 +110,16 @@ def status_of(folder: RunFolder, facts: Evidence, view: JobView | None, answered
         notes=tuple(notes),
         excluded=facts.excluded,
         undelivered=_undelivered(folder),
+        progress=find_progress(folder, facts, view, rows, running=verdict.state == "running"),
     )
+
+
+def refreshed(found: RunStatus) -> RunStatus:
+    """Return the status with the newest metrics lines. The scheduler is not asked, and events are not read."""
+    rows = tail(found.folder.metrics)
+    running = found.state.state == "running"
+    progress = find_progress(found.folder, found.facts, found.view, rows, running=running)
+    return replace(found, metrics=rows[-1] if rows else None, progress=progress)
 
 
 def _undelivered(folder: RunFolder) -> int:
@@ -126,16 +138,12 @@ def status_text(found: RunStatus, goodput: str | None = None, recovered: str | N
         lines.append(f"cause    {one_line(found.cause.removesuffix(f'; {found.state.detail}'))}")
     if found.cause and (known := known_cause(found.cause)):
         lines.append(one_line(f"doctor   {known.title}: slurmddp doctor {found.folder.id}"))
+    if found.state.state == "pending" or found.progress.reason:
+        lines.append(f"waits    {waits_text(found.progress.reason, found.progress.starts)}")
     lines.append(f"job      {found.job_id or 'none'}")
     if found.attempt is not None:
         lines.append(f"attempt  {found.attempt}")
-    if found.metrics and "step" in found.metrics:
-        loss, speed = found.metrics.get("loss"), found.metrics.get("steps_per_second")
-        lines.append(
-            one_line(f"step     {found.metrics['step']}")
-            + (f", loss {loss:.4g}" if isinstance(loss, float) else "")
-            + (f", {speed:.3g} steps per second" if isinstance(speed, float) else "")
-        )
+    lines += progress_lines(found.progress, going=found.state.going)
     if found.hang and found.state.going:
         lines.append(one_line(f"hang     {hang_line(found.hang)}; stacks in {found.hang.get('stacks', 'the logs')}"))
     if recovered:

@@ -137,7 +137,7 @@ def _of_logs(folder: RunFolder, attempt: int | None, *, better_than_cascade: boo
     if attempt is not None:
         logs.append(folder.attempt_logs(attempt) / "srun.err")
     try:
-        ranks = read_plain(folder.path / "ranks", _BYTES).decode("utf-8", errors="replace").split("\n")
+        ranks = read_plain(folder.ranks, _BYTES).decode("utf-8", errors="replace").split("\n")
     except OSError:
         ranks = []  # no start of the bundled entrypoint came so far
     return cause_in_logs(logs, ranks, better_than_cascade=better_than_cascade)

@@ -84,6 +84,11 @@ class RunFolder(run_folder.RunFolder):
         return self.attempt_logs(attempt) / f"{node}.log"
 
     @property
+    def ranks(self) -> Path:
+        """The node of each rank of the newest start, a line a rank."""
+        return self.path / "ranks"
+
+    @property
     def alert_spool(self) -> Path:
         """Alerts that could not be sent, a folder each."""
         return self.path / "alerts" / "spool"

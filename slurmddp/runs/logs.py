@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from slurmddp.runs.layout import RunFolder
 from slurmddp.shared.files import open_plain
 
+#: A line that names its rank: torch's tracebacks (`[rank3]: ...`), and torchrun's `--tee` (`[default3]:...`).
+_OF_RANK = re.compile(rb"\[(?:rank|default)([0-9]{1,9})\]:")
+_BLOCK = 2**16
+
 
 class Follower:
     """New lines of the batch log and of every node's log, as bytes, in the order in which they are found.
 
-    A line of a node is prefixed with the node's name where more than one node has a log. A line without its
-    end yet is kept back until it is whole.
+    A line of a node is prefixed with the node's name where more than one node has a log. Where more than one attempt
+    has logs, a line names the attempt of those that follow. A line without its end yet is kept back until it is whole.
+    rank: lines that name another rank are left out. tail: how many of the lines that each log has already are given.
     """
 
-    def __init__(self, folder: RunFolder, *, node: str | None = None, attempt: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        node: str | None = None,
+        attempt: int | None = None,
+        rank: int | None = None,
+        tail: int | None = None,
+    ) -> None:
         self.folder = folder
-        self.node = node
-        self.attempt = attempt
+        self.node, self.attempt = node, attempt
+        self._rank, self._tail = rank, tail
         self._offsets: dict[Path, int] = {}
+        self._labelled = ""
 
     def new_lines(self, *, to_the_end: bool = False) -> Iterator[bytes]:
         """Yield all lines since the last call; `to_the_end` gives an unfinished last line, too."""
@@ -29,9 +44,20 @@ class Follower:
             yield from self._lines(self.folder.job_log, to_the_end)
         logs = self.node_logs()
         many = len({path.name for path in logs}) > 1
+        several = len({path.parent for path in logs}) > 1
         for path in logs:
+            attempt = path.parent.name
             for line in self._lines(path, to_the_end):
+                if several and attempt != self._labelled:
+                    yield f"==> {_attempt_name(attempt)} <==".encode()
+                self._labelled = attempt
                 yield os.fsencode(path.stem) + b": " + line if many else line
+        self._tail = None  # of a log that begins now, all lines are new
+
+    def attempts(self) -> list[int]:
+        """Return the attempts that have a folder of logs."""
+        found = (path.name.removeprefix("attempt-") for path in self.folder.logs.glob("attempt-*"))
+        return sorted(int(number) for number in found if number.isdecimal())
 
     def node_logs(self) -> list[Path]:
         """Return the nodes' logs of the attempts that are followed, oldest attempt first."""
@@ -47,10 +73,45 @@ class Follower:
             return
         with handle:
             end = os.fstat(handle.fileno()).st_size  # what is written meanwhile comes the next time
+            if path not in self._offsets and self._tail is not None:
+                self._offsets[path] = _begin_of_last(handle.fileno(), end, self._tail)
             start = handle.seek(self._offsets.get(path, 0))
             while start < end and (line := handle.readline(end - start)):
                 if not (to_the_end or line.endswith(b"\n")):
                     return
                 start += len(line)
                 self._offsets[path] = start
-                yield line.removesuffix(b"\n")
+                if self._rank is None or _may_be_of(line, self._rank):
+                    yield line.removesuffix(b"\n")
+
+
+def _attempt_name(folder: str) -> str:
+    """`attempt 2` for attempt-002."""
+    number = folder.removeprefix("attempt-")
+    return f"attempt {int(number)}" if number.isdecimal() else folder
+
+
+def _may_be_of(line: bytes, rank: int) -> bool:
+    found = _OF_RANK.match(line)
+    return found is None or int(found[1]) == rank
+
+
+def _begin_of_last(descriptor: int, end: int, count: int) -> int:
+    """Return where the last `count` lines of a file begin, read from its end."""
+    if count == 0:
+        return end
+    missing = count + 1  # the newline before the first of them counts, too
+    at, last = end, True
+    while at > 0:
+        begin = max(at - _BLOCK, 0)
+        data = os.pread(descriptor, at - begin, begin)
+        if last and not data.endswith(b"\n"):
+            missing -= 1  # a last line without its end
+        last = False
+        found = len(data)
+        while (found := data.rfind(b"\n", 0, found)) >= 0:
+            missing -= 1
+            if missing == 0:
+                return begin + found + 1
+        at = begin
+    return 0

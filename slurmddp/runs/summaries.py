@@ -14,7 +14,7 @@ from slurmddp.runs.state import RunState
 from slurmddp.shared.files import read_json, write_whole
 
 #: Raise it when the kept values change.
-_VERSION = 1
+_VERSION = 2
 #: A lost run may only be one that Slurm does not name for a while: its summary is kept from this age of its events on.
 _LOST_AFTER = 86400.0
 

@@ -107,3 +107,75 @@ def test_a_home_that_cannot_be_written_hides_no_run(runs: Runs, cli: Cli) -> Non
     runs.add(1, started("1"), ended("1"))
     index.state_folder().chmod(0o500)
     assert states(cli) == {"gpt-1": "done"}
+
+
+# --- the table
+
+
+def waits(reason: str, start: str) -> str:
+    """A line of squeue for a job that waits."""
+    words = ("2", "PENDING", "0", start, "N/A", "1:00:00", reason, "")
+    return "".join(word.ljust(width) for word, width in zip(words, (24, 20, 12, 24, 24, 20, 160, 2048), strict=True))
+
+
+def test_the_table_fits_80_columns_and_says_why_a_run_waits(runs: Runs, cli: Cli) -> None:
+    done = runs.add(1, {**started("1"), "time": 1000.0}, {**ended("1"), "time": 4725.0}, site="leonardo")
+    (done.markers / "attempt-000.json").write_text('{"state": "done", "step": 500, "steps": 2000}')
+    runs.add(2)
+    (runs.desk.home / "squeue").write_text(waits("Priority", "2031-05-01T18:30:00") + "\n")
+    head, first, second, why = cli("runs").out.splitlines()
+    assert head.split() == ["RUN", "SITE", "STATE", "STEP", "AGE", "TIME", "NODES"]
+    assert first.split()[:5] == ["gpt-1", "leonardo", "done", "25", "%"] and first.split()[-2:] == ["1:02:05", "2"]
+    assert second.split()[:3] == ["gpt-2", "gpus", "pending"]
+    assert why == "  waits: others have a higher priority (Priority); starts about 2031-05-01 18:30"
+    assert max(map(len, (head, first, second, why))) <= 80
+    assert cli("ls").out.splitlines()[:2] == cli("ps").out.splitlines()[:2] == [head, first]
+    told = json.loads(cli("runs", "--json").out)
+    assert told[1]["waits"] == {"reason": "Priority", "text": "others have a higher priority"}
+    assert told[1]["expected_start"] == "2031-05-01T18:30:00"
+    assert (told[0]["site"], told[0]["nodes"], told[0]["steps"]) == ("leonardo", 2, 2000)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ((), ["gpt-1", "gpt-2", "gpt-3"]),
+        (("-n", "2"), ["gpt-2", "gpt-3"]),
+        (("--state", "done"), ["gpt-1", "gpt-3"]),
+        (("--state", "done", "-n", "1"), ["gpt-3"]),
+        (("--state", "done", "--state", "lost", "--site", "gpus"), ["gpt-1", "gpt-2"]),
+        (("--site", "lumi"), ["gpt-3"]),
+        (("--since", "2026-01-02"), ["gpt-2", "gpt-3"]),
+        (("--since", "1m"), []),
+    ],
+)
+def test_filters(runs: Runs, cli: Cli, options: tuple[str, ...], found: list[str]) -> None:
+    runs.add(1, started("1"), ended("1"))
+    runs.add(2, started("2"))
+    runs.add(3, started("3"), ended("3"), site="lumi")
+    assert [told["run_id"] for told in json.loads(cli("runs", "--json", *options).out)] == found
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [("--state", "runing", "states: done,"), ("--since", "yesterday", "write 30m, 12h"), ("--since", "9" * 9, "12h")],
+)
+def test_filters_that_mean_nothing(cli: Cli, option: str, value: str, message: str) -> None:
+    done = cli("runs", option, value)
+    assert done.code == 2 and message in done.err
+
+
+def test_without_a_name_the_last_run_is_meant(runs: Runs, cli: Cli) -> None:
+    runs.add(1, started("1"), ended("1"))
+    runs.add(2, started("2"), ended("2"))
+    assert cli("status").out.splitlines()[0] == "run      gpt-2"
+    assert cli("goodput", "--json").out.startswith('{"run_id": "gpt-2"')
+    assert "gpt-2" in cli("stop").out or "already over" in cli("stop").out
+
+
+def test_a_beginning_of_several_ids_names_them(runs: Runs, cli: Cli) -> None:
+    runs.add(1)
+    runs.add(2)
+    for command in ("status", "logs", "cancel", "goodput"):
+        done = cli(command, "gpt-")
+        assert done.code == 2 and "gpt-1" in done.err and "gpt-2" in done.err

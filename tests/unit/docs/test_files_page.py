@@ -158,3 +158,18 @@ def test_the_page_has_the_versions() -> None:
         "events.jsonl": schemas.EVENTS,
         "metrics.jsonl": schemas.METRICS,
     }
+
+
+def test_the_keys_of_status_and_runs(desk: Desk, cli: Callable[..., Result]) -> None:
+    desk.program("squeue", "#!/bin/bash\nexit 0\n")
+    run = desk.project / "runs" / "gpt-1"
+    run.mkdir(parents=True)
+    (run / "manifest.json").write_text(json.dumps({"run": "gpt-1", "name": "gpt", "created": "2026-01-01T00:00:00Z"}))
+    state = desk.home / ".local/state/slurmddp"
+    state.mkdir(parents=True)
+    entry = {"id": "gpt-1", "path": str(run), "created": "2026-01-01T00:00:00Z", "name": "gpt"}
+    (state / "runs.jsonl").write_text(json.dumps(entry) + "\n")
+    documented = set(rows("status --json and runs --json"))
+    assert set(json.loads(cli("status", "gpt-1", "--json").out)) == documented - {"site"}
+    (told,) = json.loads(cli("runs", "--json").out)
+    assert set(told) == documented - {"recovered"}

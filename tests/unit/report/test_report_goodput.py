@@ -480,7 +480,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def test_the_line_of_status(folder: RunFolder) -> None:
     found = run_ledger(folder, going=False)
     shown = goodput_line(found)
-    assert shown == "89 % of 3:12:04 (training 2:51:00, queue 0:12:00, lost 0:06:38, restart 0:01:40, ...)"
+    assert shown == "89 % of 3:12:04 (training 2:51:00, queue 0:12:00, lost 0:06:38, ...)"
 
 
 def test_the_table_adds_up(folder: RunFolder) -> None:

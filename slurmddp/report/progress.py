@@ -1,0 +1,298 @@
+"""How far a run is and how fast it goes: from its events, its newest metrics lines and the scheduler's word."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from slurmddp.runs.evidence import Evidence, whole
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.timeline import number
+from slurmddp.shared.files import read_plain
+from slurmddp.shared.units import short
+from slurmddp.slurm.base import JobView
+from slurmddp.slurm.reasons import reason_text
+from slurmddp.visible import one_line
+
+_PER_SECOND = "_per_second"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Times are unix seconds; None where nothing tells.
+
+    speed: per second, by unit; ends: when the last step is expected, while the run trains; slow: stragglers of the
+    newest attempt; network: share of the newest steps' time that rank 0 waited for the network; backend: nccl or gloo;
+    reason, starts: why a job waits, and when Slurm expects it to start.
+    """
+
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    speed: Mapping[str, float] = field(default_factory=dict)
+    ends: float | None = None
+    submitted: float | None = None
+    started: float | None = None
+    job_started: float | None = None
+    ended: float | None = None
+    time_limit: int | None = None
+    nodes: int | None = None
+    slow: Sequence[Mapping[str, Any]] = ()
+    network: float | None = None
+    backend: str | None = None
+    reason: str | None = None
+    starts: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what --json adds to the state. The keys are stable."""
+        return {
+            "steps": self.steps,
+            "loss": self.loss,
+            "per_second": dict(self.speed),
+            "expected_end": None if self.ends is None else round(self.ends),
+            "submitted": self.submitted,
+            "started": self.started,
+            "job_started": self.job_started,
+            "ended": self.ended,
+            "time_limit": self.time_limit,
+            "nodes": self.nodes,
+            "stragglers": [dict(each) for each in self.slow],
+            "network_share": None if self.network is None else round(self.network, 4),
+            "backend": self.backend,
+            "waits": None if self.reason is None else {"reason": self.reason, "text": reason_text(self.reason)},
+            "expected_start": self.starts,
+        }
+
+
+def find_progress(
+    folder: RunFolder, facts: Evidence, view: JobView | None, rows: Sequence[Mapping[str, Any]], *, running: bool
+) -> Progress:
+    """Put it together. rows: the newest metrics lines; running: whether the job runs, so that it may train."""
+    recent = _recent(rows)
+    newest = recent[-1] if recent else {}
+    step, steps = _written(folder)
+    marker = facts.marker
+    if step is None:
+        step = whole(newest.get("step"))
+    if step is None and marker is not None:
+        step = marker.step
+    if steps is None and marker is not None:
+        steps = marker.steps
+    pending = view is not None and view.state == "PENDING"
+    return Progress(
+        step=step,
+        steps=steps,
+        loss=number(newest.get("loss")),
+        speed=_speed(newest),
+        ends=_ends(recent, steps) if running else None,
+        submitted=_submitted(facts),
+        started=_time_of(next((event for event in facts.events if event.get("event") == "job_started"), None)),
+        job_started=_time_of(facts.started),
+        ended=_time_of(facts.ended),
+        time_limit=view.time_limit if view else None,
+        nodes=_nodes(facts, view),
+        slow=_stragglers(facts),
+        network=_network(recent),
+        backend=next((str(event["backend"]) for event in facts.events[::-1] if event.get("backend")), None),
+        reason=view.reason or None if view and pending else None,
+        starts=view.start if view and pending else None,
+    )
+
+
+def _recent(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The newest lines of one start of the ranks: their steps and times only grow."""
+    first = len(rows) - 1
+    while first > 0 and _follows(rows[first - 1], rows[first]):
+        first -= 1
+    return rows[max(first, 0) :]
+
+
+def _follows(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    steps = whole(before.get("step")), whole(after.get("step"))
+    times = number(before.get("time")), number(after.get("time"))
+    if before.get("attempt") != after.get("attempt") or None in steps or None in times:
+        return False
+    return steps[0] < steps[1] and times[0] <= times[1]  # type: ignore[operator]
+
+
+def _written(folder: RunFolder) -> tuple[int | None, int | None]:
+    """Step and steps, as rank 0 writes them every two seconds."""
+    try:
+        words = read_plain(folder.progress, 100).split()
+    except OSError:
+        return None, None
+    numbers = [int(word) for word in words[:2] if word.isdigit() and len(word) < 16]
+    return (numbers[0] if numbers else None), (numbers[1] if len(numbers) > 1 else None)
+
+
+def _speed(row: Mapping[str, Any]) -> dict[str, float]:
+    """`tokens: 1.2e6, samples: 512.0`: what the line says per second, the samples last."""
+    found = {
+        name.removesuffix(_PER_SECOND): value
+        for name, told in row.items()
+        if name.endswith(_PER_SECOND) and (value := number(told)) is not None
+    }
+    return dict(sorted(found.items(), key=lambda pair: pair[0] == "samples"))
+
+
+def _ends(recent: Sequence[Mapping[str, Any]], steps: int | None) -> float | None:
+    """When the last step is expected, at the mean speed of the newest lines, saving and evaluating included."""
+    if steps is None or len(recent) < 2:
+        return None
+    first, last = recent[0], recent[-1]
+    per_step = (last["time"] - first["time"]) / (last["step"] - first["step"])
+    return float(last["time"] + max(steps - last["step"], 0) * per_step)
+
+
+def _network(recent: Sequence[Mapping[str, Any]]) -> float | None:
+    total = waited = 0.0
+    for row in recent:
+        parts = row.get("seconds")
+        for name, told in parts.items() if isinstance(parts, Mapping) else ():
+            seconds = number(told) or 0.0
+            total += seconds
+            waited += seconds if name == "network" else 0.0
+    return waited / total if total > 0 else None
+
+
+def _stragglers(facts: Evidence) -> list[Mapping[str, Any]]:
+    """Those of the newest attempt that have not ended."""
+    found: dict[tuple[Any, Any], Mapping[str, Any]] = {}
+    for event in facts.events:
+        if event.get("event") == "rank_started" or event.get("attempt") != facts.attempt:
+            found.clear()
+        key = str(event.get("host")), str(event.get("part"))
+        if event.get("event") == "straggler_begins":
+            kept = ("time", "host", "slow_rank", "part", "factor", "seconds_a_step")
+            found[key] = {name: event.get(name) for name in kept}
+        elif event.get("event") == "straggler_ends":
+            found.pop(key, None)
+    return list(found.values())
+
+
+def _nodes(facts: Evidence, view: JobView | None) -> int | None:
+    """How many nodes the newest attempt has, else the job."""
+    for event in facts.events[::-1]:
+        if event.get("event") in ("attempt_started", "job_started") and event.get("nodes"):
+            return count_nodes(str(event["nodes"]))
+    return count_nodes(view.nodes) if view and view.nodes else None
+
+
+def count_nodes(text: str) -> int:
+    """Return how many nodes a list of names has, with Slurm's ranges: `n[1-3,7] login` has five."""
+    total, depth, word = 0, 0, ""
+    for char in text:
+        depth += (char == "[") - (char == "]")
+        if depth <= 0 and char in ", ":
+            total += _size(word) if word else 0
+            word = ""
+        else:
+            word += char
+    return total + (_size(word) if word else 0)
+
+
+def _size(word: str) -> int:
+    """How many names one entry of a node list stands for: the product of its brackets."""
+    size = 1
+    for part in word.split("[")[1:]:
+        size *= sum(_range(each) for each in part.partition("]")[0].split(","))
+    return size
+
+
+def _range(text: str) -> int:
+    first, _, last = text.partition("-")
+    return int(last) - int(first) + 1 if first.isdecimal() and last.isdecimal() and len(last) < 10 else 1
+
+
+def _submitted(facts: Evidence) -> float | None:
+    try:
+        return datetime.fromisoformat(facts.submission.time).timestamp() if facts.submission else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _time_of(event: Mapping[str, Any] | None) -> float | None:
+    return number(event.get("time")) if event else None
+
+
+# --- for people
+
+
+def progress_lines(found: Progress, *, going: bool) -> list[str]:
+    """Return the lines of `status` about steps, speed and time."""
+    lines = []
+    if found.step is not None:
+        loss = "" if found.loss is None else f", loss {found.loss:.4g}"
+        lines.append(f"step     {steps_text(found.step, found.steps)}{loss}")
+    if found.speed and going:
+        lines.append(one_line(f"speed    {speed_text(found.speed)}"))
+    if found.ends is not None and found.step != found.steps:
+        lines.append(f"ends     {_when(found.ends)} at this speed{_beyond(found)}")
+    if (now := time.time() if going else found.ended) is not None and found.job_started is not None:
+        limit = f" of {span(found.time_limit)}" if found.time_limit and going else ""
+        lines.append(f"time     {span(now - found.job_started)}{limit} in this job")
+    if found.nodes is not None:
+        backend = f" ({one_line(found.backend)})" if found.backend else ""
+        lines.append(f"nodes    {found.nodes}{backend}")
+    if found.network is not None and going:
+        lines.append(f"network  {100 * found.network:.2g} % of the step time is spent waiting for it")
+    if going:
+        lines += [f"slow     {_slow(each)}" for each in found.slow]
+    return lines
+
+
+def waits_text(reason: str | None, starts: str | None) -> str:
+    """Return why a job waits, and when it should start."""
+    text = reason_text(reason) if reason else ""
+    why = (text if text == reason else f"{text} ({reason})") if reason else "Slurm gives no reason"
+    return one_line(f"{why}; starts about {_day_and_time(starts)}" if starts else f"{why}; no expected start yet")
+
+
+def steps_text(step: int | None, steps: int | None) -> str:
+    """Return `500 of 1000 (50 %)`."""
+    if step is None:
+        return ""
+    return f"{step} of {steps} ({100 * step / steps:.3g} %)" if steps else str(step)
+
+
+def speed_text(speed: Mapping[str, float]) -> str:
+    """Return `1.2M tokens/s, 512 samples/s`."""
+    return ", ".join(f"{short(value)} {unit}/s" for unit, value in speed.items())
+
+
+def span(seconds: float) -> str:
+    """Return `3:12:04`, from a day on `2 d 3:12:04`."""
+    whole_seconds = max(round(seconds), 0)
+    days, rest = divmod(whole_seconds, 86400)
+    clock = f"{rest // 3600}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+    return f"{days} d {clock}" if days else clock
+
+
+def _beyond(found: Progress) -> str:
+    if found.time_limit is None or found.job_started is None or found.ends is None:
+        return ""
+    return ", after the time limit" if found.ends > found.job_started + found.time_limit else ""
+
+
+def _when(moment: float) -> str:
+    """`18:40 (in 3:12:00)`, with the day where it is not today."""
+    then = datetime.fromtimestamp(moment)
+    return f"{_day_and_time(then.isoformat())} (in {span(moment - time.time())})"
+
+
+def _day_and_time(text: str) -> str:
+    """Return a local time without its seconds, and without the day if it is today."""
+    try:
+        then = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return then.strftime("%H:%M" if then.date() == datetime.now().date() else "%Y-%m-%d %H:%M")
+
+
+def _slow(each: Mapping[str, Any]) -> str:
+    factor = number(each.get("factor"))
+    times = "" if factor is None else f", {factor:.2g} times the others"
+    return one_line(f"{each.get('host')}: {each.get('part')}{times} (rank {each.get('slow_rank')})")

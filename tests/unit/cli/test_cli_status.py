@@ -1,0 +1,142 @@
+"""`slurmddp status`: how far a run is, how fast, and until when; `--watch` shows it as it changes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from slurmddp.report.progress import Progress, count_nodes, find_progress, progress_lines, span
+from slurmddp.report.watch import by_step, sparkline
+from slurmddp.runs import submission
+from slurmddp.runs.events import append_event
+from slurmddp.runs.evidence import evidence
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.submission import Submission
+from slurmddp.slurm.reasons import reason_text
+from tests.helpers import Desk, Result
+
+Cli = Callable[..., Result]
+
+RUNNING = """#!/bin/bash
+echo "JobId=7 JobName=gpt UserId=a(1) JobState=RUNNING Reason=None TimeLimit=04:00:00 NodeList=n[1-4] Features=x"
+"""
+
+
+@pytest.fixture
+def run(desk: Desk) -> RunFolder:
+    """A run that has trained 100 of 1000 steps, 2 s each, in an hour's job; one host is slow."""
+    folder = RunFolder(desk.project / "runs" / "gpt-1")
+    for path in (folder.logs, folder.markers):
+        path.mkdir(parents=True)
+    now = time.time()
+    folder.manifest.write_text(json.dumps({"run": "gpt-1", "name": "gpt", "created": "2026-01-01T00:00:00+00:00"}))
+    folder.job_json.write_text("{}")
+    submission.write(folder, Submission.now("7", "slurm", ("sbatch",)))
+    rank = {"attempt": 0, "node": "n1", "rank": 0}
+
+    def event(seconds_ago: float, name: str, **facts: Any) -> None:
+        append_event(folder.events, name, **{"time": now - seconds_ago, **facts})
+
+    event(3600, "job_started", attempt=0, job_id="7", node="n1", nodes="n[1-4]")
+    event(3590, "attempt_started", attempt=0, nodes="n1 n2 n4")
+    event(3580, "started", world=12, backend="nccl", **rank)
+    for host, part in (("n2", "data"), ("n4", "compute")):
+        event(50, "straggler_begins", host=host, slow_rank=9, part=part, factor=1.83, seconds_a_step=0.4, **rank)
+    event(40, "straggler_ends", host="n2", slow_rank=9, part="data", factor=1.83, seconds_a_step=0.4, **rank)
+    rows = [
+        {
+            "time": now - 2 * (100 - step), "attempt": 0, "step": step, "loss": 200 / step,
+            "samples_per_second": 512.0, "tokens_per_second": 1.2e6, "seconds": {"forward": 1.5, "network": 0.5},
+        }
+        for step in range(1, 101)
+    ]  # fmt: skip
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder.progress.write_text("100 1000\n")
+    desk.program("scontrol", RUNNING)
+    return folder
+
+
+def test_one_screen(run: RunFolder, cli: Cli) -> None:
+    done = cli("status", str(run.path))
+    lines = done.out.splitlines()
+    assert done.code == 3
+    for line in (
+        "state    running on n[1-4]", "job      7", "step     100 of 1000 (10 %), loss 2", "nodes    3 (nccl)",
+        "speed    1.2M tokens/s, 512 samples/s", "network  25 % of the step time is spent waiting for it",
+        "slow     n4: compute, 1.8 times the others (rank 9)",
+    ):  # fmt: skip
+        assert line in lines
+    assert any(line.startswith("time     1:00:0") and line.endswith(" of 4:00:00 in this job") for line in lines)
+    (ends,) = [line for line in lines if line.startswith("ends ")]
+    assert "(in 0:29:5" in ends or "(in 0:30:0" in ends
+    assert max(map(len, lines[:-2])) <= 80, "all but paths"
+    told = json.loads(cli("status", str(run.path), "--json").out)
+    assert (told["step"], told["steps"], told["nodes"], told["time_limit"]) == (100, 1000, 3, 14400)
+    assert told["per_second"] == {"tokens": 1.2e6, "samples": 512.0} and told["network_share"] == 0.25
+    assert [each["host"] for each in told["stragglers"]] == ["n4"]
+    assert abs(told["expected_end"] - time.time() - 1800) < 600
+
+
+def test_an_end_beyond_the_time_limit_is_told(run: RunFolder, cli: Cli) -> None:
+    run.progress.write_text("100 100000\n")
+    assert ", after the time limit" in cli("status", str(run.path)).out
+
+
+def test_a_run_that_is_over_expects_nothing(run: RunFolder, desk: Desk, cli: Cli) -> None:
+    desk.program("scontrol", "#!/bin/bash\necho 'Invalid job id specified' >&2; exit 1\n")
+    desk.program("squeue", "#!/bin/bash\nexit 0\n")
+    append_event(run.events, "job_ended", attempt=0, job_id="7", exit_code=1, signal="", decision="failed")
+    text = cli("status", str(run.path)).out
+    assert "step     100 of 1000 (10 %), loss 2" in text and "time     1:00:0" in text
+    assert not {line.split()[0] for line in text.splitlines()} & {"ends", "speed", "slow", "network", "waits"}
+    assert cli("status", str(run.path), "--watch").out.count("state    failed") == 1
+
+
+def test_watching_without_a_terminal_is_a_line_per_change(run: RunFolder, cli: Cli, desk: Desk) -> None:
+    desk.program("scontrol", "#!/bin/bash\necho 'Invalid job id specified' >&2; exit 1\n")
+    desk.program("squeue", "#!/bin/bash\nexit 0\n")
+    append_event(run.events, "job_ended", attempt=0, job_id="7", exit_code=0, signal="", decision="done")
+    first, *rest = cli("status", str(run.path), "--watch").out.splitlines()
+    assert first.split(" ", 1)[1] == "done, step 100 of 1000 (10 %), loss 2" and rest[0] == "run      gpt-1"
+    (line,) = cli("status", str(run.path), "--watch", "--json").out.splitlines()
+    assert json.loads(line)["state"] == "done"
+
+
+def test_lines_that_make_no_sense_are_no_progress(run: RunFolder) -> None:
+    facts = evidence(run)
+    run.progress.write_text("x y")
+    rows = [{"step": 5, "time": 2.0}, {"step": 5, "time": 3.0}, {"step": None, "time": "x", "loss": "y", "seconds": 3}]
+    for count in range(4):
+        found = find_progress(run, facts, None, rows[:count], running=True)
+        assert found.ends is None and found.speed == {} and found.network is None
+        assert progress_lines(found, going=True)
+    assert progress_lines(Progress(), going=True) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [("n1", 1), ("n1 n2", 2), ("n[1-3,7] login", 5), ("r[1-2]n[01-10],x", 21), ("", 0), ("n[", 1), ("n[a-b]", 1)],
+)
+def test_nodes_are_counted(text: str, nodes: int) -> None:
+    assert count_nodes(text) == nodes
+
+
+def test_a_curve_is_the_mean_of_its_parts_and_later_lines_count() -> None:
+    rows = [{"step": step, "loss": value} for step, value in ((1, 9.0), (2, 8.0), (1, 0.0), (3, 7.0), (None, 5.0))]
+    assert by_step(rows, "loss") == [0.0, 8.0, 7.0]
+    assert sparkline([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0.0, 0.0, 7.0, 7.0], 2) == "▁█"
+    assert sparkline([7.0, 7.0], 9) == "▁▁" and sparkline([6.9, 7.0], 9, 0.0) == "██"
+
+
+def test_reasons_in_plain_words() -> None:
+    assert reason_text("Priority") == "others have a higher priority"
+    assert reason_text("QOSMaxJobsPerUserLimit") == "you have as much as its QOS allows: it starts as other jobs end"
+    assert "your account" in reason_text("AssocGrpGRES")
+    assert reason_text("ReqNodeNotAvail, UnavailableNodes:n1") == "nodes that it needs are down, drained or reserved"
+    assert reason_text("SomethingNew") == "SomethingNew"
+    assert [span(seconds) for seconds in (0, 59.6, 3725, 90000)] == ["0:00:00", "0:01:00", "1:02:05", "1 d 1:00:00"]
