@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from .cluster import Cluster
-from .runs import Alice
+from .runs import Alice, Run
 
 pytestmark = pytest.mark.cluster
 
@@ -100,3 +100,19 @@ def test_a_script_that_starts_on_one_node_at_localhost_trains_on_two_once_it_is_
         line.partition(": ")[2] for line in ranks
     }, trained
     assert len({line.partition(":")[0] for line in trained}) == 2, trained
+
+
+@pytest.mark.long
+def test_the_job_file_of_a_batch_script_trains_its_program_on_both_nodes(alice: Alice) -> None:
+    cluster, folder = alice.cluster, "/home/alice/imported"
+    cluster.write(f"{folder}/broken.sbatch", BROKEN.replace("IMAGE", alice.image))
+    cluster.write(f"{folder}/train.py", TRAIN)
+
+    def slurmddp(*words: str) -> str:
+        return cluster.run("login", ["slurmddp", *words], cwd=folder, timeout=60).stdout
+
+    slurmddp("import", "broken.sbatch", "--site", "testcluster", "-o", "job.yaml")
+    run = Run(cluster, json.loads(slurmddp("submit", "job.yaml", "--json")))
+    run.wait("done")
+    logs = run.logs()
+    assert all(f"rank {rank} of 4" in logs for rank in range(4)), logs

@@ -14,6 +14,7 @@ from slurmddp.check.fixes.places import (
     cut,
     option,
     set_option,
+    set_world_size,
     srun,
     with_line,
     without,
@@ -159,7 +160,9 @@ def empty_variable(draft: Draft, finding: Finding) -> Iterator[Draft]:
     meant = {"nnodes": "$SLURM_NNODES", "num-machines": "$SLURM_NNODES", "nproc-per-node": "$SLURM_GPUS_ON_NODE"}
     name = re.search(r"--([\w-]+)", finding.message)
     for launch in with_line(draft, finding.line):
-        if name and name[1] in meant and "is not exported" not in finding.message:
+        if finding.message.startswith("WORLD_SIZE"):
+            yield from set_world_size(draft, launch)
+        elif name and name[1] in meant and "is not exported" not in finding.message:
             for line, match in option(draft, launch, name[1]):
                 yield cut(draft, line, match, 2, meant[name[1]])
         elif name and finding.message.startswith("srun"):  # the job's own value then holds for the step

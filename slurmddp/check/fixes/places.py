@@ -108,6 +108,16 @@ def assignments(draft: Draft, launch: Launch, name: str = r"[A-Za-z_]\w*") -> It
                 yield line, match
 
 
+def set_world_size(draft: Draft, launch: Launch) -> Iterator[Draft]:
+    """Yield drafts in which WORLD_SIZE is the number of tasks that srun starts."""
+    step = launch.step.resources if launch.step else None
+    for line, match in assignments(draft, launch, "WORLD_SIZE"):
+        if step and step.tasks and step.tasks == draft.script.job.tasks:
+            yield cut(draft, line, match, 2, "$SLURM_NTASKS")
+        elif step and step.tasks_per_node:
+            yield cut(draft, line, match, 2, f"$((SLURM_NNODES * {step.tasks_per_node}))")
+
+
 def top(draft: Draft) -> int:
     """Return the line before which settings are added: the first one below the #SBATCH lines."""
     late = set(draft.script.late)

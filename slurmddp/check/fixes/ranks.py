@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from slurmddp.check.finding import Finding
 from slurmddp.check.fix import Draft, fixes
-from slurmddp.check.fixes.places import assignments, code_lines, cut, with_line
+from slurmddp.check.fixes.places import assignments, code_lines, cut, set_world_size, with_line, without
+from slurmddp.check.launches import Launch
 from slurmddp.check.values import symbol_name
 
 _PYTHON = re.compile(r"(?<![\w./-])[\w./-]*python[\d.]*(?=\s)")
@@ -15,32 +16,38 @@ _PYTHON = re.compile(r"(?<![\w./-])[\w./-]*python[\d.]*(?=\s)")
 
 @fixes("rank-in-batch-shell")
 def rank_in_batch_shell(draft: Draft, finding: Finding) -> Iterator[Draft]:
-    if "is 0 in all" not in finding.message or "=$" not in finding.message:
-        return  # an argument of the program
     for launch in with_line(draft, 0, "python"):
         if "srun" not in launch.command.words:
             continue
         ranks = {name: symbol_name(launch.env(name) or "", "early") for name in ("RANK", "LOCAL_RANK")}
         values = " ".join(f"{name}=${variable}" for name, variable in ranks.items() if variable)
-        for line in code_lines(draft, launch):
-            text = draft.line(line)
-            if match := _PYTHON.search(text):
-                wrapped = f"bash -c 'export {values}; exec \"$@\"' bash "
-                yield draft.put(line, text[: match.start()] + wrapped + text[match.start() :])
-                break
+        if argument := re.match(r"the batch shell expands \$(\w+),", finding.message):
+            written = re.compile(rf"(--?[\w-]+)(=|\s+)\"?\$\{{?{argument[1]}\}}?\"?(?!\S)")
+            for line in code_lines(draft, launch):
+                if match := written.search(draft.line(line)):
+                    moved = f'{match[1]}{match[2][:1]}"${argument[1]}"'
+                    yield from _wrapped(without(draft, line, match), launch, f'exec "$@" {moved}')
+        else:
+            yield from _wrapped(draft, launch, f'export {values}; exec "$@"')
+
+
+def _wrapped(draft: Draft, launch: Launch, shell: str) -> Iterator[Draft]:
+    """Yield a draft in which a shell of the task starts the program."""
+    for line in code_lines(draft, launch):
+        text = draft.line(line)
+        if match := _PYTHON.search(text):
+            yield draft.put(line, f"{text[: match.start()]}bash -c '{shell}' bash {text[match.start() :]}")
+            return
 
 
 @fixes("world-size")
 def world_size(draft: Draft, finding: Finding) -> Iterator[Draft]:
     for launch in with_line(draft, 0, "python"):
-        step = launch.step.resources if launch.step else None
-        for line, match in assignments(draft, launch, "WORLD_SIZE"):
-            if finding.message.endswith("write $(( ))"):
+        if finding.message.endswith("write $(( ))"):
+            for line, match in assignments(draft, launch, "WORLD_SIZE"):
                 yield cut(draft, line, match, 2, f"$(({match[2]}))")
-            elif step and step.tasks and step.tasks == draft.script.job.tasks:
-                yield cut(draft, line, match, 2, "$SLURM_NTASKS")
-            elif step and step.tasks_per_node:
-                yield cut(draft, line, match, 2, f"$((SLURM_NNODES * {step.tasks_per_node}))")
+        else:
+            yield from set_world_size(draft, launch)
 
 
 @fixes("lightning-devices")

@@ -25,6 +25,7 @@ from slurmddp.check.launches import Launch
 from slurmddp.check.rules.common import static
 
 _KINDS = ("torchrun", "accelerate", "python")
+_OWN_NAME = re.compile(r"\$\(hostname[^()]*\)|`hostname[^`]*`|\$\{?(?:HOSTNAME|SLURMD_NODENAME)\b\}?")
 _ADDRESSES = ("rdzv-endpoint", "master-addr", "main-process-ip", "dist-url", "dist_url", "init-method", "master_addr")
 
 
@@ -39,6 +40,18 @@ def address(draft: Draft, finding: Finding) -> Iterator[Draft]:
         yield from _reassigned(draft, launch)
         for line, match in option(draft, launch, *_ADDRESSES):
             yield _replaced(draft, launch, line, match)
+        if "own name" in finding.message:
+            yield _not_own(draft, launch)
+
+
+def _not_own(draft: Draft, launch: Launch) -> Draft:
+    """Put the first node's name in the place of the node's own, in the shell of the task."""
+    lines = len(draft.lines)
+    draft, name = head_variable(draft, launch)
+    for line in range(launch.step.line if launch.step else launch.line, launch.line + 1):
+        at = line + len(draft.lines) - lines
+        draft = draft.put(at, _OWN_NAME.sub(f"${name}", draft.line(at)))
+    return draft
 
 
 def _added(draft: Draft, launch: Launch) -> Iterator[Draft]:
@@ -67,7 +80,7 @@ def _reassigned(draft: Draft, launch: Launch) -> Iterator[Draft]:
     for _ in range(3):
         names |= {name for _, each in seen if each[1] in names for name in re.findall(r"\$\{?([A-Za-z_]\w*)", each[2])}
     for line, match in seen:
-        if match[1] in names and line < launch.line and launch.scope.task >= (line < launch.line):
+        if match[1] in names and line < (launch.step.line if launch.step else launch.line):
             default = re.fullmatch(r"\"?\$\{\w+:?-(.*)\}\"?", match[2])
             yield cut(draft, line, match, 2, f"${{{match[1]}:-{HEAD}}}" if default else HEAD)
 

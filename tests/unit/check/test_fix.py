@@ -138,6 +138,10 @@ C10D = "--rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID"
          "--node_rank=\\$SLURM_NODEID"),
         ("srun $T \\\n  --node_rank=$SLURM_NODEID \\\n  $S x.py",
          "srun bash -c 'exec torchrun --node_rank=\"$SLURM_NODEID\" \"$@\"' bash --nnodes=2 --nproc_per_node=4 \\\n"),
+        ("srun bash -c '\n  A=$(hostname -s)\n  $T --node_rank=$SLURM_NODEID --master_addr=$A --master_port=$P x.py'",
+         "export MASTER_ADDR="),
+        ("srun --ntasks-per-node=4 python x.py --rank $SLURM_PROCID --lr 1",
+         "bash -c 'exec \"$@\" --rank \"$SLURM_PROCID\"' bash python x.py --lr 1\n"),
         # The options of srun are replaced, not repeated.
         ("srun -n 8 $T $R x.py", "srun --ntasks-per-node=1 torchrun"),
         ("srun --ntasks-per-node 4 $T $R x.py", "srun --ntasks-per-node=1 torchrun"),
