@@ -6,8 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from slurmddp.doctor.flight import Waiting, read_dump
 from slurmddp.doctor.lines import Reader
 from slurmddp.doctor.prefix import Clock, Line, parse_line
 from slurmddp.doctor.rules import SYMPTOMS, Cause, catalogue
@@ -86,6 +88,7 @@ class Examination:
     notes: list[str] = field(default_factory=list)
     _ends: dict[str, int] = field(default_factory=dict)
     _finished: int = -1
+    _dumps: list[tuple[str, Waiting]] = field(default_factory=list)
 
     def read(self, name: str, handle: BinaryIO, *, node: str | None = None) -> None:
         """Read one log. node: whose log it is, if that is known."""
@@ -108,6 +111,22 @@ class Examination:
                     self._exception(name, number, line, ended)
         if lines.skipped:
             self.notes.append(f"{name}: too many different lines; not all were examined")
+
+    def dump(self, path: Path, handle: BinaryIO) -> None:
+        """Read a flight recorder dump."""
+        self.files.append(str(path))
+        try:
+            self._dumps += [(str(path), waiting) for waiting in read_dump(path, handle)]
+        except ValueError as error:
+            self.notes.append(f"{path}: {error}")
+
+    def _from_dumps(self) -> None:
+        group = self.structure.dumped(waiting for _, waiting in self._dumps)
+        for path, waiting in self._dumps if group is not None else []:
+            if waiting.group == group and waiting.first:
+                number, name = waiting.first
+                text = f"Watchdog caught: rank {waiting.rank} waits in {name} {number} of process group {group}"
+                self.fact(path, 1, text, rank=waiting.rank)
 
     def fact(
         self,
@@ -158,6 +177,7 @@ class Examination:
 
     def diagnose(self) -> Diagnosis:
         """Judge what was found."""
+        self._from_dumps()
         hits = self._without_consequences()
         claims = [hit for hit in hits if hit.sure in ("certain", "likely")]
         hints = [hit for hit in hits if hit.sure == "hint"]

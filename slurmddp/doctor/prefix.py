@@ -21,7 +21,10 @@ _LABEL = re.compile(
     r"|\[(?:stderr|stdout|INFO|ERROR)\]:? "
     r"|\[\d+,(?P<mpi>\d+)\]<std(?:out|err)>: ?"
     r"|(?:\[\S+\] \w+ )?\[rank=(?P<label>\d+)\] \|\| "
-    r"|(?P<host>[A-Za-z][\w.-]*): (?=\[rank|\[default|Traceback|\w+Error)"
+    r"|(?P<host>[A-Za-z][\w.-]*): (?=\[rank|\[default|Traceback|[\w.]*Error|\s+File \")"
+    r"|[EF]\d{4} [\d:.]+ (?:\d+ )*\S+\] "
+    r"|20\d\d-\d\d-\d\d [\d:,.]+ - [\w.]+ - (?:INFO|ERROR|CRITICAL) - "
+    r"|(?:INFO|ERROR|CRITICAL) \d\d-\d\d [\d:]+ \[[^]]+\] "
     r")"
 )
 _NCCL = re.compile(r"^(?P<host>[A-Za-z0-9][\w.-]*):\d+:\d+ \[(?P<device>\d+)\]")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from slurmddp.doctor.diagnose import Diagnosis, Examination
+from slurmddp.doctor.flight import is_dump
 from slurmddp.errors import UserError
 from slurmddp.runs.cause import hang_line
 from slurmddp.runs.evidence import evidence
@@ -35,7 +36,10 @@ def read_path(found: Examination, path: Path) -> None:
     for each in files:
         try:
             with open_plain(each) as handle:
-                found.read(str(each), handle)
+                if is_dump(handle):
+                    found.dump(each, handle)
+                else:
+                    found.read(str(each), handle)
         except OSError as error:
             if each is path:
                 raise UserError(f"{one_line(str(path))} cannot be read: {error.strerror}") from error
@@ -62,6 +66,8 @@ def read_run(found: Examination, folder: RunFolder) -> None:
             continue  # none was written
     if attempt is not None:
         _preflight(found, folder.attempt_logs(attempt) / "preflight")
+        for path in sorted((folder.attempt_logs(attempt) / "flight_recorder").glob("*")):
+            _dump(found, path)
     _events(found, folder, attempt)
     if not found.files:
         raise UserError(f"run {folder.id} has no logs yet", todo=f"slurmddp status {folder.id}")
@@ -91,6 +97,15 @@ def _below(folder: Path) -> Iterator[Path]:
                 if count > _FILES:
                     return
                 yield path
+
+
+def _dump(found: Examination, path: Path) -> None:
+    try:
+        with open_plain(path) as handle:
+            if is_dump(handle):
+                found.dump(path, handle)
+    except OSError:
+        return
 
 
 def _preflight(found: Examination, folder: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from slurmddp.doctor.flight import Waiting
 
 _ROOT = "Root Cause (first observed failure)"
 _FIELD = re.compile(r"^\s*(time|host|rank|exitcode)\s*:\s*(\S+)")
@@ -45,6 +48,19 @@ class Structure:
             self.missing = [int(rank) for rank in re.findall(r"\d+", told[1])]
         if told := _WORLD.search(text):
             self.world = max(self.world or 0, int(told[1]))
+
+    def dumped(self, dumps: Iterable[Waiting]) -> str | None:
+        """Take the dumps of all ranks; return the process group in which ranks wait. Dumps count more than logs."""
+        groups: dict[str, dict[int, Waiting]] = {}
+        for dump in dumps:
+            groups.setdefault(dump.group, {})[dump.rank] = dump
+        for group, ranks in groups.items():
+            waiting = {rank: dump.first for rank, dump in ranks.items() if dump.first}
+            if waiting:
+                self.collective = dict(waiting)
+                self.enqueued = {rank: (dump.last, 0) for rank, dump in ranks.items()}
+                return group
+        return None
 
     def _watchdog(self, text: str) -> None:
         """Each process group counts its own collectives: only those of the first group are compared."""

@@ -35,6 +35,15 @@ def test_json_follows_its_schema(desk: Desk, cli: Cli, text: str) -> None:
     assert shown.code == (told["root"] is not None)
 
 
+def test_json_has_the_keys_of_its_schema(desk: Desk, cli: Cli) -> None:
+    told = json.loads(cli("doctor", str(desk.write("a.log", FAILED)), "--json").out)
+    schema = json.loads(cli("schema", "doctor").out)
+    assert sorted(told) == sorted(schema["required"])
+    assert sorted(told["root"]) == sorted(schema["definitions"]["Root"]["required"])
+    (followed,) = told["cascades"]
+    assert sorted(followed) == sorted(schema["definitions"]["Seen"]["required"])
+
+
 def test_a_folder_of_logs_and_several_files(desk: Desk, cli: Cli) -> None:
     desk.write("logs/0/stderr.log", "RuntimeError: Connection reset by peer\n")
     log = desk.write("logs/1/stderr.log", FAILED)

@@ -140,6 +140,17 @@ CASES = {
     "a failure that the training survived": Case(
         "RuntimeError: CUDA out of memory.\nTraining completed.\n", "gpu-memory", "likely"
     ),
+    "behind the prefix of a logger": Case(
+        "2025-10-31 03:11:02,475 - Trainer - INFO - [rank7]: Traceback (most recent call last): (RANK 7)\n"
+        '2025-10-31 03:11:02,475 - Trainer - INFO - [rank7]:   File "/home/u/t.py", line 1, in f\n'
+        "2025-10-31 03:11:02,475 - Trainer - INFO - [rank7]: AssertionError\n",
+        "code",
+        "likely",
+        7,
+    ),
+    "behind the prefix of torchrun": Case(
+        "E0227 17:39:41.510000 29 torch/api.py:732] KeyError: 'lr'\n", "code", "likely"
+    ),
     "colours": Case("\x1b[31m[rank1]: RuntimeError: CUDA out of memory.\x1b[0m\n", "gpu-memory", "certain", 1),
 }
 GOOD = """\

@@ -1,0 +1,75 @@
+"""Flight recorder dumps: the rank that did not join, calls that differ, and pickles that want to run something."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmddp.doctor.diagnose import Diagnosis, Examination
+from slurmddp.doctor.sources import read_path
+
+
+def entry(number: int, name: str, state: str, group: str = "0") -> dict[str, Any]:
+    return {
+        "collective_seq_id": number, "process_group": (group, "default_pg"), "profiling_name": f"nccl:{name}",
+        "state": state, "is_p2p": False, "input_sizes": [[4, 4]],
+    }  # fmt: skip
+
+
+def dump(folder: Path, rank: int, *entries: dict[str, Any]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"rank_{rank}").write_bytes(pickle.dumps({"version": "2.4", "entries": list(entries)}, protocol=2))
+
+
+def diagnose(folder: Path) -> Diagnosis:
+    found = Examination()
+    read_path(found, folder)
+    return found.diagnose()
+
+
+def test_the_rank_that_did_not_join(tmp_path: Path) -> None:
+    for rank in (0, 1, 3):
+        dump(tmp_path / "fr", rank, entry(7, "all_reduce", "completed"), entry(8, "all_reduce", "started"))
+    dump(tmp_path / "fr", 2, entry(7, "all_reduce", "completed"))
+    found = diagnose(tmp_path / "fr")
+    assert found.root is not None and found.root.first.cause.id == "nccl-timeout"
+    assert (found.sure, found.root.ranks) == ("likely", (0, 1, 3))
+    assert found.message == "the others waited for rank 2: they had started collective 7, the others 8"
+
+
+def test_ranks_that_call_different_collectives(tmp_path: Path) -> None:
+    dump(tmp_path / "fr", 0, entry(8, "all_reduce", "scheduled"))
+    dump(tmp_path / "fr", 1, entry(8, "broadcast", "scheduled"))
+    assert (
+        diagnose(tmp_path / "fr").message == "the ranks made different calls at the same point: all_reduce, broadcast"
+    )
+
+
+def test_dumps_without_a_wait_are_no_failure(tmp_path: Path) -> None:
+    dump(tmp_path / "fr", 0, entry(8, "all_reduce", "completed"))
+    assert diagnose(tmp_path / "fr").root is None
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("owned",)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [pickle.dumps({"entries": [Evil()]}, protocol=2), b"\x80\x02garbage", pickle.dumps([1], protocol=2), b"\x80",
+     pickle.dumps({"entries": [{"process_group": "0"}]}, protocol=2)],
+)  # fmt: skip
+def test_another_pickle_is_a_note_and_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fr").mkdir()
+    (tmp_path / "fr/rank_0").write_bytes(data)
+    found = diagnose(tmp_path / "fr")
+    assert found.root is None and "is no flight recorder dump" in found.notes[0]
+    assert not (tmp_path / "owned").exists()
