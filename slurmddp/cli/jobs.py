@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slurmddp.cli import options as opt
+from slurmddp.cli.follow import LAST, Json, Run
 from slurmddp.cli.help import App
 from slurmddp.cli.terminal import write_exactly, write_line
 
@@ -20,6 +21,8 @@ def register(app: App) -> None:
     app.add("Jobs", import_, name="import", example="slurmddp import train.sbatch -o job.yaml")
     app.add("Jobs", plan, example="slurmddp plan job.yaml --nodes 8")
     app.add("Jobs", submit, example="slurmddp submit train.py --nodes 4 --image image.sif -- --lr 3e-4")
+    app.add("Jobs", resume, example="slurmddp resume last --nodes 3")
+    app.add("Jobs", rerun, example="slurmddp rerun last")
     app.add("Jobs", run, example="slurmddp run job.yaml --site local")
     app.add("Jobs", render)
     app.add("Jobs", migrate, example="slurmddp migrate --check job.yaml")
@@ -49,6 +52,11 @@ def submit(
     if explain:
         opt.show_explanation(prepared, explain)
         return
+    _hand_over(prepared, as_json=as_json)
+
+
+def _hand_over(prepared: "Prepared", *, as_json: bool) -> None:
+    """Submit the job, and print its run."""
     opt.show_notes(prepared)
     from slurmddp.launch.submit import submit as submit_now
     from slurmddp.report.cost import cost_line
@@ -65,6 +73,22 @@ def submit(
     typer.echo(f"job     {handed.job_id}")
     typer.echo(f"log     {handed.log}")
     opt.say(f"to follow: slurmddp logs {handed.run_id} -f")
+
+
+@opt.job_command(without=("job", "args"))
+def resume(asked: opt.Asked, run: Run = LAST, as_json: Json = False) -> None:
+    """Continue a run from its newest checkpoint, in a new run. The same as `submit --resume RUN`."""
+    _hand_over(asked.prepare(strict=True, resume=run), as_json=as_json)
+
+
+def rerun(run: Run = LAST, as_json: Json = False) -> None:
+    """Submit a run again from its start, with the code, image and configuration that it had."""
+    import os
+
+    from slurmddp.launch.find import find_run
+    from slurmddp.launch.rerun import prepare_again
+
+    _hand_over(prepare_again(find_run(run, os.environ), os.environ, opt.say), as_json=as_json)
 
 
 def _dry_run(asked: opt.Asked, resume: str | None, *, as_json: bool, full: bool) -> None:

@@ -138,7 +138,7 @@ def _asked(values: dict[str, Any]) -> Asked:
         if not equals or not key:
             raise UserError(f"--set {item!r} is not KEY=VALUE", todo="for example --set train.steps=1000")
         options.append((key, value, f"--set {key}"))
-    return Asked(values["job"], tuple(values["args"] or ()), options)
+    return Asked(values.get("job"), tuple(values.get("args") or ()), options)
 
 
 def say(text: str) -> None:

@@ -693,3 +693,47 @@ def test_resuming_a_run_takes_its_job_and_its_checkpoints(ready: Desk, cli: Cli)
     assert job["batch"]["global"] == 512
     assert "#SBATCH --nodes=3\n" in (second / "job.sh").read_text()
     assert f"{first}/checkpoints:{first}/checkpoints:ro" in (second / "node.sh").read_text()
+    third = cli("resume", first.name, "--nodes", "3", "--json")
+    assert third.code == 0, third.err
+    assert json.loads((Path(json.loads(third.out)["run_folder"]) / "job.json").read_text()) == {
+        **job, "run": {**job["run"], "id": json.loads(third.out)["run_id"]},
+    }  # fmt: skip
+
+
+def test_a_rerun_has_the_code_and_arguments_of_the_run(ready: Desk, cli: Cli) -> None:
+    assert cli("submit", "train.py", "--image", "image.sif", "--site", "gpus", "--", "--lr", "3").code == 0
+    first = only_run(ready)
+    ready.write("train.py", "print('edited since')\n")
+    again = cli("rerun", "--json")
+    assert again.code == 0, again.err
+    second = Path(json.loads(again.out)["run_folder"])
+    assert second != first and (second / "code/project/train.py").read_text() == "print('hello')\n"
+    was, now = (json.loads((run / "manifest.json").read_text()) for run in (first, second))
+    assert was["code_hash"] == now["code_hash"] and was["image"] == now["image"]
+    assert was["directory"] == now["directory"] and now["resumed_from"] == []
+    assert (second / "node.sh").read_text().replace(second.name, first.name) == (first / "node.sh").read_text()
+    third = cli("rerun", second.name, "--json")
+    assert third.code == 0 and Path(json.loads(third.out)["run_folder"], "code/project/train.py").exists()
+
+
+def test_a_rerun_of_a_bundled_task(ready: Desk, cli: Cli) -> None:
+    cli("submit", "job.yaml")
+    first = only_run(ready)
+    again = cli("rerun", first.name, "--json")
+    assert again.code == 0, again.err
+    was, now = (json.loads(Path(run, "job.json").read_text()) for run in (first, json.loads(again.out)["run_folder"]))
+    assert {**was, "run": now["run"]} == now
+
+
+@pytest.mark.parametrize("what", ["code", "image", "snapshot"])
+def test_a_rerun_of_what_has_changed_is_refused(ready: Desk, cli: Cli, what: str) -> None:
+    more = ("--set", "snapshot=false") if what == "snapshot" else ()
+    assert cli("submit", "train.py", "--image", "image.sif", "--site", "gpus", *more).code == 0
+    first = only_run(ready)
+    if what == "code":
+        (first / "code/project/train.py").write_text("edited")
+    if what == "image":
+        ready.write("image.sif", f"{SIF} and more")
+    done = cli("rerun")
+    says = {"code": "is not what the run was submitted with", "image": "is not the one", "snapshot": "snapshot: false"}
+    assert done.code == 2 and says[what] in done.err and only_run(ready) == first

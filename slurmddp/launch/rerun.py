@@ -1,0 +1,95 @@
+"""`slurmddp rerun`: a run again, from its start, with the code, image and configuration that it had."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from slurmddp.errors import UserError
+from slurmddp.launch.prepare import Prepared, Request, prepare
+from slurmddp.runs import manifest
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.owner import foreign_owner
+from slurmddp.runs.snapshot import code_hash
+from slurmddp.runs.version import version
+from slurmddp.spec.document import read_file
+
+#: What tells whether an image is the one that the run had, the best first.
+_IDENTITY = ("sha256", "sif_id")
+
+
+def prepare_again(folder: RunFolder, environment: Mapping[str, str], say: Callable[[str], None]) -> Prepared:
+    """Prepare the job of a run with the code that the run folder has. Works from the directory of its submission.
+
+    Raises UserError where the code or the image is no longer what it was.
+    """
+    if owner := foreign_owner(folder):
+        todo = f"read its job file, then submit it: slurmddp submit {folder.job_yaml}"
+        raise UserError(f"run {folder.id} belongs to {owner}: its code would run with your account", todo=todo)
+    facts = manifest.read(folder)
+    _refuse_other_code(folder, facts)
+    _refuse_other_image(facts)
+    if (now := version()) != facts.get("slurmddp"):
+        say(f"warning: the run was made by slurmddp {facts.get('slurmddp')}, this is {now}: its runtime may differ")
+    environment = {**environment, "PWD": _enter(facts.get("directory"), say)}
+    return prepare(Request(str(folder.job_yaml), (), _code_options(folder), environment=environment))
+
+
+def _refuse_other_code(folder: RunFolder, facts: Mapping[str, Any]) -> None:
+    if not folder.code.is_dir() or code_hash(folder.code) != facts.get("code_hash"):
+        raise UserError(
+            f"the code in {folder.code} is not what the run was submitted with",
+            todo=f"submit its job with your code of today: slurmddp submit {folder.job_yaml}",
+        )
+
+
+def _refuse_other_image(facts: Mapping[str, Any]) -> None:
+    """Compare by hash or SIF id, else by size and time."""
+    before = facts.get("image")
+    if not isinstance(before, Mapping):
+        return
+    path = Path(str(before.get("path")))
+    now = manifest.image_facts(path)
+    known = [name for name in _IDENTITY if before.get(name) is not None and now[name] is not None]
+    names = known[:1] or ["kind", "bytes", "mtime"]
+    if any(before.get(name) != now[name] for name in names):
+        raise UserError(
+            f"the image {path} is not the one that the run had ({names[0]} was {before.get(names[0])}, "
+            f"is {now[names[0]]})",
+            todo="put that image back, or submit the run's job file with the new one",
+        )
+
+
+def _enter(directory: object, say: Callable[[str], None]) -> str:
+    """Go to the directory from which the run was submitted: a script's own relative paths begin there."""
+    try:
+        os.chdir(str(directory))
+    except OSError as error:
+        say(f"warning: the directory of the submission is not used: {directory}: {error.strerror}")
+    return os.getcwd()
+
+
+def _code_options(folder: RunFolder) -> list[tuple[str, Any, str]]:
+    """Return the keys that lead to the run folder's code. Raises UserError where it holds none of the script."""
+    train = read_file(folder.job_yaml, "run").tree.get("train")
+    train = train if isinstance(train, dict) else {}
+    script, project = train.get("script"), train.get("project")
+    if script is None and project is None:
+        return []
+    if not folder.project.is_dir():
+        raise UserError(
+            f"run {folder.id} has no copy of its code (snapshot: false)",
+            todo=f"submit its job with your code of today: slurmddp submit {folder.job_yaml}",
+        )
+    options = [("train.project", _plain(folder.project), "the run's code")]
+    if script is not None:
+        inside = os.path.relpath(str(script), str(project or os.path.dirname(str(script))))
+        options.append(("train.script", _plain(folder.project / inside), "the run's code"))
+    return options
+
+
+def _plain(path: Path) -> str:
+    """A path in which `$` has no meaning."""
+    return str(path).replace("$", "$$")
