@@ -12,7 +12,7 @@ from pathlib import Path
 from slurmddp.check.finding import Finding, check_script
 from slurmddp.check.script import Script, parse
 
-_MOST = 200  # fixes in one script
+MOST = 60  # fixes in one script: after each one, all rules read it again
 #: While one of these is left, the rules do not see the whole command, so only the text is corrected.
 _UNREAD = {"syntax", "broken-continuation", "no-program"}
 _TEXT = {"crlf", "invisible-character", "no-shebang", "broken-continuation", "blank-in-assignment", "no-program"}
@@ -102,7 +102,7 @@ def fix_script(script: Script, only: Collection[str] | None = None) -> Fixed:
 
     draft = Draft(script.path, tuple(script.lines), tuple(range(1, len(script.lines) + 1)))
     done: list[Finding] = []
-    while len(done) < _MOST and (step := next(_steps(draft, FIXES if only is None else only), None)):
+    while len(done) < MOST and (step := next(_steps(draft, FIXES if only is None else only), None)):
         finding, after = step
         done.append(draft.origin(finding))
         draft = after

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmddp.check.finding import check_script
-from slurmddp.check.fix import FIXES, Fixed, fix_script
+from slurmddp.check.fix import FIXES, MOST, Fixed, fix_script
 from slurmddp.check.script import Script, parse, read
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -180,3 +180,9 @@ def test_a_finding_is_reported_with_its_line_in_the_file() -> None:
     result = fixed(text)
     assert {each.rule.id: each.line for each in result.done}["nnodes"] == 8
     assert [(each.rule.id, each.line) for each in result.left] == [("spool-path", 9)]
+
+
+def test_what_no_script_needs_is_left_and_not_worked_on_for_minutes() -> None:
+    result = fixed("#!/bin/bash\n" + "PORT = 1\n" * (MOST + 5))
+    assert (result.text.count("PORT=1\n"), result.text.count("PORT = 1\n")) == (MOST, 5)
+    assert sum(each.rule.id == "blank-in-assignment" for each in result.left) == 5
