@@ -21,12 +21,15 @@ _PLAIN_MISTAKES = {"NameError", "SyntaxError", "IndentationError", "UnboundLocal
 #: Exceptions that say nothing by themselves: another line has the reason.
 _EMPTY = {"SystemExit", "Empty", "EOFError", "CancelledError", "TimeoutError", "ProcessLookupError"}
 #: A warning may speak of something that did not stop the run.
-_WARNING = re.compile(r"(?:User|Future|Deprecation|Runtime)Warning|\bWARNING\b|^\[?W[\] 0-9]")
+_WARNING = re.compile(r"(?:User|Future|Deprecation|Runtime)Warning|\bWARNING\b")
+_WEAK = re.compile(r"^\[?W[\] 0-9]")
 _FINISHED = re.compile(
     r"Training completed|'train_runtime':|`max_(?:epochs|steps)=\d+` reached|training (?:done|finished|complete)"
 )
 #: Lines that a rank may still write after the exception that ends it, and lines with a hint that explain a failure.
 _STILL_WRITES, _MANY = 300, 3
+#: Causes up to this order may be written after Slurm ended the job: it counts oom kills at the end of a step.
+_AT_THE_END = 14
 #: The order of causes among which only the time decides.
 _BY_TIME = 30
 #: Causes that are the exit of a process.
@@ -157,8 +160,7 @@ class Examination:
             if told := _ON_NODE.search(line.text):
                 host = told[1] or told[2] or told[4] or host
                 rank = int(told[3]) if told[3] and rank is None else rank
-            if sure == "certain" and _WARNING.search(line.text):
-                sure = "likely"
+            sure = _weaker(sure, cause, line.text)
             place = len(self.hits)
             self.hits.append(Hit(cause, sure, name, number, line.text.strip(), rank, host, line.clock, place, ended))
         return matched
@@ -211,9 +213,12 @@ class Examination:
         return [
             hit
             for hit in hits
-            if hit.place <= first.place or hit.path != first.path or hit.cause.order < first.cause.order
-            or hit.cause.order >= SYMPTOMS or hit.cause is first.cause
-        ]  # fmt: skip
+            if hit.place <= first.place
+            or hit.path != first.path
+            or hit.cause.order >= SYMPTOMS
+            or hit.cause is first.cause
+            or (hit.cause.order <= _AT_THE_END and hit.sure == "certain")
+        ]
 
     def _was_handled(self, hit: Hit) -> bool:
         """Whether the log went on for long after an exception, before anything else went wrong in it."""
@@ -272,6 +277,13 @@ class Examination:
             shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
             return "likely", f"the others waited for rank {shown}: {why}"
         return "unknown", "no line names the rank that the others waited for"
+
+
+def _weaker(sure: str, cause: Cause, text: str) -> str:
+    """How sure a warning makes us: of setup and launch it is a hint only."""
+    if _WARNING.search(text) and _AT_THE_END + 1 < cause.order < _BY_TIME and sure != "note":
+        return "hint"
+    return "likely" if sure == "certain" and (_WARNING.search(text) or _WEAK.search(text)) else sure
 
 
 def _how_unreachable(text: str) -> str:

@@ -16,7 +16,7 @@ _RANK = re.compile(r"(\d+)(?:\.\w+)?$")
 
 class Waiting(NamedTuple):
     """Where one rank was. group: the process group; last: the newest collective that it called; first: the oldest one
-    that did not complete, with its name."""
+    that is not over, with its name. Gloo's collectives never become `completed`, but `retired`."""
 
     rank: int
     group: str
@@ -65,8 +65,8 @@ def _waiting(rank: int, entries: list[dict[str, Any]]) -> list[Waiting]:
 def _progress(found: list[dict[str, Any]]) -> tuple[int, tuple[int, str] | None]:
     numbers = [int(entry["collective_seq_id"]) for entry in found]
     open_ones = [
-        (int(entry["collective_seq_id"]), str(entry.get("profiling_name", "")).removeprefix("nccl:"))
+        (int(entry["collective_seq_id"]), str(entry.get("profiling_name", "")).rpartition(":")[2])
         for entry in found
-        if entry.get("state") != "completed"
+        if entry.get("state") != "completed" and not entry.get("retired")
     ]
     return max(numbers), min(open_ones, default=None)

@@ -50,7 +50,7 @@ def test_ranks_that_call_different_collectives(tmp_path: Path) -> None:
 
 
 def test_dumps_without_a_wait_are_no_failure(tmp_path: Path) -> None:
-    dump(tmp_path / "fr", 0, entry(8, "all_reduce", "completed"))
+    dump(tmp_path / "fr", 0, entry(8, "all_reduce", "completed"), {**entry(9, "x", "scheduled"), "retired": True})
     assert diagnose(tmp_path / "fr").root is None
 
 
