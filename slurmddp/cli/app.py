@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from slurmddp.cli import alerts, check, checkpoints, doctor, follow, images, jobs, options, rehearse, sites, terminal
+from slurmddp.cli import (
+    alerts,
+    check,
+    checkpoints,
+    doctor,
+    follow,
+    images,
+    jobs,
+    options,
+    preflight,
+    rehearse,
+    sites,
+    terminal,
+)
 from slurmddp.cli.help import App
 from slurmddp.errors import SlurmddpError
 
@@ -15,7 +28,7 @@ app = App(
     help="Run PyTorch training scripts on many nodes, with Slurm and Apptainer or Singularity",
     epilog="Start here: slurmddp init, slurmddp plan job.yaml, slurmddp submit job.yaml",
 )
-for group in (jobs, check, rehearse, follow, doctor, checkpoints, images, sites, alerts):
+for group in (jobs, check, preflight, rehearse, follow, doctor, checkpoints, images, sites, alerts):
     group.register(app)
 
 

@@ -7,6 +7,7 @@ from slurmddp.plan.batch import plan_batch
 from slurmddp.plan.environment import plan_environment
 from slurmddp.plan.layout import gpus_per_node, plan_layout
 from slurmddp.plan.model import Context, Note, Plan
+from slurmddp.plan.network import plan_network
 from slurmddp.plan.nodes import plan_nodes
 from slurmddp.plan.parallel import check_parallel
 from slurmddp.plan.program import absolute, data_paths, plan_container, plan_program, runtime_job
@@ -90,6 +91,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         alerts=alerts,
         watchdog=plan_watchdog(resolved, context),
         interface=job.network.interface,
+        network=plan_network(resolved, nodes, layout),
         program=program,
         runs_root=absolute(job.paths.runs, context.cwd),
         runs_mode=int(job.paths.mode, 8),

@@ -168,12 +168,25 @@ class RecoveryPlan(NamedTuple):
 
     requeue:     requeue: scontrol requeue; chain: job.sh is submitted again, to begin when this job has ended; none.
     no_progress: starts in a row that end no further than the first of them, after which the run is stopped.
-    preflight:   whether the nodes are checked before the ranks start.
+    preflight:   whether the nodes are checked before the ranks start; only: the ranks do not start.
     """
 
     requeue: Literal["requeue", "chain", "none"]
     no_progress: int
-    preflight: bool
+    preflight: bool | Literal["only"]
+
+
+class NetworkPlan(NamedTuple):
+    """The measurement of the network before the ranks start.
+
+    measure: whether there is one.          fabric: what the site promises, None: unknown.
+    min_bandwidth: GB/s that are expected.  allow_socket: whether TCP is good enough on a faster network.
+    """
+
+    measure: bool
+    fabric: str | None
+    min_bandwidth: float | None
+    allow_socket: bool
 
 
 class AlertTarget(NamedTuple):
@@ -235,6 +248,7 @@ class Plan(NamedTuple):
     alerts: AlertsPlan | None
     watchdog: WatchdogPlan | None
     interface: str | None
+    network: NetworkPlan
     program: Program
     runs_root: str
     runs_mode: int

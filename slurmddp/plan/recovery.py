@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from slurmddp.errors import UserError
 from slurmddp.plan.model import NodePlan, Note, RecoveryPlan
 from slurmddp.spec.job import Job
 from slurmddp.spec.resolve import Resolved
@@ -20,11 +21,20 @@ BESIDE_THE_SAVE = 30
 
 
 def plan_recovery(resolved: Resolved, nodes: NodePlan, inside: bool) -> tuple[RecoveryPlan, list[Note]]:
-    """inside: the job is a step of an allocation that is not its own, which it cannot send back to the queue."""
+    """inside: the job is a step of an allocation that is not its own, which it cannot send back to the queue.
+
+    Raises UserError for `preflight: only` where there is no preflight.
+    """
     wanted, site = resolved.job.recovery, resolved.site
     requeue: Literal["requeue", "chain", "none"] = "requeue" if site.requeue == "allowed" else "chain"
     if not wanted.requeue or inside or site.scheduler == "local":
         requeue = "none"
+    if wanted.preflight == "only" and (inside or site.scheduler == "local"):
+        raise UserError(
+            "recovery.preflight is only, but without a Slurm job of its own this job has no preflight",
+            where=resolved.location("recovery", "preflight"),
+            todo="submit it to a cluster, or set recovery.preflight: true",
+        )
     notes = []
     if nodes.elastic and "--no-kill" in site.unsupported_flags:
         text = f"site {site.name} rejects --no-kill: the whole job fails when one node fails"

@@ -24,7 +24,8 @@ def job_script(plan: Plan) -> str:
         "sbatch/job.sh.j2",
         plan=plan,
         slurm=plan.scheduler == "slurm",
-        preflight=_preflight(plan),
+        preflight=("only" if plan.recovery.preflight == "only" else "yes") if _preflight(plan) else "",
+        measure=_preflight(plan) and plan.network.measure,
         step_options=[*cpus, *overlap, *step],
         counts_gpus=counts_gpus,
         guarded=_guarded(plan),
@@ -38,7 +39,7 @@ def _guarded(plan: Plan) -> bool:
 
 def _preflight(plan: Plan) -> bool:
     """Inside an allocation, Slurm chooses the nodes of each step anew: they cannot be looked at before."""
-    return plan.recovery.preflight and plan.scheduler == "slurm" and not plan.inside
+    return bool(plan.recovery.preflight) and plan.scheduler == "slurm" and not plan.inside
 
 
 def node_script(plan: Plan) -> str:

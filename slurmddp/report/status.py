@@ -74,6 +74,7 @@ class RunStatus:
             "step": self.progress.step,
             **self.progress.as_dict(),
             "metrics": self.metrics,
+            "network": self.facts.network or None,
             "excluded": dict(self.excluded),
             "warnings": list(self.facts.warnings),
             "alerts_undelivered": self.undelivered,
@@ -141,6 +142,8 @@ def status_text(found: RunStatus, goodput: str | None = None, recovered: str | N
     if found.state.state == "pending" or found.progress.reason:
         lines.append(f"waits    {waits_text(found.progress.reason, found.progress.starts)}")
     lines.append(f"job      {found.job_id or 'none'}")
+    if found.facts.network:
+        lines.append(f"network  {one_line(found.facts.network)}")
     if found.attempt is not None:
         lines.append(f"attempt  {found.attempt}")
     lines += progress_lines(found.progress, going=found.state.going)

@@ -104,6 +104,13 @@ class Evidence:
         return ()
 
     @property
+    def network(self) -> str:
+        """What the newest measurement of the network said; "" before the first."""
+        return next(
+            (str(event.get("text") or "") for event in self.events[::-1] if event.get("event") == "network"), ""
+        )
+
+    @property
     def started(self) -> Mapping[str, Any] | None:
         """The newest job_started."""
         for event in self.events[::-1]:

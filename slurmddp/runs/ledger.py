@@ -20,7 +20,7 @@ from slurmddp.runs.rank_starts import (
     process_start,
     split,
 )
-from slurmddp.runs.timeline import LINE, Attempt, Mark, number, timeline
+from slurmddp.runs.timeline import CHECKS, LINE, Attempt, Mark, number, timeline
 
 #: The kinds of time, in the order in which they are shown, and what counts as each.
 KINDS = {
@@ -226,9 +226,9 @@ def _book_attempt(
 
 
 def _book_preflight(book: _Book, attempt: Attempt) -> None:
-    """The check of the nodes, of which the script tells when it has ended and how long it took."""
+    """The checks of nodes and network, of which the script tells when they have ended and how long they took."""
     for mark in attempt.script:
-        if mark.event == "preflight":
+        if mark.event in CHECKS:
             seconds = number(mark.facts.get("seconds"))
             book.to(mark.at - round(max(seconds or 0, 0) * 1000), "image")
             book.to(mark.at, "preflight")

@@ -10,6 +10,8 @@ from typing import Any
 
 #: The name of a mark that is a metrics line.
 LINE = "line"
+#: Checks before the ranks start: told when they have ended, with their seconds.
+CHECKS = ("preflight", "network")
 #: What the job's script writes, whichever rank it is about; else it is an event without a rank.
 _OF_SCRIPT = frozenset({"job_started", "job_ended", "attempt_started", "attempt_ended"})
 
@@ -131,7 +133,7 @@ def _attempt(attempt: int, told: _Told) -> Attempt:
     # At one moment the line comes first: the end, and a save, are told after it.
     inner = _in_order(_told_by_others(told.events, ended))
     marks = tuple(merge(_in_order(told.lines), inner, key=lambda mark: mark.at))
-    script = tuple(mark for mark in told.script if mark.event in ("attempt_started", "preflight"))
+    script = tuple(mark for mark in told.script if mark.event in ("attempt_started", *CHECKS))
     job_started = next((mark.at for mark in told.script if mark.event == "job_started"), None)
     started = min((_start(mark) for mark in script), default=None) if job_started is None else job_started
     known = (started, *(mark.at for mark in (*marks, *told.script)))
@@ -153,7 +155,7 @@ def _attempt(attempt: int, told: _Told) -> Attempt:
 
 def _start(mark: Mark) -> int:
     """When that began which a mark of the script tells the end of: the check of the nodes."""
-    seconds = number(mark.facts.get("seconds")) if mark.event == "preflight" else None
+    seconds = number(mark.facts.get("seconds")) if mark.event in CHECKS else None
     return mark.at - round(max(seconds or 0, 0) * 1000)
 
 

@@ -60,6 +60,15 @@ run_attempt() {
     cause="- - too few usable nodes: ${nodes[*]:-none}"
     return
   fi
+  if [[ -n "$measure" ]] && ! must_end; then
+    measure_network || { end_attempt; return; }
+  fi
+  if [[ "$preflight" == only ]] && ! must_end; then
+    say "recovery.preflight is only: no ranks are started"
+    exit_code=0
+    decision="done"
+    return
+  fi
   if must_end; then
     say "asked to stop before the ranks started"
     exit_code=0

@@ -4,7 +4,7 @@
 #   node_rank head address interface gloo_interface is_host   who it is
 #   ranks threads                                             of this node, where they are not the same on each
 #   scratch workdir devices                                   folders and the container's devices
-# After that, node.sh calls `prepare`, sets the ranks' variables and calls `run_preflight`.
+# After that, node.sh calls `prepare`, sets the ranks' variables and calls `run_step`.
 
 # One line that the head and job.sh find in the run folder, whole or not at all
 write_status() {
@@ -66,6 +66,7 @@ count_ranks() {
     ranks=$((cores > threads_per_rank ? cores / threads_per_rank : 1))
   fi
   threads=$((cores > ranks ? cores / ranks : 1))
+  counted=yes
 }
 
 # One folder per user and node, which keeps compiled kernels for the next attempt and the next run. Other users can
@@ -179,12 +180,24 @@ read_secrets() {
   while IFS= read -r -d '' pair; do export "$prefix${pair?}"; done <"$secrets"
 }
 
+# The step that measures the network: as the ranks start, with their variables
+prepare_network() {
+  local per_node=1 # where nodes may differ, too
+  ((gpus_per_node == 0)) || [[ -n "$counted" ]] || per_node=$ranks
+  SLURMDDP_COMMAND=("${container[@]}" "$python" -m slurmddp.runtime.network --node "$host" --nodes "$SLURMDDP_NETWORK_NODES"
+    --number "$node_rank" --ranks "$per_node" --head "$head" --port "$SLURMDDP_PORT" --logs "$logs/network"
+    --scratch "$scratch" --fabric "$fabric" --min-bandwidth "${min_bandwidth:-0}")
+  [[ -z "$allow_socket" ]] || SLURMDDP_COMMAND+=(--allow-socket)
+}
+
 # What is left to do once the container's command line is known
 prepare() {
   if [[ -n "$compat" ]]; then source "$shell/driver.sh"; fi
   if [[ -z "$preflight" || ("$runtime" == none && "${SLURMDDP_STEP:-}" == preflight) ]]; then check_python; fi
   if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
     prepare_preflight
+  elif [[ "${SLURMDDP_STEP:-}" == network ]]; then
+    prepare_network
   else
     prepare_ranks
   fi
@@ -208,9 +221,14 @@ pass_gpus() {
   done
 }
 
-# The preflight's step ends here. No exec: where the container or its Python does not start, this shell is left to say so.
+# The steps before the ranks' own end here.
+run_step() {
+  [[ "${SLURMDDP_STEP:-}" != network ]] || exec "${SLURMDDP_COMMAND[@]}"
+  [[ "${SLURMDDP_STEP:-}" != preflight ]] || run_preflight
+}
+
+# No exec: where the container or its Python does not start, this shell is left to say so.
 run_preflight() {
-  [[ "${SLURMDDP_STEP:-}" == preflight ]] || return 0
   SLURMDDP_PREFLIGHT_CODE=0
   "${SLURMDDP_COMMAND[@]}" 2>"$SLURMDDP_PREFLIGHT_STDERR" || SLURMDDP_PREFLIGHT_CODE=$?
   eval "$SLURMDDP_SCRIPT_VALUES" # a variable of the user's may have such a name
@@ -236,6 +254,7 @@ if ((${#setup[@]} > 0)); then
   source "$shell/setup.sh"
   [[ -n "$finished" ]] || fail "setup line failed: it must not call return: $line"
 fi
+counted= # ranks of this node, where the job does not say how many
 node_rank=0
 head=127.0.0.1
 address=127.0.0.1

@@ -18,6 +18,7 @@ source "$shell/watch.sh" || incomplete
 source "$shell/cause.sh" || incomplete
 source "$shell/nodes.sh" || incomplete
 source "$shell/preflight.sh" || incomplete
+source "$shell/network.sh" || incomplete
 source "$shell/breaker.sh" || incomplete
 source "$shell/decide.sh" || incomplete
 case $requeue_policy in

@@ -184,16 +184,28 @@ class Container(Model):
 
 
 class Network(Model):
-    """Interface and variables of NCCL and Gloo."""
+    """Interface and variables of NCCL and Gloo. measure: the nodes' network is measured before the ranks start, null:
+    with GPUs on several nodes; min_bandwidth: GB/s on the bus that this measurement should reach; allow_socket: TCP is
+    good enough where the site has a faster network."""
 
     interface: Interface | None = None
     variables: EnvMap = {}
     debug: bool = False
+    measure: bool | None = None
+    min_bandwidth: Annotated[float, Field(gt=0, le=100_000)] | None = None
+    allow_socket: bool = False
 
     @field_validator("variables")
     @classmethod
     def _ours(cls, value: dict[str, str]) -> dict[str, str]:
         return without_reserved(value)
+
+
+def _preflight(value: Any) -> Any:
+    """One message for a value that may be of two types."""
+    if not isinstance(value, bool) and str(value).lower() not in ("true", "false", "yes", "no", "on", "off", "only"):
+        raise ValueError("must be true, false or only")
+    return value
 
 
 class Launch(Model):
@@ -216,11 +228,11 @@ class Launch(Model):
 class Recovery(Model):
     """What is done about faults. requeue: the job goes back to the queue at its time limit, after preemption, and
     where too few nodes are left; no_progress: so many starts in a row that end no further than the first of them
-    stop the run; preflight: the nodes are checked before each start of the ranks."""
+    stop the run; preflight: the nodes are checked before each start of the ranks; only: the job ends after that."""
 
     requeue: bool = True
     no_progress: Annotated[int, Field(ge=1, le=1000)] = 3
-    preflight: bool = True
+    preflight: Annotated[bool | Literal["only"], BeforeValidator(_preflight)] = True
 
 
 class Timeouts(Model):

@@ -40,6 +40,7 @@ ELSEWHERE = {
     r"slurmddp checkpoint export": "needs PyTorch: tests/runtime/test_export.py",
     r"rsync ": "needs a second host",
     r"slurmddp rehearse ": "needs a real Slurm: tests/cluster/test_rehearse.py",
+    r"slurmddp preflight ": "needs a real Slurm: tests/cluster/test_network.py",
     r".* /home/bob/": "needs a run of another user; docs/security.md names the tests",
 }  # fmt: skip
 

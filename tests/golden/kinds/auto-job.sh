@@ -31,7 +31,7 @@ elastic= # may the job lose nodes and continue in its allocation?
 guarded=yes # does guard.sh requeue the job if something kills this script?
 requeue_policy=requeue # requeue: scontrol requeue; chain: sbatch of this file again; none
 breaker=3 # starts in a row without progress after which the run fails
-preflight=yes # are the nodes checked before the ranks start?
+preflight=yes measure=yes # are the nodes checked, and their network measured, before the ranks start? only: that is all
 join_timeout=600 # maximum seconds for that check
 stop_lead=120 # seconds before the time limit at which the ranks save; empty: never
 own_script= # is it the user's own training script?

@@ -1,7 +1,6 @@
 #!/bin/bash
-# gpt-books: job.sh starts this script on each node. It finds the node's rank and address, sets the variables of
-# the ranks and becomes torchrun (`exec`, so that signals reach torchrun, not a shell above it). This file contains the
-# values of this job. The functions are the same for every job: RUN_FOLDER/code/slurmddp/shell (node.sh).
+# gpt-books: job.sh starts this script on each node. It sets the variables of the ranks and becomes torchrun (`exec`, so
+# that signals reach it). It contains the values of this job; the functions are in RUN_FOLDER/code/slurmddp/shell (node.sh).
 set -euo pipefail
 run=$SLURMDDP_RUN
 logs=$SLURMDDP_LOGS
@@ -9,8 +8,8 @@ shell=$run/code/slurmddp/shell
 host=$SLURMD_NODENAME # HOSTNAME is that of the machine that called srun
 
 # --- values of this job; '' means no, none or unknown
-alone='' preflight=yes # is it the job's only node; are the nodes checked first
-ranks='' threads_per_rank=1 gpus_per_node=4 gpu_vendor=nvidia
+alone='' preflight=yes min_bandwidth='' allow_socket='' # is it the job's only node; are the nodes checked first; GB/s between nodes; may NCCL use TCP
+ranks='' threads_per_rank=1 gpus_per_node=4 gpu_vendor=nvidia fabric=''
 wanted_interface='' exact_interface='' # '': the one with the route to the head node
 runtime=apptainer executable=apptainer prefix=APPTAINERENV_ # prefix: of variables for the container
 contained='' compat=yes # does it have its own /dev, /tmp and home; does the node's driver decide which libcuda is used
@@ -85,5 +84,5 @@ export APPTAINERENV_TORCH_NCCL_ASYNC_ERROR_HANDLING=3
 export APPTAINERENV_TRITON_CACHE_DIR="$scratch"/triton
 export APPTAINERENV_TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 
-run_preflight # the preflight step exits here
+run_step # the steps before the ranks' own exit here
 exec "${container[@]}" "${torchrun[@]}" "${program[@]}"

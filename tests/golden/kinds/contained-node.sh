@@ -1,7 +1,6 @@
 #!/bin/bash
-# gpt-books: job.sh starts this script on each node. It finds the node's rank and address, sets the variables of
-# the ranks and becomes torchrun (`exec`, so that signals reach torchrun, not a shell above it). This file contains the
-# values of this job. The functions are the same for every job: RUN_FOLDER/code/slurmddp/shell (node.sh).
+# gpt-books: job.sh starts this script on each node. It sets the variables of the ranks and becomes torchrun (`exec`, so
+# that signals reach it). It contains the values of this job; the functions are in RUN_FOLDER/code/slurmddp/shell (node.sh).
 set -euo pipefail
 run=$SLURMDDP_RUN
 logs=$SLURMDDP_LOGS
@@ -9,8 +8,8 @@ shell=$run/code/slurmddp/shell
 host=$SLURMD_NODENAME # HOSTNAME is that of the machine that called srun
 
 # --- values of this job; '' means no, none or unknown
-alone='' preflight=yes # is it the job's only node; are the nodes checked first
-ranks=8 threads_per_rank=7 gpus_per_node=8 gpu_vendor=amd
+alone='' preflight=yes min_bandwidth='' allow_socket='' # is it the job's only node; are the nodes checked first; GB/s between nodes; may NCCL use TCP
+ranks=8 threads_per_rank=7 gpus_per_node=8 gpu_vendor=amd fabric=slingshot11
 wanted_interface=hsn exact_interface='' # '': the one with the route to the head node
 runtime=singularity executable=singularity prefix=SINGULARITYENV_ # prefix: of variables for the container
 contained=yes compat='' # does it have its own /dev, /tmp and home; does the node's driver decide which libcuda is used
@@ -105,5 +104,5 @@ export SINGULARITYENV_FI_CXI_RDZV_EAGER_SIZE=0
 export SINGULARITYENV_FI_CXI_RX_MATCH_MODE=hybrid
 export SINGULARITYENV_NCCL_SOCKET_IFNAME=hsn
 
-run_preflight # the preflight step exits here
+run_step # the steps before the ranks' own exit here
 exec "${container[@]}" "${torchrun[@]}" "${program[@]}"

@@ -1,7 +1,6 @@
 #!/bin/bash
-# own: job.sh starts this script on each node. It finds the node's rank and address, sets the variables of
-# the ranks and becomes torchrun (`exec`, so that signals reach torchrun, not a shell above it). This file contains the
-# values of this job. The functions are the same for every job: RUN_FOLDER/code/slurmddp/shell (node.sh).
+# own: job.sh starts this script on each node. It sets the variables of the ranks and becomes torchrun (`exec`, so
+# that signals reach it). It contains the values of this job; the functions are in RUN_FOLDER/code/slurmddp/shell (node.sh).
 set -euo pipefail
 run=$SLURMDDP_RUN
 logs=$SLURMDDP_LOGS
@@ -9,8 +8,8 @@ shell=$run/code/slurmddp/shell
 host=$HOSTNAME
 
 # --- values of this job; '' means no, none or unknown
-alone=yes preflight='' # is it the job's only node; are the nodes checked first
-ranks=2 threads_per_rank=1 gpus_per_node=0 gpu_vendor=''
+alone=yes preflight='' min_bandwidth='' allow_socket='' # is it the job's only node; are the nodes checked first; GB/s between nodes; may NCCL use TCP
+ranks=2 threads_per_rank=1 gpus_per_node=0 gpu_vendor='' fabric=''
 wanted_interface='' exact_interface='' # '': the one with the route to the head node
 runtime=none executable='' prefix='' # prefix: of variables for the container
 contained='' compat='' # does it have its own /dev, /tmp and home; does the node's driver decide which libcuda is used
@@ -78,5 +77,5 @@ export TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 # a thread in each rank watches the script; train.observe: off turns it off
 export SLURMDDP_OBSERVE='{"hang": 120, "restart": false}'
 
-run_preflight # the preflight step exits here
+run_step # the steps before the ranks' own exit here
 exec "${torchrun[@]}" "${program[@]}"

@@ -1,7 +1,6 @@
 #!/bin/bash
-# own: job.sh starts this script on each node. It finds the node's rank and address, sets the variables of
-# the ranks and becomes torchrun (`exec`, so that signals reach torchrun, not a shell above it). This file contains the
-# values of this job. The functions are the same for every job: RUN_FOLDER/code/slurmddp/shell (node.sh).
+# own: job.sh starts this script on each node. It sets the variables of the ranks and becomes torchrun (`exec`, so
+# that signals reach it). It contains the values of this job; the functions are in RUN_FOLDER/code/slurmddp/shell (node.sh).
 set -euo pipefail
 run=$SLURMDDP_RUN
 logs=$SLURMDDP_LOGS
@@ -9,8 +8,8 @@ shell=$run/code/slurmddp/shell
 host=$SLURMD_NODENAME # HOSTNAME is that of the machine that called srun
 
 # --- values of this job; '' means no, none or unknown
-alone='' preflight=yes # is it the job's only node; are the nodes checked first
-ranks=4 threads_per_rank=8 gpus_per_node=4 gpu_vendor=nvidia
+alone='' preflight=yes min_bandwidth='' allow_socket='' # is it the job's only node; are the nodes checked first; GB/s between nodes; may NCCL use TCP
+ranks=4 threads_per_rank=8 gpus_per_node=4 gpu_vendor=nvidia fabric=infiniband
 wanted_interface='' exact_interface='' # '': the one with the route to the head node
 runtime=singularity executable=singularity prefix=SINGULARITYENV_ # prefix: of variables for the container
 contained='' compat=yes # does it have its own /dev, /tmp and home; does the node's driver decide which libcuda is used
@@ -108,5 +107,5 @@ export SINGULARITYENV_SLURMDDP_OBSERVE='{"hang": 120, "restart": false}'
 # the job's own
 export SINGULARITYENV_WANDB_MODE=offline
 
-run_preflight # the preflight step exits here
+run_step # the steps before the ranks' own exit here
 exec "${container[@]}" "${torchrun[@]}" "${program[@]}"

@@ -33,7 +33,7 @@ def test_scripts_modules_and_packages_of_the_picture_exist() -> None:
     rendered, static = ROOT / "templates/sbatch", ROOT / "slurmddp/shell"
     assert all((rendered / f"{script}.j2").is_file() or (static / script).is_file() for script in scripts)
     modules = set(re.findall(r"\bslurmddp(?:\.\w+)+", text))
-    assert len(modules) == 4
+    assert len(modules) == 5
     for module in modules:
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module

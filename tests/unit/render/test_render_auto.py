@@ -109,3 +109,20 @@ def test_a_step_of_an_allocation_takes_all_of_it(desk: Desk) -> None:
     assert started(desk, job, str(desk.root / "run")).returncode == 0
     assert {"--gpus=3", "--mem=3072M"} <= set(dump(desk))
     assert not [text for text in dump(desk) if text.startswith(("--exact", "--gpus-per-node"))]
+
+
+@pytest.mark.parametrize(("option", "processes"), [(AUTO, "1"), ("resources.ranks_per_node=2", "2")])
+def test_the_network_is_measured_with_a_process_per_gpu_where_nodes_are_alike(
+    desk: Desk, option: str, processes: str
+) -> None:
+    desk.program("apptainer", DUMP)
+    wanted = ("network.min_bandwidth=150", "network.allow_socket=true")
+    _, node = desk.scripts(LM_JOB, option, *BATCH, *wanted)
+    network = {"SLURMDDP_STEP": "network", "SLURMDDP_NETWORK_NODES": "here there"}
+    done = started(desk, node, SLURM_GPUS_ON_NODE="8", SLURM_CPUS_ON_NODE="16", **network)
+    assert done.returncode == 0, done.stderr
+    words = dump(desk)
+    begin = words.index("slurmddp.runtime.network")
+    given = dict(zip(words[begin + 1 :: 2], words[begin + 2 :: 2], strict=False))
+    assert (given["--ranks"], given["--nodes"], given["--min-bandwidth"]) == (processes, "here there", "150.0")
+    assert "--allow-socket" in words and "APPTAINERENV_GLOO_SOCKET_IFNAME=lo" not in words

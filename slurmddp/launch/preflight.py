@@ -1,0 +1,78 @@
+"""`slurmddp preflight`: a job of the same shape that checks its nodes and their network, and ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slurmddp.launch.cancel import cancel_run
+from slurmddp.launch.prepare import Prepared
+from slurmddp.launch.submit import submit
+from slurmddp.runs.cause import find_cause
+from slurmddp.runs.events import read_lines
+from slurmddp.runs.evidence import evidence
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.state import RunState, judge
+from slurmddp.slurm.client import Slurm
+
+#: What is changed of the job: DEFAULTS give way to the user's own options, CHANGES do not.
+DEFAULTS = (("resources.time", "10m"), ("network.measure", "true"))
+CHANGES = (("recovery.preflight", "only"), ("recovery.requeue", "false"))
+_LOOK_EVERY = 1.0
+
+
+class Checked(NamedTuple):
+    """What the preflight found. lines: its verdict, a line per node; network: what was measured, empty: nothing.
+    cause: why the job could not train, if it could not."""
+
+    passed: bool
+    state: str
+    cause: str | None
+    lines: tuple[str, ...]
+    excluded: dict[str, str]
+    network: dict[str, Any]
+
+    @property
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result for --json. The keys are stable."""
+        return {**self._asdict(), "lines": list(self.lines)}
+
+
+class Preflight:
+    """Submits the job, and waits for its end. `say` gets a line whenever its state changes."""
+
+    def __init__(self, prepared: Prepared, say: Callable[[str], None]) -> None:
+        self.folder, self._say = RunFolder(Path(submit(prepared).run_folder)), say
+
+    def wait(self) -> Checked:
+        """Return the result. The job is cancelled if anything ends the waiting."""
+        said = ""
+        try:
+            while (state := self._state()).going:
+                if state.line != said:
+                    said = state.line
+                    self._say(f"  {said}")
+                time.sleep(_LOOK_EVERY)
+        except BaseException:
+            self._say(cancel_run(self.folder, now=True))
+            raise
+        return self._checked(state)
+
+    def _state(self) -> RunState:
+        facts = evidence(self.folder)
+        return judge(Slurm().job(facts.job_ids[-1]) if facts.job_ids else None, facts)
+
+    def _checked(self, state: RunState) -> Checked:
+        facts = evidence(self.folder)
+        events = read_lines(self.folder.events).records
+        measured = [row for row in events if row.get("event") == "network"]
+        path = self.folder.attempt_logs(facts.attempt or 0) / "preflight" / "verdict"
+        try:
+            lines = tuple(path.read_text(encoding="utf-8", errors="replace").splitlines())
+        except OSError:
+            lines = ()
+        passed = state.state == "done"
+        cause = None if passed else find_cause(self.folder, facts.attempt)
+        return Checked(passed, state.line, cause, lines, dict(facts.excluded), measured[-1] if measured else {})

@@ -1,0 +1,266 @@
+"""One rank of the measurement: join, connect as the training will, measure, test pairs if the network is slow."""
+
+import contextlib
+import datetime
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slurmddp.runtime.agent import stores
+from slurmddp.runtime.network import nccl_log, pairs
+from slurmddp.runtime.network.judge import Measured, not_measured, verdict
+from slurmddp.runtime.network.nccl_log import Transport
+from slurmddp.runtime.network.settings import Settings
+from slurmddp.runtime.watch.process_exit import leave
+from slurmddp.shared.files import write_whole
+
+#: Seconds, once all ranks have joined: for the growing all-reduce, and at most for a pair to connect; for all of it.
+_BUDGET, _PAIR, _LIMIT = 6.0, 5.0, 30.0
+#: Seconds of repeating one size.
+_REPEAT = 0.7
+#: Bytes: each size is so many times the one before.
+_STEP = 8
+_FIRST = {"nccl": 1 << 20, "gloo": 1 << 16}
+_LAST = {"nccl": 1 << 30, "gloo": 1 << 25}
+_AT_MOST = 20
+#: Bytes of NCCL's log that are kept.
+_LOG = 1 << 20
+
+
+class Rank:
+    """See `run`. All ranks take the same decisions: from times that are the slowest rank's."""
+
+    def __init__(self, own: Settings) -> None:
+        self._own = own
+        self._store: Any = None
+        self._log = own.scratch / f"slurmddp-nccl-{own.port}-{own.local}.log"
+        self._began = time.monotonic()
+
+    def run(self) -> int:
+        """Return 0, or 1 if this rank failed. Rank 0 writes the verdict in either case."""
+        watch = threading.Timer(self._own.wait + _LIMIT, self._too_late)
+        watch.daemon = True
+        try:
+            watch.start()
+            self._join()
+            watch.cancel()
+            watch = threading.Timer(_LIMIT, self._too_late)
+            watch.daemon = True
+            watch.start()
+            self._prepare()
+            self._connect("ranks", range(self._own.world), _LIMIT - 5)
+            self._measure()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the head has to hear of it
+            self._failed(f"{type(error).__name__}: {error}")
+            return 1
+        finally:
+            watch.cancel()
+            self._keep_log()
+        return 0
+
+    def _join(self) -> None:
+        """Meet at the head's store. Raises RuntimeError, UserError."""
+        own, limit = self._own, datetime.timedelta(seconds=self._own.wait)
+        address = stores.resolve(own.head, own.port)
+        if own.rank == 0:
+            self._store = stores.serve(address, own.port, limit, several_nodes=len(own.nodes) > 1)
+        else:
+            self._store = stores.connect(address, own.port, limit)
+        self._store.set(f"here/{own.node}/{own.local}", "1")
+        self._meet("joined")
+        self._store.wait(["joined/all"], limit)
+        self._began = time.monotonic()
+
+    def _meet(self, point: str) -> None:
+        """Note in the store that this rank has come to a point. The last one sets POINT/all."""
+        if self._store.add(point, 1) == self._own.world:
+            self._store.set(f"{point}/all", "1")
+
+    def _prepare(self) -> None:
+        """Choose the device as the training does; NCCL's log goes to a file. Raises RuntimeError."""
+        own = self._own
+        self._backend = "nccl" if torch.cuda.is_available() else "gloo"
+        self._device = torch.device("cpu")
+        if self._backend == "nccl":
+            if own.local >= torch.cuda.device_count():
+                raise RuntimeError(f"has {torch.cuda.device_count()} GPU(s) for {own.ranks} ranks")
+            self._log.unlink(missing_ok=True)
+            os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": str(self._log)}
+            self._device = torch.device("cuda", own.local)
+            torch.cuda.set_device(self._device)
+
+    def _connect(self, name: str, ranks: Sequence[int], seconds: float) -> None:
+        """Connect with these ranks, and no others, as the backend connects the ranks of the training."""
+        dist.init_process_group(
+            self._backend,
+            store=dist.PrefixStore(name, self._store),
+            rank=ranks.index(self._own.rank),
+            world_size=len(ranks),
+            timeout=datetime.timedelta(seconds=seconds),
+            device_id=self._device if self._backend == "nccl" else None,
+        )
+        dist.all_reduce(torch.zeros(1, device=self._device))
+
+    def _measure(self) -> None:
+        own = self._own
+        speeds = self._growing()
+        bus = max(speeds.values())
+        self._store.set(f"net/{own.rank}", json.dumps(self._transport().as_json()))
+        slow: dict[str, str] = {}
+        told = ""
+        if own.wish.is_low(bus):
+            slow, told = self._pairs(max(speeds))
+        self._meet("measured")
+        if own.rank > 0:
+            return
+        self._store.wait(["measured/all"], datetime.timedelta(seconds=_LIMIT))  # the store is here
+        seconds = time.monotonic() - self._began
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+        measured = Measured(self._backend, self._transports(), interface, bus, speeds, seconds)
+        self._write(verdict(measured, own.wish, slow, told))
+
+    def _growing(self) -> dict[int, float]:
+        """Return GB/s by size. Stops before a size that would exceed the time."""
+        size, found, began = _FIRST[self._backend], {}, time.monotonic()
+        while True:
+            took = self._time(size)
+            found[size] = _bus(size, took, self._own.world)
+            elapsed = self._slowest(time.monotonic() - began)
+            size *= _STEP
+            if size > _LAST[self._backend] or elapsed + 4 * _STEP * took > _BUDGET:
+                return found
+
+    def _time(self, size: int) -> float:
+        """Return the seconds of one all-reduce of `size` bytes: the mean of several, on the slowest rank."""
+        tensor = torch.zeros(size // 4, device=self._device)
+        once = self._repeat(tensor, 1)
+        times = max(1, min(_AT_MOST, int(_REPEAT / max(once, 1e-6))))
+        return self._repeat(tensor, times) / times
+
+    def _repeat(self, tensor: torch.Tensor, times: int) -> float:
+        self._finish()
+        began = time.monotonic()
+        for _ in range(times):
+            dist.all_reduce(tensor)
+        self._finish()
+        return self._slowest(time.monotonic() - began)
+
+    def _finish(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _slowest(self, seconds: float) -> float:
+        value = torch.tensor([seconds], dtype=torch.float64, device=self._device)
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+        return float(value)
+
+    def _pairs(self, size: int) -> tuple[dict[str, str], str]:
+        """Test pairs of nodes, all of a round at once. Only rank 0's answer counts."""
+        own, tested = self._own, dict[pairs.Pair, float]()
+        floor = own.wish.floor or 0.0
+        for number in range(pairs.ROUNDS if len(own.nodes) > 2 else 0):
+            if own.rank == 0:
+                chosen = pairs.next_round(own.nodes, tested, floor)
+                self._store.set(f"round/{number}", json.dumps(chosen))
+            chosen = [(a, b) for a, b in json.loads(self._store.get(f"round/{number}"))]
+            keys = [f"speed/{number}/{a}/{b}" for a, b in chosen]
+            for pair, key in zip(chosen, keys, strict=True):
+                if own.node in pair:
+                    speed = self._test(pair, size)
+                    if own.local == 0 and own.node == pair[0]:
+                        self._store.set(key, str(speed))
+            if not chosen:
+                break
+            if own.rank == 0:
+                self._store.wait(keys, datetime.timedelta(seconds=_LIMIT))
+                tested |= {pair: float(self._store.get(key)) for pair, key in zip(chosen, keys, strict=True)}
+        return pairs.explain(own.nodes, tested, floor)
+
+    def _test(self, pair: pairs.Pair, size: int) -> float:
+        """Return GB/s between two nodes; 0 if they cannot work together."""
+        numbers = sorted(self._own.nodes.index(node) for node in pair)
+        ranks = [number * self._own.ranks + local for number in numbers for local in range(self._own.ranks)]
+        try:
+            if dist.is_initialized():  # not after a pair that failed
+                dist.destroy_process_group()
+            self._connect(f"pair/{' '.join(pair)}", ranks, _PAIR)
+            return _bus(size, self._time(size), len(ranks))
+        except RuntimeError as error:
+            print(f"slurmddp: network: {' and '.join(pair)}: {error}", file=sys.stderr)
+            return 0.0
+
+    def _transport(self) -> Transport:
+        if self._backend != "nccl":
+            return Transport()
+        try:
+            with self._log.open(encoding="utf-8", errors="replace") as file:
+                return nccl_log.read(file)
+        except OSError:
+            return Transport()
+
+    def _transports(self) -> dict[str, Transport]:
+        """By node, from what each rank has read in its own log."""
+        if self._backend != "nccl":
+            return {}
+        own = self._own
+        texts = self._store.multi_get([f"net/{rank}" for rank in range(own.world)])
+        found = [nccl_log.from_json(json.loads(text)) for text in texts]
+        nodes = enumerate(own.nodes)
+        return {node: nccl_log.merge(found[number * own.ranks : (number + 1) * own.ranks]) for number, node in nodes}
+
+    def _failed(self, why: str) -> None:
+        print(f"slurmddp: network: {why}", file=sys.stderr, flush=True)
+        if self._own.rank > 0:
+            with contextlib.suppress(RuntimeError, AttributeError):  # no store, or the head has gone
+                self._store.set(f"failed/{self._own.node}", why)
+            return
+        time.sleep(1)  # the others may say more
+        self._write(not_measured(self._others() or why))
+
+    def _others(self) -> str:
+        """What is known of the other nodes, in few words."""
+        with contextlib.suppress(RuntimeError, AttributeError):
+            here = {node: self._store.check([f"here/{node}/0"]) for node in self._own.nodes}
+            missing = [node for node, there in here.items() if not there]
+            if missing:
+                more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+                return f"{', '.join(missing[:3])}{more} did not start within {self._own.wait:.0f} s"
+            for node in self._own.nodes:
+                if self._store.check([f"failed/{node}"]):
+                    return f"{node}: {self._store.get(f'failed/{node}').decode(errors='replace')}"
+        return ""
+
+    def _too_late(self) -> None:
+        """The end of the time: whatever hangs, in torch or in NCCL, is not waited for."""
+        self._failed(f"no result within {_LIMIT:.0f} s")
+        self._keep_log()
+        leave(1)
+
+    def _write(self, lines: list[str]) -> None:
+        print("\n".join(f"slurmddp: network: {line}" for line in lines), flush=True)
+        write_whole(self._own.logs / "verdict", "\n".join(lines) + "\n")
+
+    def _keep_log(self) -> None:
+        """The first rank's log of NCCL, for people."""
+        with contextlib.suppress(OSError):
+            if self._own.local == 0:
+                write_whole(self._own.logs / f"{self._own.node}.nccl.log", _start_of(self._log))
+            self._log.unlink(missing_ok=True)
+
+
+def _start_of(path: Path) -> str:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(_LOG)
+
+
+def _bus(size: int, seconds: float, ranks: int) -> float:
+    """Return the bus bandwidth in GB/s: what each link carries, whatever the number of ranks (as in nccl-tests)."""
+    return size / max(seconds, 1e-9) * 2 * (ranks - 1) / ranks / 1e9

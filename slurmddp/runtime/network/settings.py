@@ -1,0 +1,66 @@
+"""What node.sh tells a rank of the measurement."""
+
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmddp.runtime.network.judge import Wish
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One rank's place in the measurement.
+
+    node, nodes: this node's name, and all names; number: of this node, from 0, the head.
+    local, ranks: this rank's number on its node, and how many each node has.
+    head, port: where the ranks meet.      logs: the folder of the measurement's files, shared by all nodes.
+    scratch: a folder on this node.        wait: seconds for all ranks to join.
+    """
+
+    node: str
+    nodes: tuple[str, ...]
+    number: int
+    local: int
+    ranks: int
+    head: str
+    port: int
+    logs: Path
+    scratch: Path
+    wait: float
+    wish: Wish
+
+    @property
+    def rank(self) -> int:
+        return self.number * self.ranks + self.local
+
+    @property
+    def world(self) -> int:
+        return len(self.nodes) * self.ranks
+
+
+def read(words: Sequence[str]) -> Settings:
+    """Read the command line. argparse ends the process where it is wrong: only node.sh writes it."""
+    parser = ArgumentParser(prog="slurmddp.runtime.network")
+    for name in ("node", "nodes", "head", "logs", "scratch"):
+        parser.add_argument(f"--{name}", required=True)
+    for name, default in (("number", None), ("port", None), ("local", 0), ("ranks", 1)):
+        parser.add_argument(f"--{name}", type=int, required=default is None, default=default)
+    parser.add_argument("--wait", type=float, default=120.0)
+    parser.add_argument("--fabric", default="")
+    parser.add_argument("--min-bandwidth", type=float, default=0.0)
+    parser.add_argument("--allow-socket", action="store_true")
+    given = parser.parse_args(words)
+    return Settings(
+        node=given.node,
+        nodes=tuple(given.nodes.split()),
+        number=given.number,
+        local=given.local,
+        ranks=given.ranks,
+        head=given.head,
+        port=given.port,
+        logs=Path(given.logs),
+        scratch=Path(given.scratch),
+        wait=given.wait,
+        wish=Wish(given.fabric, given.min_bandwidth or None, given.allow_socket),
+    )

@@ -1,0 +1,55 @@
+"""The measurement of the network: real processes with gloo on the loopback, one per node."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .harness import PATIENCE, ROOT, free_port
+
+NAMES = ("n0", "n1", "n2")
+
+
+@dataclass
+class Nodes:
+    """Three nodes; those of them that are started share a folder for the results."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+
+    def measure(self, *options: str, absent: str = "") -> tuple[list[str], list[str]]:
+        """Return the lines of the verdict, and what the nodes wrote to stderr."""
+        started = [self._start(number, options) for number, name in enumerate(NAMES) if name != absent]
+        errors = [process.communicate(timeout=PATIENCE)[1] for process in started]
+        return (self.folder / "verdict").read_text().splitlines(), errors
+
+    def _start(self, number: int, options: tuple[str, ...]) -> subprocess.Popen[str]:
+        places = {
+            "node": NAMES[number], "nodes": " ".join(NAMES), "number": number, "head": "127.0.0.1", "port": self.port,
+            "logs": self.folder, "scratch": self.folder,
+        }  # fmt: skip
+        words = [f"--{name}={value}" for name, value in places.items()]
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "slurmddp.runtime.network", *words, *options],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+def test_a_network_below_the_floor_is_measured_in_pairs(tmp_path: Path) -> None:
+    """All pairs are slow, so nobody is named. The site's promise is about NCCL."""
+    lines, errors = Nodes(tmp_path).measure("--min-bandwidth=1000", "--fabric=infiniband")
+    assert lines[0].startswith("low gloo over TCP lo, bus ") and len(lines) == 2, errors
+    assert lines[0].endswith("below network.min_bandwidth (1e+03 GB/s); not isolated: no pair of nodes is fast")
+    facts = json.loads(lines[1].removeprefix("facts "))
+    assert next(iter(facts["speeds"])) == "65536" and max(facts["speeds"].values()) == facts["bus_gb_s"] > 0
+
+
+def test_a_node_that_does_not_start_is_named(tmp_path: Path) -> None:
+    lines, _ = Nodes(tmp_path).measure("--wait=8", absent="n1")
+    assert lines == ["none not measured: n1 did not start within 8 s", 'facts {"result": "none"}']
