@@ -188,13 +188,14 @@ def logs(
     tail: Annotated[
         int | None, typer.Option("-n", "--tail", min=0, metavar="N", help="Start with the last N lines of each log")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per line")] = False,
 ) -> None:
     """Show the logs of a run: job.sh first, then each node, attempt by attempt."""
     from slurmddp.launch.find import find_run
     from slurmddp.report.logs import Selection, follow_logs, select, show_logs
 
     folder = find_run(run, os.environ)
-    follower = select(folder, Selection(node, attempt, rank, tail), follow=follow)
+    follower = select(folder, Selection(node, attempt, rank, tail, as_json), follow=follow)
     send_waiting([folder])
     if follow:
         for line in follow_logs(follower, lambda: _ask(folder), opt.say):

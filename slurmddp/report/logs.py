@@ -25,12 +25,13 @@ LOOK_EVERY = 0.5
 
 @dataclass(frozen=True)
 class Selection:
-    """Which lines of the logs are wanted; None: all."""
+    """Which lines of the logs are wanted, None: all; and whether each is to be a JSON object."""
 
     node: str | None = None
     attempt: int | None = None
     rank: int | None = None
     tail: int | None = None
+    as_json: bool = False
 
 
 def select(folder: RunFolder, wanted: Selection, *, follow: bool) -> Follower:
@@ -44,7 +45,9 @@ def select(folder: RunFolder, wanted: Selection, *, follow: bool) -> Follower:
         node = _node_of(folder, wanted.rank)
         if wanted.node not in (None, node):
             raise UserError(f"rank {wanted.rank} is on {node}, not on {wanted.node}", todo="remove --node or --rank")
-    follower = Follower(folder, node=node, attempt=wanted.attempt, rank=wanted.rank, tail=wanted.tail)
+    follower = Follower(
+        folder, node=node, attempt=wanted.attempt, rank=wanted.rank, tail=wanted.tail, as_json=wanted.as_json
+    )
     if node is not None and not follow and not follower.node_logs():
         names = sorted({path.stem for path in every.node_logs()})
         raise UserError(f"no log of node {node}", todo=f"nodes with a log: {', '.join(names) or 'none yet'}")

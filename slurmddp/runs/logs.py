@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ class Follower:
     A line of a node is prefixed with the node's name where more than one node has a log. Where more than one attempt
     has logs, a line names the attempt of those that follow. A line without its end yet is kept back until it is whole.
     rank: lines that name another rank are left out. tail: how many of the lines that each log has already are given.
+    as_json: each line is a JSON object instead, with attempt and node (null: job.sh's log).
     """
 
     def __init__(
@@ -31,33 +33,39 @@ class Follower:
         attempt: int | None = None,
         rank: int | None = None,
         tail: int | None = None,
+        as_json: bool = False,
     ) -> None:
         self.folder = folder
+        self._as_json = as_json
         self.node, self.attempt = node, attempt
         self._rank, self._tail = rank, tail
         self._offsets: dict[Path, int] = {}
-        self._labelled = ""
+        self._labelled: int | None = None
 
     def new_lines(self, *, to_the_end: bool = False) -> Iterator[bytes]:
         """Yield all lines since the last call; `to_the_end` gives an unfinished last line, too."""
         if self.node is None:
-            yield from self._lines(self.folder.job_log, to_the_end)
+            for line in self._lines(self.folder.job_log, to_the_end):
+                yield _json(None, None, line) if self._as_json else line
         logs = self.node_logs()
         many = len({path.name for path in logs}) > 1
         several = len({path.parent for path in logs}) > 1
         for path in logs:
-            attempt = path.parent.name
+            attempt = _attempt(path.parent)
             for line in self._lines(path, to_the_end):
+                if self._as_json:
+                    yield _json(attempt, path.stem, line)
+                    continue
                 if several and attempt != self._labelled:
-                    yield f"==> {_attempt_name(attempt)} <==".encode()
+                    yield f"==> attempt {attempt} <==".encode()
                 self._labelled = attempt
                 yield os.fsencode(path.stem) + b": " + line if many else line
         self._tail = None  # of a log that begins now, all lines are new
 
     def attempts(self) -> list[int]:
         """Return the attempts that have a folder of logs."""
-        found = (path.name.removeprefix("attempt-") for path in self.folder.logs.glob("attempt-*"))
-        return sorted(int(number) for number in found if number.isdecimal())
+        found = (_attempt(path) for path in self.folder.logs.glob("attempt-*"))
+        return sorted(attempt for attempt in found if attempt is not None)
 
     def node_logs(self) -> list[Path]:
         """Return the nodes' logs of the attempts that are followed, oldest attempt first."""
@@ -85,10 +93,15 @@ class Follower:
                     yield line.removesuffix(b"\n")
 
 
-def _attempt_name(folder: str) -> str:
-    """`attempt 2` for attempt-002."""
-    number = folder.removeprefix("attempt-")
-    return f"attempt {int(number)}" if number.isdecimal() else folder
+def _attempt(folder: Path) -> int | None:
+    """2 for attempt-002."""
+    number = folder.name.removeprefix("attempt-")
+    return int(number) if number.isdecimal() else None
+
+
+def _json(attempt: int | None, node: str | None, line: bytes) -> bytes:
+    told = {"attempt": attempt, "node": node, "line": line.decode("utf-8", errors="replace")}
+    return json.dumps(told).encode()
 
 
 def _may_be_of(line: bytes, rank: int) -> bool:

@@ -19,7 +19,7 @@ _LOG_IN = "use a login node of the cluster, or `module load slurm` if the site h
 # (tried on 24.11.5).
 _ALREADY_OVER = ("already completing or completed", "job/step already complet")
 # How many job numbers go on one command line: far below any limit, and one call for what `runs` lists.
-_BATCH = 200
+_BATCH = 1000
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Slurm:
         return self._sacct([job_id]).get(job_id)
 
     def jobs(self, job_ids: Iterable[JobId]) -> dict[JobId, JobView]:
-        """What Slurm says of many jobs, two commands for each 200 of them; forgotten ones are left out.
+        """What Slurm says of many jobs, two commands for each thousand of them; forgotten ones are left out.
 
         Raises ExternalError where a daemon does not answer.
         """

@@ -45,6 +45,13 @@ def test_attempts_are_labelled(run: RunFolder, cli: Cli) -> None:
     assert cli("logs", str(run.path), "--attempt", "1", "--node", "n2").out.splitlines()[0] == "a1 start"
 
 
+def test_a_json_object_per_line(run: RunFolder, cli: Cli) -> None:
+    run.job_log.write_bytes(b"job \xff")
+    told = [json.loads(line) for line in cli("logs", str(run.path), "--tail", "1", "--json").out.splitlines()]
+    assert told[0] == {"attempt": None, "node": None, "line": "job \ufffd"}
+    assert told[-1] == {"attempt": 1, "node": "n2", "line": "a1 end"} and len(told) == 5
+
+
 def test_the_lines_of_a_rank(run: RunFolder, cli: Cli) -> None:
     done = cli("logs", str(run.path), "--attempt", "0", "--rank", "3")
     assert done.out.splitlines() == ["a0 start", "[default3]: y", "a0 end"]
