@@ -123,6 +123,11 @@ def test_preflight_is_its_own_kind() -> None:
     assert spent(account(events)) == {"image": 5, "init": 17, "preflight": 8, "other": 20}
 
 
+def test_the_measurement_of_the_network_is_preflight_too() -> None:
+    checks = [event(10, "preflight", 0, None, seconds=8), event(25, "network", 0, None, seconds=12)]
+    assert spent(account(job(0, 50, *checks, event(30, "rank_started")))) == {"image": 10, "preflight": 20, "other": 20}
+
+
 def test_where_nothing_tells_when_the_ranks_started_it_is_all_init() -> None:
     events = job(0, 50, event(20, "started"), event(30, "ready", step=0), event(33, "first_step", step=1, seconds=12))
     assert spent(account(events)) == {"init": 30, "other": 20}

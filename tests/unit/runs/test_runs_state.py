@@ -268,6 +268,12 @@ def test_several_attempts_in_one_job() -> None:
     assert judge(JobView("RUNNING", nodes="n1"), going) == RunState("running", "on n1")
 
 
+def test_the_newest_measurement_of_the_network_counts() -> None:
+    measured = [{"event": "network", "text": "bus 1 GB/s"}, {"event": "network", "text": "bus 2 GB/s"}]
+    assert facts(*measured, {"event": "attempt_started"}).network == "bus 2 GB/s"
+    assert facts().network == "" and facts({"event": "network"}).network == ""
+
+
 def test_nodes_that_the_run_does_without() -> None:
     excluded = [
         {"event": "node_excluded", "excluded": "n2", "reason": "lost"},
