@@ -238,7 +238,7 @@ def progress_lines(found: Progress, *, going: bool) -> list[str]:
         backend = f" ({one_line(found.backend)})" if found.backend else ""
         lines.append(f"nodes    {found.nodes}{backend}")
     if found.network is not None and going:
-        lines.append(f"network  {100 * found.network:.2g} % of the step time is spent waiting for it")
+        lines.append(f"stall    {100 * found.network:.2g} % of the step time: waiting for the network")
     if going:
         lines += [f"slow     {_slow(each)}" for each in found.slow]
     return lines

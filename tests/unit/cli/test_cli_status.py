@@ -66,7 +66,7 @@ def test_one_screen(run: RunFolder, cli: Cli) -> None:
     assert done.code == 3
     for line in (
         "state    running on n[1-4]", "job      7", "step     100 of 1000 (10 %), loss 2", "nodes    3 (nccl)",
-        "speed    1.2M tokens/s, 512 samples/s", "network  25 % of the step time is spent waiting for it",
+        "speed    1.2M tokens/s, 512 samples/s", "stall    25 % of the step time: waiting for the network",
         "slow     n4: compute, 1.8 times the others (rank 9)",
     ):  # fmt: skip
         assert line in lines
@@ -92,7 +92,7 @@ def test_a_run_that_is_over_expects_nothing(run: RunFolder, desk: Desk, cli: Cli
     append_event(run.events, "job_ended", attempt=0, job_id="7", exit_code=1, signal="", decision="failed")
     text = cli("status", str(run.path)).out
     assert "step     100 of 1000 (10 %), loss 2" in text and "time     1:00:0" in text
-    assert not {line.split()[0] for line in text.splitlines()} & {"ends", "speed", "slow", "network", "waits"}
+    assert not {line.split()[0] for line in text.splitlines()} & {"ends", "speed", "slow", "stall", "waits"}
     assert cli("status", str(run.path), "--watch").out.count("state    failed") == 1
 
 
