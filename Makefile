@@ -1,5 +1,5 @@
 # `make demo` and `make test` install all that they need. Others: test-full, unit, lint, programs-test, runtime-test,
-# cluster-test, versions-test, lock, cluster-up, cluster-down, cluster-shell, benchmark, clean.
+# cluster-test, variants-test, versions-test, lock, cluster-up, cluster-down, cluster-shell, benchmark, clean.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +13,7 @@ RESUME ?=
 STEPS ?=
 DEMO := demo.yaml
 
-.PHONY: demo test test-full unit lint programs-test runtime-test cluster-test versions-test lock cluster-up cluster-down cluster-shell benchmark clean system
+.PHONY: demo test test-full unit lint programs-test runtime-test cluster-test variants-test versions-test lock cluster-up cluster-down cluster-shell benchmark clean system
 
 # --- set-up: one virtual environment in stages; `make unit` and `make programs-test` need no torch
 
@@ -78,7 +78,7 @@ test: forget-reruns system build-cluster unit lint programs-test runtime-test cl
 
 test-full: SELECT :=
 test-full: export SLURMDDP_KILLS := 20
-test-full: test versions-test
+test-full: test variants-test versions-test
 
 # What the cluster is made of, where the cache lacks it (two minutes): mostly downloads, so it starts beside the first parts.
 # cluster-test waits for it, and says what is wrong.
@@ -114,6 +114,15 @@ runtime-test: $(VENV)/.test
 
 cluster-test: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=1800 $(SELECT) tests/cluster
+
+# Other clusters, one after the other: the oldest and the newest Slurm that Debian has, process tracking by cgroups, 64 nodes.
+VARIANTS := slurm-22.05 slurm-26.05 cgroups
+VARIANT_TESTS := $(addprefix tests/cluster/test_,login_side.py recovery.py runs.py)
+variants-test: $(VENV)/.test
+	failed=0; for variant in $(VARIANTS); do echo "cluster: $$variant"; SLURMDDP_CLUSTER_VARIANT=$$variant \
+		$(BIN)/python -m pytest -q -n 3 --dist loadfile --reruns 1 --rerun-show-tracebacks --timeout=1800 -rs -m "not long" $(VARIANT_TESTS) \
+		|| failed=1; done; exit $$failed
+	SLURMDDP_CLUSTER_VARIANT=64-nodes $(BIN)/python -m pytest -q --timeout=1800 tests/cluster/test_many_nodes.py && cat build/many-nodes.txt
 
 # The lowest versions that pyproject.toml allows, with torch 2.4 (3 GB with its CUDA packages), and the newest of today.
 # uv looks for Pythons in PATH, and may download one; it does not look into pyenv's folders.

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from . import debian, roots
 from .errors import ClusterUnavailable
+from .variant import variant
 
 CACHE_VARIABLE = "SLURMDDP_CLUSTER_CACHE"
 
@@ -45,10 +46,11 @@ def digest(*inputs: object) -> str:
 def wanted() -> Parts:
     """The folders that this checkout asks for, whether they exist yet or not."""
     cache = cache_folder()
-    host_root = cache / f"host-{digest(*(path.read_text() for path in roots.host_files()))}"
+    made_of = variant()
+    host = digest(made_of.suites, made_of.packages, *(path.read_text() for path in roots.host_files()))
     pins = roots.LOCK.read_text()
-    venv = cache / f"venv-{digest(roots.login_requirements(), pins)}"
-    return Parts(host_root, cache / f"image-{digest(pins)}", venv)
+    venv = cache / f"venv-{digest(made_of.python, roots.login_requirements(), pins)}"
+    return Parts(cache / f"host-{host}", cache / f"image-{digest(pins)}", venv)
 
 
 def is_built(parts: Parts) -> bool:

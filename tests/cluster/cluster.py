@@ -102,6 +102,7 @@ class Cluster:
         for process in self._launched:
             process.wait(10)
         self._launched.clear()
+        host.remove_cgroups(self.layout)
         if self.layout.folder.exists():
             subprocess.run(["rm", "-rf", "--one-file-system", str(self.layout.folder)], check=True)
 

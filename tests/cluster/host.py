@@ -1,5 +1,6 @@
 """One host of the cluster: started in namespaces of its own, and entered to run a command."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,14 +13,15 @@ from .errors import ClusterError
 from .process import ProcessId, kill_tree
 from .roots import CHECKOUT, USERS
 from .state import Layout
+from .variant import configure, variant
 
 HERE = Path(__file__).resolve().parent
-ADDRESSES = {
-    "ctl": "10.77.0.2", "login": "10.77.0.3",
-    "node1": "10.77.0.11", "node2": "10.77.0.12", "node3": "10.77.0.13",
-}  # fmt: skip
 CONTROLLER, LOGIN = "ctl", "login"
-NODES = ("node1", "node2", "node3")
+NODES = tuple(f"node{number}" for number in range(1, variant().nodes + 1))
+ADDRESSES = {
+    CONTROLLER: "10.77.0.2", LOGIN: "10.77.0.3",
+    **{name: f"10.77.0.{number}" for number, name in enumerate(NODES, start=11)},
+}  # fmt: skip
 # Of /scratch, the small file system that all hosts share: a test can fill it.
 SCRATCH_SIZE = "128m"
 USER_IDS = {"root": 0, **USERS}
@@ -81,6 +83,7 @@ def start_host(name: str, fabric: ProcessId, layout: Layout, parts: Parts) -> tu
         str(CHECKOUT),
         str(parts.image_roots),
         str(parts.login_venv),
+        f"{cgroup_of(layout)}/{name}" if variant().cgroups else "",
     ]
     process, init = start_init(command, layout.log(name))
     network.connect(fabric.pid, name, init.pid, ADDRESSES[name])
@@ -88,6 +91,18 @@ def start_host(name: str, fabric: ProcessId, layout: Layout, parts: Parts) -> tu
     process.stdin.write("the network is there\n")
     process.stdin.close()
     return init, process
+
+
+def cgroup_of(layout: Layout) -> str:
+    """Below each controller of the machine's: what the hosts of this cluster have as /sys/fs/cgroup."""
+    return f"slurmddp-{layout.folder.name}"
+
+
+def remove_cgroups(layout: Layout) -> None:
+    """The cluster's groups, once nothing is in them."""
+    for top in Path("/sys/fs/cgroup").glob(f"*/{cgroup_of(layout)}"):
+        for folder, _, _ in os.walk(top, topdown=False):
+            os.rmdir(folder)
 
 
 def start_init(command: Sequence[str], log: Path) -> tuple[subprocess.Popen[str], ProcessId]:
@@ -165,6 +180,7 @@ def write_shared(layout: Layout, parts: Parts, munge_key: bytes, with_accounting
     shared = layout.shared
     layout.home.mkdir(parents=True)
     shutil.copytree(HERE / "etc", shared / "slurm")
+    configure(shared / "slurm")
     if with_accounting:
         accounting.configure(shared / "slurm", user_id(parts, "slurm"))
     names = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in ADDRESSES.items())]

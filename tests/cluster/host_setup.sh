@@ -2,9 +2,9 @@
 # Stage one of a host: PID 1 of fresh mount, UTS, IPC, network and PID namespaces that still sees the machine's files.
 # It says its pid on stdout, puts the host's file system together, waits for a line on stdin that says that the network
 # is there, and becomes host_init.py inside the new root.
-# usage: host_setup.sh HOST LOWER DISK SHARED CHECKOUT IMAGES VENV
+# usage: host_setup.sh HOST LOWER DISK SHARED CHECKOUT IMAGES VENV [CGROUP]
 set -euo pipefail
-host=$1 lower=$2 disk=$3 shared=$4 checkout=$5 images=$6 venv=$7
+host=$1 lower=$2 disk=$3 shared=$4 checkout=$5 images=$6 venv=$7 cgroup=${8:-}
 root=$disk/root
 
 # /proc is still the machine's here, so this is the pid by which the machine knows this process.
@@ -18,6 +18,20 @@ mount -t overlay -o "lowerdir=$lower,upperdir=$disk/upper,workdir=$disk/work" ov
 mount -t proc -o nosuid,nodev,noexec proc "$root/proc"
 mount -t sysfs -o nosuid,nodev,noexec,ro sysfs "$root/sys"
 mount -t tmpfs -o mode=755 tmpfs "$root/run"
+
+if [[ -n $cgroup ]]; then # groups of the host's own, version 1
+    mount -t tmpfs -o mode=755 tmpfs "$root/sys/fs/cgroup"
+    for controller in freezer memory cpuset; do
+        own=/sys/fs/cgroup/$controller/$cgroup
+        mkdir -p "$own" "$root/sys/fs/cgroup/$controller"
+        if [[ $controller == cpuset ]]; then # a new group may use nothing
+            for file in cpuset.cpus cpuset.mems; do
+                for folder in "${own%/*}" "$own"; do cat "/sys/fs/cgroup/cpuset/$file" >"$folder/$file"; done
+            done
+        fi
+        mount --bind "$own" "$root/sys/fs/cgroup/$controller"
+    done
+fi
 
 mount -t tmpfs -o mode=755,nosuid tmpfs "$root/dev"
 make_device() { mknod -m 666 "$root/dev/$1" c "$2" "$3"; }

@@ -7,6 +7,7 @@ import subprocess
 from .build import locked, wanted
 from .cluster import TORCH_IMAGE_ROOT, Cluster
 from .host import LOGIN, USER_IDS
+from .variant import variant
 
 TORCH_IMAGE = "/home/alice/images/bookworm-torch.sif"
 
@@ -17,7 +18,12 @@ def definition(base: str, *sections: str) -> str:
 
 
 def make_torch_image(cluster: Cluster) -> str:
-    """The image with torch in alice's home, built by her where the cache has none; its path on the hosts."""
+    """The image with torch in alice's home, built by her where the cache has none; its path on the hosts.
+
+    Without Apptainer on the hosts there is none: Alice.software() takes their own Python.
+    """
+    if not variant().apptainer:
+        return ""
     target = cluster.machine_path(TORCH_IMAGE)
     if target.exists():
         return TORCH_IMAGE

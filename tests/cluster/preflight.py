@@ -8,6 +8,7 @@ from pathlib import Path
 
 from . import debian
 from .errors import ClusterUnavailable
+from .variant import variant
 
 # What running a cluster takes, and the packages that it is in.
 TOOLS = {
@@ -27,6 +28,7 @@ def check_machine(state_base: Path) -> None:
     for kind in ("overlay", "fuse"):
         check_file_system(kind)
     check_user_namespaces()
+    check_cgroups()
     check_overlay(state_base)
 
 
@@ -53,6 +55,12 @@ def check_user_namespaces() -> None:
     """Apptainer, installed without setuid, builds and runs in user namespaces that an ordinary user makes."""
     complaint = "an ordinary user cannot make user namespaces, which Apptainer needs"
     attempt(["unshare", "--user", "--map-root-user", "--mount", "true"], complaint, user=NOBODY)
+
+
+def check_cgroups() -> None:
+    """A cluster that tracks processes by cgroups gives its hosts groups of the machine's controllers, version 1."""
+    if variant().cgroups and not Path("/sys/fs/cgroup/freezer/tasks").exists():
+        raise ClusterUnavailable("this machine has no cgroup v1 (freezer), which the variant cgroups needs")
 
 
 def check_overlay(state_base: Path) -> None:

@@ -10,19 +10,11 @@ from pathlib import Path
 
 from . import debian
 from .errors import ClusterUnavailable
+from .variant import variant
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 USERS = {"alice": 1000, "bob": 1001}  # alice runs the jobs; bob is another user of the same nodes
 
-HOST_SUITES = ("trixie", "sid")  # Apptainer is in sid only; everything else comes from trixie
-HOST_PYTHON = "3.13"
-HOST_PACKAGES = (
-    "slurmctld", "slurmd", "slurm-client", "munge",
-    "apptainer", "squashfuse", "fakeroot",
-    "python3", "python3-venv",
-    "slurmdbd", "mariadb-server-core", "mariadb-client-core",
-    "iproute2", "iputils-ping", "procps", "less", "nano-tiny", "git", "curl",
-)  # fmt: skip
 IMAGE_SUITES = ("bookworm",)
 IMAGE_PYTHON = "3.11"
 IMAGE_PACKAGES = ("python3", "python3-pip", "python3-venv", "python-is-python3", "procps")
@@ -57,7 +49,7 @@ def login_requirements() -> tuple[str, ...]:
 
 def make_host_root(target: Path) -> None:
     """The root that all hosts share: Debian with Slurm, munge, Apptainer, Python and the user."""
-    debian.make_root(target, HOST_SUITES, HOST_PACKAGES, hooks=HOST_HOOKS)
+    debian.make_root(target, variant().suites, variant().packages, hooks=HOST_HOOKS)
     for source in host_files():
         program = target / source.relative_to(HOST_FILES)
         program.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +103,7 @@ def make_login_venv(target: Path, host_root: Path) -> None:
     """The venv at /opt/slurmddp-venv on the hosts: slurmddp's own requirements and a path to the checkout."""
     wheels = target.with_name(target.name + ".wheels")
     requirements = login_requirements()
-    if failure := finish(start_wheel_download(wheels, requirements, HOST_PYTHON)):
+    if failure := finish(start_wheel_download(wheels, requirements, variant().python)):
         raise ClusterUnavailable(f"pip could not download {' '.join(requirements)}:\n{failure}")
     target.mkdir()
     binds = {target: "/opt/slurmddp-venv", wheels: "/mnt"}
@@ -119,7 +111,7 @@ def make_login_venv(target: Path, host_root: Path) -> None:
     run_in_root(host_root, ["python3", "-m", "venv", venv], binds=binds)
     pip = [f"{venv}/bin/python", "-m", "pip", "install", "-q", "--no-index", "--root-user-action=ignore"]
     run_in_root(host_root, [*pip, "--find-links", "/mnt", *requirements], binds=binds)
-    (target / f"lib/python{HOST_PYTHON}/site-packages/slurmddp-checkout.pth").write_text("/opt/slurmddp\n")
+    (target / f"lib/python{variant().python}/site-packages/slurmddp-checkout.pth").write_text("/opt/slurmddp\n")
     shutil.rmtree(wheels)
 
 

@@ -17,6 +17,8 @@ import yaml
 from slurmddp.runs.events import read_lines
 
 from .cluster import Cluster
+from .roots import IMAGE_PYTHON
+from .variant import variant
 
 #: A job small enough that starting its processes is what takes the time.
 JOB: dict[str, Any] = {
@@ -158,10 +160,17 @@ class Alice:
 
     def job_file(self, name: str, **changes: Any) -> str:
         """Write a job file and return its path on the hosts."""
-        job = merged({"name": name, **JOB, "container": {"image": self.image}}, changes)
+        job = merged({"name": name, **JOB, **self.software()}, changes)
         path = f"/home/alice/jobs/{name}.yaml"
         self.cluster.write(path, yaml.safe_dump(job))
         return path
+
+    def software(self) -> dict[str, Any]:
+        """The job's keys for torch: the image, or the hosts' own Python where they have no Apptainer."""
+        if variant().apptainer:
+            return {"container": {"image": self.image}}
+        packages = f"{self.cluster.torch_image_root}/usr/local/lib/python{IMAGE_PYTHON}/dist-packages"
+        return {"container": {"runtime": "none"}, "setup": [f"export PYTHONPATH={packages}"]}
 
     def submit(self, *words: str) -> Run:
         return Run(self.cluster, json.loads(self.command("submit", "--json", *words).stdout))
