@@ -126,7 +126,8 @@ def make_root(target: Path, suites: Sequence[str], packages: Sequence[str], *, h
     command that runs on the machine once the root is there, as "$1".
     """
     mirror = debian_mirror()
-    command = ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory"]
+    # In a mount namespace of its own: a build that is killed leaves no mounts behind.
+    command = ["unshare", "--mount", "mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory"]
     options = ['Apt::Install-Recommends "false"', 'Acquire::Languages "none"', 'Acquire::Retries "3"']
     command += [f"--aptopt={option}" for option in [*options, *apt_settings()]]
     # fsync for every file, pages nobody reads: a root that is thrown away on failure needs neither.

@@ -63,6 +63,8 @@ def configure(slurm: Path) -> None:
     (slurm / "cgroup.conf").write_text(f"CgroupPlugin={plugin}\n")
     path = slurm / "slurm.conf"
     text = path.read_text()
+    if "bookworm" in made_of.suites:
+        text = text.replace("PreemptParameters=send_user_signal", "SlurmctldParameters=preempt_send_user_signal")
     if made_of.cgroups:
         text = text.replace("proctrack/linuxproc", "proctrack/cgroup")
     if made_of.nodes > 3:

@@ -226,7 +226,9 @@ class TestStarts:
         (run / "script.py").write_text(
             "import os, sys, time\n"
             "if os.environ['SLURMDDP_START'] == '0':\n"
-            "    time.sleep(60) if os.environ['RANK'] == '0' else os._exit(3)\n"
+            "    while os.environ['RANK'] == '0' or not os.path.exists(os.environ['SLURMDDP_RUN'] + '/events.jsonl'):\n"
+            "        time.sleep(0.1)\n"
+            "    os._exit(3)\n"
         )
         pair = agents(SIGNED, 2, SLURMDDP_RUN=str(run), SLURMDDP_ATTEMPT="4")
         for process in [pair.start(node, begin=True) for node in (0, 1)]:
