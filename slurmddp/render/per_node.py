@@ -14,9 +14,9 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     # torchrun itself counts GPUs; of cores, it would start a rank on each.
     ranks = str(nodes.ranks_per_node or ("gpu" if layout.gpus_per_node else "RANKS"))
     lines = [
-        f"# {plan.name}: run line N on node N, all within {plan.join_timeout} s; head node {head}, port {port}",
+        f"# {plan.name}: {nodes.max} nodes, head node {head}, port {port}",
+        "# write RUN_FOLDER first, at the same path on all nodes: slurmddp render JOB.yaml -o RUN_FOLDER",
     ]
-    lines.append("# write RUN_FOLDER first, at the same path on all nodes: slurmddp render JOB.yaml -o RUN_FOLDER")
     lines += [f"# on each node first: {line}" for line in plan.setup]
     passed = plan.container.environment_prefix
     lines += [f"# on each node first, as a separate line: export {passed}{name}=..." for name in plan.environment_from]
@@ -27,6 +27,12 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     if script and program.in_snapshot and program.project:
         script = f"{program.project}/{script.removeprefix('code/project/')}"
     own = ["slurmddp.runtime.begin", script, *program.args] if script else ["slurmddp.runtime.train", "RUN_FOLDER"]
+    if plan.recovery.preflight:
+        lines.append(
+            "# preflight: run line N on node N, all at once; exit code 0: they can train, else the head says why"
+        )
+        lines += [_preflight(plan, head, port, node) for node in range(nodes.max)]
+    lines.append(f"# ranks: run line N on node N, all within {plan.join_timeout} s; to stop: touch RUN_FOLDER/stop")
     for node in range(nodes.max):
         words = [
             *_container(plan),
@@ -41,6 +47,26 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
         variables = [f"{variable.name}={variable.value}" for variable in _variables(plan)]
         lines.append(shlex.join(["env", *variables, *words]))
     return lines
+
+
+def _preflight(plan: Plan, head: str, port: int, node: int) -> str:
+    """The line of one node: what node.sh would tell the preflight, with names for nodes that nobody has named."""
+    names = [f"node{number}" for number in range(plan.nodes.max)]
+    said = {
+        "NODE": names[node],
+        "PREFLIGHT_NODES": " ".join(names),
+        "HEAD": head,
+        "PORT": str(port),
+        "RENDEZVOUS_ID": plan.name,
+        "LOGS": "RUN_FOLDER/logs",
+        "GPUS": str(plan.layout.gpus_per_node),
+    }
+    prefix = plan.container.environment_prefix
+    variables = [f"{prefix}SLURMDDP_{name}={value}" for name, value in said.items()]
+    words = [*_container(plan), plan.container.python, "-m", "slurmddp.runtime.preflight", "RUN_FOLDER"]
+    own = f'{prefix}SLURMDDP_ADDRESS="$(hostname -I | cut -d " " -f 1)"'
+    path = [f"{variable.name}={variable.value}" for variable in _variables(plan)]
+    return f"env {own} {shlex.join([*variables, *path, *words])}"
 
 
 def _variables(plan: Plan) -> list[Variable]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Iterator
 
@@ -169,22 +170,61 @@ def test_interrupting_a_run_in_an_allocation_saves_first(alice: Alice) -> None:
     assert json.loads(markers[-1].read_text())["state"] == "stopped"
 
 
+def by_hand(alice: Alice, folder: str, *words: str) -> tuple[list[str], list[str]]:
+    """The lines of `plan --per-node` for node1 and node2: of the preflight, and of the ranks."""
+    alice.command("render", *words, "-o", folder)
+    planned = alice.command("plan", *words, "--per-node", "--head", "node1").stdout
+    lines = [line.replace("RUN_FOLDER", f"/home/alice/{folder}") for line in planned.splitlines() if line[0] != "#"]
+    assert len(lines) == 4
+    return lines[:2], lines[2:]
+
+
+def start_by_hand(alice: Alice, lines: list[str]) -> list[subprocess.Popen[str]]:
+    return [alice.cluster.popen(node, ["bash", "-c", line]) for node, line in zip(NODES, lines, strict=False)]
+
+
+def ends_by_hand(started: list[subprocess.Popen[str]]) -> list[str]:
+    """What each node's line says; all end with 0."""
+    texts = []
+    for process in started:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, out + err
+        texts.append(out)
+    return texts
+
+
 def test_the_lines_of_plan_per_node_run_without_slurm(alice: Alice) -> None:
     # One write: with unbuffered output, the parts of two ranks' prints mix.
     say = "os.write(1, b'WORLD %d\\n' % d.get_world_size())"
     script = ("import os, torch.distributed as d", "d.init_process_group('gloo')", say, "d.barrier()", "")
     alice.cluster.write("/home/alice/scripts/world.py", "\n".join(script))
     options = ["--site", "testcluster", "--image", alice.image, "--nodes", "2", "--set", "resources.ranks_per_node=2"]
-    alice.command("render", "scripts/world.py", *options, "-o", "per-node")
-    planned = alice.command("plan", "scripts/world.py", *options, "--per-node", "--head", "node1").stdout
-    planned = planned.replace("RUN_FOLDER", "/home/alice/per-node")
-    lines = [line for line in planned.splitlines() if not line.startswith("#")]
-    assert len(lines) == 2
-    started = [alice.cluster.popen(node, ["bash", "-c", line]) for node, line in zip(NODES, lines, strict=False)]
-    for process in started:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
-        assert out.count("WORLD 4") == 2
+    _, lines = by_hand(alice, "per-node", "scripts/world.py", *options)
+    assert [text.count("WORLD 4") for text in ends_by_hand(start_by_hand(alice, lines))] == [2, 2]
+
+
+@pytest.mark.long
+def test_a_run_by_hand_is_that_of_a_job(alice: Alice) -> None:
+    """Preflight, training, the stop file, the same lines again: the losses are those of a job that nobody stopped."""
+    job = alice.job_file("same", train={"steps": 300, "log_every": 10}, checkpoint={"every_steps": 20})
+    checks, lines = by_hand(alice, "same-by-hand", job)
+    ends_by_hand(start_by_hand(alice, checks))
+    hand = Run(alice.cluster, {"run_folder": "/home/alice/same-by-hand"})
+    verdicts = sorted((hand.folder / "logs/preflight").glob("*"))
+    assert verdicts, "the head leaves its verdict"
+    started = start_by_hand(alice, lines)
+    alice.cluster.wait_for(lambda: any(row["step"] >= 30 for row in hand.metrics()), "step 30", 120)
+    alice.cluster.write("/home/alice/same-by-hand/stop", "")
+    ends_by_hand(started)
+    stopped = hand.metrics()[-1]["step"]
+    assert stopped < 300
+    alice.cluster.run("login", ["rm", "/home/alice/same-by-hand/stop"])
+    ends_by_hand(start_by_hand(alice, lines))
+    assert [row["step"] for row in hand.lines("events.jsonl") if row["event"] == "resumed"]
+    run = alice.submit(job)
+    run.wait("done")
+    losses = [{row["step"]: row["loss"] for row in each.metrics() if "loss" in row} for each in (hand, run)]
+    assert losses[0] == losses[1] and max(losses[0]) == 300
 
 
 def test_runs_side_by_side_in_one_allocation(alice: Alice) -> None:

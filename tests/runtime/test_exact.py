@@ -25,7 +25,7 @@ LONG: dict[str, Any] = {
 
 
 @pytest.mark.ranks(6)
-@pytest.mark.parametrize("killed_at", [3, 7])
+@pytest.mark.parametrize("killed_at", [3, pytest.param(7, marks=pytest.mark.long)])
 def test_killed_on_four_ranks_it_goes_on_on_any_number(ranks: Ranks, tmp_path: Path, killed_at: int) -> None:
     """SIGKILL on one of four ranks in the middle of an epoch; the rest on 1, 2, 3, 4 and 6: the stream is that of a
     run which nobody disturbed, and so are loss and weights.

@@ -127,6 +127,7 @@ def test_five_lines_are_other_ones() -> None:
 
 
 @pytest.mark.ranks(3)
+@pytest.mark.long
 def test_stopped_by_the_stop_file_it_goes_on_on_other_ranks(undisturbed: Path, tmp_path: Path) -> None:
     arguments = ("plain_ddp_resumable.py", "--epochs", str(EPOCHS))
     done = start(tmp_path, *arguments, ranks=2, trouble=("stop", "0", 30))

@@ -52,7 +52,12 @@ def stopped_alike(run: Run, step: int, reason: str) -> None:
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
-    ("kind", "rank"), [pytest.param("SIGUSR1", 1, marks=pytest.mark.long), ("SIGTERM", 1), ("SIGUSR2", 0)]
+    ("kind", "rank"),
+    [
+        pytest.param("SIGUSR1", 1, marks=pytest.mark.long),
+        ("SIGTERM", 1),
+        pytest.param("SIGUSR2", 0, marks=pytest.mark.long),
+    ],
 )
 def test_signal_to_one_rank_stops_all_after_the_next_step(tmp_path: Path, kind: str, rank: int) -> None:
     """The signal comes within step 5; its wish travels with the losses of step 6. The rank's data worker gets it, too,

@@ -319,9 +319,14 @@ def test_what_the_ranks_read_is_json_without_surprises(desk: Desk) -> None:
 
 def test_a_line_for_each_node(desk: Desk) -> None:
     plan = desk.plan(SCRIPT_JOB, "resources.nodes=3", "environment.A=b c")
-    comment, folder, *lines = node_commands(plan, "head.example.org", 29400)
-    assert comment.startswith("# own: run line N on node N")
-    assert folder.endswith("slurmddp render JOB.yaml -o RUN_FOLDER")
+    texts = node_commands(plan, "head.example.org", 29400)
+    assert texts[0] == "# own: 3 nodes, head node head.example.org, port 29400"
+    assert texts[1].endswith("slurmddp render JOB.yaml -o RUN_FOLDER")
+    assert [
+        n for n, text in enumerate(texts) if text.startswith(("# preflight: run line N", "# ranks: run line N"))
+    ] == [2, 6]
+    checks, lines = texts[3:6], texts[7:]
+    assert all("SLURMDDP_PREFLIGHT_NODES=node0 node1 node2" in text for text in checks)
     assert len(lines) == 3
     for node, line in enumerate(lines):
         words = subprocess.run(
@@ -336,7 +341,8 @@ def test_a_line_for_each_node(desk: Desk) -> None:
 
 
 def test_static_lines_have_the_node_s_rank(desk: Desk) -> None:
-    _, _, *lines = node_commands(desk.plan(SCRIPT_JOB, "resources.nodes=2", "launch.rendezvous=static"), "h", 29400)
+    plan = desk.plan(SCRIPT_JOB, "resources.nodes=2", "launch.rendezvous=static", "recovery.preflight=false")
+    lines = [text for text in node_commands(plan, "h", 29400) if not text.startswith("#")]
     assert [f"--rdzv-conf=rank={node} " in lines[node] for node in (0, 1)] == [True, True]
 
 
