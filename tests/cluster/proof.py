@@ -89,7 +89,7 @@ class Scenario:
 
 
 SCENARIOS = (
-    Scenario("SIGKILL of a rank", faults.signal_rank("KILL"), says=("SIGKILL",)),
+    Scenario("SIGKILL of a rank", faults.signal_rank("KILL"), says=("SIGKILL",), long=True),
     Scenario("SIGKILL of an agent", faults.kill_agent, long=True),
     Scenario("SIGSTOP of a rank", faults.signal_rank("STOP"), alert="hang"),
     Scenario("exception in a rank", faults.raise_in_rank, says=("told to fail by the file raise",)),

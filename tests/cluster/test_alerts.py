@@ -154,6 +154,7 @@ def test_a_script_that_is_killed_is_told_of_by_the_dead_man_job(alice: Alice, in
     assert "alert: " in log
 
 
+@pytest.mark.long
 def test_it_waits_through_a_requeue_and_says_nothing_of_what_a_trap_has_told(alice: Alice, inbox: Inbox) -> None:
     run = submit(alice, inbox)
     run.wait_for_event("job_started")
@@ -166,6 +167,7 @@ def test_it_waits_through_a_requeue_and_says_nothing_of_what_a_trap_has_told(ali
     assert inbox.kinds() == []
 
 
+@pytest.mark.long
 def test_it_follows_a_chain_of_jobs(alice: Alice, inbox: Inbox) -> None:
     """The site forbids requeues: the run goes on as another job, which the watchdog job then waits for."""
     alerts = [{"to": "json", "url_env": "HOOK", "insecure": True, "on": ["started", "requeued", "failed", "finished"]}]
@@ -182,6 +184,7 @@ def test_it_follows_a_chain_of_jobs(alice: Alice, inbox: Inbox) -> None:
     assert inbox.kinds() == ["started", "requeued", "finished"]
 
 
+@pytest.mark.long
 def test_a_job_that_is_cancelled_in_the_queue_is_no_news(alice: Alice, inbox: Inbox) -> None:
     resources = {"nodes": 1, "ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "200M", "time": "10m"}
     run = submit(alice, inbox, resources={**resources, "sbatch_extra": ["--begin=now+3600"]})

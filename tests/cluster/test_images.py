@@ -381,6 +381,7 @@ f 644 0:0 1 now /umask
 """
 
 
+@pytest.mark.long
 def test_files_are_in_the_image_as_docker_has_them(alice: Alice) -> None:
     cluster = alice.cluster
     files = cluster.machine_path(f"{HOME}/files")
@@ -423,6 +424,7 @@ def test_files_are_in_the_image_as_docker_has_them(alice: Alice) -> None:
     assert (files / "dir/ro").stat().st_mode & 0o777 == 0o555 and (files / "f").read_text() == "a\n"
 
 
+@pytest.mark.long
 def test_a_build_that_empties_tmp_touches_nothing_on_the_host(alice: Alice) -> None:
     cluster = alice.cluster
     empty = "rm -rf /tmp/* /var/tmp/*"
@@ -469,6 +471,7 @@ RUN ls /made >> /seen && touch /tmp/new /dev/null && test -d /proc/self -a -d /o
 """
 
 
+@pytest.mark.long
 def test_a_stage_that_others_start_from_is_built_once(alice: Alice) -> None:
     alice.cluster.write(f"{HOME}/once/Dockerfile", STAGES)
     build(alice, "once.sif", "--dockerfile", "once/Dockerfile", "--force")
@@ -476,6 +479,7 @@ def test_a_stage_that_others_start_from_is_built_once(alice: Alice) -> None:
     assert seen == "tmp\ntmp\nx\nwhl\none 12.9.0.036 1234:34 711 /all/o/a b\n/all/o/once 0\n/made\n"
 
 
+@pytest.mark.long
 def test_the_examples_build_and_run(alice: Alice) -> None:
     """From stand-ins for python:3.12-slim and NVIDIA's image, in a registry that mirrors theirs."""
     example(alice, "wheel")

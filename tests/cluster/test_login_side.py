@@ -42,6 +42,7 @@ def test_a_chain_of_jobs_is_one_run(alice: Alice) -> None:
     assert round(sum(ledger["seconds"].values()), 3) == ledger["wall_seconds"]
 
 
+@pytest.mark.long
 def test_cancel_takes_the_waiting_job_of_a_chain_too(alice: Alice) -> None:
     job = alice.job_file("successor", site="chained", resources={"nodes": 1}, train=LONG)
     run = alice.submit(job)

@@ -196,6 +196,7 @@ def test_what_fails_on_some_nodes_costs_these_and_what_fails_on_all_the_run(alic
     assert "container.python: there is no python9 in the image" in everywhere.status()[1]["cause"]
 
 
+@pytest.mark.long
 def test_without_a_preflight_what_fails_on_all_nodes_at_different_times_costs_one_attempt(alice: Alice) -> None:
     setup = "setup=['[[ $SLURMD_NODENAME == node1 ]] || sleep 6', exit 3]"
     run = submit_script(alice, 0, 2, "--set", setup, "--set", "recovery.preflight=false")
@@ -366,6 +367,7 @@ def test_a_node_whose_slurmd_is_back_in_a_moment_is_used(alice: Alice, slurmd_ba
     assert {line.split()[0] for line in verdict(run)} == set(alice.cluster.nodes)
 
 
+@pytest.mark.long
 def test_without_a_preflight_the_next_attempt_is_made_without_that_node(alice: Alice, slurmd_back: None) -> None:
     run = submit_and_lose_node(alice, "{min: 2, max: 2, spares: 1}", "--set", "recovery.preflight=false")
     run.wait("done")

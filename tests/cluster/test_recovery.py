@@ -138,6 +138,7 @@ class TestAlone:
         marker = json.loads((run.folder / "markers/attempt-002.json").read_text())
         assert (marker["state"], marker["restart"]) == ("no progress", False)
 
+    @pytest.mark.long
     def test_progress_goes_on(self, alice: Alice) -> None:
         run = pretend(alice, "further")
         run.wait("failed")
@@ -171,7 +172,7 @@ class TestAlone:
         assert [row["decision"] for row in events(run, "job_ended")] == ["requeue", "done"]
         assert len(events(run, "requeued")) == len(events(run, "hold_released")) == 1
 
-    @pytest.mark.parametrize("partition", ["low", "low-warned", "low-cancelled"])
+    @pytest.mark.parametrize("partition", ["low", "low-warned", pytest.param("low-cancelled", marks=pytest.mark.long)])
     def test_preempted_it_goes_on(self, alice: Alice, partition: str) -> None:
         """At once, Slurm itself requeues; with a warning, there is time to save; and where Slurm would cancel, too."""
         run = pretend(alice, "stop", f"resources.partition={partition}", "resources.cpus_per_node=4")
@@ -187,6 +188,7 @@ class TestAlone:
         run.wait("done")
         assert events(run, "hold_released")
 
+    @pytest.mark.long
     def test_where_requeues_are_forbidden_a_chained_job_goes_on(self, alice: Alice) -> None:
         run = pretend(alice, "stop", "site=chained")
         run.wait_for_event("attempt_started")
@@ -349,6 +351,7 @@ class TestNodes:
         finally:
             end(run)
 
+    @pytest.mark.long
     def test_where_requeues_are_forbidden_a_chained_job_follows_a_lost_node(
         self, alice: Alice, fresh_cluster: Cluster
     ) -> None:

@@ -227,6 +227,7 @@ def test_a_run_by_hand_is_that_of_a_job(alice: Alice) -> None:
     assert losses[0] == losses[1] and max(losses[0]) == 300
 
 
+@pytest.mark.long
 def test_runs_side_by_side_in_one_allocation(alice: Alice) -> None:
     steps = {"train": {"steps": 10}, "resources": {"nodes": 1, "mem_per_node": "2000M"}}
     jobs = [alice.job_file(name, **steps) for name in ("left", "right")]

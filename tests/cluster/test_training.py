@@ -163,6 +163,7 @@ class TestStragglers:
         assert ends["host"] == "node2"
         assert "straggler: node2 is slow in data: " in paced.logs()
 
+    @pytest.mark.long
     def test_slow_links(self, alice: Alice, paced: Run) -> None:
         alice.cluster.slow_link("node3", None, rate="200mbit")
         try:

@@ -114,6 +114,7 @@ def test_gpus_that_the_job_asks_for_itself(alice: Alice) -> None:
     assert {line.split()[0] for line in found} == {"node1", "node2"}
 
 
+@pytest.mark.long
 def test_ranks_that_share_cores(alice: Alice) -> None:
     """No GPUs: whole nodes of four cores, two threads for each rank."""
     found = ranks(
@@ -122,6 +123,7 @@ def test_ranks_that_share_cores(alice: Alice) -> None:
     assert found == {"node2 2 4 2": 2, "node3 2 4 2": 2}
 
 
+@pytest.mark.long
 def test_an_allocation_of_whole_nodes(alice: Alice) -> None:
     """`slurmddp run`: the step takes the GPUs that came with the nodes."""
     words = ["uneven/world.py", "--site", "uneven", "--image", alice.image, "--nodes", "2"]
