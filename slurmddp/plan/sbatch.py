@@ -50,7 +50,8 @@ def plan_sbatch(
     options = [
         ("--job-name", resolved.job.name),
         ("--nodes", _nodes(nodes)),
-        ("--ntasks-per-node", "1"),
+        # One task a node is Slurm's default. With this flag, Slurm 22.05 gives no more than the least of a range.
+        ("--ntasks-per-node", None if nodes.elastic else "1"),
         ("--cpus-per-task", layout.cpus_per_node),
         *_gpu_request(resolved, nodes, layout),
         ("--mem", None if "--mem" in unsupported else _memory(layout.mem_per_node)),

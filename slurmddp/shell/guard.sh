@@ -43,7 +43,9 @@ script_was_killed() {
   trap '' TERM INT
   [[ "$(grep -E '"event": "(job_started|job_ended|requeued)"' "$run/events.jsonl" | tail -n 1)" == *job_started* ]] || return 1
   report=$(timeout 5 scontrol show job "$slurm_job" -o 2>/dev/null)
-  [[ "$report" == *Reason=RaisedSignal:9* && "$report" == *" BatchHost=$host "* ]]
+  [[ "$report" == *" BatchHost=$host "* ]] || return
+  [[ "$report" == *Reason=RaisedSignal:9* ]] || # Slurm 22.05 has another word
+    [[ "$report" == *Reason=JobLaunchFailure* && "$report" == *" ExitCode=0:9 "* ]]
 }
 
 # job.sh's part: the record of the end, and the way back. Slurm leaves KillWait for it.

@@ -4,7 +4,6 @@
 # Submitted as: sbatch --output=RUN_FOLDER/logs/job.log job.sh RUN_FOLDER
 #SBATCH --job-name=gpt-books
 #SBATCH --nodes=2-5
-#SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=32
 #SBATCH --gpus-per-node=4
 #SBATCH --time=01:00:00

@@ -74,6 +74,10 @@ def test_a_killed_job_sh_is_brought_back_where_the_policy_allows(
     )
 
 
+def test_slurm_22_says_it_in_other_words(guard: Guard) -> None:
+    assert guard.terminate("requeue", "JobLaunchFailure ExitCode=0:9 ")[-1]["decision"] == "requeue"
+
+
 def test_any_other_end_is_not_its_own(guard: Guard) -> None:
     """Slurm sends SIGTERM at every end of a job, also after job.sh's own."""
     assert guard.terminate("requeue", "NonZeroExitCode") == [] and guard.asked == ""
