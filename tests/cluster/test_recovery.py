@@ -259,6 +259,9 @@ class TestRanks:
         assert "job.sh was killed by SIGKILL" in requeued["reason"]
         ended = run.wait_for_event("job_ended", lambda row: row["time"] > now)
         assert (ended["signal"], ended["decision"]) == ("KILL", "requeue")
+        run.wait(
+            "running"
+        )  # where cgroups track processes, what ends Slurm's hold died with the job: the next command does
         assert resumed_after(run, now, attempt + 1)["step"] > 0
 
     def test_starts_that_die_before_our_program_are_counted(self, ranks: Run) -> None:
