@@ -70,7 +70,7 @@ def own_signals() -> None:
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and stderr."""
     try:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=240)
     finally:
         process.kill()
     return process.returncode, err or ""

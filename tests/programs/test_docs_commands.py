@@ -131,6 +131,7 @@ def place(desk: Desk) -> Iterator[Desk]:
     for name in ("image.sif", "images/pytorch.sif"):
         desk.write(name, SIF)
     desk.write("Dockerfile", "FROM ubuntu:24.04\nARG VERSION\n")
+    desk.write("slurm-1234.out", "step 1\n")
     desk.write("train.sbatch", "#!/bin/bash\n#SBATCH --time=1:00:00\npython train.py\n")
     for name in ("train.py", "requirements.txt", "src/a.py"):
         desk.write(name, "")

@@ -82,7 +82,7 @@ class Node:
         }
         done = subprocess.run(
             [*self.within, "bash", str(self.script)],
-            env=variables, capture_output=True, text=True, check=False, timeout=60,
+            env=variables, capture_output=True, text=True, check=False, timeout=240,
         )  # fmt: skip
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         report = self.root / "run" / "logs" / "sweep" / "node7"
@@ -374,7 +374,7 @@ def test_shared_memory_of_nobody_goes_where_no_other_can_want_it(node: Node, ope
     def sweep() -> set[str]:
         variables = {"SLURMDDP_SWEEP": node.own, "SLURMDDP_RUN": str(run), "SLURMDDP_LOGS": str(logs)}
         variables["SLURMDDP_STARTED"] = str(int(paths[0].stat().st_mtime) - 1)
-        subprocess.run(sweeper, env={**node.variables, **variables}, check=True, timeout=60)
+        subprocess.run(sweeper, env={**node.variables, **variables}, check=True, timeout=240)
         return found((logs / "sweep" / "node7").read_text().splitlines(), "segment")
 
     stranger = node.start(code=code + WAIT)

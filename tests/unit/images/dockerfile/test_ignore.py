@@ -78,11 +78,11 @@ def test_a_star_takes_what_it_would_take_if_everything_were_tried(pattern: str, 
 )
 def test_no_pattern_takes_long(tmp_path: Path, pattern: str) -> None:
     (tmp_path / ".dockerignore").write_text(pattern)
-    begun = time.monotonic()
+    begun = time.process_time()
     found = read_ignore(tmp_path / "Dockerfile", tmp_path)
     for path in ("a/" * 100 + "b", "a" * 250, "aa/" * 60 + "y", "ab/" * 60):
         found.ignored(path)
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5
 
 
 def test_the_dockerfiles_own_list_comes_first(tmp_path: Path) -> None:

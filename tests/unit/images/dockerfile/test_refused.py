@@ -176,14 +176,14 @@ def test_secrets_given_as_arguments_are_noted(dock: Dock) -> None:
 )
 def test_nothing_takes_long(tmp_path: Path, text: str, words: str | None) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM ubuntu:1\n{text}\n")
-    begun = time.monotonic()
+    begun = time.process_time()
     if words is None:
         convert(tmp_path / "Dockerfile")
     else:
         with pytest.raises(UserError) as caught:
             convert(tmp_path / "Dockerfile")
         assert words in str(caught.value) and len(str(caught.value)) < 600
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5
 
 
 @pytest.mark.parametrize("kind", ["x", "L"])
@@ -195,7 +195,7 @@ def test_an_archive_s_header_is_not_believed(tmp_path: Path, kind: str) -> None:
         file.write(entry.tobuf() + bytes(60 << 20))
     (tmp_path / "cut.tgz").write_bytes((tmp_path / "a.tgz").read_bytes()[:20])
     (tmp_path / "Dockerfile").write_text("FROM ubuntu:1\nADD a.tgz /x/\nADD cut.tgz /y/\n")
-    begun = time.monotonic()
+    begun = time.process_time()
     text = convert(tmp_path / "Dockerfile").definition
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5
     assert "unpack 0:0 /x/ /.slurmddp/1/a.tgz" in text and "copy 0:0 '' /y/ /.slurmddp/2/cut.tgz" in text
