@@ -41,6 +41,7 @@ ELSEWHERE = {
     r"rsync ": "needs a second host",
     r"slurmddp rehearse ": "needs a real Slurm: tests/cluster/test_rehearse.py",
     r"slurmddp preflight ": "needs a real Slurm: tests/cluster/test_network.py",
+    r"slurmddp sites init": "needs a real Slurm: tests/cluster/test_site_init.py",
     r".* /home/bob/": "needs a run of another user; docs/security.md names the tests",
 }  # fmt: skip
 
