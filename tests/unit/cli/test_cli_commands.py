@@ -428,8 +428,9 @@ def test_plan_of_an_uneven_batch(ready: Desk, cli: Cli) -> None:
 def test_plan_per_node(ready: Desk, cli: Cli) -> None:
     done = cli("plan", "job.yaml", "--per-node", "--head", "h0", "--port", "29500")
     lines = [line for line in done.out.splitlines() if not line.startswith("#")]
-    assert len(lines) == 2
-    assert all("--rdzv-endpoint=h0:29500" in line for line in lines)
+    assert len(lines) == 4
+    assert all("SLURMDDP_HEAD=h0 " in line and "SLURMDDP_PORT=29500 " in line for line in lines[:2])
+    assert all("--rdzv-endpoint=h0:29500" in line for line in lines[2:])
 
 
 def test_explain(ready: Desk, cli: Cli) -> None:

@@ -71,7 +71,8 @@ class Attempt:
         if found is None:
             return ""
         line = f"{'-' if found.rank is None else found.rank} {found.node} {found.text}"
-        shown = re.sub("[\x00-\x08\x0b-\x1f\x7f\ufffd]", "", line).encode()
+        # What is no UTF-8 counts as a byte where the text is cut, and is dropped then.
+        shown = re.sub("[\x00-\x08\x0b-\x1f\x7f]", "", line).encode().replace("\ufffd".encode(), b"\xff")
         return shown[:400].decode(errors="ignore")
 
 
