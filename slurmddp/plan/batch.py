@@ -7,7 +7,7 @@ from typing import NamedTuple
 from slurmddp.errors import UserError
 from slurmddp.plan.model import BatchPlan, Layout, NodePlan, Note
 from slurmddp.shared import batch as dealing
-from slurmddp.spec.job import Batch
+from slurmddp.spec.train import Batch
 
 DEFAULT_MICRO = 8
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from slurmddp.plan.model import Plan
 from slurmddp.shared import mesh
-from slurmddp.spec.job import Parallel
+from slurmddp.spec.train import Parallel
 
 #: Groups of a dimension, and ranks of a group, that are shown before "...".
 SHOWN = 4

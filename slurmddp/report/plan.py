@@ -10,8 +10,8 @@ from slurmddp.report.groups import parallel_lines
 from slurmddp.report.interval import interval_lines
 from slurmddp.report.survival import survival_lines
 from slurmddp.shared import batch as dealing
-from slurmddp.spec.job import Batch
 from slurmddp.spec.resolve import Resolved
+from slurmddp.spec.train import Batch
 
 #: So many numbers of nodes are shown, where there may be fewer of them.
 SHOWN = 8

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slurmddp.errors import UserError
 from slurmddp.plan.batch import Way, nearest_even, plan_batch, ways
 from slurmddp.plan.model import BatchPlan, Layout, NodePlan
-from slurmddp.spec.job import Batch
+from slurmddp.spec.train import Batch
 from tests.helpers import refusal
 
 

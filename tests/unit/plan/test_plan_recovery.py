@@ -15,7 +15,7 @@ from slurmddp.render.documents import job_yaml
 from slurmddp.report.cost import cost_line
 from slurmddp.report.plan import plan_report
 from slurmddp.shared import batch as dealing
-from slurmddp.spec.job import Batch
+from slurmddp.spec.train import Batch
 from tests.helpers import LM_JOB, Desk, plan_of, refusal
 
 BATCH = ("train.batch.global=64", "train.batch.micro=2")

@@ -12,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from slurmddp.slurm.duration import seconds_of
 from slurmddp.spec import types
 from slurmddp.spec.document import Plain
-from slurmddp.spec.job import Batch, Bind, Job, Network
+from slurmddp.spec.job import Bind, Job, Network
+from slurmddp.spec.train import Batch
 
 
 def value(kind: Any, written: Any) -> Any:
