@@ -5,6 +5,7 @@ that has nothing to do with it.
 """
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -12,3 +13,6 @@ from tests.reruns import pytest_sessionfinish, pytest_terminal_summary  # noqa: 
 
 settings.register_profile("slurmddp", deadline=None, derandomize="SLURMDDP_REQUIRE_CLUSTER" in os.environ)
 settings.load_profile("slurmddp")
+
+# Under nohup, and in a shell's background, Ctrl-C is ignored: programs that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -43,7 +43,7 @@ _FORMS: dict[str, Schema] = {
     "_interface": {"type": "string", "pattern": f"^{forms._INTERFACE}$"},
     "_env_name": {"type": "string", "pattern": f"^{forms._ENV_NAME}$"},
     "_runtime_option": {"type": "string", "pattern": "^-"},
-    "_seconds": {"type": ["string", "number"], "pattern": f"^(?:{_TIME}|{forms._NUMBER})$", "exclusiveMinimum": 0},
+    "_seconds": {"type": ["string", "number"], "pattern": f"^(?:{_TIME}|{forms._NUMBER})$"},
     "_time_limit": {"type": "string", "pattern": f"^(?:{_TIME})$"},
     "_mebibytes": {"type": "string", "pattern": f"^{_MEMORY}$"},
     "_node_memory": {"type": "string", "pattern": rf"^(?:all|{_MEMORY})$"},
@@ -134,6 +134,7 @@ class _Builder:
         if origin is typing.Annotated:
             return self.of(parts[0], [*parts[1:], *marks], rows, above)
         if form := next((_FORMS[name] for mark in marks if (name := _function(mark)) in _FORMS), None):
+            form = form | _limits(marks) if "number" in form.get("type", "") else form
             return _nullable(form) if type(None) in parts else form
         if origin is Literal:
             return {"enum": list(parts)}
