@@ -33,11 +33,16 @@ def doctor(
     """Find the root cause of a failure in the logs of a run, also of one that slurmddp did not start. Exit codes: 0 no
     failure found, 1 failure found, 2 a file or run cannot be read."""
     from slurmddp.doctor.diagnose import Examination
+    from slurmddp.errors import UserError
     from slurmddp.report.doctor import as_dict, lines
+    from slurmddp.visible import one_line
 
     examined = Examination()
     for target in targets or ["last"]:
         _read(examined, target)
+    if not examined.files:
+        note, _, todo = one_line(examined.notes[0]).partition(" -> ")
+        raise UserError(note, todo=todo)
     found = examined.diagnose()
     if as_json:
         typer.echo(opt.json_text(as_dict(found)))

@@ -21,6 +21,12 @@ from slurmddp.visible import one_line
 #: Files of a folder, and bytes of a file of the preflight.
 _FILES = 2000
 _BYTES = 100_000
+#: What to do with a file that is no log.
+_NO_LOGS = {
+    "is empty": "name the log that Slurm wrote (scontrol show job ID: StdOut)",
+    "is compressed": "unpack it first, as in: zcat FILE.gz | slurmddp doctor -",
+    "is not text": "name a log file in UTF-8 or ASCII",
+}
 #: Events that say something about a failure.
 _TELLING = (b'"error"', b'"hang"', b'"node_excluded"', b'"attempt_ended"', b'"job_ended"', b'"checkpoint_rejected"')
 
@@ -38,12 +44,25 @@ def read_path(found: Examination, path: Path) -> None:
             with open_plain(each) as handle:
                 if is_dump(handle):
                     found.dump(each, handle)
+                elif problem := _no_log(handle):
+                    found.notes.append(f"{each} {problem} -> {_NO_LOGS[problem]}")
                 else:
                     found.read(str(each), handle)
         except OSError as error:
             if each is path:
                 raise UserError(f"{one_line(str(path))} cannot be read: {error.strerror}") from error
             found.notes.append(f"{each}: cannot be read: {error.strerror}")
+
+
+def _no_log(handle: BinaryIO) -> str:
+    """Why a file cannot be a log; an empty text for one that can."""
+    head = handle.read(1000)
+    handle.seek(0)
+    if not head:
+        return "is empty"
+    if head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")):
+        return "is compressed"
+    return "is not text" if head.count(0) > len(head) // 10 else ""
 
 
 def read_stream(found: Examination, handle: BinaryIO) -> None:
@@ -57,7 +76,8 @@ def read_run(found: Examination, folder: RunFolder) -> None:
     logs = Follower(folder, attempt=attempt).node_logs()
     if attempt is not None:
         logs.append(folder.attempt_logs(attempt) / "srun.err")
-    for path in (folder.job_log, *logs):
+    # job.sh's own log comes last: what it says of an attempt's end it has from the nodes' logs.
+    for path in (*logs, folder.job_log):
         node = path.stem if path.suffix == ".log" and path != folder.job_log else None
         try:
             with open_plain(path) as handle:

@@ -59,6 +59,20 @@ def test_a_good_log(desk: Desk, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "is empty"), (b"\x1f\x8b\x08a", "is compressed"), (bytes(range(9)) * 90, "is not text")],
+)
+def test_what_is_no_log(desk: Desk, cli: Cli, content: bytes, message: str) -> None:
+    log = desk.write("a.log", "")
+    log.write_bytes(content)
+    shown = cli("doctor", "a.log")
+    assert shown.code == 2 and shown.err.startswith(f"slurmddp: a.log {message}\n  -> "), shown.err
+    desk.write("b.log", "step 1\n")
+    both = cli("doctor", "a.log", "b.log")
+    assert both.code == 0 and f"note: a.log {message}" in both.out, both.out
+
+
+@pytest.mark.parametrize(
     ("target", "message"),
     [
         ("gone/a.log", "slurmddp: gone/a.log cannot be read: No such file or directory"),
