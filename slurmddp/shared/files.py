@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import stat
 from io import BufferedReader
 from pathlib import Path
@@ -17,11 +18,15 @@ MAX_BYTES = 2**26
 def write_whole(path: Path, text: str) -> None:
     """Write a file such that nobody ever sees half of it. Raises OSError.
 
-    surrogateescape: paths that are not UTF-8 are written as the bytes that they are.
+    A link of this name is replaced, never followed: in a folder of several users, somebody else may have made it. Nor
+    can they guess the temporary name. surrogateescape: paths that are not UTF-8 are written as the bytes that they are.
     """
-    part = path.with_name(f"{path.name}.part-{os.getpid()}")
+    part = path.with_name(f"{path.name}.part-{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(part, flags, 0o644)  # whatever the umask: nobody else may write it
     try:
-        part.write_text(text, encoding="utf-8", errors="surrogateescape")
+        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
         part.replace(path)
     except OSError:  # a full disk keeps the name, and nothing in it
         part.unlink(missing_ok=True)
