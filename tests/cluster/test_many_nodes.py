@@ -16,6 +16,7 @@ from .variant import VARIABLE, variant
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.long,
     pytest.mark.skipif(variant().nodes < 64, reason=f"needs 64 nodes: {VARIABLE}=64-nodes, as in `make variants-test`"),
 ]
 FIGURES = Path(__file__).resolve().parents[2] / "build/many-nodes.txt"
