@@ -75,7 +75,7 @@ class Run:
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
 
-    def wait(self, *states: str, timeout: float = 120) -> dict[str, Any]:
+    def wait(self, *states: str, timeout: float = 300) -> dict[str, Any]:
         """Wait until the run's state is one of these; the failure shows all its logs."""
         deadline = time.monotonic() + timeout
         while True:
@@ -86,7 +86,7 @@ class Run:
             assert time.monotonic() < deadline and not over, f"{status}\n{self.logs()}"
             time.sleep(0.5)
 
-    def wait_for_step(self, step: int, timeout: float = 120) -> None:
+    def wait_for_step(self, step: int, timeout: float = 300) -> None:
         """Wait until the metrics show this step."""
         deadline = time.monotonic() + timeout
         while not any(row["step"] >= step for row in self.metrics()):
@@ -95,7 +95,7 @@ class Run:
             time.sleep(0.2)
 
     def wait_for_event(
-        self, event: str, fits: Callable[[dict[str, Any]], bool] = lambda row: True, timeout: float = 60
+        self, event: str, fits: Callable[[dict[str, Any]], bool] = lambda row: True, timeout: float = 180
     ) -> dict[str, Any]:
         """The first event of that name that fits; the failure shows all events and logs."""
         deadline = time.monotonic() + timeout
