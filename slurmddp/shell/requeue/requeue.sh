@@ -54,7 +54,8 @@ in_the_queue() {
 requeue() {
   trap '' TERM INT USR2 # Slurm sends SIGTERM to all of the job as soon as it is requeued
   local answer tries
-  if [[ "$1" == "node failure" ]] || { [[ "$1" == preemption ]] &&
+  # To Slurm 22.05, a job that ends within its grace time is over, so it is asked; 24.11 and 26.05 requeue it.
+  if [[ "$1" == "node failure" ]] || { [[ "$1" == preemption ]] && ! [[ "$(scontrol --version)" =~ \ (1?[0-9]|2[0-2])\. ]] &&
     [[ "$(timeout 5 scontrol show partition "$SLURM_JOB_PARTITION" -o)" == *PreemptMode=*REQUEUE* ]]; }; then
     was_requeued "$1" # or will be, when this script ends: asked for as well, it would be requeued twice
     return
