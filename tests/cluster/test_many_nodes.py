@@ -35,7 +35,7 @@ def alice(cluster: Cluster) -> Alice:
 
 
 def submit(alice: Alice, nodes: int) -> Run:
-    small = ("resources.cpus_per_node=1", "resources.mem_per_node=200M", "timeouts.preflight=5m")
+    small = ("resources.cpus_per_node=1", "resources.mem_per_node=200M")
     own = ("container.runtime=none", "container.python=/home/alice/agent")
     # What the preflight looks for is there; nothing imports it.
     torch = f"environment.PYTHONPATH={alice.cluster.torch_image_root}/usr/local/lib/python3.11/dist-packages"
