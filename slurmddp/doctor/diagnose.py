@@ -28,6 +28,8 @@ _FINISHED = re.compile(
 )
 #: Lines that a rank may still write after the exception that ends it, and lines with a hint that explain a failure.
 _STILL_WRITES, _MANY = 300, 3
+#: Lines of one cause that are kept, of each of its degrees: comparing them takes their number squared.
+_KEPT = 2000
 #: Causes up to this order may be written after Slurm ended the job: it counts oom kills at the end of a step.
 _AT_THE_END = 14
 #: The order of causes among which only the time decides.
@@ -89,6 +91,7 @@ class Examination:
     structure: Structure = field(default_factory=Structure)
     files: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    _kept: Counter[tuple[str, str]] = field(default_factory=Counter)
     _ends: dict[str, int] = field(default_factory=dict)
     _finished: int = -1
     _dumps: list[tuple[str, Waiting]] = field(default_factory=list)
@@ -147,7 +150,7 @@ class Examination:
         line = Line(text, rank, node, None)
         if not self._match(name, number, line, None) and otherwise:
             cause = catalogue().by_id[otherwise]
-            self.hits.append(Hit(cause, "likely", name, number, text, rank, node, None, len(self.hits)))
+            self._keep(Hit(cause, "likely", name, number, text, rank, node, None, len(self.hits)))
 
     def _match(self, name: str, number: int, line: Line, ended: Traceback | None) -> bool:
         matched = False
@@ -162,15 +165,22 @@ class Examination:
                 rank = int(told[3]) if told[3] and rank is None else rank
             sure = _weaker(sure, cause, line.text)
             place = len(self.hits)
-            self.hits.append(Hit(cause, sure, name, number, line.text.strip(), rank, host, line.clock, place, ended))
+            self._keep(Hit(cause, sure, name, number, line.text.strip(), rank, host, line.clock, place, ended))
         return matched
+
+    def _keep(self, hit: Hit) -> None:
+        self._kept[hit.cause.id, hit.sure] += 1
+        if self._kept[hit.cause.id, hit.sure] <= _KEPT:
+            self.hits.append(hit)
+        elif self._kept[hit.cause.id, hit.sure] == _KEPT + 1:
+            self.notes.append(f"{hit.path}:{hit.line}: {hit.cause.title}: only the first {_KEPT} lines were examined")
 
     def _exception(self, name: str, number: int, line: Line, ended: Traceback) -> None:
         """An exception that no rule knows: an error in the code."""
         if ended.name in _EMPTY or ended.name.endswith("Warning"):
             return
         sure = "certain" if ended.name in _PLAIN_MISTAKES else "likely"
-        self.hits.append(
+        self._keep(
             Hit(
                 catalogue().by_id["code"], sure, name, number, ended.exception, line.rank, line.host, line.clock,
                 len(self.hits), ended,
@@ -184,7 +194,9 @@ class Examination:
         claims = [hit for hit in hits if hit.sure in ("certain", "likely")]
         hints = [hit for hit in hits if hit.sure == "hint"]
         weak = {
-            hit.cause.title: f"{hit.cause.title}: {hit.path}:{hit.line}" for hit in reversed(hits) if hit not in claims
+            hit.cause.title: f"{hit.cause.title}: {hit.path}:{hit.line}"
+            for hit in reversed(hits)
+            if hit.sure not in ("certain", "likely")
         }
         notes = [*reversed(weak.values()), *self.notes]
         if not claims:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 import re
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from slurmddp.doctor.plain_pickle import load
+
 #: A dump is a pickle: protocol byte, then a dictionary.
 _BEGIN = b"\x80"
 _BYTES = 64 << 20
+#: Entries of a dump (PyTorch keeps 2000 by default), and characters of a name in it.
+_ENTRIES, _NAME = 100_000, 200
 _RANK = re.compile(r"(\d+)(?:\.\w+)?$")
 
 
@@ -22,16 +24,6 @@ class Waiting(NamedTuple):
     group: str
     last: int
     first: tuple[int, str] | None
-
-
-class _Plain(pickle.Unpickler):
-    """Loads containers, numbers and text. A dump of PyTorch has nothing else, and a foreign pickle runs nothing."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of a flight recorder dump")
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("a reference is no part of a flight recorder dump")
 
 
 def is_dump(handle: BinaryIO) -> bool:
@@ -48,25 +40,45 @@ def read_dump(path: Path, handle: BinaryIO) -> list[Waiting]:
     if rank is None or len(data) > _BYTES:
         raise ValueError("has no rank in its name, or is too large")
     try:
-        entries = _Plain(io.BytesIO(data)).load()["entries"]
-        return _waiting(int(rank[1]), entries)
-    except Exception as error:  # a damaged pickle raises nearly anything
+        return _waiting(int(rank[1]), load(data))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"is no flight recorder dump: {error}") from error
 
 
-def _waiting(rank: int, entries: list[dict[str, Any]]) -> list[Waiting]:
+def _waiting(rank: int, dump: Any) -> list[Waiting]:
+    if not isinstance(dump, dict) or not isinstance(entries := dump.get("entries"), list) or len(entries) > _ENTRIES:
+        raise ValueError(f"it has no list of at most {_ENTRIES} entries")
     groups: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
+        if not isinstance(entry, dict):
+            raise ValueError("an entry is no dictionary")
         if not entry.get("is_p2p"):
-            groups.setdefault(str(entry.get("process_group", "")), []).append(entry)
+            groups.setdefault(_group(entry.get("process_group", "")), []).append(entry)
     return [Waiting(rank, group, *_progress(found)) for group, found in groups.items()]
 
 
+def _group(value: Any) -> str:
+    """Return the process group as text: its name, or (name, description)."""
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    if len(parts) > 8 or not all(isinstance(part, str) for part in parts):
+        raise ValueError("a process group is no text")
+    cut = tuple(part[:_NAME] for part in parts)
+    return str(cut) if parts is value else cut[0]
+
+
 def _progress(found: list[dict[str, Any]]) -> tuple[int, tuple[int, str] | None]:
-    numbers = [int(entry["collective_seq_id"]) for entry in found]
+    numbers = [_number(entry) for entry in found]
     open_ones = [
-        (int(entry["collective_seq_id"]), str(entry.get("profiling_name", "")).rpartition(":")[2])
-        for entry in found
+        (number, str(entry.get("profiling_name", ""))[:_NAME].rpartition(":")[2])
+        for number, entry in zip(numbers, found, strict=True)
         if entry.get("state") != "completed" and not entry.get("retired")
+        if isinstance(entry.get("profiling_name", ""), str)
     ]
     return max(numbers), min(open_ones, default=None)
+
+
+def _number(entry: dict[str, Any]) -> int:
+    number = entry.get("collective_seq_id")
+    if not isinstance(number, int):
+        raise ValueError("an entry has no collective_seq_id")
+    return number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,10 +11,11 @@ from slurmddp.doctor.diagnose import Diagnosis, Examination
 from slurmddp.doctor.flight import is_dump
 from slurmddp.errors import UserError
 from slurmddp.runs.cause import hang_line
-from slurmddp.runs.evidence import evidence
+from slurmddp.runs.events import LONGEST, record_of
+from slurmddp.runs.evidence import evidence, whole
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
-from slurmddp.shared.files import open_plain
+from slurmddp.shared.files import bounded_lines, open_plain
 from slurmddp.visible import one_line
 
 #: Files of a folder, and bytes of a file of the preflight.
@@ -27,6 +27,8 @@ _NO_LOGS = {
     "is compressed": "unpack it first, as in: zcat FILE.gz | slurmddp doctor -",
     "is not text": "name a log file in UTF-8 or ASCII",
 }
+#: Characters of a text of an event.
+_LONGEST = 2000
 #: Events that say something about a failure.
 _TELLING = (b'"error"', b'"hang"', b'"node_excluded"', b'"attempt_ended"', b'"job_ended"', b'"checkpoint_rejected"')
 
@@ -142,24 +144,36 @@ def _preflight(found: Examination, folder: Path) -> None:
 def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
     name = str(folder.events)
     for number, event in _records(folder):
-        kind, node = event.get("event"), str(event.get("node") or "") or None
-        if kind == "job_ended" and event.get("slurm_state"):
-            found.fact(name, number, f"slurm_state {event.get('slurm_state')}", node=node)
+        kind, node = event.get("event"), _text(event, "node") or None
+        if kind == "job_ended" and (state := _text(event, "slurm_state")):
+            found.fact(name, number, f"slurm_state {state}", node=node)
         if event.get("attempt") != attempt:
             continue
-        rank = event.get("rank") if isinstance(event.get("rank"), int) else None
+        rank = whole(event.get("rank"))
         if kind == "error":
-            message = str(event.get("message") or "").strip().partition("\n")[0]
-            found.fact(name, number, f"{event.get('kind')}: {message}", rank=rank, node=node, otherwise="code")
+            message = _text(event, "message").strip().partition("\n")[0]
+            found.fact(name, number, f"{_text(event, 'kind')}: {message}", rank=rank, node=node, otherwise="code")
         elif kind == "hang":
-            ranks, nodes = event.get("ranks") or [None], event.get("nodes") or [None]
-            found.fact(name, number, hang_line(event), rank=ranks[0], node=nodes[0], otherwise="hang")
+            first, where = _first(event.get("ranks")), _first(event.get("nodes"))
+            node = where[:_LONGEST] if isinstance(where, str) else None
+            found.fact(name, number, hang_line(event)[:_LONGEST], rank=whole(first), node=node, otherwise="hang")
         elif kind == "node_excluded":
-            found.fact(name, number, f"preflight: {event.get('reason')}", node=str(event.get("excluded")))
-        elif kind == "attempt_ended" and event.get("decision") != "done" and not found.hits and event.get("cause"):
-            found.fact(name, number, str(event["cause"]), rank=rank, node=node, otherwise="exit-code")
+            found.fact(name, number, f"preflight: {_text(event, 'reason')}", node=_text(event, "excluded"))
+        elif kind == "attempt_ended" and event.get("decision") != "done" and not found.hits and _text(event, "cause"):
+            found.fact(name, number, _text(event, "cause"), rank=rank, node=node, otherwise="exit-code")
         elif kind == "checkpoint_rejected":
-            found.fact(name, number, f"checkpoint {event.get('path')} is corrupt: {event.get('why')}", node=node)
+            text = f"checkpoint {_text(event, 'path')} is corrupt: {_text(event, 'why')}"
+            found.fact(name, number, text, node=node)
+
+
+def _text(event: Mapping[str, Any], key: str) -> str:
+    """Return a text of an event; empty, if it has none there: anybody may have written the file."""
+    value = event.get(key)
+    return value[:_LONGEST] if isinstance(value, str) else ""
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else None
 
 
 def _records(folder: RunFolder) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -169,12 +183,6 @@ def _records(folder: RunFolder) -> Iterator[tuple[int, Mapping[str, Any]]]:
     except OSError:
         return
     with handle:
-        for number, line in enumerate(handle, 1):
-            if not any(word in line for word in _TELLING):
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
+        for number, line in enumerate(bounded_lines(handle, LONGEST), 1):
+            if any(word in line for word in _TELLING) and (record := record_of(line)) is not None:
                 yield number, record

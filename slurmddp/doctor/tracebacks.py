@@ -20,11 +20,10 @@ _LIBRARY = re.compile(
     r"(?:site|dist)-packages/|/lib(?:64)?/python\d|<frozen|<string>|<__array|/bin/(?:torchrun|accelerate|deepspeed)$"
 )
 _USER_SITE = "/.local/lib/python"
-#: What Python writes between two tracebacks of which the first is the reason for the second.
-_CHAINED = "The above exception was the direct cause"
-_HANDLING = "During handling of the above exception"
-#: Lines after which a traceback without an exception is given up, and lines that are kept.
+#: Lines of the log, per open traceback, after which one without an exception is dropped; its lines that are kept.
 _LONGEST, _KEPT = 400, 60
+#: Tracebacks that are open at once, and characters of a line in which an exception's name is searched.
+_OPEN, _NAME = 1000, 300
 
 
 @dataclass
@@ -41,8 +40,7 @@ class Traceback:
     exception: str = ""
     name: str = ""
     exception_line: int = 0
-    caused_next: bool = False
-    age: int = 0
+    opened: int = 0
 
     @property
     def own(self) -> str | None:
@@ -71,7 +69,7 @@ class Tracebacks:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.done: list[Traceback] = []
+        self._fed = 0
         self._open: dict[int | None, Traceback] = {}
 
     @property
@@ -81,33 +79,39 @@ class Tracebacks:
 
     def feed(self, number: int, text: str, rank: int | None, host: str | None) -> Traceback | None:
         """Take one line; return the traceback that it ends."""
+        self._fed += 1
+        self._expire()
         if _BEGIN in text:
-            self._open[rank] = Traceback(self.path, number, rank, host, [text])
+            self._open.pop(rank, None)  # the oldest one stays the first
+            self._open[rank] = Traceback(self.path, number, rank, host, [text], opened=self._fed)
             return None
-        if self.done and (_CHAINED in text) and self.done[-1].rank == rank:
-            self.done[-1].caused_next = True
         current = self._open.get(rank)
         if current is None:
             return self._alone(number, text, rank, host)
-        current.age += 1
         if len(current.lines) < _KEPT:
             current.lines.append(text)
         plain = unframed(text)
         if frame := _FRAME.search(plain) or _RICH.match(plain):
             current.frames.append((frame["file"], frame["line"]))
             return None
-        if exception := _EXCEPTION.match(plain.strip()):
+        if exception := _EXCEPTION.match(plain.strip()[:_NAME]):
             if _is_code(text, current):
                 return None
             del self._open[rank]
             return self._finished(current, number, plain.strip(), exception)
-        if current.age > _LONGEST:
-            del self._open[rank]
         return None
+
+    def _expire(self) -> None:
+        """Drop the tracebacks whose rank wrote no exception for too long: while one is open, every line is read."""
+        while self._open:
+            rank, oldest = next(iter(self._open.items()))
+            if self._fed - oldest.opened <= _LONGEST * len(self._open) and len(self._open) <= _OPEN:
+                return
+            del self._open[rank]
 
     def _alone(self, number: int, text: str, rank: int | None, host: str | None) -> Traceback | None:
         """An exception without its traceback, as in an excerpt."""
-        exception = _EXCEPTION.match(text.strip())
+        exception = _EXCEPTION.match(text.strip()[:_NAME])
         if exception is None or "Warning" in exception["name"] or not _is_class(exception["name"]):
             return None
         return self._finished(Traceback(self.path, number, rank, host), number, text.strip(), exception)
@@ -116,7 +120,6 @@ class Tracebacks:
         found.exception, found.name, found.exception_line = text, exception["name"].rpartition(".")[2], number
         if _CAUGHT.match(exception["rest"]):
             return None  # the same exception follows, with the traceback of the worker
-        self.done.append(found)
         return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from slurmddp.shared.files import open_plain
+from slurmddp.shared.files import bounded_lines, open_plain
 from slurmddp.shared.journal import JsonLines
 
 #: Bytes of a line; a longer one is none that a run writes.
@@ -51,7 +51,7 @@ def read_lines(path: Path) -> Lines:
 def _parse(file: BinaryIO) -> Lines:
     records: list[dict[str, Any]] = []
     damaged = 0
-    for line in file:
+    for line in bounded_lines(file, LONGEST):
         if line == b"\n" or line.isspace():
             continue
         if not line.endswith(b"\n"):

@@ -7,12 +7,14 @@ import json
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 #: No file of ours that is read whole comes near.
 MAX_BYTES = 2**26
+_BLOCK = 2**16
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -40,6 +42,17 @@ def open_plain(path: Path) -> BufferedReader:
         return open(descriptor, "rb")
     os.close(descriptor)
     raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def bounded_lines(file: BinaryIO, longest: int) -> Iterator[bytes]:
+    """Yield the lines of a file; of a longer one its first `longest` + 1 bytes, and its line break if it has one."""
+    while line := file.readline(longest + 1):
+        if len(line) > longest and not line.endswith(b"\n"):
+            rest = line
+            while rest and not rest.endswith(b"\n"):
+                rest = file.readline(_BLOCK)
+            line += rest[-1:]
+        yield line
 
 
 def read_plain(path: Path, limit: int = MAX_BYTES) -> bytes:

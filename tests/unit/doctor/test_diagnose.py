@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from slurmddp.doctor.diagnose import Diagnosis, Examination
-from slurmddp.doctor.sources import diagnose_run, is_done
+from slurmddp.doctor.sources import diagnose_run, is_done, read_run
+from slurmddp.doctor.tracebacks import Tracebacks
 from slurmddp.errors import UserError
 from slurmddp.report.doctor import lines
 from slurmddp.runs.layout import RunFolder
@@ -347,3 +349,38 @@ def test_a_run_that_is_done_or_has_no_logs(folder: RunFolder) -> None:
     assert is_done(folder)
     with pytest.raises(UserError, match="has no logs yet"):
         diagnose_run(folder)
+
+
+def test_a_traceback_that_never_ends_does_not_switch_the_limits_off() -> None:
+    found = Tracebacks("x")
+    found.feed(1, "Traceback (most recent call last):", 0, None)
+    for number in range(2, 500):
+        found.feed(number, "loss 1", 1, None)
+    assert not found.active
+
+
+def test_the_lines_of_one_cause_that_are_kept_are_limited() -> None:
+    found = Examination()
+    log = "".join(f"ValueError: {number:x} {'x' * (number % 150)}\n" for number in range(5000))
+    found.read("log", io.BytesIO(log.encode()))
+    assert len(found.hits) == 2000
+    assert len([note for note in found.diagnose().notes if "only the first 2000 lines" in note]) == 1
+
+
+def test_a_long_name_of_an_exception_costs_little() -> None:
+    begun = time.process_time()
+    Tracebacks("x").feed(1, "A" + "Error" * 780 + "!", None, None)
+    assert time.process_time() - begun < 0.05
+
+
+def test_events_of_others_are_bounded(folder: RunFolder) -> None:
+    hang = {"event": "hang", "ranks": 7, "nodes": {"a": 1}, "node": [1], "attempt": None, "rank": "x"}
+    error = {"event": "error", "kind": "ValueError", "message": "x" * 50_000, "attempt": None}
+    deep = b'{"event": "error", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    long = b'{"event": "error", "kind": "KeyError", "message": "' + b"y" * 2**21 + b'", "attempt": null}'
+    lines = [deep, long, json.dumps(hang).encode(), json.dumps(error).encode()]
+    folder.events.write_bytes(b"\n".join(lines) + b"\n")
+    found = Examination()
+    read_run(found, folder)
+    assert [hit.line for hit in found.hits if hit.path == str(folder.events)] == [3, 4]
+    assert max(len(hit.text) for hit in found.hits) < 3000

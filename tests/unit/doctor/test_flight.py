@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurmddp.doctor.diagnose import Diagnosis, Examination
+from slurmddp.doctor.plain_pickle import load
 from slurmddp.doctor.sources import read_path
 
 
@@ -73,3 +77,42 @@ def test_another_pickle_is_a_note_and_runs_nothing(
     found = diagnose(tmp_path / "fr")
     assert found.root is None and "is no flight recorder dump" in found.notes[0]
     assert not (tmp_path / "owned").exists()
+
+
+def doubled(times: int) -> bytes:
+    """A list of a list twice, and so on: 100 bytes whose text has 2 ** times parts."""
+    return b"]" + b"".join(b"q%c](h%ch%ce" % (at, at, at) for at in range(times))
+
+
+def raw(group: bytes, number: bytes = b"K\x01") -> bytes:
+    def text(word: bytes) -> bytes:
+        return b"X" + struct.pack("<I", len(word)) + word
+
+    entry = b"}(" + text(b"process_group") + group + text(b"collective_seq_id") + number + b"u"
+    return b"\x80\x02}(" + text(b"entries") + b"](" + entry + b"eu."
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(raw(doubled(40)), id="nested-group"),
+        pytest.param(raw(b"N", b"\x8b" + struct.pack("<I", 2000) + b"\x7f" * 2000), id="4800-digits"),
+        pytest.param(b"\x80\x02}r\xff\xff\xff\x07.", id="huge-memo"),
+        pytest.param(b"\x80\x02})" + b"".join(b"q%ch%c\x86" % (at, at) for at in range(40)) + b"Ns.", id="hashed-key"),
+    ],
+)
+def test_a_pickle_bomb_is_one_note_and_costs_nothing(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "rank_0").write_bytes(data)
+    tracemalloc.start()
+    begun = time.process_time()
+    found = diagnose(tmp_path)
+    used, size = time.process_time() - begun, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.root is None and len(found.notes) == 1 and "is no flight recorder dump" in found.notes[0]
+    assert used < 5 and size < 100e6  # reading asks for 64 MiB at once
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_dump_as_pickle_writes_it_is_read(protocol: int) -> None:
+    value = {"version": "2.4", "pg": {0: {"x": -1}}, "f": 0.5, "n": None, "t": [True, 70000, 2**40, -5, ("a", "b"), []]}
+    assert load(pickle.dumps(value, protocol=protocol)) == value

@@ -3,13 +3,14 @@
 import json
 import multiprocessing
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from slurmddp.errors import UserError
 from slurmddp.runs import submission
-from slurmddp.runs.events import append_event, append_line, read_lines
+from slurmddp.runs.events import LONGEST, append_event, append_line, read_lines
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.submission import Submission
 
@@ -73,3 +74,18 @@ def test_damaged_submission(tmp_path: Path, text: str) -> None:
     run.submission.write_text(text)
     with pytest.raises(UserError, match=r"submission\.json"):
         submission.read(run)
+
+
+def test_a_huge_line_is_never_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with path.open("wb") as file:
+        file.write(b'{"a": 1}\n')
+        file.truncate(100 * LONGEST)
+        file.seek(0, 2)
+        file.write(b'\n{"a": 2}\n')
+    tracemalloc.start()
+    found = read_lines(path)
+    size = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert ([each["a"] for each in found.records], found.damaged) == ([1, 2], 1)
+    assert size < 5 * LONGEST
