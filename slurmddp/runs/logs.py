@@ -14,6 +14,8 @@ from slurmddp.shared.files import open_plain
 #: A line that names its rank: torch's tracebacks (`[rank3]: ...`), and torchrun's `--tee` (`[default3]:...`).
 _OF_RANK = re.compile(rb"\[(?:rank|default)([0-9]{1,9})\]:")
 _BLOCK = 2**16
+#: Bytes of a line that are given at once: a longer one comes in pieces.
+_LONGEST = 2**20
 
 
 class Follower:
@@ -84,8 +86,8 @@ class Follower:
             if path not in self._offsets and self._tail is not None:
                 self._offsets[path] = _begin_of_last(handle.fileno(), end, self._tail)
             start = handle.seek(self._offsets.get(path, 0))
-            while start < end and (line := handle.readline(end - start)):
-                if not (to_the_end or line.endswith(b"\n")):
+            while start < end and (line := handle.readline(min(end - start, _LONGEST))):
+                if not (to_the_end or len(line) == _LONGEST or line.endswith(b"\n")):
                     return
                 start += len(line)
                 self._offsets[path] = start

@@ -140,3 +140,12 @@ def test_an_error_of_asking_is_raised(run: RunFolder) -> None:
 
     with pytest.raises(OSError, match="gone"):
         list(follow_logs(select(run, Selection(), follow=True), ask, print))
+
+
+def test_a_huge_line_comes_in_pieces_and_only_once(run: RunFolder) -> None:
+    run.job_log.write_bytes(b"x" * (3 * 2**20 + 5))
+    follower = Follower(run, attempt=9)
+    assert [len(line) for line in follower.new_lines()] == [2**20] * 3
+    with run.job_log.open("ab") as file:
+        file.write(b"\n")
+    assert list(follower.new_lines()) == [b"xxxxx"]
