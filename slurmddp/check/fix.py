@@ -13,6 +13,7 @@ from slurmddp.check.finding import Finding, check_script
 from slurmddp.check.script import Script, parse
 
 MOST = 60  # fixes in one script: after each one, all rules read it again
+MOST_DRAFTS = 300  # drafts that the rules read, also of fixes that did not help
 #: While one of these is left, the rules do not see the whole command, so only the text is corrected.
 _UNREAD = {"syntax", "broken-continuation", "no-program"}
 _TEXT = {"crlf", "invisible-character", "no-shebang", "broken-continuation", "blank-in-assignment", "no-program"}
@@ -94,6 +95,7 @@ class Fixed:
     done: list[Finding]
     left: list[Finding]
     origins: tuple[int, ...] = ()  # the line of the file that each line was, or was added behind
+    stopped: bool = False  # at a limit, so that more might be corrected
 
 
 def fix_script(script: Script, only: Collection[str] | None = None) -> Fixed:
@@ -102,24 +104,29 @@ def fix_script(script: Script, only: Collection[str] | None = None) -> Fixed:
 
     draft = Draft(script.path, tuple(script.lines), tuple(range(1, len(script.lines) + 1)))
     done: list[Finding] = []
-    while len(done) < MOST and (step := next(_steps(draft, FIXES if only is None else only), None)):
+    tries, rules = iter(range(MOST_DRAFTS)), FIXES if only is None else only
+    while len(done) < MOST and (step := next(_steps(draft, rules, tries), None)):
         finding, after = step
         done.append(draft.origin(finding))
         draft = after
     left = [draft.origin(each) for each in draft.findings]
     done.sort(key=lambda each: each.line)
     left.sort(key=lambda each: each.line)
-    return Fixed(draft.text, done, left, draft.origins)
+    stopped = bool(left) and (len(done) == MOST or next(tries, None) is None)
+    return Fixed(draft.text, done, left, draft.origins, stopped)
 
 
-def _steps(draft: Draft, rules: Collection[str]) -> Iterator[tuple[Finding, Draft]]:
+def _steps(draft: Draft, rules: Collection[str], tries: Iterator[int]) -> Iterator[tuple[Finding, Draft]]:
     read = not any(each.rule.id in _UNREAD and each.severity == "error" for each in draft.findings)
     for id, propose in FIXES.items():
         for finding in draft.findings:
             if finding.rule.id == id and id in rules and (read or id in _TEXT):
                 for after in propose(draft, finding):
-                    if after.lines != draft.lines and _better(draft, after, id):
-                        yield finding, after
+                    if after.lines != draft.lines:
+                        if next(tries, None) is None:
+                            return
+                        if _better(draft, after, id):
+                            yield finding, after
 
 
 def _better(before: Draft, after: Draft, id: str) -> bool:

@@ -29,6 +29,8 @@ def fix_lines(script: Script, fixed: Fixed) -> Iterator[str]:
     yield from _explained(fixed.left)
     left = total(Counter(each.severity for each in fixed.left)) if fixed.left else "nothing"
     yield f"{len(fixed.done)} fixed, left: {left}"
+    if fixed.stopped:
+        yield f"{path}: not every fix was tried: too many findings. Correct some by hand, then run it again."
 
 
 def _explained(found: Sequence[Finding]) -> Iterator[str]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmddp.check.finding import check_script
-from slurmddp.check.fix import FIXES, MOST, Fixed, fix_script
+from slurmddp.check import fix
+from slurmddp.check.finding import Finding, check_script
+from slurmddp.check.fix import FIXES, MOST, Draft, Fixed, fix_script
 from slurmddp.check.script import Script, parse, read
+from slurmddp.report.check import fix_lines
 
 FIXTURES = Path(__file__).parent / "fixtures"
 every_fixture = pytest.mark.parametrize("path", sorted(FIXTURES.glob("*/*.sbatch")), ids=lambda path: path.stem)
@@ -186,3 +189,19 @@ def test_what_no_script_needs_is_left_and_not_worked_on_for_minutes() -> None:
     result = fixed("#!/bin/bash\n" + "PORT = 1\n" * (MOST + 5))
     assert (result.text.count("PORT=1\n"), result.text.count("PORT = 1\n")) == (MOST, 5)
     assert sum(each.rule.id == "blank-in-assignment" for each in result.left) == 5
+
+
+def test_the_drafts_that_do_not_help_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def useless(draft: Draft, finding: Finding) -> Iterator[Draft]:
+        for number in range(1000):
+            tried.append(number)
+            yield draft.put(1, f"#!/bin/bash -{number}")
+
+    monkeypatch.setitem(FIXES, "blank-in-assignment", useless)
+    monkeypatch.setattr(fix, "MOST_DRAFTS", 5)
+    script = parse("#!/bin/bash\nPORT = 1\n")
+    result = fix_script(script)
+    assert len(tried) == 6 and result.stopped
+    assert "not every fix was tried" in list(fix_lines(script, result))[-1]
