@@ -29,6 +29,7 @@ def check_machine(state_base: Path) -> None:
         check_file_system(kind)
     check_user_namespaces()
     check_cgroups()
+    make_room_for_neighbours()
     check_overlay(state_base)
 
 
@@ -61,6 +62,19 @@ def check_cgroups() -> None:
     """A cluster that tracks processes by cgroups gives its hosts groups of the machine's controllers, version 1."""
     if variant().cgroups and not Path("/sys/fs/cgroup/freezer/tasks").exists():
         raise ClusterUnavailable("this machine has no cgroup v1 (freezer), which the variant cgroups needs")
+
+
+def make_room_for_neighbours() -> None:
+    """Let every host know every other one's address: the kernel counts these entries for all namespaces together."""
+    for name, entries in (("gc_thresh2", 8192), ("gc_thresh3", 16384)):
+        limit = Path("/proc/sys/net/ipv4/neigh/default", name)
+        if variant().nodes > 3 and int(limit.read_text()) < entries:
+            try:
+                limit.write_text(f"{entries}\n")
+            except OSError as error:
+                raise ClusterUnavailable(
+                    f"{limit} is too small for {variant().nodes} nodes: {error.strerror}"
+                ) from error
 
 
 def check_overlay(state_base: Path) -> None:
