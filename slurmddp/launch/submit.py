@@ -23,6 +23,7 @@ from slurmddp.plan.model import Plan
 from slurmddp.runs import index, manifest, snapshot, submission
 from slurmddp.runs.create import Draft, create
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.owner import shared_folder
 from slurmddp.slurm.choose import scheduler_for, scheduler_named
 from slurmddp.spec.sensitive import redacted, refuse_values
 
@@ -105,6 +106,8 @@ def make_run_folder(prepared: Prepared, warnings: list[str]) -> RunFolder:
     must not inherit them.
     """
     plan = prepared.plan
+    if warning := shared_folder(Path(plan.runs_root)):
+        warnings.append(warning)
 
     def fill(draft: Draft) -> None:
         _fill(draft, prepared, warnings, variables)

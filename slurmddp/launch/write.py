@@ -12,7 +12,7 @@ from slurmddp.launch.prepare import Prepared
 from slurmddp.plan.model import Plan
 from slurmddp.render.documents import job_json, job_yaml, site_yaml
 from slurmddp.render.scripts import alert_files, job_script, node_script
-from slurmddp.runs.create import write_key
+from slurmddp.runs.create import make_folder, write_file, write_key
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.snapshot import code_hash, copy_project, copy_runtime, hash_of
 from slurmddp.runs.survey import Survey, survey
@@ -63,7 +63,7 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
     own = RunFolder(folder)
     project = _project(prepared, folder, say)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         different = [
             folder / name
             for name, text in files.items()
@@ -77,14 +77,15 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
                 todo="choose another folder with -o, or remove that file",
             )
         for name, text in files.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8")
+            make_folder((folder / name).parent)
+            if not (folder / name).exists():
+                write_file(folder / name, text.encode("utf-8"))
         if not own.code.exists():
             copy_runtime(own.code_runtime)
             if project is not None:
                 copy_project(project, own.project)
         for made in (own.logs, own.markers, own.checkpoints):  # sbatch does not make its log's folder
-            made.mkdir(exist_ok=True)
+            make_folder(made)
         if not own.key.exists():
             write_key(own.key)
     except OSError as error:

@@ -19,6 +19,8 @@ from slurmddp.runs.layout import RunFolder
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _TRIES = 100
+#: Bits of a mode: group and others may write.
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _TODO = "choose another runs folder: --set paths.runs=FOLDER"
 _WHY = {
     errno.EACCES: "permission denied",
@@ -54,8 +56,8 @@ class Draft:
     final:  where it will be (for texts that name the run folder).
     folder: where it is now, a sibling of that: write there.
 
-    mode: of the run folder, who may look into it at all. What lies in it is made with plain modes, so the umask, the
-    setgid bit and default ACLs of the parent decide the rest.
+    mode: of the run folder, who may look into it at all. Nobody else can write what lies in it, whatever the umask:
+    whoever replaces a script runs code as the owner. The umask, the setgid bit and default ACLs decide the rest.
     """
 
     def __init__(self, root: Path, name: str, *, now: datetime | None = None, mode: int = 0o700) -> None:
@@ -81,8 +83,8 @@ class Draft:
             if Path(relative).is_absolute() or ".." in Path(relative).parts:
                 raise ValueError(f"{relative!r} is not inside the run folder")
             try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                write_file(target, text.encode("utf-8"), mode=0o777 if target.suffix == ".sh" else 0o666)
+                make_folder(target.parent)
+                write_file(target, text.encode("utf-8"), mode=0o755 if target.suffix == ".sh" else 0o644)
             except OSError as error:
                 raise folder_error(error, self.final.path) from error
 
@@ -120,7 +122,7 @@ class Draft:
             path = path.parent
         for folder in reversed(missing):
             try:
-                folder.mkdir()
+                folder.mkdir(0o755)
             except FileExistsError:
                 continue  # another submission was faster
             self._made.append(folder)
@@ -155,7 +157,7 @@ def create(
             draft.write(files)
             write_key(draft.folder.key)
             for folder in (draft.folder.logs, draft.folder.markers, draft.folder.checkpoints):
-                folder.mkdir(exist_ok=True)
+                make_folder(folder)
             if fill:
                 fill(draft)
         except OSError as error:
@@ -180,11 +182,19 @@ def refuse_root(root: Path, name: str) -> None:
         raise folder_error(OSError(reason, os.strerror(reason)), root)
 
 
-def write_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Write a new file with what umask and the parent's ACL leave of `mode`.
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, unless they exist. Nobody else can write there. Raises OSError."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(0o755, exist_ok=True)
+
+
+def write_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write a new file with what umask and the parent's ACL leave of `mode`. Nobody else can write it.
 
     Raises OSError, also where it exists.
     """
+    mode &= ~OTHERS_WRITE
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)

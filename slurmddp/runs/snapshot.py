@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from slurmddp.errors import UserError
-from slurmddp.runs.create import write_file
+from slurmddp.runs.create import OTHERS_WRITE, make_folder, write_file
 from slurmddp.runs.survey import Item, Survey, shown
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -17,11 +17,11 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 def copy_project(found: Survey, destination: Path) -> None:
     """Copy what `survey` found below a new folder: bytes, paths and the permissions that the umask leaves.
 
-    Nobody may read a copy who may not read its source. Files that change meanwhile are copied as they are at that
-    moment. Raises UserError for a file that cannot be read, OSError where the destination cannot be written (the
-    caller knows how to put that).
+    Nobody may read a copy who may not read its source, and nobody else may write it. Files that change meanwhile are
+    copied as they are at that moment. Raises UserError for a file that cannot be read, OSError where the destination
+    cannot be written (the caller knows how to put that).
     """
-    destination.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(destination.parent)
     made: set[str] = set()
     _make_folder(found.root, destination, "", made)
     for item in found.items:
@@ -61,7 +61,7 @@ def _make_folder(source: Path, destination: Path, relative: str, made: set[str])
         mode = _mode((source / relative).stat(), target.parent)
     except OSError:
         mode = 0  # removed since the survey, or closed to us: then to all others too
-    target.mkdir(mode | 0o700, exist_ok=True)
+    target.mkdir(mode & ~OTHERS_WRITE | 0o700, exist_ok=True)
     made.add(relative)
 
 
@@ -88,7 +88,7 @@ def copy_runtime(destination: Path, package: Path | None = None) -> None:
     """
     for name, source in _runtime(package):
         target = destination / name
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         write_file(target, source.read_bytes())
 
 

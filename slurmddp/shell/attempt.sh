@@ -3,6 +3,8 @@
 # its number is the first whose folder is not there, so a job that was requeued goes on counting.
 attempt=0
 open_attempt() {
+  # Where others can write to the folder of runs, somebody may have put a folder of theirs in the place of this one.
+  [[ ! -e "$run" || -O "$run" ]] || { trap - EXIT; echo "job.sh: $run belongs to another user: nothing in it is run" >&2; exit 1; }
   while
     printf -v logs '%s/logs/attempt-%03d' "$run" "$attempt"
     ! mkdir "$logs" 2>/dev/null

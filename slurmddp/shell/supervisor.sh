@@ -27,6 +27,9 @@ case $requeue_policy in
   *) source "$shell/requeue/none.sh" || incomplete ;;
 esac
 
+# Where others can look into the run folder (paths.mode), they must not write there. `setup` may set another umask.
+[[ "$(stat -c %a -- "$run")" == *00 ]] || umask go-w
+
 # The stop file of an earlier job is not for this one. A rename: whatever moment `slurmddp cancel` chooses, its file is
 # read.
 forget_stop() {

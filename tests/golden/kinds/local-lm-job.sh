@@ -30,11 +30,11 @@ step_options=(--overlap) # options of the ranks' srun, in addition to --nodes an
 # --- the functions
 cannot_start() {
   printf 'job.sh: %s\n' "$1" >&2
-  [[ ! -r "$run/alert.sh" ]] || bash "$run/alert.sh" failed failed "$1" "nothing restarts it"
+  [[ ! -O "$run" || ! -r "$run/alert.sh" ]] || bash "$run/alert.sh" failed failed "$1" "nothing restarts it"
   exit 1
 }
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || cannot_start "bash $BASH_VERSION on ${HOSTNAME:-this node} is too old: 4.4 or newer is needed"
-[[ -r "$shell/supervisor.sh" ]] || cannot_start "the run's copy of the code is gone, $shell: was the file system purged? Submit again with --resume ${run##*/}"
+[[ -O "$run" && -r "$shell/supervisor.sh" ]] || cannot_start "the run's copy of the code is gone, $shell: was the file system purged, or has another user replaced the run folder? Submit again with --resume ${run##*/}"
 source "$shell/supervisor.sh"
 
 # --- the job

@@ -102,7 +102,7 @@ def test_nothing_outside_the_folder(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another group takes root")
 @pytest.mark.parametrize(
     ("mask", "folder", "file", "script"),
-    [(0o022, 0o2755, 0o644, 0o755), (0o027, 0o2750, 0o640, 0o750), (0o002, 0o2775, 0o664, 0o775)],
+    [(0o022, 0o2755, 0o644, 0o755), (0o027, 0o2750, 0o640, 0o750), (0o002, 0o2755, 0o644, 0o755)],
 )
 def test_group_and_setgid_of_the_parent(tmp_path: Path, mask: int, folder: int, file: int, script: int) -> None:
     parent = tmp_path / "project"

@@ -1,0 +1,55 @@
+"""Folders of runs that other users can change, and run folders that they put in the place of ours."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurmddp.runs.owner import shared_folder
+from tests.helpers import ROOT, SHELL
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another group takes root")
+@pytest.mark.parametrize(
+    ("mode", "warns"), [(0o2775, True), (0o777, True), (0o3775, False), (0o1777, False), (0o2755, False)]
+)
+def test_a_folder_that_others_can_change_is_a_warning(tmp_path: Path, mode: int, warns: bool) -> None:
+    project = tmp_path / "project"
+    (project / "runs").mkdir(parents=True)
+    os.chown(project, -1, 4711)
+    project.chmod(mode)
+    for root in (project, project / "runs", project / "runs" / "absent"):
+        said = shared_folder(root)
+        assert (said is not None) == warns, root
+        assert not said or f"chmod +t {project}, or" in said
+
+
+def test_a_group_of_the_user_alone_is_no_other(tmp_path: Path) -> None:
+    tmp_path.chmod(0o775)
+    if tmp_path.stat().st_gid == 0 and os.getuid() == 0:
+        assert shared_folder(tmp_path) is None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user takes root")
+@pytest.mark.parametrize("owner", [0, 65534])
+def test_nothing_of_another_users_folder_is_run(tmp_path: Path, owner: int) -> None:
+    shell = tmp_path / "code/slurmddp/shell"
+    shell.mkdir(parents=True)
+    for script in (shell / "supervisor.sh", tmp_path / "alert.sh"):
+        script.write_text('echo "$0 ran"; exit 3\n')
+    os.chown(tmp_path, owner, -1)
+    job = ROOT / "tests/golden/kinds/simple-job.sh"
+    done = subprocess.run(["bash", str(job), str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == (3 if owner == 0 else 1)
+    assert ("another user replaced the run folder?" in done.stderr, "ran" in done.stdout) == (owner != 0, owner == 0)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user takes root")
+def test_no_attempt_starts_in_another_users_folder(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    os.chown(tmp_path, 65534, -1)
+    text = f"source {SHELL}/attempt.sh; trap 'echo ran' EXIT; run={tmp_path} job_id=7; open_attempt; echo ran"
+    done = subprocess.run(["bash"], input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{tmp_path} belongs to another user" in done.stderr
