@@ -74,10 +74,14 @@ def _found(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
     yield from ((("train", "args"), name) for name in _in_words(job.train.args))
     for key, lines in ((("setup",), job.setup), (("container", "options"), job.container.options)):
         for index, line in enumerate(lines):
-            pairs = _IN_SHELL.findall(line)
-            yield from (((*key, str(index)), name) for name, value in pairs if _is_secret(name, value))
+            yield from (((*key, str(index)), name) for name in secrets_in_line(line))
     for part, values in (("data", job.train.data), ("model", job.train.model)):
         yield from ((("train", part), name) for name in _in_tree(values))
+
+
+def secrets_in_line(line: str) -> list[str]:
+    """Return the names in a shell line, or in --env=NAME=value, whose value is a secret."""
+    return [name for name, value in _IN_SHELL.findall(line) if _is_secret(name, value)]
 
 
 def _is_secret(name: str, value: str) -> bool:

@@ -20,7 +20,7 @@ _INVISIBLE = {
 _TYPOGRAPHIC = {"“": '"', "”": '"', "‘": "'", "’": "'", "–": "--", "—": "--", "−": "-"}  # noqa: RUF001
 SECRET = re.compile(
     r"\b(hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{40,}|glpat-[\w-]{20,}|sk-[\w-]{32,}|AKIA[A-Z0-9]{16}"
-    r"|xox[bpars]-[\w-]{20,})|(?:WANDB_API_KEY=|wandb login )['\"]?([0-9a-f]{40,})\b"
+    r"|xox[bpars]-[\w-]{20,})|(?:WANDB_API_KEY=|wandb login\s(?:\s*--?[a-z-]+(?:=\S+)?\s|\s*https?://\S+\s)*\s*)['\"]?(?:local-)?([0-9a-f]{40,})\b"
     r"|\b\w*(?:API_?KEY|TOKEN|SECRET|PASSWORD)=['\"]?(?=\w*\d)(?=\w*[A-Za-z])([\w+/.-]{20,})\b",
 )
 

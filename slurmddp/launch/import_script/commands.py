@@ -109,7 +109,8 @@ def _assign(job: Imported, command: Command, word: str, own: dict[str, tuple[str
     name, raw = match.groups()
     if command.branch or command.loops or command.function:
         if exported and name not in _GIVEN:
-            job.leave(command.line, f"{name}={raw}", "set in a branch, loop or function")
+            shown = "..." if is_secret_name(name) else raw
+            job.leave(command.line, f"{name}={shown}", "set in a branch, loop or function")
     elif exported:
         _export(job, command.line, name, raw, own)
     else:

@@ -12,9 +12,12 @@ from slurmddp.check.rules.text import SECRET
 from slurmddp.check.script import Script
 from slurmddp.check.values import likely
 from slurmddp.spec.expand import unexpand
-from slurmddp.spec.sensitive import REDACTED, is_secret_name, redacted
+from slurmddp.spec.sensitive import REDACTED, is_secret_name, redacted, secrets_in_line
 
 _SYMBOL = re.compile("\0([^\0]*)\0")
+#: Variables of the user's shell whose values a job file may show: a script of others may name any.
+_SHOWN = re.compile(r"HOME|USER|LOGNAME|(\w*_)?(SCRATCH|WORK|PROJECT|HOME|PATH|ROOT|FOLDER|\w*DIR)")
+_USER_IN_URL = re.compile(r"://[^/\s@:]+:[^/\s@$]+@")
 
 
 @dataclass
@@ -48,15 +51,15 @@ class Imported:
         self.left.append((line, SECRET.sub(REDACTED, " ".join(words)), why))
 
     def text(self, value: str) -> str | None:
-        """Return a value as the job file can hold it: variables of the user's shell as they are now; None if only the
-        job knows it."""
+        """Return a value as the job file can hold it: the user's folders as they are now; None if only the job knows
+        it, or if it may be a secret of the user's shell."""
         unknown = False
 
         def found(match: re.Match[str]) -> str:
             nonlocal unknown
             name = match[1].partition(":")[2]
-            ours = not match[1].startswith("?:") or name.startswith("SLURM") or is_secret_name(name)
-            known = None if ours else self.environment.get(name)
+            shown = match[1].startswith("?:") and not name.startswith("SLURM") and _SHOWN.fullmatch(name)
+            known = self.environment.get(name) if shown and not is_secret_name(name) else None
             unknown |= known is None
             return known or ""
 
@@ -79,6 +82,32 @@ class Imported:
                 rest = text[len(name) + 3 :]
                 text = folder + rest if folder else rest[1:] if rest[:1] == "/" else f".{rest}"
         return text
+
+    def withhold(self) -> None:
+        """Take each secret out of what is written, and say on which line of the script it stands."""
+        for key, value in list(self.keys.items()):
+            items = value if isinstance(value, list) else [value]
+            kept = [item for item in items if not (isinstance(item, str) and self._withheld(key, item))]
+            if isinstance(value, list) and kept:
+                self.keys[key] = kept
+            elif not kept:
+                del self.keys[key]
+
+    def _withheld(self, key: tuple[str, ...], item: str) -> bool:
+        names = secrets_in_line(item)
+        if key[0] in ("environment", "network") and is_secret_name(key[-1]):
+            names.append(key[-1])
+        found = SECRET.search(item) or _USER_IN_URL.search(item)
+        if not names and not found:
+            return False
+        for name in names:
+            self.add("environment_from", name)
+        known = [f"{name}=" for name in names] or [found[0] if found else "", key[-1]]
+        lines = enumerate(self.script.lines, 1)
+        line = next((at for at, text in lines if any(each in text for each in known)), 1)
+        todo = f"export {names[0]} in your shell before you submit" if names else "let the script read it elsewhere"
+        self.leave(line, f"{'.'.join(key)}: ...", f"a secret: revoke it, and {todo}")
+        return True
 
     def inside(self, path: str) -> str:
         """Return a path as seen from the folder that the script has changed to."""

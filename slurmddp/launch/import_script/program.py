@@ -6,6 +6,7 @@ import re
 
 from slurmddp.check.launches import Launch
 from slurmddp.check.rules.launchers import ranks_per_launcher
+from slurmddp.check.rules.text import SECRET
 from slurmddp.check.shell import Command
 from slurmddp.check.values import expand_words, number, symbol_name
 from slurmddp.launch.import_script.commands import add_setup
@@ -115,11 +116,17 @@ def _arguments(job: Imported, launch: Launch, words: list[str]) -> None:
             equals and name.startswith("-") and is_secret_name(name) and given
         ):
             _leave_secret(job, launch, args.pop() if secret and not word.startswith("--") else name)
+        elif value and SECRET.search(value):
+            option = args.pop() if args and args[-1].startswith("-") and "=" not in args[-1] else ""
+            why = "a secret: revoke it, and let the script read it from its environment"
+            job.leave(launch.line, f"argument {option} ...".replace("  ", " "), why)
         elif value is None:
             option = args.pop() if args and args[-1].startswith("--") and "=" not in args[-1] else ""
             text = " ".join(filter(None, [option, _raw(launch, word)]))
             from_sbatch = re.search(r"\$\{?[@*1-9]", text)
             reason = "from sbatch's command line: add it behind --" if from_sbatch else "known only in the job"
+            if job.environment.get(symbol_name(word, "?")):
+                reason = "a variable of your shell, which may be a secret: write its value yourself"
             job.leave(launch.line, f"argument {text}", reason)
         else:
             args.append(value)

@@ -59,6 +59,7 @@ def import_script(path: Path, site: str | None, shown: str) -> JobText:
         problems.append("no launch of torchrun, accelerate, deepspeed or python was found: set train.script")
     else:
         carry_program(job, launch)
+    job.withhold()
     text = _text(job, path, shown)
     refused, missing = _judge(text, shown)
     return JobText(text, made, len(set(job.left)), [*problems, *refused, *missing], not refused and launch is not None)

@@ -215,6 +215,29 @@ def test_no_secret_is_copied(cli: Cli, desk: Desk) -> None:
     assert "live" not in comments + str(found) and "0123456789" not in comments
 
 
+def test_a_foreign_script_learns_only_folders_of_your_shell(cli: Cli, desk: Desk) -> None:
+    desk.environment |= {"DATABASE_URL": "live://a", "GH_PAT": "live-2", "SCRATCH": "/scratch/u", "DATA_DIR": "/d"}
+    words = "--db $DATABASE_URL --pat=$GH_PAT --out $SCRATCH/x --data $DATA_DIR"
+    found, comments = imported(cli, desk, f"{HEAD}srun python t.py {words}\n")
+    assert found["train"]["args"] == ["--out", "/scratch/u/x", "--data", "/d"]
+    assert "live" not in comments and "a variable of your shell" in comments
+
+
+def test_no_secret_is_copied_under_another_name_or_key(cli: Cli, desk: Desk) -> None:
+    token, key = "hf_" + "a1" * 20, "0123456789" * 4
+    text = (
+        f"export MODEL_NOTE={token}\nSERVICE_TOKEN=live-1234567\nsource env.sh $SERVICE_TOKEN\n"
+        f"wandb login --relogin {key}\nif true; then export MY_PASSWORD='live two'; fi\n"
+        f"srun apptainer exec --env=WANDB_API_KEY=live-7654321 --pwd /w t.sif python t.py --hub {token} --lr 1\n"
+    )
+    found, comments = imported(cli, desk, HEAD + text)
+    for secret in ("live", "a1a1", "01234567"):
+        assert secret not in comments + str(found), comments
+    assert found["train"]["args"] == ["--lr", "1"] and found["container"]["options"] == ["--pwd=/w"]
+    assert "environment" not in found and found["environment_from"] == ["SERVICE_TOKEN", "WANDB_API_KEY"]
+    assert "line 6: environment.MODEL_NOTE: ...  ->  a secret" in comments and "line 7: setup" in comments
+
+
 def test_what_a_task_cannot_be_is_said(cli: Cli, desk: Desk) -> None:
     found, comments = imported(
         cli, desk, HEAD + "trap 'scontrol requeue $SLURM_JOB_ID' USR1\nif [ -n \"$X\" ]; then module load a; fi\n"
