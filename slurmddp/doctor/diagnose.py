@@ -15,6 +15,7 @@ from slurmddp.doctor.prefix import Clock, Line, parse_line
 from slurmddp.doctor.rules import SYMPTOMS, Cause, catalogue
 from slurmddp.doctor.structure import Structure
 from slurmddp.doctor.tracebacks import Traceback, Tracebacks
+from slurmddp.shared.units import listed
 
 #: Exceptions that can only be mistakes in the code or its arguments.
 _PLAIN_MISTAKES = {"NameError", "SyntaxError", "IndentationError", "UnboundLocalError", "ZeroDivisionError", "TabError"}
@@ -286,8 +287,7 @@ class Examination:
             return "likely", f"the ranks made different calls at the same point: {calls}"
         ranks, why = self.structure.culprit()
         if ranks:
-            shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-            return "likely", f"the others waited for rank {shown}: {why}"
+            return "likely", f"the others waited for rank {listed([*map(str, ranks)], 8)}: {why}"
         return "unknown", "no line names the rank that the others waited for"
 
 

@@ -62,7 +62,7 @@ class Preflight:
 
     def _state(self) -> RunState:
         facts = evidence(self.folder)
-        return judge(Slurm().job(facts.job_ids[-1]) if facts.job_ids else None, facts)
+        return judge(Slurm().job(facts.job_id) if facts.job_id else None, facts)
 
     def _checked(self, state: RunState) -> Checked:
         facts = evidence(self.folder)

@@ -196,7 +196,7 @@ class Rehearsal:
 
     def _state(self) -> Any:
         facts = evidence(self.folder)
-        view = Slurm().job(facts.job_ids[-1]) if facts.job_ids else None
+        view = Slurm().job(facts.job_id) if facts.job_id else None
         release_hold(self.folder, facts, view)
         return judge(view, facts)
 

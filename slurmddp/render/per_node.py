@@ -27,11 +27,12 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     if script and program.in_snapshot and program.project:
         script = f"{program.project}/{script.removeprefix('code/project/')}"
     own = ["slurmddp.runtime.begin", script, *program.args] if script else ["slurmddp.runtime.train", "RUN_FOLDER"]
+    variables = [f"{variable.name}={variable.value}" for variable in _variables(plan)]
     if plan.recovery.preflight:
         lines.append(
             "# preflight: run line N on node N, all at once; exit code 0: they can train, else the head says why"
         )
-        lines += [_preflight(plan, head, port, node) for node in range(nodes.max)]
+        lines += [_preflight(plan, head, port, node, variables) for node in range(nodes.max)]
     lines.append(f"# ranks: run line N on node N, all within {plan.join_timeout} s; to stop: touch RUN_FOLDER/stop")
     for node in range(nodes.max):
         words = [
@@ -44,12 +45,11 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
             *_rendezvous(plan, head, port, node),
             *("-m", *own),
         ]
-        variables = [f"{variable.name}={variable.value}" for variable in _variables(plan)]
         lines.append(shlex.join(["env", *variables, *words]))
     return lines
 
 
-def _preflight(plan: Plan, head: str, port: int, node: int) -> str:
+def _preflight(plan: Plan, head: str, port: int, node: int, variables: list[str]) -> str:
     """The line of one node: what node.sh would tell the preflight, with names for nodes that nobody has named."""
     names = [f"node{number}" for number in range(plan.nodes.max)]
     said = {
@@ -62,11 +62,10 @@ def _preflight(plan: Plan, head: str, port: int, node: int) -> str:
         "GPUS": str(plan.layout.gpus_per_node),
     }
     prefix = plan.container.environment_prefix
-    variables = [f"{prefix}SLURMDDP_{name}={value}" for name, value in said.items()]
+    told = [f"{prefix}SLURMDDP_{name}={value}" for name, value in said.items()]
     words = [*_container(plan), plan.container.python, "-m", "slurmddp.runtime.preflight", "RUN_FOLDER"]
     own = f'{prefix}SLURMDDP_ADDRESS="$(hostname -I | cut -d " " -f 1)"'
-    path = [f"{variable.name}={variable.value}" for variable in _variables(plan)]
-    return f"env {own} {shlex.join([*variables, *path, *words])}"
+    return f"env {own} {shlex.join([*told, *variables, *words])}"
 
 
 def _variables(plan: Plan) -> list[Variable]:

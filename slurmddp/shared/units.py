@@ -1,4 +1,6 @@
-"""Figures for people: bytes, large numbers, durations."""
+"""Figures for people: bytes, large numbers, durations, long lists."""
+
+from collections.abc import Sequence
 
 
 def short(number: float) -> str:
@@ -23,3 +25,9 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return the first names with commas, and how many more there are: `n1, n2, n3 and 5 more`."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -1,12 +1,13 @@
 """From what was measured to what it means for the run. Pure."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from slurmddp.runtime.network.nccl_log import Transport, merge
 from slurmddp.runtime.preflight.findings import plain
+from slurmddp.shared.units import listed
 
 _PLUGIN = "put the plugin aws-ofi-nccl into the image, or load its module in setup"
 _DEVICES = "the image needs libibverbs, and the container /dev/infiniband; NCCL_IB_DISABLE and NCCL_NET must not be set"
@@ -70,7 +71,7 @@ def verdict(measured: Measured, wish: Wish, slow: Mapping[str, str] | None = Non
         tcp = merge([measured.transports[node] for node in on_tcp])
         why = f" ({'; '.join(tcp.reasons)})" if tcp.reasons else ""
         text = (
-            f"NCCL uses TCP ({tcp.text}) on {_some(on_tcp)}, but this site's network is {wish.fabric}{why} - "
+            f"NCCL uses TCP ({tcp.text}) on {listed(on_tcp, 3)}, but this site's network is {wish.fabric}{why} - "
             f"{_TODO[wish.fabric]}; or set network.allow_socket: true"
         )
         if 2 * len(on_tcp) < len(measured.transports):
@@ -102,7 +103,3 @@ def _facts(facts: Mapping[str, Any]) -> str:
 
 def _bad(nodes: Mapping[str, str]) -> list[str]:
     return [f"bad {node} {plain(text)}" for node, text in nodes.items()]
-
-
-def _some(nodes: Sequence[str]) -> str:
-    return ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")

@@ -21,6 +21,7 @@ from slurmddp.runtime.network.nccl_log import Transport
 from slurmddp.runtime.network.settings import Settings
 from slurmddp.runtime.watch.process_exit import leave
 from slurmddp.shared.files import write_whole
+from slurmddp.shared.units import listed
 
 #: Seconds, once all ranks have joined: for the growing all-reduce, and at most for a pair to connect; for all of it.
 _BUDGET, _PAIR, _LIMIT = 6.0, 5.0, 30.0
@@ -231,8 +232,7 @@ class Rank:
             here = {node: self._store.check([f"here/{node}/0"]) for node in self._own.nodes}
             missing = [node for node, there in here.items() if not there]
             if missing:
-                more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-                return f"{', '.join(missing[:3])}{more} did not start within {self._own.wait:.0f} s"
+                return f"{listed(missing, 3)} did not start within {self._own.wait:.0f} s"
             for node in self._own.nodes:
                 if self._store.check([f"failed/{node}"]):
                     return f"{node}: {self._store.get(f'failed/{node}').decode(errors='replace')}"

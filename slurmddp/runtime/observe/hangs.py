@@ -16,6 +16,7 @@ from slurmddp.runtime.observe.blame import Verdict, blame
 from slurmddp.runtime.observe.signs import Collectives, Steps, collectives
 from slurmddp.runtime.watch.process_exit import leave, leave_within, say
 from slurmddp.runtime.watch.progress import Patience, Progress
+from slurmddp.shared.units import listed
 
 #: Seconds that a step takes at most where no step was that long so far, ...
 _STEP = 600.0
@@ -190,7 +191,7 @@ class Hangs:
 def _what(verdict: Verdict, nodes: list[str]) -> str:
     if not verdict.ranks:
         return "no rank is behind the others, and a collective does not complete"
-    names = [f"rank {rank} on {node}" for rank, node in zip(verdict.ranks, nodes, strict=True)][:8]
-    more = len(verdict.ranks) - len(names)
-    who = ", ".join(names) + (f" and {more} more" if more else "")
-    return f"{who} did not join the others" + (" and gives no sign of life" if verdict.kind == "silent" else "")
+    names = [f"rank {rank} on {node}" for rank, node in zip(verdict.ranks, nodes, strict=True)]
+    return f"{listed(names, 8)} did not join the others" + (
+        " and gives no sign of life" if verdict.kind == "silent" else ""
+    )

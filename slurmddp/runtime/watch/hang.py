@@ -13,6 +13,7 @@ from slurmddp.runtime.watch.heartbeat import Arrivals, Beat, Exchange, Verdict, 
 from slurmddp.runtime.watch.process_exit import leave, leave_within, say, stacks
 from slurmddp.runtime.watch.progress import Patience, Progress
 from slurmddp.runtime.world import World
+from slurmddp.shared.units import listed
 
 #: Seconds without an exchange of heartbeats before their host counts as silent, and that are waited for the
 #: stacks of all ranks.
@@ -116,8 +117,8 @@ class Hang:
         late = f"no progress for {waited:.1f} s (the deadline is {deadline:.1f} s)"
         if not verdict.ranks:
             return f"hang in {where}: {late}, and no rank is behind the others: a collective does not complete"
-        names = [f"rank {rank} on {self._nodes[rank][0]}" for rank in verdict.ranks[:8]]
-        who = ", ".join(names) + (f" and {len(verdict.ranks) - 8} more" if len(verdict.ranks) > 8 else "")
+        names = [f"rank {rank} on {self._nodes[rank][0]}" for rank in verdict.ranks]
+        who = listed(names, 8)
         if verdict.kind == "silent":
             return f"hang: {who} did not arrive and sends no heartbeat (last seen in {where}): {late}"
         return f"hang: {who} did not arrive, still in {where}: {late}. Its stacks in the log show what it was doing"
