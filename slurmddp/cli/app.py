@@ -10,6 +10,7 @@ from slurmddp.cli import (
     alerts,
     check,
     checkpoints,
+    disk,
     doctor,
     follow,
     images,
@@ -28,7 +29,7 @@ app = App(
     help="Run PyTorch training scripts on many nodes, with Slurm and Apptainer or Singularity",
     epilog="Start here: slurmddp init, slurmddp plan job.yaml, slurmddp submit job.yaml",
 )
-for group in (jobs, check, preflight, rehearse, follow, doctor, checkpoints, images, sites, alerts):
+for group in (jobs, check, preflight, rehearse, follow, doctor, checkpoints, disk, images, sites, alerts):
     group.register(app)
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurmddp.errors import ExternalError, UserError
+from slurmddp.errors import UserError
 from slurmddp.report.progress import span, waits_text
 from slurmddp.report.status import RunStatus, status_of
 from slurmddp.runs import index
@@ -19,8 +19,7 @@ from slurmddp.runs.index import Entry
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import EXIT_CODES, RunState
 from slurmddp.runs.summaries import Summaries
-from slurmddp.slurm.base import JobId, JobView
-from slurmddp.slurm.choose import scheduler_for
+from slurmddp.slurm.choose import ask_all
 from slurmddp.visible import one_line
 
 
@@ -43,10 +42,7 @@ class Wanted(NamedTuple):
     @classmethod
     def asked(cls, limit: int, states: Iterable[str], site: str | None, since: str | None) -> Wanted:
         """Read the options of the command. Raises UserError."""
-        found = frozenset(states)
-        if unknown := sorted(found - set(EXIT_CODES)):
-            raise UserError(f"--state {unknown[0]!r} is not a state", todo=f"states: {', '.join(EXIT_CODES)}")
-        return cls(limit, found, site, None if since is None else _moment(since))
+        return cls(limit, checked_states(states), site, None if since is None else moment("--since", since))
 
     def entries(self, known: Iterable[Entry]) -> list[Entry]:
         """Return the entries that may be listed, the newest first; the states of all are not known yet."""
@@ -58,8 +54,16 @@ class Wanted(NamedTuple):
         return list(passed if self.states else islice(passed, self.limit))
 
 
-def _moment(text: str) -> datetime:
-    """Return the time that `12h`, `7d` or a date means. Raises UserError."""
+def checked_states(states: Iterable[str]) -> frozenset[str]:
+    """Return the values of --state. Raises UserError for one that no run can have."""
+    found = frozenset(states)
+    if unknown := sorted(found - set(EXIT_CODES)):
+        raise UserError(f"--state {unknown[0]!r} is not a state", todo=f"states: {', '.join(EXIT_CODES)}")
+    return found
+
+
+def moment(option: str, text: str) -> datetime:
+    """Return the time that `12h`, `7d` or a date means, the value of an option. Raises UserError."""
     if (found := re.fullmatch(r"([0-9]{1,5})([mhdw])", text)) is not None:
         unit = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}[found[2]]
         return datetime.now().astimezone() - timedelta(**{unit: int(found[1])})
@@ -67,7 +71,7 @@ def _moment(text: str) -> datetime:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         raise UserError(
-            f"--since {text!r} is not a time", todo="write 30m, 12h, 7d, 2w, or a date: 2026-11-30"
+            f"{option} {text!r} is not a time", todo="write 30m, 12h, 7d, 2w, or a date: 2026-11-30"
         ) from None
 
 
@@ -101,18 +105,7 @@ def _statuses(folders: Sequence[RunFolder], say: Callable[[str], None]) -> dict[
             found.append((folder, evidence(folder)))
         except (UserError, OSError) as error:
             say(f"warning: {folder.path}: {error}")
-    views: dict[JobId, JobView] = {}
-    silent: set[bool] = set()  # is_local of the schedulers that did not answer
-    by_scheduler: dict[bool, list[JobId]] = {}
-    for _, facts in found:
-        if facts.job_id is not None:
-            by_scheduler.setdefault(facts.job_id.is_local, []).append(facts.job_id)
-    for is_local, job_ids in by_scheduler.items():
-        try:
-            views |= scheduler_for(job_ids[0]).jobs(job_ids)
-        except (ExternalError, UserError) as error:
-            say(f"warning: {error}")
-            silent.add(is_local)
+    views, silent = ask_all((facts.job_id for _, facts in found if facts.job_id is not None), say)
     return {
         folder.path: status_of(
             folder,
@@ -146,7 +139,7 @@ def runs_table(found: Sequence[Row]) -> str:
 def _cells(told: Mapping[str, Any], now: float) -> tuple[str, ...]:
     step, steps = told["step"], told["steps"]
     done = "" if step is None else f"{100 * step // steps} %" if steps else str(step)
-    age = "" if told["submitted"] is None else _age(now - told["submitted"])
+    age = "" if told["submitted"] is None else age_text(now - told["submitted"])
     going = RunState(told["state"]).going
     end = now if going else told["ended"]
     took = "" if told["started"] is None or end is None else span(end - told["started"])
@@ -154,8 +147,8 @@ def _cells(told: Mapping[str, Any], now: float) -> tuple[str, ...]:
     return (*map(one_line, (told["run_id"], told["site"], told["state"])), done, age, took, nodes)
 
 
-def _age(seconds: float) -> str:
-    """`45s`, `12m`, `3h`, `9d`."""
+def age_text(seconds: float) -> str:
+    """Return an age: `45s`, `12m`, `3h`, `9d`."""
     for limit, size, unit in ((100, 1, "s"), (6000, 60, "m"), (172_800, 3600, "h")):
         if seconds < limit:
             return f"{max(round(seconds), 0) // size}{unit}"

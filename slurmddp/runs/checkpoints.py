@@ -10,6 +10,7 @@ from typing import Any
 
 from slurmddp.errors import UserError
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.usage import extent
 from slurmddp.shared.checkpoint import layout
 from slurmddp.shared.files import read_json
 
@@ -95,7 +96,7 @@ def leftovers(folder: RunFolder) -> list[Leftover]:
     root = folder.checkpoints
     try:
         hidden = [path for path in sorted(root.iterdir()) if path.name.startswith(_HIDDEN)] if root.is_dir() else []
-        return [Leftover(path, _extent(path)[1]) for path in hidden]
+        return [Leftover(path, extent(path)[0]) for path in hidden]
     except OSError as error:
         raise _unreadable(error, root) from error
 
@@ -158,7 +159,7 @@ def _look(path: Path, step: int, run: str, is_own: bool) -> Stored:
     files, size, saved = 0, 0, 0.0
     try:
         saved = path.stat().st_mtime
-        files, size = _extent(path)
+        size, files = extent(path)
         world = glance(path)["world"]
         saved = (path / layout.COMPLETE).stat().st_mtime
     except layout.Rejected as rejected:
@@ -166,18 +167,6 @@ def _look(path: Path, step: int, run: str, is_own: bool) -> Stored:
     except OSError as error:
         fault, unreadable = _reason(error, path), True
     return Stored(path, step, run, is_own, files, size, saved, world, fault, unreadable)
-
-
-def _extent(path: Path) -> tuple[int, int]:
-    """Files in a folder, and their bytes. One that is removed meanwhile does not count."""
-    files = size = 0
-    for item in path.rglob("*"):
-        try:
-            if item.is_file():
-                files, size = files + 1, size + item.stat().st_size
-        except FileNotFoundError:
-            continue
-    return files, size
 
 
 def _roots(folder: RunFolder) -> list[Path]:

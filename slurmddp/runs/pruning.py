@@ -1,15 +1,18 @@
-"""Removes old checkpoints of a run, and never the newest good one; without torch."""
+"""Removes old checkpoints of a run, and never the newest good one; without torch. `launch.clean` removes whole runs."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.runs import checkpoints
 from slurmddp.runs.checkpoints import Leftover, Stored
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.state import RunState
+from slurmddp.runs.usage import Usage
 from slurmddp.shared.checkpoint import layout
 
 
@@ -31,6 +34,32 @@ class Pruning:
     def bytes(self) -> int:
         """What removing frees."""
         return sum(item.bytes for item in self.going)
+
+
+class Skipped(NamedTuple):
+    """A run that was asked for and stays."""
+
+    folder: RunFolder
+    why: str
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What is to be removed of a run: all of it, or with `pruning` that."""
+
+    usage: Usage
+    state: RunState
+    pruning: Pruning | None = None
+
+    @property
+    def folder(self) -> RunFolder:
+        """Return the run's folder."""
+        return self.usage.folder
+
+    @property
+    def bytes(self) -> int:
+        """Return what removing frees."""
+        return self.usage.bytes if self.pruning is None else self.pruning.bytes
 
 
 def plan(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from slurmddp.slurm.base import JobId, Scheduler
+from collections.abc import Callable, Iterable
+
+from slurmddp.errors import ExternalError, UserError
+from slurmddp.slurm.base import JobId, JobView, Scheduler
 
 
 def scheduler_named(name: str) -> Scheduler:
@@ -19,3 +22,21 @@ def scheduler_named(name: str) -> Scheduler:
 def scheduler_for(job_id: JobId) -> Scheduler:
     """Who knows of this job."""
     return scheduler_named("local" if job_id.is_local else "slurm")
+
+
+def ask_all(job_ids: Iterable[JobId], say: Callable[[str], None]) -> tuple[dict[JobId, JobView], set[bool]]:
+    """Ask each scheduler once about its jobs. Return what is known of them, and which schedulers did not answer: their
+    `is_local`. `say` hears why.
+    """
+    views: dict[JobId, JobView] = {}
+    silent: set[bool] = set()
+    by_scheduler: dict[bool, list[JobId]] = {}
+    for job_id in job_ids:
+        by_scheduler.setdefault(job_id.is_local, []).append(job_id)
+    for is_local, several in by_scheduler.items():
+        try:
+            views |= scheduler_for(several[0]).jobs(several)
+        except (ExternalError, UserError) as error:
+            say(f"warning: {error}")
+            silent.add(is_local)
+    return views, silent
