@@ -65,7 +65,7 @@ class Launch:
     kind: str
     line: int
     options: dict[str, str]
-    opaque: bool  # some options come from what cannot be read
+    opaque: tuple[str, ...]  # words in front of the program that cannot be read
     program: list[str]
     scope: Scope
     step: Step | None = None
@@ -75,6 +75,7 @@ class Launch:
     loops: tuple[str, ...] = ()
     background: bool = False
     command: Command = field(default_factory=Command)
+    wrapper: tuple[str, ...] = ()  # words in front of the launcher: env A=B, apptainer exec ...
 
     def option(self, *names: str) -> str | None:
         """Return the value of an option, or of torchrun's variable for it (PET_NNODES)."""
@@ -212,7 +213,7 @@ class Walker:
         elif name in _SHELLS:
             self._shell(rest, command, scope, (step, remote, line, depth))
         else:
-            self._launch(name, rest, command, scope, (step, remote, line))
+            self._launch(name, rest, command, scope, (step, remote, line), tuple(words[:at]))
 
     def _shell(self, rest: list[str], command: Command, scope: Scope, at: tuple[Step | None, str, int, int]) -> None:
         """bash -c TEXT, bash FILE, bash <<EOF."""
@@ -254,10 +255,11 @@ class Walker:
         return Step(line, options, resources, fan_out, command.then == "&")
 
     def _launch(
-        self, name: str, rest: list[str], command: Command, scope: Scope, at: tuple[Step | None, str, int]
-    ) -> None:
+        self, name: str, rest: list[str], command: Command, scope: Scope, at: tuple[Step | None, str, int],
+        wrapper: tuple[str, ...],
+    ) -> None:  # fmt: skip
         kind, arguments = _kind(name, rest)
-        options, end, opaque = launcher_options(arguments) if kind != "python" else ({}, 0, False)
+        options, end, opaque = launcher_options(arguments) if kind != "python" else ({}, 0, ())
         step, remote, line = at
         if arguments[:1] in (["-c"], ["-V"], ["--version"]):
             return  # it trains nothing
@@ -265,7 +267,7 @@ class Walker:
         found.append(
             Launch(
                 kind, line, options, opaque, arguments[end:], scope, step, remote,
-                command.branch, command.function, command.loops, command.then == "&", command,
+                command.branch, command.function, command.loops, command.then == "&", command, wrapper,
             )
         )  # fmt: skip
 
@@ -323,15 +325,17 @@ def _kind(name: str, rest: list[str]) -> tuple[str, list[str]]:
     return "python", rest
 
 
-def launcher_options(words: list[str]) -> tuple[dict[str, str], int, bool]:
-    """(options up to the program, index of the program, whether some come from what cannot be read)."""
+def launcher_options(words: list[str]) -> tuple[dict[str, str], int, tuple[str, ...]]:
+    """(options up to the program, index of the program, words before it that cannot be read)."""
     found: dict[str, str] = {}
-    at, opaque = 0, False
+    at = 0
+    opaque: list[str] = []
     while at < len(words):
         word = words[at]
         if not word.startswith("-"):
             if "?" in symbols(word) and not word.endswith((".py", ".sh")):
-                opaque, at = True, at + 1
+                opaque.append(word)
+                at += 1
                 continue
             break
         name, equals, value = word.lstrip("-").partition("=")
@@ -341,7 +345,7 @@ def launcher_options(words: list[str]) -> tuple[dict[str, str], int, bool]:
         elif not equals and at < len(words):
             value, at = words[at], at + 1
         found[name] = likely(value) or ""
-    return found, at, opaque
+    return found, at, tuple(opaque)
 
 
 def _line(command: Command, word: str, default: int) -> int:

@@ -183,7 +183,11 @@ def logs(
     attempt: Annotated[int | None, typer.Option(min=0, metavar="N", help="Show only this attempt")] = None,
     rank: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="Show only the node of this rank, without lines that name another rank"),
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Show only the node of this rank, without lines of other ranks; only for jobs with train.task",
+        ),
     ] = None,
     tail: Annotated[
         int | None, typer.Option("-n", "--tail", min=0, metavar="N", help="Start with the last N lines of each log")

@@ -12,6 +12,7 @@ from slurmddp.cli.terminal import write_exactly, write_line
 
 if TYPE_CHECKING:
     from slurmddp.launch.dry_run import DryRun
+    from slurmddp.launch.init import Made
     from slurmddp.launch.prepare import Prepared
 
 
@@ -55,16 +56,19 @@ def submit(
     _hand_over(prepared, as_json=as_json)
 
 
-def _hand_over(prepared: "Prepared", *, as_json: bool) -> None:
-    """Submit the job, and print its run."""
+def _hand_over(prepared: "Prepared", *, as_json: bool, repeats: str | None = None) -> None:
+    """Submit the job, and print its run. repeats: the run that it repeats."""
     opt.show_notes(prepared)
     from slurmddp.launch.submit import submit as submit_now
     from slurmddp.report.cost import cost_line
+    from slurmddp.runs.checkpoints import start_of
 
     handed = submit_now(prepared)
     for warning in handed.warnings:
         opt.say(f"warning: {warning}")
     opt.say(cost_line(prepared.plan))
+    if repeats or prepared.resumed_from:
+        opt.say(f"from    {f'{repeats}, step 0' if repeats else start_of(prepared.resumed_from)}")
     if as_json:
         typer.echo(opt.json_text(handed.as_dict()))
         return
@@ -88,7 +92,8 @@ def rerun(run: Run = LAST, as_json: Json = False) -> None:
     from slurmddp.launch.find import find_run
     from slurmddp.launch.rerun import prepare_again
 
-    _hand_over(prepare_again(find_run(run, os.environ), os.environ, opt.say), as_json=as_json)
+    folder = find_run(run, os.environ)
+    _hand_over(prepare_again(folder, os.environ, opt.say), as_json=as_json, repeats=folder.id)
 
 
 def _dry_run(asked: opt.Asked, resume: str | None, *, as_json: bool, full: bool) -> None:
@@ -163,13 +168,21 @@ def plan(
         bool,
         typer.Option("--per-node", help="Print each node's torchrun command, for clusters without Slurm"),
     ] = False,
-    head: Annotated[str, typer.Option(metavar="HOST", help="Host name of the first node, for --per-node")] = "HEAD",
+    head: Annotated[
+        str | None, typer.Option(metavar="HOST", help="Host name of the first node, for --per-node [default: HEAD]")
+    ] = None,
     port: Annotated[
-        int, typer.Option(metavar="PORT", help="Rendezvous port, for --per-node", min=1024, max=65535)
-    ] = 29400,
+        int | None,
+        typer.Option(metavar="PORT", help="Rendezvous port, for --per-node [default: 29400]", min=1024, max=65535),
+    ] = None,
     explain: opt.Explain = None,
 ) -> None:
     """Show what a job would do: ranks, global batch, recovery from faults, GPU-hours."""
+    from slurmddp.errors import UserError
+
+    for option, value in (("--head", head), ("--port", port)):
+        if value is not None and not per_node:
+            raise UserError(f"{option} needs --per-node", todo=f"add --per-node, or remove {option}")
     prepared = asked.prepare(strict=False, resume=resume)
     if explain:
         opt.show_explanation(prepared, explain)
@@ -177,7 +190,7 @@ def plan(
     if per_node:
         from slurmddp.render.per_node import node_commands
 
-        typer.echo("\n".join(node_commands(prepared.plan, head, port)))
+        typer.echo("\n".join(node_commands(prepared.plan, head or "HEAD", port or 29400)))
         return
     from slurmddp.launch.problems import absent_inputs, driver_verdict
     from slurmddp.report.plan import plan_report
@@ -219,10 +232,14 @@ def init(
 
     made = write_job_file(path, site, task, script)
     typer.echo(path)
+    _say_site(made, "init")
+    opt.say(f"next    slurmddp plan {path}")
+
+
+def _say_site(made: "Made", command: str) -> None:
     opt.say(f"site    {made.site} ({made.why})")
     if made.guessed:
-        opt.say("`slurmddp sites` lists all sites; `slurmddp init --site NAME` selects another one")
-    opt.say(f"next    slurmddp plan {path}")
+        opt.say(f"`slurmddp sites` lists all sites; `slurmddp {command} --site NAME` selects another one")
 
 
 def import_(
@@ -233,7 +250,7 @@ def import_(
     site: opt.Site = None,
 ) -> None:
     """Write the job file of a batch script. Comments in it name what is not carried over. Exit codes: 0 the job file is
-    valid, 1 something is missing in it."""
+    valid, 1 something is missing in it, 2 it is no batch script."""
     from slurmddp.launch.import_script.write import import_script
     from slurmddp.launch.new_file import write_new
 
@@ -243,11 +260,14 @@ def import_(
         typer.echo(output)
     else:
         write_exactly(found.text.encode("utf-8", errors="replace"))
-    opt.say(f"site    {found.made.site} ({found.made.why})")
+    _say_site(found.made, "import")
     if found.left:
-        opt.say(f"left    {found.left} lines or options are not carried over: the comments in it say which")
+        count = f"{found.left} line or option is" if found.left == 1 else f"{found.left} lines or options are"
+        opt.say(f"skipped {count} not carried over: the comments of the job file say which and why")
     for problem in found.problems:
-        opt.say(f"missing {problem}")
+        opt.say(f"{'to do  ' if found.valid else 'missing'} {problem}")
+    if found.valid and found.problems:
+        opt.say("The job file is valid, but `submit` refuses it until this is done where you submit.")
     opt.say(f"next    slurmddp check {output or 'job.yaml'}")
     if not found.valid:
         raise typer.Exit(1)

@@ -38,7 +38,7 @@ def preflight(
     else:
         for line in found.lines:
             typer.echo(one_line(f"node    {line}"))
-        typer.echo(one_line(f"network {found.network.get('text') or 'not measured: network.measure is off'}"))
+        typer.echo(one_line(f"network {found.network.get('text')}"))
         typer.echo(
             "The job can train on this cluster." if found.passed else one_line(f"FAILED  {found.cause or found.state}")
         )

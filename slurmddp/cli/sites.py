@@ -208,6 +208,10 @@ def bad_nodes(
 
     if (add is None) != (reason is None):
         raise UserError("--add and --reason need each other", todo="give both, or neither")
+    if add is not None and forget is not None:
+        raise UserError("--add and --forget cannot be combined", todo="run the command twice")
+    if reason is not None and not reason.strip():
+        raise UserError("--reason is empty", todo="say what is wrong with the node: --reason 'slow disk'")
     catalogue = _catalogue()
     selected = select(catalogue, os.environ, site)
     if selected is None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from slurmddp.doctor.diagnose import Diagnosis, Examination
 from slurmddp.doctor.flight import is_dump
@@ -69,7 +70,10 @@ def _no_log(handle: BinaryIO) -> str:
 
 def read_stream(found: Examination, handle: BinaryIO) -> None:
     """Read standard input."""
-    found.read("-", handle)
+    if cast(BufferedReader, handle).peek(1):
+        found.read("-", handle)
+    else:
+        found.notes.append("standard input is empty -> send a log: slurmddp doctor - < FILE")
 
 
 def read_run(found: Examination, folder: RunFolder) -> None:

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 from slurmddp.launch.cancel import cancel_run
 from slurmddp.launch.prepare import Prepared
+from slurmddp.launch.requeue_hold import state_now
 from slurmddp.launch.submit import submit
+from slurmddp.plan.model import Plan
 from slurmddp.runs.cause import find_cause
 from slurmddp.runs.events import read_lines
 from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.state import RunState, judge
-from slurmddp.slurm.client import Slurm
+from slurmddp.runs.state import RunState
 
 #: What is changed of the job: DEFAULTS give way to the user's own options, CHANGES do not.
 DEFAULTS = (("resources.time", "10m"), ("network.measure", "true"))
@@ -24,7 +25,7 @@ _LOOK_EVERY = 1.0
 
 
 class Checked(NamedTuple):
-    """What the preflight found. lines: its verdict, a line per node; network: what was measured, empty: nothing.
+    """What the preflight found. lines: its verdict, a line per node; network: what was measured, or why nothing.
     cause: why the job could not train, if it could not."""
 
     passed: bool
@@ -45,12 +46,13 @@ class Preflight:
 
     def __init__(self, prepared: Prepared, say: Callable[[str], None]) -> None:
         self.folder, self._say = RunFolder(Path(submit(prepared).run_folder)), say
+        self._plan = prepared.plan
 
     def wait(self) -> Checked:
         """Return the result. The job is cancelled if anything ends the waiting."""
         said = ""
         try:
-            while (state := self._state()).going:
+            while (state := state_now(self.folder)).going:
                 if state.line != said:
                     said = state.line
                     self._say(f"  {said}")
@@ -59,10 +61,6 @@ class Preflight:
             self._say(cancel_run(self.folder, now=True))
             raise
         return self._checked(state)
-
-    def _state(self) -> RunState:
-        facts = evidence(self.folder)
-        return judge(Slurm().job(facts.job_id) if facts.job_id else None, facts)
 
     def _checked(self, state: RunState) -> Checked:
         facts = evidence(self.folder)
@@ -75,4 +73,14 @@ class Preflight:
             lines = ()
         passed = state.state == "done"
         cause = None if passed else find_cause(self.folder, facts.attempt)
-        return Checked(passed, state.line, cause, lines, dict(facts.excluded), measured[-1] if measured else {})
+        network = measured[-1] if measured else {"text": f"not measured: {unmeasured(self._plan, passed=passed)}"}
+        return Checked(passed, state.line, cause, lines, dict(facts.excluded), network)
+
+
+def unmeasured(plan: Plan, *, passed: bool) -> str:
+    """Return why a preflight measured no network."""
+    if plan.nodes.max == 1:
+        return "the job has one node"
+    if not plan.network.measure:
+        return "network.measure is off"
+    return "only one node passed the preflight" if passed else "the job ended before"

@@ -15,6 +15,7 @@ from slurmddp.launch.prepare import Prepared
 from slurmddp.plan.layout import partition_of
 from slurmddp.plan.model import Plan
 from slurmddp.plan.program import host_path
+from slurmddp.runs.checkpoints import newest
 from slurmddp.spec.site import Site
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def problems(prepared: Prepared) -> Iterator[UserError]:
     plan, resolved = prepared.plan, prepared.resolved
     said = resolved.job.container
     of_job = " --job JOB.yaml" if said.recipe or said.base else ""
+    yield from _finished(prepared)
     yield from _image(plan, resolved.site, resolved.location("container", "image"), of_job)
     yield from absent_inputs(prepared)
     told = {host for *_, host in _inputs(prepared)}
@@ -50,12 +52,25 @@ def problems(prepared: Prepared) -> Iterator[UserError]:
         if shutil.which(command) is None:
             yield UserError(
                 f"{command} is not in PATH",
-                todo=f"{todo} (or module load slurm); --dry-run shows the scripts anywhere",
+                todo=f"{todo} (or module load slurm); `slurmddp submit --dry-run` shows the scripts anywhere",
             )
     if any(char in plan.runs_root for char in ':,"\\'):
         yield UserError(
             f"the runs folder {plan.runs_root} contains a character that --bind does not accept",
             todo="choose another one: --set paths.runs=FOLDER",
+        )
+
+
+def _finished(prepared: Prepared) -> Iterator[UserError]:
+    """A resumed run that has done all its steps would start its nodes and train nothing."""
+    job, found = prepared.plan.runtime_job, newest(prepared.resumed_from)
+    if job and found and found[0] >= job["train"]["steps"]:
+        step, path = found
+        yield UserError(
+            f"nothing is left to train: {path.parent.parent.name} has a checkpoint of step {step}, and the job ends at "
+            f"step {job['train']['steps']}",
+            where=prepared.resolved.location("train", "steps"),
+            todo=f"add steps: --set train.steps=N, with N above {step}",
         )
 
 

@@ -10,15 +10,13 @@ from typing import Any, NamedTuple
 from slurmddp.errors import SlurmddpError, UserError
 from slurmddp.launch.cancel import cancel_run
 from slurmddp.launch.prepare import Prepared
-from slurmddp.launch.requeue_hold import release_hold
+from slurmddp.launch.requeue_hold import state_now
 from slurmddp.launch.submit import submit
 from slurmddp.plan.sbatch import STOP_SIGNAL
 from slurmddp.runs.events import read_lines
-from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.state import judge
 from slurmddp.slurm.base import JobId
-from slurmddp.slurm.client import Slurm, ask
+from slurmddp.slurm.client import ask
 
 #: What the rehearsal changes of the job. Every step is logged, and nothing is saved but what the rehearsal asks for.
 CHANGES = (
@@ -96,7 +94,7 @@ class Rehearsal:
 
     def cancel(self) -> None:
         """Cancel the run, if there is anything left of it."""
-        if self._state().going:
+        if state_now(self.folder).going:
             self._say(cancel_run(self.folder, now=True))
 
     def _train(self, step: str) -> str:
@@ -173,9 +171,9 @@ class Rehearsal:
     def _finish(self, step: str) -> str:
         saved = len(self._events("checkpoint_saved"))
         cancel_run(self.folder, now=False)
-        self._wait(step, lambda: not self._state().going, over=True)
+        self._wait(step, lambda: not state_now(self.folder).going, over=True)
         if len(self._events("checkpoint_saved")) == saved:
-            raise RehearsalFailed(step, f"no checkpoint was saved: {self._state().line}")
+            raise RehearsalFailed(step, f"no checkpoint was saved: {state_now(self.folder).line}")
         return f"step {self._events('checkpoint_saved')[-1]['step']}"
 
     def _wait(
@@ -184,7 +182,7 @@ class Rehearsal:
         """Wait for a condition. patience: None for what may wait in the queue; over: the run's end is no failure."""
         until = time.monotonic() + patience if patience else None
         while not condition():
-            state = self._state()
+            state = state_now(self.folder)
             if not state.going and not over and not condition():
                 raise RehearsalFailed(step, f"the run is over: {state.line}")
             if state.line != self._said:
@@ -193,12 +191,6 @@ class Rehearsal:
             if until is not None and time.monotonic() > until:
                 raise RehearsalFailed(step, f"nothing for {patience:.0f} s; the run is {state.line}")
             time.sleep(_LOOK_EVERY)
-
-    def _state(self) -> Any:
-        facts = evidence(self.folder)
-        view = Slurm().job(facts.job_id) if facts.job_id else None
-        release_hold(self.folder, facts, view)
-        return judge(view, facts)
 
     def _events(self, kind: str) -> list[dict[str, Any]]:
         return [row for row in read_lines(self.folder.events).records if row.get("event") == kind]

@@ -8,14 +8,23 @@ from datetime import datetime
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.runs.events import append_event
-from slurmddp.runs.evidence import Evidence
+from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.state import RunState, judge
 from slurmddp.slurm.base import JobView
 from slurmddp.slurm.choose import scheduler_for
 
 #: Slurm holds a requeued job back for 121 s (src/slurmctld/job_mgr.c); a later start is one that somebody chose. The
 #: first seconds are left to what job.sh left behind, which also keeps the job off the nodes that it excluded.
 LONGEST = 110.0
+
+
+def state_now(folder: RunFolder) -> RunState:
+    """Return the state of a run, and release its job from the hold. Raises UserError, OSError, ExternalError."""
+    facts = evidence(folder)
+    view = scheduler_for(facts.job_id).job(facts.job_id) if facts.job_id else None
+    release_hold(folder, facts, view)
+    return judge(view, facts)
 
 
 def is_held(facts: Evidence, view: JobView | None) -> bool:

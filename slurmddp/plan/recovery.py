@@ -31,9 +31,9 @@ def plan_recovery(resolved: Resolved, nodes: NodePlan, inside: bool) -> tuple[Re
         requeue = "none"
     if wanted.preflight == "only" and (inside or site.scheduler == "local"):
         raise UserError(
-            "recovery.preflight is only, but without a Slurm job of its own this job has no preflight",
-            where=resolved.location("recovery", "preflight"),
-            todo="submit it to a cluster, or set recovery.preflight: true",
+            f"{'a step of another job' if inside else f'a job of site {site.name}, without Slurm,'} has no preflight",
+            where=resolved.location(*(("recovery", "preflight") if inside else ("site",))),
+            todo="submit it to a cluster: --site NAME (`slurmddp sites` lists all)",
         )
     notes = []
     if nodes.elastic and "--no-kill" in site.unsupported_flags:

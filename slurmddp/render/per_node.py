@@ -14,15 +14,15 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     # torchrun itself counts GPUs; of cores, it would start a rank on each.
     ranks = str(nodes.ranks_per_node or ("gpu" if layout.gpus_per_node else "RANKS"))
     lines = [
-        f"# {plan.name}: {nodes.max} nodes, head node {head}, port {port}",
-        "# write RUN_FOLDER first, at the same path on all nodes: slurmddp render JOB.yaml -o RUN_FOLDER",
+        f"# {plan.name}: {nodes.max} node{'s' * (nodes.max > 1)}; the first is {head}, with port {port}",
+        "# First write RUN_FOLDER, which all nodes must see at the same path: slurmddp render JOB.yaml -o RUN_FOLDER",
     ]
-    lines += [f"# on each node first: {line}" for line in plan.setup]
+    lines += [f"# First, on each node: {line}" for line in plan.setup]
     passed = plan.container.environment_prefix
-    lines += [f"# on each node first, as a separate line: export {passed}{name}=..." for name in plan.environment_from]
+    lines += [f"# First, on each node, as a separate line: export {passed}{name}=..." for name in plan.environment_from]
     if nodes.world is None:
-        cores = "" if layout.gpus_per_node else f"; RANKS: one for each {layout.threads_per_rank} cores"
-        lines.append(f"# on each node first: export OMP_NUM_THREADS=N, its cores divided by its ranks{cores}")
+        cores = "" if layout.gpus_per_node else f". RANKS is one per {layout.threads_per_rank} cores"
+        lines.append(f"# First, on each node: export OMP_NUM_THREADS=N; N is its cores divided by its ranks{cores}")
     script = program.script
     if script and program.in_snapshot and program.project:
         script = f"{program.project}/{script.removeprefix('code/project/')}"
@@ -30,10 +30,13 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     variables = [f"{variable.name}={variable.value}" for variable in _variables(plan)]
     if plan.recovery.preflight:
         lines.append(
-            "# preflight: run line N on node N, all at once; exit code 0: they can train, else the head says why"
+            "# Preflight: one line per node, all at once. Exit code 0: the nodes can train; if not, the first says why"
         )
         lines += [_preflight(plan, head, port, node, variables) for node in range(nodes.max)]
-    lines.append(f"# ranks: run line N on node N, all within {plan.join_timeout} s; to stop: touch RUN_FOLDER/stop")
+    lines.append(
+        f"# Ranks: one line per node, the first on {head}, all within {plan.join_timeout} s. "
+        "To save and stop: touch RUN_FOLDER/stop"
+    )
     for node in range(nodes.max):
         words = [
             *_container(plan),

@@ -27,8 +27,8 @@ def fix_lines(script: Script, fixed: Fixed) -> Iterator[str]:
     for each in fixed.done:
         yield f"{path}:{each.line}: fixed: {one_line(each.message)} [{each.rule.id}]"
     yield from _explained(fixed.left)
-    left = total(Counter(each.severity for each in fixed.left)) if fixed.left else "nothing"
-    yield f"{len(fixed.done)} fixed, left: {left}"
+    left = total(Counter(each.severity for each in fixed.left)) if fixed.left else "none"
+    yield f"{len(fixed.done)} fixed, not fixed: {left}"
     if fixed.stopped:
         yield f"{path}: not every fix was tried: too many findings. Correct some by hand, then run it again."
 

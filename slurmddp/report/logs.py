@@ -36,6 +36,8 @@ class Selection:
 
 def select(folder: RunFolder, wanted: Selection, *, follow: bool) -> Follower:
     """Return the logs that are wanted. Raises UserError for a node, an attempt or a rank that the run does not have."""
+    if wanted.tail == 0 and not follow:
+        raise UserError("--tail 0 shows no lines", todo="add -f to show new lines only, or choose another number")
     every = Follower(folder)
     if wanted.attempt is not None and wanted.attempt not in (known := _attempts(every)):
         there = ", ".join(map(str, sorted(known))) or "none yet"
@@ -65,8 +67,12 @@ def _node_of(folder: RunFolder, rank: int) -> str:
     try:
         nodes = read_plain(folder.ranks).decode("utf-8", errors="surrogateescape").split("\n")[:-1]
     except FileNotFoundError:
-        todo = "use --node: only the bundled entrypoint says which rank is on which node"
-        raise UserError(f"run {folder.id} does not say which node has rank {rank}", todo=todo) from None
+        raise UserError(
+            f"run {folder.id} does not record on which node rank {rank} is",
+            where="--rank",
+            todo="name the node: --node NAME. Jobs with train.task record it when their ranks start; your own scripts "
+            "do not",
+        ) from None
     if rank >= len(nodes):
         raise UserError(f"run {folder.id} has no rank {rank}", todo=f"ranks: 0 to {len(nodes) - 1}")
     return nodes[rank]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from slurmddp.runs.index import Entry
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import EXIT_CODES, RunState
 from slurmddp.runs.summaries import Summaries
+from slurmddp.sites.catalogue import Catalogue
 from slurmddp.slurm.choose import ask_all
 from slurmddp.visible import one_line
 
@@ -78,9 +80,13 @@ def moment(option: str, text: str) -> datetime:
 def list_runs(wanted: Wanted, roots: Callable[[], Iterable[Path]], say: Callable[[str], None]) -> list[Row]:
     """Return runs, oldest first, asking each scheduler once for all that are not over.
 
-    roots: where to look when the index is empty. Runs that are over are not read again: see `Summaries`.
+    roots: where to look when the index is empty. Runs that are over are not read again: see `Summaries`. Raises
+    UserError for a site that neither a run nor a profile has.
     """
-    entries = wanted.entries(index.entries() or index.rebuild(roots()))
+    known = index.entries() or index.rebuild(roots())
+    if wanted.site and not any(entry.site == wanted.site for entry in known):
+        Catalogue(os.environ).path(wanted.site)  # raises UserError for a site that there is not
+    entries = wanted.entries(known)
     summaries = Summaries()
     told = {entry.path: found for entry in entries if (found := summaries.of(entry.folder)) is not None}
     fresh = _statuses([entry.folder for entry in entries if entry.path not in told], say)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -133,7 +134,10 @@ def _undelivered(folder: RunFolder) -> int:
 
 def status_text(found: RunStatus, goodput: str | None = None, recovered: str | None = None) -> str:
     """Return the lines of `slurmddp status`. goodput, recovered: the lines of `report.goodput`."""
-    lines = [f"run      {one_line(found.folder.id)}", f"state    {one_line(found.state.line)}"]
+    told = found.state.line
+    if found.progress.step is not None:  # it has a line of its own below
+        told = re.sub(rf"[:,] step {found.progress.step}( of \d+)?$", "", told)
+    lines = [f"run      {one_line(found.folder.id)}", f"state    {one_line(told)}"]
     # The breaker's sentence is the state's detail already.
     if found.cause and found.cause != found.state.detail:
         lines.append(f"cause    {one_line(found.cause.removesuffix(f'; {found.state.detail}'))}")

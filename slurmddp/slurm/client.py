@@ -63,7 +63,7 @@ class Slurm:
         if answer.missing:
             raise UserError(
                 f"{command[0]} is not on this machine",
-                todo=f"{_LOG_IN}; --dry-run shows the scripts without Slurm",
+                todo=f"{_LOG_IN}; `slurmddp submit --dry-run` shows the scripts without Slurm",
             )
         if answer.code == 0:
             return parse.submitted(answer.out)
@@ -75,7 +75,7 @@ class Slurm:
         raise UserError(
             f"sbatch refused the job (exit code {answer.code}):\n{answer.text}",
             todo="change the setting that it names (partition, account, time, ...) in the job file or with "
-            "--set; --dry-run shows the scripts",
+            "--set; `slurmddp submit --dry-run` shows the scripts",
         )
 
     def job(self, job_id: JobId) -> JobView | None:

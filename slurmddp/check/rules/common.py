@@ -61,7 +61,7 @@ def nodes_option(launch: Launch) -> str | None:
 
 def has_config(launch: Launch) -> bool:
     """Tell whether options may also come from a place that cannot be read."""
-    return launch.opaque or "config-file" in launch.options
+    return bool(launch.opaque) or "config-file" in launch.options
 
 
 def static(launch: Launch) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import takewhile
 
 from slurmddp.check.shell import Command, commands
 from slurmddp.check.values import PER_TASK, expand, symbols
@@ -24,6 +25,7 @@ _GIVEN = RESERVED | PER_TASK | {
 _MEETING = re.compile(r"(MASTER|HEAD|RDZV|RENDEZVOUS|MAIN_PROCESS)_(NODE_)?(ADDR|ADDRESS|HOST|IP|PORT|ID)")
 _NETWORK = re.compile(r"(NCCL|GLOO|TORCH_NCCL|RCCL|FI|UCX)_")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_ADDED = re.compile(r"([A-Za-z_]\w*)\+=")
 _NAME = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _ONCE = "ran on the first node only; run it before you submit, or add it to setup, which each node runs"
 
@@ -37,8 +39,12 @@ def carry_commands(job: Imported, launched: Iterable[Command]) -> None:
     inside = [each for each, _, scope in job.script.found.seen if scope.task and each.line]
     for command in [*commands(job.script.text), *inside]:
         if (tuple(command.words), tuple(command.lines)) in skip or not command.words:
+            for word in takewhile(_ASSIGNMENT.fullmatch, command.words):  # A=1 torchrun ...
+                _assign(job, command, word, own, exported=True)
             continue
         words = command.words
+        if (added := _ADDED.match(words[0])) and added[1] in job.used:
+            continue  # the launch has its value
         exported = words[0] in ("export", "declare", "typeset") and len(words) > 1
         if exported or all(_ASSIGNMENT.fullmatch(word) for word in words):
             for word in words[exported:]:

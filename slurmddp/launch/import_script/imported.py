@@ -60,7 +60,7 @@ class Imported:
             name = match[1].partition(":")[2]
             shown = match[1].startswith("?:") and not name.startswith("SLURM") and _SHOWN.fullmatch(name)
             known = self.environment.get(name) if shown and not is_secret_name(name) else None
-            unknown |= known is None
+            unknown |= known is None or known.split() != [known]  # bash may make several words of it
             return known or ""
 
         text = _SYMBOL.sub(found, likely(value) or "")

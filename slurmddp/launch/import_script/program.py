@@ -16,7 +16,7 @@ from slurmddp.spec.sensitive import is_secret_name
 #: How agents meet is slurmddp's own matter.
 _MEETING = re.compile(
     r"nnodes|nproc-per-node|rdzv-.*|master-.*|node-rank|standalone|num-(machines|processes|nodes|gpus)|machine-rank|"
-    r"main-process-.*|multi-gpu|same-network|use-env|m|module|max-restarts|no-python|mixed-precision"
+    r"main-process-.*|multi-gpu|same-network|use-env|m|module|no-python"
 )
 _SRUN = {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus", "gpus-per-node", "gpus-per-task", "gres",
          "label", "unbuffered", "u", "l", "kill-on-bad-exit", "K", "wait", "jobid", "export", "mem", "exclusive",
@@ -73,16 +73,34 @@ def carry_program(job: Imported, launch: Launch) -> None:
     _arguments(job, launch, launch.program[at + 1 :])
     _ranks(job, launch)
     _container(job, launch, words)
+    _options(job, launch)
+    before = [word for word in launch.program[:at] if word not in ("-u", "-m")]
+    if before:
+        job.leave(launch.line, " ".join(before), f"option of {launch.kind}")
+    around = [word for word in (launch.remote, *launch.wrapper) if word not in ("", "exec", "time")]
+    if around and not {"apptainer", "singularity", "shifter", "uv"} & {word.rpartition("/")[2] for word in around}:
+        job.leave(launch.line, " ".join(around), f"in front of {launch.kind}; set its variables in environment")
+
+
+def _options(job: Imported, launch: Launch) -> None:
+    """Carry over the options of launcher and srun that have a key, and name the others."""
     for name, value in launch.options.items():
-        if not _MEETING.fullmatch(name):
+        if name == "mixed-precision" and launch.kind == "accelerate" and (precision := job.text(value)):
+            job.keys[("environment", "ACCELERATE_MIXED_PRECISION")] = precision
+        elif name == "max-restarts" and launch.kind == "torchrun" and number(value) is not None:
+            if restarts := number(value):
+                job.set("launch.max_restarts", restarts)
+        elif not _MEETING.fullmatch(name):
             job.leave(launch.line, f"--{name}={value}", f"option of {launch.kind}")
-    if launch.kind == "accelerate" and (precision := job.text(launch.options.get("mixed-precision", ""))):
-        job.keys[("environment", "ACCELERATE_MIXED_PRECISION")] = precision
-    if (restarts := number(launch.options.get("max-restarts"))) is not None and launch.kind == "torchrun" and restarts:
-        job.set("launch.max_restarts", restarts)
+    for word in launch.opaque:
+        job.leave(launch.line, _raw(launch, word), f"options of {launch.kind} that are known only in the job")
     for name, value in (launch.step.options if launch.step else {}).items():
-        if name not in _SRUN and not name.startswith("container"):
-            job.leave(launch.step.line if launch.step else 0, f"--{name}={value}".removesuffix("="), "option of srun")
+        line, text = launch.step.line if launch.step else 0, f"--{name}={value}".removesuffix("=")
+        if name == "export" and "=" in value:
+            names = re.sub(r"=[^,]*", "=...", value)
+            job.leave(line, f"--export={names}", "set its variables in environment")
+        elif name not in _SRUN and not name.startswith("container"):
+            job.leave(line, text, "option of srun")
 
 
 def _words(job: Imported, launch: Launch) -> list[str]:

@@ -16,7 +16,7 @@ from slurmddp.launch.import_script.imported import Imported
 from slurmddp.launch.import_script.options import carry_options
 from slurmddp.launch.import_script.program import carry_program, launch_commands, main_launch
 from slurmddp.launch.init import Made, address, choose_site
-from slurmddp.launch.prepare import Request, job_name, prepare
+from slurmddp.launch.prepare import JOB_SUFFIXES, Request, job_name, prepare
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.spec.job import Resources
 from slurmddp.visible import one_line
@@ -33,7 +33,8 @@ _LONGEST = 120  # characters of a line that is shown in a comment
 
 
 class JobText(NamedTuple):
-    """text: the job file; problems: why slurmddp would not submit it yet."""
+    """text: the job file; problems: why slurmddp would not submit it yet; valid: they are not the file's, but depend
+    on the shell that submits it, or on you."""
 
     text: str
     made: Made
@@ -44,8 +45,11 @@ class JobText(NamedTuple):
 
 def import_script(path: Path, site: str | None, shown: str) -> JobText:
     """Read a batch script and return its job file. shown: the name that the file will have. Raises UserError."""
+    _refuse_others(path)
     catalogue = Catalogue(os.environ)
     made = choose_site(catalogue, os.environ, site)
+    if made.guessed:  # not `local`, where sbatch is not in PATH: a batch script is for a cluster
+        made = made._replace(site="generic")
     _, layer = catalogue.load(made.site)
     fixed = fix_script(read(path), only=_UNREADABLE)
     job = Imported(parse(fixed.text, path), fixed.origins, layer.tree)
@@ -63,6 +67,16 @@ def import_script(path: Path, site: str | None, shown: str) -> JobText:
     text = _text(job, path, shown)
     refused, missing = _judge(text, shown)
     return JobText(text, made, len(set(job.left)), [*problems, *refused, *missing], not refused and launch is not None)
+
+
+def _refuse_others(path: Path) -> None:
+    name = one_line(str(path))
+    if path.suffix in JOB_SUFFIXES:
+        raise UserError("is a job file, not a batch script", where=name, todo=f"slurmddp plan {name}")
+    if path.suffix == ".py":
+        raise UserError(
+            "is a Python script, not a batch script", where=name, todo=f"slurmddp init job.yaml --script {name}"
+        )
 
 
 def _text(job: Imported, path: Path, shown: str) -> str:

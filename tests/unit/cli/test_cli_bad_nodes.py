@@ -79,6 +79,8 @@ def test_the_profile_says_how_long(desk: Desk, cli: Cli) -> None:
         (["--add", "n7"], "--add and --reason need each other"),
         (["--reason", "x"], "--add and --reason need each other"),
         (["--add", "n[1-3]", "--reason", "x"], "'n[1-3]' is not the name of a node"),
+        (["--add", "n7", "--reason", " "], "--reason is empty"),
+        (["--add", "n7", "--reason", "x", "--forget", "n7"], "--add and --forget cannot be combined"),
         (["--forget", "n9"], "n9 is not a bad node of site gpus"),
         ([], "no site selected, and none matches this host"),
     ],

@@ -86,12 +86,12 @@ def test_fix_prints_the_script_on_stdout_and_what_it_found_on_stderr(cli: Cli, d
     assert shown.code == 0 and script.read_text(encoding="utf-8") == text
     assert set(text.splitlines()) - set(shown.out.splitlines()) == {text.splitlines()[9]}
     assert shown.err.splitlines()[0].startswith("a.sbatch:10: fixed: srun starts torchrun 4 times per node")
-    assert shown.err.splitlines()[-1] == "1 fixed, left: nothing"
+    assert shown.err.splitlines()[-1] == "1 fixed, not fixed: none"
     told = json.loads(cli("check", "--script", "a.sbatch", "--fix", "--json").out)
     assert told["script"] == shown.out and told["findings"] == [] and told["fixed"][0]["rule"] == "launcher-per-task"
     left = cli("check", "--script", str(FIXTURES / "bad/tasks-gpus.sbatch"), "--fix")
     assert left.code == 1 and "[tasks-gpus]" in left.err and "    fix: " in left.err
-    assert left.err.splitlines()[-1] == "0 fixed, left: 1 error"
+    assert left.err.splitlines()[-1] == "0 fixed, not fixed: 1 error"
 
 
 def test_fix_writes_a_new_file_and_replaces_one_only_with_force(cli: Cli, desk: Desk) -> None:

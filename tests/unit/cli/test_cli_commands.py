@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.sites.catalogue import Catalogue
+from tests.checkpoints import make_checkpoint
 from tests.helpers import ROOT, SHELL, SIF, Desk, Result
 
 Cli = Callable[..., Result]
@@ -431,6 +432,9 @@ def test_plan_per_node(ready: Desk, cli: Cli) -> None:
     assert len(lines) == 4
     assert all("SLURMDDP_HEAD=h0 " in line and "SLURMDDP_PORT=29500 " in line for line in lines[:2])
     assert all("--rdzv-endpoint=h0:29500" in line for line in lines[2:])
+    for option in (["--head", "h0"], ["--port", "29500"]):
+        done = cli("plan", "job.yaml", *option)
+        assert done.code == 2 and f"{option[0]} needs --per-node" in done.err
 
 
 def test_explain(ready: Desk, cli: Cli) -> None:
@@ -694,6 +698,7 @@ def test_resuming_a_run_takes_its_job_and_its_checkpoints(ready: Desk, cli: Cli)
     assert job["batch"]["global"] == 512
     assert "#SBATCH --nodes=3\n" in (second / "job.sh").read_text()
     assert f"{first}/checkpoints:{first}/checkpoints:ro" in (second / "node.sh").read_text()
+    assert f"from    {first.name}\n" in done.err
     third = cli("resume", first.name, "--nodes", "3", "--json")
     assert third.code == 0, third.err
     assert json.loads((Path(json.loads(third.out)["run_folder"]) / "job.json").read_text()) == {
@@ -701,12 +706,26 @@ def test_resuming_a_run_takes_its_job_and_its_checkpoints(ready: Desk, cli: Cli)
     }  # fmt: skip
 
 
+def test_a_finished_run_is_resumed_with_more_steps_only(ready: Desk, cli: Cli) -> None:
+    cli("submit", "job.yaml")
+    first = only_run(ready)
+    make_checkpoint(first / "checkpoints", 1000)
+    for command in (["resume"], ["submit", "--resume", "last"], ["submit", "--resume", "last", "--dry-run"]):
+        done = cli(*command)
+        assert done.code == 2, done
+        assert f"nothing is left to train: {first.name} has a checkpoint of step 1000, and the job ends at" in done.err
+        assert "add steps: --set train.steps=N, with N above 1000" in done.err
+    assert only_run(ready) == first
+    more = cli("resume", "--set", "train.steps=1001")
+    assert more.code == 0 and f"from    {first.name}, step 1000\n" in more.err, more.err
+
+
 def test_a_rerun_has_the_code_and_arguments_of_the_run(ready: Desk, cli: Cli) -> None:
     assert cli("submit", "train.py", "--image", "image.sif", "--site", "gpus", "--", "--lr", "3").code == 0
     first = only_run(ready)
     ready.write("train.py", "print('edited since')\n")
     again = cli("rerun", "--json")
-    assert again.code == 0, again.err
+    assert again.code == 0 and f"from    {first.name}, step 0\n" in again.err, again.err
     second = Path(json.loads(again.out)["run_folder"])
     assert second != first and (second / "code/project/train.py").read_text() == "print('hello')\n"
     was, now = (json.loads((run / "manifest.json").read_text()) for run in (first, second))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,12 @@ def test_a_folder_of_logs_and_several_files(desk: Desk, cli: Cli) -> None:
     shown = cli("doctor", str(desk.project / "logs"))
     assert (shown.code, f"{log}:2" in shown.out) == (1, True)
     assert cli("doctor", str(log), str(log)).code == 1
+
+
+def test_an_empty_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO())))  # type: ignore[type-var]
+    shown = cli("doctor", "-")
+    assert shown.code == 2 and shown.err.startswith("slurmddp: standard input is empty\n  -> send a log"), shown
 
 
 def test_a_good_log(desk: Desk, cli: Cli) -> None:

@@ -112,7 +112,7 @@ def test_a_script_becomes_the_job_file_that_asks_for_the_same(cli: Cli, desk: De
     desk.write("code/train.py")
     shown = cli("import", "train.sbatch", "-o", "books.yaml", "--site", "fast")
     assert (shown.code, shown.out) == (0, "books.yaml\n"), shown.err
-    assert "left    12 lines or options are not carried over" in shown.err
+    assert "skipped 12 lines or options are not carried over" in shown.err
     text = (desk.project / "books.yaml").read_text(encoding="utf-8")
     assert yaml.safe_load(text) == KEYS
     comments = text.splitlines(keepends=True)
@@ -275,3 +275,52 @@ def test_a_launch_that_can_be_read_renders(cli: Cli, desk: Desk) -> None:
             refused[path.stem] = re.findall(r"^missing (.*)", shown.err, re.MULTILINE)
     # Two ask for no GPUs in the script; two start their ranks from files that are not read.
     assert set(refused) == {"salloc-no-directives", "template", "ssh-loop", "worker-file"}, refused
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        ("srun torchrun $LAUNCH train.py", "$LAUNCH  ->  options of torchrun that are known only in the job"),
+        ("srun torchrun --max_restarts=$R train.py", "--max-restarts=...  ->  option of torchrun"),
+        ("accelerate launch --mixed_precision=$P train.py", "--mixed-precision=...  ->  option of accelerate"),
+        ("srun --export=ALL,A=1,B=2 torchrun train.py", "--export=ALL,A=...,B=...  ->  set its variables"),
+        ("srun numactl --membind=0 python -X dev train.py", "-X dev  ->  option of python"),
+        ("srun numactl --membind=0 python train.py", "numactl --membind=0  ->  in front of python"),
+        ("mpirun -np 8 torchrun train.py", "mpirun -np 8  ->  in front of torchrun"),
+    ],
+)
+def test_what_stands_around_the_program_is_named(cli: Cli, desk: Desk, line: str, left: str) -> None:
+    _, comments = imported(cli, desk, f"{HEAD}{line}\n")
+    assert f"line 6: {left}" in comments, comments
+
+
+def test_variables_of_the_launch_are_carried_over(cli: Cli, desk: Desk) -> None:
+    desk.environment["EXTRA_DIR"] = "a b"
+    lines = "ARGS='--lr 1'\nARGS+=' --x 2'\nA=1 srun python train.py $ARGS $EXTRA_DIR\n"
+    found, comments = imported(cli, desk, HEAD + lines)
+    assert found["environment"] == {"A": "1"} and found["train"]["args"] == ["--lr", "1", "--x", "2"]
+    assert "argument $EXTRA_DIR  ->  a variable of your shell" in comments and "ARGS+=" not in comments
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("job.yaml", "job.yaml: is a job file, not a batch script\n  -> slurmddp plan job.yaml"),
+        ("x.py", "x.py: is a Python script, not a batch script\n  -> slurmddp init job.yaml --script x.py"),
+    ],
+)
+def test_other_files_are_refused(cli: Cli, desk: Desk, name: str, says: str) -> None:
+    desk.write(name, "print(1)\n")
+    shown = cli("import", name)
+    assert (shown.code, shown.out) == (2, "") and says in shown.err
+
+
+def test_outside_of_a_cluster(cli: Cli, desk: Desk) -> None:
+    desk.write("a.sbatch", f"#!/bin/bash\n{HEAD}srun apptainer exec $FOLDER/t.sif python t.py\n")
+    shown = cli("import", "a.sbatch")
+    assert shown.code == 0 and yaml.safe_load(shown.out)["site"] == "generic"
+    assert "site    generic (no profile matches this host" in shown.err
+    assert "`slurmddp import --site NAME` selects another one" in shown.err
+    assert (
+        "to do   job.yaml:" in shown.err and "variable $FOLDER is not set" in shown.err and "missing" not in shown.err
+    )

@@ -65,6 +65,7 @@ def test_the_lines_of_a_rank(run: RunFolder, cli: Cli) -> None:
         (("--node", "n9"), "nodes with a log: n1, n2"),
         (("--rank", "4"), "ranks: 0 to 3"),
         (("--rank", "3", "--node", "n1"), "rank 3 is on n2, not on n1"),
+        (("-n", "0"), "--tail 0 shows no lines\n  -> add -f"),
     ],
 )
 def test_what_is_not_there_is_an_error_that_names_what_is(
@@ -77,7 +78,7 @@ def test_what_is_not_there_is_an_error_that_names_what_is(
 def test_a_script_that_does_not_say_where_its_ranks_are(run: RunFolder, cli: Cli) -> None:
     run.ranks.unlink()
     done = cli("logs", str(run.path), "--rank", "0")
-    assert done.code == 2 and "use --node" in done.err
+    assert done.code == 2 and "name the node: --node NAME" in done.err and "your own scripts do not" in done.err
 
 
 @pytest.mark.parametrize("end", ["", "\n"])

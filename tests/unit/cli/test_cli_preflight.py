@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slurmddp.launch.preflight import CHANGES, DEFAULTS
+import pytest
+
+from slurmddp.launch.preflight import CHANGES, DEFAULTS, unmeasured
 from tests.helpers import LM_JOB, Desk, Result
 
 Cli = Callable[..., Result]
@@ -15,7 +17,7 @@ def test_a_site_without_slurm_is_refused(cli: Cli, desk: Desk) -> None:
     desk.write("job.yaml", "site: here\ntrain: {script: a.py}\n")
     before = desk.tree()
     shown = cli("preflight", "job.yaml")
-    assert shown.code == 2 and "recovery.preflight is only, but without a Slurm job" in shown.err
+    assert shown.code == 2 and "job.yaml:1: site: a job of site here, without Slurm, has no preflight" in shown.err
     assert shown.out == "" and desk.tree() == before
 
 
@@ -23,3 +25,16 @@ def test_the_job_ends_after_preflight_and_measurement(desk: Desk) -> None:
     changes = [f"{key}={value}" for key, value in (*DEFAULTS, *CHANGES)]
     job, _ = desk.scripts(LM_JOB, "resources.nodes=2", *changes)
     assert "\npreflight=only measure=yes " in job and "\nrequeue_policy=none " in job
+
+
+@pytest.mark.parametrize(
+    ("options", "passed", "why"),
+    [
+        (["resources.nodes=1"], True, "the job has one node"),
+        (["resources.nodes=2", "network.measure=false"], True, "network.measure is off"),
+        (["resources.nodes=2"], True, "only one node passed the preflight"),
+        (["resources.nodes=2"], False, "the job ended before"),
+    ],
+)
+def test_why_the_network_was_not_measured(desk: Desk, options: list[str], passed: bool, why: str) -> None:
+    assert unmeasured(desk.plan(LM_JOB, *options), passed=passed) == why

@@ -179,3 +179,12 @@ def test_a_beginning_of_several_ids_names_them(runs: Runs, cli: Cli) -> None:
     for command in ("status", "logs", "cancel", "goodput"):
         done = cli(command, "gpt-")
         assert done.code == 2 and "gpt-1" in done.err and "gpt-2" in done.err
+
+
+def test_an_unknown_site_is_refused(desk: Desk, cli: Cli) -> None:
+    runs = Runs(desk)
+    runs.add(1, started("1"), ended("1"), site="removed")
+    shown = cli("runs", "--site", "gpsu")
+    assert (shown.code, shown.out) == (2, "") and "unknown site 'gpsu'\n  -> did you mean gpus?" in shown.err
+    assert cli("runs", "--site", "gpus").out == "no runs\n"
+    assert "gpt-1" in cli("runs", "--site", "removed").out, "a site whose profile is gone"

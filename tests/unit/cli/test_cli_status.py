@@ -81,6 +81,18 @@ def test_one_screen(run: RunFolder, cli: Cli) -> None:
     assert abs(told["expected_end"] - time.time() - 1800) < 600
 
 
+def test_the_step_of_a_finished_run_has_one_line(run: RunFolder, desk: Desk, cli: Cli) -> None:
+    desk.program("scontrol", "#!/bin/bash\necho 'Invalid job id specified' >&2; exit 1\n")
+    desk.program("squeue", "#!/bin/bash\nexit 0\n")
+    (run.markers / "attempt-000.json").write_text('{"state": "done", "step": 1000, "steps": 1000, "reason": ""}')
+    append_event(run.events, "job_ended", attempt=0, job_id="7", exit_code=0, signal="", decision="done")
+    run.progress.write_text("1000 1000\n")
+    lines = cli("status", str(run.path)).out.splitlines()
+    assert "state    done" in lines and "step     1000 of 1000 (100 %), loss 2" in lines
+    run.progress.write_text("900 1000\n")  # two steps that differ are both shown
+    assert "state    done: step 1000 of 1000" in cli("status", str(run.path)).out
+
+
 def test_an_end_beyond_the_time_limit_is_told(run: RunFolder, cli: Cli) -> None:
     run.progress.write_text("100 100000\n")
     assert ", after the time limit" in cli("status", str(run.path)).out

@@ -320,10 +320,12 @@ def test_what_the_ranks_read_is_json_without_surprises(desk: Desk) -> None:
 def test_a_line_for_each_node(desk: Desk) -> None:
     plan = desk.plan(SCRIPT_JOB, "resources.nodes=3", "environment.A=b c")
     texts = node_commands(plan, "head.example.org", 29400)
-    assert texts[0] == "# own: 3 nodes, head node head.example.org, port 29400"
+    assert texts[0] == "# own: 3 nodes; the first is head.example.org, with port 29400"
     assert texts[1].endswith("slurmddp render JOB.yaml -o RUN_FOLDER")
     assert [
-        n for n, text in enumerate(texts) if text.startswith(("# preflight: run line N", "# ranks: run line N"))
+        n
+        for n, text in enumerate(texts)
+        if text.startswith(("# Preflight: one line per node", "# Ranks: one line per node"))
     ] == [2, 6]
     checks, lines = texts[3:6], texts[7:]
     assert all("SLURMDDP_PREFLIGHT_NODES=node0 node1 node2" in text for text in checks)
