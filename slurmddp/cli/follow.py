@@ -1,10 +1,12 @@
 """runs, status, goodput, logs, cancel: what has become of a run."""
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slurmddp.api import look
 from slurmddp.cli import options as opt
 from slurmddp.cli.alerts import send_waiting
 from slurmddp.cli.help import App
@@ -41,16 +43,6 @@ def register(app: App) -> None:
     app.add("Runs", goodput, example="slurmddp goodput last")
 
 
-def _ask(folder: "RunFolder") -> "RunStatus":
-    """Return the run's status. A job that Slurm holds back after a requeue may begin now: see `release_hold`."""
-    from slurmddp.launch.requeue_hold import release_hold
-    from slurmddp.report.status import run_status
-
-    found = run_status(folder)
-    told = release_hold(folder, found.facts, found.view)
-    return found.with_note(told) if told else found
-
-
 def runs(
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, metavar="N", help="Show the N newest runs")] = 20,
     state: Annotated[
@@ -83,14 +75,27 @@ def status(
     run: Run = LAST,
     watch: Annotated[bool, typer.Option("--watch", help="Show it live, with curves, until the run is over")] = False,
     as_json: Json = False,
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="Print metrics for Prometheus's textfile collector")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE.prom", help="With --prometheus: write this file")
+    ] = None,
 ) -> None:
     """Show the state of a run. Exit code: 0 done; 1 failed, stopped or cancelled; 3 still pending or running."""
+    from slurmddp.errors import UserError
     from slurmddp.launch.find import find_run
 
+    if prometheus and (watch or as_json):
+        raise UserError("--prometheus excludes --watch and --json", todo="remove one of them")
+    if output and not prometheus:
+        raise UserError("-o needs --prometheus", todo="add --prometheus, or remove -o")
     folder = find_run(run, os.environ)
     send_waiting([folder])
-    found = _watch(folder, as_json=as_json) if watch else _ask(folder)
-    if not (watch and as_json):
+    found = _watch(folder, as_json=as_json) if watch else look(folder)
+    if prometheus:
+        _show_prometheus(found, output)
+    elif not (watch and as_json):
         typer.echo(_status_json(found) if as_json else _status_text(found, _ledger(found)))
     raise typer.Exit(found.state.exit_code)
 
@@ -99,6 +104,17 @@ def _ledger(found: "RunStatus") -> "Ledger | None":
     from slurmddp.report.goodput import run_ledger
 
     return run_ledger(found.folder, going=found.state.going, quick=True)
+
+
+def _show_prometheus(found: "RunStatus", output: Path | None) -> None:
+    from slurmddp.report.prometheus import prometheus_text
+    from slurmddp.shared.files import write_whole
+
+    text = prometheus_text(found, _ledger(found))
+    if output:
+        write_whole(output, text)
+    else:
+        typer.echo(text, nl=False)
 
 
 def _status_json(found: "RunStatus") -> str:
@@ -123,7 +139,7 @@ def _watch(folder: "RunFolder", *, as_json: bool) -> "RunStatus":
 
     on_screen = sys.stdout.isatty() and not as_json
     shown = ""
-    first = latest = _ask(folder)
+    first = latest = look(folder)
     with contextlib.suppress(KeyboardInterrupt), Screen() if on_screen else contextlib.nullcontext() as screen:
         for latest, asked in _looks(first):
             if screen is not None:
@@ -152,7 +168,7 @@ def _looks(first: "RunStatus") -> "Iterator[tuple[RunStatus, bool]]":
         time.sleep(LOOK_EVERY)
         again = time.monotonic() - asked >= ASK_EVERY
         if again:
-            found, asked = _ask(first.folder), time.monotonic()
+            found, asked = look(first.folder), time.monotonic()
         else:
             found = refreshed(found)
         yield found, again
@@ -163,7 +179,7 @@ def goodput(run: Run = LAST, as_json: Json = False) -> None:
     from slurmddp.launch.find import find_run
     from slurmddp.report.goodput import goodput_dict, goodput_text, never_submitted, run_ledger
 
-    found = _ask(find_run(run, os.environ))
+    found = look(find_run(run, os.environ))
     going = found.state.going
     ledger = run_ledger(found.folder, going=going)
     if ledger is None:
@@ -202,10 +218,10 @@ def logs(
     follower = select(folder, Selection(node, attempt, rank, tail, as_json), follow=follow)
     send_waiting([folder])
     if follow:
-        for line in follow_logs(follower, lambda: _ask(folder), opt.say):
+        for line in follow_logs(follower, lambda: look(folder), opt.say):
             write_line(line)
     else:
-        write_lines(show_logs(follower, lambda: _ask(folder), opt.say))
+        write_lines(show_logs(follower, lambda: look(folder), opt.say))
 
 
 def cancel(
@@ -220,5 +236,5 @@ def cancel(
     folder = find_run(run, os.environ)
     typer.echo(cancel_run(folder, now=now))
     if wait:
-        state = wait_until_over(lambda: _ask(folder).state)
+        state = wait_until_over(lambda: look(folder).state)
         typer.echo(state.line)

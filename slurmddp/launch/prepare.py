@@ -16,7 +16,7 @@ from slurmddp.plan.model import Allocation, Context, Plan
 from slurmddp.plan.sbatch import missing_settings
 from slurmddp.runs.version import version
 from slurmddp.sites.catalogue import Catalogue, config_files
-from slurmddp.spec.document import is_null, read_file
+from slurmddp.spec.document import Document, is_null, read_data, read_file
 from slurmddp.spec.resolve import Resolved, Sources, resolve
 from slurmddp.spec.sensitive import refuse_secrets
 
@@ -30,14 +30,14 @@ JOB_SUFFIXES = (".yaml", ".yml")
 class Request:
     """What a command was asked.
 
-    job:     a job file, or a Python script, or None where `resume` names a run whose job is taken.
+    job:     a job file, what one contains, or a Python script; None where `resume` names a run whose job is taken.
     args:    what stood behind `--`: the script's arguments.
     options: (key path, value, how the user wrote it).
     resume:  the run to continue: id, prefix, job id, folder or `last`.
     written: a run's own job.yaml: what looks like a secret in it is written down already.
     """
 
-    job: str | None
+    job: str | Mapping[str, Any] | None
     args: Sequence[str] = ()
     options: Sequence[tuple[str, Any, str]] = ()
     resume: str | None = None
@@ -120,8 +120,10 @@ def _save_seconds(runs: Sequence[Path]) -> float | None:
     return longest_save(runs)
 
 
-def _job_and_options(request: Request) -> tuple[Path | None, list[tuple[str, Any, str]]]:
+def _job_and_options(request: Request) -> tuple[Path | Document | None, list[tuple[str, Any, str]]]:
     options = list(request.options)
+    if isinstance(request.job, Mapping):
+        return read_data(request.job, "job", "job"), options
     if request.job is None or request.job.endswith(JOB_SUFFIXES):
         if request.args:
             options.append(("train.args", [str(item) for item in request.args], "after --"))

@@ -261,7 +261,8 @@ def _entry(line: dict[str, Any]) -> Entry | None:
 
 
 def _newest_first(found: Iterable[Entry]) -> list[Entry]:
-    return sorted(found, key=lambda entry: (entry.when, entry.id), reverse=True)
+    """Of one second, in which a program may submit several, the one that comes last is the newest."""
+    return sorted(found, key=lambda entry: entry.when)[::-1]
 
 
 def _run_folders(root: Path) -> Iterator[RunFolder]:

@@ -14,7 +14,7 @@ from slurmddp.runs.events import LONGEST, read_lines, record_of
 from slurmddp.runs.evidence import whole
 from slurmddp.runs.rank_starts import GAP, cost_of
 from slurmddp.runs.timeline import Mark, number
-from slurmddp.shared.files import open_plain
+from slurmddp.shared.files import bounded_lines, open_plain
 
 #: Files of this size are read whole: all figures are exact then.
 SMALL = 2**21
@@ -24,6 +24,7 @@ _TAIL, _LOOK = 2**16, 2**12
 _POINTS = 256
 _LOOKS = 4 * _POINTS
 _CHUNK = 2**20
+_BATCH = 500
 _HUGE = 1e12
 #: Keys of a line that the ledger reads.
 _KEPT = ("time", "attempt", "step", "seconds", "rank")
@@ -58,6 +59,27 @@ def tail(path: Path) -> list[Record]:
             if found or begin == 0 or length > 4 * LONGEST:
                 return found
             length *= 8
+
+
+def behind(path: Path, offset: int) -> Iterator[tuple[list[Record], int]]:
+    """Yield the whole lines behind a byte, up to `_BATCH` at once, and the byte behind them. Raises OSError."""
+    try:
+        file = open_plain(path)
+    except FileNotFoundError:
+        return
+    with file:
+        file.seek(offset)
+        rows: list[Record] = []
+        for line in bounded_lines(file, LONGEST):
+            if not line.endswith(b"\n"):
+                break
+            offset = file.tell()
+            if (record := record_of(line)) is not None:
+                rows.append(record)
+            if len(rows) == _BATCH:
+                yield rows, offset
+                rows = []
+        yield rows, offset
 
 
 def is_small(path: Path) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -152,6 +153,22 @@ def read_value(text: str, layer: str, where: str) -> Any:
             raise UserError(f"{text!r} is more than one value", where=where)
         return tree["value"]
     return None if is_null(text) else Plain(text)
+
+
+def read_data(data: Mapping[Any, Any], layer: str, where: str) -> Document:
+    """Read what a YAML file would hold; `where` stands for it in messages. Raises UserError."""
+    document = read_text(as_text(data, where), layer, where)
+    return Document(document.tree, dict.fromkeys(document.origins, Origin(layer, where)))
+
+
+def as_text(value: Any, where: str) -> str:
+    """Return a value as `--set` reads it: a text or path as it is, all else as JSON. Raises UserError."""
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    try:
+        return json.dumps(value, default=os.fspath, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot be written as YAML: {error}", where=where) from None
 
 
 class _Reader:

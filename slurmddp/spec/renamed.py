@@ -87,6 +87,8 @@ def advice(row: Renamed, origin: Origin, new_origin: Origin | None) -> str:
     if origin.layer == "command line":
         return f"{what}\n  -> write --set {new}=VALUE"
     file = origin.where.rpartition(":")[0]
+    if not file:  # the dict that a program submits
+        return f"{what}\n  -> write {new}"
     if new_origin is not None and new_origin.where.startswith(f"{file}:"):
         return f"{what}, and line {new_origin.where.rpartition(':')[2]} sets {new}, too\n  -> remove {old}"
     return f"{what}\n  -> slurmddp migrate {shlex.quote(file)}"

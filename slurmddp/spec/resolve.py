@@ -30,10 +30,11 @@ ENVIRONMENT_PREFIX = "SLURMDDP_"
 class Sources(NamedTuple):
     """What a command was given. `options` are (key path, value, how the user wrote it), in order.
 
+    job_file: its path, or its content where there is no file.
     resumed_site: the site of the run that is resumed, and where it is written; the job file may name another.
     """
 
-    job_file: Path | None
+    job_file: Path | Document | None
     options: Sequence[tuple[str, Any, str]]
     environment: Mapping[str, str]
     config_files: Sequence[Path]
@@ -66,7 +67,8 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
         name, where = sources.resumed_site
         above.append(layer_of("resumed run", [("site", name, where)]))
     if sources.job_file is not None:
-        above.append(read_layer(sources.job_file, "job file"))
+        given = sources.job_file
+        above.append(given if isinstance(given, Document) else read_layer(given, "job file"))
     above.append(environment_layer(sources.environment))
     above.append(layer_of("command line", sources.options))
     name, named_at = _site_name(above) or detect() or _no_site()

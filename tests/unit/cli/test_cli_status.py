@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from slurmddp.report.progress import Progress, count_nodes, find_progress, progress_lines, span
+from slurmddp.report.prometheus import METRICS
 from slurmddp.report.watch import by_step, sparkline
 from slurmddp.runs import submission
 from slurmddp.runs.events import append_event
@@ -116,6 +118,45 @@ def test_watching_without_a_terminal_is_a_line_per_change(run: RunFolder, cli: C
     assert first.split(" ", 1)[1] == "done, step 100 of 1000 (10 %), loss 2" and rest[0] == "run      gpt-1"
     (line,) = cli("status", str(run.path), "--watch", "--json").out.splitlines()
     assert json.loads(line)["state"] == "done"
+
+
+#: A line of the text exposition format, as far as slurmddp writes it: name, labels, value.
+SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)+)\} (\S+)')
+
+
+def test_metrics_for_prometheus(run: RunFolder, cli: Cli) -> None:
+    done = cli("status", str(run.path), "--prometheus")
+    assert done.code == 3
+    values = {}
+    for line in done.out.splitlines():
+        if line.startswith("# "):
+            assert re.fullmatch(r"# HELP slurmddp_\w+ [^\\]+|# TYPE slurmddp_\w+ (gauge|counter)", line)
+            continue
+        found = SAMPLE.fullmatch(line)
+        assert found and found[2] == 'run="gpt-1",site="",job_id="7"', line
+        values[found[1]] = float(found[3])
+    assert done.out.count("# TYPE") == done.out.count("# HELP") == len(values) == len(METRICS)
+    assert 0 < values.pop("slurmddp_goodput_ratio") < 1
+    assert abs(values.pop("slurmddp_metrics_timestamp_seconds") - time.time()) < 600
+    assert values == {
+        "slurmddp_going": 1, "slurmddp_step": 100, "slurmddp_steps": 1000, "slurmddp_loss": 2.0,
+        "slurmddp_samples_per_second": 512.0, "slurmddp_restarts_total": 0,
+    }  # fmt: skip
+
+
+def test_the_file_for_prometheus_is_replaced_whole_and_labels_are_escaped(run: RunFolder, cli: Cli) -> None:
+    facts = {"schema": 1, "run": "gpt-1", "created": "2026-01-01T00:00:00+00:00", "site": 'a "b"\\c\nd\udcff'}
+    run.manifest.write_text(json.dumps(facts))
+    file = run.path / "gpt.prom"
+    file.write_text("old")
+    before = file.stat().st_ino
+    assert cli("status", str(run.path), "--prometheus", "-o", str(file)).out == ""
+    assert r'slurmddp_step{run="gpt-1",site="a \"b\"\\c\nd?",job_id="7"} 100' in file.read_text().splitlines()
+    assert file.stat().st_ino != before and file.stat().st_mode & 0o777 == 0o644
+    assert all(line.startswith("# ") or SAMPLE.fullmatch(line) for line in file.read_text().splitlines())
+    for words in (["--prometheus", "--json"], ["--prometheus", "--watch"], ["-o", "x"]):
+        assert cli("status", str(run.path), *words).code == 2
+    assert cli("status", str(run.path), "--prometheus", "-o", "/no/such/x.prom").code == 1
 
 
 def test_lines_that_make_no_sense_are_no_progress(run: RunFolder) -> None:
