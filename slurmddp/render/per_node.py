@@ -35,7 +35,7 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
         lines += [_preflight(plan, head, port, node, variables) for node in range(nodes.max)]
     lines.append(
         f"# Ranks: one line per node, the first on {head}, all within {plan.join_timeout} s. "
-        "To save and stop: touch RUN_FOLDER/stop"
+        "To stop: touch RUN_FOLDER/stop"
     )
     for node in range(nodes.max):
         words = [

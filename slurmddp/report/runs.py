@@ -85,7 +85,7 @@ def list_runs(wanted: Wanted, roots: Callable[[], Iterable[Path]], say: Callable
     """
     known = index.entries() or index.rebuild(roots())
     if wanted.site and not any(entry.site == wanted.site for entry in known):
-        Catalogue(os.environ).path(wanted.site)  # raises UserError for a site that there is not
+        wanted = wanted._replace(site=Catalogue(os.environ).load(wanted.site)[0].name)  # a site file, or a mistake
     entries = wanted.entries(known)
     summaries = Summaries()
     told = {entry.path: found for entry in entries if (found := summaries.of(entry.folder)) is not None}

@@ -188,3 +188,6 @@ def test_an_unknown_site_is_refused(desk: Desk, cli: Cli) -> None:
     assert (shown.code, shown.out) == (2, "") and "unknown site 'gpsu'\n  -> did you mean gpus?" in shown.err
     assert cli("runs", "--site", "gpus").out == "no runs\n"
     assert "gpt-1" in cli("runs", "--site", "removed").out, "a site whose profile is gone"
+    desk.write("mine.yaml", "name: removed\ntitle: t\n")
+    assert "gpt-1" in cli("runs", "--site", "./mine.yaml").out, "a site file"
+    assert cli("runs", "--site", "./none.yaml").code == 2
