@@ -18,6 +18,7 @@ from slurmddp.cli import (
     options,
     preflight,
     rehearse,
+    report,
     sites,
     terminal,
 )
@@ -29,7 +30,7 @@ app = App(
     help="Run PyTorch training scripts on many nodes, with Slurm and Apptainer or Singularity",
     epilog="Start here: slurmddp init, slurmddp plan job.yaml, slurmddp submit job.yaml",
 )
-for group in (jobs, check, preflight, rehearse, follow, doctor, checkpoints, disk, images, sites, alerts):
+for group in (jobs, check, preflight, rehearse, follow, doctor, report, checkpoints, disk, images, sites, alerts):
     group.register(app)
 
 

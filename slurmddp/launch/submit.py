@@ -138,6 +138,8 @@ def _fill(draft: Draft, prepared: Prepared, warnings: list[str], variables: Mapp
         warnings.extend(found.warnings)
         snapshot.copy_project(found, draft.folder.project)
     image = plan.container.image
+    set_by = prepared.resolved.layered.origins.items()
+    origins = {".".join(key): f"{origin.layer}: {origin.where}" for key, origin in set_by if not origin.implied}
     facts = manifest.build(
         draft.final,
         name=plan.name,
@@ -146,7 +148,7 @@ def _fill(draft: Draft, prepared: Prepared, warnings: list[str], variables: Mapp
         code_hash=snapshot.code_hash(draft.folder.code),
         image=Path(image) if image else None,
         resumed_from=[str(path) for path in prepared.resumed_from],
-        more={"site": plan.site},
+        more={"site": plan.site, "origins": origins},
     )
     manifest.write(draft.folder, facts)
 

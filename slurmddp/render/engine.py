@@ -1,4 +1,4 @@
-"""The Jinja environment: undefined names are errors, and one filter quotes every value that reaches a shell."""
+"""The Jinja environment: undefined names are errors, a filter quotes values for a shell, and HTML is escaped."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def yaml_text(value: str) -> str:
 
 @cache
 def environment() -> Environment:
-    """Templates come from templates/ and are plain text: no autoescape."""
+    """Templates come from templates/ and are plain text, but for those of HTML, where every value is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     made = Environment(
@@ -55,7 +55,7 @@ def environment() -> Environment:
         # Jinja's own "{#" begins a comment in the middle of bash's ${#array[@]}.
         comment_start_string="{##",
         comment_end_string="##}",
-        autoescape=False,
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
     )
     made.filters["quote"] = quote
     made.filters["yaml"] = yaml_text

@@ -112,6 +112,16 @@ class Slurm:
                     views.update(self._sacct(rest))
         return views
 
+    def energy(self, job_ids: Sequence[JobId]) -> float | None:
+        """Return the joules that jobs of one cluster used, all starts together; None where accounting does not know."""
+        jobs = f"--jobs={parse.numbers(job_ids)}"
+        words = ("--parsable2", "--noheader", "--duplicates", jobs, "--format=JobIDRaw,ConsumedEnergyRaw")
+        try:
+            answer = ask(("sacct", *_cluster(job_ids[0]), *words))
+        except ExternalError:
+            return None
+        return parse.joules(answer.out) if answer.code == 0 else None
+
     def cancel(self, job_id: JobId) -> bool:
         """scancel the job; False if Slurm had nothing left to end. Raises UserError, ExternalError."""
         answer = ask(("scancel", "--verbose", *_cluster(job_id), job_id.id), doing=f"cancelling job {job_id}")

@@ -35,6 +35,9 @@ SQUEUE_FORMAT = ",".join(f"{name}:{width}" for name, width in _SQUEUE_COLUMNS)
 _SACCT_FIELDS = ("JobIDRaw", "State", "ExitCode", "Submit", "Start", "End", "Timelimit", "NodeList")
 SACCT_FORMAT = ",".join(_SACCT_FIELDS)
 
+#: Joules that no job uses: Slurm prints its mark for "unknown" (near 2**64) in some versions.
+_NO_ENERGY = 10**15
+
 # src/common/slurm_errno.c and the commands' own texts; lower case.
 _FORGOTTEN = re.compile(r"invalid job id specified|\bjob \S+ not found")
 _UNREACHABLE = (
@@ -184,6 +187,19 @@ def _sacct_view(values: list[str], restarts: int) -> JobView:
         time_limit=_limit(limit),
         source="sacct",
     )
+
+
+def joules(output: str) -> float | None:
+    """Return the energy in the output of `sacct --format=JobIDRaw,ConsumedEnergyRaw`; None where it has none.
+
+    The record of a job stands for its steps, whose records (`42.0`) count only where that of the job is empty.
+    """
+    whole = parts = 0.0
+    for line in output.splitlines():
+        job, _, value = line.partition("|")
+        if value.isdecimal() and 0 < int(value) < _NO_ENERGY:
+            whole, parts = (whole, parts + int(value)) if "." in job else (whole + int(value), parts)
+    return whole or parts or None
 
 
 def base_state(text: str) -> str:

@@ -69,6 +69,7 @@ def test_a_submission(ready: Desk, cli: Cli) -> None:
     assert (run / "code" / "slurmddp" / "runtime" / "train.py").is_file()
     manifest = json.loads((run / "manifest.json").read_text())
     assert (manifest["run"], manifest["command"]) == (run.name, ["slurmddp", "submit", "job.yaml"])
+    assert manifest["origins"]["train.batch.global"].endswith(": job.yaml:8")
     argv = (ready.home / "sbatch.argv").read_bytes().decode().split("\0")[:-1]
     assert argv == ["--parsable", f"--output={run}/logs/job.log", f"{run}/job.sh", str(run)]
 

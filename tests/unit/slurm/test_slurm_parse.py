@@ -150,6 +150,19 @@ def test_sacct() -> None:
     assert (never_ran.state, never_ran.start, never_ran.nodes) == ("CANCELLED", None, "")
 
 
+@pytest.mark.parametrize(
+    ("output", "joules"),
+    [
+        ("42|500\n42.batch|200\n42.0|290\n42|100\n", 600),
+        ("42|\n42.batch|200\n42.0|290\n", 490),
+        ("42|18446744073709551614\n42.0|0\na banner\n", None),
+        ("", None),
+    ],
+)
+def test_energy(output: str, joules: int | None) -> None:
+    assert parse.joules(output) == joules
+
+
 def test_sacct_counts_the_newest_record_of_a_requeued_job() -> None:
     lines = sample("sacct-requeued").splitlines()
     for order in (lines, lines[::-1]):  # sacct does not promise an order

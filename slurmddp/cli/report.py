@@ -1,0 +1,37 @@
+"""report: one run, or two, as an HTML file."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slurmddp.cli import options as opt
+from slurmddp.cli.follow import LAST, Run
+from slurmddp.cli.help import App
+
+
+def register(app: App) -> None:
+    """Put the command on the app."""
+    app.add("Runs", report, example="slurmddp report last -o report.html --compare gpt-20261120-090000-a1b2")
+
+
+def report(
+    run: Run = LAST,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write (default: RUN.html)")
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option(metavar="RUN2", help="Show this run beside it", autocompletion=opt.run_names)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists")] = False,
+) -> None:
+    """Write an HTML file about a run: curves, where its time went, faults, network, configuration."""
+    from slurmddp.launch.find import find_run
+    from slurmddp.launch.new_file import write_new
+    from slurmddp.report.page import report_html
+
+    folders = [find_run(name, os.environ) for name in (run, compare) if name is not None]
+    path = output or Path(f"{folders[0].id}.html")
+    write_new(path, report_html(folders), force=force, todo="choose another name with -o, or add --force")
+    typer.echo(path)

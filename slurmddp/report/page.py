@@ -1,0 +1,420 @@
+"""`slurmddp report`: all that is known of one run, or of two beside each other, as one HTML file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from itertools import islice
+from typing import Any
+
+from slurmddp.errors import UserError
+from slurmddp.render.engine import render
+from slurmddp.report.charts import Chart, figure, line_chart
+from slurmddp.report.explain import leaves, raw
+from slurmddp.report.goodput import goodput_line, recovered_line
+from slurmddp.report.progress import count_nodes, span, speed_text, steps_text
+from slurmddp.report.status import RunStatus, run_status, status_of
+from slurmddp.runs import manifest, metrics
+from slurmddp.runs.curves import Point, read_curves
+from slurmddp.runs.evidence import evidence, whole
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.ledger import KINDS, Ledger, ledger
+from slurmddp.runs.timeline import Attempt, Timeline, number, timeline
+from slurmddp.shared.units import human
+from slurmddp.spec.document import read_file
+from slurmddp.spec.layers import Layered
+from slurmddp.visible import visible
+
+#: Rows of a table of events, at most, and characters of one cell.
+_ROWS, _CELL = 200, 2000
+#: Parts of a step, in the order in which they are shown.
+_PARTS = ("data", "forward", "backward", "overlap", "network", "optimizer", "checkpoint", "evaluation", "other")
+#: Events of a failure -> the keys that say what happened.
+_FAULTS: Mapping[str, tuple[str, ...]] = {
+    "error": ("kind", "message"), "hang": ("kind", "phase", "ranks", "nodes", "waited"),
+    "hang_reported": ("kind", "phase", "ranks", "nodes", "waited"), "hang_over": ("ranks", "nodes"),
+    "node_excluded": ("excluded", "reason"), "step_skipped": ("why",), "checkpoint_failed": ("why",),
+    "checkpoint_rejected": ("path", "why"), "links_probed": ("text",), "requeued": ("reason",),
+    "stopping": ("reason",), "resumed": ("path",),
+}  # fmt: skip
+#: Those of them that are no failure by themselves.
+_MILD = frozenset({"hang_over", "links_probed", "requeued", "stopping", "resumed"})
+
+#: What of the manifest is shown, besides what it says of git and of the image.
+_MADE = ("slurmddp", "command", "directory", "user", "host", "python", "site", "code_hash", "resumed_from")
+
+Row = tuple[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a report says of one run. label: in front of its curves, "" where there is one run only."""
+
+    label: str
+    folder: RunFolder
+    status: RunStatus
+    ledger: Ledger | None
+    timeline: Timeline | None
+    curves: Mapping[str, Sequence[Point]]
+    parts: Mapping[str, float]
+    manifest: Mapping[str, Any]
+    joules: float | None
+    settings: Mapping[str, tuple[str, str]]
+    notes: Sequence[str]
+
+    def events(self, *names: str) -> list[Mapping[str, Any]]:
+        """Return the events of these names, oldest first."""
+        return [event for event in self.status.facts.events if event.get("event") in names]
+
+    def by_attempt(self, name: str) -> dict[int, Mapping[str, Any]]:
+        """Return the newest event of a name for each attempt."""
+        return {at: event for event in self.events(name) if (at := whole(event.get("attempt"))) is not None}
+
+    def newest(self, name: str) -> Mapping[str, Any]:
+        """Return the newest event of a name; empty without one."""
+        return next(iter(self.events(name)[::-1]), {})
+
+
+def report_html(folders: Sequence[RunFolder]) -> str:
+    """Return the page. Raises UserError for a damaged submission.json, OSError."""
+    labels = ("A", "B") if len(folders) > 1 else ("",)
+    runs = [_read(folder, label) for folder, label in zip(folders, labels, strict=True)]
+    page = render(
+        "report/report.html.j2",
+        title=" and ".join(run.folder.id for run in runs),
+        written=_moment(time.time()),
+        runs=runs,
+        summary=_merged(_summary(run) for run in runs),
+        charts=_charts(runs),
+        parts=[_shares(run.parts) for run in runs],
+        ledgers=[
+            _shares({kind: each / 1000 for kind, each in run.ledger.spent.items()} if run.ledger else {})
+            for run in runs
+        ],
+        kinds=KINDS,
+        gpu=_merged(_gpu(run) for run in runs),
+        stragglers=[_stragglers(run) for run in runs],
+        lanes=[_lanes(run) for run in runs],
+        attempts=[_attempts(run) for run in runs],
+        faults=[list(islice(_faults(run), _ROWS)) for run in runs],
+        recoveries=[_recoveries(run) for run in runs],
+        network=_merged(_network(run) for run in runs),
+        environment=_merged(_environment(run) for run in runs),
+        settings=_settings(runs),
+    )
+    # Names that are not UTF-8 have surrogates, which no file in UTF-8 can hold.
+    return visible(page).encode("utf-8", errors="backslashreplace").decode()
+
+
+def _read(folder: RunFolder, label: str) -> Facts:
+    notes: list[str] = []
+    try:
+        found = run_status(folder)
+    except UserError as error:  # no Slurm on this machine
+        notes.append(f"the scheduler was not asked: {error}")
+        found = status_of(folder, evidence(folder), None, False, [])
+    facts, going = found.facts, found.state.going
+    now = time.time() if going else None
+    rows, exact = metrics.read(folder.metrics, facts.events, quick=True)
+    book = ledger(facts, rows, script=not folder.job_json.exists(), now=now)
+    if not exact:
+        notes.append("metrics.jsonl is long: goodput and the parts of a step come from lines spread over it")
+    last = found.metrics or {}
+    keys = [
+        "loss",
+        *(f"{unit}_per_second" for unit in found.progress.speed),
+        "mfu",
+        *(k for k in last if k[:3] == "gpu"),
+    ]
+    made: Mapping[str, Any] = {}
+    try:
+        made = manifest.read(folder)
+    except UserError as error:
+        notes.append(str(error))
+    return Facts(
+        label=label,
+        folder=folder,
+        status=found,
+        ledger=book and replace(book, exact=exact),
+        timeline=timeline(found.progress.submitted, facts.events, (), now=now),
+        curves=read_curves(folder.metrics, keys),
+        parts=_parts(rows),
+        manifest=made,
+        joules=_joules(found),
+        settings=_own_settings(folder, made, notes),
+        notes=[*found.notes, *notes],
+    )
+
+
+def _joules(found: RunStatus) -> float | None:
+    from slurmddp.slurm.client import Slurm
+
+    jobs = [] if found.facts.submission and found.facts.submission.scheduler != "slurm" else found.facts.job_ids
+    return Slurm().energy(jobs) if jobs and not jobs[0].is_local else None
+
+
+def _parts(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds by part of a step, of all lines together."""
+    found = dict.fromkeys(_PARTS, 0.0)
+    for row in rows:
+        told = row.get("seconds")
+        for name, value in told.items() if isinstance(told, dict) else ():
+            key = name if name in found else "other"
+            found[key] += max(number(value) or 0.0, 0.0)
+    return found
+
+
+def _own_settings(folder: RunFolder, made: Mapping[str, Any], notes: list[str]) -> dict[str, tuple[str, str]]:
+    """Key of the job -> its value, and the layer and place that set it."""
+    if not folder.job_yaml.exists():
+        return {}
+    try:
+        document = read_file(folder.job_yaml, "job")
+    except UserError as error:
+        notes.append(str(error))
+        return {}
+    told = made.get("origins")
+    origins = told if isinstance(told, dict) else None
+    found = {}
+    for key in filter(None, leaves(Layered(document.tree, document.origins, {}))):
+        above = [".".join(key[:end]) for end in range(len(key), 0, -1)]
+        by = (
+            "not recorded"
+            if origins is None
+            else next((origins[name] for name in above if name in origins), "built-in")
+        )
+        value = raw(document.tree, key)
+        found[above[0]] = ("null" if value is None else str(value), str(by))
+    return found
+
+
+# --- the parts of the page
+
+
+def _merged(tables: Iterator[Mapping[str, str | None]]) -> list[Row]:
+    """Return rows with a value per run. A row that no run has a value for is left out."""
+    each = list(tables)
+    rows = [
+        (name, [str(table.get(name) or "")[:_CELL] for table in each])
+        for name in dict.fromkeys(k for t in each for k in t)
+    ]
+    return [row for row in rows if any(row[1])]
+
+
+def _summary(run: Facts) -> dict[str, str | None]:
+    found, progress = run.status, run.status.progress
+    validated = number(run.newest("evaluated").get("loss"))
+    total = sum(run.parts.values())
+    used = _node_seconds(run)
+    end = progress.ended or (time.time() if found.state.going else None)
+    took = span(end - progress.started) if end and progress.started else None
+    ranks = whole(run.newest("started").get("world"))
+    return {
+        "State": found.state.line,
+        "Cause": found.cause,
+        "Step": steps_text(progress.step, progress.steps),
+        "Loss": None if progress.loss is None else figure(progress.loss),
+        "Validation loss": None if validated is None else figure(validated),
+        "Speed, lately": speed_text(progress.speed),
+        "Waiting for the network": f"{100 * run.parts['network'] / total:.2g} % of the step time" if total else None,
+        "Goodput": goodput_line(run.ledger),
+        "Recovered": recovered_line(run.ledger),
+        "Nodes": None if progress.nodes is None else str(progress.nodes),
+        "Ranks": None if ranks is None else str(ranks),
+        "Submitted": _moment(progress.submitted),
+        "Ended": _moment(progress.ended),
+        "First start to end": took,
+        "Node-hours": f"{used / 3600:.3g}" if used else None,
+        "Energy": f"{run.joules / 3.6e6:.3g} kWh (sacct)" if run.joules else None,
+        "Job": found.job_id,
+        "Excluded nodes": ", ".join(found.excluded),
+    }
+
+
+def _node_seconds(run: Facts) -> float:
+    """Nodes of each start of job.sh, times its seconds."""
+    events, total, nodes = run.by_attempt("job_started"), 0.0, 0
+    attempts = run.timeline.attempts if run.timeline else ()
+    for index, attempt in enumerate(attempts):
+        if attempt.number in events:
+            nodes = count_nodes(str(events[attempt.number].get("nodes") or ""))
+        after = attempts[index + 1] if index + 1 < len(attempts) else None
+        total += nodes * ((after.begin if after and not after.begins else attempt.end) - attempt.begin) / 1000
+    return total
+
+
+def _charts(runs: Sequence[Facts]) -> list[Chart]:
+    loss: dict[str, Sequence[Point]] = {}
+    for run in runs:
+        loss[f"training {run.label}".strip()] = run.curves["loss"]
+        found = {}
+        for event in run.events("evaluated"):
+            step, value = whole(event.get("step")), number(event.get("loss"))
+            if step is not None and value is not None:
+                found[step] = Point(step, value, value, value)
+        loss[f"validation {run.label}".strip()] = [found[step] for step in sorted(found)]
+    charts = [line_chart("Loss", loss)]
+    keys = dict.fromkeys(key for run in runs for key in run.curves if key != "loss")
+    speeds = [key for key in keys if key.endswith("_per_second")]
+    for key in [*speeds[:1], *(key for key in keys if key not in speeds)]:
+        curves = {run.label or key: run.curves.get(key, ()) for run in runs}
+        title = {"mfu": "Model FLOPs utilisation (share of the measured peak)"}.get(key, key.replace("_", " "))
+        charts.append(line_chart(title[:1].upper() + title[1:], curves, zero=True))
+    return [chart for chart in charts if chart]
+
+
+def _shares(seconds: Mapping[str, float]) -> list[tuple[str, float, float, float]]:
+    """Name, seconds, percent, and the percent where its piece of the bar begins."""
+    total, at, found = sum(seconds.values()), 0.0, []
+    for name, each in seconds.items():
+        share = 100 * each / total if total else 0.0
+        found.append((name, each, share, at))
+        at += share
+    return found if total else []
+
+
+def _gpu(run: Facts) -> dict[str, str | None]:
+    curves = {key: curve for key, curve in run.curves.items() if key[:3] == "gpu" and curve}
+    return {
+        key.replace("_", " "): f"{figure(min(p.low for p in curve))} to {figure(max(p.high for p in curve))}"
+        for key, curve in curves.items()
+    }
+
+
+def _stragglers(run: Facts) -> Sequence[Sequence[str]]:
+    open_, rows = {}, []
+    for event in run.events("straggler_begins", "straggler_ends"):
+        key = (str(event.get("host")), str(event.get("part")))
+        if event.get("event") == "straggler_begins":
+            figures = [number(event.get(name)) for name in ("factor", "seconds_a_step")]
+            told = ["" if each is None else figure(each) for each in figures]
+            cells = [*key, str(event.get("slow_rank")), *told, _moment(event.get("time"))]
+            open_[key] = [*cells, "not over"]
+            rows.append(open_[key])
+        elif key in open_:
+            open_.pop(key)[-1] = _moment(event.get("time"))
+    return rows[:_ROWS]
+
+
+def _lanes(run: Facts) -> Mapping[str, Any]:
+    """The timeline in percent of the time from submission to the end: bars of attempts, and moments."""
+    if run.timeline is None or run.timeline.end <= run.timeline.begin:
+        return {}
+    begin, length = run.timeline.begin, run.timeline.end - run.timeline.begin
+
+    def at(moment: float) -> float:
+        return round(min(max(100 * (moment - begin) / length, 0.0), 100.0), 1)
+
+    def moments(events: Sequence[Mapping[str, Any]]) -> list[float]:
+        return sorted({at(1000 * moment) for event in events if (moment := number(event.get("time"))) is not None})
+
+    attempts = run.timeline.attempts
+    bad = [name for name in _FAULTS if name not in _MILD]
+    return {
+        "bars": [(at(each.begin), max(at(each.end) - at(each.begin), 0.3), _outcome(each)) for each in attempts],
+        "ticks": {
+            "checkpoints": moments(run.events("checkpoint_saved")),
+            "faults": moments([*run.events(*bad), *(e for e in run.events("attempt_ended") if e.get("exit_code"))]),
+            "resumed": moments(run.events("resumed")),
+        },
+        "end": span(length / 1000),
+    }
+
+
+def _outcome(attempt: Attempt) -> str:
+    return "running" if not attempt.ended else "ok" if attempt.code == 0 else "failed"
+
+
+def _attempts(run: Facts) -> Sequence[Sequence[str]]:
+    ended, started = run.by_attempt("attempt_ended"), run.by_attempt("attempt_started")
+    return [
+        (
+            str(each.number),
+            str(started.get(each.number, {}).get("nodes") or ""),
+            _moment(each.begin / 1000),
+            span((each.end - each.begin) / 1000),
+            "" if each.code is None else str(each.code),
+            str(ended.get(each.number, {}).get("cause") or "")[:_CELL],
+            str(ended.get(each.number, {}).get("decision") or ("no end written" if not each.ended else "")),
+        )
+        for each in (run.timeline.attempts if run.timeline else ())
+    ][-_ROWS:]
+
+
+def _faults(run: Facts) -> Iterator[Sequence[str]]:
+    """When, what, where, and its details: the newest first."""
+    for event in run.events(*_FAULTS)[::-1]:
+        name = str(event.get("event"))
+        step, rank, node = event.get("step"), event.get("rank"), event.get("node")
+        where = ", ".join(
+            [f"rank {rank}"] * (rank is not None)
+            + [str(node)] * (node is not None)
+            + [f"step {step}"] * (step is not None)
+        )
+        details = "; ".join(f"{key}: {event[key]}" for key in _FAULTS[name] if event.get(key) not in (None, ""))
+        yield _moment(event.get("time")), name.replace("_", " "), where, details[:_CELL]
+
+
+def _recoveries(run: Facts) -> Sequence[Sequence[str]]:
+    return [
+        (
+            str(each.attempt),
+            "" if each.step is None else str(each.step),
+            span(each.milliseconds / 1000),
+            "a failure" if each.failed else "a stop",
+        )
+        for each in (run.ledger.recoveries if run.ledger else ())
+    ][-_ROWS:]
+
+
+def _network(run: Facts) -> dict[str, str | None]:
+    told = run.newest("network")
+    measured = told.get("measured")
+    found: dict[str, Any] = measured if isinstance(measured, dict) else {}
+    speeds = found.get("speeds")
+    bus = number(found.get("bus_gb_s"))
+    return {
+        "Verdict": str(told.get("text") or ""),
+        "Backend": str(found.get("backend") or run.status.progress.backend or ""),
+        "Transport": str(found.get("transport") or ""),
+        "Devices": _flat(found.get("devices")),
+        "Bus bandwidth": None if bus is None else f"{bus:.4g} GB/s",
+        **{
+            f"All-reduce of {human(float(size))}": f"{each} GB/s"
+            for size, each in (speeds.items() if isinstance(speeds, dict) else ())
+            if str(size).isdecimal()
+        },
+        "NCCL": _flat(found.get("nccl")),
+    }
+
+
+def _environment(run: Facts) -> dict[str, str | None]:
+    made, started = run.manifest, run.newest("started")
+    rows = {name.replace("_", " "): _flat(made.get(name)) for name in _MADE}
+    for name in ("git", "image"):
+        told = made.get(name)
+        rows |= {f"{name} {key}": _flat(value) for key, value in (told.items() if isinstance(told, dict) else ())}
+    rows |= {key: _flat(started.get(key)) for key in ("torch", "device", "parallel", "parameters")}
+    return {**rows, "Run folder": str(run.folder.path)}
+
+
+def _settings(runs: Sequence[Facts]) -> list[tuple[str, list[tuple[str, str]], bool]]:
+    """Key, value and origin per run, and whether the runs differ. Those that differ come first."""
+    rows = []
+    for key in dict.fromkeys(key for run in runs for key in run.settings):
+        cells = [run.settings.get(key, ("", "")) for run in runs]
+        rows.append((key, [(value[:_CELL], by) for value, by in cells], len({value for value, _ in cells}) > 1))
+    return sorted(rows, key=lambda row: not row[2])
+
+
+def _flat(value: Any) -> str:
+    return "" if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _moment(seconds: Any) -> str:
+    moment = number(seconds)
+    if moment is None or not 0 <= moment < 2**37:
+        return ""
+    return datetime.fromtimestamp(moment, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
