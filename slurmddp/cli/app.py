@@ -20,6 +20,7 @@ from slurmddp.cli import (
     rehearse,
     report,
     sites,
+    sweeps,
     terminal,
 )
 from slurmddp.cli.help import App
@@ -30,7 +31,21 @@ app = App(
     help="Run PyTorch training scripts on many nodes, with Slurm and Apptainer or Singularity",
     epilog="Start here: slurmddp init, slurmddp plan job.yaml, slurmddp submit job.yaml",
 )
-for group in (jobs, check, preflight, rehearse, follow, doctor, report, checkpoints, disk, images, sites, alerts):
+for group in (
+    jobs,
+    check,
+    preflight,
+    rehearse,
+    follow,
+    sweeps,
+    doctor,
+    report,
+    checkpoints,
+    disk,
+    images,
+    sites,
+    alerts,
+):
     group.register(app)
 
 

@@ -13,11 +13,13 @@ from slurmddp.cli.help import App
 from slurmddp.cli.terminal import write_line, write_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from slurmddp.report.runs import Row
     from slurmddp.report.status import RunStatus
     from slurmddp.runs.layout import RunFolder
     from slurmddp.runs.ledger import Ledger
+    from slurmddp.runs.sweeps import Sweep
 
 Run = Annotated[
     str,
@@ -55,20 +57,38 @@ def runs(
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only runs submitted since: 12h, 7d, 2w or 2026-11-30")
     ] = None,
+    sweep: Annotated[
+        str | None, typer.Option(metavar="SWEEP", help="Only runs of this sweep: its id, its folder, or last")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List your runs, newest last. Says why a pending run waits, and when it should start."""
     from slurmddp.launch.find import known_roots
-    from slurmddp.launch.requeue_hold import release_hold
     from slurmddp.report.runs import Wanted, list_runs, runs_table
 
-    wanted = Wanted.asked(limit, state or (), site, since)
+    folder = find_sweep(sweep).folder if sweep is not None else None
+    wanted = Wanted.asked(limit, state or (), site, since, folder)
     found = list_runs(wanted, lambda: known_roots(os.environ), opt.say)
-    for row in found:
+    look_after(found)
+    typer.echo(opt.json_text([row.told for row in found]) if as_json else runs_table(found))
+
+
+def find_sweep(text: str) -> "Sweep":
+    """Return the sweep that `text` names. Raises UserError."""
+    from slurmddp.launch.find import known_roots
+    from slurmddp.runs import index, sweeps
+
+    return sweeps.find(text, index.entries() or index.rebuild(known_roots(os.environ)))
+
+
+def look_after(rows: "Sequence[Row]") -> None:
+    """End holds of Slurm after a requeue, and send alerts that could not be sent before."""
+    from slurmddp.launch.requeue_hold import release_hold
+
+    for row in rows:
         if row.status and (told := release_hold(row.folder, row.status.facts, row.status.view)):
             opt.say(f"note: {row.folder.id}: {told}")
-    send_waiting([row.folder for row in found])
-    typer.echo(opt.json_text([row.told for row in found]) if as_json else runs_table(found))
+    send_waiting([row.folder for row in rows])
 
 
 def status(

@@ -20,10 +20,12 @@ from slurmddp.spec.document import read_file
 _IDENTITY = ("sha256", "sif_id")
 
 
-def prepare_again(folder: RunFolder, environment: Mapping[str, str], say: Callable[[str], None]) -> Prepared:
+def prepare_again(
+    folder: RunFolder, environment: Mapping[str, str], say: Callable[[str], None], job_file: Path | None = None
+) -> Prepared:
     """Prepare the job of a run with the code that the run folder has. Works from the directory of its submission.
 
-    Raises UserError where the code or the image is no longer what it was.
+    job_file: another job with the same code. Raises UserError where the code or the image is no longer what it was.
     """
     if owner := foreign_owner(folder):
         todo = f"read its job file, then submit it: slurmddp submit {folder.job_yaml}"
@@ -34,7 +36,8 @@ def prepare_again(folder: RunFolder, environment: Mapping[str, str], say: Callab
     if (now := version()) != facts.get("slurmddp"):
         say(f"warning: the run was made by slurmddp {facts.get('slurmddp')}, this is {now}: its runtime may differ")
     environment = {**environment, "PWD": _enter(facts.get("directory"), say)}
-    return prepare(Request(str(folder.job_yaml), (), _code_options(folder), environment=environment))
+    job_file = job_file or folder.job_yaml
+    return prepare(Request(str(job_file), (), _code_options(folder, job_file), environment=environment))
 
 
 def _refuse_other_code(folder: RunFolder, facts: Mapping[str, Any]) -> None:
@@ -71,9 +74,9 @@ def _enter(directory: object, say: Callable[[str], None]) -> str:
     return os.getcwd()
 
 
-def _code_options(folder: RunFolder) -> list[tuple[str, Any, str]]:
+def _code_options(folder: RunFolder, job_file: Path) -> list[tuple[str, Any, str]]:
     """Return the keys that lead to the run folder's code. Raises UserError where it holds none of the script."""
-    train = read_file(folder.job_yaml, "run").tree.get("train")
+    train = read_file(job_file, "run").tree.get("train")
     train = train if isinstance(train, dict) else {}
     script, project = train.get("script"), train.get("project")
     if script is None and project is None:

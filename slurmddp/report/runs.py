@@ -40,18 +40,23 @@ class Wanted(NamedTuple):
     states: frozenset[str] = frozenset()
     site: str | None = None
     since: datetime | None = None
+    sweep: Path | None = None
 
     @classmethod
-    def asked(cls, limit: int, states: Iterable[str], site: str | None, since: str | None) -> Wanted:
+    def asked(
+        cls, limit: int, states: Iterable[str], site: str | None, since: str | None, sweep: Path | None = None
+    ) -> Wanted:
         """Read the options of the command. Raises UserError."""
-        return cls(limit, checked_states(states), site, None if since is None else moment("--since", since))
+        return cls(limit, checked_states(states), site, None if since is None else moment("--since", since), sweep)
 
     def entries(self, known: Iterable[Entry]) -> list[Entry]:
         """Return the entries that may be listed, the newest first; the states of all are not known yet."""
         passed = (
             entry
             for entry in known
-            if self.site in (None, entry.site) and (self.since is None or entry.when >= self.since)
+            if self.site in (None, entry.site)
+            and (self.since is None or entry.when >= self.since)
+            and self.sweep in (None, entry.folder.path.parent)
         )
         return list(passed if self.states else islice(passed, self.limit))
 
@@ -78,15 +83,23 @@ def moment(option: str, text: str) -> datetime:
 
 
 def list_runs(wanted: Wanted, roots: Callable[[], Iterable[Path]], say: Callable[[str], None]) -> list[Row]:
-    """Return runs, oldest first, asking each scheduler once for all that are not over.
+    """Return runs, oldest first. roots: where to look when the index is empty.
 
-    roots: where to look when the index is empty. Runs that are over are not read again: see `Summaries`. Raises
-    UserError for a site that neither a run nor a profile has.
+    Raises UserError for a site that neither a run nor a profile has.
     """
     known = index.entries() or index.rebuild(roots())
     if wanted.site and not any(entry.site == wanted.site for entry in known):
         wanted = wanted._replace(site=Catalogue(os.environ).load(wanted.site)[0].name)  # a site file, or a mistake
-    entries = wanted.entries(known)
+    rows = rows_of(wanted.entries(known), say)
+    passed = [row for row in rows if not wanted.states or row.told["state"] in wanted.states]
+    return passed[: wanted.limit][::-1]
+
+
+def rows_of(entries: Sequence[Entry], say: Callable[[str], None]) -> list[Row]:
+    """Return these runs, asking each scheduler once for all that are not over.
+
+    Runs that are over are not read again: see `Summaries`.
+    """
     summaries = Summaries()
     told = {entry.path: found for entry in entries if (found := summaries.of(entry.folder)) is not None}
     fresh = _statuses([entry.folder for entry in entries if entry.path not in told], say)
@@ -94,13 +107,11 @@ def list_runs(wanted: Wanted, roots: Callable[[], Iterable[Path]], say: Callable
         told[str(path)] = status.as_dict()
         summaries.keep(status.folder, status.state, told[str(path)])
     summaries.save()
-    rows = [
+    return [
         Row(entry.folder, {**told[entry.path], "site": entry.site}, fresh.get(entry.folder.path))
         for entry in entries
         if entry.path in told
     ]
-    passed = [row for row in rows if not wanted.states or row.told["state"] in wanted.states]
-    return passed[: wanted.limit][::-1]
 
 
 def _statuses(folders: Sequence[RunFolder], say: Callable[[str], None]) -> dict[Path, RunStatus]:
@@ -130,19 +141,41 @@ def runs_table(found: Sequence[Row]) -> str:
         return "no runs"
     now = time.time()
     rows: list[tuple[str, ...]] = [("RUN", "SITE", "STATE", "STEP", "AGE", "TIME", "NODES")]
-    rows += [_cells(row.told, now) for row in found]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    rows += [told_cells(row.told, now) for row in found]
     lines = []
-    for cells, row in zip(rows, (None, *found), strict=True):
-        left = [cell.ljust(width) for cell, width in zip(cells[:3], widths, strict=False)]
-        right = [cell.rjust(width) for cell, width in zip(cells[3:], widths[3:], strict=True)]
-        lines.append("  ".join([*left, *right]).rstrip())
+    for line, row in zip(columns(rows, left=3), (None, *found), strict=True):
+        lines.append(line)
         if row and (waits := row.told["waits"]):
             lines.append(f"  waits: {waits_text(waits['reason'], row.told['expected_start'])}")
     return "\n".join(lines)
 
 
-def _cells(told: Mapping[str, Any], now: float) -> tuple[str, ...]:
+def columns(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:
+    """Return a line per row with its cells in columns. left: how many columns begin at their left end; None: all."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if left is None or index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+class Cells(NamedTuple):
+    """What a table shows of a run."""
+
+    run: str
+    site: str
+    state: str
+    step: str
+    age: str
+    took: str
+    nodes: str
+
+
+def told_cells(told: Mapping[str, Any], now: float) -> Cells:
+    """Return the cells of a run's row."""
     step, steps = told["step"], told["steps"]
     done = "" if step is None else f"{100 * step // steps} %" if steps else str(step)
     age = "" if told["submitted"] is None else age_text(now - told["submitted"])
@@ -150,7 +183,8 @@ def _cells(told: Mapping[str, Any], now: float) -> tuple[str, ...]:
     end = now if going else told["ended"]
     took = "" if told["started"] is None or end is None else span(end - told["started"])
     nodes = "" if told["nodes"] is None else str(told["nodes"])
-    return (*map(one_line, (told["run_id"], told["site"], told["state"])), done, age, took, nodes)
+    run, site, state = (one_line(told[key]) for key in ("run_id", "site", "state"))
+    return Cells(run, site, state, done, age, took, nodes)
 
 
 def age_text(seconds: float) -> str:

@@ -137,7 +137,7 @@ def condensed(path: Path, events: Sequence[Mapping[str, Any]]) -> list[Record]:
     steps = {whole(event.get("step")) for event in events if event.get("event") in ("resumed", "checkpoint_saved")}
     merger = _Merger(_Groups(events), sorted(step for step in steps if step is not None))
     with open_plain(path) as file:
-        for record in _records(file):
+        for record in records(file):
             merger.add(record)
     return merger.rows
 
@@ -261,7 +261,7 @@ def _stands_for(before: Record, line: _Line, stalls: Mapping[str, float]) -> Rec
 # --- the whole file
 
 
-def _records(file: BinaryIO) -> Iterator[Record]:
+def records(file: BinaryIO) -> Iterator[Record]:
     """Yield the sound records, many lines parsed at once."""
     rest = b""
     while chunk := file.read(_CHUNK):

@@ -63,6 +63,7 @@ events = [
     {{"event": "attempt_started", "attempt": 0, "nodes": 1}},
     {{"event": "started", "attempt": 0, "step": 0, "nodes": 1}},
     {{"event": "first_step", "attempt": 0, "step": 1}},
+    {{"event": "evaluated", "attempt": 0, "step": 20, "loss": 2.5}},
     {{"event": "finished", "attempt": 0, "step": 20}},
     {{"event": "attempt_ended", "attempt": 0, "exit_code": 0, "decision": "done"}},
     {{"event": "job_ended", "attempt": 0, "exit_code": 0, "decision": "done"}},

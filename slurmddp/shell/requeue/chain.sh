@@ -3,7 +3,9 @@
 # The site forbids scontrol requeue: this script is submitted again, to begin when this job has ended. Usage: requeue REASON
 requeue() {
   trap '' TERM INT USR2
-  local next without=()
+  local next without=() after=afterany:$job_id
+  # A sweep with --at-most: one job of this name at a time. The option below would replace that of the script.
+  ! grep -qsx '#SBATCH --dependency=singleton' "$run/job.sh" || after+=,singleton
   ((${#excluded[@]} == 0)) || without=(--exclude="$(IFS=,; echo "${excluded[*]}")")
   next=$(
     cd "${run%/*}" || exit # as at the first submission
@@ -15,7 +17,7 @@ requeue() {
           ;;
       esac
     done
-    timeout 20 sbatch --parsable --dependency="afterany:$job_id" --output="${run//%/%%}/logs/job.log" "${without[@]}" "$run/job.sh" "$run"
+    timeout 20 sbatch --parsable --dependency="$after" --output="${run//%/%%}/logs/job.log" "${without[@]}" "$run/job.sh" "$run"
   ) || {
     say "could not submit the job that should continue the run"
     return 1

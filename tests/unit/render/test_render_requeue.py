@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from slurmddp.slurm.base import KEPT, LEAKING
 from tests.helpers import SHELL
 
@@ -16,7 +18,12 @@ def test_the_lists_of_variables_are_those_of_a_submission() -> None:
     assert f"{' | '.join(sorted(KEPT))}) ;;" in text
 
 
-def test_it_inherits_nothing_that_this_job_was_given(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "dependency"),
+    [("", "afterany:7"), ("#SBATCH --dependency=singleton\n", "afterany:7,singleton")],
+    ids=["alone", "in a sweep with --at-most"],
+)
+def test_it_inherits_nothing_that_this_job_was_given(tmp_path: Path, option: str, dependency: str) -> None:
     """What `clean_environment` keeps and takes away when a person submits from inside a job."""
     given = ("SLURM_JOB_ID", "SLURMD_NODENAME", "SRUN_DEBUG", "SALLOC_X", "PMI_RANK", "PMIX_ID", "SBATCH_QOS",
              "SLURMDDP_RUN", "SQUEUE_FORMAT")  # fmt: skip
@@ -27,7 +34,8 @@ def test_it_inherits_nothing_that_this_job_was_given(tmp_path: Path) -> None:
     functions = "".join(f"source {SHELL}/{name}.sh\n" for name in ("messages", "requeue/chain"))
     stubs = 'say() { :; }; event() { echo "$2"; }; alert() { :; }; json() { printf \'"%s"\' "$1"; }\n'
     values = f"run='{tmp_path}/runs/my run'; job_id=7; requeue_policy=chain; excluded=(node3)\n"
-    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/my run").mkdir(parents=True)
+    (tmp_path / "runs/my run/job.sh").write_text(f"#!/bin/bash\n{option}")
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **dict.fromkeys((*given, *kept), "a\nb")}
     done = subprocess.run(
         ["bash", "-uc", f"{functions}{stubs}{values}requeue 'time limit'"],
@@ -40,4 +48,4 @@ def test_it_inherits_nothing_that_this_job_was_given(tmp_path: Path) -> None:
     names = {line.split("=")[0] for line in (tmp_path / "given").read_text().splitlines() if "=" in line}
     assert names.isdisjoint(given) and names >= set(kept)
     words = (tmp_path / "words").read_text()
-    assert "--dependency=afterany:7 " in words and "--exclude=node3 " in words
+    assert f"--dependency={dependency} " in words and "--exclude=node3 " in words
