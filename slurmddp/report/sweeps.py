@@ -82,7 +82,7 @@ def exit_code(points: Sequence[PointRow]) -> int:
 
 
 def status_text(sweep: Sweep, points: Sequence[PointRow]) -> str:
-    """Return a line per point, and the counts of the states."""
+    """Return a line per point, one more for the cause of a failure, and the counts of the states."""
     now = time.time()
     rows = [("POINT", *sweep.keys, "STATE", "STEP", "TIME", "RUN")]
     for point in points:
@@ -93,7 +93,11 @@ def status_text(sweep: Sweep, points: Sequence[PointRow]) -> str:
         rows.append((*_cells(sweep, point), state or point.state, step, took, run))
     counts = Counter(point.state for point in points)
     most = f", at most {sweep.at_most} at once" if sweep.at_most else ""
-    lines = [f"sweep  {sweep.id}: {len(points)} points{most}", *columns(rows)]
+    lines = [f"sweep  {sweep.id}: {len(points)} points{most}"]
+    for line, each in zip(columns(rows), (None, *points), strict=True):
+        lines.append(line)
+        if each and each.row and (cause := each.row.told["cause"]):
+            lines.append(f"  cause: {one_line(cause)}")
     lines.append(", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
     if any(point.state in AGAIN or point.row is None for point in points):
         lines.append(f"to run again what failed: slurmddp sweep rerun {sweep.id}")

@@ -246,12 +246,16 @@ def test_every_point_gets_the_secrets_and_no_sbatch_inherits_them(desk: Desk, cl
 def test_what_failed_is_run_again_and_the_best_is_found(desk: Desk, cli: Cli) -> None:
     assert cli("sweep", "job.yaml", *GRID, "--at-most", "2").code == 0
     end(run_of(desk, "gpt-1"), "done", (10, 3.0), (20, 2.5))
+    append_event(
+        run_of(desk, "gpt-2") / "events.jsonl", event="error", attempt=0, rank=0, kind="ValueError", message="bad"
+    )
     end(run_of(desk, "gpt-2"), "failed", (10, 2.0))
     end(run_of(desk, "gpt-3"), "done", (10, 2.1), (20, 2.3))
     end(run_of(desk, "gpt-4"), "done", (10, float("nan")))
     shown = cli("sweep", "status")
     assert shown.code == 1 and "3 done, 1 failed" in shown.out and "at most 2 at once" in shown.out
     assert shown.out.splitlines()[3].split()[:4] == ["gpt-2", "1e-3", "1", "failed"]
+    assert "ValueError: bad" in shown.out.splitlines()[4]
     failed = run_of(desk, "gpt-2")
     assert cli("sweep", "rerun").out.startswith("run     gpt-2-")
     again = next(path for path in folder_of(desk).glob("gpt-2-*") if path != failed)
