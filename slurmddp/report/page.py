@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import islice
 from typing import Any
 
-from slurmddp.errors import UserError
 from slurmddp.render.engine import render
 from slurmddp.report.charts import Chart, figure, line_chart
-from slurmddp.report.explain import leaves, raw
 from slurmddp.report.goodput import goodput_line, recovered_line
+from slurmddp.report.page_facts import Facts, read_facts
 from slurmddp.report.progress import count_nodes, span, speed_text, steps_text
-from slurmddp.report.status import RunStatus, run_status, status_of
-from slurmddp.runs import manifest, metrics
-from slurmddp.runs.curves import Point, read_curves
-from slurmddp.runs.evidence import evidence, whole
+from slurmddp.runs.curves import Point
+from slurmddp.runs.evidence import whole
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.ledger import KINDS, Ledger, ledger
-from slurmddp.runs.timeline import Attempt, Timeline, number, timeline
+from slurmddp.runs.ledger import KINDS
+from slurmddp.runs.timeline import Attempt, number
 from slurmddp.shared.units import human
-from slurmddp.spec.document import read_file
-from slurmddp.spec.layers import Layered
 from slurmddp.visible import visible
 
 #: Rows of a table of events, at most, and characters of one cell.
 _ROWS, _CELL = 200, 2000
-#: Parts of a step, in the order in which they are shown.
-_PARTS = ("data", "forward", "backward", "overlap", "network", "optimizer", "checkpoint", "evaluation", "other")
 #: Events of a failure -> the keys that say what happened.
 _FAULTS: Mapping[str, tuple[str, ...]] = {
     "error": ("kind", "message"), "hang": ("kind", "phase", "ranks", "nodes", "waited"),
@@ -48,39 +40,10 @@ _MADE = ("slurmddp", "command", "directory", "user", "host", "python", "site", "
 Row = tuple[str, Sequence[str]]
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a report says of one run. label: in front of its curves, "" where there is one run only."""
-
-    label: str
-    folder: RunFolder
-    status: RunStatus
-    ledger: Ledger | None
-    timeline: Timeline | None
-    curves: Mapping[str, Sequence[Point]]
-    parts: Mapping[str, float]
-    manifest: Mapping[str, Any]
-    joules: float | None
-    settings: Mapping[str, tuple[str, str]]
-    notes: Sequence[str]
-
-    def events(self, *names: str) -> list[Mapping[str, Any]]:
-        """Return the events of these names, oldest first."""
-        return [event for event in self.status.facts.events if event.get("event") in names]
-
-    def by_attempt(self, name: str) -> dict[int, Mapping[str, Any]]:
-        """Return the newest event of a name for each attempt."""
-        return {at: event for event in self.events(name) if (at := whole(event.get("attempt"))) is not None}
-
-    def newest(self, name: str) -> Mapping[str, Any]:
-        """Return the newest event of a name; empty without one."""
-        return next(iter(self.events(name)[::-1]), {})
-
-
 def report_html(folders: Sequence[RunFolder]) -> str:
     """Return the page. Raises UserError for a damaged submission.json, OSError."""
     labels = ("A", "B") if len(folders) > 1 else ("",)
-    runs = [_read(folder, label) for folder, label in zip(folders, labels, strict=True)]
+    runs = [read_facts(folder, label) for folder, label in zip(folders, labels, strict=True)]
     page = render(
         "report/report.html.j2",
         title=" and ".join(run.folder.id for run in runs),
@@ -89,10 +52,7 @@ def report_html(folders: Sequence[RunFolder]) -> str:
         summary=_merged(_summary(run) for run in runs),
         charts=_charts(runs),
         parts=[_shares(run.parts) for run in runs],
-        ledgers=[
-            _shares({kind: each / 1000 for kind, each in run.ledger.spent.items()} if run.ledger else {})
-            for run in runs
-        ],
+        ledgers=[_shares({kind: each / 1000 for kind, each in run.spent.items()}) for run in runs],
         kinds=KINDS,
         gpu=_merged(_gpu(run) for run in runs),
         stragglers=[_stragglers(run) for run in runs],
@@ -106,88 +66,6 @@ def report_html(folders: Sequence[RunFolder]) -> str:
     )
     # Names that are not UTF-8 have surrogates, which no file in UTF-8 can hold.
     return visible(page).encode("utf-8", errors="backslashreplace").decode()
-
-
-def _read(folder: RunFolder, label: str) -> Facts:
-    notes: list[str] = []
-    try:
-        found = run_status(folder)
-    except UserError as error:  # no Slurm on this machine
-        notes.append(f"the scheduler was not asked: {error}")
-        found = status_of(folder, evidence(folder), None, False, [])
-    facts, going = found.facts, found.state.going
-    now = time.time() if going else None
-    rows, exact = metrics.read(folder.metrics, facts.events, quick=True)
-    book = ledger(facts, rows, script=not folder.job_json.exists(), now=now)
-    if not exact:
-        notes.append("metrics.jsonl is long: goodput and the parts of a step come from lines spread over it")
-    last = found.metrics or {}
-    keys = [
-        "loss",
-        *(f"{unit}_per_second" for unit in found.progress.speed),
-        "mfu",
-        *(k for k in last if k[:3] == "gpu"),
-    ]
-    made: Mapping[str, Any] = {}
-    try:
-        made = manifest.read(folder)
-    except UserError as error:
-        notes.append(str(error))
-    return Facts(
-        label=label,
-        folder=folder,
-        status=found,
-        ledger=book and replace(book, exact=exact),
-        timeline=timeline(found.progress.submitted, facts.events, (), now=now),
-        curves=read_curves(folder.metrics, keys),
-        parts=_parts(rows),
-        manifest=made,
-        joules=_joules(found),
-        settings=_own_settings(folder, made, notes),
-        notes=[*found.notes, *notes],
-    )
-
-
-def _joules(found: RunStatus) -> float | None:
-    from slurmddp.slurm.client import Slurm
-
-    jobs = [] if found.facts.submission and found.facts.submission.scheduler != "slurm" else found.facts.job_ids
-    return Slurm().energy(jobs) if jobs and not jobs[0].is_local else None
-
-
-def _parts(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds by part of a step, of all lines together."""
-    found = dict.fromkeys(_PARTS, 0.0)
-    for row in rows:
-        told = row.get("seconds")
-        for name, value in told.items() if isinstance(told, dict) else ():
-            key = name if name in found else "other"
-            found[key] += max(number(value) or 0.0, 0.0)
-    return found
-
-
-def _own_settings(folder: RunFolder, made: Mapping[str, Any], notes: list[str]) -> dict[str, tuple[str, str]]:
-    """Key of the job -> its value, and the layer and place that set it."""
-    if not folder.job_yaml.exists():
-        return {}
-    try:
-        document = read_file(folder.job_yaml, "job")
-    except UserError as error:
-        notes.append(str(error))
-        return {}
-    told = made.get("origins")
-    origins = told if isinstance(told, dict) else None
-    found = {}
-    for key in filter(None, leaves(Layered(document.tree, document.origins, {}))):
-        above = [".".join(key[:end]) for end in range(len(key), 0, -1)]
-        by = (
-            "not recorded"
-            if origins is None
-            else next((origins[name] for name in above if name in origins), "built-in")
-        )
-        value = raw(document.tree, key)
-        found[above[0]] = ("null" if value is None else str(value), str(by))
-    return found
 
 
 # --- the parts of the page
@@ -265,12 +143,12 @@ def _charts(runs: Sequence[Facts]) -> list[Chart]:
     return [chart for chart in charts if chart]
 
 
-def _shares(seconds: Mapping[str, float]) -> list[tuple[str, float, float, float]]:
-    """Name, seconds, percent, and the percent where its piece of the bar begins."""
+def _shares(seconds: Mapping[str, float]) -> list[tuple[str, float, float, float, int]]:
+    """Name, seconds, percent, the percent where its piece of the bar begins, and its colour: the same in every run."""
     total, at, found = sum(seconds.values()), 0.0, []
-    for name, each in seconds.items():
+    for colour, (name, each) in enumerate(seconds.items()):
         share = 100 * each / total if total else 0.0
-        found.append((name, each, share, at))
+        found.append((name, each, share, at, colour))
         at += share
     return found if total else []
 

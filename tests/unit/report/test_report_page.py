@@ -17,6 +17,7 @@ import pytest
 from slurmddp.report.charts import line_chart
 from slurmddp.runs.curves import Point, read_curves
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.ledger import KINDS
 from tests.helpers import ROOT, Desk, Result
 
 Cli = Callable[..., Result]
@@ -25,6 +26,7 @@ ZERO = 1_793_491_200
 EVIL = "<script>alert(1)</script>"
 OLDER = ROOT / "tests/unit/runs/older/old-20261123-073106-8yhg"
 VOID = {"meta", "br"}
+LOST = list(KINDS).index("lost")
 
 
 class Page(HTMLParser):
@@ -104,7 +106,9 @@ def write_run(
     for path in (run.logs, run.markers):
         path.mkdir(parents=True)
     run.job_json.write_text("{}")
-    run.job_yaml.write_text(f"name: gpt\ntrain:\n  steps: {steps}\n  data: {{path: '/data/{evil}'}}\n")
+    run.job_yaml.write_text(
+        f"name: gpt\ntrain:\n  steps: {steps}\n  data: {{path: '/data/{evil}', exclude: [a.txt]}}\n"
+    )
     made = {"schema": 1, "run": folder.name, "slurmddp": "0.1.0", "command": ["slurmddp", "submit", evil], **manifest}
     run.manifest.write_text(json.dumps(made))
     sent = {"schema": 1, "job_id": "7", "scheduler": "slurm", "command": [], "time": "2026-11-01T00:00:00+00:00"}
@@ -159,7 +163,8 @@ def written(cli: Cli, desk: Desk, *words: str) -> Page:
 
 def test_one_run_when_the_job_is_gone_and_there_is_no_slurm(desk: Desk, cli: Cli) -> None:
     without_slurm(desk)
-    where = {"train.steps": "job file: job.yaml:3", "train": "job file: job.yaml:2"}
+    where = {"train.steps": "job file: job.yaml:3", "train.data": "job file: job.yaml:2"}
+    where |= {"train.data.exclude": "command line: --set train.data.exclude"}
     run = write_run(desk.project / "runs" / "gpt-1", origins=where)
     page = written(cli, desk, str(run.path))
     titles = [text for tag, text in page.texts if tag == "h2"]
@@ -175,6 +180,8 @@ def test_one_run_when_the_job_is_gone_and_there_is_no_slurm(desk: Desk, cli: Cli
     assert {"n2", "compute", "RuntimeError", "boom"} <= set(re.findall(r"\w+", " ".join(page.cells())))
     assert page.after("train.steps") == "300" and page.after("300") == "job file: job.yaml:3"
     assert page.after("name") == "gpt" and page.after("gpt") == "built-in"
+    assert page.after("/data/") == "built-in", "a map that the file has says nothing about its other keys"
+    assert page.after("a.txt") == "command line: --set train.data.exclude"
     assert sum(each.get("class") == "failed" for each in page.all("rect")) == 1
     lines = page.all("polyline")
     assert len(lines) == 4, "training, validation, tokens per second, mfu"
@@ -214,6 +221,8 @@ def test_two_runs(desk: Desk, cli: Cli) -> None:
     at = cells.index("train.steps (differs)")
     assert cells[at + 1 : at + 5] == ["300", "not recorded", "200", "not recorded"]
     assert cells.index("train.steps (differs)") < cells.index("name")
+    lost = [each["class"] for tag, each in page.elements if tag == "i" and each["class"] == f"key c{LOST}"]
+    assert len(lost) == 2, "a kind of time has its own colour, whatever else a run has"
     names = [text for tag, text in page.texts if tag == "span"]
     assert {"training A", "validation A", "training B", "validation B"} <= set(names)
     assert [text for tag, text in page.texts if tag == "h3"][:2] == ["A: gpt-1", "B: gpt-2"]

@@ -1,0 +1,133 @@
+"""What `slurmddp report` says of one run, put together from its folder and its scheduler."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slurmddp.errors import UserError
+from slurmddp.report.explain import leaves, raw
+from slurmddp.report.status import RunStatus, run_status, status_of
+from slurmddp.runs import manifest, metrics
+from slurmddp.runs.curves import Point, read_curves
+from slurmddp.runs.evidence import evidence, whole
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.ledger import Ledger, ledger
+from slurmddp.runs.timeline import Timeline, number, timeline
+from slurmddp.slurm.client import Slurm
+from slurmddp.spec.document import read_file
+from slurmddp.spec.layers import Layered
+
+#: Parts of a step, in the order in which they are shown.
+_PARTS = ("data", "forward", "backward", "overlap", "network", "optimizer", "checkpoint", "evaluation", "other")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a report says of one run. label: in front of its curves, "" where there is one run only."""
+
+    label: str
+    folder: RunFolder
+    status: RunStatus
+    ledger: Ledger | None
+    timeline: Timeline | None
+    curves: Mapping[str, Sequence[Point]]
+    parts: Mapping[str, float]
+    manifest: Mapping[str, Any]
+    joules: float | None
+    settings: Mapping[str, tuple[str, str]]
+    notes: Sequence[str]
+
+    @property
+    def spent(self) -> Mapping[str, int]:
+        """Milliseconds by kind of time; empty for a run that was not submitted."""
+        return self.ledger.spent if self.ledger else {}
+
+    def events(self, *names: str) -> list[Mapping[str, Any]]:
+        """Return the events of these names, oldest first."""
+        return [event for event in self.status.facts.events if event.get("event") in names]
+
+    def by_attempt(self, name: str) -> dict[int, Mapping[str, Any]]:
+        """Return the newest event of a name for each attempt."""
+        return {at: event for event in self.events(name) if (at := whole(event.get("attempt"))) is not None}
+
+    def newest(self, name: str) -> Mapping[str, Any]:
+        """Return the newest event of a name; empty without one."""
+        return next(iter(self.events(name)[::-1]), {})
+
+
+def read_facts(folder: RunFolder, label: str = "") -> Facts:
+    """Read a run folder, and ask the scheduler if there is one. Raises UserError (damaged file), OSError."""
+    notes: list[str] = []
+    try:
+        found = run_status(folder)
+    except UserError as error:  # no Slurm on this machine
+        notes.append(f"the scheduler was not asked: {error}")
+        found = status_of(folder, evidence(folder), None, False, [])
+    facts, going = found.facts, found.state.going
+    now = time.time() if going else None
+    rows, exact = metrics.read(folder.metrics, facts.events, quick=True)
+    book = ledger(facts, rows, script=not folder.job_json.exists(), now=now)
+    if not exact:
+        notes.append("metrics.jsonl is long: goodput and the parts of a step come from lines spread over it")
+    last = found.metrics or {}
+    keys = [f"{unit}_per_second" for unit in found.progress.speed]
+    keys = ["loss", *keys, "mfu", *(key for key in last if key.startswith("gpu"))]
+    made: Mapping[str, Any] = {}
+    try:
+        made = manifest.read(folder)
+    except UserError as error:
+        notes.append(str(error))
+    return Facts(
+        label=label,
+        folder=folder,
+        status=found,
+        ledger=book and replace(book, exact=exact),
+        timeline=timeline(found.progress.submitted, facts.events, rows, now=now),
+        curves=read_curves(folder.metrics, keys),
+        parts=_parts(rows),
+        manifest=made,
+        joules=_joules(found),
+        settings=_own_settings(folder, made, notes),
+        notes=[*found.notes, *notes],
+    )
+
+
+def _joules(found: RunStatus) -> float | None:
+    jobs = [] if found.facts.submission and found.facts.submission.scheduler != "slurm" else found.facts.job_ids
+    return Slurm().energy(jobs) if jobs and not jobs[0].is_local else None
+
+
+def _parts(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds by part of a step, of all lines together."""
+    found = dict.fromkeys(_PARTS, 0.0)
+    for row in rows:
+        told = row.get("seconds")
+        for name, value in told.items() if isinstance(told, dict) else ():
+            key = name if name in found else "other"
+            found[key] += max(number(value) or 0.0, 0.0)
+    return found
+
+
+def _own_settings(folder: RunFolder, made: Mapping[str, Any], notes: list[str]) -> dict[str, tuple[str, str]]:
+    """Key of the job -> its value, and the layer and place that set it."""
+    if not folder.job_yaml.exists():
+        return {}
+    try:
+        document = read_file(folder.job_yaml, "job")
+    except UserError as error:
+        notes.append(str(error))
+        return {}
+    origins, found = made.get("origins"), {}
+    for key in filter(None, leaves(Layered(document.tree, document.origins, {}))):
+        name = ".".join(key)
+        item = re.sub(r"(\.[0-9]+)+$", "", name)  # of a list that was set as a whole
+        by = "not recorded"
+        if isinstance(origins, dict):
+            by = str(origins.get(name) or origins.get(item) or "built-in")
+        value = raw(document.tree, key)
+        found[name] = ("null" if value is None else str(value), by)
+    return found
