@@ -184,7 +184,7 @@ read_secrets() {
 prepare_network() {
   local per_node=1 # where nodes may differ, too
   ((gpus_per_node == 0)) || [[ -n "$counted" ]] || per_node=$ranks
-  SLURMDDP_COMMAND=("${container[@]}" "$python" -m slurmddp.runtime.network --node "$host" --nodes "$SLURMDDP_NETWORK_NODES"
+  SLURMDDP_COMMAND=("${container[@]}" "$python" -m slurmddp.runtime.network --run "$run" --node "$host" --nodes "$SLURMDDP_NETWORK_NODES"
     --number "$node_rank" --ranks "$per_node" --head "$head" --port "$SLURMDDP_PORT" --logs "$logs/network"
     --scratch "$scratch" --fabric "$fabric" --min-bandwidth "${min_bandwidth:-0}")
   [[ -z "$allow_socket" ]] || SLURMDDP_COMMAND+=(--allow-socket)

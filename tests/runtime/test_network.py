@@ -1,11 +1,20 @@
 """The measurement of the network: real processes with gloo on the loopback, one per node."""
 
+import contextlib
+import datetime
+import itertools
 import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from torch.distributed import TCPStore
+
+from slurmddp.runs.create import write_key
 
 from .harness import PATIENCE, ROOT, free_port
 
@@ -19,6 +28,9 @@ class Nodes:
     folder: Path
     port: int = field(default_factory=free_port)
 
+    def __post_init__(self) -> None:
+        write_key(self.folder / "rendezvous.key")
+
     def measure(self, *options: str, absent: str = "") -> tuple[list[str], list[str]]:
         """Return the lines of the verdict, and what the nodes wrote to stderr."""
         started = [self._start(number, options) for number, name in enumerate(NAMES) if name != absent]
@@ -28,7 +40,7 @@ class Nodes:
     def _start(self, number: int, options: tuple[str, ...]) -> subprocess.Popen[str]:
         places = {
             "node": NAMES[number], "nodes": " ".join(NAMES), "number": number, "head": "127.0.0.1", "port": self.port,
-            "logs": self.folder, "scratch": self.folder,
+            "logs": self.folder, "scratch": self.folder, "run": self.folder,
         }  # fmt: skip
         words = [f"--{name}={value}" for name, value in places.items()]
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
@@ -53,3 +65,33 @@ def test_a_network_below_the_floor_is_measured_in_pairs(tmp_path: Path) -> None:
 def test_a_node_that_does_not_start_is_named(tmp_path: Path) -> None:
     lines, _ = Nodes(tmp_path).measure("--wait=8", absent="n1")
     assert lines == ["none not measured: n1 did not start within 8 s", 'facts {"result": "none"}']
+
+
+@contextlib.contextmanager
+def intruder(port: int, values: dict[str, str]) -> Iterator[None]:
+    """Somebody on the network who writes these values into the nodes' store, again and again."""
+    done = threading.Event()
+
+    def write() -> None:
+        store = None
+        while not done.wait(0.01):
+            with contextlib.suppress(RuntimeError):  # there is no store yet, or no more
+                store = store or TCPStore("127.0.0.1", port, timeout=datetime.timedelta(seconds=1))
+                for name, value in values.items():
+                    store.set(name, value)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+
+
+def test_forged_speeds_blame_no_node(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    pairs = itertools.permutations(NAMES, 2)
+    forged = {f"speed/{number}/{a}/{b}": "0" if "n2" in (a, b) else "5000" for a, b in pairs for number in range(4)}
+    with intruder(nodes.port, forged):
+        lines, errors = nodes.measure("--min-bandwidth=1000")
+    assert "somebody else wrote speed/" in lines[0] and "not measured" in lines[0], errors
+    assert not any(line.startswith("bad ") for line in lines)

@@ -65,12 +65,14 @@ class SignedBackend(RendezvousBackend):
 
 
 class SignedStore:
-    """The part of torch's Store that agents use. Values are signed; counters (`add`) cannot be, and hold no content:
-    a forged one makes an agent wait, or not wait, for the others.
+    """The part of torch's Store that agents and the measurement of the network use. Values are signed; counters (`add`)
+    cannot be, and hold no content: a forged one makes an agent wait, or not wait, for the others.
     """
 
     def __init__(self, store: Any, key: Key, where: Sequence[str], *, start: int) -> None:
-        """`store`: torch's. `where`: rendezvous id and attempt. Signatures cover these, the start, and the name."""
+        """`store`: torch's. `where`: whose store it is (the rendezvous id) and attempt. Signatures cover these, the
+        start, and the name.
+        """
         self.start = str(start)
         self._store, self._key, self._where = store, key, ("store", *where, self.start)
 
@@ -109,6 +111,6 @@ class SignedStore:
             return self._key.open(sealed, *self._where, name)
         except ForgedError as error:
             raise ForgedError(
-                f"somebody else wrote {name} into the agents' store of rendezvous {self._where[1]} ({error}): "
-                f"this attempt fails. Another user may be attacking the run: tell the site's support"
+                f"somebody else wrote {name} into the store of {self._where[1]} ({error}). It was not read. "
+                f"Another user may be attacking the run: tell the site's support"
             ) from error

@@ -15,10 +15,12 @@ import torch
 import torch.distributed as dist
 
 from slurmddp.runtime.agent import stores
+from slurmddp.runtime.agent.signed import SignedStore
 from slurmddp.runtime.network import nccl_log, pairs
 from slurmddp.runtime.network.judge import Measured, not_measured, verdict
 from slurmddp.runtime.network.nccl_log import Transport
 from slurmddp.runtime.network.settings import Settings
+from slurmddp.runtime.signing import ForgedError
 from slurmddp.runtime.watch.process_exit import leave
 from slurmddp.shared.files import write_whole
 from slurmddp.shared.units import listed
@@ -41,7 +43,8 @@ class Rank:
 
     def __init__(self, own: Settings) -> None:
         self._own = own
-        self._store: Any = None
+        self._plain: Any = None  # torch's store. The backend exchanges addresses in it, unsigned
+        self._store: Any = None  # the same, for what the ranks tell each other
         self._log = own.scratch / f"slurmddp-nccl-{own.port}-{own.local}.log"
         self._began = time.monotonic()
 
@@ -72,9 +75,10 @@ class Rank:
         own, limit = self._own, datetime.timedelta(seconds=self._own.wait)
         address = stores.resolve(own.head, own.port)
         if own.rank == 0:
-            self._store = stores.serve(address, own.port, limit, several_nodes=len(own.nodes) > 1)
+            self._plain = stores.serve(address, own.port, limit, several_nodes=len(own.nodes) > 1)
         else:
-            self._store = stores.connect(address, own.port, limit)
+            self._plain = stores.connect(address, own.port, limit)
+        self._store = SignedStore(self._plain, own.key, ("the measurement of the network", own.attempt), start=own.port)
         self._store.set(f"here/{own.node}/{own.local}", "1")
         self._meet("joined")
         self._store.wait(["joined/all"], limit)
@@ -102,7 +106,7 @@ class Rank:
         """Connect with these ranks, and no others, as the backend connects the ranks of the training."""
         dist.init_process_group(
             self._backend,
-            store=dist.PrefixStore(name, self._store),
+            store=dist.PrefixStore(name, self._plain),
             rank=ranks.index(self._own.rank),
             world_size=len(ranks),
             timeout=datetime.timedelta(seconds=seconds),
@@ -228,13 +232,13 @@ class Rank:
 
     def _others(self) -> str:
         """What is known of the other nodes, in few words."""
-        with contextlib.suppress(RuntimeError, AttributeError):
-            here = {node: self._store.check([f"here/{node}/0"]) for node in self._own.nodes}
+        with contextlib.suppress(RuntimeError, AttributeError, ForgedError):
+            here = {node: self._plain.check([f"here/{node}/0"]) for node in self._own.nodes}
             missing = [node for node, there in here.items() if not there]
             if missing:
                 return f"{listed(missing, 3)} did not start within {self._own.wait:.0f} s"
             for node in self._own.nodes:
-                if self._store.check([f"failed/{node}"]):
+                if self._plain.check([f"failed/{node}"]):
                     return f"{node}: {self._store.get(f'failed/{node}').decode(errors='replace')}"
         return ""
 

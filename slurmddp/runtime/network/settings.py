@@ -1,10 +1,12 @@
 """What node.sh tells a rank of the measurement."""
 
+import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurmddp.runtime import signing
 from slurmddp.runtime.network.judge import Wish
 
 
@@ -16,6 +18,7 @@ class Settings:
     local, ranks: this rank's number on its node, and how many each node has.
     head, port: where the ranks meet.      logs: the folder of the measurement's files, shared by all nodes.
     scratch: a folder on this node.        wait: seconds for all ranks to join.
+    key, attempt: signatures are made with the run's key and cover the attempt.
     """
 
     node: str
@@ -29,6 +32,8 @@ class Settings:
     scratch: Path
     wait: float
     wish: Wish
+    key: signing.Key
+    attempt: str
 
     @property
     def rank(self) -> int:
@@ -40,9 +45,11 @@ class Settings:
 
 
 def read(words: Sequence[str]) -> Settings:
-    """Read the command line. argparse ends the process where it is wrong: only node.sh writes it."""
+    """Read the command line and the run's key. argparse ends the process where the line is wrong: only node.sh writes
+    it. Raises UserError for the key.
+    """
     parser = ArgumentParser(prog="slurmddp.runtime.network")
-    for name in ("node", "nodes", "head", "logs", "scratch"):
+    for name in ("run", "node", "nodes", "head", "logs", "scratch"):
         parser.add_argument(f"--{name}", required=True)
     for name, default in (("number", None), ("port", None), ("local", 0), ("ranks", 1)):
         parser.add_argument(f"--{name}", type=int, required=default is None, default=default)
@@ -63,4 +70,6 @@ def read(words: Sequence[str]) -> Settings:
         scratch=Path(given.scratch),
         wait=given.wait,
         wish=Wish(given.fabric, given.min_bandwidth or None, given.allow_socket),
+        key=signing.load(Path(given.run)),
+        attempt=os.environ.get("SLURMDDP_ATTEMPT", "0"),
     )
