@@ -66,6 +66,8 @@ def _parse(file: BinaryIO) -> Lines:
 
 def record_of(line: bytes) -> dict[str, Any] | None:
     """Return the JSON object of a line; None for anything else."""
+    if line.lstrip()[:1] != b"{":  # a file may have millions of them
+        return None
     try:
         record = json.loads(line) if len(line) <= LONGEST else None
     except (ValueError, RecursionError):  # ValueError: bad UTF-8 or JSON, or a number of thousands of digits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from slurmddp.errors import UserError
@@ -142,7 +143,7 @@ class Evidence:
                 return None
         return None
 
-    @property
+    @cached_property
     def attempt(self) -> int | None:
         """The newest attempt that anything tells of."""
         attempts = [number for event in self.events if (number := whole(event.get("attempt"))) is not None]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -26,6 +27,8 @@ _LOOKS = 4 * _POINTS
 _CHUNK = 2**20
 _BATCH = 500
 _HUGE = 1e12
+#: Without blank lines, of which there may be millions.
+_LINE = re.compile(rb"[^\n]+\n")
 #: Keys of a line that the ledger reads.
 _KEPT = ("time", "attempt", "step", "seconds", "rank")
 #: Events after which the lines belong to another start of the ranks, or may.
@@ -175,7 +178,8 @@ def _sample(path: Path, groups: _Groups) -> list[_Line]:
         size = os.fstat(file.fileno()).st_size
         first = _lines(file, 0, min(_LOOK * 16, size), whole=True)[:1]
         last = _lines(file, max(size - _TAIL, 0), size)[-1:]
-        found = [*first, *(_line_at(file, size * point // _POINTS, size) for point in range(1, _POINTS)), *last]
+        points = (_line_at(file, size * point // _POINTS, size) for point in range(1, _POINTS))
+        found = [*first, *takewhile(bool, points), *last]  # where one finds nothing, the next ones would search in vain
         borders = _Borders(file, groups)
         lines: list[_Line] = []
         for line in found:
@@ -224,11 +228,10 @@ def _lines(file: BinaryIO, begin: int, end: int, *, whole: bool = False) -> list
     if not whole and not at:
         return []
     before: Record | None = None
-    while (stop := data.find(b"\n", at)) >= 0:
-        if (record := record_of(data[at:stop])) is not None:
-            lines.append(_Line(begin + at, begin + stop + 1, record, before))
+    for line in _LINE.finditer(data, at, data.rfind(b"\n") + 1):
+        if (record := record_of(line[0])) is not None:
+            lines.append(_Line(begin + line.start(), begin + line.end(), record, before))
             before = record
-        at = stop + 1
     return lines
 
 
