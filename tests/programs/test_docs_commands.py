@@ -38,6 +38,7 @@ ELSEWHERE = {
         "needs an allocation: tests/cluster/test_runs.py::test_runs_side_by_side_in_one_allocation",
     r"apptainer |slurmddp build-image (?!.*--dry-run)": "needs Apptainer and a registry: tests/cluster/test_images.py",
     r"slurmddp checkpoint export": "needs PyTorch: tests/runtime/test_export.py",
+    r"slurmddp report .*--compare ": "names a run of the page: tests/unit/report/test_report_page.py",
     r"rsync ": "needs a second host",
     r"slurmddp rehearse ": "needs a real Slurm: tests/cluster/test_rehearse.py",
     r"slurmddp preflight ": "needs a real Slurm: tests/cluster/test_network.py",
@@ -133,7 +134,8 @@ def place(desk: Desk) -> Iterator[Desk]:
     for name in ("image.sif", "images/pytorch.sif"):
         desk.write(name, SIF)
     desk.write("Dockerfile", "FROM ubuntu:24.04\nARG VERSION\n")
-    desk.write("slurm-1234.out", "step 1\n")
+    for name in ("slurm-1234.out", "node1.log"):
+        desk.write(name, "step 1\n")
     desk.write("train.sbatch", "#!/bin/bash\n#SBATCH --time=1:00:00\npython train.py\n")
     for name in ("train.py", "requirements.txt", "src/a.py"):
         desk.write(name, "")
