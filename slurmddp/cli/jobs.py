@@ -79,7 +79,7 @@ def _hand_over(prepared: "Prepared", *, as_json: bool, repeats: str | None = Non
     opt.say(f"to follow: slurmddp logs {handed.run_id} -f")
 
 
-@opt.job_command(without=("job", "args"))
+@opt.job_command(without=("job", "args", "module"))
 def resume(asked: opt.Asked, run: Run = LAST, as_json: Json = False) -> None:
     """Continue a run from its newest checkpoint, in a new run. The same as `submit --resume RUN`."""
     _hand_over(asked.prepare(strict=True, resume=run), as_json=as_json)

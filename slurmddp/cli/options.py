@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 if TYPE_CHECKING:
-    from slurmddp.launch.prepare import Prepared
+    from slurmddp.launch.prepare import Prepared, Request
 
 
 def site_names(incomplete: str) -> list[str]:
@@ -53,9 +53,10 @@ def _setting(metavar: str, help: str, *names: str, kind: Any = str | None, **mor
 #: What every command on a job takes: parameter -> how it stands on the command line.
 _SHARED: dict[str, Any] = {
     "job": Annotated[
-        str | None, typer.Argument(metavar="JOB.yaml|SCRIPT.py", help="Job file, or your training script")
+        str | None, typer.Argument(metavar="JOB.yaml|SCRIPT", help="Job file, or your training script (.py, .sh)")
     ],
     "args": Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments for your script, after --")],
+    "module": _setting("MODULE", "Start a Python module; what follows are its arguments", "-m", "--module"),
     "site": _setting("SITE", "Site profile: a name, or a YAML file", autocompletion=site_names),
     "name": _setting("NAME", "Job name"),
     "nodes": _setting("N", "Nodes: 4, 2-4 (a range), 4+1 (one spare)"),
@@ -82,20 +83,28 @@ _KEYS = {
 
 
 class Asked(NamedTuple):
-    """What a command on a job was asked: the job or script, its arguments, and the command line's layer."""
+    """What a command on a job was asked: the job, script or module, its arguments, and the command line's layer."""
 
     job: str | None
     args: tuple[str, ...]
     options: list[tuple[str, Any, str]]
+    module: str | None = None
 
     def prepare(self, *, strict: bool, resume: str | None = None, inside: bool = False) -> "Prepared":
         """Resolve and plan the job. Raises UserError."""
-        from slurmddp.launch.prepare import Request, prepare
+        from slurmddp.launch.prepare import prepare
+
+        return prepare(self.request(strict=strict, resume=resume, inside=inside))
+
+    def request(self, *, strict: bool = True, resume: str | None = None, inside: bool = False) -> "Request":
+        """Return what is prepared."""
+        from slurmddp.launch.prepare import Request
 
         job, args = self.job, self.args
-        if resume is not None and job is not None and job.startswith("-"):  # no job is named: it stood behind --
+        behind = resume is not None and job is not None and job.startswith("-")  # it stood behind --
+        if job is not None and (behind or self.module is not None):  # no job is named: it is the first argument
             args, job = (job, *args), None
-        return prepare(Request(job, args, self.options, resume, strict, inside))
+        return Request(job, args, self.options, resume, strict, inside, module=self.module)
 
 
 def job_command(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -138,7 +147,7 @@ def _asked(values: dict[str, Any]) -> Asked:
         if not equals or not key:
             raise UserError(f"--set {item!r} is not KEY=VALUE", todo="for example --set train.steps=1000")
         options.append((key, value, f"--set {key}"))
-    return Asked(values.get("job"), tuple(values.get("args") or ()), options)
+    return Asked(values.get("job"), tuple(values.get("args") or ()), options, values.get("module"))
 
 
 def say(text: str) -> None:

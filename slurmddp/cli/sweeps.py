@@ -61,11 +61,10 @@ def submit(
 ) -> None:
     """Submit a run for each point of a grid, or for each row of a table. All points are checked before the first is
     submitted."""
-    from slurmddp.launch.prepare import Request
     from slurmddp.launch.sweeps import plan_sweep, read_points, submit_sweep
 
     points = read_points(grid or (), rows, many=yes)
-    planned = plan_sweep(Request(asked.job, asked.args, asked.options), points, at_most)
+    planned = plan_sweep(asked.request(), points, at_most)
     first = next(iter(planned.jobs.values()))
     opt.show_notes(first)
     if dry_run:

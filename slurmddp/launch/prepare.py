@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slurmddp.errors import UserError
+from slurmddp.launch.modules import module_file
 from slurmddp.plan.build import make_plan
-from slurmddp.plan.model import Allocation, Context, Plan
+from slurmddp.plan.model import BASH_SUFFIX, Allocation, Context, Plan
 from slurmddp.plan.sbatch import missing_settings
 from slurmddp.runs.version import version
 from slurmddp.sites.catalogue import Catalogue, config_files
@@ -30,11 +31,13 @@ JOB_SUFFIXES = (".yaml", ".yml")
 class Request:
     """What a command was asked.
 
-    job:     a job file, what one contains, or a Python script; None where `resume` names a run whose job is taken.
-    args:    what stood behind `--`: the script's arguments.
+    job:     a job file, what one contains, or a script; None where `module` is given, or where `resume` names a run
+             whose job is taken.
+    args:    what stood behind `--`: the program's arguments.
     options: (key path, value, how the user wrote it).
     resume:  the run to continue: id, prefix, job id, folder or `last`.
     written: a run's own job.yaml: what looks like a secret in it is written down already.
+    module:  a Python module to start, in the place of a job file.
     """
 
     job: str | Mapping[str, Any] | None
@@ -44,6 +47,7 @@ class Request:
     strict: bool = True
     inside: bool = False
     written: bool = False
+    module: str | None = None
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
@@ -63,6 +67,7 @@ def prepare(request: Request) -> Prepared:
     if not request.written:
         refuse_secrets(resolved)
     cwd = _cwd(request.environment)
+    resolved = _with_project(resolved, cwd)
     folders = tuple(str(path / "checkpoints") for path in resumed)
     allocation = _allocation(request.environment) if request.inside else None
     seconds = _save_seconds(resumed)
@@ -76,7 +81,7 @@ def prepare(request: Request) -> Prepared:
 def resolved_job(request: Request, resumed: Sequence[Path] = ()) -> Resolved:
     """Return the job and its site, without a plan. Raises UserError."""
     job_file, options = _job_and_options(request)
-    if job_file is None and request.job is None:
+    if job_file is None and request.job is None and request.module is None:
         if not resumed:
             raise UserError(
                 "no job file or script given", todo="add one to the command line; `slurmddp init` writes job.yaml"
@@ -96,6 +101,15 @@ def resolved_job(request: Request, resumed: Sequence[Path] = ()) -> Resolved:
     configured = config_files(request.environment)
     sources = Sources(job_file, options, request.environment, configured, _site_of(resumed))
     return resolve(sources, catalogue.load, lambda: _detected(catalogue, request), strict=request.strict)
+
+
+def _with_project(resolved: Resolved, cwd: str) -> Resolved:
+    """Return the job with this folder as its project if its module is here: `python -m` would find it here, too."""
+    train = resolved.job.train
+    if train.module is None or train.project is not None or module_file(cwd, train.module) is None:
+        return resolved
+    train = train.model_copy(update={"project": cwd})
+    return resolved._replace(job=resolved.job.model_copy(update={"train": train}))
 
 
 def _site_of(resumed: Sequence[Path]) -> tuple[str, str] | None:
@@ -122,24 +136,27 @@ def _save_seconds(runs: Sequence[Path]) -> float | None:
 
 def _job_and_options(request: Request) -> tuple[Path | Document | None, list[tuple[str, Any, str]]]:
     options = list(request.options)
+    args = ("train.args", [str(item) for item in request.args], "after --")
+    if request.module is not None:
+        return None, [("name", request.module, "-m"), ("train.module", request.module, "-m"), args, *options]
     if isinstance(request.job, Mapping):
         return read_data(request.job, "job", "job"), options
     if request.job is None or request.job.endswith(JOB_SUFFIXES):
         if request.args:
-            options.append(("train.args", [str(item) for item in request.args], "after --"))
+            options.append(args)
         return (Path(request.job) if request.job else None), options
     script = Path(request.job)
-    if script.suffix != ".py":
+    if script.suffix not in (".py", BASH_SUFFIX):
         if script.is_dir():
             raise UserError("is a directory, not a job file", where=request.job, todo="give the YAML file in it")
         todo = "give one of the two; `slurmddp init JOB.yaml` writes a job file"
         if request.resume is not None:
             todo = "to pass it to the script of the resumed run: --resume RUN RUN_FOLDER/job.yaml -- ARGS"
-        raise UserError("is neither a job file (.yaml) nor a Python script (.py)", where=request.job, todo=todo)
+        raise UserError("is neither a job file (.yaml) nor a script (.py, .sh)", where=request.job, todo=todo)
     front: list[tuple[str, Any, str]] = [("name", job_name(script), request.job)]
     # `$` has a meaning in paths of a job file; the command line's own words have none left.
     front.append(("train.script", request.job.replace("$", "$$"), request.job))
-    front.append(("train.args", [str(item) for item in request.args], "after --"))
+    front.append(args)
     return None, front + options
 
 

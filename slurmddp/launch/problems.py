@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from slurmddp.alerts import secrets
 from slurmddp.errors import UserError
 from slurmddp.images.sif import is_sif, sif_architecture
+from slurmddp.launch.modules import module_file
 from slurmddp.launch.prepare import Prepared
 from slurmddp.plan.layout import partition_of
 from slurmddp.plan.model import Plan
@@ -181,12 +182,29 @@ def _program(prepared: Prepared) -> Iterator[UserError]:
             where=prepared.resolved.location("train", "project"),
             todo="correct the path",
         )
-    elif program.script:
-        script = program.script
-        if program.in_snapshot and program.project is not None:
-            script = os.path.join(program.project, script.removeprefix("code/project/"))
-        if not os.path.isfile(script):
-            yield UserError(f"the script {script} does not exist", where=where, todo="correct its path")
+    elif program.module:
+        folder = program.project or plan.cwd
+        package = os.path.join(folder, program.module.split(".")[0])
+        if os.path.isfile(f"{package}/__init__.py") and module_file(folder, program.module) is None:
+            yield UserError(
+                f"the package {package} has no module {program.module} that Python can start",
+                where=prepared.resolved.location("train", "module"),
+                todo="correct its name; a package needs a __main__.py",
+            )
+    elif program.script and not os.path.isfile(program.source):
+        yield UserError(f"the script {program.source} does not exist", where=where, todo="correct its path")
+    elif program.bash and (line := _batch_line(Path(program.source))):
+        yield UserError(
+            f"{program.source} is a batch script (line {line}): slurmddp would run it on each rank",
+            where=where,
+            todo="make a job file of it: slurmddp import FILE -o job.yaml",
+        )
+
+
+def _batch_line(script: Path) -> int | None:
+    """Return the number of the first line that sbatch would read; None if there is none."""
+    with script.open(encoding="utf-8", errors="replace") as file:
+        return next((number for number, line in enumerate(file, 1) if line.startswith("#SBATCH")), None)
 
 
 def _belongs_to_the_system(folder: str) -> bool:

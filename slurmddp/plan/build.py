@@ -72,7 +72,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         scheduler=site.scheduler,
         inside=context.inside,
         cwd=context.cwd,
-        workdir=context.cwd if program.script or program.project else "",
+        workdir=context.cwd if program.own or program.project else "",
         nodes=nodes,
         layout=layout,
         batch=batch,

@@ -31,7 +31,7 @@ def plan_environment(
         _node_caches(amd=resolved.site.gpu_vendor == "amd"),
         _network(job),
         _debug() if job.network.debug else None,
-        _observe(job) if job.train.script and job.train.observe != "off" else None,
+        _observe(job) if job.train.task is None and job.train.observe != "off" else None,
         VariableGroup("the job's own", tuple(Variable(name, value) for name, value in job.environment.items())),
     ]
     return tuple(group for group in groups if group and group.variables)

@@ -10,6 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 from slurmddp import __version__
 
+#: How the name of a script ends that bash runs, instead of Python.
+BASH_SUFFIX = ".sh"
+
 
 class Allocation(NamedTuple):
     """The Slurm allocation that we are in. cpus_per_node: what it has of each node, None where that is not known."""
@@ -146,14 +149,39 @@ class VariableGroup(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What torchrun starts on each rank. script: below code/ of the run folder, or an absolute path; empty for the
-    bundled entrypoint, which gets the run folder as its argument."""
+    """What runs on each rank. script: below code/ of the run folder, or an absolute path; module: a Python module.
+
+    Both are empty for the bundled entrypoint, which gets the run folder as its argument.
+    """
 
     script: str
     in_snapshot: bool
     args: tuple[str, ...]
     project: str | None
     python_path: tuple[str, ...]
+    module: str = ""
+
+    @property
+    def own(self) -> bool:
+        """Whether it is the user's own program."""
+        return bool(self.script or self.module)
+
+    @property
+    def bash(self) -> bool:
+        """Whether bash runs the script."""
+        return self.script.endswith(BASH_SUFFIX)
+
+    @property
+    def source(self) -> str:
+        """The script on this machine: the file that a snapshot copies."""
+        if self.in_snapshot and self.project is not None:
+            return f"{self.project}/{self.script.removeprefix('code/project/')}"
+        return self.script
+
+    def words(self, script: str) -> list[str]:
+        """Return the command behind `slurmddp.runtime.begin`. script: how it names the script."""
+        start = ["-m", self.module] if self.module else ["bash", script] if self.bash else [script]
+        return [*start, *self.args]
 
 
 class Note(NamedTuple):

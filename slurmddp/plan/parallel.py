@@ -15,7 +15,7 @@ MANY = 8
 def check_parallel(resolved: Resolved, nodes: NodePlan) -> list[Note]:
     """Raises UserError where replicate x shard is not the ranks, or an own script is to be sharded."""
     wanted = resolved.job.parallel
-    if resolved.job.train.script and wanted.shard > 1:
+    if resolved.job.train.task is None and wanted.shard > 1:
         raise UserError(
             f"parallel.shard is {wanted.shard}, but your own script must wrap its model itself",
             where=resolved.location("parallel", "shard"),

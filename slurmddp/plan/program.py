@@ -1,4 +1,4 @@
-"""What torchrun starts, what it runs in, and the job as the runtime reads it."""
+"""What runs on each rank, what it runs in, and the job as the runtime reads it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,8 @@ def plan_program(job: Job, context: Context) -> Program:
     train = job.train
     project = absolute(train.project, context.cwd) if train.project else None
     if train.script is None:
-        if project is None:
-            return Program("", True, (), None, ())
-        path = ("code/project",) if job.snapshot else (project,)
-        return Program("", True, (), project, path)
+        path = () if project is None else ("code/project",) if job.snapshot else (project,)
+        return Program("", True, train.args, project, path, train.module or "")
     script = absolute(train.script, context.cwd)
     folder = os.path.dirname(script)
     project = project or folder
@@ -127,7 +125,7 @@ def _binds(resolved: Resolved, program: Program, context: Context) -> tuple[Bind
         read_only.append(absolute(job.train.init_from, context.cwd))
     read_only += [path for path in program.python_path if os.path.isabs(path)]
     implied = [BindPlan(path, path, "ro") for path in read_only if not begins_open(path)]
-    if job.train.script or job.train.project:
+    if program.own or program.project:
         implied.append(BindPlan(context.cwd, context.cwd, "rw"))
     for new in implied:
         if not any(_is_below(new.destination, bind.destination) for bind in binds):
@@ -157,7 +155,7 @@ def runtime_job(job: Job, batch: BatchPlan, context: Context) -> dict[str, Any]:
     paths = data_paths(job, context)
     if paths:
         data["path"] = list(paths) if isinstance(data["path"], list) else paths[0]
-    given = train.model_dump(mode="json", exclude={"script", "args", "observe", "project", "batch"})
+    given = train.model_dump(mode="json", exclude={"script", "module", "args", "observe", "project", "batch"})
     init_from = absolute(train.init_from, context.cwd) if train.init_from else None
     checkpoint = job.checkpoint.model_dump(mode="json")
     return {

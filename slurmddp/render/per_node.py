@@ -23,10 +23,9 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     if nodes.world is None:
         cores = "" if layout.gpus_per_node else f". RANKS is one per {layout.threads_per_rank} cores"
         lines.append(f"# First, on each node: export OMP_NUM_THREADS=N; N is its cores divided by its ranks{cores}")
-    script = program.script
-    if script and program.in_snapshot and program.project:
-        script = f"{program.project}/{script.removeprefix('code/project/')}"
-    own = ["slurmddp.runtime.begin", script, *program.args] if script else ["slurmddp.runtime.train", "RUN_FOLDER"]
+    own = ["slurmddp.runtime.train", "RUN_FOLDER"]
+    if program.own:
+        own = ["slurmddp.runtime.begin", *program.words(program.source)]
     variables = [f"{variable.name}={variable.value}" for variable in _variables(plan)]
     if plan.recovery.preflight:
         lines.append(

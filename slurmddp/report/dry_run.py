@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurmddp.plan.model import Plan
 from slurmddp.report.cost import cost_line
-from slurmddp.report.plan import nodes_text
+from slurmddp.report.plan import nodes_text, program_text
 from slurmddp.runs.layout import RunFolder
 from slurmddp.spec.resolve import Resolved
 from slurmddp.spec.types import slurm_time
@@ -23,7 +23,7 @@ def summary_lines(plan: Plan, resolved: Resolved, folder: RunFolder, command: Se
         ("batch", _batch(plan)),
         ("time", _time(plan)),
         ("image", plan.container.image or f"none; {plan.container.python} of the nodes"),
-        ("program", _program(plan)),
+        ("program", program_text(plan)),
         ("cost", cost_line(plan).removeprefix("cost: ")),
         ("writes", f"{folder.path} (RUN_ID: {plan.name}-DATE-TIME-XXXX)"),
         ("runs", shlex.join(command)),
@@ -67,9 +67,3 @@ def _time(plan: Plan) -> str:
         return "no limit"
     limit = "the partition's default" if plan.time is None else slurm_time(plan.time)
     return limit + (f"; ranks save {plan.stop_lead} s before" if plan.stop_lead else "")
-
-
-def _program(plan: Plan) -> str:
-    program = plan.program
-    words = [program.script, *program.args] if program.script else ["-m", "slurmddp.runtime.train"]
-    return f"torchrun {shlex.join(words)}, in {plan.workdir or 'the run folder'}"

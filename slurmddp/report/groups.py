@@ -19,7 +19,7 @@ _MEANING = {
 
 def parallel_lines(plan: Plan, wanted: Parallel) -> list[str]:
     """Return a line for the kind, and one per dimension with more than one rank; none for a script."""
-    if plan.program.script:
+    if plan.program.own:
         return []
     world, per_node = plan.nodes.world, plan.nodes.ranks_per_node
     if world is None or per_node is None:

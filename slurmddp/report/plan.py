@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from slurmddp.plan.batch import ways
 from slurmddp.plan.layout import partition_of
 from slurmddp.plan.model import Plan
@@ -55,8 +57,16 @@ def _layout(plan: Plan) -> list[str]:
         f"nodes               {nodes_text(plan)}",
         *shape,
         f"cores per node      {cores}, {threads}",
+        f"program             {program_text(plan)}",
         f"runs in             {plan.container.runtime}" + (f" {plan.container.image}" if plan.container.image else ""),
     ]
+
+
+def program_text(plan: Plan) -> str:
+    """Return the command that starts the ranks, and where it runs."""
+    program = plan.program
+    words = program.words(program.script) if program.own else ["-m", "slurmddp.runtime.train"]
+    return f"torchrun {shlex.join(words)}, in {plan.workdir or 'the run folder'}"
 
 
 def nodes_text(plan: Plan) -> str:

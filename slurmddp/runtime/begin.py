@@ -1,8 +1,9 @@
-"""What torchrun starts in place of a script of the user's own: python -m slurmddp.runtime.begin SCRIPT [ARGS ...]
+"""What torchrun starts in place of a program of the user's own: python -m slurmddp.runtime.begin PROGRAM [ARGS ...]
 
-It arranges that this process ends with its agent, and becomes `python SCRIPT ARGS` (execv): same process, same
-interpreter and options, so argv, sys.path, __main__, standard streams, signals and exit code are those of a plain
-start. Without it, ranks whose agent was killed run on as orphans, and hold GPUs and ports. Standard library only.
+PROGRAM: a Python script, `-m MODULE`, or `bash SCRIPT`. This process arranges that it ends with its agent, and becomes
+`python SCRIPT ARGS` (execv): same process, same interpreter and options, so argv, sys.path, __main__, standard streams,
+signals and exit code are those of a plain start. Without it, ranks whose agent was killed run on as orphans, and hold
+GPUs and ports. Standard library only.
 """
 
 import ctypes
@@ -37,9 +38,10 @@ CHECKS: list[Callable[[], None]] = [environment.number_start, failures.check, te
 
 
 def main(words: list[str]) -> NoReturn:
-    """Become SCRIPT with its arguments. words: the command line behind this module's name."""
-    if not words:
-        print("slurmddp: error: usage: python -m slurmddp.runtime.begin SCRIPT [ARGS ...]", file=sys.stderr)
+    """Become the program with its arguments. words: the command line behind this module's name."""
+    if not words[len({"-m", "bash"} & {*words[:1]}) :]:
+        usage = "python -m slurmddp.runtime.begin {SCRIPT | -m MODULE | bash SCRIPT} [ARGS ...]"
+        print(f"slurmddp: error: usage: {usage}", file=sys.stderr)
         raise SystemExit(2)
     agent = os.getppid()
     die_with_parent()
@@ -52,7 +54,14 @@ def main(words: list[str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     _see_the_end()
-    os.execv(sys.executable, [sys.executable, *_options(words), *words])
+    options = _options(words)
+    if words[0] == "bash":
+        # The errors of other programs that it starts are not the rank's. This id stays with `exec python` in it.
+        os.environ["SLURMDDP_RANK_PID"] = str(os.getpid())
+        os.execvp("bash", words)
+    if words[0] == "-m":
+        words = [str(Path(__file__).with_name("run_module.py")), *words[1:]]
+    os.execv(sys.executable, [sys.executable, *options, *words])
 
 
 def die_with_parent() -> None:

@@ -55,7 +55,7 @@ def _job(layered: Layered, *keys: Key) -> Layered:
         origins = {path[size:]: origin for path, origin in layered.origins.items() if path[:size] == key}
         layers.append(Document(tree if isinstance(tree, dict) else {}, origins))
     trains = [layer.tree.get("train") or {} for layer in layers]
-    named = any({"task", "script"} & set(train) for train in trains)
+    named = any({"task", "script", "module"} & set(train) for train in trains)
     own = Document({"site": "this", "train": {} if named else {"script": "train.py"}}, {})
     return merge(Job, [*layers, own])
 

@@ -102,8 +102,8 @@ def _at(tree: Any, key: Key) -> dict[str, Any]:
 
 
 def _own_task(train: dict[str, Any]) -> bool:
-    """Whether `train` names a task or script of the user's own. A layer that names none is for a bundled one."""
-    return train.get("task", "lm") not in OPTIONS or train.get("script") is not None
+    """Whether `train` names a task or program of the user's own. A layer that names none is for a bundled one."""
+    return train.get("task", "lm") not in OPTIONS or any(train.get(name) is not None for name in ("script", "module"))
 
 
 def _with_word(tree: dict[str, Any], key: Key, row: Renamed) -> dict[str, Any]:

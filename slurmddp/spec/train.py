@@ -83,14 +83,20 @@ class Ddp(Model):
     compression: Literal["none", "bf16"] = "none"
 
 
+def _is_module(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
 class Train(Model):
-    """What runs on the ranks: a bundled or own task (`package.module:factory`), or an own script.
+    """What runs on the ranks: a bundled or own task (`package.module:factory`), or an own program: a script (Python's,
+    or bash's, whose name ends in .sh) or a Python module.
 
     observe: what a thread in each rank of an own script does about what it sees there.
     """
 
     task: Line | None = None
     script: PathStr | None = None
+    module: Line | None = None
     args: tuple[Text, ...] = ()
     observe: Literal["report", "restart", "off"] = "report"
     project: PathStr | None = None
@@ -159,14 +165,14 @@ class Train(Model):
 
     @model_validator(mode="after")
     def _task_or_script(self) -> "Train":
-        if (self.task is None) == (self.script is None):
-            raise ValueError("needs either task (lm, images, package.module:factory) or script, not both")
+        if sum(each is not None for each in (self.task, self.script, self.module)) != 1:
+            raise ValueError("needs one of task (lm, images, package.module:factory), script and module")
+        if self.module is not None and not _is_module(self.module):
+            raise ValueError(f"has the module {self.module!r}: write it as `python -m` takes it, package.module")
         if self.task is not None:
             if self.args:
                 raise ValueError("has args, but only a script can have args: put a task's options in data and model")
             module, _, factory = self.task.partition(":")
-            if self.task not in BUNDLED and not (
-                factory.isidentifier() and all(part.isidentifier() for part in module.split("."))
-            ):
+            if self.task not in BUNDLED and not (factory.isidentifier() and _is_module(module)):
                 raise ValueError(f"has the unknown task {self.task!r}: use lm, images, or package.module:factory")
         return self

@@ -94,8 +94,51 @@ def test_the_end_is_the_scripts_own(tmp_path: Path, body: str, code: int) -> Non
     assert runs[0].stderr == runs[1].stderr and runs[0].stdout == runs[1].stdout
 
 
-def test_without_a_script_it_says_how_it_is_used() -> None:
-    done = subprocess.run([sys.executable, *BEGIN], env=variables(), capture_output=True, text=True, check=False)
+def test_a_module_is_what_python_m_starts_without_the_working_folder(tmp_path: Path) -> None:
+    code, here = tmp_path / "code", tmp_path / "here"
+    for folder in (code, here):
+        (folder / "pkg").mkdir(parents=True)
+        (folder / "pkg" / "beside.py").write_text(f"NAME = {folder.name!r}")
+    (code / "pkg" / "own.py").write_text(
+        "import json, sys\nfrom .beside import NAME\n"
+        "print(json.dumps([NAME, __name__, __package__, __spec__.name, sys.argv, sorted(globals()), sys.path[0]]))\n"
+    )
+    path = f"{ROOT}{os.pathsep}{code}"
+    shown = {}
+    for cwd, begin in ((code, []), (here, BEGIN)):
+        command = [sys.executable, *begin, "-m", "pkg.own", "--lr", "1"]
+        done = subprocess.run(command, cwd=cwd, env=variables(PYTHONPATH=path), capture_output=True, check=True)
+        shown[cwd] = json.loads(done.stdout)
+    *plain, _ = shown[code]
+    *begun, first = shown[here]
+    assert begun == plain and plain[0] == "code" and plain[4] == [str(code / "pkg" / "own.py"), "--lr", "1"]
+    assert first == str(ROOT)
+    missing = [sys.executable, *BEGIN, "-m", "pkg.none"]
+    failed = subprocess.run(missing, cwd=here, env=variables(PYTHONPATH=path), capture_output=True, text=True)
+    assert failed.returncode == 1 and "No module named pkg.none" in failed.stderr
+
+
+def test_bash_runs_a_script_and_programs_in_it_are_not_the_rank(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    fails = f'{sys.executable} -c "import nothing_of_this_name" 2>/dev/null'
+    script.write_text(f'echo "$0 $1 $$"\n{fails} || echo caught\n[ "$1" = go ] || exec {fails}\nexit 37\n')
+    run = tmp_path / "run"
+    (run / "markers").mkdir(parents=True)
+    environ = variables(SLURMDDP_RUN=str(run), SLURMDDP_ATTEMPT="0", RANK="0", WORLD_SIZE="1")
+    command = [sys.executable, *BEGIN, "bash", str(script)]
+    with subprocess.Popen([*command, "go"], env=environ, stdout=subprocess.PIPE, text=True) as begun:
+        said = begun.communicate(timeout=PATIENCE)[0]
+    assert (begun.returncode, said) == (37, f"{script} go {begun.pid}\ncaught\n")
+    assert not list((run / "markers").iterdir()), "the error of a program that the script started is its own matter"
+    assert subprocess.run([*command, "stop"], env=environ, capture_output=True, check=False).returncode == 1
+    assert (run / "markers" / "attempt-000.json").is_file(), "that of `exec python` is the rank's"
+
+
+@pytest.mark.parametrize("words", [[], ["-m"], ["bash"]])
+def test_without_a_program_it_says_how_it_is_used(words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, *BEGIN, *words], env=variables(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2 and done.stderr.startswith("slurmddp: error: usage: ")
 
 

@@ -59,17 +59,17 @@ def carry_program(job: Imported, launch: Launch) -> None:
     if program is None and (end := re.fullmatch("\0[^\0]*\0/([^\0]+)", word)):
         job.leave(launch.line, word, "the folder in front of it is known only in the job")
         program = end[1]
-    if module and program:
-        shown = program
-        program = program.replace(".", "/") + ".py"
-        job.leave(launch.line, f"-m {shown}", "slurmddp starts files: write one that runs the module if this is none")
     if program is None or program.startswith("-"):
         shown = " ".join(launch.program[: at + 1])
         job.leave(launch.line, shown, "the program is known only in the job: set train.script")
+    elif module:
+        job.set("train.module", program)
+        if job.folder:
+            job.set("train.project", job.folder)
     elif program.endswith(".py"):
         job.set("train.script", job.inside(program))
     else:
-        job.leave(launch.line, program, "the program must be a Python file: set train.script")
+        job.leave(launch.line, program, "the program must be a Python file or module: set train.script or train.module")
     _arguments(job, launch, launch.program[at + 1 :])
     _ranks(job, launch)
     _container(job, launch, words)

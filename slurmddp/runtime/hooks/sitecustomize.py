@@ -101,6 +101,7 @@ def _observe() -> None:
 
 _restore()
 sys.exit = _exit
-atexit.register(_at_end)
+if os.environ.get("SLURMDDP_RANK_PID", str(os.getpid())) == str(os.getpid()):  # else started by a bash script
+    atexit.register(_at_end)
 if "RANK" in os.environ and "SLURMDDP_RUN" in os.environ and "SLURMDDP_OBSERVE" in os.environ:
     sys.meta_path.insert(0, _TorchImport())

@@ -297,6 +297,41 @@ def test_a_script_without_a_job_file(ready: Desk, cli: Cli) -> None:
     assert not (run / "job.json").exists()
 
 
+def test_a_module_is_started_from_the_copy_of_its_folder(ready: Desk, cli: Cli) -> None:
+    ready.write("pkg/train.py", "print('hello')\n")
+    arguments = ("-m", "pkg.train", "--site", "cores", "fast", "--", "--lr", "3e-4")
+    dry = cli("submit", "--dry-run", *arguments)
+    assert "program   torchrun -m pkg.train fast --lr 3e-4, in " in dry.out, dry.err
+    assert "program             torchrun -m pkg.train fast --lr 3e-4, in " in cli("plan", *arguments).out
+    assert cli("submit", *arguments).code == 0
+    run = only_run(ready)
+    node = (run / "node.sh").read_text()
+    assert "  -m slurmddp.runtime.begin -m pkg.train\n  fast\n  --lr\n  3e-4\n)" in node
+    assert 'PYTHONPATH="$run/code":"$run"/code/project' in node and run.name.startswith("pkg.train-")
+    ready.write("pkg/train.py", "print('edited since')\n")
+    again = Path(json.loads(cli("rerun", "--json").out)["run_folder"])
+    for each in (run, again):
+        assert (each / "code/project/pkg/train.py").read_text() == "print('hello')\n"
+
+
+def test_a_module_that_is_not_here_must_be_in_the_image(ready: Desk, cli: Cli) -> None:
+    assert cli("submit", "-m", "lightning.train", "--site", "cores").code == 0
+    run = only_run(ready)
+    assert not (run / "code/project").exists()
+    assert 'PYTHONPATH="$run/code"\n' in (run / "node.sh").read_text()
+
+
+def test_a_bash_script_is_the_program(ready: Desk, cli: Cli) -> None:
+    ready.write("run.sh", 'exec python "${0%/*}/train.py" "$@"\n')
+    done = cli("submit", "run.sh", "--site", "cores", "--", "--lr", "3e-4")
+    assert done.code == 0, done.err
+    run = only_run(ready)
+    assert '  -m slurmddp.runtime.begin bash "$run"/code/project/run.sh\n  --lr\n' in (run / "node.sh").read_text()
+    assert (run / "code/project/train.py").is_file() and "own_script=yes" in (run / "job.sh").read_text()
+    lines = cli("plan", "run.sh", "--site", "cores", "--nodes", "1", "--per-node", "--head", "h").out.splitlines()
+    assert lines[-1].endswith(f"-m slurmddp.runtime.begin bash {ready.project}/run.sh")
+
+
 def test_a_run_is_not_changed_by_a_later_edit(ready: Desk, cli: Cli) -> None:
     cli("submit", "train.py", "--site", "cores")
     ready.write("train.py", "print('later')\n")

@@ -160,7 +160,7 @@ HEAD = "#SBATCH -N 2\n#SBATCH --gpus-per-node=4\n#SBATCH --ntasks-per-node=4\n#S
          {"container": {"runtime": "pyxis", "image": "/i/t.sqsh", "binds": ["/a:/b"]}}),
         ("uv run torchrun --nproc_per_node=4 t.py",
          {"setup": ["source $SLURM_SUBMIT_DIR/.venv/bin/activate"], "container": {"runtime": "none"}}),
-        ("srun python -m pkg.train", {"train.script": "pkg/train.py"}),
+        ("srun python -m pkg.train", {"train.module": "pkg.train"}),
         ("B=$SCRATCH/x\nexport C=$B/c D=1\nconda activate env\nsrun python t.py",
          {"setup": ["B=$SCRATCH/x", "export C=$B/c", 'source "$(conda info --base)/etc/profile.d/conda.sh"',
                     "conda activate env"], "environment": {"D": "1"}}),

@@ -163,7 +163,19 @@ def test_a_job_file_of_a_hundred_megabytes(ready: Desk, cli: Cli) -> None:
 
 def test_a_job_that_is_neither(ready: Desk, refused: Callable[..., str]) -> None:
     ready.write("job.txt", JOB)
-    assert "is neither a job file (.yaml) nor a Python script (.py)" in refused("job.txt")
+    assert "is neither a job file (.yaml) nor a script (.py, .sh)" in refused("job.txt")
+
+
+def test_a_batch_script_in_the_place_of_a_program(ready: Desk, refused: Callable[..., str]) -> None:
+    ready.write("run.sh", "#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n")
+    assert "run.sh is a batch script (line 2)" in (shown := refused("run.sh", "--site", "cores"))
+    assert "slurmddp import" in shown
+
+
+def test_a_module_that_its_package_has_not(ready: Desk, refused: Callable[..., str]) -> None:
+    ready.write("pkg/__init__.py")
+    assert "has no module pkg.trian that Python can start" in refused("-m", "pkg.trian", "--site", "cores")
+    assert "needs a __main__.py" in refused("-m", "pkg", "--site", "cores")
 
 
 def test_no_job(refused: Callable[..., str]) -> None:

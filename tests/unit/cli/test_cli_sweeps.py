@@ -122,6 +122,8 @@ def test_a_dry_run_lists_the_points_and_writes_nothing(desk: Desk, cli: Cli) -> 
     told = json.loads(cli("sweep", "job.yaml", *GRID, "--dry-run", "--json").out)
     assert told["points"][3] == {"name": "gpt-4", "values": {"train.optimizer.lr": "3e-4", "train.seed": "1"}}
     assert told["first"]["name"] == "gpt-1"
+    done = cli("sweep", "-m", "pkg.train", "--site", "cores", "--grid", "args.lr=1,2", "--dry-run", "--", "fast")
+    assert "program   torchrun -m pkg.train fast --lr=1, in " in done.out, done.err
 
 
 # --- what is refused

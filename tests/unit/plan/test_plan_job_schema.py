@@ -12,7 +12,10 @@ from slurmddp.spec import job as of_job
 from slurmddp.spec import train as of_train
 
 #: Keys that `runtime_job` (slurmddp/plan/program.py) leaves out or names otherwise.
-LEFT_OUT = {"Train": {"script", "args", "observe", "project", "batch"}, "Timeouts": {"rendezvous", "join", "stop"}}
+LEFT_OUT = {
+    "Train": {"script", "module", "args", "observe", "project", "batch"},
+    "Timeouts": {"rendezvous", "join", "stop"},
+}
 RENAMED = {"Checkpoint": {"interval": "every_seconds"}}
 #: A job without a task has no job.json.
 NEVER_NULL = {("Train", "task")}

@@ -37,6 +37,8 @@ KINDS = {
     ),
     "singularity": (LM_JOB, ("container.runtime=singularity",)),
     "script": (SCRIPT_JOB, ("resources.nodes=2",)),
+    "module": (SCRIPT_JOB.replace("script: src/train.py", "module: pkg.train"), ("train.project=.",)),
+    "bash": (SCRIPT_JOB.replace("train.py", "run.sh"), ("resources.nodes=2",)),
     "no snapshot": (SCRIPT_JOB, ("snapshot=false", "environment.PYTHONPATH=/x:/y z")),
     "cores": (SCRIPT_JOB.replace("gpus", "cores"), ("resources.nodes=2", "resources.ranks_per_node=2")),
     "auto": (LM_JOB, ("resources.nodes=2", "resources.ranks_per_node=auto", "train.batch.global=64")),

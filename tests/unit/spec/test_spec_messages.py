@@ -58,7 +58,7 @@ def test_all_mistakes_are_told_at_once(desk: Desk) -> None:
 def test_a_job_without_anything_to_train(desk: Desk) -> None:
     with pytest.raises(UserError, match="train: is missing"):
         desk.resolve("site: gpus\n")
-    with pytest.raises(UserError, match="needs either task"):
+    with pytest.raises(UserError, match="needs one of task"):
         desk.resolve("site: gpus\ntrain: {steps: 5}\n")
 
 
