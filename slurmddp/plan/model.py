@@ -135,6 +135,13 @@ class ContainerPlan(NamedTuple):
     python_of_setup: bool = False
 
 
+class SrunPlan(NamedTuple):
+    """launch.mode srun: the ranks are so many tasks per node; options: of their srun, in addition to all others."""
+
+    ranks_per_node: int
+    options: tuple[str, ...]
+
+
 class Variable(NamedTuple):
     """One variable of the ranks. base: empty, or the script's variable that the value is a path below of."""
 
@@ -268,6 +275,7 @@ class Plan(NamedTuple):
     environment: tuple[VariableGroup, ...]
     environment_from: tuple[str, ...]
     setup: tuple[str, ...]
+    srun: SrunPlan | None
     rendezvous: Literal["c10d", "static"]
     rendezvous_timeout: int
     join_timeout: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from slurmddp.errors import UserError
-from slurmddp.plan.model import Note
+from slurmddp.plan.model import Layout, NodePlan, Note, SrunPlan
 from slurmddp.spec.job import Job
 from slurmddp.spec.resolve import Resolved
 
@@ -80,3 +80,27 @@ def plan_ranks(resolved: Resolved, gpus: int, whole: bool) -> tuple[int | None, 
     given = "the job asks for whole nodes" if whole else "as the job's own options ask for them"
     text = f"ranks_per_node is auto: each node starts one rank per {each} ({given})"
     return None, [Note("note", text)]
+
+
+def plan_srun(resolved: Resolved, nodes: NodePlan, layout: Layout, runtime: str) -> SrunPlan | None:
+    """None with torchrun. Raises UserError where Slurm cannot start the ranks of this job by itself."""
+    launch, ranks, cores = resolved.job.launch, nodes.ranks_per_node, layout.cpus_per_node
+    if launch.mode != "srun":
+        return None
+    why = None
+    if resolved.job.train.task is not None:
+        why = "a task needs torchrun, which restarts its ranks in place and signs how they meet"
+    elif resolved.site.scheduler != "slurm":
+        why = f"site {resolved.site.name} has no Slurm"
+    elif runtime == "pyxis":
+        why = "pyxis starts each container with an srun of its own"
+    elif ranks is None:
+        why = "it does not work with resources.ranks_per_node: auto"
+    elif cores is not None and cores < ranks:
+        why = f"Slurm gives each rank a core of its own, but {ranks} ranks share {cores}"
+    if why is not None or ranks is None:
+        todo = "remove launch.mode: torchrun then starts the ranks"
+        raise UserError(f"launch.mode is srun: {why}", where=resolved.location("launch", "mode"), todo=todo)
+    options = [f"--cpus-per-task={cores // ranks}"] if cores else []
+    options += [f"--mpi={launch.mpi}"] if launch.mpi else []
+    return SrunPlan(ranks, tuple(options))

@@ -47,7 +47,7 @@ def max_restarts(job: Job) -> int:
     wanted = job.launch.max_restarts
     if wanted is not None:
         return wanted
-    return RESTARTS if job.launch.rendezvous == "c10d" else 0
+    return RESTARTS if job.launch.rendezvous == "c10d" and job.launch.mode == "torchrun" else 0
 
 
 def plan_stop_lead(time: int | None, wanted: int | None, save_seconds: float | None) -> int | None:

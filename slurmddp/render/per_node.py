@@ -11,6 +11,8 @@ from slurmddp.plan.model import Plan, Variable
 def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     """One shell line a node. `head`: host name or address of node 0, reachable from all the others."""
     program, nodes, layout = plan.program, plan.nodes, plan.layout
+    if plan.srun is not None:
+        raise UserError("launch.mode srun needs Slurm's srun: plan --per-node cannot start it")
     # torchrun itself counts GPUs; of cores, it would start a rank on each.
     ranks = str(nodes.ranks_per_node or ("gpu" if layout.gpus_per_node else "RANKS"))
     lines = [

@@ -66,7 +66,11 @@ def program_text(plan: Plan) -> str:
     """Return the command that starts the ranks, and where it runs."""
     program = plan.program
     words = program.words(program.script) if program.own else ["-m", "slurmddp.runtime.train"]
-    return f"torchrun {shlex.join(words)}, in {plan.workdir or 'the run folder'}"
+    starter = ["torchrun"]
+    if plan.srun is not None:
+        python = [] if program.bash else [plan.container.python]
+        starter = ["srun", f"--ntasks-per-node={plan.srun.ranks_per_node}", *plan.srun.options, *python]
+    return f"{shlex.join([*starter, *words])}, in {plan.workdir or 'the run folder'}"
 
 
 def nodes_text(plan: Plan) -> str:

@@ -22,6 +22,8 @@ def survival_lines(plan: Plan) -> list[str]:
             f"after {plan.recovery.no_progress} failed starts in a row at the same step, the run fails for good",
         ),
     ]
+    if plan.srun is not None:
+        lines.append(("launch.mode srun", "no restart in place, no signed rendezvous (docs/recovery.md)"))
     if plan.scheduler == "local":
         lines = [line for line in lines if line[0] in ("a rank dies", "no progress")]
     elif not plan.recovery.preflight:

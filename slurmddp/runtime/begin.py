@@ -43,12 +43,8 @@ def main(words: list[str]) -> NoReturn:
         usage = "python -m slurmddp.runtime.begin {SCRIPT | -m MODULE | bash SCRIPT} [ARGS ...]"
         print(f"slurmddp: error: usage: {usage}", file=sys.stderr)
         raise SystemExit(2)
-    agent = os.getppid()
-    die_with_parent()
-    # The agent may have died before the kernel knew of the wish: then nobody will ever send the signal.
-    if os.getppid() != agent or not is_agent(agent):
-        print("slurmddp: the torchrun agent has exited, so this rank does not start", file=sys.stderr)
-        raise SystemExit(1)
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # else Slurm has started this rank, and ends it
+        stay_with_agent()
     for check in CHECKS:
         check()
     sys.stdout.flush()
@@ -62,6 +58,16 @@ def main(words: list[str]) -> NoReturn:
     if words[0] == "-m":
         words = [str(Path(__file__).with_name("run_module.py")), *words[1:]]
     os.execv(sys.executable, [sys.executable, *options, *words])
+
+
+def stay_with_agent() -> None:
+    """Have this process end with torchrun. Raises SystemExit if torchrun has ended already."""
+    agent = os.getppid()
+    die_with_parent()
+    # The agent may have died before the kernel knew of the wish: then nobody will ever send the signal.
+    if os.getppid() != agent or not is_agent(agent):
+        print("slurmddp: the torchrun agent has exited, so this rank does not start", file=sys.stderr)
+        raise SystemExit(1)
 
 
 def die_with_parent() -> None:

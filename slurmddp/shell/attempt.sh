@@ -28,9 +28,11 @@ within=()  # timeout and its words, for what must not hang
 together=1 # 0: where one node fails, the others go on
 
 train() {
-  local code
+  local code tasks=()
   within=()
-  on_nodes "$logs/%N.log" bash "$run/node.sh"
+  [[ -z "${tasks_per_node:-}" ]] || # launch.mode srun; of an option that is given twice, srun takes the last one
+    tasks=(--ntasks="$((${#chosen[@]} * tasks_per_node))" --ntasks-per-node="$tasks_per_node" "${rank_options[@]}")
+  on_nodes "$logs/%N.log" "${tasks[@]}" bash "$run/node.sh"
   code=$?
   child=
   [[ ! -e "$logs/srun.err" ]] || cat "$logs/srun.err" >&2 # for job.log

@@ -12,6 +12,9 @@ cause_text() { # as people read it
 # file is for `slurmddp doctor`.
 cause_rules=$(<"${BASH_SOURCE[0]%/*}/cause.rules") || return
 cause_rules=${cause_rules%%$'\n'"# ---- "*}
+# launch.mode srun: what srun says of a task is about a rank, not about an agent.
+[[ -z "${tasks_per_node:-}" ]] ||
+  cause_rules=${cause_rules/says the torchrun agent:/$'rank : tasks?[ ]\nsays srun\'s task:'}
 
 # Sets `consequence`, what ranks see of another one that has gone, and `user_error`, what node.sh and the preflight say
 # where the user has to correct something: on another node it would be the same. Patterns of texts, for =~.

@@ -221,6 +221,17 @@ pass_gpus() {
   done
 }
 
+# launch.mode srun: what torchrun would tell the rank, and Slurm's and PMI's own variables, past --cleanenv too
+name_rank() {
+  local name
+  [[ -z "${SLURMDDP_STEP:-}" ]] || return 0
+  export SLURM_NTASKS_PER_NODE=$ranks # of this step; the job has one task per node
+  for name in "${!SLURM_@}" "${!PMI@}"; do export "$prefix$name=${!name}"; done
+  export "${prefix}RANK=$SLURM_PROCID" "${prefix}LOCAL_RANK=$SLURM_LOCALID" "${prefix}GROUP_RANK=$node_rank"
+  export "${prefix}WORLD_SIZE=$SLURM_NTASKS" "${prefix}LOCAL_WORLD_SIZE=$ranks"
+  export "${prefix}MASTER_ADDR=$head" "${prefix}MASTER_PORT=$SLURMDDP_PORT"
+}
+
 # The steps before the ranks' own end here.
 run_step() {
   [[ "${SLURMDDP_STEP:-}" != network ]] || exec "${SLURMDDP_COMMAND[@]}"

@@ -205,11 +205,26 @@ def _preflight(value: Any) -> Any:
 
 
 class Launch(Model):
-    """How torchrun's agents find each other, and how often they restart the workers in place: null is as often as it
-    helps (recovery.no_progress ends it) with c10d, never with static."""
+    """How the ranks are started. mode srun: as tasks of Slurm, without torchrun; mpi: their --mpi.
 
+    rendezvous: how torchrun's agents find each other. max_restarts: how often they restart the workers in place: null
+    is as often as it helps (recovery.no_progress ends it) with c10d, never with static.
+    """
+
+    mode: Literal["torchrun", "srun"] = "torchrun"
+    mpi: SbatchValue | None = None
     rendezvous: Literal["c10d", "static"] = "c10d"
     max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
+
+    @model_validator(mode="after")
+    def _of_its_mode(self) -> "Launch":
+        if self.mode == "srun" and (self.max_restarts or self.rendezvous == "static"):
+            raise ValueError(
+                "has mode srun with rendezvous static or max_restarts, which are for torchrun: remove them"
+            )
+        if self.mode == "torchrun" and self.mpi is not None:
+            raise ValueError(f"has mpi {self.mpi}, which needs mode srun")
+        return self
 
     @model_validator(mode="after")
     def _restarts_need_c10d(self) -> "Launch":

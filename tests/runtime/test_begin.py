@@ -38,7 +38,7 @@ BEGIN = ["-m", "slurmddp.runtime.begin"]
 
 
 def variables(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TORCHELASTIC_RUN_ID": "1", **more}
 
 
 def tell(script: Path, words: list[bytes], options: list[str], begin: list[str]) -> dict[str, Any]:

@@ -179,7 +179,7 @@ def _ranks(job: Imported, launch: Launch) -> None:
         job.set("resources.ranks_per_node", ranks)
     reads = re.search(r"SLURM_(PROCID|LOCALID|NTASKS)", job.script.text)
     if launch.kind == "python" and launch.step and (reads or ranks > 1):
-        why = "ranks are torchrun's: the program must read RANK, LOCAL_RANK and WORLD_SIZE, not SLURM_PROCID"
+        why = "ranks are torchrun's: the program must read RANK, LOCAL_RANK and WORLD_SIZE, or set launch.mode: srun"
         job.leave(launch.line, f"srun python, {ranks} task(s) per node", why)
 
 

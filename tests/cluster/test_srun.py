@@ -1,0 +1,79 @@
+"""launch.mode srun: Slurm starts each rank of a script that reads Slurm's variables, without torchrun."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .cluster import Cluster
+from .runs import Alice, Run
+
+pytestmark = pytest.mark.cluster
+
+#: Counts steps, which rank 0 saves. After a failure it goes on from there and is done soon; a SIGTERM ends it.
+SCRIPT = """\
+import json, os, pathlib, signal, sys, time
+import torch, torch.distributed as dist
+
+here, names = pathlib.Path(sys.argv[1]), ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+slurm = [os.environ[f"SLURM_{name}"] for name in ("PROCID", "LOCALID", "NTASKS", "NTASKS_PER_NODE")]
+here.mkdir(exist_ok=True)
+facts = {"names": [os.environ[name] for name in names], "slurm": slurm}
+(here / f"rank-{slurm[0]}").write_text(json.dumps(facts))
+
+def ended(number, frame):
+    (here / f"term-{slurm[0]}").write_text("")
+    os._exit(1)
+
+signal.signal(signal.SIGTERM, ended)
+dist.init_process_group("gloo", rank=int(slurm[0]), world_size=int(slurm[2]))
+saved = here / "step"
+first = int(saved.read_text()) if saved.exists() else 0
+for step in range(first + 1, first + 6 if first else 10**6):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.1)
+    if dist.get_rank() == 0:
+        saved.with_suffix(".part").write_text(str(step))
+        saved.with_suffix(".part").rename(saved)
+print(f"rank {dist.get_rank()} went on from step {first}", flush=True)
+"""
+
+
+def submitted(alice: Alice, folder: str, *options: str) -> Run:
+    alice.cluster.write("/home/alice/tasks/own.py", SCRIPT)
+    resources = {"nodes": "2", "ranks_per_node": "2", "cpus_per_node": "2", "mem_per_node": "2500M", "time": "5m"}
+    settings = [word for key, value in resources.items() for word in ("--set", f"resources.{key}={value}")]
+    own = ("--site", "testcluster", "--image", alice.image, "--set", "launch.mode=srun", *settings, *options)
+    run = alice.submit("tasks/own.py", *own, "--", folder)
+    step = alice.cluster.machine_path(f"{folder}/step")
+    alice.cluster.wait_for(lambda: step.exists() and int(step.read_text()) > 3, "the ranks train", 120)
+    return run
+
+
+def test_a_killed_rank_leads_to_a_new_attempt_that_resumes(cluster: Cluster, torch_image: str) -> None:
+    run = submitted(Alice(cluster, torch_image), "/home/alice/tasks/killed")
+    facts = [
+        json.loads(path.read_text()) for path in sorted(cluster.machine_path("/home/alice/tasks/killed").glob("rank-*"))
+    ]
+    started = run.wait_for_event("attempt_started")["nodes"].split()
+    assert [each["names"] for each in facts] == [[str(n), str(n % 2), "4", "2", started[0]] for n in range(4)]
+    assert [each["slurm"] for each in facts] == [[str(n), str(n % 2), "4", "2"] for n in range(4)]
+    node, pid, _ = next(found for found in run.processes("RANK=3") if "own.py" in found[2])
+    cluster.run(node, ["kill", "-9", str(pid)], user="root")
+    status = run.wait("done")
+    ended = [row for row in run.lines("events.jsonl") if row["event"] == "attempt_ended"]
+    assert [row["decision"] for row in ended] == ["next", "done"], status
+    assert (ended[0]["rank"], ended[0]["node"]) == (3, node), ended[0]
+    assert all(f"rank {rank} went on from step" in run.logs() for rank in range(4))
+    assert "went on from step 0" not in run.logs()
+
+
+@pytest.mark.long
+def test_a_signal_of_slurm_reaches_each_rank(cluster: Cluster, torch_image: str) -> None:
+    run = submitted(Alice(cluster, torch_image), "/home/alice/tasks/signalled")
+    cluster.run("login", ["scancel", "--signal=TERM", run.job_id], user="root")
+    folder = cluster.machine_path("/home/alice/tasks/signalled")
+    cluster.wait_for(lambda: len(list(folder.glob("term-*"))) == 4, "each rank has the signal", 30)
+    cluster.run("login", ["scancel", run.job_id], user="root")
+    run.wait("cancelled", "stopped", "failed", "done")

@@ -1,0 +1,111 @@
+"""launch.mode srun: each rank is a task of Slurm's, and its process becomes the program without torchrun."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurmddp.errors import UserError
+from slurmddp.render.per_node import node_commands
+from slurmddp.report.plan import plan_report
+from tests.helpers import LM_JOB, SHELL, Desk, check_bash, make_code, plan_of, refusal
+
+JOB = "name: own\nsite: cores\ntrain: {script: a.py, args: [--lr, '1']}\ncontainer: {runtime: none, python: python3}\n"
+SRUN = ("launch.mode=srun", "resources.nodes=2", "resources.ranks_per_node=2", "resources.cpus_per_node=8")
+
+
+def test_the_ranks_srun_starts_them_itself(desk: Desk) -> None:
+    job, node = desk.scripts(JOB, *SRUN, "launch.mpi=pmix")
+    assert "\ntasks_per_node=2 rank_options=(--cpus-per-task=4 --mpi=pmix) #" in job
+    assert "step_options=(--cpus-per-task=8 --overlap)" in job, "all other steps have one task per node"
+    assert "torchrun=" not in node and 'exec "${program[@]}"\n' in node
+    check_bash(job, "job.sh", desk.root)
+    check_bash(node, "node.sh", desk.root)
+    assert "tasks_per_node" not in desk.scripts(JOB, *SRUN[1:])[0]
+
+
+def test_plan_shows_the_command_and_what_this_mode_lacks(desk: Desk) -> None:
+    resolved = desk.resolve(JOB, *SRUN, "launch.mpi=pmix")
+    shown = plan_report(plan_of(resolved, desk.project), resolved)
+    command = "srun --ntasks-per-node=2 --cpus-per-task=4 --mpi=pmix python3 code/project/a.py --lr 1, in "
+    assert f"program             {command}" in shown
+    assert "a rank dies         all ranks restart in the next attempt, and the script resumes by itself" in shown
+    assert "launch.mode srun    no restart in place, no signed rendezvous" in shown
+    resolved = desk.resolve(JOB.replace("a.py", "a.sh"), *SRUN)
+    assert "--cpus-per-task=4 bash code/project/a.sh" in plan_report(plan_of(resolved, desk.project), resolved)
+
+
+@pytest.mark.parametrize(
+    ("job", "options", "said"),
+    [
+        (LM_JOB, (), "a task needs torchrun"),
+        (JOB.replace("cores", "here"), (), "site here has no Slurm"),
+        (JOB, ("container.runtime=pyxis", "container.image=/a.sqsh"), "pyxis starts each container"),
+        (JOB, ("resources.ranks_per_node=auto", "resources.cpus_per_node=null"), "ranks_per_node: auto"),
+        (JOB, ("resources.ranks_per_node=4", "resources.cpus_per_node=2"), "4 ranks share 2"),
+        (JOB, ("launch.max_restarts=3",), "are for torchrun: remove them"),
+        (JOB, ("launch.rendezvous=static",), "are for torchrun: remove them"),
+        (JOB, ("launch.mode=torchrun", "launch.mpi=pmix"), "needs mode srun"),
+    ],
+)
+def test_what_slurm_cannot_start_by_itself(desk: Desk, job: str, options: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        desk.plan(job, "launch.mode=srun", *options)
+    assert "launch" in refusal(caught.value) and said in refusal(caught.value)
+
+
+def test_there_is_no_line_per_node(desk: Desk) -> None:
+    with pytest.raises(UserError, match=r"launch\.mode srun needs Slurm's srun"):
+        node_commands(desk.plan(JOB, *SRUN), "head", 29400)
+
+
+def test_only_the_step_of_the_ranks_has_a_task_for_each(tmp_path: Path) -> None:
+    lines = f'set -u; run=r logs=l chosen=(a b c); source {SHELL}/attempt.sh; on_nodes() {{ echo "$*"; }}; child=\n'
+    options = "tasks_per_node=2 rank_options=(--mpi=pmix)\n"
+    shown = [
+        subprocess.run(["bash", "-c", f"{lines}{more}train"], capture_output=True, text=True, check=True).stdout
+        for more in ("", options)
+    ]
+    assert shown == ["l/%N.log bash r/node.sh\n", "l/%N.log --ntasks=6 --ntasks-per-node=2 --mpi=pmix bash r/node.sh\n"]
+
+
+def test_what_srun_says_of_a_task_is_about_a_rank(tmp_path: Path) -> None:
+    (tmp_path / "srun.err").write_text("srun: error: node2: task 3: Killed\n")
+    lines = f"logs={tmp_path} run={tmp_path} noted_cascade=; source {SHELL}/messages.sh; source {SHELL}/cause.sh\n"
+    shown = [
+        subprocess.run(["bash", "-c", f"{more}{lines}best_cause ''"], capture_output=True, text=True, check=True).stdout
+        for more in ("", "tasks_per_node=2; ")
+    ]
+    assert shown == ["- node2 the torchrun agent: Killed\n", "3 node2 srun's task: Killed\n"]
+
+
+def test_a_rank_has_the_names_of_torchrun_and_of_slurm(desk: Desk) -> None:
+    """Behind a prefix, too: past --cleanenv the container has nothing else."""
+    job = "name: own\nsite: gpus\ntrain: {script: a.py}\n"
+    _, script = desk.scripts(job, *SRUN[:2], "resources.nodes=1", "resources.ranks_per_node=1")
+    run = desk.root / "run"
+    (run / "logs").mkdir(parents=True)
+    make_code(run)
+    desk.program(
+        "apptainer", '#!/bin/bash\n[[ "$*" != *find_spec* ]] || { echo True True 3.11 /p; exit; }\nenv -0 >"$DUMP"\n'
+    )
+    ours = dict.fromkeys(("SLURMDDP_ATTEMPT", "SLURMDDP_PORT", "SLURMDDP_RENDEZVOUS_ID"), "61000")
+    ours |= {"SLURMDDP_RUN": str(run), "SLURMDDP_LOGS": str(run / "logs"), "SLURMDDP_NODES": "1"}
+    slurm = {
+        "SLURM_JOB_ID": "7",
+        "SLURMD_NODENAME": "here",
+        "SLURM_PROCID": "5",
+        "SLURM_LOCALID": "1",
+        "SLURM_NTASKS": "8",
+    }
+    environment = {**desk.environment, **ours, **slurm, "PMIX_RANK": "5", "DUMP": str(desk.root / "dump")}
+    for _ in range(2):
+        done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert len((run / "logs/sessions/here").read_text().splitlines()) == 2, "sweep.sh knows each container of the node"
+    found = dict(entry.split("=", 1) for entry in (desk.root / "dump").read_text().split("\0")[:-1])
+    expected = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "61000",
+                "SLURM_PROCID": "5", "SLURM_NTASKS_PER_NODE": "1", "PMIX_RANK": "5"}  # fmt: skip
+    assert {name: found[f"APPTAINERENV_{name}"] for name in expected} == expected
