@@ -21,6 +21,7 @@ from slurmddp.cli import (
     report,
     sites,
     sweeps,
+    sync,
     terminal,
 )
 from slurmddp.cli.help import App
@@ -40,6 +41,7 @@ for group in (
     sweeps,
     doctor,
     report,
+    sync,
     checkpoints,
     disk,
     images,

@@ -33,6 +33,13 @@ def run_states(incomplete: str) -> list[str]:
     return [name for name in EXIT_CODES if name.startswith(incomplete)]
 
 
+def tracker_names(incomplete: str) -> list[str]:
+    """Complete the name of a tracker, for the shell."""
+    from slurmddp.trackers.sync import TRACKERS
+
+    return [name for name in TRACKERS if name.startswith(incomplete)]
+
+
 Site = Annotated[
     str | None,
     typer.Option(metavar="SITE", help="Site profile: a name, or a YAML file", autocompletion=site_names),

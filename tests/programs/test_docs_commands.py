@@ -39,6 +39,8 @@ ELSEWHERE = {
     r"apptainer |slurmddp build-image (?!.*--dry-run)": "needs Apptainer and a registry: tests/cluster/test_images.py",
     r"slurmddp checkpoint export": "needs PyTorch: tests/runtime/test_export.py",
     r"slurmddp report .*--compare ": "names a run of the page: tests/unit/report/test_report_page.py",
+    r"(WANDB_MODE=offline )?slurmddp sync |wandb sync |tensorboard ":
+        "needs a tracker's library: tests/runtime/test_trackers.py",
     r"rsync ": "needs a second host",
     r"slurmddp rehearse ": "needs a real Slurm: tests/cluster/test_rehearse.py",
     r"slurmddp preflight ": "needs a real Slurm: tests/cluster/test_network.py",

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def test_a_mistake_is_one_message(ready: Desk, job: Any, settings: dict[str, Any
     assert not (ready.project / "runs").exists()
 
 
-def test_a_run_from_its_submission_to_its_end(ready: Desk) -> None:
+def test_a_run_from_its_submission_to_its_end(ready: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     run = slurmddp.submit(JOB)
     assert list(run.metrics()) == []
     append_event(run.folder / "events.jsonl", "job_started", attempt=0, job_id="7", node="n1", nodes="n[1-2]")
@@ -136,12 +137,14 @@ def test_a_run_from_its_submission_to_its_end(ready: Desk) -> None:
     assert (run.folder / "stop").is_file() and run.status().state == "stopping"
 
     def end() -> None:
-        ready.write("over")
         append_event(run.folder / "events.jsonl", "job_ended", attempt=0, job_id="7", exit_code=0, decision="done")
+        time.sleep(1)
+        ready.write("over")
 
+    monkeypatch.setattr("slurmddp.api.ASK_EVERY", 0.5)
     timer = threading.Timer(0.2, end)
     timer.start()
-    assert run.wait(timeout=10).state == "done"
+    assert run.wait(timeout=60).state == "done"
     timer.join()
     with pytest.raises(UserError, match="no run 'other'"):
         slurmddp.Run("other")

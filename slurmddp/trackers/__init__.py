@@ -1,0 +1,1 @@
+"""Sends the metrics of a run to a tracker, from the login node."""

@@ -1,0 +1,58 @@
+"""What all trackers have in common: what they are told of a run, and what they must be able to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from slurmddp.errors import UserError
+
+
+class Facts(NamedTuple):
+    """What a tracker is told of a run. folder: for files of the tracker; settings: flat, by key."""
+
+    run_id: str
+    job_name: str
+    folder: Path
+    settings: Mapping[str, Any]
+
+
+class Point(NamedTuple):
+    """A line of metrics.jsonl. number: counts the lines from 1, across restarts."""
+
+    number: int
+    time: float
+    step: int
+    values: Mapping[str, float]
+
+
+class Tracker(Protocol):
+    """One run of a tracker.
+
+    where: for people; key: what finds the run again in the next sync; durable: whether `send` returns only when
+    nothing can be lost any more. Otherwise `close` does.
+    """
+
+    where: str
+    key: str
+    durable: bool
+
+    def send(self, points: Sequence[Point]) -> None:
+        """Send the points, in their order."""
+
+    def close(self, state: str | None) -> None:
+        """Send what is left. state: how the run ended, as `status` names it; None while it is going."""
+
+
+def library(name: str, package: str) -> Any:
+    """Import a tracker's library. Raises UserError where it is missing."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise UserError(
+            f"the library {package} cannot be imported: {error}",
+            where="--to",
+            todo=f"pip install {package}, into the Python of slurmddp",
+        ) from None
