@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two questions to the scheduler while a run is awaited, and between two looks at its events.
 ASK_EVERY, LOOK_EVERY = 15.0, 1.0
+#: The same once job.sh has ended: Slurm will say so soon.
+ASK_AT_END = 2.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,10 @@ class Run:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while (found := self.status()).going:
-            rest = ASK_EVERY if deadline is None else min(deadline - time.monotonic(), ASK_EVERY)
+            ending = found.state in ("running", "stopping") and found.facts["ended"] is not None
+            rest = ASK_AT_END if ending else ASK_EVERY
+            if deadline is not None:
+                rest = min(deadline - time.monotonic(), rest)
             if rest <= 0:
                 raise TimeoutError(f"run {self.id} is still {found.state} after {timeout:g} s")
             await_event(self._folder, rest)

@@ -141,7 +141,7 @@ def test_a_run_from_its_submission_to_its_end(ready: Desk, monkeypatch: pytest.M
         time.sleep(1)
         ready.write("over")
 
-    monkeypatch.setattr("slurmddp.api.ASK_EVERY", 0.5)
+    monkeypatch.setattr("slurmddp.api.ASK_AT_END", 0.2)
     timer = threading.Timer(0.2, end)
     timer.start()
     assert run.wait(timeout=60).state == "done"
