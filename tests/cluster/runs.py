@@ -172,5 +172,10 @@ class Alice:
         packages = f"{self.cluster.torch_image_root}/usr/local/lib/python{IMAGE_PYTHON}/dist-packages"
         return {"container": {"runtime": "none"}, "setup": [f"export PYTHONPATH={packages}"]}
 
+    def program(self, code: str, *words: str, timeout: float = 60) -> Any:
+        """Return what a Python program of hers prints as JSON."""
+        command = ["/opt/slurmddp-venv/bin/python", "-c", code, *words]
+        return json.loads(self.cluster.run("login", command, timeout=timeout).stdout)
+
     def submit(self, *words: str) -> Run:
         return Run(self.cluster, json.loads(self.command("submit", "--json", *words).stdout))

@@ -14,6 +14,14 @@ from .runs import Alice, Run
 SITE = Path(__file__).resolve().parents[2] / "site_configs" / "testcluster.yaml"
 LONG = {"steps": 100000}
 
+#: Programs with the Python API.
+SUBMIT = """import json, sys, slurmddp
+run = slurmddp.submit(sys.argv[1])
+print(json.dumps({"run_id": run.id, "run_folder": str(run.folder), "job_id": run.status().job_id}))"""
+AWAIT = """import json, sys, slurmddp
+run = slurmddp.Run(sys.argv[1])
+print(json.dumps([run.wait().state, [row["loss"] for row in run.metrics()]]))"""
+
 
 @pytest.fixture(scope="module")
 def alice(cluster: Cluster, torch_image: str) -> Alice:
@@ -91,9 +99,10 @@ def test_a_range_of_nodes_begins_with_what_is_there(alice: Alice, fresh_cluster:
     plan = alice.command("plan", job).stdout
     assert re.search(r"^nodes +2 to 3, as many as are healthy, and 1 spare$", plan, re.MULTILINE), plan
     assert "2 nodes x 1 = 2 ranks, accumulation 2" in plan
-    run = alice.submit(job)
+    run = Run(alice.cluster, alice.program(SUBMIT, job))
     script = (run.folder / "job.sh").read_text()
     assert "#SBATCH --nodes=2-4\n" in script and "#SBATCH --no-kill\n" in script
-    run.wait("done")
+    state, losses = alice.program(AWAIT, run.id, timeout=300)
+    assert state == "done" and losses and losses == [row["loss"] for row in run.metrics()], run.logs()
     started = next(row for row in run.lines("events.jsonl") if row["event"] == "started")
     assert started["nodes"] == 3, started
