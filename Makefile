@@ -66,7 +66,7 @@ demo: $(VENV)/.train
 		$(BIN)/slurmddp run $(DEMO) $(if $(STEPS),--set train.steps=$(STEPS)); \
 	fi
 	@$(BIN)/slurmddp status last
-	@echo "again: make demo    go on from its checkpoint: make demo RESUME=1 STEPS=400"
+	@echo "again: make demo    continue from its checkpoint: make demo RESUME=1 STEPS=400"
 
 # --- tests
 
@@ -107,7 +107,7 @@ lint: $(VENV)/.test
 	else echo "shellcheck is not installed, so the scripts were not checked: make system"; test -z "$$SLURMDDP_REQUIRE_CLUSTER"; fi
 
 # Real processes on a busy machine miss a deadline now and then: a test may run once more, and is named at the end.
-# Much of the time is waiting, so two or three go on at once: tests/cluster on a cluster of its own each, a file at a time.
+# Most of the time is waiting, so two or three run at once: tests/cluster on a cluster of its own each, a file at a time.
 # Nothing may hang for ever: --timeout is far beyond what the slowest test takes, with its fixtures (a second try has none).
 runtime-test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=900 $(SELECT) tests/runtime

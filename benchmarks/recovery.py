@@ -131,7 +131,7 @@ def _targets(rows: Sequence[Row]) -> list[tuple[str, bool]]:
     ]
     beyond = [
         cost.recovery - cost.slurm - cost.reload
-        for name in ("node lost, a spare there", "network of a node cut, fewer go on")
+        for name in ("node lost, with a spare", "network of a node cut, fewer nodes continue")
         for cost in by_name.get(name, [])
         if cost.recovery is not None and cost.slurm is not None
     ]

@@ -1,4 +1,4 @@
-"""plain_ddp.py with five other lines: it goes on where it was, on any number of ranks, and ends when it is asked to.
+"""plain_ddp.py with five other lines: it resumes where it stopped, on any number of ranks, and exits when asked to.
 
     diff examples/plain_ddp.py examples/plain_ddp_resumable.py
     slurmddp submit examples/plain_ddp_resumable.py --nodes 2 -- --epochs 10

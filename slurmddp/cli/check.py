@@ -24,7 +24,7 @@ def check(
         bool, typer.Option("--partitions", help="Also rank the partitions by when they would start the job")
     ] = False,
     fix: Annotated[
-        bool, typer.Option("--fix", help="With --script: print the corrected script; what was found goes to stderr")
+        bool, typer.Option("--fix", help="With --script: print the corrected script; findings go to stderr")
     ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="With --fix: write it to a new file")

@@ -32,7 +32,7 @@ def _folders(runs: list[str] | None) -> "list[RunFolder]":
 
 
 def du(runs: Runs = None, as_json: Json = False) -> None:
-    """List what runs take on disk, the biggest first: all runs, or those named. Images are not counted."""
+    """List the disk space of runs, the largest first. Images are not counted."""
     from slurmddp.launch.find import known_roots
     from slurmddp.report.usage import as_dict, biggest_first, table
     from slurmddp.runs import index
@@ -85,7 +85,9 @@ def clean(
     if asks and not sys.stdin.isatty():
         if as_json:
             typer.echo(opt.json_text(clean_dict(planned, skipped, done=False)))
-        raise UserError("nothing was removed: there is no terminal to ask on", todo="add --yes to remove all of this")
+        raise UserError(
+            "nothing was removed: slurmddp cannot ask you without a terminal", todo="add --yes to remove all of this"
+        )
     if asks:
         typer.confirm("Remove all of this?", abort=True, err=True)
     gone: list[Removal] = []

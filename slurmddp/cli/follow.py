@@ -166,7 +166,7 @@ def _watch(folder: "RunFolder", *, as_json: bool) -> "RunStatus":
                 if asked:  # what costs more than a look at the end of a file
                     ledger, more = _ledger(latest), curves(latest) if shows_blocks() else []
                 text = _status_text(latest, ledger)
-                screen.show([*text.splitlines(), "", *more, f"{clock_time()}, Ctrl-C leaves"])
+                screen.show([*text.splitlines(), "", *more, f"{clock_time()}, Ctrl-C stops watching"])
             elif as_json:
                 typer.echo(_status_json(latest))
             elif (line := watch_line(latest)) != shown:
@@ -249,7 +249,7 @@ def cancel(
     now: Annotated[bool, typer.Option("--now", help="Cancel at once, without saving a checkpoint")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has exited")] = False,
 ) -> None:
-    """Cancel a run for good. A running job saves a checkpoint first."""
+    """Cancel a run. A running job saves a checkpoint first. The job is not requeued."""
     from slurmddp.launch.cancel import cancel_run, wait_until_over
     from slurmddp.launch.find import find_run
 

@@ -249,7 +249,7 @@ def import_(
     ] = None,
     site: opt.Site = None,
 ) -> None:
-    """Write the job file of a batch script. Comments in it name what is not carried over. Exit codes: 0 the job file is
+    """Write the job file of a batch script. Comments in it list what was not imported. Exit codes: 0 the job file is
     valid, 1 something is missing in it, 2 it is no batch script."""
     from slurmddp.launch.import_script.write import import_script
     from slurmddp.launch.new_file import write_new
@@ -263,11 +263,11 @@ def import_(
     _say_site(found.made, "import")
     if found.left:
         count = f"{found.left} line or option is" if found.left == 1 else f"{found.left} lines or options are"
-        opt.say(f"skipped {count} not carried over: the comments of the job file say which and why")
+        opt.say(f"skipped {count} not imported: comments at the top of the job file list them with the reasons")
     for problem in found.problems:
         opt.say(f"{'to do  ' if found.valid else 'missing'} {problem}")
     if found.valid and found.problems:
-        opt.say("The job file is valid, but `submit` refuses it until this is done where you submit.")
+        opt.say("The job file is valid, but `submit` rejects it until you do this in the shell that submits.")
     opt.say(f"next    slurmddp check {output or 'job.yaml'}")
     if not found.valid:
         raise typer.Exit(1)
@@ -280,7 +280,7 @@ def migrate(
         typer.Option("--check", help="Write nothing: print a diff, and exit with 1 if a key is old"),
     ] = False,
 ) -> None:
-    """Rename the old keys in job and site files. All else in them stays: comments, order, layout."""
+    """Rename the old keys in job and site files. Comments, order and layout stay as they are."""
     from slurmddp.launch.migrate import migrations, write
 
     found = migrations(files)

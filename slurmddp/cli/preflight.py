@@ -18,8 +18,8 @@ def preflight(
     asked: opt.Asked,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout")] = False,
 ) -> None:
-    """Check the nodes of a job and measure their network, without training. Submits a job of the same shape, for
-    10 minutes at most, waits for it and prints what it found. Exit codes: 0 the job could train, 1 it could not,
+    """Check the nodes of a job and measure their network, without training. Submits a job for the same nodes and
+    GPUs (at most 10 minutes), waits for it and prints what it found. Exit codes: 0 the job could train, 1 it could not,
     2 the job cannot be submitted."""
     from slurmddp.launch.preflight import CHANGES, DEFAULTS, Preflight
     from slurmddp.visible import one_line

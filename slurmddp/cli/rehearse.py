@@ -18,9 +18,9 @@ def rehearse(
     asked: opt.Asked,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout")] = False,
 ) -> None:
-    """Prove that a job survives its time limit and a crashed rank on this cluster. Submits it, signals it as at its
-    time limit, lets it be requeued and resume, kills a rank, compares the losses, cancels it. Costs minutes of its
-    nodes. Exit codes: 0 survived, 1 a step failed, 2 the job cannot be rehearsed."""
+    """Prove that a job survives its time limit and a crashed rank on this cluster. Submits the job, sends it the
+    signal of its time limit, waits until it is requeued and resumes, kills a rank, compares the losses, cancels it.
+    Uses the nodes for a few minutes. Exit codes: 0 survived, 1 a step failed, 2 the job cannot be rehearsed."""
     from slurmddp.launch.rehearse import CHANGES, Rehearsal, RehearsalFailed
 
     changes = [(key, value, f"the rehearsal's {key}") for key, value in CHANGES]
@@ -42,7 +42,7 @@ def rehearse(
         typer.echo(opt.json_text({**told, "steps": [step._asdict() for step in steps]}))
     elif failed is not None:
         typer.echo(f"FAILED  {failed.step}: {failed}")
-        typer.echo(f"The job does not survive this on this cluster. To look: slurmddp logs {rehearsal.folder.id}")
+        typer.echo(f"Your job did not survive this step on this cluster. See: slurmddp logs {rehearsal.folder.id}")
     else:
         typer.echo("Your job survives its time limit, a requeue and a crashed rank on this cluster.")
     if failed is not None:

@@ -144,7 +144,9 @@ def validate(
 def init(
     output: Annotated[
         str | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write FILE, not to your site folder; - is stdout"),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="File to write, or - for stdout  [default: in your site folder]"
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file")] = False,
     partition: Annotated[
@@ -152,7 +154,9 @@ def init(
     ] = None,
     probe: Annotated[
         bool,
-        typer.Option("--probe", help="Submit a job of five minutes at most for each node type, to look on the nodes"),
+        typer.Option(
+            "--probe", help="Submit one short job per node type, to inspect the nodes (at most 5 minutes each)"
+        ),
     ] = False,
     account: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm account to charge the probes to")] = None,
     wait: Annotated[
@@ -166,7 +170,7 @@ def init(
 
     for name, value in (("--account", account), ("--wait", wait)):
         if value is not None and not probe:
-            raise UserError(f"{name} has a meaning only with --probe", todo=f"add --probe, or remove {name}")
+            raise UserError(f"{name} works only with --probe", todo=f"add --probe, or remove {name}")
     seconds = _seconds("--wait", wait or "10m")
     target = Target(output, force, os.environ)
     target.refuse()
@@ -194,7 +198,7 @@ def _seconds(option: str, text: str) -> int:
 
 def bad_nodes(
     add: Annotated[str | None, typer.Option(metavar="NODE", help="Avoid this node, too; needs --reason")] = None,
-    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why --add")] = None,
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Reason for --add")] = None,
     forget: Annotated[str | None, typer.Option(metavar="NODE", help="Let jobs use this node again")] = None,
     site: opt.Site = None,
     as_json: Json = False,
@@ -207,7 +211,7 @@ def bad_nodes(
     from slurmddp.sites.select import select
 
     if (add is None) != (reason is None):
-        raise UserError("--add and --reason need each other", todo="give both, or neither")
+        raise UserError("--add and --reason work only together", todo="give both, or neither")
     if add is not None and forget is not None:
         raise UserError("--add and --forget cannot be combined", todo="run the command twice")
     if reason is not None and not reason.strip():

@@ -303,7 +303,7 @@ def _how_unreachable(text: str) -> str:
     if re.search(r"[\[( ](?:localhost|127\.)", text):
         return "the address is that of the node itself: on another node than the master it is wrong"
     if "refused" in text or "errno: 111" in text:
-        return "nothing listens there: wrong address or port, or rank 0 did not start or has gone"
+        return "nothing listens there: wrong address or port, or rank 0 did not start or has exited"
     if "No route" in text or "errno: 113" in text:
         return "no route: a firewall, or an address of another network"
     return "no answer: a wrong address, a firewall, or the master did not start"

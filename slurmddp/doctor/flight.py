@@ -42,7 +42,7 @@ def read_dump(path: Path, handle: BinaryIO) -> list[Waiting]:
     try:
         return _waiting(int(rank[1]), load(data))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"is no flight recorder dump: {error}") from error
+        raise ValueError(f"is not a flight recorder dump: {error}") from error
 
 
 def _waiting(rank: int, dump: Any) -> list[Waiting]:
@@ -51,7 +51,7 @@ def _waiting(rank: int, dump: Any) -> list[Waiting]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
         if not isinstance(entry, dict):
-            raise ValueError("an entry is no dictionary")
+            raise ValueError("an entry is not a dictionary")
         if not entry.get("is_p2p"):
             groups.setdefault(_group(entry.get("process_group", "")), []).append(entry)
     return [Waiting(rank, group, *_progress(found)) for group, found in groups.items()]
@@ -61,7 +61,7 @@ def _group(value: Any) -> str:
     """Return the process group as text: its name, or (name, description)."""
     parts = value if isinstance(value, (tuple, list)) else (value,)
     if len(parts) > 8 or not all(isinstance(part, str) for part in parts):
-        raise ValueError("a process group is no text")
+        raise ValueError("a process group is not text")
     cut = tuple(part[:_NAME] for part in parts)
     return str(cut) if parts is value else cut[0]
 

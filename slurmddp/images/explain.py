@@ -80,7 +80,7 @@ _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Cause]], ...] = (
         "{0}", "your packages would replace torch: use versions that work with the base's torch",
     )),
     (r"slurmddp: (line \d+: RUN as .*)", _fixed(
-        "{0}", "move USER below this line, or take it away: Apptainer runs the image as the user who starts it anyway",
+        "{0}", "move USER below this line, or remove it: Apptainer runs the image as the user who starts it anyway",
     )),
     (r"slurmddp: (line \d+: the image has no user .*)", _fixed("{0}", "RUN useradd before, or another USER")),
     (r"slurmddp: (this image has no python3 on its PATH)", _fixed("{0}", "--apt python3, or another base")),

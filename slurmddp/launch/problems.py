@@ -174,7 +174,7 @@ def _program(prepared: Prepared) -> Iterator[UserError]:
     if plan.workdir and plan.container.runtime != "none" and _belongs_to_the_system(plan.workdir):
         yield UserError(
             f"the job would run in {plan.workdir}, which would hide the folder of the same name in the image",
-            todo="submit from a folder of your own",
+            todo="submit from one of your own folders",
         )
     if program.project is not None and not os.path.isdir(program.project):
         yield UserError(

@@ -57,7 +57,7 @@ def refuse(prepared: Prepared) -> None:
         raise UserError(
             "only jobs with train.task can be rehearsed: slurmddp cannot set the steps of your own script",
             where=prepared.resolved.location("train", "script"),
-            todo="rehearse a job with `train: {task: lm}`, your image and your nodes: it proves the cluster's part",
+            todo="to test the cluster, rehearse a job with `train: {task: lm}`, your image and your nodes",
         )
 
 
@@ -189,7 +189,7 @@ class Rehearsal:
                 self._said = state.line
                 self._say(f"  {step}: {state.line}")
             if until is not None and time.monotonic() > until:
-                raise RehearsalFailed(step, f"nothing for {patience:.0f} s; the run is {state.line}")
+                raise RehearsalFailed(step, f"no progress for {patience:.0f} s; the run is {state.line}")
             time.sleep(_LOOK_EVERY)
 
     def _events(self, kind: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What is done about faults: how the job comes back, and when it is told to stop in time."""
+"""How a job recovers from faults: how it is requeued, and when its ranks save before the time limit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def max_restarts(job: Job) -> int:
 
 
 def plan_stop_lead(time: int | None, wanted: int | None, save_seconds: float | None) -> int | None:
-    """Seconds before the time limit at which the run is told to save and end.
+    """Return the seconds before the time limit at which the ranks save and exit.
 
     wanted: timeouts.stop; save_seconds: the longest save of the runs that this one continues, from which the lead is
     planned where nothing is wanted. A short job gets a third of its time. Slurm may send the signal up to 60 s early

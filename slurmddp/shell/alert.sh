@@ -69,7 +69,7 @@ tail_of() {
   if [[ "$text" == *$'\n'* ]]; then text=${text#*$'\n'}; else text=${text##+([$'\x80'-$'\xbf'])}; fi
 }
 
-# --- the secrets, which no message may hold: of each address the whole, its path, and each long part
+# --- the secrets, which no message may contain: each address, its path, and each of its long parts
 words=()
 address() { # Usage: address NAME; sets `url` and `url_host`, empty if there is none
   url=
@@ -324,7 +324,7 @@ send() {
     case $status in
       2??) return 0 ;;
       408 | 429 | 5?? | 000) ;;
-      3??) return 1 ;; # a redirect leads elsewhere: the message is not for whoever is there
+      3??) return 1 ;; # a redirect names another server, which must not get the message
       *) return 2 ;;
     esac
     ((SECONDS + ${pause:-$delay} < deadline)) || return 1

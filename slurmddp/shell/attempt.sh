@@ -1,9 +1,9 @@
 # shellcheck shell=bash
 # --- an attempt: one start of torchrun on all nodes. It has a number and logs of its own, and nothing is written twice:
-# its number is the first whose folder is not there, so a job that was requeued goes on counting.
+# its number is the first one without a folder, so numbers continue after a requeue.
 attempt=0
 open_attempt() {
-  # Where others can write to the folder of runs, somebody may have put a folder of theirs in the place of this one.
+  # If others can write to the folder of runs, somebody may have replaced this run folder by another one.
   [[ ! -e "$run" || -O "$run" ]] || { trap - EXIT; echo "job.sh: $run belongs to another user: nothing in it is run" >&2; exit 1; }
   while
     printf -v logs '%s/logs/attempt-%03d' "$run" "$attempt"
@@ -24,8 +24,8 @@ open_attempt() {
 
 # --- what runs on the nodes: one process per node, started all at once, by `on_nodes` of the scheduler's file
 child=     # what runs on the nodes now
-within=()  # timeout and its words, for what must not hang
-together=1 # 0: where one node fails, the others go on
+within=()  # timeout and its arguments, for commands that must not hang
+together=1 # 0: if one node fails, the others continue
 
 train() {
   local code tasks=()
@@ -39,7 +39,7 @@ train() {
   return "$code"
 }
 
-# What an attempt has left on its nodes: processes, shared memory, scratch
+# Remove what an attempt has left on its nodes: processes, shared memory, scratch
 sweep() {
   local removed
   mapfile -t chosen < <(without "${excluded[*]}" "${chosen[@]}")

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# --- why an attempt failed: RANK NODE TEXT, with a dash for what nobody knows
+# --- why an attempt failed: RANK NODE TEXT, with a dash for what is unknown
 cause_text() { # as people read it
   local rank node text
   read -r rank node text <<<"$1"
@@ -16,8 +16,8 @@ cause_rules=${cause_rules%%$'\n'"# ---- "*}
 [[ -z "${tasks_per_node:-}" ]] ||
   cause_rules=${cause_rules/says the torchrun agent:/$'rank : tasks?[ ]\nsays srun\'s task:'}
 
-# Sets `consequence`, what ranks see of another one that has gone, and `user_error`, what node.sh and the preflight say
-# where the user has to correct something: on another node it would be the same. Patterns of texts, for =~.
+# Sets two patterns of texts, for =~. `consequence`: what ranks report after another rank has failed. `user_error`: what
+# node.sh and the preflight report if the user has to correct something; it would be the same on another node.
 read_kinds() {
   local key value kind=
   consequence=
@@ -33,7 +33,7 @@ read_kinds() {
 }
 read_kinds
 
-# What the ranks said, unless it is only what they saw of another one. Usage: best_cause NOTED
+# What the ranks reported, unless it is only a consequence of another rank's failure. Usage: best_cause NOTED
 best_cause() {
   local found=$1
   if [[ -z "$found" || -n "$noted_cascade" ]]; then

@@ -27,13 +27,13 @@ decide() {
   elif [[ -n "$stop" ]] || [[ "$state" == stopped && -z "$abandoned" ]]; then
     decide_after_stop "$stop"
   elif (($1 == 0)) && [[ -z "$abandoned" ]]; then
-    decision="done" # a script of the user's own says it with its exit code
+    decision="done" # the user's own script reports it by its exit code
   else
     decide_after_failure
   fi
 }
 
-# A run that was stopped for a reason of the cluster's goes on. Usage: decide_after_stop REASON
+# A run continues if the cluster was the reason for its stop. Usage: decide_after_stop REASON
 decide_after_stop() {
   local reason=$1
   decision=stopped
@@ -52,12 +52,12 @@ decide_after_stop() {
   fi
 }
 
-# An agent that met somebody else's messages sends its ranks SIGTERM
+# An agent that gets messages of somebody else sends its ranks SIGTERM
 forged() {
   awk 'sub(/^slurmddp: node /, "") && sub(/: somebody else /, " somebody else ") {print "-", $0; exit}' "$logs"/*.log
 }
 
-# True where a SIGTERM reached some ranks only. Slurm sends it to all of a job or of a step, agents included.
+# True if only some ranks got a SIGTERM. Slurm sends it to all processes of a job or step, agents included.
 nobody_asked() {
   local told
   [[ "$scheduler" == local || "$slurm_state" == RUNNING ]] || return 1
@@ -65,8 +65,8 @@ nobody_asked() {
   ((told < ${#chosen[@]}))
 }
 
-# Without a preflight: true where node.sh could not start the ranks on any node, for something that the user has to
-# correct. Where others could, those nodes are not used any more.
+# Without a preflight: true if node.sh could not start the ranks on any node, for a reason that the user has to
+# correct. If it could on others, the nodes that failed are not used again.
 nobody_could_start() {
   local node said bad=()
   for node in "${chosen[@]}"; do

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# --- which libcuda the ranks get: the host's, or the image's own (cuda-compat) where the node's driver is too old for
-# the image. The image's entry point would see to it, but `exec` goes past it.
+# --- which libcuda the ranks get: the host's, or the image's own (cuda-compat) if the node's driver is too old for
+# the image. The image's entry point would decide this, but `exec` does not run it.
 nvidia=${SLURMDDP_NVIDIA:-/proc/driver/nvidia}
 driver=
 gpu=
@@ -23,7 +23,7 @@ if [[ -z "$driver" ]] && command -v nvidia-smi >/dev/null; then
   if [[ "$driver" =~ ^[0-9]+(\.[0-9]+)+$ ]]; then
     gpu=${gpu:-$line}
   else
-    driver= # what it says where it fails
+    driver= # its error message
   fi
 fi
 # It runs in the container, before the ranks' command, and becomes that (`exec`). Only there are the image's own

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Brings the job back into the queue where job.sh cannot. Started by job.sh beside the training, on its own node or, for a
-# job that may lose nodes, on every node.
+# Requeues the job if job.sh cannot. job.sh starts it beside the training: on its own node or, for a job that may lose
+# nodes, on every node.
 # - Something kills job.sh (SIGKILL, as where the node is out of memory): Slurm ends the job, and none of job.sh's traps run.
 # - The node of job.sh is lost: Slurm lets a job that may lose nodes live on without it (--no-kill), an allocation that
 #   nobody uses.
@@ -44,11 +44,11 @@ script_was_killed() {
   [[ "$(grep -E '"event": "(job_started|job_ended|requeued)"' "$run/events.jsonl" | tail -n 1)" == *job_started* ]] || return 1
   report=$(timeout 5 scontrol show job "$slurm_job" -o 2>/dev/null)
   [[ "$report" == *" BatchHost=$host "* ]] || return
-  [[ "$report" == *Reason=RaisedSignal:9* ]] || # Slurm 22.05 has another word
+  [[ "$report" == *Reason=RaisedSignal:9* ]] || # Slurm 22.05 shows another reason
     [[ "$report" == *Reason=JobLaunchFailure* && "$report" == *" ExitCode=0:9 "* ]]
 }
 
-# job.sh's part: the record of the end, and the way back. Slurm leaves KillWait for it.
+# Do what job.sh would do: record the end and requeue the job. Slurm allows KillWait seconds for it.
 bring_back() {
   local why="job.sh was killed by SIGKILL (out of memory?)" decision=requeue stop=
   export SLURMDDP_ALERT_BUDGET=4 # seconds
@@ -117,7 +117,7 @@ while :; do
   [[ -n "$elastic" ]] || continue
   silent || continue
   orphaned || continue
-  # One node is enough: the others wait for it, and act where it does not.
+  # One node is enough: the others wait for it, and act only if it does not.
   ((position == 0)) || { sleep $((10 * position)); orphaned || continue; }
   newest_attempt
   say "node ${excluded[0]}, which ran job.sh, is lost: requeuing the job"

@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# --- what is told: lines in job.log, events for programs, alerts for people
+# --- messages: lines in job.log, events for programs, alerts for people
 say() { printf '%(%F %T)T job.sh: %s\n' -1 "$*"; }
 
 # One line of JSON in events.jsonl. Usage: event NAME '"key": value, ...'; `node` is this one, if no other is named
 event() {
   local facts=$2 end=
   [[ "$facts" == *'"node": '* ]] || facts="\"node\": \"$host\", $facts"
-  # A line that a full disk has cut, or the end of a rank, must not take this one with it
+  # If a full disk or a killed rank has left half a line, this line must not be joined to it
   [[ -z "$(tail -c 1 "$run/events.jsonl" 2>/dev/null)" ]] || end=$'\n'
   printf '%s{"time": %s, "event": "%s", "attempt": %d, "job_id": "%s", %s}\n' "$end" \
     "$(date +%s.%3N)" "$1" "$attempt" "$job_id" "$facts" >>"$run/events.jsonl"
@@ -75,7 +75,7 @@ alert() {
   alerts+=("$!")
 }
 
-# Seconds that alerts which are on their way are waited for
+# Wait for alerts that are being sent. Usage: settle_alerts SECONDS
 settle_alerts() {
   local waited pid
   for ((waited = 0; waited < $1 * 5; waited++)); do
@@ -88,7 +88,7 @@ settle_alerts() {
   done
 }
 
-# The job is back in the queue: a line, an event, an alert. Usage: is_requeued REASON NEXT_JOB
+# Record that the job was requeued: a line, an event, an alert. Usage: is_requeued REASON NEXT_JOB
 is_requeued() {
   say "requeued as job $2: $1"
   event requeued "\"how\": \"$requeue_policy\", \"reason\": $(json "$1"), \"next_job\": \"$2\""

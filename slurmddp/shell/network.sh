@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# --- between the check of the nodes and the ranks: how fast do these nodes talk to each other, and through which network?
+# --- between the check of the nodes and the start of the ranks: how fast is the network between them, and which is it?
 measured= # the nodes of the newest measurement
 
-# Measure, unless these very nodes were measured. Slow nodes are replaced while enough others are left. False where the
-# run must not go on.
+# Measure, unless the same nodes were measured before. Replace slow nodes while there are enough others. False if the
+# run must not continue.
 measure_network() {
   local began word text facts bad=() line try
   for try in 1 2; do
@@ -36,7 +36,7 @@ measure_network() {
   return 1
 }
 
-# One process per node, as the ranks start. What srun says of it is not of the ranks.
+# One process per node, started like the ranks. srun's messages about it are not about the ranks.
 ask_network() {
   mkdir -p "$logs/network"
   rm -f "$logs/network/verdict"

@@ -6,7 +6,7 @@
 #   scratch workdir devices                                   folders and the container's devices
 # After that, node.sh calls `prepare`, sets the ranks' variables and calls `run_step`.
 
-# One line that the head and job.sh find in the run folder, whole or not at all
+# Write one line, whole or not at all, which the head and job.sh read from the run folder
 write_status() {
   mkdir -p "$logs/preflight" && printf '%s\n' "$*" >"$logs/preflight/.$host.part" &&
     mv "$logs/preflight/.$host.part" "$logs/preflight/$host.failed"
@@ -99,7 +99,7 @@ find_container() {
   done
 }
 
-# Where Python or torch is missing, the ranks cannot start; job.sh decides by these words
+# If Python or torch is missing, the ranks cannot start; job.sh decides by these messages
 check_python() {
   local said there=0 new torch version path inherited=
   local where="in the image: correct it" todo="install it in the image, or correct container.python"
@@ -125,7 +125,7 @@ print(sys.version_info >= (3, 10), found, "%d.%d" % sys.version_info[:2], sys.ex
   [[ "$torch" != False ]] || fail "no torch in $path: $todo"
 }
 
-# The sources of the binds: where one is missing, the container does not start, and names no other
+# Check the sources of the binds: if one is missing, the container does not start, and names only that one
 check_binds() {
   local bind there absent=
   local patience=10 # seconds, for the first that does not answer
@@ -139,7 +139,7 @@ check_binds() {
   [[ -z "$absent" ]] || fail "cannot bind $absent - mount or create it on this node, or correct container.binds"
 }
 
-# The step before the ranks' own: the same way into the same container, for slurmddp.runtime.preflight
+# The preflight's step: it starts slurmddp.runtime.preflight in the same container, in the same way as the ranks
 prepare_preflight() {
   local network= about checksum
   SLURMDDP_COMMAND=("${container[@]}" "$python" -m slurmddp.runtime.preflight "$run")
@@ -190,7 +190,7 @@ prepare_network() {
   [[ -z "$allow_socket" ]] || SLURMDDP_COMMAND+=(--allow-socket)
 }
 
-# What is left to do once the container's command line is known
+# Prepare this step: check Python and the driver, read secrets, write the command of preflight or measurement
 prepare() {
   if [[ -n "$compat" ]]; then source "$shell/driver.sh"; fi
   if [[ -z "$preflight" || ("$runtime" == none && "${SLURMDDP_STEP:-}" == preflight) ]]; then check_python; fi
@@ -210,7 +210,7 @@ prepare_ranks() {
   [[ "$runtime" == none ]] ||
     { mkdir -p "$logs/sessions" && read -ra stat </proc/self/stat && printf '%s\n' "${stat[5]}" >>"$logs/sessions/$host"; } || true
   [[ -n "$preflight" || -n "$alone" ]] ||
-    : >"$logs/preflight/$host.ready" || true # without it, a node that fails waits in vain, and no longer than 60 s
+    : >"$logs/preflight/$host.ready" || true # without this file, a node that fails waits 60 s for nothing
 }
 
 # Which GPUs are the job's, past --cleanenv and --containall too
@@ -221,7 +221,7 @@ pass_gpus() {
   done
 }
 
-# launch.mode srun: what torchrun would tell the rank, and Slurm's and PMI's own variables, past --cleanenv too
+# launch.mode srun: the variables that torchrun would set, and Slurm's and PMI's own, which --cleanenv would remove
 name_rank() {
   local name
   [[ -z "${SLURMDDP_STEP:-}" ]] || return 0
@@ -232,13 +232,13 @@ name_rank() {
   export "${prefix}MASTER_ADDR=$head" "${prefix}MASTER_PORT=$SLURMDDP_PORT"
 }
 
-# The steps before the ranks' own end here.
+# Preflight and measurement run here and exit.
 run_step() {
   [[ "${SLURMDDP_STEP:-}" != network ]] || exec "${SLURMDDP_COMMAND[@]}"
   [[ "${SLURMDDP_STEP:-}" != preflight ]] || run_preflight
 }
 
-# No exec: where the container or its Python does not start, this shell is left to say so.
+# No exec: if the container or its Python does not start, this shell reports it.
 run_preflight() {
   SLURMDDP_PREFLIGHT_CODE=0
   "${SLURMDDP_COMMAND[@]}" 2>"$SLURMDDP_PREFLIGHT_STDERR" || SLURMDDP_PREFLIGHT_CODE=$?

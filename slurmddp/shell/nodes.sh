@@ -3,7 +3,7 @@
 nodes=()    # that may be used
 chosen=()   # that train in this attempt
 excluded=() # lost, or found bad: not used again
-suspects=() # their agent was killed, or Slurm did not reach them: used again only where too few others are left
+suspects=() # their agent was killed, or Slurm did not reach them: used again only if there are too few others
 
 # The words that are not in a list, one a line. Usage: without "LIST" WORD...
 without() {
@@ -16,7 +16,7 @@ without() {
   done
 }
 
-# Take nodes out of this run for good. Usage: exclude REASON NODE...
+# Never use these nodes in this run again. Usage: exclude REASON NODE...
 exclude() {
   local reason=$1 node
   shift
@@ -36,7 +36,7 @@ note_excluded() {
 # Goes through all nodes: once, however many are excluded
 drop_excluded() { mapfile -t nodes < <(without "${excluded[*]}" "${nodes[@]}"); }
 
-# Slurm itself takes lost nodes out of a job, where the job is one that may lose nodes.
+# Slurm removes lost nodes from a job that may lose nodes.
 list_nodes() {
   local before=("${nodes[@]}") lost=()
   ask_slurm
@@ -54,7 +54,7 @@ unreached() {
     awk '!seen[$1]++' | plain_lines
 }
 
-# The first nodes that nothing speaks against; spares are those that are left over. False where there are too few.
+# Choose the first nodes that are not suspect; the others are spares. False if there are too few.
 choose_nodes() {
   mapfile -t chosen < <(without "${suspects[*]}" "${nodes[@]}")
   ((${#chosen[@]} >= nodes_min)) || chosen=("${nodes[@]}")

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# --- before the ranks start: can these nodes train? Those that cannot are excluded. False where this attempt is over.
+# --- before the ranks start: can these nodes train? Those that cannot are excluded. False if this attempt is over.
 check_nodes() {
   local node line verdict="$logs/preflight/verdict" missed=() bad=() user_errors=0 began=$SECONDS
   local -A said=()
@@ -35,7 +35,7 @@ check_nodes() {
     rm -f "$run/preflight-failed"
     return 0
   fi
-  # What all nodes have in common, or what other nodes had before, is not put right by further ones.
+  # If all nodes have the same problem, or earlier nodes had it, other nodes would not help.
   decision=failed
   ((user_errors < ${#chosen[@]})) || return 1
   ((${#chosen[@]} == 1 || ${#bad[@]} < ${#chosen[@]})) || return 1
@@ -60,7 +60,7 @@ read_said() {
   done
 }
 
-# Where srun could not reach a node it is asked once more: its slurmd may just be starting. Sets `missed`.
+# If srun could not reach a node, try once more: its slurmd may just be starting. Sets `missed`.
 ask_nodes() {
   local try
   for try in 1 2; do

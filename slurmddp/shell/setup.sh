@@ -5,7 +5,7 @@ set +eu
 type module >/dev/null 2>&1 || source /etc/profile
 python_before=$(command -v python3)
 # A setup line, or a script that it sources, may call `exit`: without this function node.sh would exit without a message.
-# An EXIT trap would also run at a SIGTERM, which is no fault of the setup line.
+# An EXIT trap would also run at a SIGTERM, which the setup line did not cause.
 # A linter sees no call of it, so it is text for eval.
 eval 'exit() {
   local code=${1-$?}

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# --- signals: they say how the job ends, and the record of it is written however it does
+# --- signals: why the job ends, and the record of it, which is written in any case
 ending=       # why the job is ended from outside: cancelled, time limit, preemption, node failure, requeued
-back=         # whether it comes back after that
+back=         # whether the job starts again after that
 signal=
 slurm_state=
 slurm_reason=
@@ -15,16 +15,16 @@ ask_to_stop() {
   [[ "$1" == SIG* ]] || alert stopping stopping "$1" "ranks save a checkpoint, then exit"
 }
 
-# True where nothing may start on the nodes any more
+# True if nothing may start on the nodes any more
 must_end() { [[ -n "$ending" || -e "$run/stop" ]]; }
 
-# USR2 comes ahead of the time limit and, where the site says so, of a preemption.
+# Slurm sends USR2 before the time limit and, on some sites, before a preemption.
 warned() {
   ask_slurm
   if [[ -z "$preempted_at" ]]; then ask_to_stop "time limit"; else ask_to_stop preemption; fi
 }
 
-# The last word of a job that is not to go on. Usage: stopped_for_good WHY
+# Send the last alert of a job that will not continue. Usage: stopped_for_good WHY
 stopped_for_good() { alert stopping stopped "$1" "not restarted automatically; slurmddp submit --resume continues the run"; }
 
 terminated() {
@@ -34,7 +34,7 @@ terminated() {
   say "SIG$signal: $ending${slurm_reason:+ (Slurm: $slurm_state, $slurm_reason)}"
   ask_to_stop "SIG$signal"
   [[ -z "$child" ]] || kill -TERM "$child" 2>/dev/null
-  # Slurm waits for some seconds only (KillWait): what brings the job back has to be done at once, and what is told.
+  # Slurm waits only some seconds (KillWait): requeue the job and send the alert at once.
   case "$ending" in
     cancelled) ;;
     requeued) ! was_requeued "Slurm or an operator has requeued the job" || back=yes ;;
@@ -53,7 +53,7 @@ wait_for_child() {
     nap=$!
     wait -n "$child" "$nap"
     kill "$nap" 2>/dev/null
-    wait "$nap" 2>/dev/null # without a word about its end
+    wait "$nap" 2>/dev/null # without bash's message about it
   done
   wait "$child"
 }

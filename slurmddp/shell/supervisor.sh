@@ -27,11 +27,10 @@ case $requeue_policy in
   *) source "$shell/requeue/none.sh" || incomplete ;;
 esac
 
-# Where others can look into the run folder (paths.mode), they must not write there. `setup` may set another umask.
+# If others can read the run folder (paths.mode), they must still not write there. `setup` may set another umask.
 [[ "$(stat -c %a -- "$run")" == *00 ]] || umask go-w
 
-# The stop file of an earlier job is not for this one. A rename: whatever moment `slurmddp cancel` chooses, its file is
-# read.
+# Remove the stop file of an earlier job. A rename, so that a stop file that `slurmddp cancel` writes now is not lost.
 forget_stop() {
   local stop=
   mv "$run/stop" "$run/.stop" 2>/dev/null || return 0
@@ -56,7 +55,7 @@ run_job() {
   fi
   case $(awk -F '"event": "' 'split($2, name, "\"") && name[1] ~ /^(job_started|requeued)$/ {last = last " " name[1]} END {print last}' "$run/events.jsonl") in
     " job_started") alert started running "" "" ;;
-    *"requeued job_started") ;; # it was said when the job went back into the queue
+    *"requeued job_started") ;; # the alert was sent when the job was requeued
     *) alert requeued running "its nodes were lost or preempted" "the job has restarted and resumes" ;;
   esac
   [[ -z "$guarded" ]] || start_guard
@@ -67,7 +66,7 @@ run_job() {
   done
 }
 
-# What is done about the last attempt's decision, and who is told. Returns the job's exit code.
+# Carry out the decision about the last attempt, and send alerts. Returns the job's exit code.
 finish() {
   local why
   export SLURMDDP_ALERT_BUDGET=8 # seconds
@@ -79,7 +78,7 @@ finish() {
   case "$decision" in
     done) alert finished "done" "" "" ;;
     failed) alert failed failed "$why" "not restarted automatically" ;;
-    stopped | cancelled) [[ -n "$ending" ]] || stopped_for_good "$why" ;; # else it was told at once
+    stopped | cancelled) [[ -n "$ending" ]] || stopped_for_good "$why" ;; # else the alert was sent at once
   esac
   [[ "$decision" != failed ]] || ((exit_code > 0)) || exit_code=1
   [[ "$decision" != "done" ]] || exit_code=0
@@ -87,7 +86,7 @@ finish() {
   return "$exit_code"
 }
 
-# The last record of the job, whatever ended it
+# Write the last record of the job, however it ended
 ended() {
   event job_ended "\"exit_code\": $exit_code, \"signal\": \"$signal\", \"slurm_state\": \"$slurm_state\", \"slurm_reason\": \"$slurm_reason\", \"decision\": \"$decision\""
   say "exited with code $exit_code; decision: $decision"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# What runs on each node once an attempt has ended. It ends the processes that the attempt left there,
+# Cleans up a node after an attempt. It kills the processes that the attempt left there,
 # removes its shared memory and its folder on the node's own disk, and writes what it found to logs/.../sweep/NODE.
 #
 # SLURMDDP_SWEEP: the rendezvous id of the attempt; SLURMDDP_RUN, SLURMDDP_LOGS: as in its steps; SLURMDDP_STARTED: when
@@ -78,7 +78,7 @@ belongs() {
   read_environment "$1" && [[ "$id" == "$attempt" && -n "$ranks" && -z "$sweeps" && "${of_job:-$job}" == "$job" ]]
 }
 
-# Whether a process says of itself that it is something else's
+# Whether a process belongs to something else by its own environment
 foreign() {
   read_environment "$1" && [[ "${id:-$attempt}" != "$attempt" || -n "$sweeps" || "${of_job:-$job}" != "$job" ]]
 }

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# --- what is looked at every 2 s, while anything runs on the nodes
+# --- what job.sh checks every 2 s, while anything runs on the nodes
 starts=0       # of the ranks, in this job
 noted=         # what the ranks of the newest start said of their end: RANK NODE TEXT
-noted_cascade= # whether that is only what they saw of another one that has gone
+noted_cascade= # whether that is only a consequence of another rank's failure
 recovering=    # why the ranks had to start again; empty once they train
 longest_save=0
 longest_start=0 # seconds from the launch of an attempt, or from a failure in it, to the ranks' start
@@ -23,7 +23,7 @@ new_attempt() {
 
 look_around() {
   printf -v now "%(%s)T" -1
-  printf "%s\n" "$now" >"$run/heartbeat" # guard.sh looks at it
+  printf "%s\n" "$now" >"$run/heartbeat" # guard.sh reads its time
   read_events
   expect_restart
   count_starts
@@ -47,15 +47,15 @@ end_leftovers() {
   fi
 }
 
-# End an attempt that leads nowhere: torchrun itself would go on for long. Usage: abandon WHY
+# Stop an attempt that cannot succeed: torchrun itself would wait for minutes. Usage: abandon WHY
 abandon() {
   abandoned=${abandoned:-$1}
   say "terminating the attempt: $1"
   kill -TERM "$child" 2>/dev/null
 }
 
-# After a failure, the ranks start again, or their agents do not find each other: where nodes have lost sight of each
-# other, agents wait for minutes. The next attempt begins with a check of the nodes.
+# After a failure, the ranks start again, unless their agents do not find each other: if nodes have lost their
+# connection, agents wait for minutes. The next attempt begins with a check of the nodes.
 expect_restart() {
   local bound=$((2 * longest_start + 5)) # nodes and file systems may have become busier since
   # An own script may save after a SIGTERM: torchrun waits 30 s for each node's ranks before it kills them.

@@ -39,7 +39,7 @@ look() {
   [[ ! "$field" =~ ^([A-Z_]+)[^|]*\|([0-9:]*) ]] || { state=${BASH_REMATCH[1]}; code=${BASH_REMATCH[2]}; }
 }
 
-# --- go on waiting: the job was requeued, or another one has taken its place
+# --- keep waiting: the job was requeued, or another job continues the run
 wait_for() { # Usage: wait_for JOB
   local answer
   if answer=$(sbatch --parsable "${options[@]}" --dependency="afterany:$1" --begin=now+30 --open-mode=append \

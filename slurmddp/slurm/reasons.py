@@ -9,11 +9,11 @@ _REASONS = {
     "Resources": "it is next, as soon as enough nodes are free",
     "BeginTime": "it may not start before its begin time",
     "Dependency": "it waits for another job",
-    "DependencyNeverSatisfied": "the job that it waits for ended otherwise: cancel it and submit again",
+    "DependencyNeverSatisfied": "the job that it waits for did not end as required: cancel this job and submit again",
     "JobHeldUser": "you hold it: `scontrol release` lets it start",
     "JobHeldAdmin": "an administrator holds it: ask the site's support",
     "JobHoldMaxRequeue": "it was requeued too often, and is held: ask the site's support",
-    "JobArrayTaskLimit": "its job array has as many tasks running as it may",
+    "JobArrayTaskLimit": "its job array already runs as many tasks as it is allowed to",
     "Licenses": "a licence that it needs is in use",
     "NodeDown": "a node that it needs is down",
     "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
@@ -23,16 +23,16 @@ _REASONS = {
     "PartitionInactive": "its partition starts no jobs at present",
     "PartitionNodeLimit": "it asks for more nodes than the partition allows: it will never start",
     "PartitionTimeLimit": "its time limit is longer than the partition allows: it will never start",
-    "PartitionConfig": "it asks for what the partition does not have",
+    "PartitionConfig": "it asks for resources that the partition does not have",
     "BadConstraints": "no node has what it asks for: it will never start",
     "AccountNotAllowed": "its account may not use the partition or QOS",
     "QOSNotAllowed": "its QOS may not be used in this partition",
     "InvalidAccount": "its account is not valid",
     "InvalidQOS": "its QOS is not valid",
-    "Cleaning": "its processes of the last start are still being removed",
-    "Prolog": "a program of the site prepares its nodes",
+    "Cleaning": "Slurm is still cleaning up after its last start",
+    "Prolog": "the site's prolog script is still running on its nodes",
     "NodeFail": "a node failed",
-    "SchedDefer": "Slurm is busy and looks at it later",
+    "SchedDefer": "Slurm is busy and will look at it later",
     "DeadLine": "it cannot end before its deadline",
     "launch failed requeued held": "its start failed, and Slurm holds it: `scontrol release` lets it start",
 }
@@ -48,6 +48,6 @@ def reason_text(reason: str) -> str:
         return text
     for begin, owner in _OWNERS:
         if name.startswith(begin) and ("Max" in name or "Grp" in name or "Limit" in name):
-            who = "you have" if "PerUser" in name or "Max" in name else "its users together have"
-            return f"{who} as much as {owner} allows: it starts as other jobs end"
+            who = "you use" if "PerUser" in name or "Max" in name else "its users together use"
+            return f"{who} as much as {owner} allows: it starts when other jobs end"
     return name

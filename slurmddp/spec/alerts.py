@@ -33,11 +33,11 @@ def _proxy(text: str) -> str:
 
 
 class Target(Model):
-    """One receiver of alerts, and what it hears of.
+    """One receiver of alerts, and the kinds that it receives.
 
-    The address is a secret and stands in none of our files: it is read at submission from the variable `url_env`,
-    the file `url_file`, or by default ~/.config/slurmddp/alerts/NAME, each file readable by its owner alone.
-    insecure: the address may be http:// (without it: to this very host only). mail: sbatch's --mail-user.
+    The address is a secret and is in no file of the run: `submit` reads it from the variable `url_env`, the file
+    `url_file`, or by default ~/.config/slurmddp/alerts/NAME. Only you may be able to read these files.
+    insecure: the address may be http:// (always allowed for this host). address: mail only, sbatch's --mail-user.
     """
 
     to: Literal["slack", "discord", "teams", "ntfy", "json", "mail"]
@@ -73,9 +73,9 @@ class Target(Model):
 
 
 class Outlet(Model):
-    """From where messages can leave a site: the nodes themselves, through a proxy, or the login node only.
+    """Which host sends alerts: a node, a node through a proxy, or the login node.
 
-    Left out: the login node where the profile says that nodes have no internet, else the nodes.
+    Default: the login node if the profile says that nodes have no internet, else a node.
     """
 
     from_: Annotated[Literal["node", "proxy", "login"] | None, Field(alias="from")] = None
@@ -84,14 +84,14 @@ class Outlet(Model):
     @model_validator(mode="after")
     def _proxy_is_known(self) -> "Outlet":
         if (self.from_ == "proxy") != (self.proxy is not None):
-            raise ValueError("must have proxy if `from` is proxy, and only then")
+            raise ValueError("must have proxy if `from` is proxy, and must not have it otherwise")
         return self
 
 
 class Watchdog(Model):
-    """A small job behind each run that looks at how it ended. What is not said here is Slurm's default.
+    """A small job after each run that checks how the run ended. Keys that are not set have Slurm's default.
 
-    sbatch: further options, such as --qos=NAME or what a partition's least size asks for.
+    sbatch: further options, such as --qos=NAME, or those that the partition requires.
     """
 
     partition: SbatchValue | None = None

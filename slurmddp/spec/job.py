@@ -61,7 +61,7 @@ _NODES = r"([0-9]{1,5})(?:-([0-9]{1,5}))?(?:\+([0-9]{1,5}))?"
 
 
 class Nodes(Model):
-    """min..max nodes train; so many spares are further nodes of the allocation that wait. As text: 2-4, 4+1, 2-4+1."""
+    """`min` to `max` nodes train; `spares` further nodes of the allocation wait. As text: 2-4, 4+1, 2-4+1."""
 
     min: Annotated[int, Field(ge=1, le=65536)]
     max: Annotated[int, Field(ge=1, le=65536)]
@@ -98,10 +98,10 @@ def _form_of_nodes(value: Any) -> str:
 
 
 class Resources(Model):
-    """What Slurm is asked for. Left out: the site's own values for the partition.
+    """What the job asks Slurm for. Default: the site's values for the partition.
 
-    nodes: a number, or how few and how many. ranks_per_node: auto lets each node start as many ranks as it was given
-    GPUs, or as its cores allow.
+    nodes: a number, or minimum and maximum. ranks_per_node: auto lets each node start one rank per GPU that Slurm gave
+    it, or as many as its cores allow.
     """
 
     nodes: Annotated[
@@ -164,8 +164,8 @@ class Bind(Model):
 
 
 class Container(Model):
-    """What the ranks run in. `recipe`, `base` and `pip` say what `slurmddp build-image --job` makes the image from.
-    compat: each node with NVIDIA GPUs chooses by its driver between its own libcuda and the image's; false: as the
+    """The container of the ranks. `slurmddp build-image --job` makes the image from `recipe`, `base` and `pip`. compat:
+    each node with NVIDIA GPUs chooses by its driver between its own libcuda and the image's; false: as the
     image has it."""
 
     runtime: Literal["apptainer", "singularity", "pyxis", "none"] | None = None
@@ -205,10 +205,10 @@ def _preflight(value: Any) -> Any:
 
 
 class Launch(Model):
-    """How the ranks are started. mode srun: as tasks of Slurm, without torchrun; mpi: their --mpi.
+    """How the ranks start. mode: `srun` starts them as tasks of Slurm, without torchrun; mpi: the option --mpi of srun.
 
-    rendezvous: how torchrun's agents find each other. max_restarts: how often they restart the workers in place: null
-    is as often as it helps (recovery.no_progress ends it) with c10d, never with static.
+    rendezvous: how torchrun's agents find each other. max_restarts: how often they restart the ranks in place. null:
+    with c10d up to 100 times (recovery.no_progress may stop them earlier), never with static.
     """
 
     mode: Literal["torchrun", "srun"] = "torchrun"
@@ -237,9 +237,9 @@ class Launch(Model):
 
 
 class Recovery(Model):
-    """What is done about faults. requeue: the job goes back to the queue at its time limit, after preemption, and
-    where too few nodes are left; no_progress: so many starts in a row that end no further than the first of them
-    stop the run; preflight: the nodes are checked before each start of the ranks; only: the job ends after that."""
+    """How slurmddp reacts to faults. requeue: requeue the job at its time limit, after preemption, and if too few nodes
+    remain; no_progress: the run fails after so many failed starts in a row of which none gets further than the first;
+    preflight: check the nodes before each start of the ranks; only: exit after the check."""
 
     requeue: bool = True
     no_progress: Annotated[int, Field(ge=1, le=1000)] = 3
@@ -260,8 +260,8 @@ class Timeouts(Model):
 
 
 class Checkpoint(Model):
-    """Whichever of the two intervals comes first; the `keep` newest complete ones are kept, and for good each one whose
-    step is a multiple of `keep_every`. asynchronous: written while training goes on."""
+    """A checkpoint is saved when either interval is due. slurmddp keeps the newest `keep` complete ones, and each one
+    whose step is a multiple of `keep_every`. asynchronous: write while training continues."""
 
     interval: Seconds | None = 1800
     every_steps: Count | None = None
@@ -272,7 +272,7 @@ class Checkpoint(Model):
 
 
 class Paths(Model):
-    """Where run folders and caches live; off a home with a quota where the site has a better place.
+    """Folders for runs and caches. Do not use a home folder with a small quota.
 
     mode: who may read a run folder: its owner, the group too, or everybody. Nobody else may write there: whoever can
     replace its scripts runs code as the owner. node: a folder of each node's own disk or memory, for what a shared

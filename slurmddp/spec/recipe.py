@@ -84,17 +84,17 @@ class Copied(Model):
 
 
 class Recipe(Model):
-    """What containers/NAME.yaml, or a file of the user's own, says of an image. Relative paths begin at the file.
+    """A recipe for an image: containers/NAME.yaml, or your own file. Relative paths start at the folder of the file.
 
     title:        what the image is for.
     base:         an NGC release (25.04), docker://REF, docker-archive:FILE, a .sif, or a root folder.
     apt, pip:     packages; requirements: a requirements file. The base's own torch stays, and so do its pins.
     index:        a package index, instead of pip's own.
-    installer:    what installs the Python packages; uv is put in with pip where the base has none.
+    installer:    what installs the Python packages. If the base has no uv, pip installs it.
     files:        copied before anything is installed.
     environment:  in the build and in the image.
-    setup:        shell commands at the end of the build; test: commands that have to end with 0 in the finished image.
-    labels:       of the image, beside those that name its inputs.
+    setup:        shell commands at the end of the build; test: commands that must exit with 0 in the finished image.
+    labels:       labels of the image, besides those that name its inputs.
     """
 
     title: Line | None = None

@@ -48,9 +48,9 @@ def _node_range(text: str) -> str:
 
 
 class Partition(Model):
-    """One kind of node. `ask` overrides how it is asked for: some sites want a constraint, not a partition. driver: the
-    version of NVIDIA's, such as 535.183.01, where it is not the site's. mem_per_node 0: whole nodes are asked for with
-    --mem=0. account: the pattern of accounts that may use it."""
+    """One kind of node. `ask` replaces the request for it: some sites want a constraint, not a partition. driver:
+    version of NVIDIA's driver, such as 535.183.01, if it differs from the site's. mem_per_node 0: ask for all memory
+    of a node (--mem=0). account: pattern of the accounts that may use it."""
 
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
     gpu_type: SbatchValue | None = None
@@ -64,7 +64,7 @@ class Partition(Model):
 
 
 class When(Model):
-    """What holds only for some jobs: those that meet every condition that is written. nodes: 1, 2-91, or 2- for two and
+    """Settings for some jobs only: those that meet all conditions given here. nodes: 1, 2-91, or 2- for two and
     more; the other conditions are patterns. max_time and max_nodes replace the partition's; job is a layer of the job.
     """
 
@@ -94,7 +94,7 @@ def _absolute(text: str) -> str:
 
 
 class Detect(Model):
-    """How the program finds out that it runs here. All values are patterns. A base does not hand these rules on.
+    """How slurmddp detects this site. All values are patterns. The rules of a base are not used.
 
     cluster_names: Slurm's ClusterName; hostnames: the name of the host; environment: a variable and its value; files: a
     path and one of its lines (`*`: the path exists).
@@ -107,8 +107,8 @@ class Detect(Model):
 
 
 class Fact(Model):
-    """Where a value of the profile comes from; `verified` means read in text of the site or its vendor. date: of that
-    text, or of the day on which it was read, where it bears none."""
+    """Where a value of the profile comes from. verified: whether the site or its vendor has published it; date: date of
+    that text or, if it has none, the day on which it was read."""
 
     source: Line
     date: Annotated[str, AfterValidator(_date)] | None = None
@@ -129,7 +129,7 @@ def _not_followed(text: str) -> str:
 
 
 class BuildJob(Model):
-    """What `build-image --on-node` asks Slurm for; what is not said here is as jobs have it.
+    """What `build-image --on-node` asks Slurm for. Default: as for training jobs.
 
     partition, account: default resources.partition and resources.account; time: one hour, or the partition's limit;
     cpus_per_node: images.processors; mem_per_node: Slurm's default; sbatch: further options.
@@ -147,9 +147,9 @@ class Building(Model):
     """How images are built here.
 
     cache: a folder for layers and for the image while it is built (default: paths.cache); processors, memory: what
-    compressing the image may take of a login node that others use; on_node: the job of --on-node. proxy:
-    http://HOST:PORT on the way to registries and packages; mirrors: a registry's host -> HOST[:PORT][/PATH] that is
-    asked instead; insecure: hosts with which plain HTTP is spoken.
+    compression of the image may use on a login node; on_node: the job of --on-node. proxy: proxy for registries and
+    packages, http://HOST:PORT; mirrors: a registry's host -> HOST[:PORT][/PATH] to ask instead of it; insecure:
+    registries that may be asked over plain HTTP.
     """
 
     cache: PathStr | None = None
@@ -162,11 +162,11 @@ class Building(Model):
 
 
 class Site(Model):
-    """site_configs/NAME.yaml. `job` is a layer of the job: whatever the site knows, the job does not say.
+    """A site profile, site_configs/NAME.yaml. `job` has defaults for job files, which need not repeat them.
 
-    requeue: whether a job may go back to the queue by itself; where it may not, it submits its successor (chain).
-    fabric: the network between the nodes. gpu: what people call the GPUs. architecture: of the nodes' CPUs, for which
-    an image must be built. when: what holds only for some jobs, each under a name.
+    requeue: whether a job may requeue itself; if not, it submits its successor (chain). fabric: the network between the
+    nodes. gpu: name of the GPUs, for people. architecture: of the nodes' CPUs, for which an image must be built. when:
+    settings for some jobs only, each under a name.
     """
 
     name: Name

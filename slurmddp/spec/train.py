@@ -88,10 +88,10 @@ def _is_module(text: str) -> bool:
 
 
 class Train(Model):
-    """What runs on the ranks: a bundled or own task (`package.module:factory`), or an own program: a script (Python's,
-    or bash's, whose name ends in .sh) or a Python module.
+    """What runs on the ranks: a bundled task, your own task (`package.module:factory`), or your own program: a Python
+    script, a bash script (*.sh), or a Python module.
 
-    observe: what a thread in each rank of an own script does about what it sees there.
+    observe: how a thread in each rank of your own script reacts to a hang.
     """
 
     task: Line | None = None

@@ -102,8 +102,8 @@ SCENARIOS = (
     Scenario("time limit", faults.time_limit, {"timeouts": {"stop": "20s"}}, alert="requeued", long=True),
     Scenario("preemption, without warning", faults.preempt, LOW, alert="requeued", alone=True, long=True),
     Scenario("preemption, with warning", faults.preempt, LOW_WARNED, alert="requeued", alone=True, long=True),
-    Scenario("node lost, a spare there", faults.lose_node, SPARE, alone=True, long=True),
-    Scenario("network of a node cut, fewer go on", faults.cut_network, FEWER, alone=True, same=False),
+    Scenario("node lost, with a spare", faults.lose_node, SPARE, alone=True, long=True),
+    Scenario("network of a node cut, fewer nodes continue", faults.cut_network, FEWER, alone=True, same=False),
     Scenario("batch host lost", faults.lose_batch_host, SPARE, alert="requeued", alone=True, timeout=300),
 )  # fmt: skip
 

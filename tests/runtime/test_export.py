@@ -240,7 +240,7 @@ def test_all_that_a_checkpoint_holds(trained: Callable[[int, int], Run], tmp_pat
     assert same(found, plain.read(tmp_path / "all.safetensors"))
     assert {name.split(".")[0] for name in found} == {"model", "optimizer"}
     given = load_given(tmp_path / "all.pt", toy.create({}, {}).build_model())
-    assert given.remarks == ("the tensors named model.* taken",)
+    assert given.remarks == ("used only the tensors named model.*",)
 
 
 def exported(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -375,7 +375,7 @@ def test_given_by_a_wrapped_state(tmp_path: Path, weights: Tensors, key: str, pr
 def test_a_submodule_that_was_compiled(tmp_path: Path, weights: Tensors) -> None:
     torch.save({name.replace("0.", "0._orig_mod."): value for name, value in weights.items()}, tmp_path / "w.pt")
     model = fresh()
-    assert load_given(tmp_path / "w.pt", model).remarks == ("_orig_mod. left out of the names",)
+    assert load_given(tmp_path / "w.pt", model).remarks == ("_orig_mod. removed from the names",)
     assert same(dict(model.state_dict()), weights)
 
 

@@ -52,7 +52,9 @@ def sbatch_option(script: Script) -> Iterator[Hit]:
             continue
         if not each.name:
             if each.value not in ("hetjob", "packjob"):
-                yield Hit(each.line, f"{each.value[:40]} is no option: options start with -, values contain no blanks")
+                yield Hit(
+                    each.line, f"{each.value[:40]} is not an option: options start with -, values contain no blanks"
+                )
         elif each.value.startswith("="):
             yield Hit(each.line, f"--{each.name}: remove the blanks around =")
         elif each.name in OPTIONS - REMOVED.keys():
@@ -187,7 +189,7 @@ def spool_path(script: Script) -> Iterator[Hit]:
             certain = (words[0] in starts or _PYTHON.match(words[0])) and not command.branch
             yield Hit(
                 command.line,
-                f"{' '.join(command.words)[:50]} leads to Slurm's spool folder",
+                f"{' '.join(command.words)[:50]} points to Slurm's spool folder",
                 None if certain else "warning",
             )
             return

@@ -28,7 +28,7 @@ SECRET = re.compile(
 @rule
 def no_shebang(script: Script) -> Iterator[Hit]:
     if not script.lines[0].lstrip("\ufeff").startswith("#!"):
-        yield Hit(1, "the first line is no #! line")
+        yield Hit(1, "the first line is not a #! line")
 
 
 @rule

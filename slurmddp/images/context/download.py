@@ -86,7 +86,9 @@ def _fetch(url: str, file: Path, settings: RegistrySettings) -> str:
             os.chmod(file, 0o600)
             answer = within(_LONGEST, lambda: transport.get(url, limit=_LARGEST, what=url, into=target))
     except TimeoutError:
-        raise outside(f"{url} did not arrive within {_LONGEST // 60} minutes", "fetch it before, and COPY it") from None
+        raise outside(
+            f"{url} did not arrive within {_LONGEST // 60} minutes", "download it yourself first, and COPY it"
+        ) from None
     except OSError as error:
         raise ExternalError(f"{file} cannot be written: {error.strerror}") from None
     finally:

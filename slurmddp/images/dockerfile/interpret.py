@@ -131,7 +131,7 @@ class Interpreter:
             self.sections.post.append(("", [f"mkdir -p {shell_parts(self._cwd)}", f"cd {shell_parts(self._cwd)}"]))
         if said and said.user and not _ROOT.fullmatch(said.user):
             self._user = (said.user,)
-            note = f"the base {repository} sets USER {said.user}, who does RUN as in Docker"
+            note = f"the base {repository} sets USER {said.user}, which applies to RUN as in Docker"
             setting.notes.append(f"{note}: Apptainer runs the image as the user who starts it")
         for trigger in said.triggers if said else ():
             note = f"the base {repository} has ONBUILD {trigger}"
@@ -171,8 +171,9 @@ class Interpreter:
         """What the image runs, with the base's own ENTRYPOINT where it is known."""
         running = self.running
         if self.workdir and not running.said:
-            said = f"WORKDIR {plain(self.workdir) or '...'} is not where the image begins, without CMD and ENTRYPOINT"
-            self._setting.notes.append(f"{said}: Apptainer starts in the current folder")
+            said = f"WORKDIR {plain(self.workdir) or '...'} has no effect when the image runs"
+            said = f"{said}, because it has no CMD or ENTRYPOINT: Apptainer starts in the current folder"
+            self._setting.notes.append(said)
         if running.entrypoint is None and running.command is not None:
             entrypoint = self._said.entrypoint if self._said else _ENTRYPOINTS.get(self._base)
             if entrypoint:
@@ -211,7 +212,7 @@ class Interpreter:
                 self._note(instruction, f"type={mount.kind} is ignored: {mount.target} is the host's in a build")
                 continue
             if mount.kind == "secret" and mount.name not in self._setting.secrets:
-                said = f"the build has no secret {mount.name}, so RUN goes without it, as in Docker"
+                said = f"the build has no secret {mount.name}, so RUN runs without it, as in Docker"
                 self._note(instruction, f"{said}; --secret id={mount.name},src=FILE gives it")
                 continue
             if mount.kind == "cache":
@@ -339,7 +340,7 @@ class Interpreter:
         name = plain(user)
         self._user = () if _ROOT.fullmatch(name or "") else user
         if self._user:
-            said = f"USER {name or instruction.text} is for the RUN lines that follow"
+            said = f"USER {name or instruction.text} applies only to the RUN lines that follow"
             self._note(instruction, f"{said}: Apptainer runs the image as the user who starts it")
 
     def on_cmd(self, instruction: Instruction) -> None:

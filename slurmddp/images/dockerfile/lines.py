@@ -192,7 +192,7 @@ def _instruction(pieces: list[str], line: int, file: str, escape: str) -> Instru
     keyword = words[0].upper() if words else ""
     bare = Instruction(keyword, "", (), line, file, (), escape)
     if not _KEYWORDS.fullmatch(keyword):
-        what = f"{words[0] if words else escape!r} is no instruction"
+        what = f"{words[0] if words else escape!r} is not a Dockerfile instruction"
         raise bare.error(what, "see Docker's reference of Dockerfiles")
     text = words[1].strip() if len(words) > 1 else ""
     flags: list[tuple[str, str]] = []

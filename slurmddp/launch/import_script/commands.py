@@ -80,7 +80,9 @@ def _command(job: Imported, command: Command, own: dict[str, tuple[str, int]]) -
     elif words[0] == "cd" and certain and len(words) == 2:
         folder = job.path(expand(words[1], job.script.batch))
         if folder is None:
-            job.leave(command.line, text, "known only in the job; paths start at the folder that you submit from")
+            job.leave(
+                command.line, text, "known only when the job runs; paths start at the folder that you submit from"
+            )
         else:
             job.folder = "" if folder == "." else job.inside(folder)
     elif words[:2] == ["conda", "init"]:
@@ -157,6 +159,6 @@ def _network(job: Imported, line: int, name: str, value: str) -> None:
     elif name == "NCCL_DEBUG":
         job.leave(line, f"{name}={value}", "--debug, or network.debug: true")
     elif "\0" in value:
-        job.leave(line, f"{name}={value}", "its value is known only in the job")
+        job.leave(line, f"{name}={value}", "its value is known only when the job runs")
     else:
         job.keys[("network", "variables", name)] = value

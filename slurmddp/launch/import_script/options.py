@@ -93,7 +93,7 @@ def _carry(job: Imported, each: Directive) -> None:
         job.set("recovery.requeue", name == "requeue")
     elif name == "signal":
         job.set("timeouts.stop", f"{value.partition('@')[2] or 60}s")
-        _leave(job, each.line, text, "only its time, as timeouts.stop: job.sh sends its own signal (docs/recovery.md)")
+        _leave(job, each.line, text, "imported as timeouts.stop; job.sh sends its own signal (docs/recovery.md)")
     elif name == "chdir":
         job.folder = "" if value == "." else job.path(value) or ""
     elif name == "gres" and all(part.partition(":")[0] == "gpu" for part in value.split(",")):
@@ -108,14 +108,16 @@ def _carry(job: Imported, each: Directive) -> None:
 def _carry_unknown(job: Imported, each: Directive, text: str) -> None:
     """Options that slurmddp has no key for go to sbatch as they are, if sbatch would read them."""
     if not each.name:
-        why = "several jobs in one are not supported" if each.value in ("hetjob", "packjob") else "no option"
+        why = (
+            "heterogeneous jobs are not supported" if each.value in ("hetjob", "packjob") else "not an option of sbatch"
+        )
         _leave(job, each.line, each.value, why)
     elif each.name in SRUN_ONLY | REMOVED.keys() | {"gres", "nodes", "time", *_SAME}:
-        _leave(job, each.line, text, "no option of sbatch, or not such a value")
+        _leave(job, each.line, text, "not an option of sbatch, or not a value that it accepts")
     elif re.fullmatch(SBATCH, each.value or "x") and re.fullmatch(r"[A-Za-z][A-Za-z0-9-]+", each.name):
         job.add("resources.sbatch_extra", text)
     else:
-        _leave(job, each.line, text, "an #SBATCH line of slurmddp accepts no blanks, quotes and variables")
+        _leave(job, each.line, text, "slurmddp accepts no blanks, quotes or variables there")
 
 
 def _seconds(value: str) -> int:

@@ -35,7 +35,7 @@ def main_launch(job: Imported) -> Launch | None:
             for each in some:
                 if each is not chosen and each.program[:1] != chosen.program[:1]:
                     text = " ".join([each.kind, *each.program])
-                    job.leave(each.line, text, "another program: a job file has one")
+                    job.leave(each.line, text, "another program: a job file starts only one")
             return chosen
     return None
 
@@ -57,11 +57,11 @@ def carry_program(job: Imported, launch: Launch) -> None:
     word = launch.program[at] if at < len(launch.program) else ""
     program = job.path(word) if word else None
     if program is None and (end := re.fullmatch("\0[^\0]*\0/([^\0]+)", word)):
-        job.leave(launch.line, word, "the folder in front of it is known only in the job")
+        job.leave(launch.line, word, "its folder is known only when the job runs")
         program = end[1]
     if program is None or program.startswith("-"):
         shown = " ".join(launch.program[: at + 1])
-        job.leave(launch.line, shown, "the program is known only in the job: set train.script")
+        job.leave(launch.line, shown, "the program is known only when the job runs: set train.script")
     elif module:
         job.set("train.module", program)
         if job.folder:
@@ -93,7 +93,7 @@ def _options(job: Imported, launch: Launch) -> None:
         elif not _MEETING.fullmatch(name):
             job.leave(launch.line, f"--{name}={value}", f"option of {launch.kind}")
     for word in launch.opaque:
-        job.leave(launch.line, _raw(launch, word), f"options of {launch.kind} that are known only in the job")
+        job.leave(launch.line, _raw(launch, word), f"options of {launch.kind} that are known only when the job runs")
     for name, value in (launch.step.options if launch.step else {}).items():
         line, text = launch.step.line if launch.step else 0, f"--{name}={value}".removesuffix("=")
         if name == "export" and "=" in value:
@@ -142,7 +142,7 @@ def _arguments(job: Imported, launch: Launch, words: list[str]) -> None:
             option = args.pop() if args and args[-1].startswith("--") and "=" not in args[-1] else ""
             text = " ".join(filter(None, [option, _raw(launch, word)]))
             from_sbatch = re.search(r"\$\{?[@*1-9]", text)
-            reason = "from sbatch's command line: add it behind --" if from_sbatch else "known only in the job"
+            reason = "from sbatch's command line: add it behind --" if from_sbatch else "known only when the job runs"
             if job.environment.get(symbol_name(word, "?")):
                 reason = "a variable of your shell, which may be a secret: write its value yourself"
             job.leave(launch.line, f"argument {text}", reason)

@@ -108,7 +108,7 @@ def _comments(job: Imported) -> list[str]:
     if job.prints:
         numbers = ", ".join(str(each) for each in sorted({_origin(job, line) for line in job.prints}))
         lines.append(f"#   lines that only print, check or wait: {numbers}")
-    return ["#", "# Not carried over:", *dict.fromkeys(lines)] if lines else []
+    return ["#", "# Not imported:", *dict.fromkeys(lines)] if lines else []
 
 
 def _origin(job: Imported, line: int) -> int:

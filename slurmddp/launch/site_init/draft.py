@@ -32,14 +32,14 @@ class _Draft:
         page.comment(
             f"Site profile of Slurm cluster {cluster or '(no name)'}, drafted by `{command}` on {live.login.host}."
         )
-        page.comment("Each value names the command that told it. The end of the file lists what was not found.")
+        page.comment("A comment on each value names its source. The end of the file lists what was not found.")
         page.comment("Before you use it: slurmddp sites validate FILE. All keys: docs/sites.md.")
         page.value("name", name)
         page.value("title", f"Slurm cluster {cluster}" if cluster else name, note="write the name that people use")
         if self.seen:
             page.value("level", "probed", note=f"{len(self.seen)} of {len(self.all)} node types; see the end")
         else:
-            page.value("level", "documented", note="no job has looked on the nodes")
+            page.value("level", "documented", note="no probe job has inspected the nodes")
         page.missing("documentation", "the address of the site's own pages")
         self.fabric()
         if cluster:
@@ -118,7 +118,7 @@ class _Draft:
         elif live.gpu_request:
             page.value("gpu_request", live.gpu_request, _CONFIG, f"SelectType is {live.config['SelectType']}")
         else:
-            page.missing("gpu_request", "gpus-per-node or gres: `scontrol show config` told no SelectType")
+            page.missing("gpu_request", "gpus-per-node or gres: `scontrol show config` shows no SelectType")
         if model := self.agreed(lambda each: each.gpus[0] if len(set(each.gpus)) == 1 else None, gpus=True):
             page.value("gpu", model, self.source, sure=self.sure)
 
@@ -156,7 +156,7 @@ class _Draft:
             page.comment("gpus_per_node: Slurm counts none; write 0 if the nodes have no GPUs", 2)
             return
         if len(counts) > 1:
-            page.comment("gpus_per_node: the nodes differ, so each job says it (resources.gpus_per_node)", 2)
+            page.comment("gpus_per_node: the nodes differ, so each job must set it (resources.gpus_per_node)", 2)
             return
         (found,) = counts
         if len(found) > 1:
@@ -177,7 +177,7 @@ class _Draft:
         if len(found) == 1:
             self.page.value(key, next(iter(found)), _NODE, note)
         elif found:
-            self.page.comment(f"{key[-1]}: the nodes differ, so each job says it (resources.{key[-1]})", 2)
+            self.page.comment(f"{key[-1]}: the nodes differ, so each job must set it (resources.{key[-1]})", 2)
 
     def job(self) -> None:
         """Write the defaults of jobs, and which keys each job must set because nothing told them."""
@@ -233,7 +233,7 @@ class _Draft:
             page.missing("job.resources.account", f"you may use {names} (sacctmgr show associations); QOS: {qos}")
         else:
             page.missing(
-                "job.resources.account", "sacctmgr told none; if sbatch wants one: `required: [resources.account]`"
+                "job.resources.account", "sacctmgr shows none; if sbatch requires one: `required: [resources.account]`"
             )
         page.missing("job.container.image", "an image that the nodes can read: `slurmddp build-image`")
         folders = ", ".join(f"${key}={value}" for key, value in login.folders.items())

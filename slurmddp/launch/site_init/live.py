@@ -136,7 +136,7 @@ def look(only: Collection[str], environment: Mapping[str, str], cluster: Cluster
     cluster = cluster or Cluster()
     config, rows, nodes = cluster.config, cluster.partitions, cluster.all_nodes
     if config is None or rows is None or nodes is None:
-        raise ExternalError("Slurm did not describe itself:\n" + "\n".join(cluster.silent))
+        raise ExternalError("Slurm's commands did not answer:\n" + "\n".join(cluster.silent))
     if unknown := sorted(set(only) - set(rows)):
         raise UserError(
             f"Slurm knows no partition {unknown[0]}", where="--partition", todo=f"use one of: {', '.join(rows)}"

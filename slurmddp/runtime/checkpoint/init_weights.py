@@ -107,11 +107,11 @@ def _fitting(given: Iterable[str], wanted: Iterable[str], *, checkpoint: bool) -
     names = {_bare(name): name for name in given}
     for wrapper in _WRAPPERS:
         if any(wrapper in name and _bare(name) != name for name in given):
-            remarks.append(f"{wrapper} left out of the names")
+            remarks.append(f"{wrapper} removed from the names")
     weights = {name.removeprefix(_MODEL): old for name, old in names.items() if name.startswith(_MODEL)}
     # A whole training state (export --what all), or one of a trainer that keeps the model in an attribute.
     if not wanted & names.keys() and wanted & weights.keys():
-        remarks.append(f"the tensors named {_MODEL}* taken")
+        remarks.append(f"used only the tensors named {_MODEL}*")
         return weights, remarks
     return names, remarks
 

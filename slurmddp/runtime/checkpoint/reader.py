@@ -77,7 +77,7 @@ def check_data(choice: Choice, now: Mapping[str, Any]) -> list[str]:
     if then["global_batch"] != now["global_batch"]:
         return [
             f"the global batch was {then['global_batch']} and is now {now['global_batch']}: "
-            "the samples go on where they were, in other steps"
+            "training continues with the next sample; steps are of another size"
         ]
     return []
 

@@ -31,7 +31,7 @@ def load_part(file: BinaryIO, start: int, size: int) -> Any:
     """Return the content of one part of an open file, on the CPU. Raises as `load`."""
     part: Any = _create_file_view(cast(io.IOBase, file), start, size)
     if part.read(len(_ZIP)) != _ZIP:
-        raise UserError(f"{file.name} is damaged: at byte {start} there is nothing of torch.save")
+        raise UserError(f"{file.name} is damaged: torch.save did not write what is at byte {start}")
     part.seek(0)
     return guarded(Path(file.name), lambda: torch.load(part, map_location="cpu", weights_only=True))
 

@@ -193,5 +193,5 @@ def _what(verdict: Verdict, nodes: list[str]) -> str:
         return "no rank is behind the others, and a collective does not complete"
     names = [f"rank {rank} on {node}" for rank, node in zip(verdict.ranks, nodes, strict=True)]
     return f"{listed(names, 8)} did not join the others" + (
-        " and gives no sign of life" if verdict.kind == "silent" else ""
+        " and sends no heartbeats" if verdict.kind == "silent" else ""
     )

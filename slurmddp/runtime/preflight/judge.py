@@ -71,7 +71,7 @@ def _links(nodes: Sequence[str], reports: Mapping[str, Report]) -> Iterator[tupl
             reason = f"{len(troubled)} of the {len(others)} other nodes cannot work with it ({node}: {first.reason})"
             yield head, bad(reason, first.todo)
             for node, finding in troubled.items():
-                yield node, warn(f"{finding.reason}; blamed on {head}", f"see the message about {head}")
+                yield node, warn(f"{finding.reason}; {head} is the likely cause", f"see the message about {head}")
         else:
             yield from troubled.items()
 

@@ -137,7 +137,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise Rejected(folder, MANIFEST, "is missing") from None
     if hashlib.sha256(content).hexdigest() != vouched:
-        raise Rejected(folder, MANIFEST, f"is not the one that {COMPLETE} vouches for")
+        raise Rejected(folder, MANIFEST, f"does not match the hash in {COMPLETE}")
     try:
         manifest: dict[str, Any] = json.loads(content)
         schema = manifest["schema"]
@@ -174,7 +174,7 @@ def read_contents(folder: Path, files: Iterable[str] | None = None) -> dict[str,
     if files is not None:
         for file in sorted({contents.FILE, *(chunk.file for item in stored.values() for chunk in item.chunks)}):
             if file not in files:
-                raise Rejected(folder, file, f"is not in {MANIFEST}, so nothing vouches for it")
+                raise Rejected(folder, file, f"is not listed in {MANIFEST}, so its content cannot be verified")
     return stored
 
 

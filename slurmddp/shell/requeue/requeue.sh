@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# --- back into the queue by `scontrol requeue`: the run goes on in a new attempt, on other nodes where these are bad
+# --- requeue the job with `scontrol requeue`: the run continues in a new attempt, without the nodes that are bad
 # Slurm holds a requeued job back for two minutes. Its owner may end that, but not before the job's last process has
 # ended: so a process does it that has left the job. (Where cgroups track processes, it is ended with the others, and the
 # next command on the login node does it.) Nodes that are not to be used are kept out of the next start in the same way;
@@ -7,7 +7,7 @@
 release_hold() {
   (
     set -- "$slurm_job" "${SLURM_RESTART_COUNT:-0}" "${excluded[*]}" "$run/events.jsonl" "$attempt" "$host"
-    for name in $(compgen -e); do # nothing of the job, but how to reach Slurm; a token must not be a command's argument
+    for name in $(compgen -e); do # remove the job's variables, except those for reaching Slurm; a token must not be a command's argument
       case $name in
         PATH | HOME | SLURM_CONF | SLURM_CONF_SERVER | SLURM_JWT) ;;
         *) unset "$name" 2>/dev/null ;;

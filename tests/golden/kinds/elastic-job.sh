@@ -29,7 +29,7 @@ elastic=yes # may the job lose nodes and continue in its allocation?
 guarded=yes # does guard.sh requeue the job if something kills this script?
 requeue_policy=requeue # requeue: scontrol requeue; chain: sbatch of this file again; none
 breaker=3 # starts in a row without progress after which the run fails
-preflight=yes measure=yes # are the nodes checked, and their network measured, before the ranks start? only: that is all
+preflight=yes measure=yes # are the nodes checked, and their network measured, before the ranks start? only: then the job exits
 join_timeout=600 # maximum seconds for that check
 stop_lead=120 # seconds before the time limit at which the ranks save; empty: never
 own_script= # is it the user's own training script?
@@ -40,7 +40,7 @@ step_options=(--cpus-per-task=32 --overlap) # options of the ranks' srun, in add
 # --- the functions
 cannot_start() {
   printf 'job.sh: %s\n' "$1" >&2
-  [[ ! -O "$run" || ! -r "$run/alert.sh" ]] || bash "$run/alert.sh" failed failed "$1" "nothing restarts it"
+  [[ ! -O "$run" || ! -r "$run/alert.sh" ]] || bash "$run/alert.sh" failed failed "$1" "not restarted automatically"
   exit 1
 }
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || cannot_start "bash $BASH_VERSION on ${HOSTNAME:-this node} is too old: 4.4 or newer is needed"

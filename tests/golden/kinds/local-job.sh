@@ -19,7 +19,7 @@ elastic= # may the job lose nodes and continue in its allocation?
 guarded= # does guard.sh requeue the job if something kills this script?
 requeue_policy=none # requeue: scontrol requeue; chain: sbatch of this file again; none
 breaker=3 # starts in a row without progress after which the run fails
-preflight='' measure='' # are the nodes checked, and their network measured, before the ranks start? only: that is all
+preflight='' measure='' # are the nodes checked, and their network measured, before the ranks start? only: then the job exits
 join_timeout=600 # maximum seconds for that check
 stop_lead= # seconds before the time limit at which the ranks save; empty: never
 own_script=yes # is it the user's own training script?
@@ -30,7 +30,7 @@ step_options=(--overlap) # options of the ranks' srun, in addition to --nodes an
 # --- the functions
 cannot_start() {
   printf 'job.sh: %s\n' "$1" >&2
-  [[ ! -O "$run" || ! -r "$run/alert.sh" ]] || bash "$run/alert.sh" failed failed "$1" "nothing restarts it"
+  [[ ! -O "$run" || ! -r "$run/alert.sh" ]] || bash "$run/alert.sh" failed failed "$1" "not restarted automatically"
   exit 1
 }
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || cannot_start "bash $BASH_VERSION on ${HOSTNAME:-this node} is too old: 4.4 or newer is needed"

@@ -8,11 +8,11 @@ shell=$run/code/slurmddp/shell
 host=$HOSTNAME
 
 # --- values of this job; '' means no, none or unknown
-alone=yes preflight='' min_bandwidth='' allow_socket='' # is it the job's only node; are the nodes checked first; GB/s between nodes; may NCCL use TCP
+alone=yes preflight='' min_bandwidth='' allow_socket='' # is this the job's only node; does a preflight run first; minimum GB/s between nodes; may NCCL use TCP
 ranks=2 threads_per_rank=1 gpus_per_node=0 gpu_vendor='' fabric=''
 wanted_interface='' exact_interface='' # '': the one with the route to the head node
 runtime=none executable='' prefix='' # prefix: of variables for the container
-contained='' compat='' # does it have its own /dev, /tmp and home; does the node's driver decide which libcuda is used
+contained='' compat='' # does the container have its own /dev, /tmp and home; does the node's driver decide which libcuda is used
 image=''
 python=/usr/bin/python3 python_of_setup='' own_python_path=/own # or python3 of the setup lines
 workdir='' # '': the run folder
@@ -42,7 +42,7 @@ torchrun=(
 )
 program=(-m slurmddp.runtime.train "$run")
 
-prepare # Python and the preflight, the user's secrets
+prepare # check Python, read the user's secrets, prepare the preflight
 
 # --- variables of every rank; they come last, because a user's variable may have the name of one in this script
 # slurmddp: which run and attempt this is; the stop file, which asks the ranks to save a checkpoint, then exit
@@ -71,5 +71,5 @@ export TORCH_NCCL_ASYNC_ERROR_HANDLING=3
 export TRITON_CACHE_DIR="$scratch"/triton
 export TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 
-run_step # the steps before the ranks' own exit here
+run_step # the preflight and the measurement of the network run here and exit
 exec "${torchrun[@]}" "${program[@]}"

@@ -8,11 +8,11 @@ shell=$run/code/slurmddp/shell
 host=$HOSTNAME
 
 # --- values of this job; '' means no, none or unknown
-alone=yes preflight='' min_bandwidth='' allow_socket='' # is it the job's only node; are the nodes checked first; GB/s between nodes; may NCCL use TCP
+alone=yes preflight='' min_bandwidth='' allow_socket='' # is this the job's only node; does a preflight run first; minimum GB/s between nodes; may NCCL use TCP
 ranks=2 threads_per_rank=1 gpus_per_node=0 gpu_vendor='' fabric=''
 wanted_interface='' exact_interface='' # '': the one with the route to the head node
 runtime=none executable='' prefix='' # prefix: of variables for the container
-contained='' compat='' # does it have its own /dev, /tmp and home; does the node's driver decide which libcuda is used
+contained='' compat='' # does the container have its own /dev, /tmp and home; does the node's driver decide which libcuda is used
 image=''
 python=/usr/bin/python3 python_of_setup=yes own_python_path='' # or python3 of the setup lines
 workdir=/home/alice/project # '': the run folder
@@ -46,7 +46,7 @@ program=(
   -m slurmddp.runtime.begin /home/alice/project/train.py
 )
 
-prepare # Python and the preflight, the user's secrets
+prepare # check Python, read the user's secrets, prepare the preflight
 
 # --- variables of every rank; they come last, because a user's variable may have the name of one in this script
 # slurmddp: which run and attempt this is; the stop file, which asks the ranks to save a checkpoint, then exit
@@ -77,5 +77,5 @@ export TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 # a thread in each rank watches the script; train.observe: off turns it off
 export SLURMDDP_OBSERVE='{"hang": 120, "restart": false}'
 
-run_step # the steps before the ranks' own exit here
+run_step # the preflight and the measurement of the network run here and exit
 exec "${torchrun[@]}" "${program[@]}"

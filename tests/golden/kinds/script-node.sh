@@ -8,11 +8,11 @@ shell=$run/code/slurmddp/shell
 host=$SLURMD_NODENAME # HOSTNAME is that of the machine that called srun
 
 # --- values of this job; '' means no, none or unknown
-alone='' preflight=yes min_bandwidth='' allow_socket='' # is it the job's only node; are the nodes checked first; GB/s between nodes; may NCCL use TCP
+alone='' preflight=yes min_bandwidth='' allow_socket='' # is this the job's only node; does a preflight run first; minimum GB/s between nodes; may NCCL use TCP
 ranks=4 threads_per_rank=8 gpus_per_node=4 gpu_vendor=nvidia fabric=infiniband
 wanted_interface='' exact_interface='' # '': the one with the route to the head node
 runtime=singularity executable=singularity prefix=SINGULARITYENV_ # prefix: of variables for the container
-contained='' compat=yes # does it have its own /dev, /tmp and home; does the node's driver decide which libcuda is used
+contained='' compat=yes # does the container have its own /dev, /tmp and home; does the node's driver decide which libcuda is used
 image=/images/torch.sif
 python=python3 python_of_setup='' own_python_path='/own lib' # or python3 of the setup lines
 workdir=/home/alice/project # '': the run folder
@@ -64,7 +64,7 @@ program=(
   "it's \$HOME"
 )
 
-prepare # Python and the preflight, the user's secrets
+prepare # check Python, read the user's secrets, prepare the preflight
 
 # --- variables of every rank; they come last, because a user's variable may have the name of one in this script
 # slurmddp: which run and attempt this is; the stop file, which asks the ranks to save a checkpoint, then exit
@@ -107,5 +107,5 @@ export SINGULARITYENV_SLURMDDP_OBSERVE='{"hang": 120, "restart": false}'
 # the job's own
 export SINGULARITYENV_WANDB_MODE=offline
 
-run_step # the steps before the ranks' own exit here
+run_step # the preflight and the measurement of the network run here and exit
 exec "${container[@]}" "${torchrun[@]}" "${program[@]}"

@@ -112,8 +112,8 @@ BAD = [
     ("slow-network", ["environment.NCCL_IB_DISABLE=1"], "NCCL_IB_DISABLE=1 switches"),
     ("slow-network", ["network.variables.NCCL_NET=Socket"], "NCCL_NET=Socket switches"),
     ("slow-network", ["setup=[export NCCL_P2P_DISABLE=1]", "resources.nodes=1"], "NCCL_P2P_DISABLE=1 switches"),
-    ("wrong-interface", ["network.interface=lo"], "network.interface is lo: lo does not lead to other nodes"),
-    ("wrong-interface", ["environment.GLOO_SOCKET_IFNAME=docker0"], "docker0 does not lead to other nodes"),
+    ("wrong-interface", ["network.interface=lo"], "network.interface is lo: lo does not reach other nodes"),
+    ("wrong-interface", ["environment.GLOO_SOCKET_IFNAME=docker0"], "docker0 does not reach other nodes"),
     ("debug-variable", ["environment.CUDA_LAUNCH_BLOCKING=1"], "makes every kernel wait"),
     ("shared-cache", ["environment.TRITON_CACHE_DIR=/home/me/triton"], "TRITON_CACHE_DIR=/home/me/triton is a folder"),
 ]  # fmt: skip

@@ -76,8 +76,8 @@ def test_the_profile_says_how_long(desk: Desk, cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--add", "n7"], "--add and --reason need each other"),
-        (["--reason", "x"], "--add and --reason need each other"),
+        (["--add", "n7"], "--add and --reason work only together"),
+        (["--reason", "x"], "--add and --reason work only together"),
         (["--add", "n[1-3]", "--reason", "x"], "'n[1-3]' is not the name of a node"),
         (["--add", "n7", "--reason", " "], "--reason is empty"),
         (["--add", "n7", "--reason", "x", "--forget", "n7"], "--add and --forget cannot be combined"),

@@ -125,7 +125,7 @@ def test_a_job_is_checked_and_the_exit_code_follows_the_worst_finding(cli: Cli, 
     desk.program("sbatch", "#!/bin/sh\n")
     assert cli("check", "job.yaml").code == 0
     wrong = ("check", "job.yaml", "--set", "network.interface=lo")
-    assert cli(*wrong).code == 1 and "lo does not lead to other nodes" in cli("submit", *wrong[1:], "--dry-run").err
+    assert cli(*wrong).code == 1 and "lo does not reach other nodes" in cli("submit", *wrong[1:], "--dry-run").err
     assert cli("check", "job.yaml", "--set", "environment.TRITON_CACHE_DIR=/home/x", "--strict").code == 1
     assert json.loads(cli(*wrong, "--json").out)["counts"]["error"] == 1
     refused = cli("check", "job.yaml", "--set", "resources.time=no")

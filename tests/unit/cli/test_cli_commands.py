@@ -36,7 +36,7 @@ train:
 """
 
 #: What these tests are rightly warned of: they lie below /tmp.
-OF_TESTS = "in a folder that each node has for itself"
+OF_TESTS = "in a folder that differs on each node"
 
 
 @pytest.fixture

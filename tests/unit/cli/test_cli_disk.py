@@ -86,7 +86,7 @@ def test_clean_wants_to_know_which_runs(cli: Cli, desk: Desk) -> None:
 def test_clean_shows_what_and_how_much_and_removes_nothing_without_an_answer(cli: Cli, desk: Desk) -> None:
     run = made(desk, "gpt-1", 100, days=9)
     done = cli("clean", "--state", "failed")
-    assert done.code == 2 and "no terminal to ask on" in done.err and "--yes" in done.err
+    assert done.code == 2 and "cannot ask you without a terminal" in done.err and "--yes" in done.err
     first, total = done.out.splitlines()
     assert first.startswith(f"remove  {run.path} (failed, 9d old, ") and total.startswith("1 run, ")
     assert run.exists

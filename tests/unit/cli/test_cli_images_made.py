@@ -158,7 +158,10 @@ def test_the_bases_own_workdir_and_entrypoint_are_had_from_its_registry(
         "(owner=1000:1000 && folder /srv/app/sub)" in definition and "exec /bin/begin 'two words' \"$@\"" in definition
     )
     assert "begins at / here" not in said and "assumed: " not in said
-    assert "sets USER 1000, who does RUN as in Docker" in said and "as 3 1000 '' /bin/sh -c 'touch x'" in definition
+    assert (
+        "sets USER 1000, which applies to RUN as in Docker" in said
+        and "as 3 1000 '' /bin/sh -c 'touch x'" in definition
+    )
     assert cli("build-image", "--dockerfile", path).err.startswith("up to date"), "its inputs are what they were"
     assert lock["inputs"]["parts"]["definition"]
 

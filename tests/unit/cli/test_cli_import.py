@@ -80,10 +80,10 @@ KEYS = {
     },
 }
 LEFT = """\
-#   line 9: --signal=B:USR1@300  ->  only its time, as timeouts.stop: job.sh sends its own signal (docs/recovery.md)
+#   line 9: --signal=B:USR1@300  ->  imported as timeouts.stop; job.sh sends its own signal (docs/recovery.md)
 #   line 11: --array=0-3  ->  submit once per task, for example in a loop: slurmddp submit job.yaml --name NAME -- ARGS
 #   line 12: --output=logs/%j.out  ->  logs are in the run folder: slurmddp logs
-#   line 13: --constraint=big disk  ->  no option of sbatch, or not such a value
+#   line 13: --constraint=big disk  ->  not an option of sbatch, or not a value that it accepts
 #   line 18: HF_TOKEN=[redacted]  ->  a secret: revoke it, and export HF_TOKEN in your shell before you submit
 #   line 21: NCCL_IB_HCA=mlx5_0  ->  the site's profile sets NCCL_IB_HCA: mlx5
 #   line 23: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)  ->  slurmddp sets it
@@ -92,7 +92,7 @@ LEFT = """\
  which each node runs
 #   line 29: --cpu-bind=none  ->  option of srun
 #   line 29: argument --hub-token [redacted]  ->  a secret: let the script read HUB_TOKEN from its environment
-#   line 29: argument --run "$SLURM_JOB_ID"  ->  known only in the job
+#   line 29: argument --run "$SLURM_JOB_ID"  ->  known only when the job runs
 #   lines that only print, check or wait: 27
 """
 FAST = """\
@@ -112,13 +112,13 @@ def test_a_script_becomes_the_job_file_that_asks_for_the_same(cli: Cli, desk: De
     desk.write("code/train.py")
     shown = cli("import", "train.sbatch", "-o", "books.yaml", "--site", "fast")
     assert (shown.code, shown.out) == (0, "books.yaml\n"), shown.err
-    assert "skipped 12 lines or options are not carried over" in shown.err
+    assert "skipped 12 lines or options are not imported" in shown.err
     text = (desk.project / "books.yaml").read_text(encoding="utf-8")
     assert yaml.safe_load(text) == KEYS
     comments = text.splitlines(keepends=True)
     assert comments[0].startswith("# Made by `slurmddp import train.sbatch`.")
     assert comments[1].startswith("# yaml-language-server: $schema=")
-    assert text.split("# Not carried over:\n")[1].startswith(LEFT), text
+    assert text.split("# Not imported:\n")[1].startswith(LEFT), text
     assert "hf_" not in text
     job, node = desk.scripts(text)
     for line in ("--job-name=books-run", "--nodes=2", "--cpus-per-task=32", "--gres=gpu:a100:8", "--mem=131072M",
@@ -280,7 +280,7 @@ def test_a_launch_that_can_be_read_renders(cli: Cli, desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("line", "left"),
     [
-        ("srun torchrun $LAUNCH train.py", "$LAUNCH  ->  options of torchrun that are known only in the job"),
+        ("srun torchrun $LAUNCH train.py", "$LAUNCH  ->  options of torchrun that are known only when the job runs"),
         ("srun torchrun --max_restarts=$R train.py", "--max-restarts=...  ->  option of torchrun"),
         ("accelerate launch --mixed_precision=$P train.py", "--mixed-precision=...  ->  option of accelerate"),
         ("srun --export=ALL,A=1,B=2 torchrun train.py", "--export=ALL,A=...,B=...  ->  set its variables"),

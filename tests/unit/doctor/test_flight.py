@@ -75,7 +75,7 @@ def test_another_pickle_is_a_note_and_runs_nothing(
     (tmp_path / "fr").mkdir()
     (tmp_path / "fr/rank_0").write_bytes(data)
     found = diagnose(tmp_path / "fr")
-    assert found.root is None and "is no flight recorder dump" in found.notes[0]
+    assert found.root is None and "is not a flight recorder dump" in found.notes[0]
     assert not (tmp_path / "owned").exists()
 
 
@@ -108,7 +108,7 @@ def test_a_pickle_bomb_is_one_note_and_costs_nothing(tmp_path: Path, data: bytes
     found = diagnose(tmp_path)
     used, size = time.process_time() - begun, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert found.root is None and len(found.notes) == 1 and "is no flight recorder dump" in found.notes[0]
+    assert found.root is None and len(found.notes) == 1 and "is not a flight recorder dump" in found.notes[0]
     assert used < 5 and size < 100e6  # reading asks for 64 MiB at once
 
 

@@ -42,7 +42,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str, bool]] = [
     ("rng/rank-00000.pt", flip, "rng/rank-00000.pt has other content", False),
     ("data.json", as_folder, "data.json", True),
     ("manifest.json", flip, "manifest.json", True),
-    ("manifest.json", truncate, "manifest.json is not the one that COMPLETE vouches for", True),
+    ("manifest.json", truncate, "manifest.json does not match the hash in COMPLETE", True),
     ("manifest.json", Path.unlink, "manifest.json is missing", True),
     ("manifest.json", newer_schema, "manifest.json has schema 99", True),
     ("manifest.json", no_files, "manifest.json is not a manifest", True),

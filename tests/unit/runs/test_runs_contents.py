@@ -114,4 +114,4 @@ def test_metadata_that_nothing_vouches_for(tmp_path: Path) -> None:
     del manifest["files"][".metadata"]
     layout.write_json(checkpoint / layout.MANIFEST, manifest)
     layout.mark_complete(checkpoint)
-    assert fault(folder) == ".metadata is not in manifest.json, so nothing vouches for it"
+    assert fault(folder) == ".metadata is not listed in manifest.json, so its content cannot be verified"

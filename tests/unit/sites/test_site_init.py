@@ -90,7 +90,7 @@ def test_a_draft_of_the_test_cluster(desk: Desk, cli: Cli, slurm: Callable[..., 
         "cpus_per_node": 4, "mem_per_node": 6000, "max_time": 300,
     }  # fmt: skip
     assert site.required == ("resources.partition", "container.runtime"), "neither is guessed"
-    assert "    # gpus_per_node: the nodes differ, so each job says it (resources.gpus_per_node)\n" in text
+    assert "    # gpus_per_node: the nodes differ, so each job must set it (resources.gpus_per_node)\n" in text
     assert "# gpu_vendor: nvidia (the default), amd or none: " in text
     assert "# (no answer): sacctmgr: You are not running a supported accounting_storage plugin\n" in text
 

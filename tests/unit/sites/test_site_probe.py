@@ -216,4 +216,4 @@ def test_ctrl_c_cancels_the_probes(desk: Desk, sbatch: Callable[[str], None]) ->
 def test_an_option_of_the_probe_without_it(desk: Desk, cli: Cli, sbatch: Callable[[str], None]) -> None:
     sbatch(RUN)
     done = cli("sites", "init", "-o", "-", "--account", "physics")
-    assert (done.code, done.err.splitlines()[0]) == (2, "slurmddp: --account has a meaning only with --probe")
+    assert (done.code, done.err.splitlines()[0]) == (2, "slurmddp: --account works only with --probe")

@@ -120,7 +120,7 @@ def partition_account(subject: Subject) -> Iterator[Hit]:
 @rule(
     "account-unknown",
     "error",
-    reason="Where Slurm keeps accounts, sbatch refuses a job for one that you have no association with.",
+    reason="If Slurm keeps accounts, sbatch refuses an account that you have no association with.",
     source="https://slurm.schedmd.com/accounting.html",
 )
 def account_unknown(subject: Subject) -> Iterator[Hit]:
@@ -134,7 +134,7 @@ def account_unknown(subject: Subject) -> Iterator[Hit]:
 @rule(
     "qos-limit",
     "error",
-    reason="A QOS has limits of its own, and an account may use only the QOS that it was given.",
+    reason="A QOS has its own limits, and an account may use only some QOS.",
     source=_LIMITS,
 )
 def qos_limit(subject: Subject) -> Iterator[Hit]:

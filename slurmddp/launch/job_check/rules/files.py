@@ -71,7 +71,7 @@ def login_node(subject: Subject) -> Iterator[Hit]:
     "warning",
     reason="A bind replaces what the image has at its destination: its programs and libraries disappear.",
     source="https://apptainer.org/docs/user/main/bind_paths_and_mounts.html",
-    fix="bind it to a folder of its own, such as /data",
+    fix="bind it to another folder in the container, such as /data",
 )
 def bind_hides(subject: Subject) -> Iterator[Hit]:
     for index, bind in enumerate(subject.prepared.resolved.job.container.binds):
@@ -98,14 +98,14 @@ def local_folder(subject: Subject) -> Iterator[Hit]:
     for key, what, path in named:
         real = os.path.realpath(path)
         if any(real == top or real.startswith(f"{top}/") for top in _OF_ONE_NODE):
-            yield Hit(subject.where(key), f"{what} {path} is in a folder that each node has for itself")
+            yield Hit(subject.where(key), f"{what} {path} is in a folder that differs on each node")
 
 
 @rule(
     "space",
     "warning",
-    reason="A full disk ends a save: the older checkpoint stays, and the run makes no progress. Quotas are not read: "
-    "ask your site's own command.",
+    reason="If the disk is full, saves fail, and the run keeps only its older checkpoints. slurmddp reads no quotas: "
+    "use your site's quota command.",
     source="docs/recovery.md",
     fix="free some space, or use another folder: --set paths.runs=FOLDER",
 )

@@ -54,7 +54,7 @@ def _many(subject: Subject) -> bool:
     reason="Without InfiniBand, peer-to-peer or shared memory, NCCL uses TCP or copies through the host: many times "
     "slower, and without a message.",
     source=_NCCL,
-    fix="remove the variable: it is for finding faults. If this network really needs it, set it in the site's profile",
+    fix="remove the variable: it is meant for debugging. If this network really needs it, set it in the site's profile",
 )
 def slow_network(subject: Subject) -> Iterator[Hit]:
     plan = subject.prepared.plan
@@ -74,7 +74,7 @@ def slow_network(subject: Subject) -> Iterator[Hit]:
     "error",
     reason="Ranks of other nodes cannot reach the loopback interface, nor a bridge of this node's containers.",
     source=_NCCL,
-    fix="name the interface of the cluster's network, or remove it: the nodes find one by themselves",
+    fix="set it to the interface of the cluster's network, or remove it: each node then finds its own",
 )
 def wrong_interface(subject: Subject) -> Iterator[Hit]:
     if not _many(subject):
@@ -85,7 +85,7 @@ def wrong_interface(subject: Subject) -> Iterator[Hit]:
     for name, value, where in named:
         found = [each for each in value.split(",") if re.fullmatch(r"=?(lo|docker\d*|virbr\d*|br-.*)", each)]
         if found and not value.startswith("^"):
-            yield Hit(where, f"{name} is {value}: {found[0].lstrip('=')} does not lead to other nodes")
+            yield Hit(where, f"{name} is {value}: {found[0].lstrip('=')} does not reach other nodes")
 
 
 @rule(

@@ -11,7 +11,7 @@ from slurmddp.plan.recovery import BESIDE_THE_SAVE
 @rule(
     "stop-lead",
     "warning",
-    reason="At the time limit, Slurm signals the job `timeouts.stop` seconds ahead; a save that takes longer is lost.",
+    reason="Slurm signals the job `timeouts.stop` seconds before its time limit. If a save takes longer, it is lost.",
     source="https://slurm.schedmd.com/sbatch.html#OPT_signal",
 )
 def stop_lead(subject: Subject) -> Iterator[Hit]:

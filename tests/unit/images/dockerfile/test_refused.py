@@ -70,7 +70,7 @@ HEAD = "FROM debian:12 AS one\n"
         (HEAD + "MAINTAINER {{x}}\n", 2, "'{{'", "remove"),
         (HEAD + 'RUN ["sh", "-c", "a\\nb"]\n', 2, "line break", "script"),
         (HEAD + 'CMD ["a\\u0000"]\n', 2, "line break or a control", "script"),
-        (HEAD + "NONSENSE x\n", 2, "'NONSENSE' is no instruction", "reference"),
+        (HEAD + "NONSENSE x\n", 2, "'NONSENSE' is not a Dockerfile instruction", "reference"),
         (HEAD + "RUN\n", 2, "RUN has no arguments", "remove the line"),
         ("RUN true\n", 1, "only ARG can come before", "FROM IMAGE"),
         ("ARG A=1\n", 1, "only ARG can come before", "FROM IMAGE"),
