@@ -82,7 +82,7 @@ Plant = Callable[[Path, Touch], None]
 PLANTED = [
     (in_metadata, ".metadata", "names posix.system"),
     (in_tensors, "distcp", "names posix.system"),
-    (in_old_tensors, "distcp", "is damaged: at byte 0"),
+    (in_old_tensors, "distcp", "is damaged: torch.save did not write what is at byte 0"),
 ]
 
 

@@ -192,9 +192,9 @@ def test_each_way_to_launch(cli: Cli, desk: Desk, line: str, keys: dict[str, Any
         ("--gpus-per-node=h100:4", {"gpu_type": "h100"}, ""),
         ("--mail-user=a@b.org", {"sbatch_extra": ["--mail-user=a@b.org"]}, ""),
         ("--time=4h", {"time": "04:00:00"}, ""),
-        ("--kill-on-bad-exit=1", {}, "--kill-on-bad-exit=1  ->  no option of sbatch"),
+        ("--kill-on-bad-exit=1", {}, "--kill-on-bad-exit=1  ->  not an option of sbatch"),
         ("--open-mode=append", {}, "--open-mode=append  ->  logs are never overwritten"),
-        ("hetjob", {}, "hetjob  ->  several jobs in one"),
+        ("hetjob", {}, "hetjob  ->  heterogeneous jobs"),
         ("--export=NONE", {}, "--export=NONE  ->  the job starts with a clean environment"),
     ],
 )

@@ -265,7 +265,7 @@ def test_notes_of_what_does_something_else_than_under_docker(dock: Dock) -> None
     assert [note.replace(f"{dock.context}/", "")[:40] for note in notes] == [
         "the base lab.example/base has ONBUILD RU", "the base lab.example/base has ONBUILD ..",
         "Dockerfile:2: ONBUILD: stages of this Do", "Dockerfile:3: pip install --user puts pa",
-        "WORKDIR /w has no effect when the image runs",
+        "WORKDIR /w has no effect when the image ",
     ]  # fmt: skip
 
 

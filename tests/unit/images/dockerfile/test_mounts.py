@@ -109,7 +109,7 @@ RUN --mount=type=secret,id=a --mount=type=secret,id=b,env=B,required=false show 
     (part,) = cut(made.definition)
     assert dock.post(part).returncode == 0
     assert dock.said() == ["show<><unset>"]
-    assert sum("goes without it, as in Docker; --secret id=" in note for note in made.notes) == 2
+    assert sum("runs without it, as in Docker; --secret id=" in note for note in made.notes) == 2
     for required in ("required", "required=true", "required=1"):
         with pytest.raises(UserError, match="the build has no such secret"):
             dock.convert(f"FROM debian:12\nRUN --mount=type=secret,id=a,{required} true\n")
