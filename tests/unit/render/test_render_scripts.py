@@ -174,6 +174,7 @@ COMPUTED = {
     "position + 1": "this node's position among the nodes that remain after a lost batch host",
     "10 * position": "so that one of them acts, and the next where it does not",
     "10#${newest##*-}": "the newest attempt's number",
+    "${#chosen[@]} * tasks_per_node": "tasks of launch.mode srun, on the nodes that train in this attempt",
 }
 #: Programs and functions whose output it may take: they look at the job, the nodes and the run folder.
 ASKED = (
