@@ -49,7 +49,7 @@ lock: $(VENV)/.uv
 
 # Debian packages that tests use: only as root, only where they are missing.
 system:
-	@missing=(); for pair in shellcheck:shellcheck git:git openssl:openssl docker-registry:docker-registry rsync:rsync mawk:mawk gawk:gawk; do \
+	@missing=(); for pair in shellcheck:shellcheck git:git openssl:openssl docker-registry:docker-registry rsync:rsync sshd:openssh-server mawk:mawk gawk:gawk; do \
 		command -v "$${pair%%:*}" >/dev/null || missing+=("$${pair##*:}"); done; \
 	if [ "$${#missing[@]}" -gt 0 ]; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

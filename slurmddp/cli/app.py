@@ -1,6 +1,7 @@
 """The `slurmddp` command: groups its commands and turns errors into one message and an exit code."""
 
 import gc
+import os
 import sys
 from typing import Annotated
 
@@ -54,7 +55,15 @@ for group in (
 @app.callback(invoke_without_command=True)
 def main_options(
     version: Annotated[bool, typer.Option("--version", help="Print the version, then exit")] = False,
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="USER@LOGIN", help="Run COMMAND on this login node, over ssh; also SLURMDDP_HOST"),
+    ] = None,
+    remote_dir: Annotated[
+        str | None, typer.Option(metavar="DIR", help="With --host: keep copies of projects below DIR there")
+    ] = None,
 ) -> None:
+    # `_run_on_login_node` has taken --host and --remote-dir: here they are for the help.
     if version:
         from slurmddp.runs.version import version as full_version
 
@@ -62,10 +71,25 @@ def main_options(
         raise typer.Exit
 
 
+def _run_on_login_node() -> None:
+    """Run the command on the login node of --host or SLURMDDP_HOST, if there is one, then exit with its exit code."""
+    words, environment = sys.argv[1:], os.environ
+    if "_SLURMDDP_COMPLETE" in environment or not (
+        environment.get("SLURMDDP_HOST") or (words and words[0].startswith(("--host", "--remote-dir")))
+    ):
+        return
+    from slurmddp.launch import remote
+
+    asked = remote.asked(words, environment)
+    if asked is not None:
+        sys.exit(remote.run(asked, environment, options.say))
+
+
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 something outside of us failed, 2 a mistake of the user's."""
     terminal.guard()
     try:
+        _run_on_login_node()
         app(prog_name="slurmddp")
         sys.stdout.flush()  # here, where a full disk behind it is still an error that can be told
     except SlurmddpError as error:

@@ -25,6 +25,8 @@ Detect = Callable[[], "tuple[str, str] | None"]
 
 #: Prefix of the environment layer: SLURMDDP_RESOURCES__ACCOUNT=my_project sets resources.account.
 ENVIRONMENT_PREFIX = "SLURMDDP_"
+#: The key of a configuration file that is not about a job: the folder of `slurmddp --host` on a login node.
+REMOTE_DIR = "remote_dir"
 
 
 class Sources(NamedTuple):
@@ -63,6 +65,8 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
     `detect` is asked only where no layer names a site.
     """
     above = [read_file(path, "configuration") for path in sources.config_files]
+    for document in above:
+        document.tree.pop(REMOTE_DIR, None)
     if sources.resumed_site is not None:
         name, where = sources.resumed_site
         above.append(layer_of("resumed run", [("site", name, where)]))

@@ -42,6 +42,7 @@ ELSEWHERE = {
     r"(WANDB_MODE=offline )?slurmddp sync |wandb sync |tensorboard ":
         "needs a tracker's library: tests/runtime/test_trackers.py",
     r"rsync ": "needs a second host",
+    r"slurmddp --host |export SLURMDDP_HOST": "needs a login node: tests/programs/test_remote.py",
     r"slurmddp rehearse ": "needs a real Slurm: tests/cluster/test_rehearse.py",
     r"slurmddp preflight ": "needs a real Slurm: tests/cluster/test_network.py",
     r"slurmddp sites init": "needs a real Slurm: tests/cluster/test_site_init.py",
