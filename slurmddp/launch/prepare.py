@@ -174,13 +174,19 @@ def _resumed_runs(request: Request) -> tuple[Path, ...]:
 
     folder = find_run(request.resume, request.environment)
     runs = [folder.path, *(path for path in _continued(folder) if path.is_dir())]
-    if not any(True for run in runs for _ in run.glob("checkpoints/step-*/COMPLETE")):
+    if not any(map(_has_checkpoint, runs)):
         raise UserError(
             f"run {folder.id} has no complete checkpoint yet",
             where="--resume",
             todo="submit its job without --resume",
         )
     return tuple(runs)
+
+
+def _has_checkpoint(run: Path) -> bool:
+    """Return whether a run has a checkpoint: a complete one of slurmddp, or whatever a framework has saved."""
+    saved = run.glob("checkpoints/[!.]*")
+    return any(not path.name.startswith("step-") or (path / "COMPLETE").exists() for path in saved)
 
 
 def _continued(folder: RunFolder) -> list[Path]:
@@ -191,12 +197,11 @@ def _continued(folder: RunFolder) -> list[Path]:
         from slurmddp.runs import manifest
 
         runs = [Path(text) for text in manifest.read(folder)["resumed_from"]]
-        # Its script may take the runtime's Checkpointer, which writes where a bundled task's lie.
-        if not runs and not any(folder.checkpoints.glob("step-*")):
+        if not runs and not any(folder.checkpoints.glob("[!.]*")):
             raise UserError(
-                f"run {folder.id} ran your own script: slurmddp does not know where it saves checkpoints",
+                f"run {folder.id} ran your own script, which has saved nothing in {folder.checkpoints}",
                 where="--resume",
-                todo="submit the script again, with its own option for resuming",
+                todo="submit the script again, with its own option for resuming; or save there (docs/frameworks.md)",
             )
         return runs
     try:

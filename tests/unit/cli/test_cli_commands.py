@@ -709,6 +709,21 @@ def test_arguments_behind_the_dashes_go_to_the_resumed_script(ready: Desk, cli: 
     assert refused.code == 2 and "--resume RUN RUN_FOLDER/job.yaml -- ARGS" in refused.err
 
 
+def test_a_run_of_a_framework_is_resumed_from_what_its_script_saved(ready: Desk, cli: Cli) -> None:
+    cli("submit", "train.py", "--site", "cores")
+    first = only_run(ready)
+    refused = cli("submit", "--resume", "last")
+    assert refused.code == 2 and "your own script, which has saved nothing in" in refused.err
+    (first / "checkpoints" / "step-00000010").mkdir()
+    refused = cli("submit", "--resume", "last")
+    assert refused.code == 2 and "has no complete checkpoint yet" in refused.err
+    (first / "checkpoints" / "last.ckpt").touch()
+    done = cli("submit", "--resume", "last", "--json")
+    assert done.code == 0, done.err
+    script = (Path(json.loads(done.out)["run_folder"]) / "node.sh").read_text()
+    assert f"SLURMDDP_RESUME_FROM={first}/checkpoints\n" in script
+
+
 def test_a_run_foreground_that_fails_ends_with_its_cause(ready: Desk, cli: Cli) -> None:
     done = cli("run", "train.py", "--site", "here", "--set", "setup=['false']")
     run = only_run(ready)
