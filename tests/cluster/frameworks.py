@@ -1,0 +1,82 @@
+"""Training frameworks on the test cluster: their packages, for the image's Python, and a program that slows scripts."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from . import roots
+from .build import cache_folder, locked
+from .cluster import Cluster
+from .host import LOGIN
+
+HOME = "/home/alice/frameworks"
+SCRIPTS = f"{HOME}/scripts"
+#: Starts SCRIPT with its arguments. Each optimizer step takes a while, so that there is time to break something, and
+#: rank 0 notes the step that AdamW's state has, behind the number of the start.
+SLOWLY = """\
+import os, runpy, sys, time
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+start = "{SLURMDDP_ATTEMPT}.{TORCHELASTIC_RESTART_COUNT}".format(**os.environ)
+steps = open(os.environ["SLURMDDP_RUN"] + "/steps", "a", buffering=1) if os.environ["RANK"] == "0" else None
+
+def after(optimizer, *_):
+    if steps:
+        print(start, int(max(state["step"] for state in optimizer.state.values())), file=steps)
+    time.sleep(0.1)
+
+register_optimizer_step_post_hook(after)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A venv of alice's over the packages of the torch image: its folder, and the versions in it by package."""
+
+    folder: str
+    versions: dict[str, str]
+
+    @property
+    def options(self) -> list[str]:
+        """The options of `submit` for it."""
+        return ["--set", f"container.python={self.folder}/bin/python", "--set", f"container.binds=[{self.folder}]"]
+
+
+def make_environment(cluster: Cluster, image: str, packages: Sequence[str]) -> Environment:
+    """Make it with the newest versions of these packages; skips the test where pip cannot get them."""
+    folder = f"{HOME}/{packages[0]}"
+    cluster.sh(LOGIN, f"rm -rf {folder}; mkdir -p {folder}/wheels")
+    for wheel in _wheels(packages):
+        if not wheel.name.startswith("torch-"):  # the image has it
+            shutil.copy(wheel, cluster.machine_path(f"{folder}/wheels"))
+    install = (
+        f"python3 -m venv --system-site-packages {folder} && {folder}/bin/pip install -q --no-index"
+        f" --find-links {folder}/wheels {' '.join(packages)} && rm -r {folder}/wheels"
+    )
+    inside = ["apptainer", "exec", "--bind", folder, image]
+    cluster.run(LOGIN, [*inside, "sh", "-c", install], timeout=900)
+    tell = "import sys, importlib.metadata as m; print(*map(m.version, sys.argv[1:]))"
+    told = cluster.run(LOGIN, [*inside, f"{folder}/bin/python", "-c", tell, *packages]).stdout.split()
+    return Environment(folder, dict(zip(packages, told, strict=True)))
+
+
+def _wheels(packages: Sequence[str]) -> list:
+    """The wheels of these packages and of what they need, downloaded once."""
+    wanted = (roots.IMAGE_REQUIREMENTS[0], *packages)
+    name = hashlib.sha256(repr((wanted, roots.LOCK.read_text())).encode()).hexdigest()[:12]
+    wheels = cache_folder() / f"frameworks-{name}"
+    with locked(wheels.with_suffix(".lock")):
+        if not wheels.is_dir():
+            download = wheels.with_suffix(".new")
+            shutil.rmtree(download, ignore_errors=True)
+            if failure := roots.finish(roots.start_wheel_download(download, wanted, roots.IMAGE_PYTHON)):
+                pytest.skip(f"pip cannot download {' '.join(packages)}: {failure}")
+            download.rename(wheels)
+    return sorted(wheels.iterdir())

@@ -1,0 +1,169 @@
+"""The scripts of examples/frameworks: with a killed rank, a lost node, the signal before the time limit, and resumed.
+
+`SLURMDDP_UPDATE_GOLDEN=1 pytest tests/cluster/test_frameworks.py` writes what was seen into docs/frameworks.md.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from .cluster import Cluster
+from .frameworks import SCRIPTS, SLOWLY, Environment, make_environment
+from .host import LOGIN
+from .roots import CHECKOUT
+from .runs import Alice, Run
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
+
+EXAMPLES = CHECKOUT / "examples/frameworks"
+PAGE = CHECKOUT / "docs/frameworks.md"
+BEGIN, END = "<!-- made by tests/cluster/test_frameworks.py -->\n", "<!-- end of the table -->\n"
+HEAD = "| Program | Versions | Started with | Nodes x ranks | Survived |\n|---|---|---|---|---|\n"
+SMALL = {
+    "nodes": "{min: 2, max: 2, spares: 1}",
+    "ranks_per_node": 2,
+    "cpus_per_node": 2,
+    "mem_per_node": "4000M",
+    "time": "20m",
+}
+EVERY, STEPS, MORE = 20, 300, 320  # steps between the scripts' checkpoints; of the run; of the run that resumes it
+PATIENCE = 300
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A script, and the packages that it needs; the first one names it."""
+
+    title: str
+    script: str
+    packages: tuple[str, ...]
+
+
+FRAMEWORKS = [Framework("Lightning Trainer", "lightning_trainer.py", ("lightning",))]
+
+
+@pytest.fixture
+def alice(fresh_cluster: Cluster, torch_image: str) -> Alice:
+    fresh_cluster.write(f"{SCRIPTS}/slowly.py", SLOWLY)
+    for path in EXAMPLES.glob("*.py"):
+        fresh_cluster.write(f"{SCRIPTS}/{path.name}", path.read_text())
+    return Alice(fresh_cluster, torch_image)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.packages[0])
+def test_it_survives(framework: Framework, alice: Alice) -> None:
+    environment = make_environment(alice.cluster, alice.image, framework.packages)
+    run = submit(alice, framework, environment)
+    after(run, EVERY + 5)
+    for fault in FAULTS.values():
+        fault(run)
+    run.wait("done", timeout=PATIENCE)
+    assert starts(run)[-1][-1] == STEPS
+    job = f"{run.answer['run_folder']}/job.yaml"
+    more = alice.submit("--resume", run.id, job, "--", f"{SCRIPTS}/{framework.script}", "--steps", str(MORE))
+    more.wait("done", timeout=PATIENCE)
+    assert starts(more) == [list(range(STEPS + 1, MORE + 1))], "it began with the checkpoint of the run before"
+    note(framework, environment, [*FAULTS, "--resume"])
+
+
+def submit(alice: Alice, framework: Framework, environment: Environment) -> Run:
+    settings = [word for key, value in SMALL.items() for word in ("--set", f"resources.{key}={value}")]
+    options = ["--site", "testcluster", "--image", alice.image, *settings, *environment.options]
+    arguments = [f"{SCRIPTS}/{framework.script}", "--steps", str(STEPS)]
+    return alice.submit(f"{SCRIPTS}/slowly.py", *options, "--", *arguments)
+
+
+def starts(run: Run) -> list[list[int]]:
+    """The steps of rank 0, by start of the ranks."""
+    found: dict[str, list[int]] = {}
+    path = run.folder / "steps"
+    for line in path.read_text().splitlines() if path.exists() else []:
+        start, _, step = line.partition(" ")
+        found.setdefault(start, []).append(int(step))
+    return list(found.values())
+
+
+def after(run: Run, step: int) -> None:
+    """Wait until the newest start has done this step."""
+    wait_for(run, lambda: (starts(run) or [[0]])[-1][-1] >= step, f"step {step}")
+
+
+def wait_for(run: Run, condition: Callable[[], bool], what: str) -> None:
+    """Wait for it; the failure shows all logs of the run."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {PATIENCE} s: {what}\n{run.logs()}"
+        time.sleep(0.2)
+
+
+def continued(run: Run, before: int, lost: int) -> None:
+    """Wait for the next start, which has to do at most `lost` steps again, and for its next checkpoint."""
+    wait_for(run, lambda: len(starts(run)) > before, "the ranks train again")
+    *_, old, new = starts(run)
+    assert 0 <= old[-1] + 1 - new[0] <= lost, (old, new)
+    after(run, new[0] + EVERY + 5)
+
+
+def kill_rank(run: Run) -> None:
+    before = len(starts(run))
+    ((node, process, _),) = run.processes("RANK=3")
+    run.cluster.run(node, ["kill", "-KILL", str(process)], user="root")
+    continued(run, before, lost=2 * EVERY)
+
+
+def lose_node(run: Run) -> None:
+    """A power cut on a node that trains, and is not the one of job.sh. The spare replaces it."""
+    before = len(starts(run))
+    lost = next(node for node in ("node3", "node2", "node1") if trains(run, node) and node != batch_host(run))
+    run.cluster.kill_host(lost)
+    try:
+        continued(run, before, lost=2 * EVERY)
+    finally:
+        run.cluster.restart_host(lost)
+
+
+def trains(run: Run, node: str) -> bool:
+    return any(each == node for each, _, _ in run.processes("LOCAL_RANK=0"))
+
+
+def batch_host(run: Run) -> str:
+    return run.cluster.job(run.job_id)["BatchHost"]
+
+
+def reach_the_time_limit(run: Run) -> None:
+    """What Slurm sends ahead of the time limit. The ranks save, so no step is done again."""
+    before = len(starts(run))
+    run.cluster.run(LOGIN, ["scancel", "--batch", "--signal=USR2", run.job_id])
+    requeued = run.wait_for_event("requeued")
+    assert (requeued["how"], requeued["reason"]) == ("requeue", "time limit")
+    continued(run, before, lost=0)
+
+
+#: In this order, in one run.
+FAULTS: dict[str, Callable[[Run], None]] = {
+    "killed rank": kill_rank,
+    "time limit and requeue": reach_the_time_limit,
+    "lost node": lose_node,
+}
+
+
+def note(framework: Framework, environment: Environment, survived: list[str]) -> None:
+    """Write the row of this framework into the page; other rows stay as they are."""
+    versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
+    command = f"`slurmddp submit examples/frameworks/{framework.script} --nodes 2`"
+    row = f"| {framework.title} | {versions} | {command} | 2 x 2 | {', '.join(survived)} |\n"
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    table, _, rest = rest.partition(END)
+    rows = dict.fromkeys([line for line in table.splitlines(keepends=True) if line.startswith("| ")][1:])
+    others = [line for line in rows if not line.startswith(f"| {framework.title} |")]
+    if os.environ.get("SLURMDDP_UPDATE_GOLDEN"):
+        PAGE.write_text(f"{before}{BEGIN}\n{HEAD}{''.join(sorted([*others, row]))}\n{END}{rest}", encoding="utf-8")
+    shown = [line for line in rows if line not in others]
+    claimed = [line.rpartition(" | ")[2] for line in shown]
+    assert os.environ.get("SLURMDDP_UPDATE_GOLDEN") or claimed == [row.rpartition(" | ")[2]], (shown, row)
