@@ -63,7 +63,7 @@ _SHARED: dict[str, Any] = {
         str | None, typer.Argument(metavar="JOB.yaml|SCRIPT", help="Job file, or your training script (.py, .sh)")
     ],
     "args": Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments for your script, after --")],
-    "module": _setting("MODULE", "Start a Python module; what follows are its arguments", "-m", "--module"),
+    "module": _setting("MODULE", "Start a Python module; the words after it are its arguments", "-m", "--module"),
     "site": _setting("SITE", "Site profile: a name, or a YAML file", autocompletion=site_names),
     "name": _setting("NAME", "Job name"),
     "nodes": _setting("N", "Nodes: 4, 2-4 (a range), 4+1 (one spare)"),

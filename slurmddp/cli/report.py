@@ -22,7 +22,7 @@ def report(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write (default: RUN.html)")
     ] = None,
     compare: Annotated[
-        str | None, typer.Option(metavar="RUN2", help="Show this run beside it", autocompletion=opt.run_names)
+        str | None, typer.Option(metavar="RUN2", help="Second run, to compare with", autocompletion=opt.run_names)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists")] = False,
 ) -> None:

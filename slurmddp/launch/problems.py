@@ -197,7 +197,7 @@ def _program(prepared: Prepared) -> Iterator[UserError]:
         yield UserError(
             f"{program.source} is a batch script (line {line}): slurmddp would run it on each rank",
             where=where,
-            todo="make a job file of it: slurmddp import FILE -o job.yaml",
+            todo="convert it to a job file: slurmddp import FILE -o job.yaml",
         )
 
 

@@ -44,7 +44,7 @@ def _refuse_other_code(folder: RunFolder, facts: Mapping[str, Any]) -> None:
     if not folder.code.is_dir() or code_hash(folder.code) != facts.get("code_hash"):
         raise UserError(
             f"the code in {folder.code} is not what the run was submitted with",
-            todo=f"submit its job with your code of today: slurmddp submit {folder.job_yaml}",
+            todo=f"to use your current code, submit its job: slurmddp submit {folder.job_yaml}",
         )
 
 
@@ -61,7 +61,7 @@ def _refuse_other_image(facts: Mapping[str, Any]) -> None:
         raise UserError(
             f"the image {path} is not the one that the run had ({names[0]} was {before.get(names[0])}, "
             f"is {now[names[0]]})",
-            todo="put that image back, or submit the run's job file with the new one",
+            todo="restore that image, or submit the run's job file with the new one",
         )
 
 
@@ -84,7 +84,7 @@ def _code_options(folder: RunFolder, job_file: Path) -> list[tuple[str, Any, str
     if not folder.project.is_dir():
         raise UserError(
             f"run {folder.id} has no copy of its code (snapshot: false)",
-            todo=f"submit its job with your code of today: slurmddp submit {folder.job_yaml}",
+            todo=f"to use your current code, submit its job: slurmddp submit {folder.job_yaml}",
         )
     options = [("train.project", _plain(folder.project), "the run's code")]
     if script is not None:

@@ -120,7 +120,9 @@ def _table(path: Path, many: bool) -> Iterator[Point]:
     _refuse_many(len(rows), many)
     for column, key in enumerate(keys):
         if rows and not any(len(cells) > column and cells[column] for _, cells in rows):
-            raise UserError(f"no row fills the column {key}", where=str(path), todo="remove the column, or fill it")
+            raise UserError(
+                f"no row has a value for the column {key}", where=str(path), todo="remove the column, or fill it"
+            )
     for number, cells in rows:
         if len(cells) > len(keys):
             raise UserError(f"has {len(cells)} cells for {len(keys)} keys", where=f"{path}:{number}")
@@ -142,7 +144,7 @@ def _check_key(key: str, where: str, known: Iterable[str]) -> None:
 
 def _refuse_many(count: int, many: bool) -> None:
     if count > MANY and not many:
-        raise UserError(f"the sweep has {count} points, more than {MANY}", todo="if you mean it, add --yes")
+        raise UserError(f"the sweep has {count} points, more than {MANY}", todo="to submit all of them, add --yes")
 
 
 def plan_sweep(asked: Request, points: Sequence[Point], at_most: int | None) -> Planned:
@@ -157,7 +159,7 @@ def plan_sweep(asked: Request, points: Sequence[Point], at_most: int | None) -> 
     extra = job.resources.sbatch_extra
     if at_most and any(each.split("=")[0] == "--dependency" for each in extra):
         where = first.resolved.location("resources", "sbatch_extra")
-        raise UserError("--at-most needs --dependency for itself", where=where, todo="remove one of the two")
+        raise UserError("--at-most cannot be combined with --dependency", where=where, todo="remove one of the two")
     root = Path(plan.runs_root)
     folder = root / new_id(plan.name)
     width = len(str(len(points)))

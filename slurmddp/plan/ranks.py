@@ -89,15 +89,15 @@ def plan_srun(resolved: Resolved, nodes: NodePlan, layout: Layout, runtime: str)
         return None
     why = None
     if resolved.job.train.task is not None:
-        why = "a task needs torchrun, which restarts its ranks in place and signs how they meet"
+        why = "a task needs torchrun, which restarts its ranks in place and signs their rendezvous"
     elif resolved.site.scheduler != "slurm":
         why = f"site {resolved.site.name} has no Slurm"
     elif runtime == "pyxis":
-        why = "pyxis starts each container with an srun of its own"
+        why = "pyxis starts each container with a separate srun"
     elif ranks is None:
         why = "it does not work with resources.ranks_per_node: auto"
     elif cores is not None and cores < ranks:
-        why = f"Slurm gives each rank a core of its own, but {ranks} ranks share {cores}"
+        why = f"Slurm gives each rank its own core, but {ranks} ranks share {cores}"
     if why is not None or ranks is None:
         todo = "remove launch.mode: torchrun then starts the ranks"
         raise UserError(f"launch.mode is srun: {why}", where=resolved.location("launch", "mode"), todo=todo)

@@ -19,7 +19,7 @@ def survival_lines(plan: Plan) -> list[str]:
         ("time limit", _time_limit(plan, back)),
         (
             "no progress",
-            f"after {plan.recovery.no_progress} failed starts in a row at the same step, the run fails for good",
+            f"after {plan.recovery.no_progress} failed starts in a row at the same step, the run fails",
         ),
     ]
     if plan.srun is not None:

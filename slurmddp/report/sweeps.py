@@ -100,7 +100,7 @@ def status_text(sweep: Sweep, points: Sequence[PointRow]) -> str:
             lines.append(f"  cause: {one_line(cause)}")
     lines.append(", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
     if any(point.state in AGAIN or point.row is None for point in points):
-        lines.append(f"to run again what failed: slurmddp sweep rerun {sweep.id}")
+        lines.append(f"to repeat the points that failed: slurmddp sweep rerun {sweep.id}")
     return "\n".join(lines)
 
 

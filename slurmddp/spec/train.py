@@ -168,7 +168,7 @@ class Train(Model):
         if sum(each is not None for each in (self.task, self.script, self.module)) != 1:
             raise ValueError("needs one of task (lm, images, package.module:factory), script and module")
         if self.module is not None and not _is_module(self.module):
-            raise ValueError(f"has the module {self.module!r}: write it as `python -m` takes it, package.module")
+            raise ValueError(f"has the module {self.module!r}: write package.module, as for `python -m`")
         if self.task is not None:
             if self.args:
                 raise ValueError("has args, but only a script can have args: put a task's options in data and model")

@@ -170,7 +170,7 @@ def _notes(name: str, stages: tuple[Stage, ...], setting: Setting, visited: Coll
         yield f"no RUN uses the secret {secret} in {name}"
     for stage in stages:
         if stage.number not in visited:
-            yield f"{stage.begin.where}: the stage {stage.name or stage.number} is not needed and left out"
+            yield f"{stage.begin.where}: the stage {stage.name or stage.number} is not needed, so it is not built"
     for base, assumed in setting.assumed.items():
         yield f"the registry of the base {base} was not asked; assumed: {', '.join(assumed)}"
 

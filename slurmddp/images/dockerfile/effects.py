@@ -21,7 +21,7 @@ TRAPS = {
         "caller's rights"
     ),
     r"""WORKDIR ["']?/root\b|(COPY|ADD) .*[\s"]/root(/[^\s"]*)?["\]]*$|ENV .*[=:\s"']/root/""": (
-        "/root has mode 700 in most images: whoever runs the image cannot read what is below it; use another folder, "
+        "/root has mode 700 in most images: users who run the image cannot read what is below it; use another folder, "
         "such as /opt"
     ),
 }

@@ -308,7 +308,7 @@ class Interpreter:
         copy = read_copy(instruction, self._scope.lookup, self._folder(written, instruction))
         self._assume_set((*copy.destination, *copy.owner))
         if copy.addresses and not copy.mode:
-            said = "the file has mode 600 and is root's, as in Docker: whoever runs the image cannot read it"
+            said = "the file has mode 600 and is root's, as in Docker: users who run the image cannot read it"
             self._note(instruction, f"{said}, unless you add --chmod=644")
         if _NO_FILES.match(plain(copy.destination) or "") and not self._root:
             self._note(instruction, "files for /dev, /proc and /sys are ignored: an image has no such files")

@@ -130,7 +130,7 @@ class _Expansion:
         for part in self._parts(end, raw):
             length += len(part) if isinstance(part, str) else 0
             if length > _LONGEST:  # each line can double what the one before it has set
-                todo = "variables of variables make it long: write it out"
+                todo = "nested variables make it long: write the value itself"
                 raise self.instruction.error(f"a value is longer than {_LONGEST >> 10} KiB", todo)
             if isinstance(part, str) and merged and isinstance(merged[-1], str):
                 merged[-1] += part

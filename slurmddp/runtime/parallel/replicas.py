@@ -71,7 +71,7 @@ def _odd_ones(group: Sequence[int], values: Sequence[int], nodes: Sequence[str])
     names = {rank: f"rank {rank} on {nodes[rank]}" for rank in group}
     if most == second:
         listed = ", ".join(f"{names[rank]} has {values[rank]:016x}" for rank in group)
-        return [f"no majority, so nobody knows which ranks are right: {listed}"]
+        return [f"no majority, so it is unknown which ranks are right: {listed}"]
     return [f"{names[rank]} differs from {most} of {len(group)} ranks" for rank in group if values[rank] != usual]
 
 
