@@ -52,7 +52,7 @@ FORMS = {
     '`SHELL ["/bin/bash", "-c"]`': 'SHELL ["/bin/bash", "-c"]\nRUN true\n',
     "`COPY`, `ADD` of files and folders, with patterns": "COPY file f* /x/\n",
     "`COPY --from=STAGE`, `--from=IMAGE`": "FROM debian:12\nCOPY --from=one /a /a\n",
-    "`COPY --from=STAGE` of what lies in /tmp or /var/tmp": "FROM debian:12\nCOPY --from=one /tmp/a /a\n",
+    "`COPY --from=STAGE` of files in /tmp or /var/tmp": "FROM debian:12\nCOPY --from=one /tmp/a /a\n",
     "`COPY --from=STAGE / /`": "FROM debian:12\nCOPY --from=one / /\n",
     "`COPY` below /root; `WORKDIR` and `ENV` with it": "COPY file /root/\n",
     "`COPY --chown`, `--chmod`, `--link`": "COPY --chown=1:1 --chmod=644 --link file /x\n",
