@@ -152,7 +152,7 @@ def test_a_dry_run_lists_the_points_and_writes_nothing(desk: Desk, cli: Cli) -> 
         (("--grid", "train.data.path=data,nothing"), "point 2 of 2 (train.data.path=nothing): "),
         (("--grid", "args.lr=1,2"), "only a script can have args"),
         ((*GRID, "--site", "here"), "site here has no queue, so all 4 points would start at once"),
-        ((*GRID, "--at-most", "2", "--set", "resources.sbatch_extra=[--dependency=afterok:7]"), "--at-most needs"),
+        ((*GRID, "--at-most", "2", "--set", "resources.sbatch_extra=[--dependency=afterok:7]"), "--at-most cannot be"),
         (("--rows", "no.csv"), "no.csv: cannot be read: No such file"),
     ],
 )
