@@ -19,7 +19,7 @@ def register(app: App) -> None:
 def report(
     run: Run = LAST,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write (default: RUN.html)")
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write, or a folder for RUN.html")
     ] = None,
     compare: Annotated[
         str | None, typer.Option(metavar="RUN2", help="Second run, to compare with", autocompletion=opt.run_names)
@@ -32,6 +32,8 @@ def report(
     from slurmddp.report.page import report_html
 
     folders = [find_run(name, os.environ) for name in (run, compare) if name is not None]
-    path = output or Path(f"{folders[0].id}.html")
+    path = output or Path()
+    if path.is_dir():
+        path /= f"{folders[0].id}.html"
     write_new(path, report_html(folders), force=force, todo="choose another name with -o, or add --force")
     typer.echo(path)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.new_file import write_new
 from slurmddp.runs.snapshot import copy_project
-from slurmddp.runs.survey import DEFAULT_LIMIT, survey
+from slurmddp.runs.survey import DEFAULT_LIMIT, Survey, survey
 from slurmddp.runs.version import version
 from slurmddp.shared.units import human
 from slurmddp.sites.catalogue import config_files
@@ -70,12 +70,13 @@ if [[ $variable ]]; then base=$(printenv "$variable") || {
 printf "slurmddp: \$%s is not set on %s\n  -> name another folder in remote_dir or --remote-dir\n" "$variable" "$host";
 exit 2; } >&2; folder=$base$folder; fi;
 if [[ $mode == copy ]]; then umask 077; mkdir -p -- "$folder" && cd -- "$folder" || exit 1;
-list=.slurmddp-copied; cat >$list.new || exit 1;
-[[ -e $list ]] && LC_ALL=C comm -z -23 $list $list.new | xargs -0 rm -f --;
-mv -- $list.new $list && printf "\0%s" "$PWD"; exit; fi;
+list=$PWD.copied; cat >"$list.new" || exit 1;
+[[ -e $list ]] && LC_ALL=C comm -z -23 "$list" "$list.new" | xargs -0 rm -f --;
+mv -- "$list.new" "$list" && printf "\0%s" "$PWD"; exit; fi;
 cd -- "$folder" 2>/dev/null || cd;
 [[ $mode == submit ]] && trap "" HUP;
-if [[ $mode == report ]]; then path=$("$program" "$@") && printf "\0%s\0" "$path" && cat -- "$path"; code=$?;
+if [[ $mode == report ]]; then pages=$(mktemp -d) && path=$("$program" "$@" -o "$pages") &&
+printf "\0%s\0" "$path" && cat -- "$path"; code=$?; rm -r -- "$pages";
 else "$program" "$@"; code=$?; fi;
 exit $((code == 255 ? 1 : code))
 """.strip().splitlines()
@@ -128,8 +129,9 @@ def run(asked: Asked, environment: Mapping[str, str], say: Callable[[str], None]
     """Run the command on the login node; its exit code. Raises UserError, and ExternalError if a connection fails."""
     command = asked.words[0]
     login = _Login(asked.host, _sockets(environment), *_folder(asked.remote_dir, environment))
+    found = _surveyed(asked.words, say) if command in _READ_PROJECT else None
     login.connect()
-    if command in _READ_PROJECT and (code := _copy(login, asked.words, say)):
+    if found is not None and (code := _copy(login, found, say)):
         return code
     again = "runs" if command in _READ_PROJECT | _SUBMIT else shlex.join(asked.words)
     lost = (
@@ -214,11 +216,8 @@ class _Login(NamedTuple):
             )
 
 
-def _copy(login: _Login, words: Sequence[str], say: Callable[[str], None]) -> int:
-    """Copy the current folder, as a snapshot would be, and remove there what was copied before and is gone here.
-
-    Return the exit code.
-    """
+def _surveyed(words: Sequence[str], say: Callable[[str], None]) -> Survey:
+    """Return what a snapshot of the current folder would copy. Raises UserError."""
     try:
         found = survey(Path.cwd(), limit=_LIMIT)
     except UserError as error:
@@ -230,6 +229,12 @@ def _copy(login: _Login, words: Sequence[str], say: Callable[[str], None]) -> in
     for word in words:
         if word.endswith((".yaml", ".yml", ".py")) and os.path.isfile(word) and os.path.relpath(word) not in names:
             say(f"warning: {word} is not copied: git ignores it, or it is outside of this folder")
+    return found
+
+
+def _copy(login: _Login, found: Survey, say: Callable[[str], None]) -> int:
+    """Copy the project, and remove there what was copied before and is gone here. Return the exit code."""
+    names = {item.relative for item in found.items}
     with tempfile.TemporaryDirectory(prefix="slurmddp-") as temporary:
         copy_project(found, Path(temporary))
         listed = b"".join(sorted(os.fsencode(name) + b"\0" for name in names))
@@ -248,10 +253,11 @@ def _report(login: _Login, words: Sequence[str], lost: str) -> int:
     parser.add_argument("-o", "--output")
     parser.add_argument("--force", action="store_true")
     ours, rest = parser.parse_known_args(words)
-    done = login.session("report", ["report", *rest, "--force"], version(), lost)
+    done = login.session("report", ["report", *rest], version(), lost)
     if done.returncode == 0:
-        name, html = done.stdout.split(b"\0", 2)[1:]
-        path = Path(ours.output or os.path.basename(os.fsdecode(name)))
+        made, html = done.stdout.split(b"\0", 2)[1:]
+        path = Path(ours.output or "")
+        path = path / os.path.basename(os.fsdecode(made)) if path.is_dir() else path
         todo = "choose another name with -o, or add --force"
         write_new(path, html.decode("utf-8", errors="surrogateescape"), force=ours.force, todo=todo)
         print(path)
@@ -286,7 +292,7 @@ def _sockets(environment: Mapping[str, str]) -> Path:
     runtime = environment.get("XDG_RUNTIME_DIR", "")
     folder = Path(runtime, "slurmddp")
     if not os.path.isdir(runtime) or len(os.fsencode(folder)) > _LONGEST or not _PLAIN.fullmatch(str(folder)):
-        folder = Path(f"/tmp/slurmddp-{os.getuid()}")
+        folder = Path(f"/tmp/slurmddp-ssh-{os.getuid()}")
     try:
         folder.mkdir(0o700, exist_ok=True)
         facts = folder.lstat()

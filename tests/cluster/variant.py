@@ -12,7 +12,7 @@ DEBIAN = (
     "slurmctld", "slurmd", "slurm-client", "munge",
     "python3", "python3-venv",
     "slurmdbd", "mariadb-server-core", "mariadb-client-core",
-    "iproute2", "iputils-ping", "procps", "less", "nano-tiny", "git", "curl",
+    "iproute2", "iputils-ping", "procps", "less", "nano-tiny", "git", "curl", "rsync",
 )  # fmt: skip
 APPTAINER = ("apptainer", "squashfuse", "fakeroot")
 

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
 import pty
-import shutil
-import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,10 +15,9 @@ import pytest
 
 from tests.helpers import Desk, Result
 from tests.programs.test_docs_commands import FORGOTTEN, NOTHING, SBATCH
+from tests.sshd import Sshd, needs_sshd, started, wait_for
 
-SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
-MISSING = [name for name, path in (("sshd", SSHD), ("rsync", shutil.which("rsync"))) if path is None]
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {' '.join(MISSING)} (make system)")
+pytestmark = needs_sshd
 
 #: Stands for torchrun and its ranks: prints until the file `enough` lies beside the job, at most for a minute.
 RANKS = """#!/bin/bash
@@ -56,38 +49,13 @@ HOSTILE = [
 
 
 class Login:
-    """A user on a laptop, her home on a login node, and the sshd between them."""
+    """A user's home on a login node, and the sshd between it and her laptop."""
 
-    def __init__(self, laptop: Desk, folder: Path, sockets: Path) -> None:
-        self.laptop, self.there, self.folder = laptop, Desk(folder / "there"), folder
-        for name in ("host_key", "key"):
-            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
-            subprocess.run(command, check=True)
-        self.log = folder / "sshd.log"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        (folder / "sshd_config").write_text(
-            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {folder}/host_key\nPidFile none\nStrictModes no\n"
-            f"AuthorizedKeysFile {folder}/key.pub\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-            f"PermitRootLogin yes\nUsePAM no\nSetEnv HOME={self.there.home}\n"
-        )
-        key = (folder / "host_key.pub").read_text()
-        (folder / "known_hosts").write_text(f"[127.0.0.1]:{self.port} {key}")
-        (folder / "ssh_config").write_text(
-            f"Host login\n  HostName 127.0.0.1\n  Port {self.port}\n  User {getpass.getuser()}\n"
-            f"  IdentityFile {folder}/key\n  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known_hosts\n"
-        )
-        # ssh finds ~/.ssh by the user's entry in the system, not by HOME.
-        laptop.program("ssh", f'#!/bin/bash\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
-        laptop.environment["XDG_RUNTIME_DIR"] = str(sockets)
-        path = f"export PATH={self.there.bin}:/usr/bin:/bin PYTHONPATH={self.there.environment['PYTHONPATH']}"
-        (self.there.home / ".bash_profile").write_text(f"echo Welcome to the cluster\n{path} WORK=~/work\n")
+    def __init__(self, sshd: Sshd, there: Desk) -> None:
+        self.sshd, self.there, self.laptop = sshd, there, sshd.laptop
+        path = f"export PATH={there.bin}:/usr/bin:/bin PYTHONPATH={there.environment['PYTHONPATH']}"
+        (there.home / ".bash_profile").write_text(f"echo Welcome to the cluster\n{path} WORK=~/work\n")
         self.program(f'exec {sys.executable} -m slurmddp "$@"')
-        if os.getuid() == 0:
-            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where sshd, as root, wants to be rooted
-        self.sshd = subprocess.Popen([str(SSHD), "-D", "-f", str(folder / "sshd_config"), "-E", str(self.log)])
-        wait_for(lambda: self.log.is_file() and "listening" in self.log.read_text())
 
     def program(self, text: str) -> None:
         """Make `slurmddp` on the login node a bash script."""
@@ -95,36 +63,35 @@ class Login:
 
     def run(self, *words: str, **variables: str) -> Result:
         """Run `slurmddp --host login WORDS` on the laptop."""
-        return self.laptop.command("--host", "login", *words, **variables)
+        return self.sshd.run(*words, **variables)
 
-    def cut(self) -> None:
-        """Kill what sshd started for each connection."""
-        for child in Path(f"/proc/{self.sshd.pid}/task/{self.sshd.pid}/children").read_text().split():
-            os.kill(int(child), signal.SIGKILL)
+    @contextlib.contextmanager
+    def on_terminal(self, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+        """Start `slurmddp --host login WORDS` on a terminal; its process, and what reads the terminal."""
+        ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "slurmddp", "--host", "login", *words]
+        with subprocess.Popen(
+            command, cwd=self.laptop.project, env=self.laptop.environment, stdin=theirs, stdout=theirs, stderr=theirs
+        ) as child:
+            os.close(theirs)
+            yield child, ours
+        os.close(ours)
 
-    def close(self) -> None:
-        """End the connections, then sshd."""
-        if self.sshd.poll() is None:
-            self.cut()
-        self.sshd.terminate()
-        self.sshd.wait(timeout=30)
 
-
-def wait_for(condition: object) -> None:
-    until = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+def shown(terminal: int) -> bytes:
+    """What the terminal shows until nobody else has it."""
+    text = b""
+    with contextlib.suppress(OSError):  # Linux's end of file
+        while data := os.read(terminal, 65536):
+            text += data
+    return text
 
 
 @pytest.fixture
 def login(desk: Desk, tmp_path: Path) -> Iterator[Login]:
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="s") as sockets:
-        found = Login(desk, tmp_path, Path(sockets))
-        try:
-            yield found
-        finally:
-            found.close()
+    there = Desk(tmp_path / "there")
+    with started(desk, tmp_path, f"SetEnv HOME={there.home}") as sshd:
+        yield Login(sshd, there)
 
 
 @pytest.fixture
@@ -162,7 +129,9 @@ def test_a_project_goes_across_and_its_report_comes_back(slurm: Login) -> None:
     again = slurm.run("report", run.name)
     assert again.code == 2 and "exists" in again.err
     assert slurm.run("report", run.name, "-o", "page.html", "--force").out == "page.html\n"
-    assert slurm.log.read_text().count("Accepted publickey") == 1, "one login for all commands"
+    assert slurm.run("report", run.name, "-o", "pkg").out == f"pkg/{run.name}.html\n"
+    assert not list(slurm.there.root.rglob("*.html")), "nothing of it stays there"
+    assert slurm.sshd.log.read_text().count("Accepted publickey") == 1, "one login for all commands"
 
 
 def test_words_arrive_as_they_are_and_exit_codes_come_back(login: Login) -> None:
@@ -170,7 +139,7 @@ def test_words_arrive_as_they_are_and_exit_codes_come_back(login: Login) -> None
     done = login.run("logs", *HOSTILE, "3")
     assert (done.code, done.out.split("\0")[:-1]) == (3, ["logs", *HOSTILE, "3"])
     assert "warning: login has version 9, this machine" in done.err
-    assert not list(login.folder.rglob("x")) and not Path("x").exists()
+    assert not list(login.there.root.parent.rglob("x")) and not Path("x").exists()
     assert login.run("status", "255").code == 1, "255 is left to ssh"
     login.program("kill -9 $$")
     assert login.run("status").code == 137
@@ -192,7 +161,7 @@ def test_a_lost_connection_is_told_and_loses_nothing(login: Login) -> None:
             assert logs.stdout is not None
             while "line 3" not in logs.stdout.readline():
                 pass
-            login.cut()
+            login.sshd.cut()
             _, err = logs.communicate(timeout=60)
         assert logs.returncode == 255
         assert "the connection to login was lost" in err and "slurmddp --host login logs last -f" in err
@@ -205,18 +174,29 @@ def test_a_lost_connection_is_told_and_loses_nothing(login: Login) -> None:
 def test_a_terminal_reaches_across(login: Login) -> None:
     login.program("[[ $1 == --version ]] || { [[ -t 0 && -t 1 ]] && echo terminal || echo none; }")
     assert login.run("status").out == "none\n"
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "slurmddp", "--host", "login", "status"]
-    with subprocess.Popen(
-        command, cwd=login.laptop.project, env=login.laptop.environment, stdin=theirs, stdout=theirs, stderr=theirs
-    ) as child:
-        os.close(theirs)
-        shown = b""
-        with contextlib.suppress(OSError):  # Linux's end of file: nobody else has the terminal
-            while data := os.read(ours, 65536):
-                shown += data
-        os.close(ours)
-    assert child.returncode == 0 and b"terminal\r\n" in shown and b"closed" not in shown, shown
+    with login.on_terminal("status") as (child, terminal):
+        text = shown(terminal)
+    assert child.returncode == 0 and b"terminal\r\n" in text and b"closed" not in text, text
+
+
+def test_a_submission_is_finished_without_its_connection(slurm: Login) -> None:
+    there, laptop = slurm.there, slurm.laptop
+    there.program("taken", SBATCH)
+    there.program(
+        "sbatch",
+        f'#!/bin/bash\n[[ "$*" == *--test-only* ]] || {{ touch ~/asked; sleep 5; }}\nexec {there.bin}/taken "$@"\n',
+    )
+    laptop.write("train.py")
+    with slurm.on_terminal("submit", "train.py", "--site", "cores", "--nodes", "1", "--time", "1h") as (
+        child,
+        terminal,
+    ):
+        wait_for((there.home / "asked").exists)
+        slurm.sshd.cut()
+        text = shown(terminal)
+    assert child.returncode == 255 and b"Look again: slurmddp --host login runs" in text, text
+    wait_for(lambda: list(there.home.glob("slurmddp/*/runs/*/submission.json")))
+    assert slurm.run("status").code == 0
 
 
 def test_what_is_missing_there_is_named(login: Login) -> None:
@@ -231,6 +211,6 @@ def test_what_is_missing_there_is_named(login: Login) -> None:
         done = login.run(*words)
         assert done.code == 2 and "slurmddp is not installed on login" in done.err, done.err
         assert "ssh login 'python3 -m venv ~/venvs/slurmddp && ~/venvs/slurmddp/bin/pip install" in done.err
-    login.close()
+    login.sshd.close()
     closed = login.run("status")
     assert closed.code == 255 and "cannot connect to login" in closed.err

@@ -98,7 +98,7 @@ def test_sockets_lie_where_nobody_else_looks_and_their_path_is_short(tmp_path: P
         short.rmdir()
     long = tmp_path / ("x" * 60)
     long.mkdir()
-    assert remote._sockets({"XDG_RUNTIME_DIR": str(long)}) == Path(f"/tmp/slurmddp-{os.getuid()}")
+    assert remote._sockets({"XDG_RUNTIME_DIR": str(long)}) == Path(f"/tmp/slurmddp-ssh-{os.getuid()}")
 
 
 def test_csh_can_quote_what_runs_there() -> None:

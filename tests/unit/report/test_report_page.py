@@ -288,6 +288,7 @@ def test_a_file_that_exists_is_kept(desk: Desk, cli: Cli) -> None:
     done = cli("report", str(run.path), "-o", "page.html")
     assert done.code == 2 and "page.html exists" in done.err and "--force" in done.err
     assert page.read_text() == "mine"
+    assert cli("report", str(run.path), "-o", str(desk.home)).out == f"{desk.home}/gpt-1.html\n", "a folder"
     assert cli("report", "gpt-9").code == 2
 
 
