@@ -2,7 +2,7 @@
 
     slurmddp submit examples/frameworks/lightning_trainer.py --nodes 2 -- --steps 1000
 
-What slurmddp needs are the lines that name a variable SLURMDDP_..., `ckpt_path`, and the callback `Stop`.
+What slurmddp needs are the lines that name a variable SLURMDDP_..., `plugins`, `ckpt_path`, and the callback `Stop`.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from torch.utils.data import DataLoader, TensorDataset
 
 from slurmddp.runtime import should_stop
@@ -56,6 +57,7 @@ def main() -> None:
         devices=ranks_per_node,
         accelerator="auto" if torch.cuda.is_available() else "cpu",
         strategy="ddp",
+        plugins=[TorchElasticEnvironment()],  # RANK and WORLD_SIZE count; the SLURM plugin would requeue the job itself
         max_steps=options.steps,
         max_epochs=-1,
         # One file, which each save replaces as a whole: a kill at any moment leaves the one before.

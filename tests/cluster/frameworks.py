@@ -22,7 +22,7 @@ SLOWLY = """\
 import os, runpy, sys, time
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-start = "{SLURMDDP_ATTEMPT}.{TORCHELASTIC_RESTART_COUNT}".format(**os.environ)
+start = os.environ["SLURMDDP_ATTEMPT"] + "." + os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 steps = open(os.environ["SLURMDDP_RUN"] + "/steps", "a", buffering=1) if os.environ["RANK"] == "0" else None
 
 def after(optimizer, *_):
