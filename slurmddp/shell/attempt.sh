@@ -42,13 +42,13 @@ train() {
 # Remove what an attempt has left on its nodes: processes, shared memory, scratch
 sweep() {
   local removed
-  mapfile -t chosen < <(without "${excluded[*]}" "${chosen[@]}")
+  lines_of chosen without "${excluded[*]}" "${chosen[@]}"
   within=(timeout --kill-after=5 20)
   SLURMDDP_SWEEP=$SLURMDDP_RENDEZVOUS_ID SLURMDDP_SCHEDULER=$scheduler SLURMDDP_NODE_FOLDER=$node_folder \
     on_nodes "$logs/sweep.out" bash "$shell/sweep.sh"
   child=
-  removed=$(awk '{name = FILENAME; sub(".*/", "", name); printf "%s%s %s", (n++ ? "; " : ""), name, $0}' "$logs"/sweep/* 2>/dev/null | plain)
-  event cleaned "\"removed\": $(json "$removed")"
+  removed=`awk '{name = FILENAME; sub(".*/", "", name); printf "%s%s %s", (n++ ? "; " : ""), name, $0}' "$logs"/sweep/* 2>/dev/null | plain`
+  event cleaned "\"removed\": `json "$removed"`"
 }
 
 # --- one attempt: check the nodes, choose them, train, decide, clean up
@@ -82,7 +82,7 @@ run_attempt() {
   fi
   choose_port "${head_address:-${chosen[0]}}"
 
-  event attempt_started "\"nodes\": $(json "${chosen[*]}")"
+  event attempt_started "\"nodes\": `json "${chosen[*]}"`"
   say "attempt $attempt on ${chosen[*]}; node logs: $logs"
   starting_since=$SECONDS
   train
@@ -98,6 +98,6 @@ run_attempt() {
 end_attempt() {
   local rank node text
   read -r rank node text <<<"$cause"
-  event attempt_ended "\"exit_code\": $exit_code, \"cause\": $(json "$text"), \"node\": $(json "${node#-}"), \"rank\": ${rank/-/null}, \"decision\": \"$decision\""
-  say "attempt $attempt exited with code $exit_code${text:+, $(cause_text "$cause")}; decision: $decision"
+  event attempt_ended "\"exit_code\": $exit_code, \"cause\": `json "$text"`, \"node\": `json "${node#-}"`, \"rank\": ${rank/-/null}, \"decision\": \"$decision\""
+  say "attempt $attempt exited with code $exit_code${text:+, `cause_text "$cause"`}; decision: $decision"
 }

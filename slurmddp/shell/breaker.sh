@@ -3,7 +3,7 @@
 marker() { printf '%s/markers/attempt-%03d.json' "$run" "$attempt"; }
 # The first line of a text of the marker. Usage: from_marker KEY
 from_marker() {
-  sed -n 's/^ *"'"$1"'": "\(.*\)",\{0,1\}$/\1/p' "$(marker)" 2>/dev/null | unescaped | plain
+  sed -n 's/^ *"'"$1"'": "\(.*\)",\{0,1\}$/\1/p' "`marker`" 2>/dev/null | unescaped | plain
 }
 
 # Three files in the run folder make the breaker, see slurmddp/runtime/watch/failures.py. True where the last

@@ -10,7 +10,7 @@ cause_text() { # as people read it
 
 # The rules, which the login node's Python reads too. The head of the file says what they mean. The second part of the
 # file is for `slurmddp doctor`.
-cause_rules=$(<"${BASH_SOURCE[0]%/*}/cause.rules") || return
+cause_rules=`<"${BASH_SOURCE[0]%/*}/cause.rules"` || return
 cause_rules=${cause_rules%%$'\n'"# ---- "*}
 # launch.mode srun: what srun says of a task is about a rank, not about an agent.
 [[ -z "${tasks_per_node:-}" ]] ||
@@ -37,7 +37,7 @@ read_kinds
 best_cause() {
   local found=$1
   if [[ -z "$found" || -n "$noted_cascade" ]]; then
-    found=$(cause_in_logs "$found")
+    found=`cause_in_logs "$found"`
   fi
   [[ -n "$found" ]] || found=${1:-- - unknown}
   printf '%s\n' "$found"

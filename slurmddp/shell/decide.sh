@@ -3,7 +3,7 @@
 # Sets `decision` (done, stopped, failed, cancelled, requeue, next) and `cause`, RANK NODE TEXT. Usage: decide EXIT_CODE
 decide() {
   local state stop=
-  state=$(from_marker state)
+  state=`from_marker state`
   if [[ -e "$run/stop" ]]; then
     read -r stop <"$run/stop"
     stop=${stop:-stop file}
@@ -18,11 +18,11 @@ decide() {
     decision="done"
   elif [[ "$state" == failed || "$state" == "no progress" ]]; then
     decision=failed
-    cause=$(best_cause "$noted")
+    cause=`best_cause "$noted"`
     if [[ "$cause" == *" unknown" || (-z "$noted" && "$cause" =~ $consequence) ]]; then
-      cause="- - $(from_marker cause)" # which knows more than a log with cascades alone
+      cause="- - `from_marker cause`" # which knows more than a log with cascades alone
     elif [[ "$state" == "no progress" ]]; then
-      cause+="; $(from_marker cause)"
+      cause+="; `from_marker cause`"
     fi
   elif [[ -n "$stop" ]] || [[ "$state" == stopped && -z "$abandoned" ]]; then
     decide_after_stop "$stop"
@@ -42,10 +42,10 @@ decide_after_stop() {
     [[ -z "$preempted_at" ]] || reason=preemption
   fi
   [[ "$requeue_policy" == none || ("$reason" != "time limit" && "$reason" != preemption) ]] || decision=requeue
-  reason=${reason:-$(from_marker reason)}
+  reason=${reason:-`from_marker reason`}
   cause="- - $reason"
   if [[ ! -e "$run/stop" ]] && nobody_asked && [[ "$reason" =~ ^SIGTERM\ received\ by\ rank\ ([0-9]+)\ on\ (.+)$ ]]; then
-    cause=$(forged)
+    cause=`forged`
     cause=${cause:-"${BASH_REMATCH[1]} ${BASH_REMATCH[2]} SIGTERM that neither Slurm nor the user sent (earlyoom, or an administrator?)"}
     decision=next
     break_after_failures
@@ -61,7 +61,7 @@ forged() {
 nobody_asked() {
   local told
   [[ "$scheduler" == local || "$slurm_state" == RUNNING ]] || return 1
-  told=$(grep -lE 'death signal|got signal: 15' "$logs"/*.log 2>/dev/null | wc -l)
+  told=`grep -lE 'death signal|got signal: 15' "$logs"/*.log 2>/dev/null | wc -l`
   ((told < ${#chosen[@]}))
 }
 
@@ -70,7 +70,7 @@ nobody_asked() {
 nobody_could_start() {
   local node said bad=()
   for node in "${chosen[@]}"; do
-    said=$(plain 2>/dev/null <"$logs/preflight/$node.failed")
+    said=`plain 2>/dev/null <"$logs/preflight/$node.failed"`
     [[ "$said" =~ $user_error ]] || continue
     bad+=("$node")
     cause="- $node $said"
@@ -81,7 +81,7 @@ nobody_could_start() {
 }
 
 decide_after_failure() {
-  cause=$(best_cause "$noted")
+  cause=`best_cause "$noted"`
   if [[ -z "$preflight" ]]; then
     decision=failed
     ! nobody_could_start || return
@@ -94,13 +94,14 @@ decide_after_failure() {
     [[ "$lost_nodes" != *" "* ]] || cause+=", together with ${lost_nodes#* }" # a cause names one node
     return # The run is not at fault.
   fi
-  local missed
-  mapfile -t missed < <(unreached)
+  local missed killed
+  lines_of missed unreached
   if ((${#missed[@]} > 0)); then
     suspects+=("${missed[@]%% *}")
-    cause="- ${missed[0]%% *} Slurm could not start the ranks there: $(plain <<<"${missed[0]#* }")"
+    cause="- ${missed[0]%% *} Slurm could not start the ranks there: `plain <<<"${missed[0]#* }"`"
   elif [[ -z "$abandoned" ]]; then # The first task that ended badly; the others were ended because of it.
-    mapfile -t -O "${#suspects[@]}" suspects < <(sed -n '/: task /{s/^srun: error: \([^ :]*\): task [0-9]*: Killed.*/\1/p;q}' "$logs/srun.err" 2>/dev/null)
+    lines_of killed sed -n '/: task /{s/^srun: error: \([^ :]*\): task [0-9]*: Killed.*/\1/p;q}' "$logs/srun.err" 2>/dev/null
+    suspects+=("${killed[@]}")
   fi
   break_after_failures
 }
@@ -110,10 +111,10 @@ break_after_failures() {
   local why step
   no_progress || return 0
   decision=failed
-  step=$(awk -v breaker="$breaker" '{steps[NR] = $2} END {print steps[NR - breaker + 1] + 1}' "$run/failures")
+  step=`awk -v breaker="$breaker" '{steps[NR] = $2} END {print steps[NR - breaker + 1] + 1}' "$run/failures"`
   why="$breaker starts in a row crashed before step $step"
   cause+="; $why"
   mkdir -p "$run/markers"
   printf '{"state": "no progress", "restart": false, "attempt": %d, "reason": "%s", "cause": %s}\n' \
-    "$attempt" "$why" "$(json "$(cause_text "$cause")")" >"$(marker)"
+    "$attempt" "$why" "`json "$(cause_text "$cause")"`" >"`marker`"
 }

@@ -33,7 +33,7 @@ esac
 # The newest attempt that has a log folder, which may be newer than this script
 newest_attempt() {
   local newest
-  newest=$(find "$run/logs" -maxdepth 1 -name 'attempt-*' | sort | tail -n 1)
+  newest=`find "$run/logs" -maxdepth 1 -name 'attempt-*' | sort | tail -n 1`
   attempt=$((10#${newest##*-}))
 }
 
@@ -41,8 +41,8 @@ newest_attempt() {
 script_was_killed() {
   local report
   trap '' TERM INT
-  [[ "$(grep -E '"event": "(job_started|job_ended|requeued)"' "$run/events.jsonl" | tail -n 1)" == *job_started* ]] || return 1
-  report=$(timeout 5 scontrol show job "$slurm_job" -o 2>/dev/null)
+  [[ "`grep -E '"event": "(job_started|job_ended|requeued)"' "$run/events.jsonl" | tail -n 1`" == *job_started* ]] || return 1
+  report=`timeout 5 scontrol show job "$slurm_job" -o 2>/dev/null`
   [[ "$report" == *" BatchHost=$host "* ]] || return
   [[ "$report" == *Reason=RaisedSignal:9* ]] || # Slurm 22.05 shows another reason
     [[ "$report" == *Reason=JobLaunchFailure* && "$report" == *" ExitCode=0:9 "* ]]
@@ -54,7 +54,7 @@ bring_back() {
   export SLURMDDP_ALERT_BUDGET=4 # seconds
   newest_attempt
   [[ ! -e "$run/stop" ]] || read -r stop <"$run/stop"
-  case $(from_marker state) in
+  case `from_marker state` in
     done) decision="done" ;;
     failed | "no progress") decision=failed ;;
     *)
@@ -66,7 +66,7 @@ bring_back() {
       fi
       ;;
   esac
-  event attempt_ended "\"exit_code\": 137, \"cause\": $(json "$why"), \"rank\": null, \"decision\": \"$decision\""
+  event attempt_ended "\"exit_code\": 137, \"cause\": `json "$why"`, \"rank\": null, \"decision\": \"$decision\""
   if [[ "$decision" == requeue ]] && ! requeue "$host: $why"; then
     decision=failed
   fi
@@ -80,7 +80,7 @@ seen=
 since=$SECONDS
 silent() {
   local now
-  now=$(stat -c '%Y %s' "$run/heartbeat" 2>/dev/null)
+  now=`stat -c '%Y %s' "$run/heartbeat" 2>/dev/null`
   if [[ "$now" != "$seen" ]]; then
     seen=$now
     since=$SECONDS
@@ -93,14 +93,14 @@ silent() {
 # was cut off.
 orphaned() {
   local report batch_host node nodes found=
-  report=$(timeout 10 scontrol show job "$slurm_job" -o 2>&1)
+  report=`timeout 10 scontrol show job "$slurm_job" -o 2>&1`
   [[ "$report" != *"Invalid job id"* ]] || exit 0
   [[ "$report" =~ JobState=([A-Z_]+) ]] || return 1 # nobody answers
   [[ "${BASH_REMATCH[1]}" == @(RUNNING|SUSPENDED|COMPLETING) ]] || exit 0
   [[ "$report" == *JobState=RUNNING* && "$report" =~ \ BatchHost=([^ ]+) ]] || return 1
   batch_host=${BASH_REMATCH[1]}
   [[ "$report" =~ \ NodeList=([^ ]+) ]] || return 1
-  mapfile -t nodes < <(scontrol show hostnames "${BASH_REMATCH[1]}")
+  lines_of nodes scontrol show hostnames "${BASH_REMATCH[1]}"
   position=0
   for node in "${nodes[@]}"; do
     [[ "$node" == "$host" || "$found" == yes ]] || position=$((position + 1))
@@ -121,7 +121,7 @@ while :; do
   ((position == 0)) || { sleep $((10 * position)); orphaned || continue; }
   newest_attempt
   say "node ${excluded[0]}, which ran job.sh, is lost: requeuing the job"
-  event node_excluded "\"excluded\": $(json "${excluded[0]}"), \"reason\": \"Slurm lost the node, which ran job.sh\""
+  event node_excluded "\"excluded\": `json "${excluded[0]}"`, \"reason\": \"Slurm lost the node, which ran job.sh\""
   if requeue "node ${excluded[0]}, which ran job.sh, is lost"; then
     # Its successor waits for its end, and nothing else ends it.
     [[ "$requeue_policy" != chain ]] || scancel "$slurm_job"

@@ -1,5 +1,8 @@
 # shellcheck shell=bash
 # --- messages: lines in job.log, events for programs, alerts for people
+# job.sh and guard.sh have traps, so their files write `...`, not $(...) or <(...): bash 5.2 parses the latter at each
+# expansion, and a trap that runs in that moment fails ("trap: line 2: unexpected EOF while looking for matching `)'").
+# The signal is lost, or bash aborts: one signal in 100, in a loop of such expansions.
 say() { printf '%(%F %T)T job.sh: %s\n' -1 "$*"; }
 
 # One line of JSON in events.jsonl. Usage: event NAME '"key": value, ...'; `node` is this one, if no other is named
@@ -7,9 +10,16 @@ event() {
   local facts=$2 end=
   [[ "$facts" == *'"node": '* ]] || facts="\"node\": \"$host\", $facts"
   # If a full disk or a killed rank has left half a line, this line must not be joined to it
-  [[ -z "$(tail -c 1 "$run/events.jsonl" 2>/dev/null)" ]] || end=$'\n'
+  [[ -z "`tail -c 1 "$run/events.jsonl" 2>/dev/null`" ]] || end=$'\n'
   printf '%s{"time": %s, "event": "%s", "attempt": %d, "job_id": "%s", %s}\n' "$end" \
-    "$(date +%s.%3N)" "$1" "$attempt" "$job_id" "$facts" >>"$run/events.jsonl"
+    "`date +%s.%3N`" "$1" "$attempt" "$job_id" "$facts" >>"$run/events.jsonl"
+}
+
+# The lines of what a command writes, as an array. Usage: lines_of ARRAY COMMAND...
+lines_of() {
+  local _written
+  _written=`"${@:2}"`
+  if [[ -n "$_written" ]]; then mapfile -t "$1" <<<"$_written"; else eval "$1=()"; fi
 }
 
 # A text as JSON's. Control characters and broken bytes are gone by then: see `plain`.
@@ -91,6 +101,6 @@ settle_alerts() {
 # Record that the job was requeued: a line, an event, an alert. Usage: is_requeued REASON NEXT_JOB
 is_requeued() {
   say "requeued as job $2: $1"
-  event requeued "\"how\": \"$requeue_policy\", \"reason\": $(json "$1"), \"next_job\": \"$2\""
+  event requeued "\"how\": \"$requeue_policy\", \"reason\": `json "$1"`, \"next_job\": \"$2\""
   alert requeued requeued "$1" "job $2 is in the queue and will resume"
 }

@@ -15,13 +15,14 @@ measure_network() {
     word=none text="not measured: see $logs/network" facts='{"result": "none"}' bad=()
     while IFS= read -r line; do
       case $line in
+        "") ;;
         "facts "*) facts=${line#facts } ;;
         "bad "*) bad+=("${line#bad }") ;;
         *) word=${line%% *} text=${line#* } ;;
       esac
-    done < <(cat "$logs/network/verdict" 2>/dev/null) # plain text, made by slurmddp.runtime.network
+    done <<<"`cat "$logs/network/verdict" 2>/dev/null`" # plain text, made by slurmddp.runtime.network
     say "network: $text"
-    event network "\"seconds\": $((SECONDS - began)), \"text\": $(json "$text"), \"measured\": $facts"
+    event network "\"seconds\": $((SECONDS - began)), \"text\": `json "$text"`, \"measured\": $facts"
     ((try == 1 && ${#bad[@]} > 0 && ${#nodes[@]} - ${#bad[@]} >= nodes_min)) || break
     for line in "${bad[@]}"; do
       note_excluded "network: ${line#* }" "${line%% *}"

@@ -30,18 +30,18 @@ exclude() {
 note_excluded() {
   excluded+=("$2")
   say "node $2 is excluded: $1"
-  event node_excluded "\"excluded\": $(json "$2"), \"reason\": $(json "$1")"
+  event node_excluded "\"excluded\": `json "$2"`, \"reason\": `json "$1"`"
 }
 
 # Goes through all nodes: once, however many are excluded
-drop_excluded() { mapfile -t nodes < <(without "${excluded[*]}" "${nodes[@]}"); }
+drop_excluded() { lines_of nodes without "${excluded[*]}" "${nodes[@]}"; }
 
 # Slurm removes lost nodes from a job that may lose nodes.
 list_nodes() {
   local before=("${nodes[@]}") lost=()
   ask_slurm
-  mapfile -t nodes < <(allocated_nodes)
-  mapfile -t lost < <(without "${nodes[*]}" "${before[@]}")
+  lines_of nodes allocated_nodes
+  lines_of lost without "${nodes[*]}" "${before[@]}"
   ((${#lost[@]} == 0)) || exclude "Slurm lost the node" "${lost[@]}"
   drop_excluded
   lost_nodes="${lost[*]}"
@@ -56,7 +56,7 @@ unreached() {
 
 # Choose the first nodes that are not suspect; the others are spares. False if there are too few.
 choose_nodes() {
-  mapfile -t chosen < <(without "${suspects[*]}" "${nodes[@]}")
+  lines_of chosen without "${suspects[*]}" "${nodes[@]}"
   ((${#chosen[@]} >= nodes_min)) || chosen=("${nodes[@]}")
   chosen=("${chosen[@]:0:nodes_max}")
   ((${#chosen[@]} >= nodes_min))

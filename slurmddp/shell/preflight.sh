@@ -7,9 +7,9 @@ check_nodes() {
   ask_nodes
   ! must_end || return 0
   if ((${#missed[@]} > 0)); then
-    read_said < <(printf '%s\n' "${missed[@]}")
+    read_said <<<"`printf '%s\n' "${missed[@]}"`"
   elif [[ -e "$verdict" ]]; then
-    read_said < <(plain_lines <"$verdict")
+    read_said <<<"`plain_lines <"$verdict"`"
   fi
   for node in "${chosen[@]}"; do
     line=${said[$node]:-}
@@ -17,7 +17,7 @@ check_nodes() {
       [[ -n "$line" ]] || continue # Whether it can train is seen once it is asked without those.
       line="Slurm could not start a process there: $line"
     elif [[ -s "$logs/preflight/$node.failed" ]]; then
-      line="bad $(plain <"$logs/preflight/$node.failed")"
+      line="bad `plain <"$logs/preflight/$node.failed"`"
     elif [[ ! -e "$verdict" && "$node" != "${chosen[0]}" ]]; then
       continue # The first node should have said it.
     fi
@@ -30,7 +30,7 @@ check_nodes() {
     note_excluded "preflight: $line" "$node"
   done
   drop_excluded
-  event preflight "\"seconds\": $((SECONDS - began)), \"bad\": $(json "${bad[*]}"), \"checked\": ${#chosen[@]}, \"warnings\": $(preflight_warnings)"
+  event preflight "\"seconds\": $((SECONDS - began)), \"bad\": `json "${bad[*]}"`, \"checked\": ${#chosen[@]}, \"warnings\": `preflight_warnings`"
   if ((${#bad[@]} == 0)); then
     rm -f "$run/preflight-failed"
     return 0
@@ -69,7 +69,7 @@ ask_nodes() {
     together=0 SLURMDDP_STEP=preflight SLURMDDP_PREFLIGHT_NODES="${chosen[*]}" \
       on_nodes "$logs/preflight/%N.log" bash "$run/node.sh"
     child=
-    mapfile -t missed < <(unreached)
+    lines_of missed unreached
     ((${#missed[@]} > 0 && try == 1)) && ! must_end || return 0
     say "Slurm could not start the preflight on ${missed[0]%% *}: ${missed[0]#* }; trying once more"
     mv "$logs/srun.err" "$logs/srun.first.err"

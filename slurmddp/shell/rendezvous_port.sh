@@ -6,7 +6,7 @@
 # Usage: choose_port HEAD_NODE
 choose_port() {
   local seed tries
-  seed=$(printf '%s %s %s' "$job_id" "$run" "$attempt" | cksum | cut -d' ' -f1)
+  seed=`printf '%s %s %s' "$job_id" "$run" "$attempt" | cksum | cut -d' ' -f1`
   port=$((61000 + seed % 4500))
   for ((tries = 0; tries < 20; tries++)); do
     timeout 2 bash -c "exec 3<>/dev/tcp/$1/$port" 2>/dev/null || break

@@ -28,7 +28,7 @@ case $requeue_policy in
 esac
 
 # If others can read the run folder (paths.mode), they must still not write there. `setup` may set another umask.
-[[ "$(stat -c %a -- "$run")" == *00 ]] || umask go-w
+[[ "`stat -c %a -- "$run"`" == *00 ]] || umask go-w
 
 # Remove the stop file of an earlier job. A rename, so that a stop file that `slurmddp cancel` writes now is not lost.
 forget_stop() {
@@ -43,7 +43,7 @@ guard= # the process of start_guard
 
 # Attempts, one after the other, until one is the last
 run_job() {
-  event job_started "\"nodes\": $(json "$job_nodes")"
+  event job_started "\"nodes\": `json "$job_nodes"`"
   say "job $job_id on $job_nodes"
   exec {events}<"$run/events.jsonl"
   cat <&"$events" >/dev/null # what has happened before this job
@@ -53,7 +53,7 @@ run_job() {
     settle_alerts 8
     exit 1
   fi
-  case $(awk -F '"event": "' 'split($2, name, "\"") && name[1] ~ /^(job_started|requeued)$/ {last = last " " name[1]} END {print last}' "$run/events.jsonl") in
+  case `awk -F '"event": "' 'split($2, name, "\"") && name[1] ~ /^(job_started|requeued)$/ {last = last " " name[1]} END {print last}' "$run/events.jsonl"` in
     " job_started") alert started running "" "" ;;
     *"requeued job_started") ;; # the alert was sent when the job was requeued
     *) alert requeued running "its nodes were lost or preempted" "the job has restarted and resumes" ;;
@@ -71,7 +71,7 @@ finish() {
   local why
   export SLURMDDP_ALERT_BUDGET=8 # seconds
   [[ "$decision" != next ]] || decide "$exit_code" # a signal came between two attempts
-  why=$(cause_text "$cause")
+  why=`cause_text "$cause"`
   if [[ "$decision" == requeue && -z "$ending" ]] && ! requeue "$why"; then
     decision=failed
   fi

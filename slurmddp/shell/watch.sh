@@ -35,10 +35,10 @@ look_around() {
 # checkpoint, and torchrun takes 30 s until it kills ranks, which a SIGTERM would begin anew. But where the breaker has
 # stopped the run, rank 0 has exited before it trained, and ranks of a user's own script wait for it: nothing is to save.
 end_leftovers() {
-  if [[ -z "$marker_seen" && -e "$(marker)" ]]; then
+  if [[ -z "$marker_seen" && -e "`marker`" ]]; then
     marker_seen=$SECONDS
     leftovers_bound=45
-    [[ "$(from_marker state)" != "no progress" ]] || leftovers_bound=15
+    [[ "`from_marker state`" != "no progress" ]] || leftovers_bound=15
   elif [[ -n "$marker_seen" ]] && ((SECONDS - marker_seen > leftovers_bound)); then
     say "the attempt is over, but its processes still run: terminating them"
     marker_seen=$SECONDS
@@ -60,7 +60,7 @@ expect_restart() {
   local bound=$((2 * longest_start + 5)) # nodes and file systems may have become busier since
   # An own script may save after a SIGTERM: torchrun waits 30 s for each node's ranks before it kills them.
   [[ -z "$own_script" ]] || ((agents_waiting >= ${#chosen[@]})) || bound=$((bound + 30))
-  [[ -n "$start_failed" && ! -e "$(marker)" ]] && ((starts > 0 && SECONDS - starting_since > bound)) || return 0
+  [[ -n "$start_failed" && ! -e "`marker`" ]] && ((starts > 0 && SECONDS - starting_since > bound)) || return 0
   abandon "the ranks did not restart within $bound s"
   starting_since=$SECONDS # again, if it is still there then
 }
@@ -71,7 +71,7 @@ count_starts() {
   local lines=0
   ((SECONDS >= look_again)) || return 0
   look_again=$((SECONDS + 10)) # there may be many nodes
-  [[ ! -e "$run/failures" ]] || lines=$(grep -c "^$attempt " "$run/failures")
+  [[ ! -e "$run/failures" ]] || lines=`grep -c "^$attempt " "$run/failures"`
   while (cd "$logs" && compgen -G "torchrun/*/*/attempt_$((restarts_then + uncounted + 1))" >/dev/null); do
     uncounted=$((uncounted + 1))
   done
@@ -79,7 +79,7 @@ count_starts() {
     counted=$lines
     restarts_then=$((restarts_then + uncounted))
     uncounted=0
-  elif ((uncounted > 1)) && [[ -z "$abandoned" && ! -e "$(marker)" ]]; then # The newest may be counted in a moment.
+  elif ((uncounted > 1)) && [[ -z "$abandoned" && ! -e "`marker`" ]]; then # The newest may be counted in a moment.
     abandon "$uncounted starts failed, the last ones before the ranks ran any code"
   fi
 }
@@ -97,7 +97,7 @@ read_events() {
         ((SECONDS - starting_since <= longest_start)) || longest_start=$((SECONDS - starting_since))
         start_failed=
         agents_waiting=0
-        ((starts == 1)) || recovering=${recovering:-$(best_cause "$noted")}
+        ((starts == 1)) || recovering=${recovering:-`best_cause "$noted"`}
         noted=
         noted_cascade=
         ;;
@@ -118,7 +118,7 @@ read_events() {
         ;;
       *'"event": "first_step"'*)
         if [[ -n "$recovering" ]]; then
-          alert recovered running "$(cause_text "$recovering")" "training continues"
+          alert recovered running "`cause_text "$recovering"`" "training continues"
           recovering=
         fi
         ;;
@@ -134,7 +134,7 @@ note() {
     [[ ! "$1" =~ \"ranks\":\ \[([0-9]+) ]] || rank=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"nodes\":\ \[\"([^\"]+) ]] || node=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"waited\":\ ([0-9]+) ]] || text="hang: no progress for ${BASH_REMATCH[1]} s"
-    [[ -n "$noted" ]] || alert hang running "$(cause_text "$rank $node $text")" "$then"
+    [[ -n "$noted" ]] || alert hang running "`cause_text "$rank $node $text"`" "$then"
   else
     [[ ! "$1" =~ \"rank\":\ ([0-9]+) ]] || rank=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"node\":\ \"([^\"]+) ]] || node=${BASH_REMATCH[1]}
@@ -143,7 +143,7 @@ note() {
     [[ ! "$text" =~ $consequence ]] || cascade=yes # in a later line of the message, too
   fi
   [[ -z "$noted" || -n "$noted_cascade" ]] || return 0
-  noted=$(unescaped <<<"$rank $node $text" | plain)
+  noted=`unescaped <<<"$rank $node $text" | plain`
   noted_cascade=$cascade
 }
 
@@ -154,6 +154,6 @@ watch_clock() {
   ((lead > stop_lead)) || lead=$stop_lead
   [[ -n "$end_time" && ! -e "$run/stop" ]] && ((end_time - now < lead)) || return 0
   # An operator may have given the job more time.
-  [[ ! "$(timeout 5 scontrol show job "$slurm_job" -o 2>/dev/null)" =~ \ EndTime=([^ ]+) ]] || end_time=$(date -d "${BASH_REMATCH[1]}" +%s)
+  [[ ! "`timeout 5 scontrol show job "$slurm_job" -o 2>/dev/null`" =~ \ EndTime=([^ ]+) ]] || end_time=`date -d "${BASH_REMATCH[1]}" +%s`
   ((end_time - now >= lead)) || ask_to_stop "time limit"
 }

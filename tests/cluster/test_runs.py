@@ -206,7 +206,8 @@ def test_the_lines_of_plan_per_node_run_without_slurm(alice: Alice) -> None:
 @pytest.mark.long
 def test_a_run_by_hand_is_that_of_a_job(alice: Alice) -> None:
     """Preflight, training, the stop file, the same lines again: the losses are those of a job that nobody stopped."""
-    job = alice.job_file("same", train={"steps": 300, "log_every": 10}, checkpoint={"every_steps": 20})
+    steps = 3000  # so many that the stop file comes before the last one
+    job = alice.job_file("same", train={"steps": steps, "log_every": 10}, checkpoint={"every_steps": 100})
     checks, lines = by_hand(alice, "same-by-hand", job)
     ends_by_hand(start_by_hand(alice, checks))
     hand = Run(alice.cluster, {"run_folder": "/home/alice/same-by-hand"})
@@ -217,14 +218,14 @@ def test_a_run_by_hand_is_that_of_a_job(alice: Alice) -> None:
     alice.cluster.write("/home/alice/same-by-hand/stop", "")
     ends_by_hand(started)
     stopped = hand.metrics()[-1]["step"]
-    assert stopped < 300
+    assert stopped < steps
     alice.cluster.run("login", ["rm", "/home/alice/same-by-hand/stop"])
     ends_by_hand(start_by_hand(alice, lines))
     assert [row["step"] for row in hand.lines("events.jsonl") if row["event"] == "resumed"]
     run = alice.submit(job)
     run.wait("done")
     losses = [{row["step"]: row["loss"] for row in each.metrics() if "loss" in row} for each in (hand, run)]
-    assert losses[0] == losses[1] and max(losses[0]) == 300
+    assert losses[0] == losses[1] and max(losses[0]) == steps
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ node_list=$SLURM_JOB_NODELIST
 # What Slurm says of this job now; where it does not answer, what it said last
 ask_slurm() {
   local report began
-  report=$(timeout 5 scontrol show job "$slurm_job" -o 2>/dev/null)
+  report=`timeout 5 scontrol show job "$slurm_job" -o 2>/dev/null`
   [[ "$report" =~ \ StartTime=([0-9][^ ]*) ]] && began=${BASH_REMATCH[1]}
   [[ ! "$report" =~ JobState=([A-Z_]+) ]] || slurm_state=${BASH_REMATCH[1]}
   [[ ! "$report" =~ Reason=([A-Za-z_]+) ]] || slurm_reason=${BASH_REMATCH[1]}
@@ -48,7 +48,7 @@ allocated_nodes() { scontrol show hostnames "$node_list"; }
 count_gpus() {
   local gpus=0 kind kinds=()
   unset SLURM_GPUS SLURM_GPUS_PER_NODE # the job's own wish, which srun would take for the step's
-  [[ ! "$(scontrol show job -d "$SLURM_JOB_ID" -o)" =~ JOB_GRES=([^ ]*) ]] || IFS=, read -ra kinds <<<"${BASH_REMATCH[1]}"
+  [[ ! "`scontrol show job -d "$SLURM_JOB_ID" -o`" =~ JOB_GRES=([^ ]*) ]] || IFS=, read -ra kinds <<<"${BASH_REMATCH[1]}"
   for kind in "${kinds[@]}"; do # gpu:4 or gpu:a100:4
     [[ ! "$kind" =~ ^gpu(:[^:]*)?:([0-9]+) ]] || gpus=$((gpus + BASH_REMATCH[2]))
   done
@@ -61,7 +61,7 @@ on_nodes() {
   local log=$1 list=()
   shift
   export SLURMDDP_NODES=${#chosen[@]}
-  [[ -z "$elastic" ]] || list=(--nodelist="$(IFS=,; printf '%s' "${chosen[*]}")")
+  [[ -z "$elastic" ]] || list=(--nodelist="`IFS=,; printf '%s' "${chosen[*]}"`")
   "${within[@]}" srun \
     --nodes="${#chosen[@]}" --ntasks="${#chosen[@]}" --ntasks-per-node=1 "${list[@]}" --cpu-bind=none \
     "${step_options[@]}" --kill-on-bad-exit="$together" --wait=0 --export=ALL --input=none \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from random import Random
@@ -54,6 +55,32 @@ def test_a_cancel_between_two_lines_of_another_request_stays(tmp_path: Path, bef
     lines += ["set -T", "trap inject DEBUG", "ask_to_stop 'time limit' 2>/dev/null"]
     bash(tmp_path, "messages signals", *lines)
     assert (tmp_path / "stop").read_text() == "cancelled by the user\n"
+
+
+def test_signals_in_the_midst_of_expansions_are_not_lost(tmp_path: Path) -> None:
+    """bash 5.2 runs a trap while it parses `$(...)`, and fails: "trap: line 2: unexpected EOF". See messages.sh."""
+    (tmp_path / "events.jsonl").touch()
+    storm = "for ((n = 0; n < 1000; n++)); do kill -TERM $$; sleep 0.001; done"
+    lines = ["handled=0 excluded=(n2) nodes=(n1 n2)", "trap 'handled=$((handled + 1))' TERM", f"({storm}) &"]
+    lines += [
+        "storm=$!",
+        'while kill -0 "$storm" 2>/dev/null; do event x "\\"a\\": `json "$handled"`"; drop_excluded; done',
+    ]
+    lines += ["trap - TERM", "((handled > 50)) || echo $handled", 'echo "${nodes[@]}"']
+    assert bash(tmp_path, "messages nodes", *lines) == "n1\n"
+
+
+#: It ignores signals before it expands anything.
+DEAF = {"requeue/chain.sh"}
+
+
+def test_what_has_traps_parses_nothing_at_run_time() -> None:
+    sources = re.findall(r"\$shell/(\S+\.sh)", (SHELL / "supervisor.sh").read_text() + (SHELL / "guard.sh").read_text())
+    files = {"supervisor.sh", "guard.sh", *sources} - DEAF
+    assert len(files) > 15
+    for name in files:
+        code = re.sub(r"^\s*#.*$", "", (SHELL / name).read_text(), flags=re.MULTILINE)
+        assert not re.findall(r"\$\((?!\().*|[<>]\(.*", re.sub(r"`[^`]*`", "", code)), name
 
 
 def checked(tmp_path: Path, count: int, verdict: str) -> tuple[list[str], list[str]]:
