@@ -90,6 +90,7 @@ def resumed_after(run: Run, since: float, attempt: int) -> dict:
 
 def newest(run: Run) -> int:
     """The number of the attempt that runs now: tests of one run may run twice."""
+    run.wait_for_event("attempt_started")
     return int(events(run, "attempt_started")[-1]["attempt"])
 
 
