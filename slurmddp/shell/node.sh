@@ -14,6 +14,7 @@ write_status() {
 
 fail() {
   printf 'slurmddp: node %s: %s\n' "$host" "$*" >&2
+  [[ "${SLURMDDP_STEP:-}" != attach ]] || builtin exit 1 # it says nothing of the attempt
   write_status "${*//$'\n'/ }" || true
   [[ -n "$preflight" || -n "$alone" ]] || await_others
   builtin exit 1
@@ -35,6 +36,10 @@ find_address() {
   local nodes peer towards
   node_rank=$SLURM_NODEID
   mapfile -t nodes < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
+  if [[ -n "$attach" ]]; then # a step on one of the attempt's nodes
+    read -ra nodes <<<"$SLURMDDP_ATTACH_NODES"
+    for node_rank in "${!nodes[@]}"; do [[ "${nodes[node_rank]}" != "$host" ]] || break; done
+  fi
   head=${nodes[0]}
   getent ahostsv4 "$head" >/dev/null || fail "cannot resolve the name of the head node, $head"
   if [[ -n "$wanted_interface" ]]; then
@@ -58,7 +63,8 @@ find_address() {
 count_ranks() {
   local cores
   if ((gpus_per_node > 0)); then
-    ranks=${SLURM_GPUS_ON_NODE:-0}
+    ranks=${SLURM_GPUS_ON_NODE:-${attach:+1}}
+    ranks=${ranks:-0}
     ((ranks > 0)) || fail "Slurm gave this node no GPU (SLURM_GPUS_ON_NODE is not set): remove ranks_per_node: auto, or ask for GPUs"
     cores=${SLURM_CPUS_ON_NODE:-$ranks}
   else
@@ -193,15 +199,24 @@ prepare_network() {
 # Prepare this step: check Python and the driver, read secrets, write the command of preflight or measurement
 prepare() {
   if [[ -n "$compat" ]]; then source "$shell/driver.sh"; fi
-  if [[ -z "$preflight" || ("$runtime" == none && "${SLURMDDP_STEP:-}" == preflight) ]]; then check_python; fi
-  if [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
+  if [[ -z "$attach" && (-z "$preflight" || ("$runtime" == none && "${SLURMDDP_STEP:-}" == preflight)) ]]; then check_python; fi
+  if [[ -n "$attach" ]]; then
+    prepare_attach
+  elif [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
     prepare_preflight
   elif [[ "${SLURMDDP_STEP:-}" == network ]]; then
     prepare_network
   else
     prepare_ranks
   fi
-  unset -v setup binds devices # arrays, which bash does not export: a variable of the user's may have such a name
+  unset -v setup binds devices command # arrays, which bash does not export: a variable of the user's may have such a name
+}
+
+# slurmddp attach: a command of the user's, with the ranks' variables
+prepare_attach() {
+  if [[ -n "$environment_from" ]]; then read_secrets; fi
+  SLURMDDP_COMMAND=("${command[@]}")
+  [[ ! -t 0 ]] || container=("${container[@]/#--input=none/--pty}") # pyxis's, a step of its own
 }
 
 prepare_ranks() {
@@ -234,6 +249,7 @@ name_rank() {
 
 # Preflight and measurement run here and exit.
 run_step() {
+  [[ "${SLURMDDP_STEP:-}" != attach ]] || exec "${container[@]}" "${SLURMDDP_COMMAND[@]}" 1>&3 3>&-
   [[ "${SLURMDDP_STEP:-}" != network ]] || exec "${SLURMDDP_COMMAND[@]}"
   [[ "${SLURMDDP_STEP:-}" != preflight ]] || run_preflight
 }
@@ -249,6 +265,14 @@ run_preflight() {
   exit "$SLURMDDP_PREFLIGHT_CODE"
 }
 
+attach= # slurmddp attach: a command of the user's, beside the ranks. What is said before is not its output.
+command=()
+if [[ "${SLURMDDP_STEP:-}" == attach ]]; then
+  attach=yes
+  command=("$@")
+  set -- # or scripts that a setup line sources would see it
+  exec 3>&1 1>&2
+fi
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash $BASH_VERSION is too old: 4.4 or newer is needed"
 [[ -r "$shell/setup.sh" && -r "$shell/driver.sh" ]] ||
   fail "the run's copy of the code is incomplete, $shell: was the file system purged? Submit again with --resume ${run##*/}"
@@ -278,5 +302,5 @@ if [[ -z "$ranks" ]]; then count_ranks; fi
 make_folders
 workdir=${workdir:-$run}
 cd "$workdir" || fail "cannot enter the working folder $workdir"
-printf 'slurmddp: node rank %d of %d: host %s, address %s, head %s:%s\n' "$node_rank" "$SLURMDDP_NODES" "$host" "$address" "$head" "$SLURMDDP_PORT"
+[[ -n "$attach" ]] || printf 'slurmddp: node rank %d of %d: host %s, address %s, head %s:%s\n' "$node_rank" "$SLURMDDP_NODES" "$host" "$address" "$head" "$SLURMDDP_PORT"
 if [[ "$runtime" != none ]]; then find_container; fi

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from .cluster import Cluster
@@ -26,6 +28,34 @@ dist.destroy_process_group()
 """
 
 
+#: Runs a command on a terminal of its own, which gets what stands on standard input.
+TERMINAL = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
+
+
+def look_inside(alice: Alice, run: str, waits: str, image: str) -> None:
+    """`stacks` shows that rank 1 sleeps and rank 0 is in backward; `attach` is beside rank 1, in its image."""
+    told = json.loads(alice.command("stacks", run, "--json").stdout)
+    answers = [(each["rank"], each["answer"]) for each in told["ranks"]]
+    assert (answers, told["missing"]) == ([(0, "asked"), (1, "asked")], []), told
+    first, second = (each["threads"][0] for each in told["ranks"])
+    assert told["ranks"][1]["node"] == waits
+    assert second[-1].endswith(('plain.py", line 9 in <module>', 'plain.py", line 10 in <module>')), second
+    assert "in backward" in first[-2] and first[-1].endswith('plain.py", line 11 in <module>'), first
+    other = alice.command("stacks", run, "--node", waits).stdout
+    assert other.startswith(f"rank 1 on {waits}, process ") and "rank 0" not in other
+    script = "import os, torch; print(*map(os.environ.get, ('SLURMDDP_NODE', 'GLOO_SOCKET_IFNAME')), torch.__version__)"
+    done = alice.command("attach", run, "--node", waits, "--", "python3", "-c", script)
+    assert done.stdout.split() == [waits, "ib0", "2.13.0+cpu"], done.stderr
+    done = alice.command("attach", run, "--", "sh", "-c", "echo $APPTAINER_CONTAINER; exit 7", check=False)
+    assert (done.returncode, done.stdout.strip()) == (7, image)
+    typed = "tty; echo on $SLURMDDP_NODE; exit 5"
+    shell = f"(sleep 5; echo '{typed}'; sleep 5) | python3 -c '{TERMINAL}' slurmddp attach {run} --node {waits}"
+    done = alice.cluster.run("login", ["sh", "-c", shell], check=False)
+    assert done.returncode == 5 and "/dev/pts/" in done.stdout and f"on {waits}" in done.stdout, done.stdout
+    refused = alice.command("attach", run, "--node", "node3", check=False)
+    assert refused.returncode == 2 and "has no ranks on node node3" in refused.stderr
+
+
 def test_the_node_of_a_rank_that_does_not_join_is_named(cluster: Cluster, torch_image: str) -> None:
     alice = Alice(cluster, torch_image)
     cluster.write("/home/alice/scripts/plain.py", SCRIPT)
@@ -40,6 +70,7 @@ def test_the_node_of_a_rank_that_does_not_join_is_named(cluster: Cluster, torch_
     assert set(hang["nodes"]) | set(ranks.values()) == {"node1", "node2"}, "rank 0 told of its start, rank 1 hangs"
     shown = cluster.run("login", ["slurmddp", "status", run.id], check=False).stdout
     assert f"hang     rank 1 on {hang['nodes'][0]}: hang: no progress in step at step 49" in shown
+    look_inside(alice, run.id, waits=hang["nodes"][0], image=torch_image)
     cluster.write("/home/alice/scripts/release", "")
     status = run.wait("done")
     assert status["step"] == 100

@@ -126,6 +126,22 @@ def test_ctrl_c_at_any_line_of_the_code_that_follows_ends_the_job(ready: Desk, f
     assert begun >= 3  # Python 3.13 counts more lines before the job starts than 3.11.
 
 
+def test_attach_runs_a_command_as_the_ranks_run(ready: Desk) -> None:
+    process = start(ready, "-m", "slurmddp")
+    assert process.stdout is not None
+    process.stdout.readline()
+    words = ("sh", "-c", "echo $SLURMDDP_RENDEZVOUS_ID $PYTHONPATH; exit 7")
+    done = ready.command("attach", "last", "--", *words)
+    (run,) = (ready.project / "runs").iterdir()
+    (run / "stop").touch()
+    finish(process)
+    assert done.code == 7 and done.err == ""
+    name, path = done.out.split()
+    assert name.startswith(f"{run.name}-local-") and name.endswith("-0") and path.startswith(f"{run}/code")
+    again = ready.command("attach", "last")
+    assert again.code == 2 and f"run {run.name} is not running: " in again.err
+
+
 def test_run_into_head_cancels_the_run_and_says_so(ready: Desk) -> None:
     process = start(ready, "-m", "slurmddp")
     assert process.stdout is not None

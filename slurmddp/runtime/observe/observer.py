@@ -22,6 +22,7 @@ from slurmddp.runtime.observe.hangs import Hangs, Waiting
 from slurmddp.runtime.observe.progress_lines import ProgressLines
 from slurmddp.runtime.observe.shares import Shares
 from slurmddp.runtime.observe.signs import Steps
+from slurmddp.runtime.watch.own_stacks import OwnStacks
 from slurmddp.runtime.watch.process_exit import say
 from slurmddp.shared.run_folder import RunFolder
 
@@ -79,6 +80,7 @@ class Observer(threading.Thread):
         self._hangs = Hangs(env, events, self._beats, place, restart=settings.restart, patience=silent)
         self._lines = ProgressLines(folder, env.attempt, events) if env.rank == 0 else None
         self._comparison = Comparison(events, env.world)
+        self._stacks = OwnStacks()
         self._number = 0
         self._looked = self._next = time.monotonic()
 
@@ -104,6 +106,7 @@ class Observer(threading.Thread):
 
     def _look(self, now: float) -> None:
         self._shares.look()
+        self._stacks.look()
         if self._lines is not None:
             self._lines.first(self._steps.done)
         if now - self._looked >= self._pause:

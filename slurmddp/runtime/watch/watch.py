@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.journal import Events
+from slurmddp.runtime.watch.own_stacks import OwnStacks
 from slurmddp.runtime.watch.process_exit import leave, leave_within, say
 from slurmddp.runtime.watch.progress import Patience, Progress
 from slurmddp.runtime.watch.stop import Stop
@@ -130,6 +131,7 @@ class Watch:
         poll.register(reading, select.POLLIN)
         last = time.monotonic()
         try:
+            own_stacks = OwnStacks()
             while not self._closed.is_set():
                 woken = poll.poll(_TICK * 1000)
                 for number in os.read(reading, 4096) if woken else b"":
@@ -138,6 +140,7 @@ class Watch:
                 # While this process was suspended, it is late with nothing.
                 gone, last = min(now - last, 4 * _TICK), now
                 self._look(gone, parent)
+                own_stacks.look()
         except Exception:  # noqa: BLE001 - training can do without; but never silently
             say(f"{self._name}: warning: signals and progress are no longer watched:\n{traceback.format_exc()}")
 

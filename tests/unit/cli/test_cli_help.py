@@ -84,7 +84,7 @@ def completion(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        ("slurmddp sta", ["status"]),
+        ("slurmddp stat", ["status"]),
         ("slurmddp sites gen", ["generic"]),
         ("slurmddp sites val", ["validate"]),
         ("slurmddp sites show gen", ["generic"]),

@@ -43,7 +43,7 @@ class Node:
     def script(self, *options: str) -> str:
         return node_script(self.desk.plan(LM_JOB, *PLAIN, f"paths.node={self.scratch.parent}", *options))
 
-    def start(self, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def start(self, script: str, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         ours = dict.fromkeys(("SLURMDDP_ATTEMPT", "SLURMDDP_PORT", "SLURMDDP_RENDEZVOUS_ID"), "61000")
         environment = {
             **self.desk.environment, **ours,
@@ -51,7 +51,7 @@ class Node:
             "SLURMDDP_LOGS": str(self.run / "logs"), "DUMP": str(self.desk.root / "dump"), **variables,
         }  # fmt: skip
         path = self.desk.write("node.sh", script)
-        words = ["bash", str(path)]
+        words = ["bash", str(path), *command]
         return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
     def change_functions(self, old: str, new: str) -> None:
@@ -104,6 +104,35 @@ def test_the_whole_command_line_of_either_runtime(node: Node, runtime: str) -> N
     assert environment[f"{own}ENV_TRITON_CACHE_DIR"] == f"{node.scratch}/triton"
     assert environment[f"{own}ENV_TORCHINDUCTOR_CACHE_DIR"] == f"{node.scratch}/inductor"
     assert not [name for name in environment if name.startswith(other)]
+
+
+def test_attach_gets_what_the_ranks_get(node: Node) -> None:
+    """The same container and variables; another command, whose output is all that is on standard output."""
+    setup = [f"export PATH={node.desk.bin}:$PATH", "echo text $#"]
+    script = node.script(f"setup={json.dumps(setup)}", "environment.SEEN=x")
+    arguments, environment = node.ranks(script)
+    done = node.start(script, "ls", "-l", "a b", SLURMDDP_STEP="attach")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "text 0\n")
+    attached, variables = node.got()
+    assert attached == [*arguments[: arguments.index("-m") - 1], "ls", "-l", "a b"]
+    assert {name: value for name, value in variables.items() if name != "SLURMDDP_STEP"} == environment
+    done = node.start(node.script("setup=[false]"), "ls", SLURMDDP_STEP="attach")
+    assert done.returncode == 1 and "setup line failed" in done.stderr
+    assert not (node.run / "logs/preflight/node7.failed").exists(), "it says nothing of the attempt"
+
+
+def test_attach_has_the_interface_of_the_nodes_rank(node: Node) -> None:
+    """Its step is on one node, whose way to itself is not the one that the ranks talk over."""
+    node.desk.program("scontrol", "#!/bin/bash\necho node7\n")
+    node.desk.program("getent", '#!/bin/bash\necho "10.0.0.${2#node} STREAM $2"\n')
+    node.desk.program(
+        "ip", '#!/bin/bash\n[[ "$*" == *10.0.0.6 ]] && echo dev ib0 src 10.0.0.7 || echo dev lo src 127.0.0.1\n'
+    )
+    step = {"SLURMDDP_NODES": "2", "SLURMDDP_STEP": "attach", "SLURMDDP_ATTACH_NODES": "node6 node7"}
+    script = node.script("resources.nodes=2")
+    done = node.start(script, "ls", SLURM_NODEID="0", SLURM_STEP_NODELIST="node7", **step)
+    assert done.returncode == 0, done.stderr
+    assert node.got()[1]["APPTAINERENV_GLOO_SOCKET_IFNAME"] == "ib0"
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

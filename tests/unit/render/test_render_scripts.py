@@ -138,7 +138,8 @@ def test_shellcheck_has_nothing_to_say_on_the_functions(desk: Desk, kind: str, t
 @pytest.mark.skipif(not has("shellcheck"), reason="shellcheck is not installed")
 def test_shellcheck_has_nothing_to_say_on_what_runs_by_itself() -> None:
     scripts = [path for path in SHELL.rglob("*.sh") if path.read_text().startswith("#!/bin/bash\n")]
-    assert {path.name for path in scripts} == {"alert.sh", "guard.sh", "kill_rank.sh", "sweep.sh", "watchdog.sh"}
+    names = {"alert.sh", "guard.sh", "kill_rank.sh", "stacks.sh", "sweep.sh", "watchdog.sh"}
+    assert {path.name for path in scripts} == names
     done = subprocess.run(
         ["shellcheck", "-x", "-a", "-P", SHELL, "--exclude=SC2006", *scripts],  # `...`: see messages.sh
         capture_output=True,
@@ -191,7 +192,7 @@ ASKED = (
 
 
 #: Programs of their own, which look at processes, shared memory, logs and a job that has ended.
-LOOKS = ("alert.sh", "sweep.sh", "watchdog.sh")
+LOOKS = ("alert.sh", "stacks.sh", "sweep.sh", "watchdog.sh")
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "functions"])

@@ -1,0 +1,55 @@
+"""attach, stacks: a look into a running job."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from slurmddp.cli import options as opt
+from slurmddp.cli.follow import LAST, Json, Run
+from slurmddp.cli.help import App
+
+
+def register(app: App) -> None:
+    """Put the group's commands on the app."""
+    app.add("Runs", attach, example="slurmddp attach last --node node2 -- nvidia-smi")
+    app.add("Runs", stacks, example="slurmddp stacks last")
+
+
+def attach(
+    run: Run = LAST,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND", help="Command to run in place of a shell, after RUN --")
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Node to run on  [default: the first of the attempt]")
+    ] = None,
+) -> None:
+    """Open a shell beside the ranks of a running job: same node, image, binds and environment."""
+    from slurmddp.launch.find import find_run
+    from slurmddp.launch.inside import attach as prepared
+    from slurmddp.launch.inside import become
+
+    become(*prepared(find_run(run, os.environ), node, command or (), os.environ))
+
+
+def stacks(
+    run: Run = LAST,
+    node: Annotated[str | None, typer.Option(metavar="NAME", help="Only the ranks of this node")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show where the ranks of a running job are in their Python code; those with the same stack together."""
+    from slurmddp.errors import ExternalError
+    from slurmddp.launch.find import find_run
+    from slurmddp.launch.inside import raw_stacks
+    from slurmddp.report.stacks import as_dict, read_stacks, stacks_text
+
+    folder = find_run(run, os.environ)
+    attempt, text, failed = raw_stacks(folder, node)
+    ranks, missing = read_stacks(text)
+    if failed:
+        opt.say(f"warning: {failed}")
+    if not ranks:
+        raise ExternalError(f"no rank of run {folder.id} was found on its nodes: they may just be starting or exiting")
+    absent = [] if node else missing
+    typer.echo(opt.json_text(as_dict(attempt.number, ranks, absent)) if as_json else stacks_text(ranks, absent))

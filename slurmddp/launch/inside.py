@@ -1,0 +1,132 @@
+"""`slurmddp attach` and `slurmddp stacks`: what runs beside the ranks of a running job, on their nodes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slurmddp.errors import ExternalError, UserError
+from slurmddp.runs.evidence import evidence
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.owner import foreign_owner
+from slurmddp.runs.state import judge
+from slurmddp.shared.units import listed
+from slurmddp.slurm.base import JobId, clean_environment
+from slurmddp.slurm.choose import scheduler_for
+from slurmddp.slurm.client import ask
+
+#: What a shell is in an image that may have no bash. Its start-up files would change the environment.
+_SHELL = ("/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash --norc; else exec sh; fi")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The attempt of a run whose ranks are there now. name: its rendezvous id, by which its processes are found."""
+
+    folder: RunFolder
+    job: JobId
+    number: int
+    nodes: tuple[str, ...]
+    name: str
+
+    def step(self, nodes: Sequence[str], *options: str) -> tuple[str, ...]:
+        """Return the words that start a command on these nodes, one process on each; none without Slurm."""
+        if self.job.is_local:
+            return ()
+        cluster = ("-M", self.job.cluster) if self.job.cluster else ()
+        count = str(len(nodes))
+        where = (f"--jobid={self.job.id}", f"--nodelist={','.join(nodes)}", "--nodes", count, "--ntasks", count)
+        # --mem=0: all of the job's. Without it, a step waits for memory that the ranks have.
+        return ("srun", *cluster, "--overlap", *where, "--ntasks-per-node=1", "--cpu-bind=none", "--mem=0", *options)
+
+
+def running_attempt(folder: RunFolder, needs: str) -> Attempt:
+    """Return the attempt whose ranks run now. needs: the file in the run's copy of shell/ that the command uses.
+
+    Raises UserError where none runs, or the run is another user's; ExternalError where Slurm does not answer.
+    """
+    if owner := foreign_owner(folder):
+        raise UserError(f"run {folder.id} belongs to {owner}: only they can look into its job", where=str(folder.path))
+    facts = evidence(folder)
+    if facts.job_id is None:
+        raise UserError(f"run {folder.id} is not running: it was never submitted")
+    state = judge(scheduler_for(facts.job_id).job(facts.job_id), facts)
+    if state.state not in ("running", "stopping"):
+        raise UserError(f"run {folder.id} is not running: {state.line}")
+    started = next((event for event in facts.events[::-1] if event.get("event") == "attempt_started"), {})
+    number, job = started.get("attempt"), str(started.get("job_id"))
+    if started.get("attempt") != facts.attempt or facts.attempt_ended is not None or not isinstance(number, int):
+        raise UserError(f"run {folder.id} has no ranks at the moment", todo=f"wait: slurmddp logs {folder.id} -f")
+    script = folder.shell / needs
+    if not script.is_file():
+        raise UserError(
+            f"run {folder.id} was submitted by a slurmddp without this command",
+            where=str(script),
+            todo="submit the next run with this version",
+        )
+    nodes = tuple(str(started.get("nodes")).split())
+    return Attempt(folder, facts.job_id, number, nodes, f"{folder.id}-{job}-{number}")
+
+
+def chosen_nodes(attempt: Attempt, node: str | None) -> tuple[str, ...]:
+    """Return this node, or all of the attempt's. Raises UserError for one that is not among them."""
+    if node is None:
+        return attempt.nodes
+    if node not in attempt.nodes:
+        todo = f"nodes: {listed(attempt.nodes, 20)}"
+        raise UserError(f"run {attempt.folder.id} has no ranks on node {node}", todo=todo)
+    return (node,)
+
+
+def attach(
+    folder: RunFolder, node: str | None, command: Sequence[str], environment: Mapping[str, str]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the command line, and its environment, that runs a command, or a shell, as the ranks of a node run.
+
+    node: the attempt's first if None. Raises UserError, ExternalError.
+    """
+    attempt = running_attempt(folder, "stacks.sh")  # as old as what node.sh needs for this
+    where = chosen_nodes(attempt, node)[:1]
+    on_terminal = ("--pty",) if sys.stdin.isatty() and sys.stdout.isatty() else ()
+    words = (*attempt.step(where, "--export=ALL", *on_terminal), "bash", str(folder.node_sh), *(command or _SHELL))
+    return words, {
+        **clean_environment(environment),
+        "SLURMDDP_STEP": "attach",
+        "SLURMDDP_ATTACH_NODES": " ".join(attempt.nodes),
+        "SLURMDDP_NODES": str(len(attempt.nodes)),
+        "SLURMDDP_RUN": str(folder.path),
+        "SLURMDDP_LOGS": str(folder.attempt_logs(attempt.number)),
+        "SLURMDDP_JOB_ID": attempt.name.removeprefix(f"{folder.id}-").rpartition("-")[0],
+        "SLURMDDP_ATTEMPT": str(attempt.number),
+        "SLURMDDP_RENDEZVOUS_ID": attempt.name,
+        "SLURMDDP_PORT": "0",
+    }
+
+
+def become(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Become this command, so that terminal, signals and exit code are its own. Raises UserError if it is not here."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(words[0], list(words), dict(environment))
+    except FileNotFoundError:
+        raise UserError(f"{words[0]} is not on this machine", todo="use a login node of the cluster") from None
+
+
+def raw_stacks(folder: RunFolder, node: str | None) -> tuple[Attempt, str, str]:
+    """Return the attempt, what shell/stacks.sh printed on its nodes, and what failed ("" if nothing did).
+
+    Raises UserError, ExternalError.
+    """
+    attempt = running_attempt(folder, "stacks.sh")
+    where = attempt.step(chosen_nodes(attempt, node), "--cpus-per-task=1", "--gres=none")
+    done = ask((*where, "bash", str(folder.shell / "stacks.sh"), attempt.name))
+    if done.missing:
+        raise UserError(
+            f"{where[0] if where else 'bash'} is not on this machine", todo="use a login node of the cluster"
+        )
+    if done.code != 0 and not done.out:
+        raise ExternalError(f"the stacks of run {folder.id} cannot be read:\n{done.text}")
+    return attempt, done.out, done.err.strip() if done.code != 0 else ""
