@@ -123,7 +123,7 @@ def test_ctrl_c_at_any_line_of_the_code_that_follows_ends_the_job(ready: Desk, f
             assert code == 1 and "saving" in err and "Traceback" not in err, f"moment {moment}: {code}\n{err}"
         else:
             assert code == 130, f"moment {moment}: {code}\n{err}"
-    assert begun >= 3  # Python 3.13 counts more lines before the job starts than 3.11.
+    assert begun >= 2  # Python 3.13 counts more lines before the job starts than 3.11.
 
 
 def test_attach_runs_a_command_as_the_ranks_run(ready: Desk) -> None:
