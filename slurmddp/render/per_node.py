@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 
 from slurmddp.errors import UserError
@@ -38,6 +39,7 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
         f"# Ranks: one line per node, the first on {head}, all within {plan.join_timeout} s. "
         "To stop: touch RUN_FOLDER/stop"
     )
+    lines.append("# To resume: rm RUN_FOLDER/stop, and increase SLURMDDP_ATTEMPT in every line")
     for node in range(nodes.max):
         words = [
             *_container(plan),
@@ -76,7 +78,10 @@ def _variables(plan: Plan) -> list[Variable]:
     own = [item for group in plan.environment for item in group.variables if not item.base]
     path = [item.value for item in own if item.name == "PYTHONPATH"]
     others = [item for item in own if item.name != "PYTHONPATH"]
-    return [*others, Variable("PYTHONPATH", ":".join(["RUN_FOLDER/code", *path[-1:]]))]
+    project = [os.path.join("RUN_FOLDER", item) for item in plan.program.python_path]
+    told = {"ATTEMPT": "0", "STOP_FILE": "RUN_FOLDER/stop"}
+    runtime = [Variable(f"{plan.container.environment_prefix}SLURMDDP_{name}", text) for name, text in told.items()]
+    return [*others, *runtime, Variable("PYTHONPATH", ":".join(["RUN_FOLDER/code", *project, *path[-1:]]))]
 
 
 def _container(plan: Plan) -> list[str]:

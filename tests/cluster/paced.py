@@ -21,7 +21,7 @@ class Rows:
 
     def __init__(self, delay: float) -> None:
         self._delay = delay
-        self._slow = Path(os.environ["SLURMDDP_RUN"]) / "slow"
+        self._slow = Path(os.environ.get("SLURMDDP_RUN", "/none")) / "slow"  # not set in a run by hand
 
     def __len__(self) -> int:
         return 1000

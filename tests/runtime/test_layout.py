@@ -40,9 +40,9 @@ def test_every_kind_of_damage_is_found_and_the_file_named(tmp_path: Path) -> Non
         2: (lambda folder: (folder / shard).write_bytes(b"short"), shard, "has 5 bytes"),
         3: (lambda folder: (folder / shard).unlink(), shard, "is missing"),
         4: (lambda folder: (folder / layout.COMPLETE).unlink(), layout.COMPLETE, "never finished"),
-        5: (lambda folder: flip(folder / layout.MANIFEST), layout.MANIFEST, "not the one"),
+        5: (lambda folder: flip(folder / layout.MANIFEST), layout.MANIFEST, "does not match the hash"),
         6: (lambda folder: (folder / layout.MANIFEST).unlink(), layout.MANIFEST, "is missing"),
-        7: (lambda folder: (folder / layout.COMPLETE).write_bytes(b""), layout.MANIFEST, "not the one"),
+        7: (lambda folder: (folder / layout.COMPLETE).write_bytes(b""), layout.MANIFEST, "does not match the hash"),
         8: (lambda folder: flip(folder / "rng/rank-00000.pt"), "rng/rank-00000.pt", "other content"),
     }
     for step, (damage, file, why) in cases.items():
