@@ -37,9 +37,8 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
         lines += [_preflight(plan, head, port, node, variables) for node in range(nodes.max)]
     lines.append(
         f"# Ranks: one line per node, the first on {head}, all within {plan.join_timeout} s. "
-        "To stop: touch RUN_FOLDER/stop"
+        "To stop: touch RUN_FOLDER/stop. To resume: remove that file, and increase SLURMDDP_ATTEMPT in every line"
     )
-    lines.append("# To resume: rm RUN_FOLDER/stop, and increase SLURMDDP_ATTEMPT in every line")
     for node in range(nodes.max):
         words = [
             *_container(plan),

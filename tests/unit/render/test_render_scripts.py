@@ -344,10 +344,18 @@ def test_a_line_for_each_node(desk: Desk) -> None:
         ).stdout.decode().split("\0")  # fmt: skip
         assert words[0] == "env"
         assert "A=b c" in words
+        assert any(word.endswith("SLURMDDP_STOP_FILE=RUN_FOLDER/stop") for word in words)
+        assert any(word.endswith("SLURMDDP_ATTEMPT=0") for word in words)
         assert "--nnodes=3" in words and "--nproc-per-node=4" in words
         assert "--rdzv-endpoint=head.example.org:29400" in words
         assert any(f"is_host={int(node == 0)}" in word for word in words)
         assert words[-5:-1] == [f"{desk.project}/src/train.py", "--lr", "3e-4", "a b"]
+
+
+def test_the_lines_of_nodes_find_a_task_of_the_project(desk: Desk) -> None:
+    plan = desk.plan(LM_JOB.replace("task: lm", "task: own.tasks:free"), f"train.project={desk.project}")
+    (line,) = [text for text in node_commands(plan, "h", 29400) if not text.startswith("#")][-1:]
+    assert "PYTHONPATH=RUN_FOLDER/code:RUN_FOLDER/code/project" in line
 
 
 def test_static_lines_have_the_node_s_rank(desk: Desk) -> None:
