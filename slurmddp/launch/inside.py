@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.owner import foreign_owner
-from slurmddp.runs.state import judge
+from slurmddp.runs.state import judge, observe
 from slurmddp.shared.units import listed
 from slurmddp.slurm.base import JobId, clean_environment
-from slurmddp.slurm.choose import scheduler_for
 from slurmddp.slurm.client import ask
 
 #: What a shell is in an image that may have no bash. Its start-up files would change the environment.
@@ -49,10 +47,10 @@ def running_attempt(folder: RunFolder, needs: str) -> Attempt:
     """
     if owner := foreign_owner(folder):
         raise UserError(f"run {folder.id} belongs to {owner}: only they can look into its job", where=str(folder.path))
-    facts = evidence(folder)
+    facts, view = observe(folder)
     if facts.job_id is None:
         raise UserError(f"run {folder.id} is not running: it was never submitted")
-    state = judge(scheduler_for(facts.job_id).job(facts.job_id), facts)
+    state = judge(view, facts)
     if state.state not in ("running", "stopping"):
         raise UserError(f"run {folder.id} is not running: {state.line}")
     started = next((event for event in facts.events[::-1] if event.get("event") == "attempt_started"), {})

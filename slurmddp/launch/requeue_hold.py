@@ -8,9 +8,9 @@ from datetime import datetime
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.runs.events import append_event
-from slurmddp.runs.evidence import Evidence, evidence
+from slurmddp.runs.evidence import Evidence
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.state import RunState, judge
+from slurmddp.runs.state import RunState, judge, observe
 from slurmddp.slurm.base import JobView
 from slurmddp.slurm.choose import scheduler_for
 
@@ -21,8 +21,7 @@ LONGEST = 110.0
 
 def state_now(folder: RunFolder) -> RunState:
     """Return the state of a run, and release its job from the hold. Raises UserError, OSError, ExternalError."""
-    facts = evidence(folder)
-    view = scheduler_for(facts.job_id).job(facts.job_id) if facts.job_id else None
+    facts, view = observe(folder)
     release_hold(folder, facts, view)
     return judge(view, facts)
 

@@ -16,7 +16,6 @@ from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.metrics import tail
 from slurmddp.slurm.base import JobView
-from slurmddp.slurm.choose import scheduler_for
 from slurmddp.visible import one_line
 
 #: Events that begin a hang of an own script, or end it.
@@ -86,16 +85,12 @@ class RunStatus:
 
 def run_status(folder: RunFolder) -> RunStatus:
     """Ask the scheduler and read the folder. A scheduler that does not answer is a note, not an error."""
-    facts = evidence(folder)
-    notes = list(facts.notes)
-    view, answered = None, True
-    if facts.job_id is not None:
-        try:
-            view = scheduler_for(facts.job_id).job(facts.job_id)
-        except ExternalError as error:
-            notes.append(str(error))
-            answered = False
-    return status_of(folder, facts, view, answered, notes)
+    try:
+        facts, view = state.observe(folder)
+    except ExternalError as error:
+        facts = evidence(folder)
+        return status_of(folder, facts, None, False, [*facts.notes, str(error)])
+    return status_of(folder, facts, view, True, list(facts.notes))
 
 
 def status_of(folder: RunFolder, facts: Evidence, view: JobView | None, answered: bool, notes: list[str]) -> RunStatus:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurmddp.runs.evidence import CANCELLED, Evidence, Marker, whole
+from slurmddp.runs.evidence import CANCELLED, Evidence, Marker, evidence, whole
+from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import JobView
+from slurmddp.slurm.choose import scheduler_for
 
 # Exit codes of `status` by state: 0 done, 1 ended otherwise (or never began), 3 still going.
 EXIT_CODES = {
@@ -63,6 +65,15 @@ class RunState:
     def going(self) -> bool:
         """Return whether the run may still change by itself."""
         return self.exit_code == 3
+
+
+def observe(folder: RunFolder) -> tuple[Evidence, JobView | None]:
+    """Return what the run folder and the scheduler say. Raises UserError, OSError, ExternalError."""
+    facts = evidence(folder)
+    view = scheduler_for(facts.job_id).job(facts.job_id) if facts.job_id else None
+    if not judge(view, facts).going:
+        facts = evidence(folder)  # the run may have written its end after the first look, and before the scheduler's
+    return facts, view
 
 
 def judge(job: JobView | None, facts: Evidence, *, answered: bool = True) -> RunState:

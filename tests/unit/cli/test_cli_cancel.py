@@ -25,7 +25,8 @@ Cli = Callable[..., Result]
 SCONTROL = """#!/bin/bash
 printf '%s\\n' "scontrol $*" >> "$HOME/calls"
 case "$*" in
-  *"show job"*) cat "$HOME/jobs/${!#}" 2>/dev/null || { echo "Invalid job id specified" >&2; exit 1; } ;;
+  *"show job"*) [[ ! -e $HOME/meanwhile ]] || source "$HOME/meanwhile"
+    cat "$HOME/jobs/${!#}" 2>/dev/null || { echo "Invalid job id specified" >&2; exit 1; } ;;
   *update*) [[ ! -e $HOME/refuse ]] || { echo "Access/permission denied" >&2; exit 1; } ;;
 esac
 """
@@ -213,6 +214,16 @@ def test_a_run_of_this_machine_is_waited_for(place: Place, cli: Cli, process: su
     assert done.out.splitlines()[0].startswith(f"Job local-{process.pid}-")
     assert done.out.splitlines()[-1] == "cancelled by you, checkpoint saved, step 5 of 9"
     assert process.wait() == 0
+
+
+def test_a_run_that_ends_while_slurm_is_asked_is_not_lost(place: Place, cli: Cli) -> None:
+    place.started()
+    marker = json.dumps({"state": "done", "step": 9, "steps": 9, "reason": ""})
+    end = json.dumps({"time": time.time(), "event": "job_ended", "attempt": 0, "job_id": "7", "exit_code": 0})
+    lines = (f"echo '{marker}' > {place.run.marker(0)}", f"echo '{end}' >> {place.run.events}", "")
+    (place.home / "meanwhile").write_text("\n".join(lines))
+    done = cli("status", str(place.run.path))
+    assert done.code == 0 and "state    done" in done.out, done.out
 
 
 def test_a_run_of_this_machine_ends_at_once(place: Place, cli: Cli, process: subprocess.Popen[bytes]) -> None:
