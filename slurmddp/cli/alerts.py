@@ -53,8 +53,7 @@ def watch_alerts(
     import time
 
     from slurmddp.alerts.spool import deliver_all
-    from slurmddp.launch.find import find_run, known_roots
-    from slurmddp.runs import index
+    from slurmddp.launch.find import find_run, known_runs
 
     named = [find_run(run, os.environ) for run in runs or ()]
     if not once:
@@ -62,7 +61,7 @@ def watch_alerts(
         opt.say(f"checking {which} every {every} s; Ctrl-C stops")
     told = ""
     while True:
-        entries = [] if named else index.entries() or index.rebuild(known_roots(os.environ))
+        entries = [] if named else known_runs(os.environ)
         done = deliver_all(named or [entry.folder for entry in entries], seconds=60)
         if done.sent:
             typer.echo(f"alerts sent: {done.sent}")

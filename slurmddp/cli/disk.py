@@ -33,14 +33,13 @@ def _folders(runs: list[str] | None) -> "list[RunFolder]":
 
 def du(runs: Runs = None, as_json: Json = False) -> None:
     """List the disk space of runs, the largest first. Images are not counted."""
-    from slurmddp.launch.find import known_roots
+    from slurmddp.launch.find import known_runs
     from slurmddp.report.usage import as_dict, biggest_first, table
-    from slurmddp.runs import index
     from slurmddp.runs.usage import usage
 
     folders = _folders(runs)
     if not runs:
-        folders = [entry.folder for entry in index.entries() or index.rebuild(known_roots(os.environ))]
+        folders = [entry.folder for entry in known_runs(os.environ)]
     found = biggest_first(
         usage(folder, lambda error: opt.say(f"warning: {error.filename}: {error.strerror}")) for folder in folders
     )

@@ -75,10 +75,10 @@ def runs(
 
 def find_sweep(text: str) -> "Sweep":
     """Return the sweep that `text` names. Raises UserError."""
-    from slurmddp.launch.find import known_roots
-    from slurmddp.runs import index, sweeps
+    from slurmddp.launch.find import known_runs
+    from slurmddp.runs import sweeps
 
-    return sweeps.find(text, index.entries() or index.rebuild(known_roots(os.environ)))
+    return sweeps.find(text, known_runs(os.environ))
 
 
 def look_after(rows: "Sequence[Row]") -> None:

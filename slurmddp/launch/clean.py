@@ -13,7 +13,7 @@ from slurmddp.errors import UserError
 from slurmddp.launch.find import known_roots
 from slurmddp.runs import index, manifest, pruning
 from slurmddp.runs.checkpoints import Stored
-from slurmddp.runs.evidence import Evidence, evidence
+from slurmddp.runs.evidence import evidence_of
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.owner import foreign_owner
 from slurmddp.runs.pruning import Removal, Skipped
@@ -159,12 +159,7 @@ def _continued(known: Sequence[RunFolder]) -> dict[str, list[RunFolder]]:
 
 def _states(folders: Sequence[RunFolder], say: Callable[[str], None]) -> Iterator[tuple[RunFolder, RunState]]:
     """Yield the state of each run; the schedulers are asked once for all."""
-    found: list[tuple[RunFolder, Evidence]] = []
-    for folder in folders:
-        try:
-            found.append((folder, evidence(folder)))
-        except (UserError, OSError) as error:
-            say(f"warning: {folder.path}: {error}")
+    found = evidence_of(folders, say)
     views, silent = ask_all((job_id for _, facts in found for job_id in facts.job_ids), say)
     for folder, facts in found:
         answered = facts.job_id is None or facts.job_id.is_local not in silent

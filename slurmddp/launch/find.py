@@ -9,6 +9,7 @@ from typing import Any
 
 from slurmddp.errors import UserError
 from slurmddp.runs import index
+from slurmddp.runs.index import Entry
 from slurmddp.runs.layout import RunFolder
 
 #: Runs, the newest, whose events are read for a job number that the index does not know.
@@ -24,6 +25,11 @@ def find_run(text: str, environment: Mapping[str, str]) -> RunFolder:
             return chained
         # Perhaps the index was lost: look where runs are by default, which costs a look at every profile.
         return index.find(text, known_roots(environment))
+
+
+def known_runs(environment: Mapping[str, str]) -> list[Entry]:
+    """Return the runs of the index, newest first; those that are found on disk if the index is empty."""
+    return index.entries() or index.rebuild(known_roots(environment))
 
 
 def _chained(number: str) -> RunFolder | None:

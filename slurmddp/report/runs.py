@@ -15,7 +15,7 @@ from slurmddp.errors import UserError
 from slurmddp.report.progress import span, waits_text
 from slurmddp.report.status import RunStatus, status_of
 from slurmddp.runs import index
-from slurmddp.runs.evidence import Evidence, evidence
+from slurmddp.runs.evidence import evidence_of
 from slurmddp.runs.index import Entry
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import EXIT_CODES, RunState
@@ -116,12 +116,7 @@ def rows_of(entries: Sequence[Entry], say: Callable[[str], None]) -> list[Row]:
 
 def _statuses(folders: Sequence[RunFolder], say: Callable[[str], None]) -> dict[Path, RunStatus]:
     """Read the folders, ask each scheduler once."""
-    found: list[tuple[RunFolder, Evidence]] = []
-    for folder in folders:
-        try:
-            found.append((folder, evidence(folder)))
-        except (UserError, OSError) as error:
-            say(f"warning: {folder.path}: {error}")
+    found = evidence_of(folders, say)
     views, silent = ask_all((facts.job_id for _, facts in found if facts.job_id is not None), say)
     return {
         folder.path: status_of(

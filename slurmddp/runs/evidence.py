@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -180,6 +180,17 @@ def evidence(folder: RunFolder) -> Evidence:
             notes.append(f"{path}: damaged ({type(error).__name__}: {error})")
     sent = submissions.read(folder)
     return Evidence(sent, markers, lines.records, folder.stop.exists(), tuple(notes))
+
+
+def evidence_of(folders: Iterable[RunFolder], say: Callable[[str], None]) -> list[tuple[RunFolder, Evidence]]:
+    """Return what each run folder says, in order; say which ones cannot be read, and leave them out."""
+    found = []
+    for folder in folders:
+        try:
+            found.append((folder, evidence(folder)))
+        except (UserError, OSError) as error:
+            say(f"warning: {folder.path}: {error}")
+    return found
 
 
 def whole(value: Any) -> int | None:
