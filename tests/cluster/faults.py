@@ -183,10 +183,12 @@ def flip_and_kill(cluster: Cluster, run: Run, chance: random.Random) -> Injected
     node, pid = process_of(run, rank)
     moment(run, chance)
     before = newest_checkpoint(run)
-    while (newest := newest_checkpoint(run)) == before:
+    while newest_checkpoint(run) == before:
         time.sleep(0.01)
-    flip(max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size))
     done = now(run, node, rank)
+    cluster.run(node, ["kill", "-STOP", str(pid)], user="root")  # no step and no save begins any more
+    time.sleep(1)  # for a save of the others that is under way
+    flip(max(newest_checkpoint(run).glob("*.distcp"), key=lambda path: path.stat().st_size))
     cluster.run(node, ["kill", "-KILL", str(pid)], user="root")
     return done
 

@@ -20,7 +20,7 @@ from tests import receiver as receivers
 from . import faults
 from .cluster import Cluster, ClusterError
 from .faults import Fault, Injected
-from .runs import Alice, Run, merged
+from .runs import Alice, Run, merged, story
 
 STEPS = 120
 KINDS = ("started", "requeued", "recovered", "hang", "stopping", "failed", "finished")
@@ -91,7 +91,7 @@ class Scenario:
 SCENARIOS = (
     Scenario("SIGKILL of a rank", faults.signal_rank("KILL"), says=("SIGKILL",), long=True),
     Scenario("SIGKILL of an agent", faults.kill_agent, long=True),
-    Scenario("SIGSTOP of a rank", faults.signal_rank("STOP"), alert="hang"),
+    Scenario("SIGSTOP of a rank", faults.signal_rank("STOP"), alert="hang", long=True),
     Scenario("exception in a rank", faults.raise_in_rank, says=("told to fail by the file raise",)),
     Scenario("full disk during a save", faults.fill_disk, {"paths": {"runs": "/scratch/runs"}}, alert=None),
     Scenario("flipped bit, then SIGKILL", faults.flip_and_kill, says=("SIGKILL",), event="checkpoint_rejected"),
@@ -104,7 +104,7 @@ SCENARIOS = (
     Scenario("preemption, with warning", faults.preempt, LOW_WARNED, alert="requeued", alone=True, long=True),
     Scenario("node lost, with a spare", faults.lose_node, SPARE, alone=True, long=True),
     Scenario("network of a node cut, fewer nodes continue", faults.cut_network, FEWER, alone=True, same=False),
-    Scenario("batch host lost", faults.lose_batch_host, SPARE, alert="requeued", alone=True, timeout=300),
+    Scenario("batch host lost", faults.lose_batch_host, SPARE, alert="requeued", alone=True, long=True, timeout=300),
 )  # fmt: skip
 
 
@@ -233,17 +233,6 @@ def wait_ended(run: Run, state: str, timeout: float) -> dict[str, Any]:
         other = other + 1 if status["state"] not in ("pending", "running", "requeued", "stopping") else 0
         assert other < 6 and time.monotonic() < deadline, f"not {state}: {status}\n{story(run)}"
         time.sleep(1)
-
-
-def story(run: Run) -> str:
-    """All that a run left, for a failure's message."""
-    parts = [run.folder / "events.jsonl", run.folder / "logs/job.log", *sorted(run.folder.glob("logs/attempt-*/*.log"))]
-    texts = [
-        f"--- {path.relative_to(run.folder)}\n{path.read_text(errors='replace')[-6000:]}"
-        for path in parts
-        if path.exists()
-    ]
-    return "\n".join([*texts, f"job: {run.cluster.job(run.job_id)}"])
 
 
 def check_samples(run: Run, reference: Reference, scenario: Scenario) -> None:

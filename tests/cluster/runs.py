@@ -144,6 +144,10 @@ class Run:
         return found
 
 
+#: All runs of this session; a test that fails shows the story of the newest.
+submitted: list[Run] = []
+
+
 class Alice:
     """The user's commands on the login host; she has some real text in ~/text."""
 
@@ -178,4 +182,17 @@ class Alice:
         return json.loads(self.cluster.run("login", command, timeout=timeout).stdout)
 
     def submit(self, *words: str) -> Run:
-        return Run(self.cluster, json.loads(self.command("submit", "--json", *words).stdout))
+        run = Run(self.cluster, json.loads(self.command("submit", "--json", *words).stdout))
+        submitted.append(run)
+        return run
+
+
+def story(run: Run) -> str:
+    """All that a run left, for a failure's message."""
+    parts = [run.folder / "events.jsonl", run.folder / "logs/job.log", *sorted(run.folder.glob("logs/attempt-*/*.log"))]
+    texts = [
+        f"--- {path.relative_to(run.folder)}\n{path.read_text(errors='replace')[-6000:]}"
+        for path in parts
+        if path.exists()
+    ]
+    return "\n".join([*texts, f"job: {run.cluster.job(run.job_id)}"])

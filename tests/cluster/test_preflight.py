@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -327,7 +328,7 @@ LOST = "node2"
 def submit_and_lose_node(alice: Alice, nodes: int | str, *more: str) -> Run:
     """LOST is idle to Slurm when the job starts, and cannot be reached.
 
-    The job is held until slurmd is dead: Slurm notices a dead one after 15 s, longer than a submission may take.
+    The job is held until slurmd is dead: it must not start before.
     """
     run = submit_script(alice, 0, nodes, "--set", "resources.sbatch_extra=[--hold]", *more)
     for pid in alice.cluster.daemons(LOST, "slurmd"):
@@ -343,11 +344,26 @@ def slurmd_back(fresh_cluster: Cluster) -> Iterator[None]:
         start_slurmd(fresh_cluster, LOST)
 
 
+@pytest.fixture
+def unnoticed(fresh_cluster: Cluster, slurmd_back: None) -> Iterator[None]:
+    """The controller does not notice, which would end the job: the preflight may ask for longer than it waits."""
+    dead_after(fresh_cluster, 300)
+    yield
+    dead_after(fresh_cluster, 15)
+
+
+def dead_after(cluster: Cluster, seconds: int) -> None:
+    """A slurmd that has not answered for so long makes its node DOWN."""
+    path = cluster.layout.shared / "slurm/slurm.conf"
+    path.write_text(re.sub("^SlurmdTimeout=.*", f"SlurmdTimeout={seconds}", path.read_text(), flags=re.MULTILINE))
+    cluster.run("ctl", ["scontrol", "reconfigure"], user="root")
+
+
 def start_slurmd(cluster: Cluster, node: str) -> None:
     cluster.run(node, ["slurmd", "-N", node], user="root")
 
 
-def test_a_node_that_slurm_cannot_reach_is_named_and_no_other(alice: Alice, slurmd_back: None) -> None:
+def test_a_node_that_slurm_cannot_reach_is_named_and_no_other(alice: Alice, unnoticed: None) -> None:
     """srun ends what it has started on the others, which then have not answered."""
     run = submit_and_lose_node(alice, 3)
     run.wait_for_event("job_ended")
@@ -357,7 +373,7 @@ def test_a_node_that_slurm_cannot_reach_is_named_and_no_other(alice: Alice, slur
 
 
 @pytest.mark.long
-def test_a_node_whose_slurmd_is_back_in_a_moment_is_used(alice: Alice, slurmd_back: None) -> None:
+def test_a_node_whose_slurmd_is_back_in_a_moment_is_used(alice: Alice, unnoticed: None) -> None:
     run = submit_and_lose_node(alice, 3)
     log, asked_again = run.folder / "logs/job.log", f"Slurm could not start the preflight on {LOST}: "
     alice.cluster.wait_for(lambda: log.exists() and asked_again in log.read_text(), "it is asked again", 60)

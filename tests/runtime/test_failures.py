@@ -99,6 +99,7 @@ def test_what_the_ranks_would_meet_again_is_final_at_once(tmp_path: Path) -> Non
     assert len(run.events("rank_started")) == len(run.events("error")) == 1
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 def test_ranks_that_are_killed_at_the_same_step_again_and_again(tmp_path: Path) -> None:
     trouble = {"kind": "SIGKILL", "rank": 1, "call": 4, "where": "loss"}

@@ -77,8 +77,9 @@ def test_a_rank_that_never_comes_to_the_exchange_is_named(tmp_path: Path) -> Non
     assert where.startswith("rank 0 on here:   File ")
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_after_blocked_data_the_restart_goes_on(tmp_path: Path, workers: int) -> None:
     """The data of step 5 does not come on rank 1; in the second start it does."""
     data = {"trouble": trouble("sleep", call=5, where="data", once=str(tmp_path / "once"))}
@@ -100,6 +101,7 @@ def test_after_blocked_data_the_restart_goes_on(tmp_path: Path, workers: int) ->
     assert [line["step"] for line in run.lines("metrics.jsonl")] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 def test_after_a_kill_the_restart_goes_on(tmp_path: Path) -> None:
     """With a store of its own for each start (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), every restart gets going."""
