@@ -345,7 +345,7 @@ def slurmd_back(fresh_cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.fixture
-def unnoticed(fresh_cluster: Cluster, slurmd_back: None) -> Iterator[None]:
+def unnoticed(fresh_cluster: Cluster) -> Iterator[None]:
     """The controller does not notice, which would end the job: the preflight may ask for longer than it waits."""
     dead_after(fresh_cluster, 300)
     yield
@@ -363,7 +363,7 @@ def start_slurmd(cluster: Cluster, node: str) -> None:
     cluster.run(node, ["slurmd", "-N", node], user="root")
 
 
-def test_a_node_that_slurm_cannot_reach_is_named_and_no_other(alice: Alice, unnoticed: None) -> None:
+def test_a_node_that_slurm_cannot_reach_is_named_and_no_other(alice: Alice, unnoticed: None, slurmd_back: None) -> None:
     """srun ends what it has started on the others, which then have not answered."""
     run = submit_and_lose_node(alice, 3)
     run.wait_for_event("job_ended")
@@ -373,7 +373,7 @@ def test_a_node_that_slurm_cannot_reach_is_named_and_no_other(alice: Alice, unno
 
 
 @pytest.mark.long
-def test_a_node_whose_slurmd_is_back_in_a_moment_is_used(alice: Alice, unnoticed: None) -> None:
+def test_a_node_whose_slurmd_is_back_in_a_moment_is_used(alice: Alice, unnoticed: None, slurmd_back: None) -> None:
     run = submit_and_lose_node(alice, 3)
     log, asked_again = run.folder / "logs/job.log", f"Slurm could not start the preflight on {LOST}: "
     alice.cluster.wait_for(lambda: log.exists() and asked_again in log.read_text(), "it is asked again", 60)
