@@ -68,14 +68,15 @@ def ready(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 def test_a_dict_a_file_and_the_command_make_the_same_job(ready: Desk, cli: Callable[..., Result]) -> None:
     path = ready.write("job.yaml", yaml.safe_dump(json.loads(json.dumps(JOB, default=str))))
-    by_command = ready.project / "runs" / json.loads(cli("submit", "job.yaml", "--json").out)["run_id"]
+    result = cli("submit", "job.yaml", "--json")
+    by_command = ready.project / "runs" / json.loads(result.out)["run_id"]
     for job in (JOB, path, str(path)):
         run = slurmddp.submit(job)
         assert (run.folder / "job.sh").read_text() == (by_command / "job.sh").read_text()
         ours, theirs = (json.loads((folder / "job.json").read_text()) for folder in (run.folder, by_command))
         assert {**ours, "run": None} == {**theirs, "run": None}
         assert slurmddp.Run("last").id == run.id and repr(run) == f"slurmddp.Run({run.id!r})"
-        assert any("/tmp" in warning for warning in run.warnings)
+        assert len(run.warnings) == result.err.count("warning: ")
 
 
 def test_settings_go_over_the_job_and_the_environment(ready: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
