@@ -175,6 +175,13 @@ def plan(
         int | None,
         typer.Option(metavar="PORT", help="Rendezvous port, for --per-node [default: 29400]", min=1024, max=65535),
     ] = None,
+    mtbf: Annotated[
+        float | None,
+        typer.Option(
+            metavar="HOURS",
+            help="Hours between failures of one node: estimate the share of the time that trains, also on more nodes",
+        ),
+    ] = None,
     explain: opt.Explain = None,
 ) -> None:
     """Show what a job would do: ranks, global batch, recovery from faults, GPU-hours."""
@@ -183,6 +190,8 @@ def plan(
     for option, value in (("--head", head), ("--port", port)):
         if value is not None and not per_node:
             raise UserError(f"{option} needs --per-node", todo=f"add --per-node, or remove {option}")
+    if mtbf is not None and not 0 < mtbf < float("inf"):
+        raise UserError(f"--mtbf: {mtbf:g} is not a number of hours above 0")
     prepared = asked.prepare(strict=False, resume=resume)
     if explain:
         opt.show_explanation(prepared, explain)
@@ -201,6 +210,11 @@ def plan(
     if verdict is not None:
         opt.say(f"{'warning' if verdict.kind == 'impossible' else 'note'}: CUDA: {verdict.why}")
     typer.echo(plan_report(prepared.plan, prepared.resolved))
+    if mtbf is not None:
+        from slurmddp.report.useful_share import useful_share_lines
+
+        for line in ["", *useful_share_lines(prepared.plan, prepared.resolved.job.checkpoint, mtbf)]:
+            typer.echo(line)
 
 
 @opt.job_command()

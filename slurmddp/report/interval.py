@@ -73,9 +73,13 @@ def interval_lines(plan: Plan, wanted: Checkpoint) -> list[str]:
     """Return one line of `slurmddp plan`, or none if no earlier run of this name was measured."""
     if plan.runtime_job is None:
         return []
-    folders = [entry.folder for entry in index.entries() if entry.name == plan.name]
-    history = measured(folders[:RUNS], time.time())
+    history = measured(earlier_runs(plan.name), time.time())
     return [] if history is None else [interval_line(history, plan.nodes.max, wanted)]
+
+
+def earlier_runs(name: str) -> list[RunFolder]:
+    """Return the newest runs of this name, newest first."""
+    return [entry.folder for entry in index.entries() if entry.name == name][:RUNS]
 
 
 def interval_line(history: History, nodes: int, wanted: Checkpoint) -> str:

@@ -28,7 +28,8 @@ KINDS = {
     "image": "from the start of job.sh to the start of the ranks: srun, container, torchrun",
     "init": "imports, rendezvous, data, model, loading the checkpoint",
     "preflight": "checks of the nodes before the ranks start",
-    "training": "forward, backward, all-reduce, optimizer",
+    "training": "forward, backward, optimizer, and the all-reduce as far as it overlaps with them",
+    "network": "stall: waiting for the all-reduce, which a slow rank also delays",
     "data": "stall: waiting for data",
     "checkpoint": "stall: waiting for a checkpoint",
     "evaluation": "the validation set",
@@ -308,5 +309,5 @@ def _move_lost(book: _Book, starts: Sequence[RankStart]) -> None:
 def _move_stretch(book: _Book, stretch: Stretch, kept: int) -> None:
     steps = stretch.end_step - stretch.begin_step
     lost = min(max(stretch.end_step - kept, 0), steps) / steps if steps > 0 else float(stretch.end_step > kept)
-    for kind in ("training", "data"):
+    for kind in ("training", "network", "data"):
         book.move(int(stretch.spent.get(kind, 0) * lost), kind, "lost")

@@ -11,8 +11,8 @@ from slurmddp.runs.timeline import LINE, Mark, number
 #: Parts of a metrics line's `seconds` -> kind. A part that is not known here is "other".
 _PARTS = {
     "data": "data", "checkpoint": "checkpoint", "evaluation": "evaluation", "preflight": "preflight",
-    "forward": "training", "backward": "training", "overlap": "training", "network": "training",
-    "optimizer": "training",
+    "forward": "training", "backward": "training", "overlap": "training", "optimizer": "training",
+    "network": "network",
 }  # fmt: skip
 #: Key of a record that stands for several lines (slurmddp/runs/metrics.py): the longest time between two of them.
 GAP = "longest gap"
@@ -25,7 +25,7 @@ _COSTS = {"checkpoint_saved": "checkpoint", "evaluated": "evaluation", "prefligh
 
 @dataclass(frozen=True)
 class Stretch:
-    """Time between two metrics lines: the steps in it, and milliseconds of their training and data waits."""
+    """Time between two metrics lines: the steps in it, and milliseconds of their training and of its waits."""
 
     begin_step: int
     end_step: int

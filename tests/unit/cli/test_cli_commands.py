@@ -473,6 +473,15 @@ def test_plan_per_node(ready: Desk, cli: Cli) -> None:
         assert done.code == 2 and f"{option[0]} needs --per-node" in done.err
 
 
+def test_plan_with_failures(ready: Desk, cli: Cli) -> None:
+    for hours in ("0", "-1", "nan", "inf"):
+        done = cli("plan", "job.yaml", f"--mtbf={hours}")
+        assert done.code == 2 and f"--mtbf: {hours} is not a number of hours above 0" in done.err
+    done = cli("plan", "job.yaml", "--mtbf", "3700")
+    assert done.code == 2 and "has saved a checkpoint, so nothing is measured" in done.err
+    assert "cost: " in done.out, "the plan itself is shown"
+
+
 def test_explain(ready: Desk, cli: Cli) -> None:
     for command in ("plan", "submit"):
         out = cli(command, "job.yaml", "--nodes", "3", "--explain", "resources.nodes").out

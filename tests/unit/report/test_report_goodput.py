@@ -75,7 +75,8 @@ def test_a_run_whose_ranks_tell_everything() -> None:
         event(90, "ready", step=100),
         event(101, "first_step", step=101, seconds=26),
         event(200, "checkpoint_saved", step=150, seconds=30),
-        event(290, "timing", seconds={"data": 16, "forward": 147, "checkpoint": 10.5, "evaluation": 20, "other": 1}),
+        event(290, "timing", seconds={"data": 16, "forward": 141, "network": 6, "checkpoint": 10.5, "evaluation": 20,
+                                      "other": 1}),
         event(291, "finished", step=200),
     )  # fmt: skip
     rows = [
@@ -85,7 +86,7 @@ def test_a_run_whose_ranks_tell_everything() -> None:
     ]
     found = account(events, rows)
     assert spent(found) == {
-        "queue": 60, "image": 15, "init": 15, "training": 8 + 99 + 40, "data": 16,
+        "queue": 60, "image": 15, "init": 15, "training": 7 + 94 + 40, "network": 1 + 5, "data": 16,
         "checkpoint": 10.5, "evaluation": 20, "other": 1 + 4.5 + 1 + 1 + 9,
     }  # fmt: skip
     assert found.goodput == pytest.approx(147 / 300)

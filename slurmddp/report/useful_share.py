@@ -1,0 +1,85 @@
+"""`slurmddp plan --mtbf`: how much of the time trains on more and more nodes, from what earlier runs measured."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+from slurmddp.errors import UserError
+from slurmddp.plan.model import Plan
+from slurmddp.report.goodput import run_ledger
+from slurmddp.report.interval import best_interval, duration, earlier_runs, measured
+from slurmddp.runs.layout import RunFolder
+from slurmddp.spec.job import Checkpoint
+
+#: The job's own number of nodes, and so many times as many.
+_TIMES = (1, 4, 16, 64)
+_HEADER = ("NODES", "FAILURE EVERY", "USEFUL", "BEST INTERVAL", "USEFUL")
+
+
+def useful_share(work: float, stall: float, recovery: float, between: float) -> float:
+    """Return the share of the time that is new work, from 0 to 1. All arguments in seconds.
+
+    work: between two checkpoints; stall: that training waits for one; recovery: from a failure to the next step;
+    between: mean time between failures of the job, which come at random. Daly's complete model (FGCS 22, 2006, eq. 20).
+    """
+    exponent = (work + stall) / between
+    if exponent + recovery / between > 600:  # no checkpoint is ever reached
+        return 0.0
+    return work / (between * math.exp(recovery / between) * math.expm1(exponent))
+
+
+def useful_share_lines(plan: Plan, wanted: Checkpoint, mtbf: float) -> list[str]:
+    """Return the lines of `slurmddp plan --mtbf`. mtbf: hours between failures of one node. Raises UserError."""
+    folders = earlier_runs(plan.name)
+    history = measured(folders, time.time())
+    if history is None:
+        raise UserError(
+            f"--mtbf: no earlier run of {plan.name} has saved a checkpoint, so nothing is measured",
+            todo="measure it with a short run, or with `slurmddp rehearse JOB.yaml`",
+        )
+    recovery, how = _recovery(folders)
+    # A failure also loses a save that is still being written.
+    gap = recovery + history.write
+    rows = [_HEADER]
+    for nodes in (plan.nodes.max * times for times in _TIMES):
+        between = mtbf * 3600 / nodes
+        best = max(best_interval(history.stall, between), history.write)
+        now = _percent(useful_share(wanted.interval, history.stall, gap, between)) if wanted.interval else "-"
+        least = _percent(useful_share(best, history.stall, gap, between))
+        rows.append((str(nodes), duration(between), now, duration(best), least))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    at = f"saved every {duration(wanted.interval)}" if wanted.interval else "checkpoint.interval is not set"
+    return [
+        f"share of the time that trains, if each node fails once in {mtbf:,g} hours ({at}; last column: best interval)",
+        *("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows),
+        f"  measured in {history.runs} run{'s' * (history.runs != 1)} of {plan.name}: a checkpoint stalls training for"
+        f" {_seconds(history.stall)} and is written in {_seconds(history.write)}; {how}",
+    ]
+
+
+def _recovery(folders: Iterable[RunFolder]) -> tuple[float, str]:
+    """Return the seconds from a failure to the next step, and how they are known: `a recovery takes 21 s (3 seen)`."""
+    gaps: list[float] = []
+    starts: list[float] = []
+    for folder in folders:
+        with suppress(OSError, UserError):  # one damaged run leaves the others
+            found = run_ledger(folder, going=False, quick=True)
+            if found is not None and found.rank_starts:
+                gaps += [each.milliseconds / 1000 for each in found.recoveries if each.failed]
+                starts.append((found.spent["image"] + found.spent["init"]) / 1000 / found.rank_starts)
+    if gaps:
+        return (seconds := statistics.median(gaps)), f"a recovery takes {_seconds(seconds)} ({len(gaps)} seen)"
+    seconds = statistics.median(starts or [0.0])
+    return seconds, f"no recovery was seen, so a start counts as one: {_seconds(seconds)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.2g} s"

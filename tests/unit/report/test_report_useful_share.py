@@ -1,0 +1,94 @@
+"""The share of the time that trains: the model against simulated failures, and the table of `plan --mtbf`."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurmddp.errors import UserError
+from slurmddp.report import useful_share as shares
+from slurmddp.runs.layout import RunFolder
+from slurmddp.spec.job import Checkpoint
+from tests.checkpoints import make_run
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize(("between", "recovery"), [(1.0, 60.0), (10.0, 600.0), (0.1, 30.0)])
+def test_the_model_agrees_with_failures_at_random(between: float, recovery: float) -> None:
+    """Failures also come while a job recovers. between: hours."""
+    work, stall, dice = 600.0, 20.0, random.Random(7)
+    total = done = 0.0
+    for _ in range(20_000):
+        left = recovery
+        while True:  # a recovery that fails begins again
+            lives = dice.expovariate(1 / (between * HOUR))
+            if lives >= left:
+                break
+            total += lives
+        saves = int((lives - left) // (work + stall))
+        done += saves * work
+        total += lives
+    share = shares.useful_share(work, stall, recovery, between * HOUR)
+    assert share == pytest.approx(done / total, rel=0.03)
+
+
+def test_the_ends() -> None:
+    assert shares.useful_share(600, 0, 0, 1e9) == pytest.approx(1, abs=1e-5)
+    assert shares.useful_share(600, 60, 0, 1e12) == pytest.approx(600 / 660)
+    assert shares.useful_share(6000, 60, 10, 1) == 0.0
+
+
+def events(at: float, recovers: bool) -> list[dict[str, Any]]:
+    """A run whose ranks fail at second 2000 and train again at 2042, or go on."""
+    told: list[tuple[float, str, dict[str, Any]]] = [
+        (0, "job_started", {"nodes": "node[1-2]"}), (50, "started", {"nodes": 2}), (100, "first_step", {"step": 1}),
+        (1900, "checkpoint_saved", {"step": 90, "seconds": 8.0, "stall": 0.5}),
+    ]  # fmt: skip
+    if recovers:
+        told += [(2000, "error", {}), (2030, "started", {"nodes": 2}), (2035, "resumed", {"step": 90}),
+                 (2042, "first_step", {"step": 91})]  # fmt: skip
+    told.append((3700, "finished", {"step": 200}))
+    rank = {"rank": 0, "node": "node1"}
+    return [
+        {"event": event, "attempt": 0, "time": at + second, **({} if event == "job_started" else rank), **facts}
+        for second, event, facts in told
+    ]
+
+
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool, **checkpoint: Any) -> list[str]:
+    folder = make_run(tmp_path / "run")
+    folder.events.write_text("".join(json.dumps(event) + "\n" for event in events(1e9, recovers)))
+    monkeypatch.setattr(shares, "earlier_runs", lambda name: [folder, RunFolder(tmp_path / "gone")])
+    plan: Any = SimpleNamespace(name="gpt", nodes=SimpleNamespace(max=4))
+    return shares.useful_share_lines(plan, Checkpoint(**checkpoint), 3700)
+
+
+def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = lines(tmp_path, monkeypatch, recovers=True)
+    print("\n".join(found))
+    assert "each node fails once in 3,700 hours (saved every 30m; last column: best interval)" in found[0]
+    rows = [row.split() for row in found[2:6]]
+    assert [row[0] for row in rows] == ["4", "16", "64", "256"]
+    assert [float(row[2]) for row in rows] == sorted((float(row[2]) for row in rows), reverse=True)
+    assert all(float(row[5]) >= float(row[2]) for row in rows), "the best interval is not worse"
+    assert found[-1].endswith("stalls training for 0.5 s and is written in 8 s; a recovery takes 142 s (1 seen)")
+
+
+def test_without_a_recovery_a_start_counts_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = lines(tmp_path, monkeypatch, recovers=False, interval=None)
+    assert "(checkpoint.interval is not set; last" in found[0]
+    assert found[2].split()[2] == "-"
+    assert "no recovery was seen, so a start counts as one: " in found[-1]
+
+
+def test_without_a_measured_run_it_says_how_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "earlier_runs", lambda name: [])
+    plan: Any = SimpleNamespace(name="gpt", nodes=SimpleNamespace(max=4))
+    with pytest.raises(UserError, match="no earlier run of gpt has saved a checkpoint"):
+        shares.useful_share_lines(plan, Checkpoint(), 3700)
