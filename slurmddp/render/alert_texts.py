@@ -18,6 +18,7 @@ _VERBS = {
     "requeued": (3, "was requeued"),
     "recovered": (3, "has recovered"),
     "hang": (4, "hangs"),
+    "straggler": (3, "is slowed down by a node"),
     "stopping": (3, "is stopping"),
     "failed": (4, "has FAILED"),
     "finished": (3, "has finished"),

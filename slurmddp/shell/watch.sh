@@ -4,6 +4,7 @@ starts=0       # of the ranks, in this job
 noted=         # what the ranks of the newest start said of their end: RANK NODE TEXT
 noted_cascade= # whether that is only a consequence of another rank's failure
 recovering=    # why the ranks had to start again; empty once they train
+slow_for=300   # seconds before an alert names a straggler: most recover
 longest_save=0
 longest_start=0 # seconds from the launch of an attempt, or from a failure in it, to the ranks' start
 
@@ -19,12 +20,14 @@ new_attempt() {
   counted=0               # those that it has
   restarts_then=0         # restarts in place when it counted the newest
   look_again=0
+  declare -gA slow=() # host -> when it became slow, its rank, and how slow; "told": once is enough; empty: no more
 }
 
 look_around() {
   printf -v now "%(%s)T" -1
   printf "%s\n" "$now" >"$run/heartbeat" # guard.sh reads its time
   read_events
+  name_stragglers
   expect_restart
   count_starts
   [[ -z "$stop_lead" ]] || watch_clock
@@ -98,6 +101,7 @@ read_events() {
         start_failed=
         agents_waiting=0
         ((starts == 1)) || recovering=${recovering:-`best_cause "$noted"`}
+        slow=()
         noted=
         noted_cascade=
         ;;
@@ -113,6 +117,7 @@ read_events() {
         [[ -n "$start_failed" ]] && ((agents_waiting != ${#chosen[@]})) || starting_since=$SECONDS
         start_failed=yes
         ;;
+      *'"event": "straggler_'*) note_straggler "$line" ;;
       *'"event": "checkpoint_saved"'*)
         [[ ! "$line" =~ \"seconds\":\ ([0-9]+) ]] || ((BASH_REMATCH[1] <= longest_save)) || longest_save=${BASH_REMATCH[1]}
         ;;
@@ -145,6 +150,27 @@ note() {
   [[ -z "$noted" || -n "$noted_cascade" ]] || return 0
   noted=`unescaped <<<"$rank $node $text" | plain`
   noted_cascade=$cascade
+}
+
+# Usage: note_straggler EVENT_LINE
+note_straggler() {
+  local host since=
+  [[ "$1" =~ \"host\":\ \"([^\"]+) && "${slow[${BASH_REMATCH[1]}]:-}" != told ]] || return 0
+  host=${BASH_REMATCH[1]}
+  if [[ "$1" =~ \"slow_rank\":\ ([0-9]+),\ \"part\":\ \"([a-z]+)\",\ \"factor\":\ ([0-9.]+) && "$1" == *straggler_begins* ]]; then
+    since="$SECONDS ${BASH_REMATCH[1]} $host straggler: ${BASH_REMATCH[2]} takes ${BASH_REMATCH[3]} times as long as elsewhere"
+  fi
+  slow[$host]=$since
+}
+
+name_stragglers() {
+  local host since
+  for host in "${!slow[@]}"; do
+    since=${slow[$host]%% *}
+    [[ -n "$since" && "$since" != told ]] && ((SECONDS - since >= slow_for)) || continue
+    alert straggler running "`cause_text "${slow[$host]#* }"`" "training continues, at the speed of this node"
+    slow[$host]=told
+  done
 }
 
 # The ranks are told in time to save once more, however long that has come to take.

@@ -6,10 +6,10 @@ from pydantic import AfterValidator, Field, model_validator
 
 from slurmddp.spec.types import EnvName, Line, Model, Name, PathStr, SbatchFlag, SbatchValue, TimeLimit
 
-Kind = Literal["started", "requeued", "recovered", "hang", "stopping", "failed", "finished"]
+Kind = Literal["started", "requeued", "recovered", "hang", "straggler", "stopping", "failed", "finished"]
 
 #: What a run tells of, in the order in which it may happen.
-KINDS: tuple[Kind, ...] = ("started", "requeued", "recovered", "hang", "stopping", "failed", "finished")
+KINDS: tuple[Kind, ...] = ("started", "requeued", "recovered", "hang", "straggler", "stopping", "failed", "finished")
 
 #: What a target hears of where it does not say: all but that a job began as it was meant to.
 DEFAULT_KINDS: tuple[Kind, ...] = KINDS[1:]

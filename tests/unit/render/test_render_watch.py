@@ -51,9 +51,9 @@ class Stage:
         for number in range(count):
             (self.logs / "torchrun" / node / "id_x" / f"attempt_{number}").mkdir(parents=True, exist_ok=True)
 
-    def event(self, name: str) -> str:
+    def event(self, name: str, **facts: object) -> str:
         """A line of bash that adds an event of rank 0."""
-        told = json.dumps({"event": name, "rank": 0, "node": "node1", "message": "x", "kind": "E"})
+        told = json.dumps({"event": name, "rank": 0, "node": "node1", **(facts or {"message": "x", "kind": "E"})})
         return f"echo '{told}' >>{self.events}"
 
     def bash(self, *lines: str) -> str:
@@ -170,3 +170,37 @@ def test_a_hang_that_nobody_stopped_is_told_once_and_ends_nothing(stage: Stage) 
         "<>",
         "alive",
     ]
+
+
+def straggler(stage: Stage, what: str, host: str) -> str:
+    return stage.event(what, host=host, slow_rank=9, part="compute", factor=1.83, seconds_a_step=0.4)
+
+
+def test_a_node_that_stays_slow_is_told_once(stage: Stage) -> None:
+    told = ['alert() { echo "alert $SECONDS: $*"; }', "unset SECONDS; SECONDS=0", "new_attempt"]
+    look = "read_events; name_stragglers"
+    begins = [straggler(stage, "straggler_begins", host) for host in ("n7", "n8")]
+    ends, again = straggler(stage, "straggler_ends", "n8"), straggler(stage, "straggler_begins", "n8")
+    lines = [*told, *begins, look, "SECONDS=200", ends, look, "SECONDS=310", look, "SECONDS=400", again, look]
+    said = stage.bash(*lines, "SECONDS=690", look, straggler(stage, "straggler_ends", "n7"), begins[0], look,
+                      "SECONDS=1500", look).splitlines()  # fmt: skip
+    text = (
+        "9 n{} straggler: compute takes 1.83 times as long as elsewhere training continues, at the speed of this node"
+    )
+    assert said[:-1] == [
+        f"alert 310: straggler running {text.format(7)}",
+        f"alert 1500: straggler running {text.format(8)}",
+    ]
+
+
+def test_a_start_of_the_ranks_forgets_who_was_slow(stage: Stage) -> None:
+    begins = straggler(stage, "straggler_begins", "n7")
+    lines = [
+        'alert() { echo "alert $*"; }',
+        "unset SECONDS; SECONDS=0; new_attempt",
+        begins,
+        "read_events",
+        "SECONDS=9",
+    ]
+    lines += [stage.event("rank_started"), "read_events", "SECONDS=900", "read_events; name_stragglers"]
+    assert "alert" not in stage.bash(*lines)
