@@ -84,7 +84,7 @@ def check_text(text: str, what: str) -> None:
 
 
 def _check_source(text: str) -> None:
-    """A header line ends at '#' and goes on after a backslash (apptainer, parser/deffile.go, doHeader)."""
+    """A header line ends at '#' and continues after a backslash (apptainer, parser/deffile.go, doHeader)."""
     check_text(text, "the base")
     if "#" in text:
         raise UserError(

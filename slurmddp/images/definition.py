@@ -26,7 +26,7 @@ def render_definition(
     """The text of the definition file; `version` is slurmddp's own.
 
     pins:   by the names of bases in registries; a base without one is pulled by its name.
-    commit: of the recipe. It and the base's digest are told in the image.
+    commit: of the recipe. The image records it and the base's digest.
     Raises UserError for a value that would open a section, or that Apptainer takes for a build argument.
     """
     pin = pins.get(image.base.source)

@@ -31,7 +31,7 @@ class Wanted:
     plain:      the definition with nothing in it that changes nothing in the image: what its inputs' hash is made of.
     definition: (pins of bases in registries, commit or None) -> the definition file's text.
     notes:      for the user, before the build.
-    folder:     where the user wrote it down, whose commit is told in the image; None where nobody did.
+    folder:     of the user's recipe, whose commit the image records; None without a recipe of the user.
     informed:   what registries say of the bases, by their names -> the same image, with what follows from it.
     undecided:  whether it is known only once registries were asked what is built: `definition` raises UserError then.
     """
@@ -70,7 +70,7 @@ def of_recipe(image: Ingredients) -> Wanted:
         (image.base,),
         image.sources,
         image.pip,
-        # slurmddp's own version and the commit are told in the image, and change nothing in it.
+        # The image records slurmddp's version and the commit, which change nothing in it.
         plain=render_definition(image, version=""),
         definition=lambda pins, commit: render_definition(image, __version__, pins, commit),
         folder=image.folder,

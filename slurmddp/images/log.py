@@ -46,7 +46,7 @@ class BuildLog:
         self._write(*(f"# {line}" for line in lines))
 
     def failure(self, head: str) -> str:
-        """What people are told: the cause, where it is known, the end of the log, and where all of it is."""
+        """Return the message for people: the cause, if it is known, the end of the log, and the log's path."""
         shown = "".join(f"  | {line}\n" for line in list(self._last)[-_SHOWN_LINES:]) or "  | (no output)\n"
         cause = explain(self._last)
         told = f": {cause.why}\n  -> {cause.todo}\nthe" if cause else "; the"

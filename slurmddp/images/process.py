@@ -1,4 +1,4 @@
-"""Runs a long command with its output read live, and ends it, children included, when we are told to stop."""
+"""Run a long command with its output read live; a signal to stop also ends its children."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class BuildJob(NamedTuple):
 def follow(job: BuildJob, report: Callable[[str], None], stop: StopSignals) -> UserError | ExternalError | None:
     """Give the log's lines to `report` until the job is over; the error that its end is, exit code 2 or 1, or None.
 
-    Raises Stopped, UserError and ExternalError while the job goes on.
+    Raises Stopped, UserError and ExternalError while the job continues.
     """
     log = _Log(job.log)
     watch = _Watch(job, report, stop)
@@ -104,7 +104,7 @@ class _Log:
 
 
 class _Watch:
-    """What Slurm says of the job, now and then; changes are told."""
+    """Slurm's state of the job, asked now and then; changes are printed."""
 
     def __init__(self, job: BuildJob, report: Callable[[str], None], stop: StopSignals) -> None:
         self.view: JobView | None = None
@@ -128,7 +128,7 @@ class _Watch:
             self.view = view = self._job.scheduler.job(self._job.id)
         except ExternalError as error:
             self._stop.check()  # ctrl-C in a terminal ends this small command, too
-            self._tell(f"note: {error}")  # the job goes on, whether the controller answers or not
+            self._tell(f"note: {error}")  # the job continues, whether the controller answers or not
             return
         if view is None or view.state in ENDED:
             self._over_since = time.monotonic()

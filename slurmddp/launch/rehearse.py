@@ -147,7 +147,7 @@ class Rehearsal:
         if "killed" not in done.out:
             raise RehearsalFailed(step, f"rank {rank} was not found on node {node}: {done.text.strip()}")
         self._wait(step, lambda: len(self._events("resumed")) > resumed)
-        # The newest line may be one of before the kill: only later ones show that training goes on.
+        # The newest line may be from before the kill: only later ones show that training continues.
         known = len(self._rows())
         self._wait(step, lambda: any(row["step"] > self._killed_at for row in self._rows()[known:]))
         again = self._events("resumed")[-1]

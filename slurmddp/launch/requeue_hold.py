@@ -56,6 +56,6 @@ def release_hold(folder: RunFolder, facts: Evidence, view: JobView | None) -> st
     except (ExternalError, UserError, OSError) as error:
         until = f" until {view.start}" if view and view.start else ""
         return f"Slurm holds the requeued job{until}, and slurmddp could not release it: {error}"
-    with contextlib.suppress(OSError):  # a run folder on a full disk: the job goes on all the same
+    with contextlib.suppress(OSError):  # a run folder on a full disk: the job continues anyway
         append_event(folder.events, "hold_released", job_id=str(job_id))
     return f"released the requeued job {job_id} from its two-minute hold: it can start now"

@@ -1,4 +1,4 @@
-"""Who is told of what, and by which way; the watchdog job; Slurm's own mail."""
+"""Alert targets, the kinds that they receive, and the host that sends; the watchdog job; Slurm's own mail."""
 
 from __future__ import annotations
 

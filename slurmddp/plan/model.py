@@ -65,7 +65,7 @@ class NodePlan(NamedTuple):
 
     @property
     def elastic(self) -> bool:
-        """Whether the job can lose nodes and go on in its allocation."""
+        """Whether the job can lose nodes and continue in its allocation."""
         return self.min < self.max or self.spares > 0
 
     @property

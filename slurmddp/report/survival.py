@@ -1,4 +1,4 @@
-"""What becomes of a run in which something breaks, and who is told: lines of `slurmddp plan`."""
+"""What happens to a run after a fault, and who gets an alert: lines of `slurmddp plan`."""
 
 from __future__ import annotations
 

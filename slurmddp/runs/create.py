@@ -45,7 +45,7 @@ def new_id(name: str, now: datetime | None = None) -> str:
             todo="use at most 100 letters, digits and . _ + -, and begin with a letter or digit",
         )
     moment = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
-    # SystemRandom: runs of one second are told apart even where a program has seeded `random`.
+    # SystemRandom: runs of the same second differ even if a program has seeded `random`.
     suffix = "".join(random.SystemRandom().choices(string.ascii_lowercase + string.digits, k=4))
     return f"{name}-{moment}-{suffix}"
 

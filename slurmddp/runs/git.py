@@ -34,7 +34,7 @@ _NO_TRANSPORTS = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_T
 
 @dataclass(eq=False)  # an exception has to take its traceback and be hashable
 class GitError(Exception):
-    """git is absent, refused, or took too long; `timed_out` tells the last. Callers go on without git."""
+    """git is absent, refused, or took too long; `timed_out`: the last of these. Callers continue without git."""
 
     message: str
     timed_out: bool = False

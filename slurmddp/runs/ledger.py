@@ -43,8 +43,8 @@ KINDS = {
 
 
 class Recovery(NamedTuple):
-    """Training went on. attempt: in which; step: its first new one, where that is told; milliseconds: from the last
-    sign of training before; failed: whether a failure had ended that, and not the end of its time."""
+    """Training continued. attempt: in which; step: its first new one, if known; milliseconds: from the last sign of
+    training before; failed: whether a failure had ended that, and not the time limit."""
 
     attempt: int
     step: int | None
@@ -56,7 +56,7 @@ class Recovery(NamedTuple):
 class Ledger:
     """The time of one run. All times are whole milliseconds, so that they add up exactly.
 
-    begin, end     unix time of submission, and of the end (of now, while the run goes on)
+    begin, end     unix time of submission, and of the end (of now, while the run continues)
     spent          kind -> milliseconds, for every one of KINDS; their sum is end - begin
     jobs           starts of the job's script
     attempts       starts of torchrun, which the script repeats where nodes were lost
@@ -96,7 +96,7 @@ def ledger(facts: Evidence, rows: Sequence[Mapping[str, Any]], *, script: bool, 
     """Account for a run's time. Pure; None for a run that was never submitted and never began.
 
     rows: the lines of metrics.jsonl; script: whether the ranks run a script of the user's own; now: unix seconds
-    while the run goes on, None once it is over.
+    while the run continues, None once it is over.
 
     A metrics line tells in `seconds` what the time since the line before it went into, and the event `timing` at a
     clean end what all of the time since `ready` did. Where they do not, it is training but for the stalls that events

@@ -17,7 +17,7 @@ EXIT_CODES = {
     "pending": 3, "running": 3, "requeued": 3, "stopping": 3,
 }  # fmt: skip
 
-# Slurm's state words (squeue(1), "JOB STATE CODES") for jobs that go on or have ended badly. COMPLETED,
+# Slurm's state words (squeue(1), "JOB STATE CODES") for jobs that continue or have failed. COMPLETED,
 # FAILED, PREEMPTED and PENDING need a closer look.
 _PLAIN = {
     "RUNNING": "running", "SUSPENDED": "running", "RESIZING": "running", "SIGNALING": "running",
@@ -84,7 +84,7 @@ def judge(job: JobView | None, facts: Evidence, *, answered: bool = True) -> Run
 
     Slurm's word wins while it knows the job. Three things are beyond it: a script that ended with 0, or with
     an error, after a clean stop (the marker tells), and a job that we only ran inside (`slurmddp run` in an
-    allocation), which goes on when our script has ended. Once Slurm has forgotten the job, the newest
+    allocation), which continues when our script has exited. Once Slurm has forgotten the job, the newest
     attempt's marker and its job_ended decide; a script that began and left no end is lost. A user's own
     script writes no marker: exit code 0 is done.
     """

@@ -29,7 +29,7 @@ class Mark:
 class Attempt:
     """One attempt of the job's script: begin and end in milliseconds, and what rank 0 told in between.
 
-    A script makes several where it goes on without a node that was lost. begins: whether it is the first one of a start
+    A script makes several if it continues without a lost node. begins: whether it is the first one of a start
     of the script; ended: whether the script wrote down its end, and code: the exit code that it gave there; over:
     whether the script ended with it. script: what the script itself told in between.
     """
@@ -63,7 +63,7 @@ def timeline(
 ) -> Timeline | None:
     """Put a run's records in order. Pure; None if neither a submission nor an attempt is known.
 
-    submitted: unix seconds; rows: the lines of metrics.jsonl; now: unix seconds while the run goes on, None once it
+    submitted: unix seconds; rows: the lines of metrics.jsonl; now: unix seconds while the run continues, None once it
     is over.
 
     The clocks of the nodes and of the login host differ, so no time is taken as it stands: the order is that of the
@@ -181,7 +181,7 @@ def _in_order(marks: Iterable[Mark]) -> list[Mark]:
 def _bounded(attempt: Attempt, earliest: int, *, until: int | None, open_end: bool) -> Attempt:
     """An attempt after `earliest`, its marks inside it.
 
-    until: when the next attempt began, or, for the last one (open_end), what time it is now if the run goes on. Only
+    until: when the next attempt began, or, for the last one (open_end), what time it is now if the run continues. Only
     an attempt that wrote down no end needs it.
     """
     begin = max(attempt.begin, earliest)

@@ -24,7 +24,7 @@ class UserError(Exception):
 
 
 class PeerError(RuntimeFailure):
-    """Another rank failed; this one ends because it cannot go on alone. The other one prints the reason."""
+    """Another rank failed; this one exits because it cannot continue alone. The other one prints the reason."""
 
 
 class NotFiniteError(RuntimeFailure):

@@ -1,4 +1,4 @@
-"""Where a run goes on: the newest good checkpoint, or the beginning."""
+"""Where a run continues: at the newest good checkpoint, or at step 0."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ def resume(session: Session) -> Position:
 
 
 def _load_given(session: Session) -> None:
-    """The weights that the job names to start from. A run that goes on has its own."""
+    """The weights that the job names to start from. A run that continues has its own."""
     wanted = session.job.train.init_from
     if wanted is None:
         return

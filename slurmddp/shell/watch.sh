@@ -173,7 +173,7 @@ name_stragglers() {
   done
 }
 
-# The ranks are told in time to save once more, however long that has come to take.
+# Ask the ranks early enough to save once more, however long a save takes by now.
 end_time=${SLURM_JOB_END_TIME:-}
 watch_clock() {
   local lead=$((2 * longest_save + 30))

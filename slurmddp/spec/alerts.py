@@ -1,4 +1,4 @@
-"""Alerts: who is told of what, from where a message can leave, and the watchdog job."""
+"""Alerts: targets and the kinds that they receive, the host that sends, and the watchdog job."""
 
 from typing import Annotated, Any, Literal
 

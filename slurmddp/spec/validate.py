@@ -45,7 +45,7 @@ _BOUNDS = {
 _NO_KEYS = ("[key]", "[number]", "[range]")
 
 
-#: Mistakes that are told of; the rest are counted.
+#: Mistakes that are shown; the rest are counted.
 _TOLD = 20
 
 #: What to do about a mistake below a key, where its own message does not say it.

@@ -1,4 +1,4 @@
-"""What all trackers have in common: what they are told of a run, and what they must be able to do."""
+"""What all trackers have in common: what they get of a run, and what they must be able to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurmddp.errors import UserError
 
 
 class Facts(NamedTuple):
-    """What a tracker is told of a run. folder: for files of the tracker; settings: flat, by key."""
+    """What a tracker gets of a run. folder: for files of the tracker; settings: flat, by key."""
 
     run_id: str
     job_name: str

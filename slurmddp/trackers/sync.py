@@ -25,7 +25,7 @@ from slurmddp.trackers.base import Facts, Point, Tracker
 
 #: Class of each tracker in the module of its name.
 TRACKERS = {"wandb": "Wandb", "mlflow": "MLflow", "tensorboard": "TensorBoard"}
-#: Parts of job.yaml that a tracker is told. The others have accounts, addresses and variables.
+#: Parts of job.yaml that a tracker gets. The others have accounts, addresses and variables.
 _TOLD = ("train", "parallel", "checkpoint")
 #: Keys of a metrics line that are no values.
 _NO_VALUES = ("time", "step", "rank")

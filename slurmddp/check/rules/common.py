@@ -55,7 +55,7 @@ def several_nodes(script: Script, launch: Launch) -> bool:
 
 
 def nodes_option(launch: Launch) -> str | None:
-    """Return how many nodes the launcher is told to expect."""
+    """Return how many nodes the launcher expects, by its options."""
     return launch.option({"accelerate": "num-machines", "deepspeed": "num-nodes"}.get(launch.kind, "nnodes"))
 
 

@@ -1,4 +1,4 @@
-"""What a user is told where a registry answers that it cannot or will not."""
+"""Messages for a registry that answers with an error."""
 
 from __future__ import annotations
 

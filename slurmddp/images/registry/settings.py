@@ -30,7 +30,7 @@ class Proxy:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the proxy is told, and nobody behind it."""
+        """The headers for the proxy alone, not for the registry behind it."""
         coded = base64.b64encode((self.userinfo or "").encode()).decode("ascii")
         return {} if self.userinfo is None else {"Proxy-Authorization": f"Basic {coded}"}
 

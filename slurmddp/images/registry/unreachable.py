@@ -1,4 +1,4 @@
-"""What a user is told where a registry cannot be reached."""
+"""Messages for a registry that cannot be reached."""
 
 from __future__ import annotations
 

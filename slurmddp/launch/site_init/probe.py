@@ -139,7 +139,7 @@ def _options(live: Live, kind: NodeType, partition: str, account: str | None, to
         f"--account={account}" if account else None,
         f"--time={slurm_time(min(_TIME, live.max_time(row)[0] or _TIME))}",
         f"--partition={partition}",
-        # Slurm takes any node of the partition unless it is told which.
+        # Without it, Slurm takes any node of the partition.
         f"--nodelist={kind.inside(partition).node.name}" if len(live.types(partition)) > 1 else None,
         "--no-requeue",
     )

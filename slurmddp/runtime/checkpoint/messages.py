@@ -1,4 +1,4 @@
-"""What people and events.jsonl are told of checkpoints: the same by the entrypoint and by the library."""
+"""Messages about checkpoints for people and events.jsonl: the same from the entrypoint and from the library."""
 
 from collections.abc import Sequence
 from pathlib import Path

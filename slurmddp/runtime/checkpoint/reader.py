@@ -57,7 +57,7 @@ def _data(folder: Path) -> dict[str, Any]:
 def check_data(choice: Choice, now: Mapping[str, Any]) -> list[str]:
     """Compare data.json with the present run's; returns remarks on what differs and does no harm.
 
-    Raises UserError, on all ranks alike, where the stream of samples could not go on: other data, another
+    Raises UserError, on all ranks alike, if the stream of samples could not continue: other data, another
     seed or another optimizer.
     """
     then = choice.data

@@ -1,4 +1,4 @@
-"""Copies of this rank's part of the state: what is written while training goes on.
+"""Copies of this rank's part of the state, which are written while training continues.
 
 The memory is one mapping, taken and touched once and used for every save. Data workers do not inherit it:
 after a fork, each page of an inherited one would be copied again on the next save.
@@ -41,7 +41,7 @@ class Staging:
     def fill(self, tensors: Mapping[str, torch.Tensor], urgent: Set[str] = frozenset()) -> None:
         """Copy the live tensors.
 
-        On CPU they may change afterwards. On a GPU the copies go on after the call: `hold` before the
+        On CPU they may change afterwards. On a GPU the copies continue after the call: `hold` before the
         tensors change. Those named in `urgent`, small ones that change earlier, may change at once.
         """
         with torch.no_grad():
@@ -54,7 +54,7 @@ class Staging:
                 self._gpu.start(first, later)
 
     def hold(self) -> None:
-        """Let the GPU's present stream wait for the copies; the calling thread goes on at once."""
+        """Make the GPU's current stream wait for the copies; the calling thread continues at once."""
         if self._gpu is not None:
             self._gpu.hold()
 

@@ -1,4 +1,4 @@
-"""Saving: each rank copies its part of the state, and a thread writes it while training goes on."""
+"""Saving: each rank copies its part of the state, and a thread writes it while training continues."""
 
 import atexit
 import dataclasses
@@ -51,7 +51,7 @@ class Writer:
     """Writes the checkpoints of one attempt. Every rank has to make one, and to close it.
 
     `root`: the folder of checkpoints. `keep`, `keep_every`, `rejected`: see layout.prune. `asynchronous`: whether
-    training goes on while a thread writes. `config`: hash of the job's description. `mesh`: ranks by dimension, for
+    training continues while a thread writes. `config`: hash of the job's description. `mesh`: ranks by dimension, for
     the manifest.
     """
 
@@ -99,7 +99,7 @@ class Writer:
     def begin(self, trained: state.Trained, *, step: int, data: Mapping[str, Any]) -> float:
         """Start the checkpoint of `step`; every rank has to call it. `data`: the content of data.json.
 
-        Waits for the one before. Returns the seconds that it took: the rest goes on in a thread, unless the
+        Waits for the one before. Returns the seconds that it took: a thread does the rest, unless the
         writer is synchronous. On a GPU the weights are still being copied: `copied` before they change.
         A failure to write is no exception: `poll` and `finish` tell of it.
         """

@@ -62,7 +62,7 @@ class ByLength(SampleOrder):
     A window is `batches` * `total` positions of the row, counted from position `origin` on. Its samples are sorted by
     length (ties: by position), cut into global batches, and these are put in an order of their own, drawn from
     (seed, window). So a window holds the same samples as without sorting; where a run ends in the middle of one, it has
-    not seen the rest of it. A window is full at the end of an epoch, too: the row goes on.
+    not seen the rest of it. A window is full at the end of an epoch, too: the sequence continues.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ByLength(SampleOrder):
 def window_origin(
     position: int, *, saved: tuple[int, int | None, int], total: int, by_length: int | None, where: str = ""
 ) -> int:
-    """Return the position from which windows count in a run that goes on at `position`.
+    """Return the position from which windows count in a run that continues at `position`.
 
     `saved`: global batch, by_length and origin at which the run came there. Where they stay, so does the origin.
     Where one changes, windows count from here on. Raises UserError if that is the middle of an old window: its first

@@ -66,22 +66,22 @@ class Shared:
         if self.events is not None and self.world.is_main:
             self.events.write(event, **facts)
 
-    def agree(self, *wishes: bool) -> list[bool]:
-        """Return each wish that any rank has. A collective on the host, small: a fraction of a millisecond; no GPU
+    def agree(self, *flags: bool) -> list[bool]:
+        """Return each flag that any rank has set. A small collective on the host: a fraction of a millisecond; no GPU
         waits.
         """
         if self.world.size == 1:
-            return list(wishes)
-        facts = torch.tensor([int(wish) for wish in wishes])
+            return list(flags)
+        facts = torch.tensor([int(flag) for flag in flags])
         dist.all_reduce(facts, op=dist.ReduceOp.MAX, group=self.world.coordination)
         return [bool(fact) for fact in facts.tolist()]
 
-    def agree_to_stop(self, *wishes: bool) -> list[bool]:
-        """Return whether any rank was asked to stop, and each of the other wishes, in one reduction.
+    def agree_to_stop(self, *flags: bool) -> list[bool]:
+        """Return whether any rank was asked to stop, and each of the other flags, in one reduction.
 
         From the step in which they agree on, all ranks know, and no further collective is needed for it.
         """
-        stop, *others = self.agree(self.stop.wanted(), *wishes)
+        stop, *others = self.agree(self.stop.wanted(), *flags)
         if stop and self.stopped is None:
             self.stopped = self.stop.agreed_reason(self.world)
             self.console.say(f"stopping   {self.stopped}")

@@ -10,7 +10,7 @@ from typing import Any
 class Dashboard:
     """Writes on rank 0, and does nothing elsewhere or where TensorBoard is not installed, which it says once.
 
-    A dashboard never ends a run: where it cannot write any more, it says so once and gives up.
+    A dashboard never ends a run: if a write fails, it prints one message and writes no more.
     """
 
     def __init__(self, folder: Path, *, enabled: bool, say: Callable[[str], None], first_step: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Watches for hosts that hold the others up, at no cost to the steps: figures travel while training goes on."""
+"""Find hosts that slow the others down, at no cost to the steps: figures are gathered while training continues."""
 
 import math
 import statistics

@@ -60,7 +60,7 @@ class Measured:
 def verdict(measured: Measured, wish: Wish, slow: Mapping[str, str] | None = None, pairs: str = "") -> list[str]:
     """Return the lines of the verdict, which job.sh reads.
 
-    The first line is `ok TEXT`, `low TEXT` (below the floor) or `tcp TEXT` (the run must not go on); then `facts JSON`,
+    The first line is `ok TEXT`, `low TEXT` (below the floor) or `tcp TEXT` (the run must not start); then `facts JSON`,
     and `bad NODE TEXT` for each node that should be replaced. slow, pairs: what `pairs.explain` said.
     """
     text, word, bad = measured.text, "ok", dict(slow or {})
@@ -93,7 +93,7 @@ def verdict(measured: Measured, wish: Wish, slow: Mapping[str, str] | None = Non
 
 
 def not_measured(why: str) -> list[str]:
-    """Return the lines of a verdict without a measurement: the run goes on."""
+    """Return the lines of a verdict without a measurement: the run continues."""
     return [f"none {plain(f'not measured: {why}')}", _facts({"result": "none"})]
 
 

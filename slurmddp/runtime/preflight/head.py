@@ -1,4 +1,4 @@
-"""The head's side: hear every node, try the way back, have nodes try each other, compare, and write the verdict."""
+"""The head's side: collect reports, try connections to and between the nodes, compare, and write the verdict."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ from slurmddp.runtime.preflight.protocol import (
 from slurmddp.runtime.signing import ForgedError
 from slurmddp.shared.files import write_whole
 
-#: Connections that are tried at once on the way back.
+#: Connections back to nodes that are tried at once.
 _AT_ONCE = 256
 #: Seconds to tell the nodes what became of them.
 _GOODBYE = 5.0

@@ -27,7 +27,7 @@ from slurmddp.runtime.preflight.protocol import (
 )
 from slurmddp.shared.files import write_whole
 
-#: The part of the time after which a node gives up a head that it never heard of.
+#: The part of the time after which a node stops trying a head that never answered.
 _PATIENCE = 0.75
 
 

@@ -19,7 +19,7 @@ class NodeSettings:
     head, port: what torchrun will meet at: the head's name or address, and the rendezvous port.
     address:   this node's own, of `interface`; `network` is the same with its prefix length, empty where unknown.
     identity:  unique for the run, the job and the attempt.
-    seconds:   after which a silent node is given up.
+    seconds:   after which a silent node counts as failed.
     gpus:      wanted on each node, 0 for none; vendor: nvidia, amd, or empty where it is not known.
     image:     what tells one image file from another, empty without a container.
     scratch:   the node's own folder, if there is one.

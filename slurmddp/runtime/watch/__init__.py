@@ -1,1 +1,1 @@
-"""Stopping in time, and noticing what does not go on: signals, heartbeats, hangs, markers."""
+"""Stop in time, and detect a lack of progress: signals, heartbeats, hangs, markers."""

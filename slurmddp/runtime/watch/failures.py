@@ -59,7 +59,7 @@ class Progress:
 def begin(root: Path, attempt: int, environ: Mapping[str, str] = os.environ) -> str | None:
     """Rank 0 calls it as the ranks start: notes how the start before it ended, and says why this one must not be.
 
-    None where it may go on, and where job.sh has set no limit. Else the marker that ends the attempt is written.
+    None if it may continue, and if job.sh has set no limit. Otherwise, write the marker that ends the attempt.
     """
     limit = environ.get(LIMIT, "")
     if not limit.isdecimal():
@@ -90,7 +90,7 @@ def note_ranks(root: Path, nodes: Iterable[str]) -> None:
 
 
 def check() -> None:
-    """Before a script of the user's own: raises SystemExit(0) where the attempt is over, or must not go on."""
+    """Before a script of the user's own: raises SystemExit(0) if the attempt is over, or must not continue."""
     root, attempt = os.environ.get("SLURMDDP_RUN"), os.environ.get("SLURMDDP_ATTEMPT", "")
     if not root or not attempt.isdecimal():
         return

@@ -107,7 +107,7 @@ class Hang:
                     os.kill(pid, signal.SIGKILL)
 
     def _told(self) -> bool:
-        """A rank that was suspended and goes on sees the others silent: they have gone, and have said why."""
+        """A rank that continues after a suspension sees the others silent: they have exited, and have reported why."""
         with contextlib.suppress(OSError):
             return self._events.told("hang")
         return False

@@ -56,8 +56,8 @@ class Progress:
 class Patience:
     """Deadlines learned from what was observed: `shortest`, or five times the longest so far of that phase.
 
-    It is told the time in pieces, and counts only those in which the caller really ran: after a suspended
-    job goes on, no rank is late.
+    It gets the time in pieces, and counts only those in which the caller really ran: after a suspended
+    job continues, no rank is late.
     """
 
     def __init__(self, progress: Progress, *, shortest: float, collective: float) -> None:

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# --- no way back into the queue
+# --- no requeue
 # This job is not one that could be brought back.
 requeue() { return 1; }
 was_requeued() { return 1; }

@@ -1,5 +1,5 @@
 """InfiniBand and RoCE as NCCL will find them in the container: the adapters' device files, and the library with a
-driver for them. Where one is missing, NCCL takes TCP without a word: warnings, since the run goes on, only slower.
+driver for them. Where one is missing, NCCL uses TCP without a message: warnings, since the run works, only slower.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ def wanted(settings: NodeSettings, environ: Mapping[str, str]) -> bool:
 
 
 def refused(environ: Mapping[str, str]) -> bool:
-    """Return whether NCCL takes another way: it is told so, or has a plugin for the network (libfabric, UCX)."""
+    """Return whether NCCL uses another transport: by a setting, or by a plugin for the network (libfabric, UCX)."""
     disabled = environ.get("NCCL_IB_DISABLE", "0") not in ("", "0")
     return disabled or environ.get("NCCL_NET", "IB").upper() != "IB" or bool(environ.get("NCCL_NET_PLUGIN"))
 
