@@ -44,7 +44,7 @@ def of_run(run_id: str, environment: Mapping[str, str]) -> Path:
 
 
 def default_file(target: AlertTarget, environment: Mapping[str, str]) -> Path:
-    """Where a target's address is read from if it names no variable and no file."""
+    """Return where a target's address is read from if it names no variable and no file."""
     return config_folder(environment) / "alerts" / target.name
 
 
@@ -171,7 +171,7 @@ def _is_needless(folder: RunFolder, now: float) -> bool:
 
 
 def _is_over(folder: RunFolder) -> bool:
-    """Whether the newest job of the run has ended, and is not back in the queue (which it says before its end)."""
+    """Return whether the newest job of the run has exited without a requeue (which it announces before)."""
     facts = evidence(folder)
     return facts.started is not None and facts.ended is not None and facts.requeued is None
 

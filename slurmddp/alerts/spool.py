@@ -79,7 +79,7 @@ def _waiting(folder: RunFolder) -> list[str]:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether the time is over that its sender had given itself."""
+    """Return whether the time is over that its sender had given itself."""
     until = _head(path).get("until", "")
     limit = float(until) if until.isdecimal() else path.stat().st_mtime + _STALE_SECONDS
     return time.time() > limit

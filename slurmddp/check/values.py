@@ -221,7 +221,7 @@ def _pieces(raw: str, scope: Scope, depth: int, *, inside: bool = False) -> list
 
 
 def _substitution(raw: str, at: int, scope: Scope, depth: int) -> tuple[Value, int]:
-    """What starts with `$` or a backtick, and the index behind it."""
+    """Return what starts with `$` or a backtick, and the index behind it."""
     if raw[at] == "`":
         end = quoted(raw, at)
         return _command_output(raw[at + 1 : end - 1], scope, depth), end

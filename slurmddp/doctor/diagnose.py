@@ -234,7 +234,7 @@ class Examination:
         ]
 
     def _was_handled(self, hit: Hit) -> bool:
-        """Whether the log went on for long after an exception, before anything else went wrong in it."""
+        """Return whether the log went on for long after an exception, before anything else went wrong in it."""
         if hit.traceback is None or hit.cause.order != _BY_TIME:
             return False
         later = [
@@ -266,7 +266,7 @@ class Examination:
         return seen.first.place >= root.place
 
     def _verdict(self, best: Hit, claims: Iterable[Hit]) -> tuple[str, str]:
-        """How sure the answer is, and what is known beyond the title."""
+        """Return how sure the answer is, and what is known beyond the title."""
         cause = best.cause
         if cause.id == "nccl-timeout":
             return self._timeout()
@@ -292,14 +292,14 @@ class Examination:
 
 
 def _weaker(sure: str, cause: Cause, text: str) -> str:
-    """How sure a warning makes us: of setup and launch it is a hint only."""
+    """Return how sure a warning makes us: of setup and launch it is a hint only."""
     if _WARNING.search(text) and _AT_THE_END + 1 < cause.order < _BY_TIME and sure != "note":
         return "hint"
     return "likely" if sure == "certain" and (_WARNING.search(text) or _WEAK.search(text)) else sure
 
 
 def _how_unreachable(text: str) -> str:
-    """What the error of the connection says about the reason."""
+    """Return what the error of the connection says about the reason."""
     if re.search(r"[\[( ](?:localhost|127\.)", text):
         return "the address is that of the node itself: on another node than the master it is wrong"
     if "refused" in text or "errno: 111" in text:

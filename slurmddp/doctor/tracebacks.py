@@ -128,5 +128,5 @@ def _is_class(name: str) -> bool:
 
 
 def _is_code(text: str, current: Traceback) -> bool:
-    """Whether this is the line of code that belongs to the last frame, such as `raise ValueError`."""
+    """Return whether this is the line of code that belongs to the last frame, such as `raise ValueError`."""
     return text.startswith("    ") and bool(current.frames) and "Error" in text and text.lstrip().startswith("raise")

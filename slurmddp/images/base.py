@@ -94,7 +94,7 @@ def _check_source(text: str) -> None:
 
 
 def is_carried(path: str) -> bool:
-    """Whether %files carries this path unchanged: as a source it reaches a shell on the host."""
+    """Return whether %files carries this path unchanged: as a source it reaches a shell on the host."""
     return _CARRIED.fullmatch(path) is not None and path == path.strip()
 
 

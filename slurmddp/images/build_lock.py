@@ -48,7 +48,7 @@ class Holder(NamedTuple):
 
 
 def is_held(target: Path) -> bool:
-    """Whether a build of this image is running, here or, where the file system's locks reach, elsewhere.
+    """Return whether a build of this image is running, here or, where the file system's locks reach, elsewhere.
 
     Raises UserError where something else is in its lock's place.
     """
@@ -56,7 +56,7 @@ def is_held(target: Path) -> bool:
 
 
 def holder(target: Path) -> Holder | None:
-    """Who builds this image. None where nobody does.
+    """Return who builds this image. None where nobody does.
 
     Where the file system has no locks, a lock file counts unless the build that left it is known to be over.
     Raises UserError where something else is in the lock's place.
@@ -87,7 +87,7 @@ def _who(text: str) -> str:
 
 
 def _is_over(text: str) -> bool:
-    """Whether the build that wrote this into its lock file is known to have ended: its process or its job is gone."""
+    """Return whether the build that wrote this into its lock file is over: its process or its job is gone."""
     found = _MARKER.match(text)
     if found is None:
         return False
@@ -171,7 +171,7 @@ def _held(path: Path, report: Callable[[str], None]) -> int:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the path still leads to the open file."""
+    """Return whether the path still leads to the open file."""
     mine = os.fstat(descriptor)
     try:
         there = path.lstat()

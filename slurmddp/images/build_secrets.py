@@ -14,7 +14,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def read_secrets(options: Iterable[str], cwd: Path, environment: Mapping[str, str]) -> dict[str, Item]:
-    """What is put beside the definition, by id. Raises UserError, never with a value in it."""
+    """Return what is put beside the definition, by id. Raises UserError, never with a value in it."""
     found: dict[str, Item] = {}
     for option in options:
         said = {_KEYS.get(name, ""): value for name, _, value in (part.partition("=") for part in option.split(","))}

@@ -70,7 +70,7 @@ def find_builder(prefer: str | None = None) -> Builder:
 
 
 def parse_version(name: str, text: str) -> Builder:
-    """Of "apptainer version 1.4.5-1", "singularity-ce version 4.1.0" or "singularity version 3.8.7"."""
+    """Parse "apptainer version 1.4.5-1", "singularity-ce version 4.1.0" or "singularity version 3.8.7"."""
     version = re.search(r"\d+\.\d+[\w.+~-]*", text)
     flavour: Flavour = "singularity"
     if text.lower().startswith("apptainer"):
@@ -191,7 +191,7 @@ def _inspect(builder: Builder, image: Path, said: BuildLog, stop: StopSignals) -
 
 
 def _packages(builder: Builder, image: Path, listed: bool, stop: StopSignals) -> list[str] | None:
-    """What `pip freeze` said in the build, or says now; None where this machine cannot run images, or there is no pip.
+    """Return `pip freeze` of the build, or of now; None if this machine cannot run images, or there is no pip.
 
     listed: the build has written it down. An image without such a list may have that of its base.
     """

@@ -33,7 +33,7 @@ class Version:
 
     @classmethod
     def parse(cls, text: str | None) -> Version | None:
-        """Of "575.51.02" or "12.9.0.036"; None for what is no version."""
+        """Parse "575.51.02" or "12.9.0.036"; None if the text is no version."""
         text = (text or "").strip()
         if not _VERSION.fullmatch(text):
             return None
@@ -89,13 +89,13 @@ class _Table:
 
 
 def of_release(tag: str) -> ImageCuda:
-    """Of NVIDIA's PyTorch image `25.04`, which has the compat libraries. Raises UserError for an unknown release."""
+    """Return what NVIDIA's PyTorch image `25.04` has, with compat libraries. Raises UserError for an unknown one."""
     known = releases.release(tag)
     return ImageCuda(known.cuda, known.driver, True)
 
 
 def of_environment(environment: Mapping[str, str]) -> ImageCuda:
-    """Of the variables in an image's configuration.
+    """Return what the variables in an image's configuration say.
 
     NVIDIA_REQUIRE_CUDA is not asked: in these images it lets pass what does not run.
     """
@@ -105,7 +105,7 @@ def of_environment(environment: Mapping[str, str]) -> ImageCuda:
 
 
 def check(image: ImageCuda, driver: str | None, *, gpu: str | None = None) -> Verdict:
-    """Whether the image runs on hosts with that driver. gpu: a profile's gpu_type or a model's name. Never raises."""
+    """Return whether the image runs on hosts with that driver. gpu: a profile's gpu_type or a model. Never raises."""
     found, own, cuda = Version.parse(driver), Version.parse(image.driver), Version.parse(image.cuda)
     if driver is None or found is None:
         what = "the driver of the nodes is unknown" if driver is None else f"{driver!r} is not a driver's version"
@@ -170,7 +170,7 @@ def _across_majors(image: ImageCuda, driver: str, found: Version, cuda: Version,
 
 
 def _older_image(found: Version, least: str) -> str:
-    """What helps where the driver is too old for the image's CUDA."""
+    """Return what helps where the driver is too old for the image's CUDA."""
     fitting = [
         tag
         for tag, release in releases.releases().items()

@@ -40,7 +40,7 @@ _LONGEST, _MOST_HALVES = 4096, 3
 
 
 def _is_half(ahead: str) -> bool:
-    """Whether what precedes a `**/` leaves it in the middle of a name."""
+    """Return whether what precedes a `**/` leaves it in the middle of a name."""
     return ahead != "" and not ahead.endswith("/")
 
 

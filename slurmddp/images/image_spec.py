@@ -50,7 +50,7 @@ class Wanted:
 
     @property
     def base(self) -> Base:
-        """What its last stage starts from."""
+        """Return what its last stage starts from."""
         return self.bases[-1]
 
     @property

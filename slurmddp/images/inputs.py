@@ -34,7 +34,7 @@ class Inputs:
         return hashlib.sha256(json.dumps(dict(sorted(self.parts.items()))).encode()).hexdigest()
 
     def facts(self) -> dict[str, Any]:
-        """For the lock."""
+        """Return the record for the lock file."""
         return {
             "key": self.key,
             "parts": dict(self.parts),
@@ -42,7 +42,7 @@ class Inputs:
         }
 
     def differs(self, lock: Mapping[str, Any]) -> str:
-        """What is not as it was when the image of this lock was made, in words."""
+        """Return what is not as it was when the image of this lock was made, in words."""
         then = (lock.get("inputs") or {}).get("parts")
         if not isinstance(then, dict):
             return "its lock file does not record its inputs"

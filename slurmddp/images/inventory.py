@@ -39,7 +39,7 @@ class Shelved:
 
     @property
     def cuda(self) -> ImageCuda:
-        """What its base brings, by its registry's word or by NVIDIA's release."""
+        """Return what its base brings, by its registry's word or by NVIDIA's release."""
         said = self.lock.get("registry") or {}
         tag = tag_of(str(self.lock.get("base") or "").removeprefix("docker://"))
         known = ImageCuda(None, None, None)
@@ -115,7 +115,7 @@ def remove(path: Path) -> None:
 
 
 def left_over(image: Path) -> list[Path]:
-    """What killed builds of this one image have left beside it; none while it is being built."""
+    """Return what killed builds of this one image have left beside it; none while it is being built."""
     begins = f".{image.name}."
     found = [path for path in image.parent.iterdir() if path.name.startswith(begins) and _DRAFT.fullmatch(path.name)]
     return [path for path in found if path.name.rsplit(".", 2)[0] == begins[:-1] and not _is_being_built(path)]
@@ -126,7 +126,7 @@ def _beside(image: Path) -> list[str]:
 
 
 def _is_being_built(draft: Path) -> bool:
-    """Whether the build that writes this file may still be running: its image is locked."""
+    """Return whether the build that writes this file may still be running: its image is locked."""
     from slurmddp.images.build_lock import is_held
 
     try:

@@ -15,7 +15,7 @@ _READ_LINES = 400
 
 
 def log_path(image: Path) -> Path:
-    """Where the log of the image's build is."""
+    """Return where the log of the image's build is."""
     return image.with_name(image.name + ".build.log")
 
 

@@ -153,7 +153,7 @@ def decide(
     rules: Rules | Callable[[], Rules],
     unreachable: Callable[[ExternalError], None] | None = None,
 ) -> Decision:
-    """What is to be built, and where: all that can be refused before a builder is needed. Changes nothing.
+    """Return what is to be built, and where: all that can be refused before a builder is needed. Changes nothing.
 
     unreachable: gets the error where a registry gives no answer, and the digests stay unknown; without it, or where
     they were asked for by --update, the error is raised. Raises UserError, ExternalError.
@@ -202,7 +202,7 @@ def _look(request: Request) -> tuple[Inputs, Path | None]:
 
 
 def _short(inputs: Inputs, digests: Mapping[str, str]) -> str:
-    """What the name of an image ends with: of its inputs, and of the bases in registries."""
+    """Return what the name of an image ends with: of its inputs, and of the bases in registries."""
     whole = "\n".join([inputs.key, *sorted(digests.values())])
     return hashlib.sha256(whole.encode()).hexdigest()[:_SHOWN]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def resolve_all(names: Iterable[str], settings: RegistrySettings) -> dict[str, RegistryImage]:
-    """What the registries say of these images. Raises UserError and ExternalError as `registry.client.resolve` does.
+    """Return the registries' answers about these images. Raises UserError, ExternalError, as `client.resolve` does.
 
     Some over plain HTTP and some over HTTPS are refused: the builder can be told for all of a build's registries only.
     """
@@ -38,12 +38,12 @@ def pins(images: Mapping[str, RegistryImage], settings: RegistrySettings) -> dic
 
 
 def speaks_plainly(images: Mapping[str, RegistryImage], settings: RegistrySettings) -> bool:
-    """Whether any of them is had over plain HTTP, which Apptainer and Singularity have to be told."""
+    """Return whether any of them is had over plain HTTP, which Apptainer and Singularity have to be told."""
     return any(settings.location(image.reference).scheme == "http" for image in images.values())
 
 
 def facts_of(image: RegistryImage) -> dict[str, object]:
-    """What the lock tells of a base in a registry."""
+    """Return what the lock tells of a base in a registry."""
     return {
         "reference": str(image.reference),
         "digest": image.digest,

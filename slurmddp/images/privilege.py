@@ -123,7 +123,7 @@ def _namespace_refusal() -> str:
 
 
 def _has_range(path: Path, user: str) -> bool:
-    """Whether a line of the file begins with the user's name or number."""
+    """Return whether a line of the file begins with the user's name or number."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -23,7 +23,7 @@ _CLOCK = 1e-5
 
 
 def lock_path(image: Path) -> Path:
-    """Where the image's lock file is."""
+    """Return where the image's lock file is."""
     return image.with_name(image.name + ".lock.json")
 
 
@@ -40,7 +40,7 @@ def read_lock(image: Path) -> dict[str, Any] | None:
 
 
 def _same_time(then: object, now: float) -> bool:
-    """In seconds. What keeps a file's time on its way elsewhere may keep whole seconds only: scp -p, tar."""
+    """Return whether the times agree, or one was cut to whole seconds (scp -p and tar keep no fractions)."""
     if not isinstance(then, (int, float)) or isinstance(then, bool):
         return False
     return abs(then - now) < _CLOCK or now == math.floor(then)
@@ -63,7 +63,7 @@ def sha256(path: Path, between: Callable[[], None] = lambda: None) -> str:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the file system refuses becomes the user's message. Raises UserError."""
+    """Turn errors of the file system into the user's message. Raises UserError."""
     try:
         yield
     except OSError as error:

@@ -22,12 +22,12 @@ _ARCHITECTURES = {
 
 
 def is_sif(path: Path) -> bool:
-    """Whether the file begins as a SIF does. Raises OSError where it cannot be read."""
+    """Return whether the file begins as a SIF does. Raises OSError where it cannot be read."""
     return _header(path)[_MAGIC_OFFSET : _MAGIC_OFFSET + len(_MAGIC)] == _MAGIC
 
 
 def sif_architecture(path: Path) -> str | None:
-    """For which processors a SIF was made, in Go's words (amd64, arm64); None where it does not say, or is no SIF.
+    """Return the architecture of a SIF in Go's words (amd64, arm64); None if it does not say, or is no SIF.
 
     Raises OSError where it cannot be read.
     """

@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 def version_text(name: str) -> str:
-    """What `<name> --version` says, such as "apptainer version 1.4.5". Raises ExternalError."""
+    """Return what `<name> --version` says, such as "apptainer version 1.4.5". Raises ExternalError."""
     return _run([name, "--version"]).strip()
 
 
@@ -57,7 +57,7 @@ def file_in(name: str, image: Path, path: str) -> str:
 
 
 def packages_in(name: str, image: Path) -> str:
-    """What `pip freeze` says in an image. Raises ExternalError where that cannot be run here, or there is no pip."""
+    """Return `pip freeze` of an image. Raises ExternalError if it cannot be run here, or there is no pip."""
     return _run([name, "exec", *_SHUT, str(image), "python3", "-m", "pip", "freeze", "--all"])
 
 

@@ -59,7 +59,7 @@ def _named(word: str, environment: Mapping[str, str]) -> str | None:
 
 
 def mksquashfs_options(flavour: str, version: str, processors: int | None, memory: int | None) -> tuple[str, ...]:
-    """What limits mksquashfs, which takes all cores and a quarter of the memory of a login node that others use.
+    """Return what limits mksquashfs, which takes all cores and a quarter of the memory of a login node that others use.
 
     processors: at most so many; memory: MiB. Apptainer takes --mksquashfs-args from 1.4 on; for others there is only
     what the administrators set (`mksquashfs procs` and `mksquashfs mem` in their configuration).

@@ -31,7 +31,7 @@ def wanted_image(
     secrets: Sequence[str] = (),
     allow_files: bool = False,
 ) -> Wanted:
-    """What the command line names: a Dockerfile with its arguments (NAME=VALUE) and stage, or a recipe under `options`.
+    """Return the image of the command line: a Dockerfile, its arguments (NAME=VALUE), its stage; or a recipe's options.
 
     context: the folder that the Dockerfile's COPY takes from; secrets: as --secret has them.
     allow_files: the recipe may copy files from outside of its folder. Raises UserError where the command line names

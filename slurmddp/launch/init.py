@@ -74,7 +74,7 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
 
 
 def choose_site(catalogue: Catalogue, environment: Mapping[str, str], option: str | None) -> Made:
-    """As a job without `site:` would find it; where none matches, whether sbatch is here decides.
+    """Select a site as for a job without `site:`. If none matches: generic if sbatch exists, else local.
 
     Jobs of the site `local` train on this machine, which must not be a login node.
     """

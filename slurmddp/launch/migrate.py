@@ -31,7 +31,7 @@ class Migration(NamedTuple):
 
 
 def migrations(files: Iterable[Path]) -> list[Migration]:
-    """What would change in each file. Writes nothing. Raises UserError for the first that cannot be edited safely."""
+    """Return the changes to each file. Writes nothing. Raises UserError for the first that cannot be edited safely."""
     return [_migration(path) for path in files]
 
 

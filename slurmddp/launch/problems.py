@@ -162,7 +162,7 @@ def _image(plan: Plan, site: Site, where: str, of_job: str) -> Iterator[UserErro
 
 
 def _foreign(image: Path, site: Site) -> str | None:
-    """For which processors the image is, where the site's nodes are known to have others."""
+    """Return the image's architecture if the site's nodes are known to have another one."""
     found = sif_architecture(image)
     runs = {"x86_64": ("amd64", "386"), "aarch64": ("arm64",)}.get(site.architecture or "", (found,))
     return None if found is None or found in runs else found

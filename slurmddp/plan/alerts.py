@@ -94,6 +94,6 @@ def _target(target: Target, context: Context) -> AlertTarget:
 
 
 def _leave(resolved: Resolved) -> Literal["node", "proxy", "login"]:
-    """Where messages leave from: as the profile says, else from the nodes where they have internet or nobody knows."""
+    """Return the host that sends: the profile's, else a node, unless nodes are known to have no internet."""
     site = resolved.site
     return site.alerts.from_ or ("login" if site.internet_on_nodes is False else "node")

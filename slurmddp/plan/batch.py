@@ -79,7 +79,7 @@ def plan_batch(wanted: Batch, nodes: NodePlan, location: str) -> tuple[BatchPlan
 
 
 def _on_the_nodes(wanted: Batch, location: str) -> tuple[BatchPlan, list[Note]]:
-    """For a world size that only the nodes will know: they compute accumulation from the global and micro batch."""
+    """Plan for an unknown world size: the nodes compute accumulation from the global and micro batch."""
     if wanted.global_ is None or wanted.accumulation is not None:
         what = "accumulation cannot be chosen" if wanted.accumulation else "batch.global is not set"
         raise UserError(

@@ -18,14 +18,14 @@ from slurmddp.spec.resolve import Resolved
 
 
 def _first_notes(resolved: Resolved, context: Context) -> list[Note]:
-    """What the layers warn of, and what the site wants and nobody set (an allocation that exists has all of that)."""
+    """Return warnings of the layers, and settings that the site requires and nobody set (not inside an allocation)."""
     missing = [] if context.inside else missing_settings(resolved)
     texts = (*resolved.warnings, *(f"{error.what}: `submit` will reject the job" for error in missing))
     return [Note("warning", text) for text in texts]
 
 
 def _doubts(resolved: Resolved, runtime: str, stop_lead: int | None, inside: bool) -> list[Note]:
-    """Of settings that are allowed, those that will not do what their author expects."""
+    """Warn of settings that are allowed, but will not do what their author expects."""
     job, notes = resolved.job, []
     schedule, steps = job.train.schedule, job.train.steps
     if job.train.task and schedule.warmup > steps:

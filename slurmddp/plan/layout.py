@@ -132,7 +132,7 @@ def _doubtful_account(resolved: Resolved, partition: Partition) -> list[Note]:
 
 
 def _fewer_nodes(nodes: int, gpus: int, most: int) -> list[Note]:
-    """Whether the same GPUs, `gpus` on each of `nodes`, fit on fewer nodes that have `most` each."""
+    """Return whether the same GPUs, `gpus` on each of `nodes`, fit on fewer nodes that have `most` each."""
     total = nodes * gpus
     enough = -(-total // most)
     if enough == nodes:
@@ -147,7 +147,7 @@ def _fewer_nodes(nodes: int, gpus: int, most: int) -> list[Note]:
 
 
 def limited_by(resolved: Resolved, key: str) -> str:
-    """Which entry of `when` sets the limit, as messages name it; empty where the partition's own holds."""
+    """Return which entry of `when` sets the limit, as messages name it; empty where the partition's own holds."""
     names = [name for name, entry in holding(resolved.site, resolved.job) if getattr(entry, key) is not None]
     return f" (when.{names[-1]} of its profile)" if names else ""
 

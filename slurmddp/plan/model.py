@@ -65,7 +65,7 @@ class NodePlan(NamedTuple):
 
     @property
     def elastic(self) -> bool:
-        """Whether the job can lose nodes and continue in its allocation."""
+        """Return whether the job can lose nodes and continue in its allocation."""
         return self.min < self.max or self.spares > 0
 
     @property
@@ -114,7 +114,7 @@ class BindPlan(NamedTuple):
 
     @property
     def spec(self) -> str:
-        """As --bind takes it."""
+        """Return the value for --bind."""
         return f"{self.source}:{self.destination}:{self.mode}"
 
 
@@ -170,12 +170,12 @@ class Program(NamedTuple):
 
     @property
     def own(self) -> bool:
-        """Whether it is the user's own program."""
+        """Return whether it is the user's own program."""
         return bool(self.script or self.module)
 
     @property
     def bash(self) -> bool:
-        """Whether bash runs the script."""
+        """Return whether bash runs the script."""
         return self.script.endswith(BASH_SUFFIX)
 
     @property

@@ -82,7 +82,7 @@ def plan_container(resolved: Resolved, layout: Layout, program: Program, context
 
 
 def contains(option: str) -> bool:
-    """Whether an option of `apptainer exec` gives the container a /dev, /tmp and home of its own.
+    """Return whether an option of `apptainer exec` gives the container a /dev, /tmp and home of its own.
 
     Apptainer and SingularityCE both know -c, -C, the long names, and --compat, which implies --containall
     (cmd/internal/cli/action_flags.go). Short ones may stand together, as in -ce; -B, -H, -S, -W and -o take the rest
@@ -102,7 +102,7 @@ def data_paths(job: Job, context: Context) -> tuple[str, ...]:
 
 
 def host_path(path: str, binds: tuple[BindPlan, ...]) -> str:
-    """Where a path of the container lies on the host: through the bind with the longest destination above it."""
+    """Return where a path of the container lies on the host: through the bind with the longest destination above it."""
     best = None
     for bind in binds:
         if _is_below(path, bind.destination):

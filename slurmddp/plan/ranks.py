@@ -18,17 +18,17 @@ _OWN_WORDS = ("--gpus", "-G", "--gres", "--gpus-per-node", "--gpus-per-task", "-
 
 
 def is_auto(resolved: Resolved) -> bool:
-    """Whether `auto` is asked for where nodes may differ; this one machine is known."""
+    """Return whether `auto` is asked for where nodes may differ; this one machine is known."""
     return resolved.job.resources.ranks_per_node == "auto" and resolved.site.scheduler == "slurm"
 
 
 def asks_itself(resolved: Resolved) -> bool:
-    """Whether sbatch_extra says by itself which GPUs or whole nodes are wanted."""
+    """Return whether sbatch_extra says by itself which GPUs or whole nodes are wanted."""
     return any(extra.split("=")[0] in _OWN_WORDS for extra in resolved.job.resources.sbatch_extra)
 
 
 def takes_whole_nodes(resolved: Resolved, gpus: int) -> bool:
-    """Whether slurmddp asks for whole nodes, so that each one gives all that it has. `gpus`: of a node, at least.
+    """Return whether the job asks for whole nodes, so that each one gives all it has. `gpus`: per node, at least.
 
     Raises UserError where the site rejects --exclusive: then only the user knows how its nodes are asked for.
     """

@@ -33,7 +33,7 @@ def job_script(plan: Plan) -> str:
 
 
 def _guarded(plan: Plan) -> bool:
-    """Whether the end of job.sh is the end of a Slurm job, of which somebody has to take care."""
+    """Return whether the end of job.sh is the end of a Slurm job, of which somebody has to take care."""
     return plan.scheduler == "slurm" and not plan.inside
 
 

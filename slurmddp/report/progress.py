@@ -139,7 +139,7 @@ def _speed(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _ends(recent: Sequence[Mapping[str, Any]], steps: int | None) -> float | None:
-    """When the last step is expected, at the mean speed of the newest lines, saving and evaluating included."""
+    """Return when the last step is expected, at the mean speed of the newest lines, saving and evaluating included."""
     if steps is None or len(recent) < 2:
         return None
     first, last = recent[0], recent[-1]
@@ -174,7 +174,7 @@ def _stragglers(facts: Evidence) -> list[Mapping[str, Any]]:
 
 
 def _nodes(facts: Evidence, view: JobView | None) -> int | None:
-    """How many nodes the newest attempt has, else the job."""
+    """Return how many nodes the newest attempt has, else the job."""
     for event in facts.events[::-1]:
         if event.get("event") in ("attempt_started", "job_started") and event.get("nodes"):
             return count_nodes(str(event["nodes"]))
@@ -195,7 +195,7 @@ def count_nodes(text: str) -> int:
 
 
 def _size(word: str) -> int:
-    """How many names one entry of a node list stands for: the product of its brackets."""
+    """Return how many names one entry of a node list stands for: the product of its brackets."""
     size = 1
     for part in word.split("[")[1:]:
         size *= sum(_range(each) for each in part.partition("]")[0].split(","))

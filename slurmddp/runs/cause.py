@@ -132,7 +132,7 @@ def hang_line(event: Mapping[str, Any]) -> str:
 
 
 def _of_logs(folder: RunFolder, attempt: int | None, *, better_than_cascade: bool) -> Cause | None:
-    """What the nodes' logs and srun's errors say. RUN/ranks: the node of each rank."""
+    """Return what the nodes' logs and srun's errors say. RUN/ranks: the node of each rank."""
     logs = Follower(folder, attempt=attempt).node_logs()
     if attempt is not None:
         logs.append(folder.attempt_logs(attempt) / "srun.err")

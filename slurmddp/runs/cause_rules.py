@@ -42,7 +42,7 @@ class Rule:
 
     @property
     def source(self) -> str:
-        """Where it applies: log, srun.err or text."""
+        """Return where it applies: log, srun.err or text."""
         return self.keys["in"]
 
     @property
@@ -52,7 +52,7 @@ class Rule:
 
     @property
     def advice(self) -> str:
-        """What the user can do about it, "" where the rule does not say."""
+        """Return what the user can do about it, "" where the rule does not say."""
         return self.keys.get("advice", "")
 
     @cached_property
@@ -62,7 +62,7 @@ class Rule:
 
     @property
     def newest(self) -> bool:
-        """Whether the newest line counts instead of the first."""
+        """Return whether the newest line counts instead of the first."""
         return "take" in self.keys
 
     @cached_property
@@ -258,7 +258,7 @@ def _judge(known: RuleSet, source: str, path: Path, lines: Iterable[bytes], rank
 
 
 def _belongs(rule: Rule, progress: _Progress, number: int, line: bytes) -> bool:
-    """Whether the rule matches this line. Keeps in mind what later lines need."""
+    """Return whether the rule matches this line. Keeps in mind what later lines need."""
     if "after" in rule.patterns:
         if progress.began is None or number - progress.began > _REPORT:
             return False

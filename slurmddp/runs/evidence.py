@@ -80,7 +80,7 @@ class Evidence:
 
     @property
     def attempt_ended(self) -> Mapping[str, Any] | None:
-        """What the script wrote when the newest attempt ended; None while it runs."""
+        """Return what the script wrote when the newest attempt ended; None while it runs."""
         for event in self.events[::-1]:
             if event.get("event") == "attempt_ended" and event.get("attempt") == self.attempt:
                 return event
@@ -97,7 +97,7 @@ class Evidence:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the newest preflight warned of, each with its node."""
+        """Return what the newest preflight warned of, each with its node."""
         for event in self.events[::-1]:
             if event.get("event") == "preflight":
                 told = event.get("warnings")
@@ -106,7 +106,7 @@ class Evidence:
 
     @property
     def network(self) -> str:
-        """What the newest measurement of the network said; "" before the first."""
+        """Return what the newest measurement of the network said; "" before the first."""
         return next(
             (str(event.get("text") or "") for event in self.events[::-1] if event.get("event") == "network"), ""
         )
@@ -131,7 +131,7 @@ class Evidence:
 
     @property
     def cancel_requested(self) -> bool:
-        """Whether `slurmddp cancel` was called after the newest job_started."""
+        """Return whether `slurmddp cancel` was called after the newest job_started."""
         return self._since_start("cancel_requested") is not None
 
     def _since_start(self, name: str) -> Mapping[str, Any] | None:

@@ -90,7 +90,7 @@ def state(folder: Path, *, timeout: float = 20.0) -> GitState | None:
 
 
 def _is_dirty(folder: Path, timeout: float, seen: set[str]) -> bool:
-    """Whether files differ from the commit, in submodules too. `seen`: real paths, since links can make circles."""
+    """Return whether files differ from the commit, also in submodules. `seen`: real paths: links can make circles."""
     # git asks a submodule by a git of its own, which reads that one's configuration; so submodules are asked here.
     # Limited to the folder: an edit elsewhere in a large repository is no edit of this project.
     status = ("status", "--porcelain", "-z", "--ignore-submodules=dirty", "--", ".")

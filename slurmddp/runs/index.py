@@ -53,7 +53,7 @@ def state_folder() -> Path:
 
 
 def index_file() -> Path:
-    """Where the index is: JSON lines, append only."""
+    """Return where the index is: JSON lines, append only."""
     return state_folder() / "runs.jsonl"
 
 
@@ -167,7 +167,7 @@ def _matches(text: str, known: Sequence[Entry]) -> list[Entry]:
 
 
 def _is_named(entry: Entry, text: str) -> bool:
-    """Whether this is the run's whole id, or its job's."""
+    """Return whether this is the run's whole id, or its job's."""
     return bool(text) and text in (entry.id, entry.job_id, entry.job_id.split(";")[0])
 
 
@@ -210,7 +210,7 @@ def _lost(lost: Sequence[Entry]) -> UserError:
 
 
 def _job(entry: Entry) -> str:
-    """What became of a run's job, as far as the index knows, and how to end it without a run folder."""
+    """Return what became of a run's job, as far as the index knows, and how to end it without a run folder."""
     number, _, cluster = entry.job_id.partition(";")
     if not number:
         return "it has no known job"
@@ -261,7 +261,7 @@ def _entry(line: dict[str, Any]) -> Entry | None:
 
 
 def _newest_first(found: Iterable[Entry]) -> list[Entry]:
-    """Of one second, in which a program may submit several, the one that comes last is the newest."""
+    """Sort newest first. Among runs of the same second, the last one in the index is the newest."""
     return sorted(found, key=lambda entry: entry.when)[::-1]
 
 

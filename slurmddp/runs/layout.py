@@ -37,12 +37,12 @@ class RunFolder(run_folder.RunFolder):
 
     @property
     def node_sh(self) -> Path:
-        """What each node runs."""
+        """Return what each node runs."""
         return self.path / "node.sh"
 
     @property
     def submission(self) -> Path:
-        """What the scheduler answered: job id, command, time. Absent until then."""
+        """Return what the scheduler answered: job id, command, time. Absent until then."""
         return self.path / "submission.json"
 
     @property

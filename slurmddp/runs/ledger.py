@@ -78,7 +78,7 @@ class Ledger:
 
     @property
     def recovered(self) -> int:
-        """How often the run went on after a failure."""
+        """Return how often the run went on after a failure."""
         return sum(each.failed for each in self.recoveries)
 
     @property
@@ -163,7 +163,7 @@ class _Book:
 
 
 def _recoveries(starts: Sequence[RankStart]) -> Iterator[Recovery]:
-    """From the last sign of training of a start to the first new step of the next one that came so far."""
+    """Yield recoveries: from the last sign of training of a start to the first new step of a later start."""
     since: int | None = None
     failed = False
     for start in starts:

@@ -98,7 +98,7 @@ def read(folder: RunFolder) -> dict[str, Any]:
 
 
 def _newer(versions: object) -> bool:
-    """Whether a file has a higher version than this slurmddp knows. Runs from before `schemas` name none."""
+    """Return whether a file has a higher version than this slurmddp knows. Runs from before `schemas` name none."""
     known = versions.items() if isinstance(versions, dict) else ()
     return any(isinstance(number, int) and number > SCHEMAS.get(name, number) for name, number in known)
 

@@ -44,7 +44,7 @@ def shared_folder(root: Path) -> str | None:
 
 
 def _is_private(gid: int) -> bool:
-    """Whether a group is the user's own, as many systems make one per user."""
+    """Return whether a group is the user's own, as many systems make one per user."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:

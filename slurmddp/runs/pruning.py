@@ -32,7 +32,7 @@ class Pruning:
 
     @property
     def bytes(self) -> int:
-        """What removing frees."""
+        """Return what removing frees."""
         return sum(item.bytes for item in self.going)
 
 

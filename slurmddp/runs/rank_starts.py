@@ -53,7 +53,7 @@ class RankStart:
 
     @property
     def failed(self) -> bool:
-        """Whether rank 0 told of an error, or of a hang that it ended."""
+        """Return whether rank 0 told of an error, or of a hang that it ended."""
         return any(mark.event in FAILURES for mark in self.marks)
 
     @property
@@ -77,7 +77,7 @@ def split(marks: Iterable[Mark]) -> list[list[Mark]]:
 
 
 def process_start(start: RankStart) -> int | None:
-    """When the ranks' processes started; None if nothing tells.
+    """Return when the ranks' processes started; None if nothing tells.
 
     `seconds` is how long before the event that was. In a run of older code only the first step has it, counted from
     somewhat later than the process's start, perhaps even after the event before.

@@ -100,7 +100,7 @@ def machinery(package: Path | None = None) -> list[tuple[str, Path]]:
 
 
 def _runtime(package: Path | None) -> list[tuple[str, Path]]:
-    """What `copy_runtime` copies: (path relative to the package, file)."""
+    """Return what `copy_runtime` copies: (path relative to the package, file)."""
     package = package or _PACKAGE
     runtime, shared = (sorted((package / name).rglob("*.py")) for name in ("runtime", "shared"))
     python = (package / "__init__.py", *runtime, *shared)

@@ -66,7 +66,7 @@ class Summaries:
 
 
 def _state(folder: RunFolder) -> list[int] | None:
-    """What changes with every line of events.jsonl."""
+    """Return what changes with every line of events.jsonl."""
     try:
         facts = folder.events.stat()
     except OSError:

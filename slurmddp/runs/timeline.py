@@ -154,7 +154,7 @@ def _attempt(attempt: int, told: _Told) -> Attempt:
 
 
 def _start(mark: Mark) -> int:
-    """When that began which a mark of the script tells the end of: the check of the nodes."""
+    """Return when that began which a mark of the script tells the end of: the check of the nodes."""
     seconds = number(mark.facts.get("seconds")) if mark.event in CHECKS else None
     return mark.at - round(max(seconds or 0, 0) * 1000)
 

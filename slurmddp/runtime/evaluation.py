@@ -30,7 +30,7 @@ class Evaluation:
     figures: dict[str, float]
 
     def record(self) -> dict[str, float | int]:
-        """As it stands in events and markers."""
+        """Return the record for events and markers."""
         return {"loss": self.loss, "count": self.count, "samples": self.samples, **self.figures}
 
 

@@ -174,7 +174,7 @@ class Trainer:
         )
 
     def _after(self, outcome: Outcome, rate: float) -> None:
-        """What follows a step: agreement of the replicas, a checkpoint, figures, evaluation."""
+        """Do what follows a step: compare the replicas, save, report, evaluate."""
         session, step, flags = self.session, self._step, outcome.flags
         if flags.give_up:
             self._checkpointing.settle()

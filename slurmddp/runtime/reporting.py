@@ -46,7 +46,7 @@ class Reporter:
 
     @property
     def wants_probe(self) -> bool:
-        """Whether rank 0 would like all ranks to time the links between hosts."""
+        """Return whether rank 0 would like all ranks to time the links between hosts."""
         return self._stragglers.wants_probe
 
     def begin(self, utilisation: Utilisation) -> None:
@@ -132,7 +132,7 @@ class Reporter:
             self._session.record("straggler_begins" if notice.begins else "straggler_ends", **notice.record())
 
     def _log(self, metrics: Journal, step: int, outcome: Outcome, rate: float) -> None:
-        """On rank 0: every log_every steps, and at the attempt's first and last."""
+        """Log every log_every steps, and the attempt's first and last; on rank 0."""
         session, steps = self._session, self._session.job.train.steps
         if step == self._start.step + 1:
             session.record("first_step", step=step, seconds=round(time.monotonic() - self._began, 3))

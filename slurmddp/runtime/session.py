@@ -66,7 +66,7 @@ class Session:
 
     @property
     def share_of_mean(self) -> float:
-        """How many samples of a global batch this rank has, relative to the mean of all ranks."""
+        """Return how many samples of a global batch this rank has, relative to the mean of all ranks."""
         total, size = self.job.batch.total, self.world.size
         return len(batch.share(total, size, self.world.rank, self.weights)) * size / total
 

@@ -185,7 +185,7 @@ class Stepper:
         return self._parallel.finish_gradients(self._assumed / count if count else 1.0, self._clip)
 
     def _skip(self, step: int, totals: Totals, used: list[tuple[Micro, torch.Tensor]]) -> str:
-        """What to do about a step that is not finite; every rank comes here, or none. Returns what is said of it."""
+        """Handle a step that is not finite; all ranks call it, or none. Returns the message."""
         what = "loss" if totals.not_finite else "gradient"
         blame = Blame(self._world, self._task, self._parallel, self._precision, self._scaler)
         lines = blame.losses(used) if totals.not_finite else blame.gradients([micro for micro, _ in used])

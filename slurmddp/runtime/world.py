@@ -35,7 +35,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0."""
+        """Return whether this is rank 0."""
         return self.rank == 0
 
     def broadcast(self, value: Any) -> Any:

@@ -43,7 +43,7 @@ def kind(mesh: Mapping[str, int]) -> str:
 
 
 def groups(mesh: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """For each dimension the groups of ranks that differ in it alone, by their first rank.
+    """Return for each dimension the groups of ranks that differ in it alone, by their first rank.
 
     >>> groups({"replicate": 2, "shard": 2})
     {'replicate': ((0, 2), (1, 3)), 'shard': ((0, 1), (2, 3))}

@@ -16,12 +16,12 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether a finished run folder is there: the manifest tells. False if we may not look."""
+        """Return whether a finished run folder is there: the manifest tells. False if we may not look."""
         return os.path.isfile(self.manifest)  # Path.is_file raises there
 
     @property
     def manifest(self) -> Path:
-        """What the run was made from: versions, commit, hashes, command line."""
+        """Return what the run was made from: versions, commit, hashes, command line."""
         return self.path / "manifest.json"
 
     @property
@@ -31,12 +31,12 @@ class RunFolder:
 
     @property
     def key(self) -> Path:
-        """What the run's messages between nodes are signed with: the owner's alone (mode 0600)."""
+        """Return what the run's messages between nodes are signed with: the owner's alone (mode 0600)."""
         return self.path / "rendezvous.key"
 
     @property
     def events(self) -> Path:
-        """What happened: JSON lines, append only."""
+        """Return what happened: JSON lines, append only."""
         return self.path / "events.jsonl"
 
     @property
@@ -56,7 +56,7 @@ class RunFolder:
 
     @property
     def progress(self) -> Path:
-        """How far the run has come: "STEP STEPS", written by rank 0."""
+        """Return how far the run has come: "STEP STEPS", written by rank 0."""
         return self.path / "progress"
 
     @property
@@ -70,7 +70,7 @@ class RunFolder:
 
     @property
     def trace(self) -> Path:
-        """What ranks traced: sample ids, flight recorder dumps."""
+        """Return what ranks traced: sample ids, flight recorder dumps."""
         return self.path / "trace"
 
     def rank_trace(self, attempt: int, rank: int) -> Path:
@@ -78,5 +78,5 @@ class RunFolder:
         return self.trace / f"attempt-{attempt:03d}" / f"rank-{rank:05d}.jsonl"
 
     def observed(self, attempt: int, start: str) -> Path:
-        """What the ranks of an own script tell each other, and their stacks in a hang, of one start of the ranks."""
+        """Return the folder of one start of an own script's ranks: their beats, and their stacks in a hang."""
         return self.trace / f"attempt-{attempt:03d}" / f"observed-{start}"

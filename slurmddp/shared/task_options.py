@@ -127,7 +127,7 @@ def mistakes(
 
 
 def _lm_model(values: Mapping[str, Any], data_format: str | None) -> Iterator[Mistake]:
-    """What has to fit together. `data_format`: None if it is not known."""
+    """Check options that have to fit together. `data_format`: None if unknown."""
     if values["width"] % values["heads"]:
         yield Mistake("value", "width", values["width"], f"a multiple of train.model.heads ({values['heads']})")
     vocabulary = values["vocabulary"]

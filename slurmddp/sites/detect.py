@@ -43,7 +43,7 @@ class Candidate(NamedTuple):
 
     @property
     def why(self) -> str:
-        """What matched, the strongest first."""
+        """Return what matched, the strongest first."""
         return "; ".join(dict.fromkeys(item.text for item in sorted(self.evidence, key=lambda item: -item.score)))
 
 

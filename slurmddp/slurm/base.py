@@ -51,7 +51,7 @@ class JobId:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a process of the local site and not a Slurm job."""
+        """Return whether it is a process of the local site and not a Slurm job."""
         return self.id.startswith("local-")
 
     @classmethod

@@ -20,7 +20,7 @@ def scheduler_named(name: str) -> Scheduler:
 
 
 def scheduler_for(job_id: JobId) -> Scheduler:
-    """Who knows of this job."""
+    """Return who knows of this job."""
     return scheduler_named("local" if job_id.is_local else "slurm")
 
 

@@ -79,7 +79,7 @@ class Slurm:
         )
 
     def job(self, job_id: JobId) -> JobView | None:
-        """What Slurm says of the job now, or None if Slurm has forgotten it.
+        """Return what Slurm says of the job now, or None if Slurm has forgotten it.
 
         Asked in turn: scontrol (one small request; it keeps ended jobs for MinJobAge, 300 s by default),
         squeue where scontrol is not there or not allowed, then accounting. A site without accounting is
@@ -96,7 +96,7 @@ class Slurm:
         return self._sacct([job_id]).get(job_id)
 
     def jobs(self, job_ids: Iterable[JobId]) -> dict[JobId, JobView]:
-        """What Slurm says of many jobs, two commands for each thousand of them; forgotten ones are left out.
+        """Return what Slurm says of many jobs, two commands for each thousand of them; forgotten ones are left out.
 
         Raises ExternalError where a daemon does not answer.
         """

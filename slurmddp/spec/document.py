@@ -81,7 +81,7 @@ def typed(value: Any) -> Any:
 
 
 def is_null(text: str) -> bool:
-    """Whether a plain scalar stands for no value."""
+    """Return whether a plain scalar stands for no value."""
     return text in _NULLS
 
 

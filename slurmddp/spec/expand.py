@@ -21,7 +21,7 @@ class Unexpanded(str):
 
 
 def begins_open(path: str) -> bool:
-    """Whether a path begins with a variable that is not set here, so that nobody knows if it is absolute."""
+    """Return whether a path begins with a variable that is not set here, so that nobody knows if it is absolute."""
     return isinstance(path, Unexpanded) and path.startswith("$")
 
 

@@ -92,7 +92,7 @@ def _no_sign(value: Any) -> Any:
 
 
 def _form_of_nodes(value: Any) -> str:
-    """Which of the two forms it is written in; the names never stand in a message."""
+    """Return which of the two forms it is written in; the names never stand in a message."""
     text = isinstance(value, str) and not value.isdigit() and re.fullmatch(_NODES, value)
     return "[range]" if text or isinstance(value, dict | Nodes) else "[number]"
 

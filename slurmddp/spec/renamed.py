@@ -79,7 +79,7 @@ def read_layer(path: Path, layer: str, shown: str | None = None) -> Document:
 
 
 def advice(row: Renamed, origin: Origin, new_origin: Origin | None) -> str:
-    """What is wrong with an old key, and what to do: by where it is set, and by where its new name is."""
+    """Return what is wrong with an old key, and what to do: by where it is set, and by where its new name is."""
     old, new = ".".join(row.old), ".".join(row.new)
     what = f"renamed to {new} in {row.since}"
     if origin.layer == "environment":
@@ -102,7 +102,7 @@ def _at(tree: Any, key: Key) -> dict[str, Any]:
 
 
 def _own_task(train: dict[str, Any]) -> bool:
-    """Whether `train` names a task or program of the user's own. A layer that names none is for a bundled one."""
+    """Return whether `train` names the user's own task or program. A layer that names none is for a bundled one."""
     return train.get("task", "lm") not in OPTIONS or any(train.get(name) is not None for name in ("script", "module"))
 
 

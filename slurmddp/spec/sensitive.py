@@ -35,7 +35,7 @@ _LONG_ENOUGH = 8
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable, an option or a key of this name holds a secret: HF_TOKEN, --api-key, apiKey."""
+    """Return whether a variable, an option or a key of this name holds a secret: HF_TOKEN, --api-key, apiKey."""
     text = _normal(name)
     return _SECRET.fullmatch(text) is not None and _OF_TEXT.fullmatch(text) is None
 

@@ -22,7 +22,7 @@ _PACKED: dict[bytes, Any] = {
 
 
 def is_archive(path: Path, instruction: Instruction) -> bool:
-    """Whether ADD unpacks the file: it goes by the content, not by the name. Raises UserError."""
+    """Return whether ADD unpacks the file: it goes by the content, not by the name. Raises UserError."""
     try:
         with path.open("rb") as file:
             begin = file.read(8)

@@ -22,11 +22,11 @@ class Ignore:
 
     @property
     def has_exceptions(self) -> bool:
-        """Whether something inside of an ignored folder may be wanted all the same."""
+        """Return whether something inside of an ignored folder may be wanted all the same."""
         return any(exception for exception, _ in self.patterns)
 
     def ignored(self, relative: str) -> bool:
-        """Whether the path, relative to the context and with `/`, stays out."""
+        """Return whether the path, relative to the context and with `/`, stays out."""
         parts = relative.split("/")
         above = ["/".join(parts[: count + 1]) for count in range(len(parts))]
         out = False

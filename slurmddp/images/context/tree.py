@@ -65,7 +65,7 @@ class Context:
         return "a source is named from the build context, the Dockerfile's own folder without --context DIR"
 
     def collect(self, source: str, exclude: Ignore, instruction: Instruction) -> Tree:
-        """What of `source`, relative to the folder, goes in. Raises UserError where that is nothing."""
+        """Return what of `source`, relative to the folder, goes in. Raises UserError where that is nothing."""
         root = Path(os.path.realpath(self.folder))
         path = Path(os.path.realpath(root / source))
         if path != root and root not in path.parents:

@@ -157,7 +157,7 @@ def _target(stages: tuple[Stage, ...], target: str | None, path: Path) -> Stage:
 
 
 def _notes(name: str, stages: tuple[Stage, ...], setting: Setting, visited: Collection[int]) -> Iterator[str]:
-    """What is to be said of all of the Dockerfile; a COPY of the whole folder takes .git, data and secrets along."""
+    """Yield notes on the whole Dockerfile. A COPY of the whole folder also copies .git, data and secrets."""
     for instruction in (one for stage in stages for one in stage.body if not setting.context.ignore.file):
         if instruction.keyword in ("COPY", "ADD") and not dict(instruction.flags).get("from"):
             first = (instruction.array() or instruction.text.split())[0]

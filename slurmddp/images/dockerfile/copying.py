@@ -59,7 +59,7 @@ class Copy:
 
     @property
     def into_folder(self) -> bool:
-        """Whether the destination says that it is a folder."""
+        """Return whether the destination says that it is a folder."""
         return is_folder(self.destination)
 
     def commands(self, staged: Staged) -> list[str]:
@@ -140,7 +140,7 @@ def owner_of(parts: Parts, instruction: Instruction) -> Parts:
 
 
 def is_folder(path: Parts) -> bool:
-    """Whether it ends with a slash."""
+    """Return whether it ends with a slash."""
     return bool(path) and isinstance(path[-1], str) and path[-1].endswith("/")
 
 

@@ -168,7 +168,7 @@ class Interpreter:
             self.sections.post.append(("", [f"cd {shell_parts(self._cwd)}"]))
 
     def finish(self) -> Running:
-        """What the image runs, with the base's own ENTRYPOINT where it is known."""
+        """Return what the image runs, with the base's own ENTRYPOINT where it is known."""
         running = self.running
         if self.workdir and not running.said:
             said = f"WORKDIR {plain(self.workdir) or '...'} has no effect when the image runs"
@@ -224,7 +224,7 @@ class Interpreter:
         return [*before, *turn], [*after, *turn]
 
     def _source(self, mount: Mount, instruction: Instruction) -> str:
-        """Where what a mount brings lies."""
+        """Return where what a mount brings lies."""
         if mount.kind == "secret":
             self._setting.used_secrets.add(mount.name)
             self.sections.secrets.append(mount.name)
@@ -268,7 +268,7 @@ class Interpreter:
         self._shell = tuple(found)
 
     def _prefix(self, instruction: Instruction) -> tuple[str, ...]:
-        """What a command in shell form is handed to."""
+        """Return what a command in shell form is handed to."""
         if not (self._shell or self._said or instruction.array() or self._base in _WORKDIRS):
             self._assume("its SHELL is /bin/sh")
         return self._shell or SHELL
@@ -287,7 +287,7 @@ class Interpreter:
         self._post(instruction, [made, f"cd {word}"])
 
     def _expanded(self, text: str, instruction: Instruction) -> Parts:
-        """As `expand`, for what Docker knows when it builds: what is left to the shell is assumed to be set."""
+        """Expand what Docker knows at build time, like `expand`; variables of the shell are assumed to be set."""
         return self._assume_set(expand(text, self._scope.lookup, instruction))
 
     def _assume_set(self, parts: Parts) -> Parts:

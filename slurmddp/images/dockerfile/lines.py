@@ -205,7 +205,7 @@ def _instruction(pieces: list[str], line: int, file: str, escape: str) -> Instru
 
 
 def trigger(instruction: Instruction) -> Instruction:
-    """What an ONBUILD says, for a stage that starts from its own. Raises UserError."""
+    """Return what an ONBUILD says, for a stage that starts from its own. Raises UserError."""
     found = _instruction(list(instruction.pieces), instruction.line, instruction.file, instruction.escape)
     if found.keyword in ("FROM", "ONBUILD", "MAINTAINER"):
         raise instruction.error(f"ONBUILD cannot contain {found.keyword}", "move it into the stage that needs it")

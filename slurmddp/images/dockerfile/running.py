@@ -21,7 +21,7 @@ class Running:
 
     @property
     def said(self) -> bool:
-        """Whether the Dockerfile says what is run at all; otherwise the base's own way stays."""
+        """Return whether the Dockerfile says what is run at all; otherwise the base's own way stays."""
         return self.entrypoint is not None or self.command is not None
 
 
@@ -36,7 +36,7 @@ def run_lines(instruction: Instruction, prefix: tuple[str, ...] = SHELL, before:
     """
 
     def process(command: str) -> str:
-        """What has no path could be a word of this shell, such as cd or exit."""
+        """Return what has no path could be a word of this shell, such as cd or exit."""
         return f"{before} {command}" if before else command if command.startswith("/") else f"(exec {command})"
 
     array = instruction.array()

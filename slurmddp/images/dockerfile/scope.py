@@ -42,7 +42,7 @@ class Scope:
     _environment: dict[str, str | Reference] = field(default_factory=dict)
 
     def lookup(self, name: str) -> str | Reference | None:
-        """What the name stands for on this line."""
+        """Return what the name stands for on this line."""
         found = self._environment.get(name, self._arguments.get(name))
         if found is not None:
             return found

@@ -61,7 +61,7 @@ def expand(text: str, lookup: Lookup, instruction: Instruction, quotes: bool = T
 
 
 def known(text: str, lookup: Lookup, instruction: Instruction) -> str:
-    """As `expand`, where the result must be known now. Raises UserError that names the variable."""
+    """Expand a word whose result must be known now, like `expand`. Raises UserError that names the variable."""
     parts = expand(text, lookup, instruction)
     for part in parts:
         if isinstance(part, Reference):
@@ -99,7 +99,7 @@ def unbrace(text: str, mark: str) -> str:
 
 
 def script(parts: Parts) -> str:
-    """As `shell_parts`, for lines of a heredoc: two quotes stand before what would open a section or a stage."""
+    """Expand lines of a heredoc, like `shell_parts`: two quotes precede what would open a section or a stage."""
     word = shell_parts(parts)
     return re.sub(r"\n(?=\s*%|bootstrap:)", "\n" + word[0] * 2, word, flags=re.IGNORECASE)
 

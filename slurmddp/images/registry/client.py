@@ -27,7 +27,7 @@ LARGEST = 4 << 20
 def resolve(
     reference: Reference | str, *, architecture: str | None = None, settings: RegistrySettings | None = None
 ) -> RegistryImage:
-    """What the registry says of the image, for Linux on `architecture`.
+    """Return what the registry says of the image, for Linux on `architecture`.
 
     architecture: amd64 or x86_64, arm64 or aarch64, ...; None: this machine's.
 

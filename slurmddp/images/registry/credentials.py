@@ -100,7 +100,7 @@ def login_files() -> list[Path]:
 
 
 def advice(registry: str) -> str:
-    """Where credentials for this registry are looked for."""
+    """Return where credentials for this registry are looked for."""
     variables = f"APPTAINER_DOCKER_USERNAME, APPTAINER_DOCKER_PASSWORD, and {HOST_VARIABLE} to {registry}"
     if registry == NVIDIA:
         variables = "APPTAINER_DOCKER_PASSWORD (or SINGULARITY_DOCKER_PASSWORD) to an API key of NGC"
@@ -223,7 +223,7 @@ def _of_helper(helper: str, registry: str, shown: str, remarks: list[str]) -> Cr
 
 
 def _shown(path: Path) -> str:
-    """With ~ for the home folder."""
+    """Return the path with ~ for the home folder."""
     home = os.environ.get("HOME")
     return (
         f"~{str(path)[len(home.rstrip('/')) :]}" if home and str(path).startswith(home.rstrip("/") + "/") else str(path)

@@ -54,7 +54,7 @@ class Document:
     what: str
 
     def unreadable(self) -> ExternalError:
-        """Of JSON that is not what the specification says."""
+        """Return the error for JSON that violates the specification."""
         return outside(f"{self.host} sent an invalid {self.what}", NO_REGISTRY)
 
     def items(self, key: str, kind: type) -> list[Any]:
@@ -120,7 +120,7 @@ def read_object(body: bytes, host: str, what: str) -> Document:
 
 
 def is_index(document: Document, content_type: str, image: str) -> bool:
-    """Whether it is an index of images, not one image's manifest.
+    """Return whether it is an index of images, not one image's manifest.
 
     Raises UserError for schema 1, ExternalError for what is neither or both (CVE-2021-41190).
     """
@@ -163,7 +163,7 @@ def choose(found: Sequence[Platform], architecture: str, image: str) -> Platform
 
 
 def other_architecture(image: str, architecture: str, there: Sequence[tuple[str, str]]) -> UserError:
-    """Of (os, architecture) pairs that there are."""
+    """Return the message for a platform that is not among these (os, architecture) pairs."""
     names = sorted({name if system == "linux" else f"{system}/{name}" for system, name in there})
     return UserError(
         f"{image} is not available for {architecture}; it has: {', '.join(names) or 'none'}",

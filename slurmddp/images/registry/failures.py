@@ -26,7 +26,7 @@ def outside(what: str, todo: str | None = None) -> ExternalError:
 
 
 def bad_status(status: int, headers: HTTPHeaderDict, body: bytes, host: str, what: str) -> SlurmddpError:
-    """Of an answer other than 200, 401, 403 and 404."""
+    """Return the error for an answer other than 200, 401, 403 and 404."""
     code = error_code(body)
     shown = f"status {status}, {code}" if code else f"status {status}"
     if status == 429:
@@ -44,7 +44,7 @@ def bad_status(status: int, headers: HTTPHeaderDict, body: bytes, host: str, wha
 
 
 def not_found(body: bytes, host: str, image: str, digest: str | None) -> UserError:
-    """Of a 404 about what the user named."""
+    """Return the error for a 404 about the user's image."""
     code = error_code(body)
     if digest:
         return UserError(

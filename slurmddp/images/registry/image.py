@@ -50,12 +50,12 @@ class RegistryImage:
 
     @property
     def cuda_version(self) -> str | None:
-        """As the image writes it: with two to four numbers."""
+        """Return the version as the image writes it: with two to four numbers."""
         return self._variable("CUDA_VERSION")
 
     @property
     def torch_version(self) -> str | None:
-        """As the image writes it, with all of its local version (2.7.0a0+79aa17489c)."""
+        """Return the version as the image writes it, with its local part (2.7.0a0+79aa17489c)."""
         return self._variable("PYTORCH_BUILD_VERSION") or self._variable("PYTORCH_VERSION")
 
     @property

@@ -43,7 +43,7 @@ class Reference:
 
     @property
     def selector(self) -> str:
-        """What a registry is asked for: the digest, else the tag."""
+        """Return what a registry is asked for: the digest, else the tag."""
         return self.digest or self.tag or DEFAULT_TAG
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ def _check_digest(digest: str, text: str) -> None:
 
 
 def is_digest(text: object) -> bool:
-    """Whether it is a SHA-256 digest as registries write it."""
+    """Return whether it is a SHA-256 digest as registries write it."""
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
@@ -100,7 +100,7 @@ def canonical_registry(host: str) -> str:
 
 
 def _split_registry(text: str) -> tuple[str, str]:
-    """What stands before the first slash is a registry only where it cannot be part of a Docker Hub name."""
+    """Return what stands before the first slash is a registry only where it cannot be part of a Docker Hub name."""
     first, slash, rest = text.partition("/")
     if slash and (any(mark in first for mark in ".:[") or first == "localhost" or first != first.lower()):
         return canonical_registry(first), rest
@@ -108,7 +108,7 @@ def _split_registry(text: str) -> tuple[str, str]:
 
 
 def is_registry(host: str) -> bool:
-    """Whether it is HOST or HOST:PORT."""
+    """Return whether it is HOST or HOST:PORT."""
     match = _HOST.fullmatch(host)
     port = match.group("port") if match else None
     return match is not None and (port is None or 0 < int(port) < 65536)

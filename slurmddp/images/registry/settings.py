@@ -81,7 +81,7 @@ class RegistrySettings:
         return self.timeout / 2
 
     def location(self, reference: Reference) -> Location:
-        """Where this image is asked for. Raises UserError for a mirror that is none."""
+        """Return where this image is asked for. Raises UserError for a mirror that is none."""
         for registry, mirror in self.mirrors.items():
             if canonical_registry(registry) == reference.registry:
                 return self._mirror(registry, mirror, reference.name)
@@ -89,7 +89,7 @@ class RegistrySettings:
         return Location("http" if self.plain_allowed(host) else "https", host, reference.name)
 
     def plain_allowed(self, host: str) -> bool:
-        """Whether plain HTTP may be spoken with this host (with or without a port)."""
+        """Return whether plain HTTP may be spoken with this host (with or without a port)."""
         names = {name.lower() for name in self.insecure}
         return is_loopback(host) or host.lower() in names or _hostname(host) in names
 
@@ -127,7 +127,7 @@ class RegistrySettings:
 
 
 def parse_proxy(text: str, where: str) -> Proxy:
-    """Of "http://[USER:PASSWORD@]HOST[:PORT]". Raises UserError, which does not show the address."""
+    """Parse "http://[USER:PASSWORD@]HOST[:PORT]". Raises UserError, which does not show the address."""
     todo = "write http://HOST:PORT"
     scheme = text.partition("://")[0].lower() if "://" in text else "http"
     if scheme != "http":
@@ -146,7 +146,7 @@ def parse_proxy(text: str, where: str) -> Proxy:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this host (with or without a port) is this machine itself."""
+    """Return whether this host (with or without a port) is this machine itself."""
     name = _hostname(host)
     return name.endswith(".localhost") or hosts.is_loopback(name)
 

@@ -192,5 +192,5 @@ def origin_of(url: str) -> Origin | None:
 
 
 def _printable(location: str) -> str:
-    """As an address may be sent: what a header may hold but an address may not is percent-encoded."""
+    """Percent-encode what a header may hold but an address may not."""
     return quote(location, safe="%!#$&'()*+,/:;=?@[]~", encoding="latin-1", errors="replace")

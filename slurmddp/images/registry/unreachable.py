@@ -19,7 +19,7 @@ _NO_INTERNET = (
 
 
 def unreachable(error: BaseException, host: str, proxy: str | None, timeout: float) -> ExternalError:
-    """Of what urllib3 raised on the way to `host`, through `proxy` where there is one."""
+    """Return the error for what urllib3 raised on the way to `host`, through `proxy` if there is one."""
     error = root_of(error)
     peer = f"the proxy {proxy} for {host}" if proxy else host
     if isinstance(error, (socket.gaierror, LocationValueError)):  # LocationValueError: a name that DNS could not have

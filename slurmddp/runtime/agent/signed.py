@@ -31,7 +31,7 @@ class SignedBackend(RendezvousBackend):
         return None if found is None else (self._opened(found[0]), found[1])
 
     def set_state(self, state: bytes, token: Any | None = None) -> tuple[bytes, Any, bool] | None:
-        """As `get_state`."""
+        """Write the state; return as `get_state` does."""
         number = self._newest + 1
         sealed = self._key.seal(number.to_bytes(_COUNTER, "big") + state, *self._where)
         found = self._read(lambda: self._inner.set_state(sealed, token))
@@ -89,7 +89,7 @@ class SignedStore:
             self.set(name, value)
 
     def multi_get(self, names: Sequence[str]) -> list[bytes]:
-        """As `get`, of several."""
+        """Return the verified values of several keys."""
         found = self._store.multi_get(list(names))
         return [self._opened(name, value) for name, value in zip(names, found, strict=True)]
 

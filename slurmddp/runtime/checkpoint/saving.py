@@ -122,7 +122,7 @@ def _write_own(task: Task, folder: Path, rank: int) -> tuple[list[shards.Row], d
 def _commit(
     destination: Destination, task: Task, folder: Path, final: Path, files: Mapping[str, layout.FileFacts]
 ) -> int:
-    """On rank 0: turn the finished `folder` into the checkpoint `final`; returns its bytes without the manifest."""
+    """Turn the finished `folder` into the checkpoint `final`, on rank 0. Return its bytes without the manifest."""
     world = destination.world
     layout.write_json(folder / layout.DATA, task.data)
     listed = {**files, layout.DATA: layout.facts(folder / layout.DATA)}
@@ -153,7 +153,7 @@ def _commit(
 
 
 def _prune(destination: Destination, final: Path, step: int) -> str:
-    """On rank 0: remove what need not be kept, now that `final` is there; returns a remark where that failed."""
+    """Remove what need not be kept beside `final`, on rank 0. Return a remark if that failed."""
     if final in destination.rejected:
         destination.rejected.remove(final)
     try:

@@ -123,7 +123,7 @@ def write(folder: Path, rank: int, parts: Mapping[Part, torch.Tensor]) -> tuple[
 
 
 def finish(folder: Path, metadata: Metadata, written: Sequence[Sequence[Row]]) -> dict[str, FileFacts]:
-    """On rank 0: write .metadata from what `write` returned on each rank; returns it with its facts."""
+    """Write .metadata from what `write` returned on each rank, on rank 0. Return it with its facts."""
     results = [
         WriteResult(MetadataIndex(name, torch.Size(begin)), size, _StorageInfo(file, start, size))
         for rows in written

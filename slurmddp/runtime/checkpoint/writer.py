@@ -83,7 +83,7 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is under way."""
+        """Return whether a save is under way."""
         return self._thread is not None and self._thread.is_alive()
 
     def prepare(self, trained: state.Trained) -> None:
@@ -162,7 +162,7 @@ class Writer:
             self._thread = None
 
     def _prepare(self, tensors: dict[str, torch.Tensor]) -> None:
-        """With nothing under way, on all ranks."""
+        """Plan the save and allocate its memory, on all ranks, with no save under way."""
         self._drop_staging()
         plan = shards.plan(tensors, self._world)
         self._staging = self._world.together(lambda: Staging(plan.own, tensors, self._world.device))
@@ -175,7 +175,7 @@ class Writer:
         self._plan = self._staging = self._signature = None
 
     def _run(self, task: saving.Task, stall: list[float]) -> None:
-        """In the thread."""
+        """Run in the thread."""
         ended = saving.save(self._place, task)
         with self._lock:
             if isinstance(ended, Saved):
@@ -184,7 +184,7 @@ class Writer:
 
 
 def _signature(tensors: Mapping[str, torch.Tensor]) -> list[object]:
-    """What a plan depends on."""
+    """Return what a plan depends on."""
     return [
         (name, tuple(value.shape), value.dtype, str(getattr(value, "placements", None)))
         for name, value in tensors.items()

@@ -93,7 +93,7 @@ class ByLength(SampleOrder):
         return self._lengths
 
     def samples(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As SampleOrder.samples. A window is worked out once for all calls that stay in it."""
+        """Return as SampleOrder.samples does. A window is computed once for all calls that stay in it."""
         if len(positions) and int(positions[0]) < self._origin:
             raise ValueError(f"position {int(positions[0])} is before {self._origin}, where the windows begin")
         size = self._total * self._batches
@@ -170,7 +170,7 @@ def keys(seed: int, epoch: int | str) -> list[int]:
 
 
 def permute(index: torch.Tensor, length: int, round_keys: list[int]) -> torch.Tensor:
-    """Where each index below `length` goes in the permutation: int64 of any shape [n] to int64 [n], a
+    """Return where each index below `length` goes in the permutation: int64 of any shape [n] to int64 [n], a
     bijection.
     """
     bits = max(2, (length - 1).bit_length())

@@ -11,7 +11,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Of each group, all but its parameters; what JSON cannot hold is left out."""
+    """Return all of each group but its parameters, without values that JSON cannot hold."""
     return [
         {name: _plain(value) for name, value in group.items() if name != "params" and _fits(value)}
         for group in optimizer.param_groups

@@ -45,7 +45,7 @@ class Shared:
 
     @property
     def alive(self) -> bool:
-        """Whether its process group is still the present one."""
+        """Return whether its process group is still the present one."""
         return dist.is_initialized() and dist.group.WORLD is self._group
 
     @property
@@ -144,7 +144,7 @@ def stop_of(env: Environment) -> Stop:
 
 
 def progress_of(env: Environment) -> Progress | None:
-    """Where rank 0 tells the breaker how far the script has come; None if nobody asks."""
+    """Return where rank 0 tells the breaker how far the script has come; None if nobody asks."""
     path = os.environ.get("SLURMDDP_PROGRESS_FILE")
     return Progress(Path(path)) if path and env.rank == 0 else None
 

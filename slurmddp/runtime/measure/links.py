@@ -39,7 +39,7 @@ class LinkReport:
     factor: float
 
     def text(self) -> str:
-        """For people, in one line."""
+        """Return one line for people."""
         if self.host is not None:
             return f"the links of {self.host} are {self.factor:.1f} times as slow as those between the others"
         if not self.pairs:

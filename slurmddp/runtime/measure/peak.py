@@ -91,7 +91,7 @@ class Utilisation:
         return {name: rate / peak for name, peak in peaks.items() if peak}
 
     def record(self) -> dict[str, object]:
-        """As it stands in an event: TFLOP/s of all ranks, and what the count lacks."""
+        """Return the record for an event: TFLOP/s of all ranks, and what the count lacks."""
         return {
             "flops_per_target": self.flops_per_target,
             "peak_tflops": _tera(self.measured),

@@ -86,7 +86,7 @@ def _slow_by_both(
 
 
 def _slow(groups: dict[str, list[Figures]], name: str, part: str, value: Callable[[Figures], float]) -> Slow | None:
-    """Whether one group is slow in a part, held against the median and the deviation of all others."""
+    """Return whether one group is slow in a part, held against the median and the deviation of all others."""
     worst = max(groups[name], key=value)
     others = [max(map(value, group)) for other, group in groups.items() if other != name]
     if not others:
@@ -120,7 +120,7 @@ class Notice:
     single: bool = False
 
     def text(self) -> str:
-        """For people, in one line."""
+        """Return one line for people."""
         if not self.begins:
             return f"{self.host} is no longer slow in {self.part}"
         more = f"{self.seconds * 1000:.1f} ms more per step"
@@ -132,7 +132,7 @@ class Notice:
         return f"{self.host} is slow in {self.part}: {self.factor:.1f} times the others, {more} (rank {self.rank})"
 
     def record(self) -> dict[str, object]:
-        """As it stands in an event."""
+        """Return the record for an event."""
         facts: dict[str, object] = {"host": self.host, "slow_rank": self.rank, "part": self.part}
         return {**facts, "factor": round(self.factor, 2), "seconds_a_step": round(self.seconds, 6)}
 

@@ -64,7 +64,7 @@ class Reader:
         self._sums: dict[str, float] = {}
 
     def add(self, step: dict[str, float]) -> None:
-        """For the timer: the parts of one more step."""
+        """Add the parts of one more step."""
         self._steps += 1
         for part, seconds in step.items():
             self._sums[part] = self._sums.get(part, 0.0) + seconds
@@ -80,7 +80,7 @@ class Clock(Protocol):
     """Points in time that may become readable only later."""
 
     def stamp(self) -> Any:
-        """Now."""
+        """Return the present point in time."""
         ...
 
     def ready(self, stamps: list[Any]) -> bool:
@@ -88,7 +88,7 @@ class Clock(Protocol):
         ...
 
     def seconds(self, earlier: Any, later: Any) -> float:
-        """From one to the other."""
+        """Return the seconds from one to the other."""
         ...
 
     def release(self, stamps: list[Any]) -> None:

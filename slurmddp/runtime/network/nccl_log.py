@@ -44,7 +44,7 @@ class Transport:
 
     @property
     def is_tcp(self) -> bool:
-        """Whether the data goes through TCP sockets."""
+        """Return whether the data goes through TCP sockets."""
         return self.name in _TCP or (self.name == "OFI" and self.provider.split(";")[0] in _TCP_PROVIDERS)
 
     @property

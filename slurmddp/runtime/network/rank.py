@@ -231,7 +231,7 @@ class Rank:
         self._write(not_measured(self._others() or why))
 
     def _others(self) -> str:
-        """What is known of the other nodes, in few words."""
+        """Return what is known of the other nodes, in few words."""
         with contextlib.suppress(RuntimeError, AttributeError, ForgedError):
             here = {node: self._plain.check([f"here/{node}/0"]) for node in self._own.nodes}
             missing = [node for node, there in here.items() if not there]

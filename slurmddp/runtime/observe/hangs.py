@@ -64,12 +64,12 @@ class Waiting:
 
     @property
     def late(self) -> bool:
-        """Whether it is too long. A script that has never shown a sign is not late: it may need no torch."""
+        """Return whether it is too long. A script that has never shown a sign is not late: it may need no torch."""
         return self._progress.state.entries > 0 and self._patience.over
 
     @property
     def over(self) -> bool:
-        """Whether it is too long for a rank that computes, too, if it does."""
+        """Return whether it is too long for a rank that computes, too, if it does."""
         busy = time.clock_gettime(self._clock) - self._computed > _BUSY * self.seconds
         return self.late and not (self._patient and busy and self.seconds <= _COMPUTES)
 
@@ -91,7 +91,7 @@ class Hangs:
         self._reported: Mapping[str, object] | None = None
 
     def judge(self, beats: Mapping[int, Beat], waiting: Waiting) -> None:
-        """On rank 0: who did not join, if anybody."""
+        """Report a hang and who did not join, or its end; on rank 0."""
         verdict = blame(beats, self._silent(beats))
         late = any(beat.late for beat in beats.values())
         if self._reported is not None and not late:
@@ -105,7 +105,7 @@ class Hangs:
             self._over(self._reported)
 
     def look(self, waiting: Waiting) -> None:
-        """On each rank while it is late: its stacks, where somebody has found a hang."""
+        """Write this rank's stacks if a hang was found; called on each rank while it is late."""
         for path in sorted(self._folder.glob("hang-*.json")):
             if path.name not in self._answered:
                 with contextlib.suppress(OSError, ValueError, KeyError):
@@ -132,7 +132,7 @@ class Hangs:
         return [rank for rank, (_, since) in self._heard.items() if now - since > self._patience]
 
     def _claim(self) -> bool:
-        """Whether this rank is to judge in rank 0's place: the first one that asks."""
+        """Return whether this rank is to judge in rank 0's place: the first one that asks."""
         with contextlib.suppress(OSError):
             path = self._folder / "judge"
             try:

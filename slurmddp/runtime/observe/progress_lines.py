@@ -15,7 +15,7 @@ class ProgressLines:
     """
 
     def __init__(self, folder: RunFolder, attempt: int, events: Events) -> None:
-        """Of rank 0."""
+        """Write for rank 0."""
         self._attempt, self._events = attempt, events
         self._metrics = Journal(folder.metrics)
         self._path = folder.progress

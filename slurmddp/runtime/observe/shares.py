@@ -15,7 +15,7 @@ _DEPTH = 50
 
 @cache
 def _place(file: str) -> str:
-    """What a function of this source file does."""
+    """Return what a function of this source file does."""
     if file.endswith("/torch/utils/data/dataloader.py"):
         return DATA
     if file.endswith("/torch/autograd/graph.py"):

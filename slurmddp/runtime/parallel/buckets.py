@@ -37,7 +37,7 @@ class BucketSums:
         self._begun, self._ended = [], self._begun
 
     def begin(self, bucket: dist.GradBucket) -> Future:
-        """For the hook: start to add up a bucket.
+        """Start the all-reduce of a bucket, for the hook.
 
         On a CPU, tell DDP at once that it is done, which moves no number, since gradients are views of the buckets. A
         callback would run in gloo's thread, and would need the interpreter there. With torch 2.4 the end of a process

@@ -32,7 +32,7 @@ class Parallel(ABC):
     _parameters: list[nn.Parameter]
 
     def groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """For each dimension of the mesh the groups of ranks along it."""
+        """Return the groups of ranks along each dimension of the mesh."""
         return mesh.groups(self.mesh)
 
     def process_groups(self) -> list[dist.ProcessGroup]:

@@ -37,7 +37,7 @@ def any_bad(found: Iterable[Finding]) -> bool:
 
 
 def plain(text: str) -> str:
-    """On one line, with neither quotes nor backslashes, not longer than a few lines of a terminal."""
+    """Return the text on one line, without quotes and backslashes, shortened to a few lines of a terminal."""
     text = " ".join(text.translate(_PLAIN).split())
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 

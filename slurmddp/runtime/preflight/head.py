@@ -110,7 +110,7 @@ class Head:
                     self._reports.setdefault(node, report)
 
     def _words(self) -> dict[str, Report]:
-        """What srun said, and what nodes left in the run folder: NODE.failed of node.sh, NODE.unreached of node.py."""
+        """Return srun's errors, and the files of nodes: NODE.failed of node.sh, NODE.unreached of node.py."""
         words = self._not_started()
         try:
             names = set(os.listdir(self._settings.folder))

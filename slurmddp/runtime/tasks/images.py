@@ -46,7 +46,7 @@ class Arrays:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one image: channels, height, width."""
+        """Return channels, height and width of one image."""
         return tuple(self.images.shape[1:])
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class Folder:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one image: channels, height, width."""
+        """Return channels, height and width of one image."""
         return (3, self._size, self._size)
 
     def __len__(self) -> int:
@@ -179,7 +179,7 @@ class Images:
         return self._validation
 
     def fingerprint(self) -> str:
-        """Of all images' content (.npz) or names and sizes (folder), and of how many are in the validation set."""
+        """Hash all images' content (.npz) or names and sizes (folder), and the size of the validation set."""
         return f"{self._whole.content}/{len(self._validation)}"
 
     def collate(self, samples: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -161,7 +161,7 @@ class LanguageModel:
         return self._samples(training=False)
 
     def fingerprint(self) -> str:
-        """Of the files, and of how they are cut into samples."""
+        """Hash the files, and how they are cut into samples."""
         return f"{self._format}/{self._stream.fingerprint()}/{self._context}/{self._validation}"
 
     def collate(self, samples: list[torch.Tensor]) -> Any:
@@ -211,7 +211,7 @@ class DocumentModel(LanguageModel):
         return self._samples(training=True).lengths()
 
     def fingerprint(self) -> str:
-        """Of the files, and of how they are cut into samples."""
+        """Hash the files, and how they are cut into samples."""
         return f"{super().fingerprint()}/{self._key}"
 
     def collate(self, samples: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -81,7 +81,7 @@ class ByteStream:
 
 
 def fingerprint(files: list[tuple[str, int]], read: Callable[[int, int, int], bytes]) -> str:
-    """Of names and sizes (bytes) of all files, and of pieces of the content of up to 64 of them.
+    """Hash names and sizes (bytes) of all files, and pieces of the content of up to 64 of them.
 
     `read`: number of the file, offset and count to bytes. The files are spread evenly, and so are the pieces, from a
     file's first byte to its last; a single large file is read in 256 places. What lies between goes unnoticed.
@@ -136,7 +136,7 @@ def _wanted(name: str, exclude: list[str], suffixes: tuple[str, ...]) -> bool:
 
 
 def _nearest(path: Path) -> str:
-    """Where a missing path stops being there, which is mostly what one needs to know in a container."""
+    """Return where a missing path stops being there, which is mostly what one needs to know in a container."""
     for parent in path.parents:
         if parent.exists():
             return f" (but {parent} does): check that it is bound into the container"

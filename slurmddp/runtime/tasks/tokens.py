@@ -90,7 +90,7 @@ class TokenStream:
         return f"{file.path}, token {token - (self._ends[number] - file.tokens)}"
 
     def fingerprint(self) -> str:
-        """As text.fingerprint, and how the files are read."""
+        """Hash as text.fingerprint does, and how the files are read."""
         content = fingerprint(
             [(file.name, file.bytes) for file in self.files],
             lambda number, start, count: self._map(number)[start : start + count],

@@ -51,7 +51,7 @@ class Verdict:
 
 
 def blame(beats: Sequence[Beat], silent: Sequence[int], by: int) -> Verdict | None:
-    """Who did not arrive, given every rank's last beat and the ranks that have fallen silent.
+    """Return who did not arrive, given every rank's last beat and the ranks that have fallen silent.
 
     None while it is too early to say: the rank that is behind may still be within its own deadline.
     """

@@ -17,7 +17,7 @@ class OwnStacks:
     """Answers whoever asks where this process is. Never fails: a process that cannot answer runs as well."""
 
     def __init__(self) -> None:
-        """From here on the signal has the stacks written, too."""
+        """Make the signal also write the stacks, from now on."""
         try:
             self._memory = os.memfd_create("slurmddp-stacks")
             fcntl.fcntl(self._memory, fcntl.F_SETFL, os.O_APPEND)

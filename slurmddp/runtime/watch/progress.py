@@ -96,5 +96,5 @@ class Patience:
 
     @property
     def over(self) -> bool:
-        """Whether the present phase takes longer than it may."""
+        """Return whether the present phase takes longer than it may."""
         return self.waited > self.deadline()

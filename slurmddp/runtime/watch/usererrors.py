@@ -51,7 +51,7 @@ def note(error: BaseException | None, environ: Mapping[str, str] = os.environ, r
 
 
 def _stays(error: BaseException) -> bool:
-    """Whether the next start would meet the same: false where anything in the chain is a file or network error."""
+    """Return whether the next start would fail alike: False if any error in the chain is one of files or network."""
     if not isinstance(error, KINDS):
         return False
     link: BaseException | None = error

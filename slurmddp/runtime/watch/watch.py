@@ -62,7 +62,7 @@ class Watch:
 
     @property
     def stop(self) -> Stop:
-        """Where signals are noted."""
+        """Return where signals are noted."""
         return self._stop
 
     def enter(self, phase: str, step: int | None = None) -> None:

@@ -56,7 +56,7 @@ def ours(listed: list[xml.Element], environ: Mapping[str, str]) -> dict[int, xml
 
 
 def judge(name: str, gpu: xml.Element) -> Iterator[Finding]:
-    """What the driver says of one GPU. A value that it does not know is `N/A` or is missing: that says nothing."""
+    """Yield the driver's findings for one GPU. A value that is `N/A` or missing counts as unknown, not as bad."""
     action = _text(gpu, "gpu_recovery_action")
     errors = _uncorrected(gpu)
     if action.startswith(("Reset", "Reboot", "Drain")):

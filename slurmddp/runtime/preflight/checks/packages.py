@@ -62,7 +62,7 @@ def _built_for() -> dict[str, str]:
 
 
 def differs(own: str, others: str) -> str:
-    """Which packages are not the same, the important ones first."""
+    """Return which packages are not the same, the important ones first."""
     mine: dict[str, str] = json.loads(own or "{}")
     theirs: dict[str, str] = json.loads(others or "{}")
     names = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]

@@ -76,7 +76,7 @@ def drivers(adapters: Path) -> dict[str, str]:
 
 
 def folder_of(library: str) -> Path | None:
-    """Where the loader finds a shared library; None if it does not. It stays loaded."""
+    """Return where the loader finds a shared library; None if it does not. It stays loaded."""
     try:
         ctypes.CDLL(library)
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
