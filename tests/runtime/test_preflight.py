@@ -354,15 +354,16 @@ def test_strangers_on_the_port(three: Nodes) -> None:
 
 
 def test_two_hundred_nodes(tmp_path: Path) -> None:
-    """A head of its own process; the other nodes share one, each with its connections."""
+    """A head of its own process; the other nodes share one, each with its connections, so it gets a job's usual time."""
+    usual = {"SLURMDDP_PREFLIGHT_SECONDS": "60"}
     nodes = Nodes(tmp_path, [f"n{number}" for number in range(200)])
     (nodes.logs / "preflight").mkdir()
-    head = nodes.start("n0")
+    head = nodes.start("n0", **usual)
 
     async def others() -> list[int]:
         tasks = []
         for name in nodes.names[1:]:
-            settings = node_settings.read(nodes.run, nodes.variables(name))
+            settings = node_settings.read(nodes.run, nodes.variables(name, **usual))
             tasks.append(node_side.report(settings))
         return await asyncio.gather(*tasks)
 
