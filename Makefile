@@ -1,4 +1,4 @@
-# `make demo` and `make test` install all that they need. Others: test-full, unit, lint, programs-test, runtime-test,
+# `make demo` and `make test` install all that they need. Others: test-full, unit, docs, lint, programs-test, runtime-test,
 # cluster-test, variants-test, versions-test, lock, cluster-up, cluster-down, cluster-shell, benchmark, clean.
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -13,7 +13,7 @@ RESUME ?=
 STEPS ?=
 DEMO := demo.yaml
 
-.PHONY: demo test test-full unit lint programs-test runtime-test cluster-test variants-test versions-test lock cluster-up cluster-down cluster-shell benchmark clean system
+.PHONY: demo test test-full unit docs lint programs-test runtime-test cluster-test variants-test versions-test lock cluster-up cluster-down cluster-shell benchmark clean system
 
 # --- set-up: one virtual environment in stages; `make unit` and `make programs-test` need no torch
 
@@ -42,9 +42,10 @@ $(VENV)/.test: $(VENV)/.unit $(VENV)/.train
 	$(PIP) $(PIP_ARGS) '$(TORCH)' -e '.[test,lint]'
 	touch $@
 
-# The newest versions of everything, for Python 3.10 and later in one file.
+# The newest versions of everything, for Python 3.10 and later in one file. RENEW= keeps those that it has.
+RENEW ?= --upgrade
 lock: $(VENV)/.uv
-	echo '$(TORCH)' | $(BIN)/uv pip compile -q --upgrade --universal --python-version 3.10 --extra test --extra lint \
+	echo '$(TORCH)' | $(BIN)/uv pip compile -q $(RENEW) --universal --python-version 3.10 --extra test --extra lint --extra docs \
 		--no-annotate --custom-compile-command 'make lock' --constraint - pyproject.toml -o $(LOCK)
 
 # Debian packages that tests use: only as root, only where they are missing.
@@ -78,7 +79,7 @@ test: forget-reruns system build-cluster unit lint programs-test runtime-test cl
 
 test-full: SELECT :=
 test-full: export SLURMDDP_KILLS := 20
-test-full: test variants-test versions-test
+test-full: test docs variants-test versions-test
 
 # What the cluster is made of, where the cache lacks it (two minutes): mostly downloads, so it starts beside the first parts.
 # cluster-test waits for it, and says what is wrong.
@@ -93,6 +94,15 @@ forget-reruns:
 
 unit: $(VENV)/.unit
 	$(BIN)/python -m pytest -q -n $$(($$(nproc) + 1)) --dist worksteal --timeout=300 $(SELECT) tests/unit tests/golden
+
+# The documentation site: a page or section that a link names and that does not exist is an error.
+docs: $(VENV)/.docs
+	$(BIN)/sphinx-build -q -W --keep-going -c docs/site . build/docs
+	@echo build/docs/docs/index.html
+
+$(VENV)/.docs: $(VENV)/.made pyproject.toml $(LOCK)
+	$(PIP) $(PIP_ARGS) -e '.[docs]'
+	touch $@
 
 # Whole programs as real processes: much of their time is waiting.
 programs-test: $(VENV)/.unit

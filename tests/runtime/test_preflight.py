@@ -354,7 +354,7 @@ def test_strangers_on_the_port(three: Nodes) -> None:
 
 
 def test_two_hundred_nodes(tmp_path: Path) -> None:
-    """A head of its own process; the other nodes share one, each with its connections, so it gets a job's usual time."""
+    """A head of its own process; the other nodes share one, each with its connections: so, a job's usual time."""
     usual = {"SLURMDDP_PREFLIGHT_SECONDS": "60"}
     nodes = Nodes(tmp_path, [f"n{number}" for number in range(200)])
     (nodes.logs / "preflight").mkdir()
