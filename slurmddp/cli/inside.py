@@ -1,4 +1,4 @@
-"""attach, stacks: a look into a running job."""
+"""attach, stacks, profile: a look into a running job."""
 
 import os
 from typing import Annotated
@@ -14,6 +14,7 @@ def register(app: App) -> None:
     """Put the group's commands on the app."""
     app.add("Runs", attach, example="slurmddp attach last --node node2 -- nvidia-smi")
     app.add("Runs", stacks, example="slurmddp stacks last")
+    app.add("Runs", profile, example="slurmddp profile last --steps 10")
 
 
 def attach(
@@ -53,3 +54,29 @@ def stacks(
         raise ExternalError(f"no rank of run {folder.id} was found on its nodes: they may just be starting or exiting")
     absent = [] if node else missing
     typer.echo(opt.json_text(as_dict(attempt.number, ranks, absent)) if as_json else stacks_text(ranks, absent))
+
+
+def profile(
+    run: Run = LAST,
+    steps: Annotated[int, typer.Option(metavar="N", help="Steps to profile", min=1, max=1000)] = 5,
+    all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Profile all ranks, not only rank 0")] = False,
+    as_json: Json = False,
+) -> None:
+    """Profile some steps of a running job with torch.profiler, without a restart."""
+    from slurmddp.errors import ExternalError
+    from slurmddp.launch.find import find_run
+    from slurmddp.launch.profile import ask_for_profile, wait_for_profile
+
+    folder = find_run(run, os.environ)
+    known = ask_for_profile(folder, steps, all_ranks=all_ranks)
+    opt.say(f"profiling {steps} steps; Ctrl-C withdraws the request if they have not begun")
+    found = wait_for_profile(folder, known)
+    if as_json:
+        typer.echo(opt.json_text(found))
+    elif found["files"]:
+        typer.echo(f"steps   {found['step']} to {found['last']}")
+        for path in found["files"]:
+            typer.echo(f"trace   {path}")
+        opt.say("to see one: open it in https://ui.perfetto.dev, or in chrome://tracing")
+    if found["error"]:
+        raise ExternalError(f"torch.profiler failed: {found['error']}")

@@ -17,6 +17,7 @@ from slurmddp.runtime.measure import peak
 from slurmddp.runtime.measure.timing import CHECKPOINT, OTHER
 from slurmddp.runtime.parallel.replicas import Agreement
 from slurmddp.runtime.precision import PRECISIONS
+from slurmddp.runtime.profiling import Profiling
 from slurmddp.runtime.reporting import Reporter
 from slurmddp.runtime.resume import resume
 from slurmddp.runtime.session import Session, announce, prepare
@@ -72,12 +73,14 @@ class Trainer:
         self._agreement = Agreement(session.world, session.parallel.module, replicas)
         self._checkpointing = Checkpointing(session, self._start, self._agreement)
         self._reporter = Reporter(session, self._start, self._began)
+        self._profiling = Profiling(session)
 
     def run(self) -> None:
         """Train, evaluate, and write the marker once everything else is on disk."""
         session, watch = self.session, self.session.watch
         for _ in self.steps():
             pass
+        self._profiling.close(self._step)
         validation: Evaluation | None = None
         if not self._stopped and (session.job.train.evaluate.at_end or self._evaluates_after(self._step)):
             validation = self._evaluate()
@@ -171,6 +174,7 @@ class Trainer:
             save=self._checkpointing.is_due(),
             give_up=self._checkpointing.lost is not None,
             probe=self._reporter.wants_probe,
+            profile=self._profiling.wanted,
         )
 
     def _after(self, outcome: Outcome, rate: float) -> None:
@@ -199,6 +203,7 @@ class Trainer:
         session.timer.mark(CHECKPOINT)
         session.timer.end()
         self._reporter.step(step, outcome, rate)
+        self._profiling.step(step, flags.profile)
         if not self._stopped and step < self._steps and self._evaluates_after(step):
             self._evaluate()
             if self._stopped:

@@ -27,12 +27,14 @@ class StepFlags(NamedTuple):
     """What a rank wants of all; what any rank wanted, once the step's sums are reduced.
 
     `give_up`: a checkpoint could not be written and there is none to fall back to. `probe`: measure the links.
+    `profile`: profile the next steps.
     """
 
     stop: bool = False
     save: bool = False
     give_up: bool = False
     probe: bool = False
+    profile: bool = False
 
 
 _FILLED = len(StepFlags._fields)

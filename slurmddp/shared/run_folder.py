@@ -77,6 +77,15 @@ class RunFolder:
         """Sample ids that one rank fed to the model, by step (only with trace_samples)."""
         return self.trace / f"attempt-{attempt:03d}" / f"rank-{rank:05d}.jsonl"
 
+    @property
+    def profile_request(self) -> Path:
+        """Return what `slurmddp profile` asks rank 0 for, until rank 0 has read it."""
+        return self.path / "profile.json"
+
+    def profile_trace(self, attempt: int, step: int, rank: int) -> Path:
+        """Return the trace of torch.profiler that one rank wrote, from `step` on."""
+        return self.trace / f"attempt-{attempt:03d}" / f"profile-{step:08d}-rank-{rank:05d}.json.gz"
+
     def observed(self, attempt: int, start: str) -> Path:
         """Return the folder of one start of an own script's ranks: their beats, and their stacks in a hang."""
         return self.trace / f"attempt-{attempt:03d}" / f"observed-{start}"

@@ -152,7 +152,14 @@ def test_a_frozen_rank_is_named_and_the_ranks_start_again(alice: Alice) -> None:
 
 
 class TestStragglers:
-    """One run: a slow dataset, then slow links, then the stop file."""
+    """One run: a profile, a slow dataset, then slow links, then the stop file."""
+
+    def test_steps_are_profiled_while_it_runs(self, alice: Alice, paced: Run) -> None:
+        paced.wait_for_step(1)
+        found = json.loads(alice.command("profile", paced.id, "--steps", "3", "--all-ranks", "--json").stdout)
+        assert (found["last"] - found["step"], found["error"], len(found["files"])) == (2, "", 3), found
+        assert all(alice.cluster.machine_path(path).stat().st_size > 1000 for path in found["files"])
+        paced.wait_for_step(found["last"] + 1)
 
     def test_a_slow_dataset(self, alice: Alice, paced: Run) -> None:
         alice.cluster.write(f"{paced.answer['run_folder']}/slow", "node2")

@@ -1,13 +1,16 @@
-"""slurmddp attach and stacks: what they ask Slurm for, what they show, and when they refuse. Slurm is a stand-in."""
+"""slurmddp attach, stacks and profile: what they ask for, show and refuse. Slurm is a stand-in."""
 
 from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
+from slurmddp.launch import profile
 from slurmddp.runs import submission
 from slurmddp.runs.events import append_event
 from slurmddp.runs.layout import RunFolder
@@ -152,3 +155,67 @@ def test_nothing_of_another_users_run_is_executed(desk: Desk, run: RunFolder, cl
     for command in ("attach", "stacks"):
         done = cli(command, str(run.path))
         assert done.code == 2 and "belongs to" in done.err and not (desk.home / "srun.argv").exists()
+
+
+@pytest.fixture
+def training(run: RunFolder) -> RunFolder:
+    """A run of a bundled task, with this version's runtime."""
+    run.job_json.write_text("{}")
+    (run.code_runtime / "runtime").mkdir(parents=True)
+    (run.code_runtime / "runtime/profiling.py").touch()
+    return run
+
+
+def answered(run: RunFolder, **facts: object) -> threading.Thread:
+    """What rank 0 does: read the request, and write the event."""
+
+    def answer() -> None:
+        while not run.profile_request.exists():
+            time.sleep(0.01)
+        asked = json.loads(run.profile_request.read_text())
+        run.profile_request.unlink()
+        append_event(run.events, "profiled", **{"step": 41, "last": 40 + asked["steps"], "error": "", **facts})
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return thread
+
+
+def test_profile_prints_the_traces(training: RunFolder, cli: Cli) -> None:
+    append_event(training.events, "profiled", step=1, last=2, files=["old"], error="")
+    thread = answered(training, files=["a.json.gz", "b.json.gz"])
+    done = cli("profile", str(training.path), "--steps", "7", "--all-ranks")
+    thread.join()
+    assert (done.code, done.out) == (0, "steps   41 to 47\ntrace   a.json.gz\ntrace   b.json.gz\n"), done.err
+    thread = answered(training, files=[], error="rank 0: no CUPTI")
+    done = cli("profile", str(training.path))
+    thread.join()
+    assert done.code == 1 and "torch.profiler failed: rank 0: no CUPTI" in done.err
+
+
+def test_profile_refuses_what_nobody_would_answer(training: RunFolder, cli: Cli) -> None:
+    def refused(text: str) -> None:
+        done = cli("profile", str(training.path))
+        assert done.code == 2 and text in done.err and not done.out, done.err
+
+    training.profile_request.touch()
+    refused("was requested before, and has not begun")
+    training.profile_request.unlink()
+    (training.code_runtime / "runtime/profiling.py").unlink()
+    refused("without this command")
+    training.job_json.unlink()
+    refused("runs your own script")
+    training.events.unlink()
+    append_event(training.events, "job_started", attempt=0, job_id="7", node="node1", nodes="node[1-2]")
+    refused("has no ranks at the moment")
+    assert not training.profile_request.exists()
+
+
+def test_a_run_that_ends_before_its_profile(
+    training: RunFolder, desk: Desk, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile, "_ASK_EVERY", 0.1)
+    monkeypatch.setattr(profile, "running_attempt", lambda *_: slurm_says(desk, "CANCELLED"))
+    done = cli("profile", str(training.path))
+    assert done.code == 1 and "was over before the profile was written: " in done.err
+    assert not training.profile_request.exists()

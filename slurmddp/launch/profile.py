@@ -1,0 +1,70 @@
+"""`slurmddp profile`: ask the ranks of a running job for a profile, and wait for its traces."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from slurmddp.errors import ExternalError, UserError
+from slurmddp.launch.inside import running_attempt
+from slurmddp.runs.events import read_lines
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.state import judge, observe
+from slurmddp.shared.files import write_whole
+
+_LOOK_EVERY = 1.0
+#: Seconds between questions to Slurm.
+_ASK_EVERY = 15.0
+
+
+def ask_for_profile(folder: RunFolder, steps: int, *, all_ranks: bool) -> int:
+    """Write the request, which rank 0 reads. Return how many profiles the run has until now.
+
+    Raises UserError if nothing would read the request, ExternalError.
+    """
+    running_attempt(folder, "stacks.sh")
+    if not folder.job_json.exists():
+        raise UserError(
+            f"run {folder.id} runs your own script, whose steps slurmddp does not control",
+            todo="use torch.profiler in the script, or `slurmddp stacks`",
+        )
+    if not (folder.code_runtime / "runtime" / "profiling.py").is_file():
+        raise UserError(
+            f"run {folder.id} was submitted by a slurmddp without this command",
+            todo="submit the next run with this version",
+        )
+    if folder.profile_request.exists():
+        raise UserError(
+            f"a profile of run {folder.id} was requested before, and has not begun",
+            where=str(folder.profile_request),
+            todo="wait until the run trains, or remove this file",
+        )
+    known = len(_profiles(folder))
+    try:
+        write_whole(folder.profile_request, json.dumps({"steps": steps, "ranks": "all" if all_ranks else "0"}) + "\n")
+    except OSError as error:
+        raise UserError(f"{folder.profile_request} cannot be written: {error.strerror}") from None
+    return known
+
+
+def wait_for_profile(folder: RunFolder, known: int) -> dict[str, Any]:
+    """Return the event of the profile after `known` others. If the run ends before: remove the request, and raise
+    ExternalError.
+    """
+    ask_at = time.monotonic() + _ASK_EVERY
+    try:
+        while len(found := _profiles(folder)) == known:
+            if time.monotonic() >= ask_at:
+                facts, view = observe(folder)
+                if not (state := judge(view, facts)).going and len(_profiles(folder)) == known:
+                    raise ExternalError(f"run {folder.id} was over before the profile was written: {state.line}")
+                ask_at = time.monotonic() + _ASK_EVERY
+            time.sleep(_LOOK_EVERY)
+        return found[-1]
+    finally:
+        folder.profile_request.unlink(missing_ok=True)
+
+
+def _profiles(folder: RunFolder) -> list[dict[str, Any]]:
+    return [row for row in read_lines(folder.events).records if row.get("event") == "profiled"]
