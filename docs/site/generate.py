@@ -1,4 +1,4 @@
-"""Write the pages that are made from the code: commands, symptoms and sites. docs/site/conf.py calls it."""
+"""Write the pages that are made from the code: commands and sites. docs/site/conf.py calls it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import typer
 
 from slurmddp.cli.app import app
-from slurmddp.doctor.rules import Cause, catalogue
 from slurmddp.report.sites import site_explained, site_page
 from slurmddp.sites.catalogue import Catalogue
 
@@ -34,7 +33,6 @@ def pages() -> dict[str, str]:
     index += ["    slurmddp sites show NAME --explain", "", "```{toctree}", ":maxdepth: 1", ""]
     return {
         "commands.md": "\n".join(_commands()),
-        "symptoms.md": "\n".join(_symptoms()),
         **sites,
         "sites.md": "\n".join([*index, *(f"sites/{name}" for name in catalog.names()), "```", ""]),
     }
@@ -47,8 +45,7 @@ def _commands() -> Iterator[str]:
 
 
 def _help(command: Any, parent: Any, name: str) -> Iterator[str]:
-    context = command.make_context(name, ["--help-is-printed-here"], parent=parent, resilient_parsing=True)
-    context.info_name = name.split()[-1]
+    context = command.make_context(name.split()[-1], [], parent=parent, resilient_parsing=True)
     context.terminal_width = context.max_content_width = _WIDTH
     yield f"## {name}\n"
     yield _block(command.get_help(context))
@@ -57,26 +54,6 @@ def _help(command: Any, parent: Any, name: str) -> Iterator[str]:
             below = command.get_command(context, each)
             if not below.hidden:
                 yield from _help(below, context, f"{name} {each}")
-
-
-def _symptoms() -> Iterator[str]:
-    causes = sorted({rule.id: rule for rule in catalogue().causes}.values(), key=lambda cause: cause.title.lower())
-    yield "# Symptoms, causes and fixes"
-    yield "\nWhat does this error message mean, and what do I do? This command looks for all of them in a log:\n"
-    yield "    slurmddp doctor slurm-1234.out\n"
-    yield f"It knows these {len(causes)} causes. The lines below each one are what its logs contain.\n"
-    for cause in causes:
-        yield from _cause(cause)
-
-
-def _cause(cause: Cause) -> Iterator[str]:
-    title = _plain(cause.title)
-    yield f"## {title[0].upper()}{title[1:]}\n"
-    yield f"{_plain(cause.why)}\n"
-    yield f"**What to do:** {_plain(cause.fix)}\n"
-    if cause.examples:
-        yield _block("\n".join(cause.examples))
-    yield f"Source: {_plain(cause.source)}\n"
 
 
 def _site(catalog: Catalogue, name: str) -> str:
