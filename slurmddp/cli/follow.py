@@ -138,15 +138,19 @@ def _show_prometheus(found: "RunStatus", output: Path | None) -> None:
 
 
 def _status_json(found: "RunStatus") -> str:
-    ledger = _ledger(found)
-    return opt.json_text({**found.as_dict(), "recovered": ledger.recovered if ledger else 0})
+    from slurmddp.report.scaling import find_scaling
+
+    ledger, scaling = _ledger(found), find_scaling(found.folder)
+    more = {"recovered": ledger.recovered if ledger else 0, "scaling": scaling and scaling.as_dict()}
+    return opt.json_text({**found.as_dict(), **more})
 
 
 def _status_text(found: "RunStatus", ledger: "Ledger | None") -> str:
     from slurmddp.report.goodput import goodput_line, recovered_line
+    from slurmddp.report.scaling import find_scaling
     from slurmddp.report.status import status_text
 
-    return status_text(found, goodput_line(ledger), recovered_line(ledger))
+    return status_text(found, goodput_line(ledger), recovered_line(ledger), find_scaling(found.folder))
 
 
 def _watch(folder: "RunFolder", *, as_json: bool) -> "RunStatus":

@@ -79,7 +79,7 @@ def interval_lines(plan: Plan, wanted: Checkpoint) -> list[str]:
 
 def earlier_runs(name: str) -> list[RunFolder]:
     """Return the newest runs of this name, newest first."""
-    return [entry.folder for entry in index.entries() if entry.name == name][:RUNS]
+    return [entry.folder for entry in index.of_name(name, RUNS)]
 
 
 def interval_line(history: History, nodes: int, wanted: Checkpoint) -> str:

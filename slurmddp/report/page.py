@@ -13,6 +13,7 @@ from slurmddp.report.charts import Chart, figure, line_chart
 from slurmddp.report.goodput import goodput_line, recovered_line
 from slurmddp.report.page_facts import Facts, read_facts
 from slurmddp.report.progress import count_nodes, span, speed_text, steps_text
+from slurmddp.report.scaling import find_scaling
 from slurmddp.runs.curves import Point
 from slurmddp.runs.evidence import whole
 from slurmddp.runs.layout import RunFolder
@@ -97,6 +98,7 @@ def _summary(run: Facts) -> dict[str, str | None]:
         "Validation loss": None if validated is None else figure(validated),
         "Speed, lately": speed_text(progress.speed),
         "Waiting for the network": f"{100 * run.parts['network'] / total:.2g} % of the step time" if total else None,
+        "Scaling": scaling.line() if (scaling := find_scaling(found.folder)) else None,
         "Goodput": goodput_line(run.ledger),
         "Recovered": recovered_line(run.ledger),
         "Nodes": None if progress.nodes is None else str(progress.nodes),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmddp.doctor.rules import known_cause
 from slurmddp.errors import ExternalError
@@ -17,6 +17,9 @@ from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.metrics import tail
 from slurmddp.slurm.base import JobView
 from slurmddp.visible import one_line
+
+if TYPE_CHECKING:
+    from slurmddp.report.scaling import Scaling
 
 #: Events that begin a hang of an own script, or end it.
 _HANGS = ("hang_reported", "hang_over", "rank_started", "attempt_ended", "job_ended")
@@ -127,7 +130,9 @@ def _undelivered(folder: RunFolder) -> int:
         return 0
 
 
-def status_text(found: RunStatus, goodput: str | None = None, recovered: str | None = None) -> str:
+def status_text(
+    found: RunStatus, goodput: str | None = None, recovered: str | None = None, scaling: Scaling | None = None
+) -> str:
     """Return the lines of `slurmddp status`. goodput, recovered: the lines of `report.goodput`."""
     told = found.state.line
     if found.progress.step is not None:  # it has a line of its own below
@@ -146,6 +151,8 @@ def status_text(found: RunStatus, goodput: str | None = None, recovered: str | N
     if found.attempt is not None:
         lines.append(f"attempt  {found.attempt}")
     lines += progress_lines(found.progress, going=found.state.going)
+    if scaling:
+        lines.append(one_line(f"scaling  {scaling.line()}"))
     if found.hang and found.state.going:
         lines.append(one_line(f"hang     {hang_line(found.hang)}; stacks in {found.hang.get('stacks', 'the logs')}"))
     if recovered:

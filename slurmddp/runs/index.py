@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,11 @@ def record(entry: Entry) -> str | None:
 def entries() -> list[Entry]:
     """Return all runs in the index whose folder is still there, newest first. Damaged lines are left out."""
     return [entry for entry in _read() if entry.folder.exists]
+
+
+def of_name(name: str, count: int) -> list[Entry]:
+    """Return the newest runs of a name whose folders are still there, newest first."""
+    return list(islice((entry for entry in _read() if entry.name == name and entry.folder.exists), count))
 
 
 def newest(site: str, count: int) -> list[Entry]:

@@ -1,0 +1,102 @@
+"""How well a run scales: its samples per second and node, against an earlier run of the same job on fewer nodes."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from slurmddp.errors import UserError
+from slurmddp.runs import index, metrics
+from slurmddp.runs.events import read_lines
+from slurmddp.runs.evidence import whole
+from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.timeline import number
+from slurmddp.shared.files import read_json
+from slurmddp.shared.units import short
+
+#: Metrics lines of one start of the ranks that a speed needs, so that the first, slow steps do not decide.
+_FEWEST = 3
+#: Runs that are looked at, the newest.
+_RUNS = 10
+#: Keys of `train` that make runs comparable. The batch is not among them: it often grows with the nodes.
+_SAME = ("task", "model", "data", "precision")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a run measured since its newest start. samples: per second, the median of its newest metrics lines."""
+
+    run_id: str
+    nodes: int
+    samples: float
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A run and the one that it is compared with."""
+
+    now: Speed
+    before: Speed
+
+    @property
+    def efficiency(self) -> float:
+        """Return the samples per second and node, as a share of those of the run on fewer nodes."""
+        return (self.now.samples / self.now.nodes) / (self.before.samples / self.before.nodes)
+
+    def line(self) -> str:
+        """Return `87 % of linear: 498 samples/s on 4 nodes, 143 on 1 (run gpt-20261120-090000-a1b2)`."""
+        now, before = self.now, self.before
+        return (
+            f"{100 * self.efficiency:.0f} % of linear: {short(now.samples)} samples/s on {now.nodes} nodes,"
+            f" {short(before.samples)} on {before.nodes} (run {before.run_id})"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the record for --json. The keys are stable."""
+        return {
+            "efficiency": round(self.efficiency, 4),
+            "nodes": self.now.nodes,
+            "samples_per_second": self.now.samples,
+            "than": {
+                "run_id": self.before.run_id,
+                "nodes": self.before.nodes,
+                "samples_per_second": self.before.samples,
+            },
+        }
+
+
+def find_scaling(folder: RunFolder) -> Scaling | None:
+    """Compare with the run on the fewest nodes among the newest runs of this name; None without one on fewer nodes."""
+    job = _job(folder)
+    now = _speed(folder) if job is not None else None
+    if job is None or now is None or now.nodes == 1:
+        return None
+    others = (entry.folder for entry in index.of_name(job["name"], _RUNS) if entry.id != folder.id)
+    speeds = (_speed(other) for other in others if _job(other) == job)
+    found = [speed for speed in speeds if speed is not None and speed.nodes < now.nodes]
+    return Scaling(now, min(found, key=lambda speed: speed.nodes)) if found else None
+
+
+def _job(folder: RunFolder) -> dict[str, Any] | None:
+    """Return what has to be the same; None for a script of the user's own, and for a damaged file."""
+    try:
+        job = read_json(folder.job_json)
+        return {"name": str(job["run"]["name"]), **{key: job["train"].get(key) for key in _SAME}}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _speed(folder: RunFolder) -> Speed | None:
+    try:
+        started = [event for event in read_lines(folder.events).records if event.get("event") == "started"]
+        rows = metrics.tail(folder.metrics)
+    except (OSError, UserError):
+        return None
+    nodes = whole(started[-1].get("nodes")) if started else None
+    since = number(started[-1].get("time")) if started else None
+    if not nodes or since is None:
+        return None
+    newest = [row for row in rows if (number(row.get("time")) or 0) > since]
+    samples = [speed for row in newest if (speed := number(row.get("samples_per_second")))]
+    return Speed(folder.id, nodes, statistics.median(samples)) if len(samples) >= _FEWEST else None
