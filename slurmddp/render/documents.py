@@ -65,7 +65,7 @@ def _drop_defaults(model: BaseModel, data: dict[str, Any]) -> None:
 
 
 def _as_written(model: BaseModel, data: dict[str, Any], cwd: str) -> dict[str, Any]:
-    """Return what does not read back as it is: seconds and MiB get their unit, a path becomes absolute (the job may be
+    """Return values that read back as they are: seconds and MiB get their unit, a path becomes absolute (the job may be
     submitted again from another folder) and a dollar sign in it is doubled."""
     paths = path_fields(type(model))
     for name, field in type(model).model_fields.items():

@@ -37,12 +37,12 @@ class RunFolder(run_folder.RunFolder):
 
     @property
     def node_sh(self) -> Path:
-        """Return what each node runs."""
+        """The script that each node runs."""
         return self.path / "node.sh"
 
     @property
     def submission(self) -> Path:
-        """Return what the scheduler answered: job id, command, time. Absent until then."""
+        """The scheduler's answer: job id, command, time. Absent until then."""
         return self.path / "submission.json"
 
     @property

@@ -21,7 +21,7 @@ class RunFolder:
 
     @property
     def manifest(self) -> Path:
-        """Return what the run was made from: versions, commit, hashes, command line."""
+        """The inputs of the run: versions, commit, hashes, command line."""
         return self.path / "manifest.json"
 
     @property
@@ -31,12 +31,12 @@ class RunFolder:
 
     @property
     def key(self) -> Path:
-        """Return what the run's messages between nodes are signed with: the owner's alone (mode 0600)."""
+        """The key that signs the run's messages between nodes. Only the owner can read it (mode 0600)."""
         return self.path / "rendezvous.key"
 
     @property
     def events(self) -> Path:
-        """Return what happened: JSON lines, append only."""
+        """The events: JSON lines, append only."""
         return self.path / "events.jsonl"
 
     @property
@@ -56,7 +56,7 @@ class RunFolder:
 
     @property
     def progress(self) -> Path:
-        """Return how far the run has come: "STEP STEPS", written by rank 0."""
+        """The progress of the run: "STEP STEPS", written by rank 0."""
         return self.path / "progress"
 
     @property
@@ -70,7 +70,7 @@ class RunFolder:
 
     @property
     def trace(self) -> Path:
-        """Return what ranks traced: sample ids, flight recorder dumps."""
+        """Folder of what ranks traced: sample ids, profiles, flight recorder dumps."""
         return self.path / "trace"
 
     def rank_trace(self, attempt: int, rank: int) -> Path:
@@ -79,11 +79,11 @@ class RunFolder:
 
     @property
     def profile_request(self) -> Path:
-        """Return what `slurmddp profile` asks rank 0 for, until rank 0 has read it."""
+        """The request of `slurmddp profile`, until rank 0 has read it."""
         return self.path / "profile.json"
 
     def profile_trace(self, attempt: int, step: int, rank: int) -> Path:
-        """Return the trace of torch.profiler that one rank wrote, from `step` on."""
+        """The trace of torch.profiler that one rank wrote, from `step` on."""
         return self.trace / f"attempt-{attempt:03d}" / f"profile-{step:08d}-rank-{rank:05d}.json.gz"
 
     def observed(self, attempt: int, start: str) -> Path:

@@ -36,7 +36,7 @@ def run_lines(instruction: Instruction, prefix: tuple[str, ...] = SHELL, before:
     """
 
     def process(command: str) -> str:
-        """Return what has no path could be a word of this shell, such as cd or exit."""
+        """Return the command line. exec runs a command without a path: it could be a word of the shell, such as cd."""
         return f"{before} {command}" if before else command if command.startswith("/") else f"(exec {command})"
 
     array = instruction.array()

@@ -100,7 +100,7 @@ def canonical_registry(host: str) -> str:
 
 
 def _split_registry(text: str) -> tuple[str, str]:
-    """Return what stands before the first slash is a registry only where it cannot be part of a Docker Hub name."""
+    """Return registry and rest. The part before the first slash is a registry if no Docker Hub name begins with it."""
     first, slash, rest = text.partition("/")
     if slash and (any(mark in first for mark in ".:[") or first == "localhost" or first != first.lower()):
         return canonical_registry(first), rest
