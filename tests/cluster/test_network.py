@@ -35,6 +35,17 @@ def test_preflight_alone_checks_the_nodes_and_measures_their_network(alice: Alic
 
 
 @pytest.mark.long
+def test_a_clean_cluster_passes_twenty_times_of_twenty(alice: Alice) -> None:
+    """Three nodes, with the measurement: nobody is named, in any of them."""
+    job = alice.job_file("clean", network={"measure": True}, resources={"nodes": 3})
+    found = [json.loads(alice.command("preflight", job, "--json", timeout=300).stdout) for _ in range(20)]
+    wrong = [told for told in found if not told["passed"] or told["excluded"] or told["network"] is None]
+    assert not wrong, wrong
+    named = [line for told in found for line in told["lines"] if line.split()[1] not in ("ok", "warn")]
+    assert not named, named
+
+
+@pytest.mark.long
 def test_the_node_with_the_slow_link_is_named_and_replaced(alice: Alice) -> None:
     """What goes to node3 is throttled to 1 MB/s. The job may run on two nodes, so it continues without it."""
     limits = {"measure": True, "min_bandwidth": 0.01}
