@@ -140,7 +140,7 @@ def _show_prometheus(found: "RunStatus", output: Path | None) -> None:
 def _status_json(found: "RunStatus") -> str:
     from slurmddp.report.scaling import find_scaling
 
-    ledger, scaling = _ledger(found), find_scaling(found.folder)
+    ledger, scaling = _ledger(found), find_scaling(found.folder, found.facts.events)
     more = {"recovered": ledger.recovered if ledger else 0, "scaling": scaling and scaling.as_dict()}
     return opt.json_text({**found.as_dict(), **more})
 
@@ -150,7 +150,8 @@ def _status_text(found: "RunStatus", ledger: "Ledger | None") -> str:
     from slurmddp.report.scaling import find_scaling
     from slurmddp.report.status import status_text
 
-    return status_text(found, goodput_line(ledger), recovered_line(ledger), find_scaling(found.folder))
+    scaling = find_scaling(found.folder, found.facts.events)
+    return status_text(found, goodput_line(ledger), recovered_line(ledger), scaling)
 
 
 def _watch(folder: "RunFolder", *, as_json: bool) -> "RunStatus":

@@ -41,7 +41,7 @@ class Attempt:
 
 
 def running_attempt(folder: RunFolder, needs: str) -> Attempt:
-    """Return the attempt whose ranks run now. needs: the file in the run's copy of shell/ that the command uses.
+    """Return the attempt whose ranks run now. needs: the file of the run's copy of slurmddp that the command uses.
 
     Raises UserError where none runs, or the run is another user's; ExternalError where Slurm does not answer.
     """
@@ -57,11 +57,11 @@ def running_attempt(folder: RunFolder, needs: str) -> Attempt:
     number, job = started.get("attempt"), str(started.get("job_id"))
     if started.get("attempt") != facts.attempt or facts.attempt_ended is not None or not isinstance(number, int):
         raise UserError(f"run {folder.id} has no ranks at the moment", todo=f"wait: slurmddp logs {folder.id} -f")
-    script = folder.shell / needs
-    if not script.is_file():
+    used = folder.code_runtime / needs
+    if not used.is_file():
         raise UserError(
             f"run {folder.id} was submitted by a slurmddp without this command",
-            where=str(script),
+            where=str(used),
             todo="submit the next run with this version",
         )
     nodes = tuple(str(started.get("nodes")).split())
@@ -85,7 +85,7 @@ def attach(
 
     node: the attempt's first if None. Raises UserError, ExternalError.
     """
-    attempt = running_attempt(folder, "stacks.sh")  # as old as what node.sh needs for this
+    attempt = running_attempt(folder, "shell/stacks.sh")  # as old as what node.sh needs for this
     where = chosen_nodes(attempt, node)[:1]
     on_terminal = ("--pty",) if sys.stdin.isatty() and sys.stdout.isatty() else ()
     words = (*attempt.step(where, "--export=ALL", *on_terminal), "bash", str(folder.node_sh), *(command or _SHELL))
@@ -118,7 +118,7 @@ def raw_stacks(folder: RunFolder, node: str | None) -> tuple[Attempt, str, str]:
 
     Raises UserError, ExternalError.
     """
-    attempt = running_attempt(folder, "stacks.sh")
+    attempt = running_attempt(folder, "shell/stacks.sh")
     where = attempt.step(chosen_nodes(attempt, node), "--cpus-per-task=1", "--gres=none")
     done = ask((*where, "bash", str(folder.shell / "stacks.sh"), attempt.name))
     if done.missing:

@@ -23,16 +23,11 @@ def ask_for_profile(folder: RunFolder, steps: int, *, all_ranks: bool) -> int:
 
     Raises UserError if nothing would read the request, ExternalError.
     """
-    running_attempt(folder, "stacks.sh")
+    running_attempt(folder, "runtime/profiling.py")
     if not folder.job_json.exists():
         raise UserError(
             f"run {folder.id} runs your own script, whose steps slurmddp does not control",
             todo="use torch.profiler in the script, or `slurmddp stacks`",
-        )
-    if not (folder.code_runtime / "runtime" / "profiling.py").is_file():
-        raise UserError(
-            f"run {folder.id} was submitted by a slurmddp without this command",
-            todo="submit the next run with this version",
         )
     if folder.profile_request.exists():
         raise UserError(

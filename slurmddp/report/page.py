@@ -98,7 +98,7 @@ def _summary(run: Facts) -> dict[str, str | None]:
         "Validation loss": None if validated is None else figure(validated),
         "Speed, lately": speed_text(progress.speed),
         "Waiting for the network": f"{100 * run.parts['network'] / total:.2g} % of the step time" if total else None,
-        "Scaling": scaling.line() if (scaling := find_scaling(found.folder)) else None,
+        "Scaling": scaling.line() if (scaling := find_scaling(found.folder, found.facts.events)) else None,
         "Goodput": goodput_line(run.ledger),
         "Recovered": recovered_line(run.ledger),
         "Nodes": None if progress.nodes is None else str(progress.nodes),

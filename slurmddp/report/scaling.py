@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,14 +67,17 @@ class Scaling:
         }
 
 
-def find_scaling(folder: RunFolder) -> Scaling | None:
-    """Compare with the run on the fewest nodes among the newest runs of this name; None without one on fewer nodes."""
+def find_scaling(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> Scaling | None:
+    """Compare with the run on the fewest nodes among the newest runs of this name; None without one on fewer nodes.
+
+    events: those of the run.
+    """
     job = _job(folder)
-    now = _speed(folder) if job is not None else None
+    now = _speed(folder, events) if job is not None else None
     if job is None or now is None or now.nodes == 1:
         return None
     others = (entry.folder for entry in index.of_name(job["name"], _RUNS) if entry.id != folder.id)
-    speeds = (_speed(other) for other in others if _job(other) == job)
+    speeds = (_speed_of(other) for other in others if _job(other) == job)
     found = [speed for speed in speeds if speed is not None and speed.nodes < now.nodes]
     return Scaling(now, min(found, key=lambda speed: speed.nodes)) if found else None
 
@@ -87,16 +91,18 @@ def _job(folder: RunFolder) -> dict[str, Any] | None:
         return None
 
 
-def _speed(folder: RunFolder) -> Speed | None:
+def _speed_of(folder: RunFolder) -> Speed | None:
     try:
-        started = [event for event in read_lines(folder.events).records if event.get("event") == "started"]
-        rows = metrics.tail(folder.metrics)
-    except (OSError, UserError):
+        return _speed(folder, read_lines(folder.events).records)
+    except (OSError, UserError):  # a damaged run leaves the others
         return None
-    nodes = whole(started[-1].get("nodes")) if started else None
-    since = number(started[-1].get("time")) if started else None
+
+
+def _speed(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> Speed | None:
+    started = next((event for event in events[::-1] if event.get("event") == "started"), {})
+    nodes, since = whole(started.get("nodes")), number(started.get("time"))
     if not nodes or since is None:
         return None
-    newest = [row for row in rows if (number(row.get("time")) or 0) > since]
+    newest = [row for row in metrics.tail(folder.metrics) if (number(row.get("time")) or 0) > since]
     samples = [speed for row in newest if (speed := number(row.get("samples_per_second")))]
     return Speed(folder.id, nodes, statistics.median(samples)) if len(samples) >= _FEWEST else None

@@ -15,7 +15,7 @@ from slurmddp.report.interval import best_interval, duration, earlier_runs, meas
 from slurmddp.runs.layout import RunFolder
 from slurmddp.spec.job import Checkpoint
 
-#: The job's own number of nodes, and so many times as many.
+#: Multiples of the job's number of nodes, one row each.
 _TIMES = (1, 4, 16, 64)
 _HEADER = ("NODES", "FAILURE EVERY", "USEFUL", "BEST INTERVAL", "USEFUL")
 

@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 
-from slurmddp.report.scaling import find_scaling
+from slurmddp.report.scaling import Scaling
+from slurmddp.report.scaling import find_scaling as find
 from slurmddp.runs import index
+from slurmddp.runs.events import read_lines
 from slurmddp.runs.index import Entry
 from slurmddp.runs.layout import RunFolder
 from tests.checkpoints import make_run
 
 TRAIN = {"task": "lm", "model": {"width": 64}, "data": {"path": "/d"}, "precision": "bf16"}
+
+
+def find_scaling(folder: RunFolder) -> Scaling | None:
+    return find(folder, read_lines(folder.events).records)
 
 
 @pytest.fixture
