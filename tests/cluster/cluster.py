@@ -100,7 +100,7 @@ class Cluster:
         if self.layout.state.is_file():
             self.state().fabric.kill()  # and the kernel kills all below it
         for process in self._launched:
-            process.wait(10)
+            process.wait(60)
         self._launched.clear()
         host.remove_cgroups(self.layout)
         if self.layout.folder.exists():
@@ -110,8 +110,11 @@ class Cluster:
         """True while this instance runs, whatever state its hosts are in."""
         return self.layout.state.is_file() and self.state().fabric.alive()
 
-    def reset(self, timeout: float = 60) -> None:
-        """As good as new for the next test: cables mended, hosts up, slurmctld there, no jobs, all nodes idle."""
+    def reset(self, timeout: float = 180) -> None:
+        """As good as new for the next test: cables mended, hosts up, slurmctld there, no jobs, all nodes idle.
+
+        No test asserts how long this takes: on a busy machine Slurm takes minutes to see a job's end on each node.
+        """
         for name in self.hosts:
             if not self.host_is_up(name):
                 self.restart_host(name)

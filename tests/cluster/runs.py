@@ -195,4 +195,5 @@ def story(run: Run) -> str:
         for path in parts
         if path.exists()
     ]
-    return "\n".join([*texts, f"job: {run.cluster.job(run.job_id)}"])
+    job = run.cluster.run("login", ["scontrol", "show", "job", run.job_id], check=False)  # may be forgotten by now
+    return "\n".join([*texts, f"--- job\n{job.stdout}{job.stderr}"])

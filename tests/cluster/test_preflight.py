@@ -353,10 +353,14 @@ def unnoticed(fresh_cluster: Cluster) -> Iterator[None]:
 
 
 def dead_after(cluster: Cluster, seconds: int) -> None:
-    """A slurmd that has not answered for so long makes its node DOWN."""
+    """A slurmd that has not answered for so long makes its node DOWN.
+
+    slurmctld reads this at its start: `scontrol reconfigure` would ask every slurmd as well, and wait for a dead one.
+    """
     path = cluster.layout.shared / "slurm/slurm.conf"
     path.write_text(re.sub("^SlurmdTimeout=.*", f"SlurmdTimeout={seconds}", path.read_text(), flags=re.MULTILINE))
-    cluster.run("ctl", ["scontrol", "reconfigure"], user="root")
+    cluster.restart_controller()
+    cluster.wait_nodes(timeout=180)
 
 
 def start_slurmd(cluster: Cluster, node: str) -> None:
