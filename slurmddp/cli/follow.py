@@ -138,20 +138,27 @@ def _show_prometheus(found: "RunStatus", output: Path | None) -> None:
 
 
 def _status_json(found: "RunStatus") -> str:
+    from slurmddp.report.gpus import read_gpus
     from slurmddp.report.scaling import find_scaling
 
     ledger, scaling = _ledger(found), find_scaling(found.folder, found.facts.events)
-    more = {"recovered": ledger.recovered if ledger else 0, "scaling": scaling and scaling.as_dict()}
+    more = {
+        "recovered": ledger.recovered if ledger else 0,
+        "scaling": scaling and scaling.as_dict(),
+        "gpus": [gpu.as_dict() for gpu in read_gpus(found.folder, found.attempt)],
+    }
     return opt.json_text({**found.as_dict(), **more})
 
 
 def _status_text(found: "RunStatus", ledger: "Ledger | None") -> str:
     from slurmddp.report.goodput import goodput_line, recovered_line
+    from slurmddp.report.gpus import gpus_line, read_gpus
     from slurmddp.report.scaling import find_scaling
     from slurmddp.report.status import status_text
 
     scaling = find_scaling(found.folder, found.facts.events)
-    return status_text(found, goodput_line(ledger), recovered_line(ledger), scaling)
+    gpus = gpus_line(read_gpus(found.folder, found.attempt)) if found.state.going else None
+    return status_text(found, goodput_line(ledger), recovered_line(ledger), scaling, gpus)
 
 
 def _watch(folder: "RunFolder", *, as_json: bool) -> "RunStatus":

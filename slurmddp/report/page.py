@@ -11,6 +11,7 @@ from typing import Any
 from slurmddp.render.engine import render
 from slurmddp.report.charts import Chart, figure, line_chart
 from slurmddp.report.goodput import goodput_line, recovered_line
+from slurmddp.report.gpus import gpu_table
 from slurmddp.report.page_facts import Facts, read_facts
 from slurmddp.report.progress import count_nodes, span, speed_text, steps_text
 from slurmddp.report.scaling import find_scaling
@@ -55,7 +56,7 @@ def report_html(folders: Sequence[RunFolder]) -> str:
         parts=[_shares(run.parts) for run in runs],
         ledgers=[_shares({kind: each / 1000 for kind, each in run.spent.items()}) for run in runs],
         kinds=KINDS,
-        gpu=_merged(_gpu(run) for run in runs),
+        gpu=_merged(gpu_table(run.gpus[:_ROWS]) for run in runs),
         stragglers=[_stragglers(run) for run in runs],
         lanes=[_lanes(run) for run in runs],
         attempts=[_attempts(run) for run in runs],
@@ -153,14 +154,6 @@ def _shares(seconds: Mapping[str, float]) -> list[tuple[str, float, float, float
         found.append((name, each, share, at, colour))
         at += share
     return found if total else []
-
-
-def _gpu(run: Facts) -> dict[str, str | None]:
-    curves = {key: curve for key, curve in run.curves.items() if key[:3] == "gpu" and curve}
-    return {
-        key.replace("_", " "): f"{figure(min(p.low for p in curve))} to {figure(max(p.high for p in curve))}"
-        for key, curve in curves.items()
-    }
 
 
 def _stragglers(run: Facts) -> Sequence[Sequence[str]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from slurmddp.errors import UserError
 from slurmddp.report.explain import leaves, raw
+from slurmddp.report.gpus import Gpu, read_gpus
 from slurmddp.report.status import RunStatus, run_status, status_of
 from slurmddp.runs import manifest, metrics
 from slurmddp.runs.curves import Point, read_curves
@@ -38,6 +39,7 @@ class Facts:
     parts: Mapping[str, float]
     manifest: Mapping[str, Any]
     joules: float | None
+    gpus: Sequence[Gpu]
     settings: Mapping[str, tuple[str, str]]
     notes: Sequence[str]
 
@@ -73,9 +75,8 @@ def read_facts(folder: RunFolder, label: str = "") -> Facts:
     book = ledger(facts, rows, script=not folder.job_json.exists(), now=now)
     if not exact:
         notes.append("metrics.jsonl is long: goodput and the parts of a step come from lines spread over it")
-    last = found.metrics or {}
     keys = [f"{unit}_per_second" for unit in found.progress.speed]
-    keys = ["loss", *keys, "mfu", *(key for key in last if key.startswith("gpu"))]
+    keys = ["loss", *keys, "mfu"]
     made: Mapping[str, Any] = {}
     try:
         made = manifest.read(folder)
@@ -91,6 +92,7 @@ def read_facts(folder: RunFolder, label: str = "") -> Facts:
         parts=_parts(rows),
         manifest=made,
         joules=_joules(found),
+        gpus=read_gpus(folder, found.attempt),
         settings=_own_settings(folder, made, notes),
         notes=[*found.notes, *notes],
     )

@@ -131,9 +131,13 @@ def _undelivered(folder: RunFolder) -> int:
 
 
 def status_text(
-    found: RunStatus, goodput: str | None = None, recovered: str | None = None, scaling: Scaling | None = None
+    found: RunStatus,
+    goodput: str | None = None,
+    recovered: str | None = None,
+    scaling: Scaling | None = None,
+    gpus: str | None = None,
 ) -> str:
-    """Return the lines of `slurmddp status`. goodput, recovered: the lines of `report.goodput`."""
+    """Return the lines of `slurmddp status`. goodput, recovered, gpus: the lines of `report.goodput` and `.gpus`."""
     told = found.state.line
     if found.progress.step is not None:  # it has a line of its own below
         told = re.sub(rf"[:,] step {found.progress.step}( of \d+)?$", "", told)
@@ -153,6 +157,8 @@ def status_text(
     lines += progress_lines(found.progress, going=found.state.going)
     if scaling:
         lines.append(one_line(f"scaling  {scaling.line()}"))
+    if gpus:
+        lines.append(f"gpus     {gpus}")
     if found.hang and found.state.going:
         lines.append(one_line(f"hang     {hang_line(found.hang)}; stacks in {found.hang.get('stacks', 'the logs')}"))
     if recovered:

@@ -89,3 +89,12 @@ class RunFolder:
     def observed(self, attempt: int, start: str) -> Path:
         """Return the folder of one start of an own script's ranks: their beats, and their stacks in a hang."""
         return self.trace / f"attempt-{attempt:03d}" / f"observed-{start}"
+
+    @property
+    def gpu_folder(self) -> Path:
+        """Folder of what was sampled of GPUs: a folder per attempt."""
+        return self.trace / "gpus"
+
+    def gpu_samples(self, attempt: int, node: str) -> Path:
+        """What was sampled of one node's GPUs in one attempt: JSON lines, append only, written by the node's agent."""
+        return self.gpu_folder / f"attempt-{attempt:03d}" / f"{node}.jsonl"

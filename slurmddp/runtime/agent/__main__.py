@@ -8,7 +8,7 @@ from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.run import main as torchrun
 
 from slurmddp.runtime import signing
-from slurmddp.runtime.agent import handlers
+from slurmddp.runtime.agent import gpu_sampling, handlers
 from slurmddp.runtime.environment import own_node
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events
@@ -21,8 +21,10 @@ def main(words: list[str]) -> None:
         if len(words) < 2:
             raise UserError("usage: python -m slurmddp.runtime.agent RUN_FOLDER TORCHRUN_OPTIONS ...")
         attempt = int(os.environ.get("SLURMDDP_ATTEMPT", "0"))
-        events = Events(RunFolder(Path(words[0])).events, attempt=attempt, node=own_node(), rank=None)
-        handlers.register(signing.load(Path(words[0])), events)
+        folder = RunFolder(Path(words[0]))
+        events = Events(folder.events, attempt=attempt, node=own_node(), rank=None)
+        handlers.register(signing.load(folder.path), events)
+        gpu_sampling.start(folder, attempt)
         # The handlers open the ranks' store, one for each start: torch must neither open another one nor share the
         # agents', where ranks would meet addresses of the start before.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

@@ -172,4 +172,4 @@ def test_the_keys_of_status_and_runs(desk: Desk, cli: Callable[..., Result]) -> 
     documented = set(rows("status --json and runs --json"))
     assert set(json.loads(cli("status", "gpt-1", "--json").out)) == documented - {"site"}
     (told,) = json.loads(cli("runs", "--json").out)
-    assert set(told) == documented - {"recovered", "scaling"}
+    assert set(told) == documented - {"recovered", "scaling", "gpus"}

@@ -269,8 +269,11 @@ def test_whatever_a_run_folder_holds(kind: str, desk: Desk, cli: Cli) -> None:
                     )
         with run.metrics.open("a") as file:
             for value in odd:
-                file.write(json.dumps({"step": value, "loss": value, "seconds": value, "gpu_use": value}) + "\n{\n")
-            file.write('{"step": 301, "loss": 1.2.3}\n{"step": 302, "loss": 1e999}\n{"step": 303, "gpu_use": 0.5}\n')
+                file.write(json.dumps({"step": value, "loss": value, "seconds": value}) + "\n{\n")
+            file.write('{"step": 301, "loss": 1.2.3}\n{"step": 302, "loss": 1e999}\n')
+        samples = run.gpu_samples(1, "node1")
+        samples.parent.mkdir(parents=True)
+        samples.write_text('{"time": 5, "gpus": [{"gpu": 0, "use": 93, "mhz": "x"}, {"gpu": []}, 7]}\n')
         run.manifest.write_text(json.dumps({"schema": 1, "git": [], "image": "x", "origins": 7, "command": {"a": 1}}))
         run.job_yaml.write_text("a: [")
     page = written(cli, desk, str(folder))
@@ -279,7 +282,7 @@ def test_whatever_a_run_folder_holds(kind: str, desk: Desk, cli: Cli) -> None:
     elif kind == "own script":
         assert page.after("Speed, lately") == "1.50 steps/s"
     elif kind == "damaged":
-        assert page.after("gpu use") == "0.5 to 0.5"
+        assert page.after("node1") == "1 GPU: 93 % busy"
 
 
 def test_a_file_that_exists_is_kept(desk: Desk, cli: Cli) -> None:
