@@ -92,7 +92,7 @@ SCENARIOS = (
     Scenario("SIGKILL of a rank", faults.signal_rank("KILL"), says=("SIGKILL",), long=True),
     Scenario("SIGKILL of an agent", faults.kill_agent, long=True),
     Scenario("SIGSTOP of a rank", faults.signal_rank("STOP"), alert="hang", long=True),
-    Scenario("exception in a rank", faults.raise_in_rank, says=("told to fail by the file raise",)),
+    Scenario("exception in a rank", faults.raise_in_rank, says=("told to fail by the file raise",), long=True),
     Scenario("full disk during a save", faults.fill_disk, {"paths": {"runs": "/scratch/runs"}}, alert=None),
     Scenario("flipped bit, then SIGKILL", faults.flip_and_kill, says=("SIGKILL",), event="checkpoint_rejected"),
     Scenario("webhook server down", faults.stop_receiver, DEAF_JOB, alert=None, deaf=True),

@@ -52,6 +52,7 @@ def test_the_debug_partition_has_its_own_limit(cluster: Cluster) -> None:
     assert "time limit" in done.stderr.lower() and done.returncode != 0
 
 
+@pytest.mark.long  # test_images.py builds there, too
 def test_the_user_builds_an_image_and_runs_it_on_a_node(cluster: Cluster, plain_image_root: str) -> None:
     text = definition(plain_image_root, "%post\n    echo made by %post > /made", "%environment\n    export TASTE=salt")
     cluster.write("/home/alice/build/plain.def", text)

@@ -173,7 +173,14 @@ class TestAlone:
         assert [row["decision"] for row in events(run, "job_ended")] == ["requeue", "done"]
         assert len(events(run, "requeued")) == len(events(run, "hold_released")) == 1
 
-    @pytest.mark.parametrize("partition", ["low", "low-warned", pytest.param("low-cancelled", marks=pytest.mark.long)])
+    @pytest.mark.parametrize(
+        "partition",
+        [
+            pytest.param("low", marks=pytest.mark.long),
+            "low-warned",
+            pytest.param("low-cancelled", marks=pytest.mark.long),
+        ],
+    )
     def test_preempted_it_goes_on(self, alice: Alice, partition: str) -> None:
         """At once, Slurm itself requeues; with a warning, there is time to save; and where Slurm would cancel, too."""
         run = pretend(alice, "stop", f"resources.partition={partition}", "resources.cpus_per_node=4")
@@ -250,6 +257,7 @@ class TestRanks:
         assert (ended["rank"], ended["node"], ended["decision"]) == (rank, node, "next")
         assert ended["cause"].startswith("SIGTERM that neither Slurm nor the user sent")
 
+    @pytest.mark.long  # test_alerts.py kills one, too
     def test_a_killed_job_script_is_requeued(self, ranks: Run) -> None:
         """With all of its step, as where cgroups track processes. Slurm ends the job, and asks the ranks to stop."""
         run, attempt = ranks, newest(ranks)

@@ -287,6 +287,7 @@ def test_requeued_goes_on_in_a_new_attempt(alice: Alice) -> None:
     assert run.status()[1]["state"] == "cancelled"
 
 
+@pytest.mark.long  # test_rehearse.py sends it, too
 def test_the_signal_ahead_of_the_time_limit_saves_and_goes_on(alice: Alice) -> None:
     changes = {"resources": {"nodes": 2, "ranks_per_node": 1}, "train": {"steps": 100000}}
     run = alice.submit(alice.job_file("ahead", **changes, checkpoint={"every_steps": 100000}))
