@@ -1,4 +1,4 @@
-"""report: one run, or two, as an HTML file."""
+"""report: one run, or two, as an HTML file or as JSON."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from slurmddp.cli import options as opt
-from slurmddp.cli.follow import LAST, Run
+from slurmddp.cli.follow import LAST, Json, Run
 from slurmddp.cli.help import App
 
 
@@ -25,13 +25,21 @@ def report(
         str | None, typer.Option(metavar="RUN2", help="Second run, to compare with", autocompletion=opt.run_names)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write an HTML file about a run: curves, where its time went, faults, network, configuration."""
+    from slurmddp.errors import UserError
     from slurmddp.launch.find import find_run
     from slurmddp.launch.new_file import write_new
     from slurmddp.report.page import report_html
+    from slurmddp.report.report_json import report_dicts
 
     folders = [find_run(name, os.environ) for name in (run, compare) if name is not None]
+    if as_json:
+        if output is not None:
+            raise UserError("--json prints to stdout and takes no -o", todo="remove -o, and redirect: > FILE")
+        typer.echo(opt.json_text(report_dicts(folders)))
+        return
     path = output or Path()
     if path.is_dir():
         path /= f"{folders[0].id}.html"

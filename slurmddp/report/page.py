@@ -26,7 +26,7 @@ from slurmddp.visible import visible
 #: Rows of a table of events, at most, and characters of one cell.
 _ROWS, _CELL = 200, 2000
 #: Events of a failure -> the keys that say what happened.
-_FAULTS: Mapping[str, tuple[str, ...]] = {
+FAULTS: Mapping[str, tuple[str, ...]] = {
     "error": ("kind", "message"), "hang": ("kind", "phase", "ranks", "nodes", "waited"),
     "hang_reported": ("kind", "phase", "ranks", "nodes", "waited"), "hang_over": ("ranks", "nodes"),
     "node_excluded": ("excluded", "reason"), "step_skipped": ("why",), "checkpoint_failed": ("why",),
@@ -87,7 +87,7 @@ def _summary(run: Facts) -> dict[str, str | None]:
     found, progress = run.status, run.status.progress
     validated = number(run.newest("evaluated").get("loss"))
     total = sum(run.parts.values())
-    used = _node_seconds(run)
+    used = node_seconds(run)
     end = progress.ended or (time.time() if found.state.going else None)
     took = span(end - progress.started) if end and progress.started else None
     ranks = whole(run.newest("started").get("world"))
@@ -114,7 +114,7 @@ def _summary(run: Facts) -> dict[str, str | None]:
     }
 
 
-def _node_seconds(run: Facts) -> float:
+def node_seconds(run: Facts) -> float:
     """Nodes of each start of job.sh, times its seconds."""
     events, total, nodes = run.by_attempt("job_started"), 0.0, 0
     attempts = run.timeline.attempts if run.timeline else ()
@@ -184,7 +184,7 @@ def _lanes(run: Facts) -> Mapping[str, Any]:
         return sorted({at(1000 * moment) for event in events if (moment := number(event.get("time"))) is not None})
 
     attempts = run.timeline.attempts
-    bad = [name for name in _FAULTS if name not in _MILD]
+    bad = [name for name in FAULTS if name not in _MILD]
     return {
         "bars": [(at(each.begin), max(at(each.end) - at(each.begin), 0.3), _outcome(each)) for each in attempts],
         "ticks": {
@@ -218,7 +218,7 @@ def _attempts(run: Facts) -> Sequence[Sequence[str]]:
 
 def _faults(run: Facts) -> Iterator[Sequence[str]]:
     """When, what, where, and its details: the newest first."""
-    for event in run.events(*_FAULTS)[::-1]:
+    for event in run.events(*FAULTS)[::-1]:
         name = str(event.get("event"))
         step, rank, node = event.get("step"), event.get("rank"), event.get("node")
         where = ", ".join(
@@ -226,7 +226,7 @@ def _faults(run: Facts) -> Iterator[Sequence[str]]:
             + [str(node)] * (node is not None)
             + [f"step {step}"] * (step is not None)
         )
-        details = "; ".join(f"{key}: {event[key]}" for key in _FAULTS[name] if event.get(key) not in (None, ""))
+        details = "; ".join(f"{key}: {event[key]}" for key in FAULTS[name] if event.get(key) not in (None, ""))
         yield _moment(event.get("time")), name.replace("_", " "), where, details[:_CELL]
 
 

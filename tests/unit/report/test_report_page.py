@@ -228,6 +228,26 @@ def test_two_runs(desk: Desk, cli: Cli) -> None:
     assert [text for tag, text in page.texts if tag == "h3"][:2] == ["A: gpt-1", "B: gpt-2"]
 
 
+def test_the_same_facts_for_programs(desk: Desk, cli: Cli) -> None:
+    one, two = (write_run(desk.project / "runs" / f"gpt-{number}") for number in (1, 2))
+    done = cli("report", str(one.path), "--compare", str(two.path), "--json")
+    first, second = json.loads(done.out)
+    assert (first["run_id"], second["run_id"]) == ("gpt-1", "gpt-2") and not list(desk.project.glob("*.html"))
+    assert first["status"]["step"] == 300 and first["goodput"]["attempts"] == 2
+    assert first["parts_seconds"] == pytest.approx(
+        first["parts_seconds"] | {"data": 31, "forward": 155, "network": 124}
+    )
+    assert first["node_hours"] == pytest.approx(2 * (132 + 300 - 60) / 3600, abs=1e-4)
+    assert first["curves"]["loss"][-1] == {"step": 300, **dict.fromkeys(("low", "mean", "high"), round(10 / 300, 4))}
+    assert [each["event"] for each in first["faults"]] == ["error", "resumed"] and len(first["attempts"]) == 4
+    assert first["network"]["bus_gb_s"] == 187.4
+    assert first["configuration"]["train.steps"] == {"value": "300", "set_by": "not recorded"}
+    page = (ROOT / "docs/operate.md").read_text().partition("`report --json` prints")[2].partition("\n\n")[0]
+    assert set(first) - {"run_id"} <= set(re.findall(r"`(\w+)`", page))
+    refused = cli("report", str(one.path), "--json", "-o", "page.json")
+    assert refused.code == 2 and "> FILE" in refused.err and not (desk.project / "page.json").exists()
+
+
 @pytest.mark.parametrize("kind", ["nothing", "own script", "older", "damaged"])
 def test_whatever_a_run_folder_holds(kind: str, desk: Desk, cli: Cli) -> None:
     folder = desk.project / "runs" / "gpt-1"
@@ -277,6 +297,7 @@ def test_whatever_a_run_folder_holds(kind: str, desk: Desk, cli: Cli) -> None:
         run.manifest.write_text(json.dumps({"schema": 1, "git": [], "image": "x", "origins": 7, "command": {"a": 1}}))
         run.job_yaml.write_text("a: [")
     page = written(cli, desk, str(folder))
+    assert json.loads(cli("report", str(folder), "--json").out)
     if kind == "nothing":
         assert page.after("State").startswith("not submitted") and ("p", "No metrics lines are recorded.") in page.texts
     elif kind == "own script":
