@@ -39,7 +39,6 @@ class Traceback:
     frames: list[tuple[str, str]] = field(default_factory=list)
     exception: str = ""
     name: str = ""
-    exception_line: int = 0
     opened: int = 0
 
     @property
@@ -98,7 +97,7 @@ class Tracebacks:
             if _is_code(text, current):
                 return None
             del self._open[rank]
-            return self._finished(current, number, plain.strip(), exception)
+            return self._finished(current, plain.strip(), exception)
         return None
 
     def _expire(self) -> None:
@@ -114,10 +113,10 @@ class Tracebacks:
         exception = _EXCEPTION.match(text.strip()[:_NAME])
         if exception is None or "Warning" in exception["name"] or not _is_class(exception["name"]):
             return None
-        return self._finished(Traceback(self.path, number, rank, host), number, text.strip(), exception)
+        return self._finished(Traceback(self.path, number, rank, host), text.strip(), exception)
 
-    def _finished(self, found: Traceback, number: int, text: str, exception: re.Match[str]) -> Traceback | None:
-        found.exception, found.name, found.exception_line = text, exception["name"].rpartition(".")[2], number
+    def _finished(self, found: Traceback, text: str, exception: re.Match[str]) -> Traceback | None:
+        found.exception, found.name = text, exception["name"].rpartition(".")[2]
         if _CAUGHT.match(exception["rest"]):
             return None  # the same exception follows, with the traceback of the worker
         return found

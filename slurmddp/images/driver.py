@@ -18,8 +18,6 @@ from slurmddp.images import releases
 Kind = Literal["native", "minor", "forward", "impossible", "unknown"]
 
 _VERSION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})*")
-#: Set by images that bring compat libraries: NVIDIA's framework images, and its CUDA base images.
-_COMPAT_VARIABLES = ("_CUDA_COMPAT_PATH", "NV_CUDA_COMPAT_PACKAGE")
 #: GeForce and Titan by name; rtx3090, RTX 2080 Ti: a workstation's RTX (A6000, 5000) has no such number.
 _GEFORCE = re.compile(r"geforce|titan|gtx|rtx[^a-z0-9]*[1-5]0[5-9]0")
 _PTX = "code that is compiled to PTX at run time can still fail ('unsupported toolchain')"
@@ -92,16 +90,6 @@ def of_release(tag: str) -> ImageCuda:
     """Return what NVIDIA's PyTorch image `25.04` has, with compat libraries. Raises UserError for an unknown one."""
     known = releases.release(tag)
     return ImageCuda(known.cuda, known.driver, True)
-
-
-def of_environment(environment: Mapping[str, str]) -> ImageCuda:
-    """Return what the variables in an image's configuration say.
-
-    NVIDIA_REQUIRE_CUDA is not asked: in these images it lets pass what does not run.
-    """
-    compat = any(environment.get(name) for name in _COMPAT_VARIABLES)
-    cuda, driver = (environment.get(name, "").strip() or None for name in ("CUDA_VERSION", "CUDA_DRIVER_VERSION"))
-    return ImageCuda(cuda, driver, True if compat else None)
 
 
 def check(image: ImageCuda, driver: str | None, *, gpu: str | None = None) -> Verdict:

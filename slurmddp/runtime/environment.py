@@ -24,7 +24,6 @@ class Environment:
     rank: int
     local_rank: int
     world: int
-    local_world: int
     attempt: int
     node: str
     stop_file: Path | None
@@ -38,7 +37,6 @@ def read(environ: Mapping[str, str] = os.environ) -> Environment:
         rank=_number(environ, "RANK"),
         local_rank=_number(environ, "LOCAL_RANK"),
         world=_number(environ, "WORLD_SIZE"),
-        local_world=_number(environ, "LOCAL_WORLD_SIZE"),
         attempt=_number(environ, "SLURMDDP_ATTEMPT", default="0"),
         node=own_node(environ),
         stop_file=Path(stop_file) if stop_file else None,

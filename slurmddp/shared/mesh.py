@@ -4,8 +4,7 @@ Ranks fill the mesh in row-major order: the last dimension varies fastest, so th
 and stay inside a node where they can. Further dimensions (tensor, pipeline) are further names in `sizes`.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Mapping
 from math import prod
 
 REPLICATE, SHARD = "replicate", "shard"
@@ -57,20 +56,3 @@ def groups(mesh: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], ...]]:
         firsts = (block + offset for block in range(0, world, span) for offset in range(stride))
         found[name] = tuple(tuple(range(first, first + span, stride)) for first in firsts)
     return found
-
-
-def inside_a_node(group: Sequence[int], ranks_per_node: Sequence[int]) -> bool:
-    """Return whether all ranks of `group` are on one node. `ranks_per_node`: how many each node has, in the ranks'
-    order.
-
-    Raises ValueError for a rank that no node has.
-    """
-    return len({node_of(rank, ranks_per_node) for rank in group}) <= 1
-
-
-def node_of(rank: int, ranks_per_node: Sequence[int]) -> int:
-    """Return the number of the node that has `rank`. Raises ValueError if none has."""
-    for node, end in enumerate(accumulate(ranks_per_node)):
-        if 0 <= rank < end:
-            return node
-    raise ValueError(f"rank {rank} is on none of {len(ranks_per_node)} nodes with {sum(ranks_per_node)} ranks")

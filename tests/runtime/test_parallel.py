@@ -474,15 +474,6 @@ def test_the_mesh_is_row_major() -> None:
     assert [mesh.kind(mesh.sizes(4, None, shard)) for shard in (1, 2, 4)] == ["DDP", "HSDP", "FSDP"]
 
 
-def test_groups_inside_a_node() -> None:
-    found = mesh.groups(mesh.sizes(8, None, 4))
-    assert [mesh.inside_a_node(group, [4, 4]) for group in found["shard"]] == [True, True]
-    assert not any(mesh.inside_a_node(group, [4, 4]) for group in found["replicate"])
-    assert [mesh.inside_a_node(group, [2, 4, 2]) for group in found["shard"]] == [False, False]
-    with pytest.raises(ValueError, match="rank 7 is on none of 1 nodes with 7 ranks"):
-        mesh.inside_a_node((6, 7), [7])
-
-
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [

@@ -114,10 +114,6 @@ class Micros(Iterator[Micro]):
             raise UserError(made.message)
         return made
 
-    def worker_pids(self) -> list[int]:
-        """Return the data workers' process ids."""
-        return [worker.pid for worker in getattr(self._loaded, "_workers", [])]
-
 
 def ignore_signals(worker: int) -> None:
     """Ignore signals to the whole job in a data worker, so that it does not die while the ranks still save.

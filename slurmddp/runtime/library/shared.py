@@ -129,7 +129,7 @@ def rank_environment() -> Environment:
     if dist.is_initialized():
         told = {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
     # Whoever starts ranks without torchrun may not tell these; then each of them looks for the stop file.
-    return environment.read({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", **os.environ, **told})
+    return environment.read({"LOCAL_RANK": "0", **os.environ, **told})
 
 
 def run_folder() -> RunFolder | None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurmddp.assets import asset_folder
 from slurmddp.errors import UserError
-from slurmddp.images.driver import ImageCuda, Version, check, minor_floors, of_environment, of_release
+from slurmddp.images.driver import ImageCuda, Version, check, minor_floors, of_release
 from slurmddp.images.releases import releases
 from slurmddp.spec.document import read_file
 
@@ -181,25 +181,6 @@ def test_rule_3_what_the_table_does_not_list_is_unknown(image: ImageCuda, driver
 
 def test_rule_4_error_803_is_why_the_compat_libraries_stay_off_with_a_newer_driver() -> None:
     assert "803" in check(NGC_2504, "580.82.07").why
-
-
-def test_rule_6_the_image_s_environment_says_its_driver_and_nvidia_require_cuda_is_not_asked() -> None:
-    environment = {
-        "CUDA_VERSION": "13.0.1.012",
-        "CUDA_DRIVER_VERSION": "580.82.07",
-        "_CUDA_COMPAT_PATH": "/usr/local/cuda/compat",
-    }
-    assert of_environment(environment) == NGC_2509
-    assert of_environment({**environment, "NVIDIA_REQUIRE_CUDA": "cuda>=9.0 driver>=900"}) == NGC_2509
-
-
-def test_what_the_environment_does_not_say_is_unknown() -> None:
-    assert of_environment({}) == ImageCuda(None, None, None)
-    assert of_environment({"CUDA_VERSION": " ", "_CUDA_COMPAT_PATH": ""}) == ImageCuda(None, None, None)
-    # NVIDIA's CUDA base images
-    assert of_environment({"CUDA_VERSION": "12.4.1", "NV_CUDA_COMPAT_PACKAGE": "cuda-compat-12-4"}) == ImageCuda(
-        "12.4.1", None, True
-    )
 
 
 def test_a_release_is_what_the_table_says_and_has_compat_libraries() -> None:
