@@ -11,9 +11,11 @@ from .runs import Alice, Run
 
 pytestmark = pytest.mark.cluster
 
-#: Counts steps, which rank 0 saves. After a failure it goes on from there and is done soon; a SIGTERM ends it.
+#: Counts steps, which rank 0 saves. After a failure it goes on from there and is done soon; a SIGTERM ends it. A thread
+#: sees the signal, also while a collective waits for ranks that are gone, and waits for the ranks that get it later:
+#: their collective would fail first.
 SCRIPT = """\
-import json, os, pathlib, signal, sys, time
+import json, os, pathlib, signal, sys, threading, time
 import torch, torch.distributed as dist
 
 here, names = pathlib.Path(sys.argv[1]), ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
@@ -22,11 +24,19 @@ here.mkdir(exist_ok=True)
 facts = {"names": [os.environ[name] for name in names], "slurm": slurm}
 (here / f"rank-{slurm[0]}").write_text(json.dumps(facts))
 
-def ended(number, frame):
+def end():
+    os.read(seen, 1)
     (here / f"term-{slurm[0]}").write_text("")
+    until = time.monotonic() + 3
+    while time.monotonic() < until and len(list(here.glob("term-*"))) < int(slurm[2]):
+        time.sleep(0.05)
     os._exit(1)
 
-signal.signal(signal.SIGTERM, ended)
+seen, wake = os.pipe()
+os.set_blocking(wake, False)
+signal.set_wakeup_fd(wake)
+signal.signal(signal.SIGTERM, lambda *_: None)
+threading.Thread(target=end, daemon=True).start()
 dist.init_process_group("gloo", rank=int(slurm[0]), world_size=int(slurm[2]))
 saved = here / "step"
 first = int(saved.read_text()) if saved.exists() else 0
@@ -42,6 +52,7 @@ print(f"rank {dist.get_rank()} went on from step {first}", flush=True)
 
 def submitted(alice: Alice, folder: str, *options: str) -> Run:
     alice.cluster.write("/home/alice/tasks/own.py", SCRIPT)
+    alice.cluster.run("login", ["rm", "-rf", folder])  # of a first try
     resources = {"nodes": "2", "ranks_per_node": "2", "cpus_per_node": "2", "mem_per_node": "2500M", "time": "5m"}
     settings = [word for key, value in resources.items() for word in ("--set", f"resources.{key}={value}")]
     own = ("--site", "testcluster", "--image", alice.image, "--set", "launch.mode=srun", *settings, *options)
