@@ -115,6 +115,7 @@ def test_after_a_kill_the_restart_goes_on(tmp_path: Path) -> None:
     assert run.marker()["state"] == "done"
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 def test_a_quiet_run_gives_no_alarm(tmp_path: Path) -> None:
     """Longer than the deadline in all, with everything in it that takes time."""

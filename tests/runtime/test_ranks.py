@@ -229,6 +229,7 @@ def expected_stream(first: int, last: int, length: int = 23, total: int = 5, see
     return {step: order.ids(torch.arange((step - 1) * total, step * total)) for step in range(first, last + 1)}
 
 
+@pytest.mark.long  # test_exact.py shows it, too
 @pytest.mark.ranks(3)
 def test_the_same_stream_on_any_ranks_and_across_a_resume(ranks: Ranks, tmp_path: Path) -> None:
     """23 samples in batches of 5: steps 5 and 10 span two epochs, and the resume falls into the middle "

@@ -179,6 +179,7 @@ def test_restart_after_the_clean_end_trains_nothing(tmp_path: Path) -> None:
     assert len(run.events("started")) == 1 and run.marker()["state"] == "done"
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 def test_after_sigterm_a_rank_whose_peer_is_stuck_ends(tmp_path: Path) -> None:
     """What torchrun does where one of several nodes is gone: SIGTERM to ranks that wait in a collective for ever."""
