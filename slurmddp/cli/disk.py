@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Runs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="RUN...", help="Run ids, job ids, run folders, or last", autocompletion=opt.run_names),
+    typer.Argument(metavar="RUN", help="Run ids, job ids, run folders, or last", autocompletion=opt.run_names),
 ]
 
 

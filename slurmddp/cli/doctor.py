@@ -23,7 +23,7 @@ def doctor(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RUN|FILE...",
+            metavar="RUN|FILE",
             help="Run, log files, folders of logs, or - for standard input (default: last)",
             autocompletion=opt.run_names,
         ),
