@@ -20,6 +20,8 @@ from .cluster import Cluster
 from .roots import IMAGE_PYTHON
 from .variant import variant
 
+#: Less work where a second rank per node would prove nothing more: most of a test's time is the import of torch.
+ONE_RANK_A_NODE = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M"}
 #: A job small enough that starting its processes is what takes the time.
 JOB: dict[str, Any] = {
     "site": "testcluster",

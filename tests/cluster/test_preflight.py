@@ -13,7 +13,7 @@ import yaml
 
 from . import debian
 from .cluster import Cluster
-from .runs import Alice, Run
+from .runs import ONE_RANK_A_NODE, Alice, Run
 
 pytestmark = pytest.mark.cluster
 
@@ -212,7 +212,7 @@ def test_without_a_preflight_what_fails_on_all_nodes_at_different_times_costs_on
 @pytest.mark.parametrize("option", [pytest.param("--contain", marks=pytest.mark.long), "--containall"])
 def test_a_contained_container_trains(alice: Alice, option: str) -> None:
     """With a /dev, /tmp and home of its own, and with process ids of its own."""
-    small = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M"}
+    small = ONE_RANK_A_NODE
     container = {"image": alice.image, "options": [option]}
     run = alice.submit(alice.job_file(f"own{option[1:]}", resources=small, container=container, train={"steps": 10}))
     run.wait("done")
@@ -224,7 +224,7 @@ def test_a_contained_container_trains(alice: Alice, option: str) -> None:
 def test_of_two_nodes_that_do_not_reach_each_other_one_is_excluded(alice: Alice, fresh_cluster: Cluster) -> None:
     """The head and Slurm reach both. All three together could not train: ranks connect to every other rank."""
     fresh_cluster.part("node2", "node3")
-    small = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M", "nodes": {"min": 2, "max": 3}}
+    small = {**ONE_RANK_A_NODE, "nodes": {"min": 2, "max": 3}}
     run = alice.submit(alice.job_file("apart", resources=small, train={"steps": 10}))
     run.wait("done")
     rows = run.lines("events.jsonl")
@@ -247,7 +247,7 @@ def test_the_spare_replaces_a_bad_node_and_the_next_job_avoids_it(alice: Alice, 
     bad = little_shared_memory
     site = {"name": "remembers", "title": "t", "bases": ["testcluster"], "exclude_bad_nodes_for": "1h"}
     alice.cluster.write("/home/alice/.config/slurmddp/sites/remembers.yaml", yaml.safe_dump(site))
-    small = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M"}
+    small = ONE_RANK_A_NODE
     three = {**small, "nodes": {"min": 2, "max": 2, "spares": 1}}
     train = {"steps": 10, "workers": 1}
     run = alice.submit(alice.job_file("shm", site="remembers", resources=three, train=train))
@@ -289,7 +289,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_one_node_is_named_and_the_spare_trains(alice: Alice, fresh_cluster: Cluster, fault: str) -> None:
     make, take_away, reason = FAULTS[fault]
-    small = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M", "sbatch_extra": ["--hold"]}
+    small = {**ONE_RANK_A_NODE, "sbatch_extra": ["--hold"]}
     small["nodes"] = {"min": 2, "max": 2, "spares": 1}
     run = alice.submit(alice.job_file("fault", resources=small, train={"steps": 10}))
     fresh_cluster.sh("node2", make.replace("RUN", run.answer["run_folder"]), user="root")

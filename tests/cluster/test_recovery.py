@@ -10,14 +10,13 @@ import time
 import pytest
 
 from .cluster import Cluster
-from .runs import Alice, Run
+from .runs import ONE_RANK_A_NODE, Alice, Run
 
 pytestmark = pytest.mark.cluster
 
 SEED = random.randrange(10**6)
 #: How often a rank is killed; `make test-full` does it 20 times.
 KILLS = int(os.environ.get("SLURMDDP_KILLS", "2"))
-ONE_RANK_A_NODE = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M"}
 #: Stands in for Python and torchrun where job.sh itself is what is tested: WISH says what becomes of the ranks.
 AGENT = """#!/bin/bash
 [[ "$*" == *slurmddp.runtime.agent* ]] || exit 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from .cluster import Cluster
-from .runs import Alice
+from .runs import ONE_RANK_A_NODE, Alice
 
 pytestmark = pytest.mark.cluster
 NAMES = [
@@ -34,7 +34,7 @@ def rehearsed(alice: Alice, name: str, **changes: Any) -> tuple[int, dict[str, A
 
 
 def test_a_job_survives_its_rehearsal(alice: Alice) -> None:
-    code, told = rehearsed(alice, "rehearsed", resources={"nodes": 2, "time": "20m"})
+    code, told = rehearsed(alice, "rehearsed", resources={**ONE_RANK_A_NODE, "time": "20m"})
     assert (code, told["survived"], told["failed"]) == (0, True, None), told
     assert [step["name"] for step in told["steps"]] == NAMES
     assert "the losses differ by 0.0e+00 at most" in told["steps"][4]["detail"]
@@ -45,7 +45,7 @@ def test_a_job_survives_its_rehearsal(alice: Alice) -> None:
 def test_a_job_that_cannot_save_fails_its_rehearsal_and_is_cancelled(alice: Alice) -> None:
     """Its setup line takes the right to write checkpoints away, as a quota would."""
     line = 'mkdir -p "$run/checkpoints" && chmod 500 "$run/checkpoints"'
-    code, told = rehearsed(alice, "unsaved", resources={"nodes": 2, "time": "20m"}, setup=[line])
+    code, told = rehearsed(alice, "unsaved", resources={**ONE_RANK_A_NODE, "time": "20m"}, setup=[line])
     assert (code, told["failed"]["step"]) == (1, "save at the time limit"), told
     assert "Permission denied" in told["failed"]["why"], told
     assert [step["name"] for step in told["steps"]] == NAMES[:1]

@@ -81,7 +81,9 @@ def test_two_nodes_train_in_the_image_and_the_loss_falls(first: Run) -> None:
 def test_a_second_submit_goes_on_with_the_same_samples_on_three_nodes(alice: Alice, first: Run) -> None:
     first.wait("cancelled")
     last = max(int(path.name[5:]) for path in (first.folder / "checkpoints").glob("step-*")) + 40
-    second = alice.submit("--resume", first.id, "--nodes", "3", "--set", f"train.steps={last}")
+    second = alice.submit(
+        "--resume", first.id, "--nodes", "3", "--set", "resources.ranks_per_node=1", "--set", f"train.steps={last}"
+    )
     whole = alice.job_file("whole", resources={"nodes": 1}, train={"steps": last})
     second.wait("done")
     reference = alice.submit(whole)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from .cluster import Cluster
-from .runs import Alice
+from .runs import ONE_RANK_A_NODE, Alice
 from .variant import variant
 
 pytestmark = pytest.mark.cluster
@@ -30,6 +30,6 @@ def test_a_drafted_site_runs_a_job_unedited(alice: Alice) -> None:
     for line in ("level: probed # 2 of 2", "gpu_vendor: none # probe of node", "runtime: apptainer", "interface: ib0"):
         assert line in text, text
 
-    run = alice.submit(alice.job_file("drafted", site=draft, train={"steps": 10}))
+    run = alice.submit(alice.job_file("drafted", site=draft, resources=ONE_RANK_A_NODE, train={"steps": 10}))
     run.wait("done", timeout=240)
     assert json.loads((run.folder / "manifest.json").read_text())["site"] == "drafted"

@@ -11,11 +11,10 @@ import pytest
 from tests.checkpoints import flip
 
 from .cluster import Cluster
-from .runs import Alice, Run
+from .runs import ONE_RANK_A_NODE, Alice, Run
 
 pytestmark = pytest.mark.cluster
 
-ONE_RANK_A_NODE = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M"}
 #: Steps of 50 ms, most of it asleep: what other work the machine has matters little.
 PACED = {
     "task": "paced:create",
