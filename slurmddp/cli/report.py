@@ -30,16 +30,18 @@ def report(
     """Write an HTML file about a run: curves, where its time went, faults, network, configuration."""
     from slurmddp.errors import UserError
     from slurmddp.launch.find import find_run
-    from slurmddp.launch.new_file import write_new
-    from slurmddp.report.page import report_html
-    from slurmddp.report.report_json import report_dicts
 
     folders = [find_run(name, os.environ) for name in (run, compare) if name is not None]
     if as_json:
+        from slurmddp.report.report_json import report_dicts
+
         if output is not None:
             raise UserError("--json prints to stdout and takes no -o", todo="remove -o, and redirect: > FILE")
         typer.echo(opt.json_text(report_dicts(folders)))
         return
+    from slurmddp.launch.new_file import write_new
+    from slurmddp.report.page import report_html
+
     path = output or Path()
     if path.is_dir():
         path /= f"{folders[0].id}.html"

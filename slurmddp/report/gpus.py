@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmddp.runs.events import record_of
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.metrics import tail
 from slurmddp.runs.timeline import number
-from slurmddp.shared.files import open_plain
 from slurmddp.visible import one_line
 
 #: Bytes at the end of a node's file that hold its newest line.
@@ -46,16 +45,12 @@ def read_gpus(folder: RunFolder, attempt: int | None) -> list[Gpu]:
     """Return the newest record of each GPU of an attempt, by node. Empty where nothing was sampled. Raises OSError."""
     if attempt is None:
         return []
-    files = sorted(folder.gpu_samples(attempt, "").parent.glob("*.jsonl"))
+    files = sorted(folder.gpu_folder(attempt).glob("*.jsonl"))
     return [gpu for file in files for gpu in _newest(file)]
 
 
 def _newest(file: Path) -> list[Gpu]:
-    with open_plain(file) as opened:
-        opened.seek(max(opened.seek(0, 2) - _TAIL, 0))
-        lines = opened.read().splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith(b"\n")]
-    record = (record_of(whole[-1]) if whole else None) or {}
+    record = next(iter(tail(file, _TAIL)[::-1]), {})
     told, moment = record.get("gpus"), number(record.get("time"))
     found = []
     for each in told if isinstance(told, list) and moment is not None else ():

@@ -48,14 +48,17 @@ class _Line(NamedTuple):
     before: Record | None
 
 
-def tail(path: Path) -> list[Record]:
-    """Return the newest lines, in the file's order: at least one if there is one. Raises OSError."""
+def tail(path: Path, length: int = _TAIL) -> list[Record]:
+    """Return the newest lines, in the file's order: at least one if there is one. Raises OSError.
+
+    length: how many bytes at the file's end are read, if they hold a line.
+    """
     try:
         file = open_plain(path)
     except FileNotFoundError:
         return []
     with file:
-        size, length = os.fstat(file.fileno()).st_size, _TAIL
+        size = os.fstat(file.fileno()).st_size
         while True:
             begin = max(size - length, 0)
             found = [line.record for line in _lines(file, begin, size, whole=begin == 0)]

@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,16 @@ def read(environ: Mapping[str, str] = os.environ) -> Environment:
 def own_node(environ: Mapping[str, str] = os.environ) -> str:
     """Return this node's name, as node.sh gives it; outside of a run, the host's."""
     return environ.get("SLURMDDP_NODE") or socket.gethostname()
+
+
+def own_gpus(uuids: Sequence[str], environ: Mapping[str, str]) -> list[int]:
+    """Return the indexes of this job's GPUs among all that the driver lists; all if CUDA_VISIBLE_DEVICES names none."""
+    words = [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    every = list(range(len(uuids)))
+    if len(words) >= len(uuids):
+        return every
+    found = [index for index in every if str(index) in words or uuids[index].startswith(tuple(words))]
+    return found or every  # parts of GPUs have names of their own
 
 
 def which_start(environ: Mapping[str, str] = os.environ) -> str:

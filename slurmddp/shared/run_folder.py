@@ -90,11 +90,10 @@ class RunFolder:
         """Return the folder of one start of an own script's ranks: their beats, and their stacks in a hang."""
         return self.trace / f"attempt-{attempt:03d}" / f"observed-{start}"
 
-    @property
-    def gpu_folder(self) -> Path:
-        """Folder of what was sampled of GPUs: a folder per attempt."""
-        return self.trace / "gpus"
+    def gpu_folder(self, attempt: int) -> Path:
+        """Return the folder of what was sampled of GPUs in one attempt."""
+        return self.trace / "gpus" / f"attempt-{attempt:03d}"
 
     def gpu_samples(self, attempt: int, node: str) -> Path:
-        """What was sampled of one node's GPUs in one attempt: JSON lines, append only, written by the node's agent."""
-        return self.gpu_folder / f"attempt-{attempt:03d}" / f"{node}.jsonl"
+        """Return what was sampled of one node's GPUs: JSON lines, append only, written by the node's agent."""
+        return self.gpu_folder(attempt) / f"{node}.jsonl"

@@ -212,9 +212,10 @@ def test_without_a_preflight_what_fails_on_all_nodes_at_different_times_costs_on
 @pytest.mark.parametrize("option", [pytest.param("--contain", marks=pytest.mark.long), "--containall"])
 def test_a_contained_container_trains(alice: Alice, option: str) -> None:
     """With a /dev, /tmp and home of its own, and with process ids of its own."""
-    small = ONE_RANK_A_NODE
     container = {"image": alice.image, "options": [option]}
-    run = alice.submit(alice.job_file(f"own{option[1:]}", resources=small, container=container, train={"steps": 10}))
+    run = alice.submit(
+        alice.job_file(f"own{option[1:]}", resources=ONE_RANK_A_NODE, container=container, train={"steps": 10})
+    )
     run.wait("done")
     assert [line.split()[1] for line in verdict(run)] == ["ok", "ok"]
     assert max(row["step"] for row in run.metrics()) == 10
@@ -247,8 +248,7 @@ def test_the_spare_replaces_a_bad_node_and_the_next_job_avoids_it(alice: Alice, 
     bad = little_shared_memory
     site = {"name": "remembers", "title": "t", "bases": ["testcluster"], "exclude_bad_nodes_for": "1h"}
     alice.cluster.write("/home/alice/.config/slurmddp/sites/remembers.yaml", yaml.safe_dump(site))
-    small = ONE_RANK_A_NODE
-    three = {**small, "nodes": {"min": 2, "max": 2, "spares": 1}}
+    three = {**ONE_RANK_A_NODE, "nodes": {"min": 2, "max": 2, "spares": 1}}
     train = {"steps": 10, "workers": 1}
     run = alice.submit(alice.job_file("shm", site="remembers", resources=three, train=train))
     run.wait_for_event("attempt_started", timeout=240)
@@ -263,7 +263,9 @@ def test_the_spare_replaces_a_bad_node_and_the_next_job_avoids_it(alice: Alice, 
 
     (known,) = json.loads(alice.command("sites", "bad-nodes", "--site", "remembers", "--json").stdout)
     assert (known["node"], known["run"], known["reason"]) == (bad, run.id, excluded["reason"])
-    again = alice.submit(alice.job_file("again", site="remembers", resources={**small, "nodes": 2}, train=train))
+    again = alice.submit(
+        alice.job_file("again", site="remembers", resources={**ONE_RANK_A_NODE, "nodes": 2}, train=train)
+    )
     assert any(f"node {bad} is excluded: preflight: /dev/shm" in line for line in again.answer["warnings"])
     assert alice.cluster.job(again.job_id)["ExcNodeList"] == bad
     alice.cluster.run("login", ["scancel", again.job_id])

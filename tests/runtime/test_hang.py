@@ -79,7 +79,7 @@ def test_a_rank_that_never_comes_to_the_exchange_is_named(tmp_path: Path) -> Non
 
 @pytest.mark.long
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_after_blocked_data_the_restart_goes_on(tmp_path: Path, workers: int) -> None:
     """The data of step 5 does not come on rank 1; in the second start it does."""
     data = {"trouble": trouble("sleep", call=5, where="data", once=str(tmp_path / "once"))}

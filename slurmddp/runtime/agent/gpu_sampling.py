@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurmddp.runtime.environment import own_node
+from slurmddp.runtime.environment import own_gpus, own_node
 from slurmddp.runtime.watch.process_exit import say
 from slurmddp.shared.journal import JsonLines
 from slurmddp.shared.run_folder import RunFolder
@@ -32,36 +32,33 @@ _REASONS = {
 _DRIVER = Path("/dev/nvidiactl")
 
 
-def start(folder: RunFolder, attempt: int, environ: Mapping[str, str] = os.environ) -> threading.Thread | None:
-    """Sample from now on, in a thread that ends with the process; None where there is nothing to sample."""
+def start(folder: RunFolder, attempt: int) -> None:
+    """Sample from now on, in a thread that ends with the process; nothing where there is nothing to sample."""
     try:
-        seconds = float(environ.get(SECONDS, _DEFAULT))
+        seconds = float(os.environ.get(SECONDS, _DEFAULT))
     except ValueError:
         say(f"slurmddp: warning: {SECONDS} is not a number: GPUs are not sampled\n")
-        return None
+        return
     if not 0 < seconds < float("inf"):
-        return None
+        return
     try:
         import pynvml
     except ImportError:
         if _DRIVER.exists():
             say("slurmddp: GPUs are not sampled: no pynvml in the container (pip install nvidia-ml-py)\n")
-        return None
-    node = own_node(environ)
-    path = folder.gpu_samples(attempt, node)
-    thread = threading.Thread(target=_sample, args=(pynvml, path, seconds, environ), name="slurmddp gpus", daemon=True)
-    thread.start()
-    return thread
+        return
+    path = folder.gpu_samples(attempt, own_node())
+    threading.Thread(target=_sample, args=(pynvml, path, seconds), name="slurmddp gpus", daemon=True).start()
 
 
-def _sample(nvml: Any, path: Path, seconds: float, environ: Mapping[str, str]) -> None:
+def _sample(nvml: Any, path: Path, seconds: float) -> None:
     """Take samples for ever. A failure ends the sampling, not the job."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
         return  # no driver on this node
     try:
-        gpus = _own_gpus(nvml, environ)
+        gpus = _own_gpus(nvml)
         if not gpus:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,15 +76,11 @@ def _sample(nvml: Any, path: Path, seconds: float, environ: Mapping[str, str]) -
         say(f"slurmddp: warning: GPUs are no longer sampled: {type(error).__name__}: {error}\n")
 
 
-def _own_gpus(nvml: Any, environ: Mapping[str, str]) -> dict[int, Any]:
-    """Return handles by index: those of CUDA_VISIBLE_DEVICES, or all where it names none that NVML knows."""
-    every = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())}
-    words = [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
-    if not words:
-        return every
-    names = {index: _text(nvml.nvmlDeviceGetUUID(handle)) for index, handle in every.items()}
-    chosen = {i: handle for i, handle in every.items() if str(i) in words or names[i].startswith(tuple(words))}
-    return chosen or every  # parts of GPUs (MIG) have names of their own
+def _own_gpus(nvml: Any) -> dict[int, Any]:
+    """Return the handles of this job's GPUs by index."""
+    every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in every]
+    return {index: every[index] for index in own_gpus(uuids, os.environ)}
 
 
 def _look(nvml: Any, handle: Any) -> dict[str, Any]:

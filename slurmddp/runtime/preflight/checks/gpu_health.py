@@ -5,6 +5,7 @@ import subprocess
 import xml.etree.ElementTree as xml
 from collections.abc import Iterator, Mapping
 
+from slurmddp.runtime.environment import own_gpus
 from slurmddp.runtime.preflight.checks import devices, kernel_log
 from slurmddp.runtime.preflight.findings import Finding, bad, warn
 from slurmddp.runtime.preflight.node_settings import NodeSettings
@@ -45,14 +46,7 @@ def check(settings: NodeSettings) -> Iterator[Finding]:
 
 def ours(listed: list[xml.Element], environ: Mapping[str, str]) -> dict[int, xml.Element]:
     """Return the GPUs of this job by index: where Slurm hides none, the node shows those of other jobs, too."""
-    words = [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
-    every = dict(enumerate(listed))
-    if len(words) >= len(listed):
-        return every
-    found = {
-        index: gpu for index, gpu in every.items() if str(index) in words or _text(gpu, "uuid").startswith(tuple(words))
-    }
-    return found or every  # parts of GPUs have names of their own
+    return {index: listed[index] for index in own_gpus([_text(gpu, "uuid") for gpu in listed], environ)}
 
 
 def judge(name: str, gpu: xml.Element) -> Iterator[Finding]:
