@@ -13,7 +13,7 @@ from slurmddp.runtime.errors import UserError
 START = "SLURMDDP_START"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Environment:
     """This process's place in the job.
 

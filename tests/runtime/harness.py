@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from slurmddp.runtime.environment import Environment
 from slurmddp.shared import schemas
 
 HERE = Path(__file__).resolve().parent
@@ -136,6 +137,19 @@ class Run:
         return sorted(path.name for path in (self.root / "checkpoints").iterdir())
 
 
+def place(rank: int, size: int, **other: Any) -> Environment:
+    """What a rank of `size` on one node each would read from its environment."""
+    usual: dict[str, Any] = {
+        "rank": rank,
+        "local_rank": rank,
+        "world": size,
+        "attempt": 0,
+        "node": f"node{rank}",
+        "stop_file": None,
+    }
+    return Environment(**(usual | other))
+
+
 def free_port() -> int:
     """A port that the kernel gives to nobody by itself: what it gave us could be another process's before we listen."""
     while True:
@@ -219,7 +233,6 @@ def _serve(pipe: Connection) -> None:
     import torch.distributed as dist
 
     from slurmddp.runtime import world
-    from slurmddp.runtime.environment import Environment
 
     torch.set_num_threads(1)
     while True:
@@ -233,9 +246,8 @@ def _serve(pipe: Connection) -> None:
             "RANK": str(rank),
             "WORLD_SIZE": str(size),
         }
-        place = Environment(rank, rank, size, size, 0, f"node{rank}", None)
         try:
-            joined = world.start(place, timeout=120)
+            joined = world.start(place(rank, size), timeout=120)
             pipe.send((True, function(joined, *arguments)))
         except Exception as error:  # noqa: BLE001 - the test process has to get it, whatever it is
             pipe.send((False, (type(error).__name__, str(error), traceback.format_exc())))
@@ -266,7 +278,6 @@ def _arguments(joined: Any, root: Path, attempt: int, stop_file: Path | None) ->
     import dataclasses
 
     from slurmddp.runtime import job
-    from slurmddp.runtime.environment import Environment
     from slurmddp.runtime.journal import Events
     from slurmddp.runtime.watch.stop import Stop
     from slurmddp.runtime.watch.watch import Watch
@@ -274,12 +285,12 @@ def _arguments(joined: Any, root: Path, attempt: int, stop_file: Path | None) ->
 
     joined = dataclasses.replace(joined, attempt=attempt)
     rank, size = joined.rank, joined.size
-    place = Environment(rank, rank, size, size, attempt, joined.node, stop_file)
+    own = place(rank, size, attempt=attempt, node=joined.node, stop_file=stop_file)
     folder = RunFolder(root)
     events = Events(folder.events, attempt=attempt, node=joined.node, rank=joined.rank)
     # Every step looks for the stop file: the runs of tests take less than the second between two looks of others.
-    watch = Watch(place, Stop(stop_file if rank == 0 else None, interval=0.0))
-    return folder, job.load(folder.job_json), joined, place, events, watch
+    watch = Watch(own, Stop(stop_file if rank == 0 else None, interval=0.0))
+    return folder, job.load(folder.job_json), joined, own, events, watch
 
 
 def torchrun(run: Run, size: int, timeout: float = PATIENCE, **environment: str) -> "subprocess.CompletedProcess[str]":

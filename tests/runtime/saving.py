@@ -21,11 +21,10 @@ from torch import nn
 from slurmddp.runtime import world as worlds
 from slurmddp.runtime.checkpoint import shards, state
 from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
-from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.world import World
 from slurmddp.shared.checkpoint import layout
 
-from .harness import PATIENCE, free_port
+from .harness import PATIENCE, free_port, place
 
 Tensors = dict[str, torch.Tensor]
 
@@ -154,7 +153,7 @@ def end(ranks: list[BaseProcess], timeout: float = PATIENCE) -> list[int | None]
 def _rank(rank: int, size: int, port: int, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
-    joined = worlds.start(Environment(rank, rank, size, size, 0, f"node{rank}", None), timeout=120)
+    joined = worlds.start(place(rank, size), timeout=120)
     function(joined, *arguments)
     sys.stdout.flush()
     os._exit(0)
@@ -233,7 +232,7 @@ def save_first(world: World, root: Path) -> None:
 def leave_while_stuck(rank: int, port: int, root: Path) -> None:
     """Rank 1's disk hangs; rank 0 comes to the end of its program."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
-    world = worlds.start(Environment(rank, rank, 2, 2, 0, f"node{rank}", None), timeout=120)
+    world = worlds.start(place(rank, 2), timeout=120)
     if rank == 1:
         mock.patch.object(shards, "write", lambda *_: threading.Event().wait()).start()
     saving = writer(root, world)
@@ -249,7 +248,7 @@ def leave_while_stuck(rank: int, port: int, root: Path) -> None:
 def leave_while_writing(port: int, root: Path) -> None:
     """Comes to the end of its program while its thread computes with torch, which it does in all saves."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
-    world = worlds.start(Environment(0, 0, 1, 1, 0, "node0", None), timeout=120)
+    world = worlds.start(place(0, 1), timeout=120)
     write = shards.write
 
     def slowly(*arguments: Any) -> Any:

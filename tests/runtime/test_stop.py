@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.evaluation import evaluate
 from slurmddp.runtime.watch import marker
 from slurmddp.runtime.watch.stop import Stop
@@ -16,7 +15,7 @@ from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
 
 from . import toy
-from .harness import HERE, PATIENCE, ROOT, Ranks, Run
+from .harness import HERE, PATIENCE, ROOT, Ranks, Run, place
 from .launched import alive, launched, until
 
 TROUBLED = {
@@ -130,9 +129,8 @@ class Counting(torch.nn.Module):
 
 def evaluated(joined: World, count: int, asking: int | None, lockstep: bool) -> tuple[int, int | None]:
     """Forward passes of this rank, and samples in the result, if there is one. Rank `asking` wants to stop."""
-    place = Environment(joined.rank, joined.rank, joined.size, joined.size, 0, joined.node, None)
     task = toy.Toy({"validation": count}, {})
-    watch = Watch(place, Stop(None))
+    watch = Watch(place(joined.rank, joined.size), Stop(None))
     model = Counting(watch, joined.rank == asking)
     result = evaluate(
         joined,
@@ -238,7 +236,7 @@ from slurmddp.runtime.watch.stop import Stop
 assert "torch" not in sys.modules, "signals have to be taken before something takes seconds to import"
 watch._ECHO = 0.5
 stop = Stop(None)
-own = watch.Watch(Environment(0, 0, 1, 1, 0, "here", None), stop)
+own = watch.Watch(Environment(rank=0, local_rank=0, world=1, attempt=0, node="here", stop_file=None), stop)
 own.install(parent=False)
 if sys.argv[1] == "training":
     own.enter("step", 1)
