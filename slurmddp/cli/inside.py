@@ -1,4 +1,4 @@
-"""attach, stacks, profile: a look into a running job."""
+"""attach, forward, stacks, profile: a look into a running job."""
 
 import os
 from typing import Annotated
@@ -13,6 +13,7 @@ from slurmddp.cli.help import App
 def register(app: App) -> None:
     """Put the group's commands on the app."""
     app.add("Runs", attach, example="slurmddp attach last --node node2 -- nvidia-smi")
+    app.add("Runs", forward, example="slurmddp forward last 6006")
     app.add("Runs", stacks, example="slurmddp stacks last")
     app.add("Runs", profile, example="slurmddp profile last --steps 10")
 
@@ -32,6 +33,31 @@ def attach(
     from slurmddp.launch.inside import become
 
     become(*prepared(find_run(run, os.environ), node, command or (), os.environ))
+
+
+def forward(
+    run: Run,
+    port: Annotated[int, typer.Argument(metavar="PORT", help="Port on the node", min=1, max=65535)],
+    node: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Node of the port  [default: the first of the attempt]")
+    ] = None,
+    local_port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", help="Port on this machine  [default: the same]", min=1, max=65535),
+    ] = None,
+    stdio: Annotated[bool, typer.Option("--stdio", hidden=True)] = False,
+) -> None:
+    """Make a port of a running job's node, such as TensorBoard's, a port of this machine; Ctrl-C ends it."""
+    from slurmddp.launch import forward as forwarding
+    from slurmddp.launch.find import find_run
+    from slurmddp.launch.inside import become
+
+    folder = find_run(run, os.environ)
+    words, environment = forwarding.command(folder, node, port, os.environ)
+    if stdio:  # the end of `slurmddp --host ... forward` on the login node
+        become(words, environment)
+    accepts = forwarding.listen(local_port or port)
+    forwarding.forward(accepts, words, environment, lambda: forwarding.say_address(accepts, opt.say))
 
 
 def stacks(

@@ -1,4 +1,4 @@
-"""`slurmddp attach` and `slurmddp stacks`: what runs beside the ranks of a running job, on their nodes."""
+"""`slurmddp attach`, `forward` and `stacks`: what runs beside the ranks of a running job, on their nodes."""
 
 from __future__ import annotations
 
@@ -85,10 +85,23 @@ def attach(
 
     node: the attempt's first if None. Raises UserError, ExternalError.
     """
-    attempt = running_attempt(folder, "shell/stacks.sh")  # as old as what node.sh needs for this
-    where = chosen_nodes(attempt, node)[:1]
     on_terminal = ("--pty",) if sys.stdin.isatty() and sys.stdout.isatty() else ()
-    words = (*attempt.step(where, "--export=ALL", *on_terminal), "bash", str(folder.node_sh), *(command or _SHELL))
+    # stacks.sh is as old as what node.sh needs for this
+    return attach_command(folder, node, command or _SHELL, environment, *on_terminal, needs="shell/stacks.sh")
+
+
+def attach_command(
+    folder: RunFolder,
+    node: str | None,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *options: str,
+    needs: str,
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return what attach returns. command: where it begins with -m, for the ranks' Python. options: of srun."""
+    attempt = running_attempt(folder, needs)
+    where = chosen_nodes(attempt, node)[:1]
+    words = (*attempt.step(where, "--export=ALL", *options), "bash", str(folder.node_sh), *command)
     return words, {
         **clean_environment(environment),
         "SLURMDDP_STEP": "attach",

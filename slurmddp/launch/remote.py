@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurmddp.errors import ExternalError, UserError
+from slurmddp.launch import forward
 from slurmddp.launch.new_file import write_new
 from slurmddp.runs.snapshot import copy_project
 from slurmddp.runs.survey import DEFAULT_LIMIT, Survey, survey
@@ -140,6 +141,8 @@ def run(asked: Asked, environment: Mapping[str, str], say: Callable[[str], None]
     )
     if command == "report":
         return _report(login, asked.words[1:], lost)
+    if command == "forward" and _forward(login, asked.words[1:], say):
+        return 0
     mode = "submit" if command in _SUBMIT else "run"
     checked = "" if command in _READ_PROJECT else version()
     return login.session(
@@ -188,15 +191,19 @@ class _Login(NamedTuple):
 
         lost: what to say if the connection fails. Raises ConnectionLost.
         """
-        facts = (mode, self.host, version, self.variable, self.folder)
-        there = shlex.join(["sh", "-c", _LOGIN_SHELL, "sh", _SCRIPT, "slurmddp", *facts, *words])
-        # The level leaves out "Shared connection closed".
-        command = [*self.ssh, "-oLogLevel=ERROR", "-t" if terminal else "-T", "--", self.host, there]
         keep = subprocess.PIPE if text is not None or mode == "report" else None
+        command = self.command(mode, words, version, terminal=terminal)
         done = subprocess.run(command, input=text, stdout=keep, check=False)
         if done.returncode == _LOST:
             raise ConnectionLost(f"the connection to {self.host} was lost: {lost}")
         return done
+
+    def command(self, mode: str, words: Sequence[str], version: str, *, terminal: bool = False) -> list[str]:
+        """Return the command line that runs _SCRIPT."""
+        facts = (mode, self.host, version, self.variable, self.folder)
+        there = shlex.join(["sh", "-c", _LOGIN_SHELL, "sh", _SCRIPT, "slurmddp", *facts, *words])
+        # The level leaves out "Shared connection closed".
+        return [*self.ssh, "-oLogLevel=ERROR", "-t" if terminal else "-T", "--", self.host, there]
 
     def rsync(self, source: str, folder: str) -> None:
         """Copy what is below a folder here into a folder there, by content. Raises UserError, ExternalError."""
@@ -262,6 +269,24 @@ def _report(login: _Login, words: Sequence[str], lost: str) -> int:
         write_new(path, html.decode("utf-8", errors="surrogateescape"), force=ours.force, todo=todo)
         print(path)
     return done.returncode
+
+
+def _forward(login: _Login, words: Sequence[str], say: Callable[[str], None]) -> bool:
+    """Accept connections here; the command there is the stream to the job's node. False if its words are wrong."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("run", "port"):
+        parser.add_argument(name, nargs="?")
+    for option in ("--node", "--local-port"):
+        parser.add_argument(option)
+    ours, rest = parser.parse_known_args(words)
+    port = ours.local_port or ours.port or ""
+    if rest or not port.isdecimal() or not 0 < int(port) < 65536:
+        return False  # the command says there what is wrong
+    accepts = forward.listen(int(port))
+    node = ("--node", ours.node) if ours.node else ()
+    there = login.command("run", ["forward", ours.run, ours.port, *node, "--stdio"], version())
+    forward.forward(accepts, there, None, lambda: forward.say_address(accepts, say))
+    return True
 
 
 def _folder(given: str | None, environment: Mapping[str, str]) -> tuple[str, str]:

@@ -212,10 +212,11 @@ prepare() {
   unset -v setup binds devices command # arrays, which bash does not export: a variable of the user's may have such a name
 }
 
-# slurmddp attach: a command of the user's, with the ranks' variables
+# slurmddp attach and forward: a command with the ranks' variables; -m MODULE is run by their Python
 prepare_attach() {
   if [[ -n "$environment_from" ]]; then read_secrets; fi
   SLURMDDP_COMMAND=("${command[@]}")
+  [[ "${command[0]}" != -m ]] || SLURMDDP_COMMAND=("$python" "${command[@]}")
   [[ ! -t 0 ]] || container=("${container[@]/#--input=none/--pty}") # pyxis's, a step of its own
 }
 

@@ -52,8 +52,27 @@ def look_inside(alice: Alice, run: str, waits: str, image: str) -> None:
     shell = f"(sleep 5; echo '{typed}'; sleep 5) | python3 -c '{TERMINAL}' slurmddp attach {run} --node {waits}"
     done = alice.cluster.run("login", ["sh", "-c", shell], check=False)
     assert done.returncode == 5 and "/dev/pts/" in done.stdout and f"on {waits}" in done.stdout, done.stdout
+    fetch_through(alice, run, waits)
     refused = alice.command("attach", run, "--node", "node3", check=False)
     assert refused.returncode == 2 and "has no ranks on node node3" in refused.stderr
+
+
+def fetch_through(alice: Alice, run: str, node: str) -> None:
+    """A page of a web server on the node, asked for on the login host."""
+    serves = alice.cluster.popen(
+        node, ["python3", "-m", "http.server", "7007", "-b", "127.0.0.1", "-d", "/home/alice/scripts"]
+    )
+    script = (
+        f"coproc slurmddp forward {run} 7007 --local-port 7070 --node {node} 2>&1; read -r line <&${{COPROC[0]}};"
+        " echo $line; curl -sSf http://127.0.0.1:7070/plain.py && kill $COPROC_PID"
+    )
+    try:
+        done = alice.cluster.run("login", ["bash", "-c", script], check=False)
+    finally:
+        serves.terminate()
+        serves.communicate()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"http://127.0.0.1:7070 leads to the node; Ctrl-C ends it\n{SCRIPT}"
 
 
 def test_the_node_of_a_rank_that_does_not_join_is_named(cluster: Cluster, torch_image: str) -> None:

@@ -27,6 +27,8 @@ ROOT = HERE.parents[1]
 POOL = 3
 #: Seconds until what is waited for counts as hung. Beside `stress-ng --cpu 2`, a test takes several times as long.
 PATIENCE = 400.0
+#: Seconds for it to leave its process group, where torch 2.4's gloo may wait for ever; a run's ranks end without it.
+LEAVING = 20.0
 NO_FSDP2 = ("needs FSDP2 (torch 2.6 or newer)", "cannot import name 'fully_shard'")
 TORCH = tuple(int(part) for part in version("torch").split(".")[:2])
 
@@ -205,6 +207,12 @@ class Ranks:
             else:
                 failures[rank] = value[:2]
                 traces += f"rank {rank}:\n{value[2]}\n"
+        for rank, (_, pipe) in enumerate(self._workers[:size]):
+            if not pipe.poll(LEAVING if TORCH < (2, 6) else timeout):
+                self.close()
+                assert TORCH < (2, 6), f"rank {rank} has not left its process group in {timeout} s"
+                break
+            pipe.recv()
         if failures:
             if TORCH < (2, 6):  # There a sharded model that failed leaves meshes behind, at which the next one hangs.
                 self.close()
@@ -254,6 +262,7 @@ def _serve(pipe: Connection) -> None:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+            pipe.send(None)
 
 
 def _train(joined: Any, root: Path, attempt: int, stop_file: Path | None) -> str:

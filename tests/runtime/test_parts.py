@@ -288,13 +288,14 @@ def test_windows_cover_the_text_without_overlap(tmp_path: Path, length: int, val
 def test_data_workers_survive_the_jobs_signals() -> None:
     task = tasks.create("runtime.toy:create", {}, {})
     lists = loading.training_lists(SampleOrder(23, 1), start=0, steps=40, total=4, micro=4, world=1, rank=0)
+    others = set(multiprocessing.active_children())  # ranks of earlier tests in this process
     micros = loading.load(task, task.train_samples(), lists, rank=0, workers=2, pin_memory=False)
     loaded = next(micros).ids
-    children = [child.pid for child in multiprocessing.active_children()]
-    assert len(children) == 2
-    for pid in children:
+    workers = set(multiprocessing.active_children()) - others
+    assert len(workers) == 2
+    for worker in workers:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-            os.kill(pid, number)
+            os.kill(worker.pid, number)
     for micro in micros:
         loaded += micro.ids
     assert loaded == SampleOrder(23, 1).ids(torch.arange(160))

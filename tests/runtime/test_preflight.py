@@ -90,6 +90,12 @@ class Nodes:
         return ended[self.names[0]][2], kept
 
 
+@pytest.fixture(autouse=True)
+def own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes in this process have the path of the others: setuptools, which torch 2.4 imports, adds to it."""
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if not folder.endswith("setuptools/_vendor")])
+
+
 @pytest.fixture
 def three(tmp_path: Path) -> Nodes:
     return Nodes(tmp_path, ["n1", "n2", "n3"])

@@ -1,0 +1,91 @@
+"""`slurmddp forward`: a port of a node of a running job, such as TensorBoard's, on this machine."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from slurmddp.errors import ExternalError, UserError
+from slurmddp.launch.inside import attach_command
+from slurmddp.runs.layout import RunFolder
+from slurmddp.shared import relay
+
+#: Seconds in which the node's end has ended after SIGTERM.
+_PATIENCE = 10
+
+
+def command(
+    folder: RunFolder, node: str | None, port: int, environment: Mapping[str, str]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the command line, and its environment, that is the node's end of the stream (slurmddp.shared.relay).
+
+    node: the attempt's first if None. Raises UserError, ExternalError.
+    """
+    words = ("-m", "slurmddp.shared.relay", str(port))
+    return attach_command(folder, node, words, environment, needs="shared/relay.py")
+
+
+def listen(port: int) -> socket.socket:
+    """Return a socket that listens on this port of this machine alone. Raises UserError if another process does."""
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise UserError(
+            f"port {port} cannot be used on this machine: {error.strerror}", todo="choose another with --local-port"
+        ) from None
+
+
+def forward(
+    accepts: socket.socket, words: Sequence[str], environment: Mapping[str, str] | None, begun: Callable[[], None]
+) -> None:
+    """Serve connections until Ctrl-C. words: the command whose standard input and output are the stream.
+
+    begun: called when the node's end answers. Raises UserError if the command is not here, ExternalError if it ends.
+    """
+    try:
+        # A session of its own: Ctrl-C is for this process, which then ends the other one in order.
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        )
+    except FileNotFoundError:
+        raise UserError(f"{words[0]} is not on this machine", todo="use a login node of the cluster") from None
+    assert process.stdin and process.stdout
+    stream = relay.Stream(process.stdout, process.stdin)
+    try:
+        for _ in stream.frames():  # READY, once
+            begun()
+            threading.Thread(target=_accept, args=(accepts, stream), daemon=True).start()
+        raise ExternalError(
+            f"the connection to the node has ended with exit code {process.wait()}: did the attempt end?\n"
+            "  -> see: slurmddp status"
+        )
+    except KeyboardInterrupt:
+        pass
+    finally:
+        _end(process)
+
+
+def say_address(accepts: socket.socket, say: Callable[[str], None]) -> None:
+    """Say where the port is on this machine."""
+    say(f"http://127.0.0.1:{accepts.getsockname()[1]} leads to the node; Ctrl-C ends it")
+
+
+def _accept(accepts: socket.socket, stream: relay.Stream) -> None:
+    for number in itertools.count():
+        connection, _ = accepts.accept()
+        try:
+            stream.join(number, connection, new=True)
+        except OSError:
+            return  # the stream has ended, and forward() says so
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()  # not by closing its standard input: a thread may be writing to it
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
