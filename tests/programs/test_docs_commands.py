@@ -43,7 +43,7 @@ ELSEWHERE = {
         "needs a tracker's library: tests/runtime/test_trackers.py",
     r"rsync ": "needs a second host",
     r"slurmddp --host |export SLURMDDP_HOST": "needs a login node: tests/programs/test_remote.py",
-    r"slurmddp (attach|stacks) ": "needs a running job: tests/cluster/test_observe.py",
+    r"slurmddp (attach|forward|stacks) ": "needs a running job: tests/cluster/test_observe.py",
     r"slurmddp profile ": "needs a running job: tests/cluster/test_training.py",
     r"slurmddp rehearse ": "needs a real Slurm: tests/cluster/test_rehearse.py",
     r"slurmddp preflight ": "needs a real Slurm: tests/cluster/test_network.py",
