@@ -13,7 +13,7 @@ RESUME ?=
 STEPS ?=
 DEMO := demo.yaml
 
-.PHONY: demo test test-full unit docs lint programs-test runtime-test cluster-test variants-test versions-test lock cluster-up cluster-down cluster-shell benchmark clean system
+.PHONY: demo test test-full unit docs lint programs-test runtime-test cluster-test variants-test versions-test newest-test lowest-test lowest-runtime-test lock cluster-up cluster-down cluster-shell benchmark clean system
 
 # --- set-up: one virtual environment in stages; `make unit` and `make programs-test` need no torch
 
@@ -153,9 +153,12 @@ $(VENV)/.uv: $(VENV)/.made
 	$(BIN)/uv pip install -q --python $(@D) -e '.[unit]'
 	touch $@
 
-versions-test: .venv-lowest/.made .venv-newest/.made
-	.venv-newest/bin/python -m pytest -q -n 3 --dist worksteal --timeout=300 tests/unit tests/golden tests/programs
-	.venv-lowest/bin/python -m pytest -q -n 3 --dist worksteal --timeout=300 tests/unit tests/golden tests/programs
+versions-test: newest-test lowest-test lowest-runtime-test
+
+newest-test lowest-test: %-test: .venv-%/.made
+	.venv-$*/bin/python -m pytest -q -n 3 --dist worksteal --timeout=300 tests/unit tests/golden tests/programs
+
+lowest-runtime-test: .venv-lowest/.made
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q -n 2 --dist worksteal --reruns 1 --timeout=900 tests/runtime
 
 # --- the test cluster, for people (root only; see tests/cluster/README.md)
