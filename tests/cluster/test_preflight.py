@@ -284,9 +284,9 @@ FAULTS = {
         "umount RUN",
         "Slurm could not start a process there: ",
     ),
-    # An adapter as the kernel shows it: without one, nobody asks for locked memory. The limit is SETUP's.
+    # An adapter as the kernel shows it: without one, or GPUs, nobody asks for locked memory. The limit is SETUP's.
     "low memlock": (
-        "cp -a /sys/class /tmp/class && mkdir -p /tmp/class/infiniband/mlx5_0 && mount --bind /tmp/class /sys/class",
+        "mkdir -p /tmp/class/infiniband/mlx5_0 && cp -a /sys/class/net /tmp/class && mount --bind /tmp/class /sys/class",
         "umount /sys/class && rm -r /tmp/class",
         "may lock only 64 KiB of memory (ulimit -l), and NCCL needs more for RDMA",
     ),
@@ -298,7 +298,7 @@ SETUP = "[[ $SLURMD_NODENAME != node2 ]] || ulimit -l 64"
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_one_node_is_named_and_the_spare_trains(alice: Alice, fresh_cluster: Cluster, fault: str) -> None:
     make, take_away, reason = FAULTS[fault]
-    small = {**ONE_RANK_A_NODE, "sbatch_extra": ["--hold"]}
+    small = {**ONE_RANK_A_NODE, "gpus_per_node": 1, "sbatch_extra": ["--hold"]}
     small["nodes"] = {"min": 2, "max": 2, "spares": 1}
     run = alice.submit(alice.job_file("fault", resources=small, train={"steps": 10}, setup=[SETUP]))
     fresh_cluster.sh("node2", make.replace("RUN", run.answer["run_folder"]), user="root")

@@ -192,15 +192,21 @@ class Ranks:
 
         Raises Failed with what each failed rank raised.
         """
+        try:
+            return self._run(size, function, arguments, timeout)
+        except BaseException as error:
+            if not isinstance(error, Failed):
+                self.close()  # Answers may be left, which the next test would take for its own.
+            raise
+
+    def _run(self, size: int, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float) -> list[Any]:
         self._grow(size)
         port = free_port()
         for rank, (_, pipe) in enumerate(self._workers[:size]):
             pipe.send((rank, size, port, function, arguments))
         results, failures, traces = [], {}, ""
         for rank, (_, pipe) in enumerate(self._workers[:size]):
-            if not pipe.poll(timeout):
-                self.close()  # They would not answer the next test either.
-                raise AssertionError(f"rank {rank} gave no answer in {timeout} s")
+            assert pipe.poll(timeout), f"rank {rank} gave no answer in {timeout} s"
             good, value = pipe.recv()
             if good:
                 results.append(value)
@@ -209,8 +215,8 @@ class Ranks:
                 traces += f"rank {rank}:\n{value[2]}\n"
         for rank, (_, pipe) in enumerate(self._workers[:size]):
             if not pipe.poll(LEAVING if TORCH < (2, 6) else timeout):
-                self.close()
                 assert TORCH < (2, 6), f"rank {rank} has not left its process group in {timeout} s"
+                self.close()
                 break
             pipe.recv()
         if failures:
