@@ -79,7 +79,7 @@ test: forget-reruns system build-cluster unit lint programs-test runtime-test cl
 
 test-full: SELECT :=
 test-full: export SLURMDDP_KILLS := 20
-test-full: test docs variants-test versions-test
+test-full: test docs versions-test variants-test
 
 # What the cluster is made of, where the cache lacks it (two minutes): mostly downloads, so it starts beside the first parts.
 # cluster-test waits for it, and says what is wrong.

@@ -284,14 +284,7 @@ FAULTS = {
         "umount RUN",
         "Slurm could not start a process there: ",
     ),
-    # An adapter as the kernel shows it: without one, or GPUs, nobody asks for locked memory. The limit is SETUP's.
-    "low memlock": (
-        "mkdir -p /tmp/class/infiniband/mlx5_0 && cp -a /sys/class/net /tmp/class && mount --bind /tmp/class /sys/class",
-        "umount /sys/class && rm -r /tmp/class",
-        "may lock only 64 KiB of memory (ulimit -l), and NCCL needs more for RDMA",
-    ),
 }
-SETUP = "[[ $SLURMD_NODENAME != node2 ]] || ulimit -l 64"
 
 
 @pytest.mark.long
@@ -300,7 +293,7 @@ def test_a_fault_of_one_node_is_named_and_the_spare_trains(alice: Alice, fresh_c
     make, take_away, reason = FAULTS[fault]
     small = {**ONE_RANK_A_NODE, "gpus_per_node": 1, "sbatch_extra": ["--hold"]}
     small["nodes"] = {"min": 2, "max": 2, "spares": 1}
-    run = alice.submit(alice.job_file("fault", resources=small, train={"steps": 10}, setup=[SETUP]))
+    run = alice.submit(alice.job_file("fault", resources=small, train={"steps": 10}))
     fresh_cluster.sh("node2", make.replace("RUN", run.answer["run_folder"]), user="root")
     try:
         fresh_cluster.run("login", ["scontrol", "release", run.job_id])
@@ -314,6 +307,26 @@ def test_a_fault_of_one_node_is_named_and_the_spare_trains(alice: Alice, fresh_c
     assert excluded["excluded"] == "node2" and excluded["reason"].startswith(f"preflight: {reason}"), excluded
     (started,) = (row for row in rows if row["event"] == "attempt_started")
     assert started["nodes"].split() == ["node1", "node3"]
+
+
+@pytest.mark.long
+def test_a_low_limit_of_locked_memory_is_named(alice: Alice, fresh_cluster: Cluster) -> None:
+    """Only where NCCL may use RDMA: node2 shows an adapter like the kernel. The job wants GPUs, which no node has."""
+    site = {"name": "gpus", "title": "t", "bases": ["testcluster"], "gpu_vendor": "nvidia", "gpu_request": "gres"}
+    site["partitions"] = {"main": {"gpus_per_node": 1}}
+    alice.cluster.write("/home/alice/.config/slurmddp/sites/gpus.yaml", yaml.safe_dump(site))
+    adapter = (
+        "mkdir -p /tmp/class/infiniband/mlx5_0; cp -a /sys/class/net /tmp/class && mount --bind /tmp/class /sys/class"
+    )
+    fresh_cluster.sh("node2", adapter, user="root")
+    limit = "[[ $SLURMD_NODENAME != node2 ]] || ulimit -l 64"
+    resources = {**ONE_RANK_A_NODE, "gpus_per_node": 1, "nodes": 2}
+    run = alice.submit(alice.job_file("memlock", site="gpus", resources=resources, setup=[limit]))
+    run.wait("failed")
+    fresh_cluster.sh("node2", "umount /sys/class && rm -r /tmp/class", user="root")
+    first, second = verdict(run)
+    assert "may lock only" not in first
+    assert "may lock only 64 KiB of memory (ulimit -l), and NCCL needs more for RDMA - ask" in second
 
 
 @pytest.mark.long
