@@ -284,16 +284,45 @@ FAULTS = {
         "umount RUN",
         "Slurm could not start a process there: ",
     ),
+    "wrong interface": (
+        "ip link set ib0 down; ip link set ib0 name ib9; ip link set ib9 up",
+        "ip link set ib9 down; ip link set ib9 name ib0; ip link set ib0 up",
+        "has no interface ib0 with an IPv4 address; it has: lo ib9",
+    ),
+    "link down": (
+        "ip link set ib1 down",
+        "ip link set ib1 up",
+        "has no interface ib1 with an IPv4 address; it has: lo ib0",
+    ),
+    # Ports of runs; Slurm's own are the kernel's, below.
+    "blocked port": (
+        "ip rule add to 10.77.0.0/24 ipproto tcp dport 61000-65534 blackhole",
+        "ip rule delete to 10.77.0.0/24 ipproto tcp dport 61000-65534 blackhole",
+        "cannot reach the head node1 on the rendezvous port ",
+    ),
 }
 
 
+@pytest.fixture
+def fault(request: pytest.FixtureRequest, fresh_cluster: Cluster) -> Iterator[str]:
+    """A key of FAULTS. For "link down", each node has ib1, in a network of its own."""
+    nodes = ("node1", "node2", "node3") if request.param == "link down" else ()
+    for number, node in enumerate(nodes, start=1):
+        make = f"ip link add link ib0 name ib1 type macvlan mode bridge && ip address add 10.78.0.{number}/24 dev ib1"
+        fresh_cluster.sh(node, f"{make} && ip link set ib1 up", user="root")
+    yield request.param
+    for node in nodes:
+        fresh_cluster.sh(node, "ip link delete ib1", user="root")
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", FAULTS, indirect=True)
 def test_a_fault_of_one_node_is_named_and_the_spare_trains(alice: Alice, fresh_cluster: Cluster, fault: str) -> None:
     make, take_away, reason = FAULTS[fault]
-    small = {**ONE_RANK_A_NODE, "gpus_per_node": 1, "sbatch_extra": ["--hold"]}
+    network = {"network": {"interface": "ib1"}} if fault == "link down" else {}
+    small = {**ONE_RANK_A_NODE, "sbatch_extra": ["--hold"]}
     small["nodes"] = {"min": 2, "max": 2, "spares": 1}
-    run = alice.submit(alice.job_file("fault", resources=small, train={"steps": 10}))
+    run = alice.submit(alice.job_file("fault", resources=small, train={"steps": 10}, **network))
     fresh_cluster.sh("node2", make.replace("RUN", run.answer["run_folder"]), user="root")
     try:
         fresh_cluster.run("login", ["scontrol", "release", run.job_id])
