@@ -341,8 +341,8 @@ def test_a_fault_of_one_node_is_named_and_the_spare_trains(alice: Alice, fresh_c
 @pytest.mark.long
 def test_a_low_limit_of_locked_memory_is_named(alice: Alice, fresh_cluster: Cluster) -> None:
     """Only where NCCL may use RDMA: node2 shows an adapter like the kernel. The job wants GPUs, which no node has."""
-    site = {"name": "gpus", "title": "t", "bases": ["testcluster"], "gpu_vendor": "nvidia", "gpu_request": "gres"}
-    site["partitions"] = {"main": {"gpus_per_node": 1}}
+    own = {"gpu_vendor": "nvidia", "gpu_request": "gres", "partitions": {"main": {"gpus_per_node": 1}}}
+    site = {"name": "gpus", "title": "t", "bases": ["testcluster"], **own}
     alice.cluster.write("/home/alice/.config/slurmddp/sites/gpus.yaml", yaml.safe_dump(site))
     adapter = (
         "mkdir -p /tmp/class/infiniband/mlx5_0; cp -a /sys/class/net /tmp/class && mount --bind /tmp/class /sys/class"

@@ -18,6 +18,7 @@ from slurmddp.launch.job_check.cluster import Cluster, Nodes
 from slurmddp.launch.job_check.partitions import Offer
 from slurmddp.launch.job_check.rule import RULES, Finding, Hit, Subject, check_job
 from slurmddp.launch.prepare import Prepared
+from slurmddp.launch.quotas import Quota
 from slurmddp.slurm.client import Answer
 from tests.helpers import LM_JOB, ROOT, SIF, Desk, plan_of
 
@@ -181,6 +182,16 @@ def test_a_disk_that_is_nearly_full(check: Callable[..., list[Finding]], monkeyp
     monkeypatch.setattr("slurmddp.launch.job_check.rules.files._LEAST_BYTES", 1 << 60)
     (found,) = check()
     assert found.rule.id == "space" and re.match(r"only [\d,]+ MiB are free in /", found.message)
+
+
+def test_a_quota_that_is_nearly_used_up(check: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [Quota("your", "/scratch", 300 << 20, None), Quota("group lab's", "/scratch", 5 << 30, 12)]
+    monkeypatch.setattr("slurmddp.launch.job_check.rules.files.quotas", lambda folder: left)
+    messages = [each.message for each in check() if each.rule.id == "space"]
+    assert messages == [
+        "your quota on /scratch leaves only 300 MiB",
+        "group lab's quota on /scratch leaves only 12 files",
+    ]
 
 
 def test_an_alert_host_that_does_not_resolve(check: Callable[..., list[Finding]]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slurmddp.launch.job_check.rule import Hit, Subject, rule
 from slurmddp.launch.problems import absent_secrets, driver_verdict, problems
+from slurmddp.launch.quotas import quotas
 from slurmddp.plan.program import host_path
 
 #: A checkpoint of a small model fits in it; with less, the first save may fail.
@@ -104,8 +105,8 @@ def local_folder(subject: Subject) -> Iterator[Hit]:
 @rule(
     "space",
     "warning",
-    reason="If the disk is full, saves fail, and the run keeps only its older checkpoints. slurmddp reads no quotas: "
-    "use your site's quota command.",
+    reason="If the disk or a quota is full, saves fail, and the run keeps only its older checkpoints. Quotas are those "
+    "that `lfs quota`, `mmlsquota` or `quota` shows.",
     source="docs/recovery.md",
     fix="free some space, or use another folder: --set paths.runs=FOLDER",
 )
@@ -120,6 +121,14 @@ def space(subject: Subject) -> Iterator[Hit]:
         yield Hit(subject.where("paths.runs"), f"only {free >> 20:,} MiB are free in {there}")
     if found.f_files and found.f_favail < _LEAST_INODES:
         yield Hit(subject.where("paths.runs"), f"only {found.f_favail:,} more files fit into {there}")
+    for quota in quotas(there):
+        if quota.bytes is not None and quota.bytes < _LEAST_BYTES:
+            told = f"{quota.whose} quota on {quota.mount} leaves only {quota.bytes >> 20:,} MiB"
+            yield Hit(subject.where("paths.runs"), told)
+        if quota.files is not None and quota.files < _LEAST_INODES:
+            yield Hit(
+                subject.where("paths.runs"), f"{quota.whose} quota on {quota.mount} leaves only {quota.files:,} files"
+            )
 
 
 @rule(
