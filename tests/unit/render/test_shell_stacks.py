@@ -94,7 +94,7 @@ def test_each_rank_is_asked_in_the_way_that_it_can_answer(name: str, start: Star
         assert missing == [5]
         assert [each.pid for each in found] == [child.pid for child in children]
         assert {each.node for each in found} == {"node7"} and found[3].state == "T"
-        waits = ['File "<string>", line 11 in waits', 'File "<string>", line 28 in <module>']
+        waits = ['File "<string>", line 11 in waits', 'File "<string>", line 29 in <module>']
         assert found[0].threads == found[1].threads == [waits], "the thread that answered is not shown"
         assert 'File "<string>", line 14 in locked' in found[2].threads[0]
         assert found[3].threads == found[4].threads == [[]]
