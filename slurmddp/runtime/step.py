@@ -122,11 +122,18 @@ class Stepper:
         """
         self._timer.begin()
         self._parallel.clear_gradients()
-        totals, used = self._gradients(micros, flags)
+        reduction, used = self._gradients(micros, flags)
+        reduction.arrive()
+        self._timer.mark(NETWORK)
+        self._scaler.unscale_(self._optimizer)
+        # A GPU is waited for once in a step, from here on: with all that it has to do for these numbers in its queue.
+        unscaled = self._parallel.gradients_norm()
+        totals = reduction.wait()
         if totals.count == 0 and not totals.not_finite:
             raise RuntimeFailure(f"step {step}: the global batch has no {self._task.unit} to train on", shared=True)
-        self._timer.mark(NETWORK)
-        norm = self._finish_gradients(totals.count)
+        # At their true scale, and clipped.
+        scale = self._assumed / totals.count if totals.count else 1.0
+        norm = self._parallel.finish_gradients(unscaled, scale, self._clip)
         finite = not totals.not_finite and math.isfinite(norm)
         skipped = None if finite else self._skip(step, totals, used)
         before_update()
@@ -151,9 +158,11 @@ class Stepper:
         with autocast(self._world.device, self._precision):
             return self._task.loss(self._parallel.model, to_device(micro.data, self._world.device))
 
-    def _gradients(self, micros: Iterator[Micro], flags: StepFlags) -> tuple[Totals, list[tuple[Micro, torch.Tensor]]]:
-        """Forward and backward over all micro batches of a step. Returns the reduced sums, and each real micro batch
-        with its loss.
+    def _gradients(
+        self, micros: Iterator[Micro], flags: StepFlags
+    ) -> tuple[Reduction, list[tuple[Micro, torch.Tensor]]]:
+        """Forward and backward over all micro batches of a step. Returns the sums on their way, and each real micro
+        batch with its loss.
         """
         sums = LossAccumulator(self._task, self._world.device, extra=_COMPUTED + 1)
         for slot, flag in enumerate(flags):
@@ -179,12 +188,7 @@ class Stepper:
                 self._parallel.backward(total)
                 self._timer.mark(BACKWARD)
         self._reduction = reduction
-        return reduction.wait(), used
-
-    def _finish_gradients(self, count: int) -> float:
-        """Bring gradients to their true scale, clip them, and return their norm before clipping."""
-        self._scaler.unscale_(self._optimizer)
-        return self._parallel.finish_gradients(self._assumed / count if count else 1.0, self._clip)
+        return reduction, used
 
     def _skip(self, step: int, totals: Totals, used: list[tuple[Micro, torch.Tensor]]) -> str:
         """Handle a step that is not finite; all ranks call it, or none. Returns the message."""

@@ -133,7 +133,7 @@ class Training:
                 self.parallel.backward(self.trained.scaler.scale(loss * (2.0 * self.parallel.divides_by / count)))
             sum_of_losses += loss.item()
         self.trained.scaler.unscale_(self.trained.optimizer)
-        norm = self.parallel.finish_gradients(0.5, CLIP)
+        norm = self.parallel.finish_gradients(self.parallel.gradients_norm(), 0.5, CLIP)
         self.trained.scaler.step(self.trained.optimizer)
         self.trained.scaler.update()
         self.trained.optimizer.zero_grad()

@@ -55,6 +55,10 @@ class Reduction:
         self._names = names
         self._extra = extra
 
+    def arrive(self) -> None:
+        """As for Pending."""
+        self._pending.arrive()
+
     def wait(self) -> "Totals":
         """Return the sums over all ranks."""
         return Totals(self._pending.wait(), self._names, self._extra)

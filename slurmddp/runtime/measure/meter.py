@@ -39,7 +39,8 @@ class Vector:
 
     def reduce(self, group: dist.ProcessGroup | None = None) -> "Pending":
         """Start adding up over all ranks: a collective. Alone, outside of a process group, it is done at once."""
-        vector = torch.tensor(self._host, dtype=torch.float64).to(self._device)
+        # A copy that blocks would wait for all that the GPU still has to do.
+        vector = torch.tensor(self._host, dtype=torch.float64).to(self._device, non_blocking=True)
         for index, value in self._on_device.items():
             vector[index] += value
         if not dist.is_available() or not dist.is_initialized():
@@ -53,10 +54,15 @@ class Pending:
     def __init__(self, vector: torch.Tensor, work: dist.Work | None) -> None:
         self._vector, self._work = vector, work
 
-    def wait(self) -> list[float]:
-        """Return the sums, the same on every rank."""
+    def arrive(self) -> None:
+        """Wait for the other ranks; on a GPU only its stream waits, not the caller."""
         if self._work is not None:
             self._work.wait()
+            self._work = None
+
+    def wait(self) -> list[float]:
+        """Return the sums, the same on every rank."""
+        self.arrive()
         values: list[float] = self._vector.tolist()
         return values
 

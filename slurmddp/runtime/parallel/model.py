@@ -52,25 +52,33 @@ class Parallel(ABC):
         for parameter in self._parameters:
             parameter.grad = None
 
-    def finish_gradients(self, scale: float, largest: float) -> float:
-        """Multiply gradients by `scale`, clip them to the global norm `largest` (infinity: no clipping), in one go.
+    def gradients_norm(self) -> torch.Tensor:
+        """Return the global norm of the gradients, the same on every rank, without waiting for a GPU.
 
-        Returns the norm after scaling and before clipping, the same on every rank; every rank has to call it. Where
-        it is not finite, gradients are left as they are.
+        Every rank has to call it.
         """
-        gradients = [local(item.grad) for item in self._parameters if item.grad is not None]
-        norm = scale * self._norm(gradients)
-        if math.isfinite(norm):
-            factor = scale * min(1.0, largest / (norm + _EPSILON))
-            if factor != 1.0 and gradients:
+        return self._norm(self._gradients())
+
+    def finish_gradients(self, norm: torch.Tensor, scale: float, largest: float) -> float:
+        """Multiply gradients of this norm by `scale`, and clip them to the norm `largest` (infinity: no clipping).
+
+        Returns the norm after scaling and before clipping. Where it is not finite, gradients are left as they are.
+        """
+        found = scale * float(norm)
+        if math.isfinite(found):
+            factor = scale * min(1.0, largest / (found + _EPSILON))
+            if factor != 1.0 and (gradients := self._gradients()):
                 torch._foreach_mul_(gradients, factor)
-        return norm
+        return found
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [local(item.grad) for item in self._parameters if item.grad is not None]
 
     def rest(self) -> None:  # noqa: B027 - nothing to do where nothing is gathered
         """Give back what a forward without a backward pass has gathered. Call it after an evaluation."""
 
     @abstractmethod
-    def _norm(self, gradients: list[torch.Tensor]) -> float: ...
+    def _norm(self, gradients: list[torch.Tensor]) -> torch.Tensor: ...
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

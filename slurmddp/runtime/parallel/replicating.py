@@ -48,5 +48,5 @@ class Replicated(Parallel):
         super().backward(loss)
         self._sums.wait()
 
-    def _norm(self, gradients: list[torch.Tensor]) -> float:
-        return float(torch.linalg.vector_norm(norms(gradients))) if gradients else 0.0
+    def _norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        return torch.linalg.vector_norm(norms(gradients)) if gradients else torch.zeros(())

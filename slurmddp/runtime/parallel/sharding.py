@@ -73,13 +73,13 @@ class Sharded(Parallel):
             part.set_force_sum_reduction_for_comms(True)
         return 1
 
-    def _norm(self, gradients: list[torch.Tensor]) -> float:
+    def _norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         device = next(self.module.parameters()).device
         squares = torch.zeros((), dtype=torch.float64, device=device)
         if gradients:
             squares += norms(gradients).double().square().sum()
         dist.all_reduce(squares, group=self._group)
-        return float(squares.sqrt())
+        return squares.sqrt()
 
 
 def _fully_shard(device: torch.device) -> Any:
