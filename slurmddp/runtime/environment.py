@@ -18,11 +18,12 @@ class Environment:
     """This process's place in the job.
 
     `attempt` is the number of the job's start, from SLURMDDP_ATTEMPT: TORCHELASTIC_RESTART_COUNT is not the
-    same on all nodes after a restart. `start`: which start of the ranks within it.
+    same on all nodes after a restart. `start`: which start of the ranks within it. `local_world`: ranks on this node.
     """
 
     rank: int
     local_rank: int
+    local_world: int
     world: int
     attempt: int
     node: str
@@ -33,9 +34,11 @@ class Environment:
 def read(environ: Mapping[str, str] = os.environ) -> Environment:
     """Read the environment. Raises UserError if a variable is missing or not a number."""
     stop_file = environ.get("SLURMDDP_STOP_FILE")
+    local_rank = _number(environ, "LOCAL_RANK")
     return Environment(
         rank=_number(environ, "RANK"),
-        local_rank=_number(environ, "LOCAL_RANK"),
+        local_rank=local_rank,
+        local_world=_number(environ, "LOCAL_WORLD_SIZE", default=str(local_rank + 1)),
         world=_number(environ, "WORLD_SIZE"),
         attempt=_number(environ, "SLURMDDP_ATTEMPT", default="0"),
         node=own_node(environ),

@@ -40,7 +40,7 @@ def run(
     """
     if joined.on_main(lambda: marker.ended(folder.marker(joined.attempt))):
         # torchrun starts all ranks anew when one of them fails, even if that was after the clean end.
-        console.Console(joined.is_main).say(f"attempt {joined.attempt} has already exited cleanly: nothing to do")
+        console.Console(joined.is_main).say(f"attempt {joined.attempt} is already over: nothing to do")
         return
     nodes = joined.gather(joined.node)
     if joined.is_main:

@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
             # A shortcut only: ranks to which the file system does not show the marker yet look for it while they
             # wait for this one (Watch), and those that have met decide together (loop.run).
             if env.rank == 0:
-                print(f"attempt {env.attempt} has already exited cleanly: nothing to do")
+                print(f"attempt {env.attempt} is already over: nothing to do")
             return
         if env.rank == 0 and (why := failures.begin(folder.path, env.attempt)):
             say(f"rank 0 on {env.node}: error: {why}\n")

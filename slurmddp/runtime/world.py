@@ -141,10 +141,10 @@ def start(environment: Environment, *, timeout: float) -> World:
     limit = datetime.timedelta(seconds=timeout)
     options: dict[str, Any] = {}
     if torch.cuda.is_available():
-        if environment.local_rank >= torch.cuda.device_count():
+        if environment.local_world > torch.cuda.device_count():  # Said by all of its ranks, so by the one that speaks.
             raise UserError(
-                f"node {environment.node} has {torch.cuda.device_count()} GPUs, but rank {environment.rank} "
-                f"needs GPU number {environment.local_rank + 1}: ask for one GPU per rank"
+                f"node {environment.node} has {torch.cuda.device_count()} GPU(s) for {environment.local_world} ranks: "
+                f"each rank needs one; change resources.gpus_per_node or resources.ranks_per_node"
             )
         device, backend = torch.device("cuda", environment.local_rank), "nccl"
         torch.cuda.set_device(device)

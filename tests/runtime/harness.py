@@ -144,6 +144,7 @@ def place(rank: int, size: int, **other: Any) -> Environment:
     usual: dict[str, Any] = {
         "rank": rank,
         "local_rank": rank,
+        "local_world": 1,
         "world": size,
         "attempt": 0,
         "node": f"node{rank}",

@@ -502,4 +502,4 @@ def test_a_stop_leaves_a_marker_and_the_attempt_does_not_begin_again(tmp_path: P
         "reason": "SIGTERM received by rank 0 on here",
     }  # fmt: skip
     again = script(ENDS, tmp_path, **told)
-    assert (again.returncode, again.stdout) == (0, "attempt 2 has already exited cleanly: nothing to do\n")
+    assert (again.returncode, again.stdout) == (0, "attempt 2 is already over: nothing to do\n")

@@ -106,7 +106,9 @@ code = "import sys, torch, threading; print('slurmddp.runtime.observe.observer' 
 child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
 print("seen", rank, *seen, child, flush=True)
 """
-    done = launch(tmp_path, write(tmp_path, before=before), observe={}, path=str(tmp_path / "mine"))
+    done = launch(
+        tmp_path, write(tmp_path, before=before, in_step="time.sleep(0.2)"), observe={}, path=str(tmp_path / "mine")
+    )
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         assert f"seen {rank} 1 0 0 False" in done.stdout, "one thread in the rank, none in its workers and its child"

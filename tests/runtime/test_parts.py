@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from slurmddp.runtime import console, environment, schedule, tasks
+from slurmddp.runtime import console, environment, schedule, tasks, world
 from slurmddp.runtime.data import loading
 from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
@@ -28,6 +28,8 @@ from slurmddp.runtime.watch.stop import StopFile
 from slurmddp.shared import units
 from slurmddp.shared.journal import JsonLines
 from slurmddp.shared.task_options import OPTIONS
+
+from .harness import place
 
 
 @pytest.mark.parametrize(("kind", "middle", "end"), [("cosine", 0.55, 0.1), ("linear", 0.55, 0.1), ("constant", 1, 1)])
@@ -130,6 +132,15 @@ def test_environment_of_torchrun() -> None:
         environment.read({})
     with pytest.raises(UserError, match="SLURMDDP_ATTEMPT must be a whole number, not 'x'"):
         environment.read({**given, "SLURMDDP_ATTEMPT": "x"})
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_more_ranks_than_gpus_are_refused_by_all_of_them(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank of a node is the one that speaks for all."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match=r"node node0 has 1 GPU\(s\) for 2 ranks: each rank needs one"):
+        world.start(place(rank, 2, local_world=2, node="node0"), timeout=1)
 
 
 def test_progress_line() -> None:

@@ -172,7 +172,7 @@ def test_restart_after_the_clean_end_trains_nothing(tmp_path: Path) -> None:
     path = ":".join([str(tmp_path / "site"), str(ROOT), str(HERE.parent)])
     with launched(run, 2, "--max-restarts=1", PYTHONPATH=path, DIES=str(tmp_path / "died")) as job:
         assert job.wait() == 0, job.stderr
-        assert job.stdout.count("attempt 0 has already exited cleanly: nothing to do") == 1
+        assert job.stdout.count("attempt 0 is already over: nothing to do") == 1
     assert (tmp_path / "died").exists()
     assert len(run.events("started")) == 1 and run.marker()["state"] == "done"
 
@@ -236,7 +236,8 @@ from slurmddp.runtime.watch.stop import Stop
 assert "torch" not in sys.modules, "signals have to be taken before something takes seconds to import"
 watch._ECHO = 0.5
 stop = Stop(None)
-own = watch.Watch(Environment(rank=0, local_rank=0, world=1, attempt=0, node="here", stop_file=None), stop)
+here = Environment(rank=0, local_rank=0, local_world=1, world=1, attempt=0, node="here", stop_file=None)
+own = watch.Watch(here, stop)
 own.install(parent=False)
 if sys.argv[1] == "training":
     own.enter("step", 1)

@@ -91,7 +91,7 @@ def _end_if_over(folder: RunFolder | None, env: Environment) -> None:
     """torchrun starts all ranks anew when one of them fails, even if the others have ended as they should."""
     if _is_over(folder, env):
         if env.rank == 0:
-            print(f"attempt {env.attempt} has already exited cleanly: nothing to do", flush=True)
+            print(f"attempt {env.attempt} is already over: nothing to do", flush=True)
         leave(0)
 
 

@@ -165,7 +165,7 @@ class Watch:
             self._end("torchrun has exited: exiting without saving")
         if state.phase == "join":
             if int(self._patience.waited) > int(before) >= 2 and self._over():  # Once a second.
-                say(f"{self._name}: this attempt has already exited cleanly: nothing to do\n")
+                say(f"{self._name}: this attempt is already over: nothing to do\n")
                 leave(0)
             return
         if self._termed_at is not None:

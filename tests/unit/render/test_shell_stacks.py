@@ -32,7 +32,7 @@ def locked():
 if sys.argv[1] == "bundled":
     from slurmddp.runtime.environment import Environment
     from slurmddp.runtime.watch import stop, watch
-    own = Environment(rank=0, local_rank=0, world=1, attempt=0, node="here", stop_file=None)
+    own = Environment(rank=0, local_rank=0, local_world=1, world=1, attempt=0, node="here", stop_file=None)
     watch.Watch(own, stop.Stop(None)).install(parent=False)
     while not any("slurmddp-stacks" in os.path.realpath(f"/proc/self/fd/{number}") for number in range(3, 9)):
         time.sleep(0.05)
