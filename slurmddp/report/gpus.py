@@ -21,12 +21,12 @@ _OLD = 300
 #: A reason that lowers the clocks in normal operation, at full load.
 _USUAL = frozenset({"power cap"})
 #: Key of a sample -> how a range of it is written.
-_FIGURES = {"use": "{} % busy", "memory_gb": "{} GB", "watts": "{} W", "celsius": "{} °C", "mhz": "{} MHz"}
+_FIGURES = {"use": "{} % busy", "memory_gib": "{} GiB", "watts": "{} W", "celsius": "{} °C", "mhz": "{} MHz"}
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The newest record of one GPU, over a minute: means of use (percent) and watts, the most memory_gb and celsius,
+    """The newest record of one GPU, over a minute: means of use (percent) and watts, the most memory_gib and celsius,
     the lowest mhz; None: its driver does not tell. slowed: why its clocks were lowered. time: unix seconds.
     """
 
@@ -55,7 +55,7 @@ def _newest(file: Path) -> list[Gpu]:
     found = []
     for each in told if isinstance(told, list) and moment is not None else ():
         if isinstance(each, dict) and isinstance(each.get("gpu"), int):
-            figures = {name: number(each.get(name)) for name in (*_FIGURES, "total_gb")}
+            figures = {name: number(each.get(name)) for name in (*_FIGURES, "total_gib")}
             slowed = each.get("slowed")
             reasons = [str(reason) for reason in slowed] if isinstance(slowed, list) else []
             found.append(Gpu(file.stem, each["gpu"], moment or 0.0, figures, reasons))
@@ -63,13 +63,13 @@ def _newest(file: Path) -> list[Gpu]:
 
 
 def gpus_line(gpus: Sequence[Gpu]) -> str | None:
-    """Return `93 % busy, 61 of 80 GB, 412 W; least busy: node3 GPU 2, 41 %`: medians; None without recent samples."""
+    """Return `93 % busy, 61 of 80 GiB, 412 W; least busy: node3 GPU 2, 41 %`: medians; None without recent samples."""
     fresh = [gpu for gpu in gpus if time.time() - gpu.time < _OLD]
     busy = [(use, gpu) for gpu in fresh if (use := gpu.figures["use"]) is not None]
     parts = [f"{statistics.median(use for use, _ in busy):.0f} % busy"] if busy else []
-    memory, total = (_median(fresh, name) for name in ("memory_gb", "total_gb"))
+    memory, total = (_median(fresh, name) for name in ("memory_gib", "total_gib"))
     if memory is not None and total is not None:
-        parts.append(f"{memory:.0f} of {total:.0f} GB")
+        parts.append(f"{memory:.0f} of {total:.0f} GiB")
     if (watts := _median(fresh, "watts")) is not None:
         parts.append(f"{watts:.0f} W")
     if not parts:
@@ -86,7 +86,7 @@ def gpus_line(gpus: Sequence[Gpu]) -> str | None:
 
 
 def gpu_table(gpus: Sequence[Gpu]) -> dict[str, str | None]:
-    """Return a row per node: `4 GPUs: 91 to 95 % busy, 61 GB, 400 to 420 W, ...`."""
+    """Return a row per node: `4 GPUs: 91 to 95 % busy, 61 GiB, 400 to 420 W, ...`."""
     nodes: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         nodes.setdefault(gpu.node, []).append(gpu)

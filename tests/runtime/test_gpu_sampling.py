@@ -40,7 +40,7 @@ def test_the_agent_samples_the_gpus_of_the_job(agents: Any, run: Path) -> None: 
     # The stand-in's use is 80, 82, 84, ... in the order of the questions: two samples of two GPUs, then twelve.
     assert [each["use"] for each in first["gpus"]] == [82, 84]
     assert [each["use"] for each in second["gpus"]] == [110, 112]
-    figures = {"memory_gb": 61, "total_gb": 80, "watts": 412, "mhz": 1410, "celsius": None}
+    figures = {"memory_gib": 61, "total_gib": 80, "watts": 412, "mhz": 1410, "celsius": None}
     assert first["gpus"][0].items() >= {**figures, "slowed": []}.items(), "an idle GPU is not slowed"
     assert first["gpus"][1]["slowed"] == ["power cap", "hw thermal slowdown"]
     assert abs(second["time"] - time.time()) < PATIENCE

@@ -96,8 +96,8 @@ def _look(nvml: Any, handle: Any) -> dict[str, Any]:
     watts = ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
     return {
         "use": ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-        "memory": None if memory is None else memory.used / 1e9,
-        "total": None if memory is None else memory.total / 1e9,
+        "memory": None if memory is None else memory.used / 2**30,
+        "total": None if memory is None else memory.total / 2**30,
         "watts": None if watts is None else watts / 1000,
         "mhz": ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
         "celsius": ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
@@ -117,8 +117,8 @@ def _condensed(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         bits |= sample["reasons"] or 0
     return {
         "use": of("use", lambda values: sum(values) / len(values)),
-        "memory_gb": of("memory", max),
-        "total_gb": of("total", max),
+        "memory_gib": of("memory", max),
+        "total_gib": of("total", max),
         "watts": of("watts", lambda values: sum(values) / len(values)),
         "mhz": of("mhz", min),
         "celsius": of("celsius", max),

@@ -34,7 +34,7 @@ def nvmlDeviceGetUtilizationRates(handle: int) -> SimpleNamespace:
 
 
 def nvmlDeviceGetMemoryInfo(handle: int) -> SimpleNamespace:
-    return SimpleNamespace(used=61_000_000_000, total=80_000_000_000, free=19_000_000_000)
+    return SimpleNamespace(used=61 * 2**30, total=80 * 2**30, free=19 * 2**30)
 
 
 def nvmlDeviceGetPowerUsage(handle: int) -> int:

@@ -12,7 +12,7 @@ from slurmddp.runs.layout import RunFolder
 
 
 def gpu(index: int, use: float | None = 93.0, **more: Any) -> dict[str, Any]:
-    figures = {"memory_gb": 61.0, "total_gb": 80.0, "watts": 412.0, "mhz": 1410.0, "celsius": 64.0, "slowed": []}
+    figures = {"memory_gib": 61.0, "total_gib": 80.0, "watts": 412.0, "mhz": 1410.0, "celsius": 64.0, "slowed": []}
     return {"gpu": index, "use": use, **figures, **more}
 
 
@@ -39,11 +39,11 @@ def test_the_newest_line_of_each_node_counts(tmp_path: Path) -> None:
         ("n2", 0, 41),
     ]
     assert gpus_line(gpus) == (
-        "90 % busy, 61 of 80 GB, 412 W; least busy: n2 GPU 0, 41 %; clocks lowered: n2 GPU 0 (hw thermal slowdown)"
+        "90 % busy, 61 of 80 GiB, 412 W; least busy: n2 GPU 0, 41 %; clocks lowered: n2 GPU 0 (hw thermal slowdown)"
     )
     assert gpu_table(gpus) == {
-        "n1": "2 GPUs: 90 to 96 % busy, 61 GB, 412 W, 64 °C, 1410 MHz, clocks lowered: power cap",
-        "n2": "1 GPU: 41 % busy, 61 GB, 300 W, 64 °C, 1410 MHz, clocks lowered: hw thermal slowdown",
+        "n1": "2 GPUs: 90 to 96 % busy, 61 GiB, 412 W, 64 °C, 1410 MHz, clocks lowered: power cap",
+        "n2": "1 GPU: 41 % busy, 61 GiB, 300 W, 64 °C, 1410 MHz, clocks lowered: hw thermal slowdown",
     }
     assert gpus[0].as_dict().items() >= {"node": "n1", "gpu": 0, "use": 90, "slowed": ["power cap"]}.items()
 
