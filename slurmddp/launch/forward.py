@@ -25,7 +25,8 @@ def command(
     node: the attempt's first if None. Raises UserError, ExternalError.
     """
     words = ("-m", "slurmddp.shared.relay", str(port))
-    return attach_command(folder, node, words, environment, needs="shared/relay.py")
+    # srun keeps what a program writes until a line is full, and frames have no lines.
+    return attach_command(folder, node, words, environment, "--unbuffered", needs="shared/relay.py")
 
 
 def listen(port: int) -> socket.socket:

@@ -74,6 +74,7 @@ for step in range(3):
 total = torch.ones(1)
 torch.distributed.all_reduce(total)
 print(f"trained on {os.uname().nodename}: rank {os.environ['RANK']} of {int(total)}", flush=True)
+torch.distributed.destroy_process_group()
 """
 
 
@@ -83,7 +84,7 @@ def test_a_script_that_starts_on_one_node_at_localhost_trains_on_two_once_it_is_
     cluster.write(f"{folder}/broken.sbatch", BROKEN.replace("IMAGE", alice.image))
     cluster.write(f"{folder}/train.py", TRAIN)
     done = alice.command(
-        "check", "--script", f"{folder}/broken.sbatch", "--fix", "-o", f"{folder}/right.sbatch", check=False
+        "check", "--script", f"{folder}/broken.sbatch", "--fix", "--force", "-o", f"{folder}/right.sbatch", check=False
     )
     assert done.returncode == 0 and "[one-node-only]" in done.stderr and "[local-rendezvous]" in done.stderr, done
 

@@ -63,14 +63,14 @@ def fetch_through(alice: Alice, run: str, node: str) -> None:
         node, ["python3", "-m", "http.server", "7007", "-b", "127.0.0.1", "-d", "/home/alice/scripts"]
     )
     script = (
-        f"coproc slurmddp forward {run} 7007 --local-port 7070 --node {node} 2>&1; read -r line <&${{COPROC[0]}};"
-        " echo $line; curl -sSf http://127.0.0.1:7070/plain.py && kill $COPROC_PID"
+        f"coproc slurmddp forward {run} 7007 --local-port 7070 --node {node} 2>&1; trap 'kill $COPROC_PID; wait' EXIT;"
+        " until [[ $line == http* ]]; do read -r line; done <&${COPROC[0]}; echo $line; curl -sSf --max-time 20 http://127.0.0.1:7070/plain.py"
     )
     try:
         done = alice.cluster.run("login", ["bash", "-c", script], check=False)
     finally:
-        serves.terminate()
-        serves.communicate()
+        serves.kill()
+        serves.wait()
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"http://127.0.0.1:7070 leads to the node; Ctrl-C ends it\n{SCRIPT}"
 
