@@ -19,8 +19,9 @@ import pytest
 from tests.helpers import Desk
 from tests.sshd import needs_sshd, started
 
-#: Python; but as the ranks' agent, it waits for the stop file.
+#: Python, with a torch that node.sh finds; but as the ranks' agent, it waits for the stop file.
 PYTHON = f"""#!/bin/bash
+export PYTHONPATH="$PYTHONPATH:${{0%/*}}"
 [[ "$2" == slurmddp.runtime.agent ]] || exec {sys.executable} "$@"
 echo begun
 until [[ -e "$SLURMDDP_STOP_FILE" ]]; do sleep 0.1; done
@@ -53,6 +54,7 @@ def training(desk: Desk) -> Iterator[Path]:
     """A run that trains until it is asked to stop; its folder."""
     desk.write("train.py", "")
     desk.program("python", PYTHON)
+    (desk.bin / "torch.py").touch()
     words = ("run", "train.py", "--site", "here", "--set", f"container.python={desk.bin}/python")
     process = subprocess.Popen(
         [sys.executable, "-m", "slurmddp", *words],
