@@ -94,7 +94,9 @@ SCENARIOS = (
     Scenario("SIGSTOP of a rank", faults.signal_rank("STOP"), alert="hang", long=True),
     Scenario("exception in a rank", faults.raise_in_rank, says=("told to fail by the file raise",), long=True),
     Scenario("full disk during a save", faults.fill_disk, {"paths": {"runs": "/scratch/runs"}}, alert=None),
-    Scenario("flipped bit, then SIGKILL", faults.flip_and_kill, says=("SIGKILL",), event="checkpoint_rejected"),
+    Scenario(
+        "flipped bit, then SIGKILL", faults.flip_and_kill, says=("SIGKILL",), event="checkpoint_rejected", long=True
+    ),
     Scenario("webhook server down", faults.stop_receiver, DEAF_JOB, alert=None, deaf=True),
     Scenario("slurmctld restarted", faults.restart_controller, alert=None, silent=True),
     Scenario("requeue by an operator", faults.requeue, alert="requeued", long=True),

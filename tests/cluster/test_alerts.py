@@ -248,6 +248,7 @@ def test_nodes_without_internet_leave_it_to_the_login_node(alice: Alice, inbox: 
     assert not list(Path(run.folder, "alerts/spool").iterdir())
 
 
+@pytest.mark.long
 def test_accounting_tells_what_the_controller_has_forgotten(cluster: Cluster) -> None:
     with Cluster.started(f"{cluster.name}-told", accounting=True) as other:
         inbox, alice = Inbox(other), profiles(other)

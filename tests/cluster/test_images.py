@@ -146,6 +146,7 @@ def test_no_image_and_no_recipe_of_somebody_else_runs_code_on_the_host(alice: Al
     assert pwned.exists() and cluster.machine_path(f"{HOME}/pwned").exists()
 
 
+@pytest.mark.long
 def test_pip_and_uv_keep_the_base_s_torch_and_its_pins(alice: Alice) -> None:
     cluster = alice.cluster
     for installer in ("pip", "uv"):
@@ -177,6 +178,7 @@ def test_a_failing_test_leaves_no_image_and_says_so(alice: Alice) -> None:
     assert left == ["bad.sif.build.log"]
 
 
+@pytest.mark.long
 def test_without_the_internet_the_message_says_so(alice: Alice) -> None:
     failed = build(alice, "net.sif", "--base", f"docker://{BASE}", "--pip", "einops", check=False)
     assert failed.returncode == 1 and "could not reach the internet" in failed.stderr

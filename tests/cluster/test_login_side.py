@@ -71,6 +71,7 @@ def test_cancel_takes_the_waiting_job_of_a_chain_too(alice: Alice) -> None:
     assert not (run.folder / "logs/attempt-001").exists()
 
 
+@pytest.mark.long
 def test_the_next_command_ends_the_hold_where_nothing_of_the_job_is_left(alice: Alice, fresh_cluster: Cluster) -> None:
     run = alice.submit(alice.job_file("gone", resources={"nodes": 1}, train=LONG))
     run.wait_for_step(5)
@@ -94,6 +95,7 @@ def _released(run: Run) -> bool:
     return any(row["event"] == "hold_released" for row in run.lines("events.jsonl"))
 
 
+@pytest.mark.long
 def test_a_range_of_nodes_begins_with_what_is_there(alice: Alice, fresh_cluster: Cluster) -> None:
     job = alice.job_file("range", resources={"nodes": {"min": 2, "max": 3, "spares": 1}, "ranks_per_node": 1})
     plan = alice.command("plan", job).stdout

@@ -418,6 +418,7 @@ def start_slurmd(cluster: Cluster, node: str) -> None:
     cluster.run(node, ["slurmd", "-N", node], user="root")
 
 
+@pytest.mark.long
 def test_a_node_that_slurm_cannot_reach_is_named_and_no_other(alice: Alice, unnoticed: None, slurmd_back: None) -> None:
     """srun ends what it has started on the others, which then have not answered."""
     run = submit_and_lose_node(alice, 3)

@@ -138,6 +138,7 @@ def test_a_script_of_the_users_own_gets_every_byte(alice: Alice) -> None:
     assert snapshot.read_text() == alice.cluster.machine_path("/home/alice/scripts/show.py").read_text()
 
 
+@pytest.mark.long
 def test_status_names_the_rank_that_failed(alice: Alice) -> None:
     script = "import os, torch.distributed as d\nd.init_process_group('gloo')\nd.barrier()\n"
     script += "if os.environ['RANK'] == '1':\n    raise ValueError('boom')\nd.barrier()\n"
@@ -323,6 +324,7 @@ def test_a_job_that_slurm_has_forgotten(first: Run) -> None:
         record.write_text(json.dumps(told))
 
 
+@pytest.mark.long
 def test_node_failure(alice: Alice, fresh_cluster: Cluster) -> None:
     run = alice.submit(
         alice.job_file("lost", resources={"nodes": 3}, train={"steps": 100000}),

@@ -146,6 +146,7 @@ def test_stopped_by_the_stop_file_it_goes_on_on_other_ranks(undisturbed: Path, t
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.long
 def test_killed_in_mid_run_it_goes_on_from_its_last_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
     arguments = ("plain_ddp_resumable.py", "--epochs", str(EPOCHS))
     done = start(tmp_path, *arguments, ranks=2, trouble=("kill", "1", 130))

@@ -235,6 +235,7 @@ def test_a_hang_restarts_the_ranks_where_the_job_wants_that(tmp_path: Path) -> N
     assert run.lines("metrics.jsonl")[-1]["step"] == 40
 
 
+@pytest.mark.long
 def test_a_slow_rank_is_named(tmp_path: Path) -> None:
     script = write(tmp_path, steps=80, in_step="time.sleep(0.2 * rank)")
     done = launch(tmp_path, script, observe={"period": 1})
