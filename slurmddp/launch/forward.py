@@ -15,6 +15,8 @@ from slurmddp.shared import relay
 
 #: Seconds in which the node's end has ended after SIGTERM.
 _PATIENCE = 10
+#: Seconds after which Ctrl-C is noticed at the latest.
+_INTERVAL = 0.2
 
 
 def command(
@@ -55,10 +57,11 @@ def forward(
         raise UserError(f"{words[0]} is not on this machine", todo="use a login node of the cluster") from None
     assert process.stdin and process.stdout
     stream = relay.Stream(process.stdout, process.stdin)
+    reads = threading.Thread(target=_serve, args=(accepts, stream, begun), daemon=True)
+    reads.start()
     try:
-        for _ in stream.frames():  # READY, once
-            begun()
-            threading.Thread(target=_accept, args=(accepts, stream), daemon=True).start()
+        while reads.is_alive():  # Not by reading here: a Ctrl-C just before a read waits for the end of the read.
+            reads.join(_INTERVAL)
         raise ExternalError(
             f"the connection to the node has ended with exit code {process.wait()}: did the attempt end?\n"
             "  -> see: slurmddp status"
@@ -72,6 +75,12 @@ def forward(
 def say_address(accepts: socket.socket, say: Callable[[str], None]) -> None:
     """Say where the port is on this machine."""
     say(f"http://127.0.0.1:{accepts.getsockname()[1]} leads to the node; Ctrl-C ends it")
+
+
+def _serve(accepts: socket.socket, stream: relay.Stream, begun: Callable[[], None]) -> None:
+    for _ in stream.frames():  # READY, once
+        begun()
+        threading.Thread(target=_accept, args=(accepts, stream), daemon=True).start()
 
 
 def _accept(accepts: socket.socket, stream: relay.Stream) -> None:
