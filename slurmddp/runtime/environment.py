@@ -34,9 +34,9 @@ class Environment:
 def read(environ: Mapping[str, str] = os.environ) -> Environment:
     """Read the environment. Raises UserError if a variable is missing or not a number."""
     stop_file = environ.get("SLURMDDP_STOP_FILE")
-    local_rank = _number(environ, "LOCAL_RANK")
+    rank, local_rank = _number(environ, "RANK"), _number(environ, "LOCAL_RANK")
     return Environment(
-        rank=_number(environ, "RANK"),
+        rank=rank,
         local_rank=local_rank,
         local_world=_number(environ, "LOCAL_WORLD_SIZE", default=str(local_rank + 1)),
         world=_number(environ, "WORLD_SIZE"),
