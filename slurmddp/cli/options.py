@@ -74,6 +74,7 @@ _SHARED: dict[str, Any] = {
     "image": _setting("FILE", "Container image"),
     "set_": _setting("KEY=VALUE", "Set any key of the job file; may be repeated", "--set", kind=list[str] | None),
     "debug": _setting("", "Enable verbose logs of NCCL and PyTorch (slow)", "--debug", kind=bool),
+    "nsys": _setting("", "Record 30 s of the ranks with Nsight Systems (launch.nsys)", "--nsys", kind=bool),
 }
 
 #: The key that each of the named options sets.
@@ -87,6 +88,8 @@ _KEYS = {
     "account": "resources.account",
     "image": "container.image",
 }
+#: The key that each option without a value makes true.
+_SWITCHES = {"debug": "network.debug", "nsys": "launch.nsys.enabled"}
 
 
 class Asked(NamedTuple):
@@ -126,7 +129,7 @@ def job_command(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]
 
         parameters = [
             inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=False if name == "debug" else None
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=False if name in _SWITCHES else None
             )
             for name, kind in shared.items()
         ]
@@ -147,8 +150,7 @@ def _asked(values: dict[str, Any]) -> Asked:
     options: list[tuple[str, Any, str]] = [
         (key, values[name], f"--{name}") for name, key in _KEYS.items() if values.get(name) is not None
     ]
-    if values["debug"]:
-        options.append(("network.debug", "true", "--debug"))
+    options += [(key, "true", f"--{name}") for name, key in _SWITCHES.items() if values.get(name)]
     for item in values["set_"] or ():
         key, equals, value = item.partition("=")
         if not equals or not key:

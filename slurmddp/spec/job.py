@@ -204,6 +204,16 @@ def _preflight(value: Any) -> Any:
     return value
 
 
+class Nsys(Model):
+    """Record the ranks with NVIDIA Nsight Systems, on each node once per attempt. command: name or path of nsys, as the
+    ranks see it. delay: seconds from the start of torchrun to the recording; duration: seconds that it takes."""
+
+    enabled: bool = False
+    command: Annotated[str, Field(min_length=1)] = "nsys"
+    delay: Seconds = 60
+    duration: Seconds = 30
+
+
 class Launch(Model):
     """How the ranks start. mode: `srun` starts them as tasks of Slurm, without torchrun; mpi: the option --mpi of srun.
 
@@ -215,6 +225,7 @@ class Launch(Model):
     mpi: SbatchValue | None = None
     rendezvous: Literal["c10d", "static"] = "c10d"
     max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
+    nsys: Nsys = Nsys()
 
     @model_validator(mode="after")
     def _of_its_mode(self) -> "Launch":
@@ -222,6 +233,8 @@ class Launch(Model):
             raise ValueError(
                 "has mode srun with rendezvous static or max_restarts, which are for torchrun: remove them"
             )
+        if self.mode == "srun" and self.nsys.enabled:
+            raise ValueError("has mode srun with nsys, which torchrun's agents start: remove one of them")
         if self.mode == "torchrun" and self.mpi is not None:
             raise ValueError(f"has mpi {self.mpi}, which needs mode srun")
         return self
