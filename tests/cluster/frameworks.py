@@ -38,7 +38,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @dataclass(frozen=True)
 class Environment:
-    """A venv of alice's over the packages of the torch image: its folder, and the versions in it by package."""
+    """A venv of alice's over the packages of the torch image: its folder, and the versions in it by package.
+
+    For a script that needs torch alone, the folder is empty: the image has it.
+    """
 
     folder: str
     versions: dict[str, str]
@@ -46,11 +49,15 @@ class Environment:
     @property
     def options(self) -> list[str]:
         """The options of `submit` for it."""
+        if not self.folder:
+            return []
         return ["--set", f"container.python={self.folder}/bin/python", "--set", f"container.binds=[{self.folder}]"]
 
 
 def make_environment(cluster: Cluster, image: str, packages: Sequence[str]) -> Environment:
     """Make it with the newest versions of these packages; skips the test where pip cannot get them."""
+    if set(packages) == {"torch"}:
+        return Environment("", _versions(cluster, ["apptainer", "exec", image, "python3"], packages))
     folder = f"{HOME}/{packages[0]}"
     cluster.sh(LOGIN, f"rm -rf {folder}; mkdir -p {folder}/wheels")
     for wheel in _wheels(packages):
@@ -62,9 +69,14 @@ def make_environment(cluster: Cluster, image: str, packages: Sequence[str]) -> E
     )
     inside = ["apptainer", "exec", "--bind", folder, image]
     cluster.run(LOGIN, [*inside, "sh", "-c", install], timeout=900)
+    return Environment(folder, _versions(cluster, [*inside, f"{folder}/bin/python"], packages))
+
+
+def _versions(cluster: Cluster, python: Sequence[str], packages: Sequence[str]) -> dict[str, str]:
+    """The versions of these packages that this Python has."""
     tell = "import sys, importlib.metadata as m; print(*map(m.version, sys.argv[1:]))"
-    told = cluster.run(LOGIN, [*inside, f"{folder}/bin/python", "-c", tell, *packages]).stdout.split()
-    return Environment(folder, dict(zip(packages, told, strict=True)))
+    told = cluster.run(LOGIN, [*python, "-c", tell, *packages]).stdout.split()
+    return dict(zip(packages, told, strict=True))
 
 
 def _wheels(packages: Sequence[str]) -> list:

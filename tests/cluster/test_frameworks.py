@@ -51,6 +51,8 @@ FRAMEWORKS = [
     Framework("Lightning Trainer, without torchrun", "lightning_trainer.py", ("lightning",), SRUN),
     Framework("Hugging Face Trainer", "hf_trainer.py", ("transformers", "accelerate")),
     Framework("Accelerate", "accelerate_loop.py", ("accelerate",)),
+    Framework("PyTorch DDP", "ddp_snapshot.py", ("torch",)),
+    Framework("A small GPT, with DDP", "tiny_gpt.py", ("torch",)),
 ]
 
 
