@@ -1,9 +1,9 @@
 """Records this node's ranks with NVIDIA Nsight Systems, for a while: launch.nsys of the job.
 
-`nsys launch` gives its program the variables that make CUDA, NVTX and the C library report to a session. `nsys start` and
-`nsys stop` record it (Nsight Systems User Guide, "CLI command switches"). Here the program is a process that only waits,
-and the ranks get its variables. So nsys is no parent of torchrun, whose signals and exit code it would swallow, and the
-ranks continue if it fails.
+`nsys launch` gives its program the variables that make CUDA, NVTX and the C library report to a session. `nsys start`
+and `nsys stop` record it (Nsight Systems User Guide, "CLI command switches"). Here the program is a process that only
+waits, and the ranks get its variables. So nsys is no parent of torchrun, whose signals and exit code it would swallow,
+and the ranks continue if it fails.
 """
 
 import json

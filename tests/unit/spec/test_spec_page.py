@@ -22,7 +22,7 @@ WORDS = {"site", "none", "required", "one per GPU", "100; static: 0", "see below
          "the file's name", "the script's folder", "train.steps", "stop (fp16: halve)", "python3"}  # fmt: skip
 #: Where the model has a value that stands for what is decided otherwise.
 DECIDED = {"name"}
-TIMES = {"30m": 1800, "10m": 600, "2m": 120}
+TIMES = {"30m": 1800, "10m": 600, "2m": 120, "60s": 60, "30s": 30}
 
 
 #: Of these one row tells all: their own keys are those of an entry, or of another way to write it.
