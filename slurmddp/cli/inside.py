@@ -47,7 +47,7 @@ def forward(
     ] = None,
     stdio: Annotated[bool, typer.Option("--stdio", hidden=True)] = False,
 ) -> None:
-    """Make a port of a running job's node, such as TensorBoard's, a port of this machine; Ctrl-C ends it."""
+    """Reach a port of a running job's node, such as TensorBoard's, from this machine, until Ctrl-C."""
     from slurmddp.launch import forward as forwarding
     from slurmddp.launch.find import find_run
     from slurmddp.launch.inside import become
@@ -65,7 +65,7 @@ def stacks(
     node: Annotated[str | None, typer.Option(metavar="NAME", help="Only the ranks of this node")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show where the ranks of a running job are in their Python code; those with the same stack together."""
+    """Show the Python stack of each rank of a running job. Ranks with the same stack are one group."""
     from slurmddp.errors import ExternalError
     from slurmddp.launch.find import find_run
     from slurmddp.launch.inside import raw_stacks

@@ -99,10 +99,6 @@ class TestOneWindow:
         # Nor is it slowness that a step has costs which do not depend on its samples.
         assert slow_hosts(figures((0, 14, 1), (0, 12, 3), (0, 12, 3), samples=(1.5, 0.75, 0.75))) == []
 
-    def test_without_the_wait_for_the_network_only_data_is_judged(self) -> None:
-        assert slow_hosts(figures((0, 20, 0), (0, 10, 0), (0, 10, 0))) == []
-        assert named(slow_hosts(figures((20, 10, 0), (0, 30, 0), (0, 30, 0)))) == [("node0", "data")]
-
 
 def test_it_has_to_persist_and_ends_once() -> None:
     slow, persistence = Slow("node1", 1, "compute", 2.0, 0.01), Persistence()

@@ -1,8 +1,8 @@
 """Which host holds the others up, judged from what each rank's steps are made of. No torch, no clock: figures only.
 
-DDP makes all ranks' steps equally long, so whole steps say nothing: a rank that is late waits least for the all-reduce,
-and the others wait for it. A host is slow in a part where it takes clearly longer than the other hosts, and where the
-others wait that much longer for the network than it does.
+Collectives make all ranks' steps equally long, so whole steps say nothing: a rank that is late waits least for the
+network, and the others wait for it. A host is slow in a part where it takes clearly longer than the other hosts, and
+where the others wait that much longer for the network than it does.
 """
 
 import statistics
@@ -98,8 +98,7 @@ def _slow(groups: dict[str, list[Figures]], name: str, part: str, value: Callabl
     if excess <= max(STEP_SHARE * step, PART_SHARE * usual, DEVIATIONS * deviation, SECONDS):
         return None
     waits = [figures.network for other, group in groups.items() if other != name for figures in group]
-    measured = any(waits) or worst.network > 0  # Sharded models do not tell waiting from computing.
-    if (measured or part != DATA) and statistics.median(waits) - worst.network < CONFIRMED * excess:
+    if statistics.median(waits) - worst.network < CONFIRMED * excess:
         return None
     # Where the others need next to nothing, a hundredth of the step stands for it: factors of thousands say nothing.
     factor = value(worst) / max(usual, 0.01 * step)

@@ -12,9 +12,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.measure.timing import NETWORK
 from slurmddp.runtime.parallel import shaping
 from slurmddp.runtime.parallel.model import Parallel, norms
 from slurmddp.runtime.parallel.replicas import fingerprint
+from slurmddp.runtime.parallel.waits import Mark, mark_waits
 from slurmddp.runtime.world import World
 from slurmddp.shared import mesh
 
@@ -29,10 +31,13 @@ class Sharded(Parallel):
 
     lockstep = True
 
-    def __init__(self, bare: nn.Module, world: World, sizes: Mapping[str, int], timeout: float) -> None:
+    def __init__(
+        self, bare: nn.Module, world: World, sizes: Mapping[str, int], timeout: float, mark: Mark | None = None
+    ) -> None:
         """`bare` may be on the CPU still: it moves to the device block by block. `timeout`: of collectives, seconds.
 
-        Raises UserError where torch is too old, or a parameter is a scalar, which cannot be sharded.
+        `mark`: of a timer that is told of the waits for other ranks. Raises UserError where torch is too old, or a
+        parameter is a scalar, which cannot be sharded.
         """
         fully_shard = _fully_shard(world.device)
         _check_shapes(bare)
@@ -41,9 +46,11 @@ class Sharded(Parallel):
         grid = device_mesh(world, sizes, timeout)
         self._grid = grid
         self._group = grid.get_group(mesh.SHARD) if grid.ndim > 1 else grid.get_group()
-        for block in _own_blocks(bare):
-            fully_shard(block, mesh=grid)
-        fully_shard(bare, mesh=grid)
+        self._mark = mark
+        for module in (*_own_blocks(bare), bare):
+            fully_shard(module, mesh=grid)
+            if mark is not None:
+                mark_waits(module, mark, root=module is bare)
         self.module = self.model = bare
         self._parameters = list(bare.parameters())
         self._parts: list[Any] = [part for part in bare.modules() if hasattr(part, "set_requires_gradient_sync")]
@@ -53,6 +60,12 @@ class Sharded(Parallel):
         """Replicas exchange gradients in the last micro batch."""
         self._parts[0].set_requires_all_reduce(last)  # The root's; it tells all others.
         return nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """The last gradients are reduced when the pass itself is over."""
+        super().backward(loss)
+        if self._mark is not None:
+            self._mark(NETWORK)
 
     def process_groups(self) -> list[dist.ProcessGroup]:
         """One dimension is the world's own group."""

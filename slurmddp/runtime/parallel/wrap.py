@@ -8,15 +8,18 @@ from slurmddp.runtime.parallel import shaping
 from slurmddp.runtime.parallel.buckets import OnBucket
 from slurmddp.runtime.parallel.model import Parallel
 from slurmddp.runtime.parallel.replicating import Replicated
+from slurmddp.runtime.parallel.waits import Mark
 from slurmddp.runtime.world import World
 from slurmddp.shared import mesh
 
 
-def wrap(bare: nn.Module, job: Job, world: World, on_bucket: OnBucket | None = None) -> Parallel:
+def wrap(
+    bare: nn.Module, job: Job, world: World, on_bucket: OnBucket | None = None, mark: Mark | None = None
+) -> Parallel:
     """Make `bare`, built alike on every rank and on the CPU, what the job asks for; every rank has to call it.
 
-    Build the optimizer afterwards, from the result's `module`. `on_bucket` hears of DDP's buckets; shards have none.
-    Raises a shared UserError for what the user can put right.
+    Build the optimizer afterwards, from the result's `module`. `on_bucket` hears of DDP's buckets, `mark` of
+    the waits for shards. Raises a shared UserError for what the user can put right.
     """
     try:
         sizes = mesh.sizes(world.size, job.parallel.replicate, job.parallel.shard)
@@ -30,5 +33,5 @@ def wrap(bare: nn.Module, job: Job, world: World, on_bucket: OnBucket | None = N
         # Not before it is needed: a DDP run need not wait for the import of DTensors.
         from slurmddp.runtime.parallel.sharding import Sharded
 
-        return Sharded(bare, world, sizes, job.timeouts.collective)
+        return Sharded(bare, world, sizes, job.timeouts.collective, mark)
     return Replicated(bare, world, job.train.ddp, on_bucket)
