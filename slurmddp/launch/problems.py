@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from slurmddp.alerts import secrets
 from slurmddp.errors import UserError
 from slurmddp.images.sif import is_sif, sif_architecture
+from slurmddp.launch import accelerate
 from slurmddp.launch.modules import module_file
 from slurmddp.launch.prepare import Prepared
 from slurmddp.plan.layout import partition_of
@@ -48,6 +49,7 @@ def problems(prepared: Prepared) -> Iterator[UserError]:
                 todo="correct the path, or create the folder",
             )
     yield from _program(prepared)
+    yield from accelerate.problems(prepared)
     if plan.scheduler == "slurm":
         command, todo = ("srun", "run it inside an allocation") if plan.inside else ("sbatch", "use a login node")
         if shutil.which(command) is None:

@@ -79,14 +79,17 @@ def _code_options(folder: RunFolder, job_file: Path) -> list[tuple[str, Any, str
     train = read_file(job_file, "run").tree.get("train")
     train = train if isinstance(train, dict) else {}
     script, project = train.get("script"), train.get("project")
+    options: list[tuple[str, Any, str]] = []
+    if folder.accelerate.exists() and job_file == folder.job_yaml:  # another job may name another file
+        options.append(("launch.accelerate", _plain(folder.accelerate), "the run's copy"))
     if script is None and project is None:
-        return []
+        return options
     if not folder.project.is_dir():
         raise UserError(
             f"run {folder.id} has no copy of its code (snapshot: false)",
             todo=f"to use your current code, submit its job: slurmddp submit {folder.job_yaml}",
         )
-    options = [("train.project", _plain(folder.project), "the run's code")]
+    options.append(("train.project", _plain(folder.project), "the run's code"))
     if script is not None:
         inside = os.path.relpath(str(script), str(project or os.path.dirname(str(script))))
         options.append(("train.script", _plain(folder.project / inside), "the run's code"))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from slurmddp import __version__
 from slurmddp.errors import UserError
+from slurmddp.launch import accelerate
 from slurmddp.launch.prepare import Prepared
 from slurmddp.plan.model import Plan
 from slurmddp.render.documents import job_json, job_yaml, site_yaml
@@ -28,6 +29,7 @@ def run_files(prepared: Prepared, run_id: str) -> dict[str, str]:
         **alert_files(plan),
         "job.yaml": job_yaml(resolved, plan),
         "site.yaml": site_yaml(resolved),
+        **accelerate.copy(plan),
         **({} if ranks is None else {"job.json": ranks}),
     }
 
@@ -61,6 +63,9 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
     elif prepared.plan.container.runtime != "none":
         say("note: no image.def written: neither container.recipe nor container.base is set")
     own = RunFolder(folder)
+    if plan_file := prepared.plan.accelerate:
+        if own.accelerate.name not in files:
+            say(f"note: no {own.accelerate.name} written: {plan_file} does not exist on this machine")
     project = _project(prepared, folder, say)
     try:
         make_folder(folder)

@@ -10,7 +10,7 @@ from slurmddp.plan.model import Context, Note, Plan
 from slurmddp.plan.network import plan_network
 from slurmddp.plan.nodes import plan_nodes
 from slurmddp.plan.parallel import check_parallel
-from slurmddp.plan.program import absolute, data_paths, plan_container, plan_program, runtime_job
+from slurmddp.plan.program import absolute, data_paths, plan_accelerate, plan_container, plan_program, runtime_job
 from slurmddp.plan.ranks import plan_srun
 from slurmddp.plan.recovery import max_restarts, plan_recovery, plan_stop_lead
 from slurmddp.plan.sbatch import missing_settings, plan_sbatch
@@ -85,6 +85,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         environment_from=job.environment_from,
         setup=job.setup,
         srun=plan_srun(resolved, nodes, layout, container.runtime),
+        accelerate=plan_accelerate(resolved, context),
         rendezvous=job.launch.rendezvous,
         rendezvous_timeout=job.timeouts.rendezvous,
         join_timeout=job.timeouts.join,

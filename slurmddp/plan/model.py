@@ -254,7 +254,8 @@ class Plan(NamedTuple):
 
     time, stop_lead and the time-outs in seconds, snapshot_limit in bytes; interface as in NCCL_SOCKET_IFNAME.
     environment_from: variables with secrets, whose values are no part of any plan. runs_mode: of a run folder.
-    cache: a folder that all nodes share; node_folder: one of each node's own.
+    cache: a folder that all nodes share; node_folder: one of each node's own. accelerate: a config file of Accelerate,
+    of which the run folder gets a copy.
     """
 
     name: str
@@ -276,6 +277,7 @@ class Plan(NamedTuple):
     environment_from: tuple[str, ...]
     setup: tuple[str, ...]
     srun: SrunPlan | None
+    accelerate: str | None
     rendezvous: Literal["c10d", "static"]
     rendezvous_timeout: int
     join_timeout: int

@@ -44,6 +44,18 @@ def plan_program(job: Job, context: Context) -> Program:
     return Program(f"code/project/{inside}", True, train.args, project, ("code/project",))
 
 
+def plan_accelerate(resolved: Resolved, context: Context) -> str | None:
+    """The config file of `launch.accelerate`, absolute. Raises UserError with the bundled entrypoint."""
+    path = resolved.job.launch.accelerate
+    if path is not None and resolved.job.train.task is not None:
+        raise UserError(
+            "launch.accelerate is for your own script: train.task does not use Accelerate",
+            where=resolved.location("launch", "accelerate"),
+            todo="remove it; train.precision and parallel.shard set precision and FSDP of a task",
+        )
+    return None if path is None else absolute(path, context.cwd)
+
+
 def plan_container(resolved: Resolved, layout: Layout, program: Program, context: Context) -> ContainerPlan:
     """Raises UserError where an image is needed and none is named."""
     wanted = resolved.job.container

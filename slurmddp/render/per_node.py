@@ -29,6 +29,9 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     own = ["slurmddp.runtime.train", "RUN_FOLDER"]
     if program.own:
         own = ["slurmddp.runtime.begin", *program.words(program.source)]
+    agent = ["slurmddp.runtime.agent"]
+    if plan.accelerate:
+        agent = ["slurmddp.runtime.agent.accelerate", "RUN_FOLDER/accelerate.yaml"]
     variables = [f"{variable.name}={variable.value}" for variable in _variables(plan)]
     if plan.recovery.preflight:
         lines.append(
@@ -43,7 +46,7 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
         words = [
             *_container(plan),
             plan.container.python,
-            *("-m", "slurmddp.runtime.agent", "RUN_FOLDER"),
+            *("-m", *agent, "RUN_FOLDER"),
             f"--nnodes={nodes.max}",
             f"--nproc-per-node={ranks}",
             f"--max-restarts={plan.max_restarts}",

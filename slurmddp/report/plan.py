@@ -70,7 +70,8 @@ def program_text(plan: Plan) -> str:
     if plan.srun is not None:
         python = [] if program.bash else [plan.container.python]
         starter = ["srun", f"--ntasks-per-node={plan.srun.ranks_per_node}", *plan.srun.options, *python]
-    return f"{shlex.join([*starter, *words])}, in {plan.workdir or 'the run folder'}"
+    variables = f", with the variables of {plan.accelerate}" if plan.accelerate else ""
+    return f"{shlex.join([*starter, *words])}, in {plan.workdir or 'the run folder'}{variables}"
 
 
 def nodes_text(plan: Plan) -> str:

@@ -30,6 +30,11 @@ class RunFolder:
         return self.path / "job.json"
 
     @property
+    def accelerate(self) -> Path:
+        """The config file of Accelerate that the job names in launch.accelerate, as it was at submission."""
+        return self.path / "accelerate.yaml"
+
+    @property
     def key(self) -> Path:
         """The key that signs the run's messages between nodes. Only the owner can read it (mode 0600)."""
         return self.path / "rendezvous.key"

@@ -105,19 +105,20 @@ find_container() {
   done
 }
 
-# If Python or torch is missing, the ranks cannot start; job.sh decides by these messages
+# If Python, torch or accelerate is missing, the ranks cannot start; job.sh decides by these messages
 check_python() {
-  local said there=0 new torch version path inherited=
+  local said there=0 new lacks version path inherited= modules=(torch)
   local where="in the image: correct it" todo="install it in the image, or correct container.python"
   if [[ "$runtime" == none ]]; then
     inherited=${PYTHONPATH:+:$PYTHONPATH}
     where="on this node: correct it, or load or activate it in setup"
     todo="add \`setup: [source .../activate]\`, or conda or module lines"
   fi
+  [[ ! -e "$run/accelerate.yaml" ]] || modules+=(accelerate)
   if ! said=$(env "${prefix}PYTHONPATH=$own_python_path$inherited" "${container[@]}" "$python" -c '
 import importlib.util, sys
-found = bool(importlib.util.find_spec("torch"))
-print(sys.version_info >= (3, 10), found, "%d.%d" % sys.version_info[:2], sys.executable)' 2>&1); then
+lacks = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
+print(sys.version_info >= (3, 10), (lacks + ["nothing"])[0], "%d.%d" % sys.version_info[:2], sys.executable)' "${modules[@]}" 2>&1); then
     # Is it Python, or does the container itself not start?
     "${container[@]}" /bin/sh -c "command -v \"\$0\"" "$python" >/dev/null 2>&1 || there=$?
     case $there in
@@ -126,9 +127,9 @@ print(sys.version_info >= (3, 10), found, "%d.%d" % sys.version_info[:2], sys.ex
       *) fail "cannot start $python: ${said##*$'\n'}" ;;
     esac
   fi
-  read -r new torch version path <<<"${said##*$'\n'}"
+  read -r new lacks version path <<<"${said##*$'\n'}"
   [[ "$new" != False ]] || fail "container.python: $path is Python $version; the ranks need 3.10 or newer"
-  [[ "$torch" != False ]] || fail "no torch in $path: $todo"
+  [[ "${lacks:-nothing}" == nothing ]] || fail "no $lacks in $path: $todo"
 }
 
 # Check the sources of the binds: if one is missing, the container does not start, and names only that one

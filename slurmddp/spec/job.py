@@ -217,12 +217,14 @@ class Nsys(Model):
 class Launch(Model):
     """How the ranks start. mode: `srun` starts them as tasks of Slurm, without torchrun; mpi: the option --mpi of srun.
 
+    accelerate: a config file of Accelerate; the ranks get the variables that `accelerate launch` makes of it.
     rendezvous: how torchrun's agents find each other. max_restarts: how often they restart the ranks in place. null:
     with c10d up to 100 times (recovery.no_progress may stop them earlier), never with static.
     """
 
     mode: Literal["torchrun", "srun"] = "torchrun"
     mpi: SbatchValue | None = None
+    accelerate: PathStr | None = None
     rendezvous: Literal["c10d", "static"] = "c10d"
     max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
     nsys: Nsys = Nsys()
@@ -235,6 +237,8 @@ class Launch(Model):
             )
         if self.mode == "srun" and self.nsys.enabled:
             raise ValueError("has mode srun with nsys, which torchrun's agents start: remove one of them")
+        if self.mode == "srun" and self.accelerate is not None:
+            raise ValueError("has mode srun with accelerate, which torchrun's agents read: remove one of them")
         if self.mode == "torchrun" and self.mpi is not None:
             raise ValueError(f"has mpi {self.mpi}, which needs mode srun")
         return self

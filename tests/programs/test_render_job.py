@@ -348,8 +348,8 @@ def test_on_one_machine_it_fails_at_once_and_says_why(desk: Desk, kind: str) -> 
     """The real node.sh; it took three starts, of which none said anything."""
     options, says = BROKEN[kind]
     desk.program("broken", "#!/bin/sh\necho Trouble >&2\necho 'libpython: no such file' >&2\nexit 127\n")
-    desk.program("old", "#!/bin/sh\necho False True 3.6 /usr/bin/old\n")
-    desk.program("bare", "#!/bin/sh\necho True False 3.12 /opt/bare\n")
+    desk.program("old", "#!/bin/sh\necho False nothing 3.6 /usr/bin/old\n")
+    desk.program("bare", "#!/bin/sh\necho True torch 3.12 /opt/bare\n")
     plan = desk.plan(LM_JOB.replace("gpus", "here"), *options)
     job = Job(desk, job_script(plan), node=node_script(plan))
     job.begin()

@@ -211,8 +211,8 @@ def test_what_slurm_itself_refuses(check: Callable[..., list[Finding]]) -> None:
 
 
 def test_every_rule_is_tested_here() -> None:
-    """image-driver, site-bind and login-node were tested before there were rules: by the warnings of `submit`."""
-    elsewhere = {"image-driver", "site-bind", "login-node"}
+    """Some are tested by the warnings of `submit`."""
+    elsewhere = {"accelerate-layout", "image-driver", "site-bind", "login-node"}
     here = {"stop-lead", "local-folder", "space", "alert-address", "slurm-refuses"} | {rule for rule, *_ in BAD}
     assert here | elsewhere == {rule.id for rule in RULES}
     levels: set[Severity] = {rule.severity for rule in RULES}

@@ -329,7 +329,7 @@ def test_without_a_preflight_a_node_tells_the_others_that_its_ranks_can_start(no
     node.desk.program("getent", "#!/bin/bash\necho 10.0.0.8 STREAM node8\n")
     node.desk.program("ip", "#!/bin/bash\necho 10.0.0.8 dev ib0 src 10.0.0.7\n")
     node.desk.program(
-        "apptainer", '#!/bin/bash\n[[ "$*" == *agent* ]] || { echo True True 3.12 python3; exit; }\n' + DUMP
+        "apptainer", '#!/bin/bash\n[[ "$*" == *agent* ]] || { echo True nothing 3.12 python3; exit; }\n' + DUMP
     )
     nodes = ("resources.nodes=2", "train.batch.global=64", "recovery.preflight=false")
     node.ranks(node.script(*nodes), SLURMDDP_NODES="2", SLURM_NODEID="0", SLURM_STEP_NODELIST="node[7-8]")

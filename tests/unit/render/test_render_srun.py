@@ -89,7 +89,7 @@ def test_a_rank_has_the_names_of_torchrun_and_of_slurm(desk: Desk) -> None:
     (run / "logs").mkdir(parents=True)
     make_code(run)
     desk.program(
-        "apptainer", '#!/bin/bash\n[[ "$*" != *find_spec* ]] || { echo True True 3.11 /p; exit; }\nenv -0 >"$DUMP"\n'
+        "apptainer", '#!/bin/bash\n[[ "$*" != *find_spec* ]] || { echo True nothing 3.11 /p; exit; }\nenv -0 >"$DUMP"\n'
     )
     ours = dict.fromkeys(("SLURMDDP_ATTEMPT", "SLURMDDP_PORT", "SLURMDDP_RENDEZVOUS_ID"), "61000")
     ours |= {"SLURMDDP_RUN": str(run), "SLURMDDP_LOGS": str(run / "logs"), "SLURMDDP_NODES": "1"}

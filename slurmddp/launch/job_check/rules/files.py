@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from slurmddp.launch.accelerate import ignored
 from slurmddp.launch.job_check.rule import Hit, Subject, rule
 from slurmddp.launch.problems import absent_secrets, driver_verdict, problems
 from slurmddp.launch.quotas import quotas
@@ -50,6 +51,21 @@ def site_bind(subject: Subject) -> Iterator[Hit]:
         if bind.by_site and not os.path.exists(bind.source):
             told = f"the site's bind source {bind.source} is not on this machine"
             yield Hit(f"site {subject.prepared.plan.site}", told)
+
+
+@rule(
+    "accelerate-layout",
+    "warning",
+    reason="Nodes, ranks, addresses and GPUs come from the job, not from the config file of Accelerate.",
+    source="docs/frameworks.md",
+    fix="change resources.nodes or resources.ranks_per_node if the file is right; else remove it from the file",
+)
+def accelerate_layout(subject: Subject) -> Iterator[Hit]:
+    plan = subject.prepared.plan
+    if said := ignored(subject.prepared):
+        ranks = plan.nodes.ranks_per_node or "auto"
+        told = f"{', '.join(said)} of {plan.accelerate} is ignored: the job starts {plan.nodes.max} x {ranks} ranks"
+        yield Hit(subject.where("launch.accelerate"), told)
 
 
 @rule(

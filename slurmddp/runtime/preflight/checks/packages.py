@@ -12,6 +12,7 @@ from pathlib import Path
 
 from slurmddp.runtime.preflight.findings import Finding, bad
 from slurmddp.runtime.preflight.node_settings import NodeSettings
+from slurmddp.shared.run_folder import RunFolder
 
 #: What a message names first.
 _FIRST = ("python", "torch", "cuda", "hip", "nccl", "numpy")
@@ -19,9 +20,11 @@ _MOST = 4
 
 
 def check(settings: NodeSettings) -> Iterator[Finding]:
-    """Yield whether torch can be imported. job.sh knows this reason by its first words."""
-    if importlib.util.find_spec("torch") is None:
-        yield bad(f"no torch in {sys.executable}", "install it in the image, or correct container.python")
+    """Yield what the ranks need and Python cannot import. job.sh knows this reason by its first words."""
+    needed = ["torch", "accelerate"] if RunFolder(settings.run).accelerate.exists() else ["torch"]
+    for name in needed:
+        if importlib.util.find_spec(name) is None:
+            yield bad(f"no {name} in {sys.executable}", "install it in the image, or correct container.python")
 
 
 def installed(settings: NodeSettings) -> str:
