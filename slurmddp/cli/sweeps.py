@@ -34,7 +34,11 @@ class _Group(Group):
 
 def register(app: App) -> None:
     """Put the group's commands on the app."""
-    group = App(help="Submit a job once for each point of a grid, compare the runs, and repeat what failed", cls=_Group)
+    group = App(
+        help="Submit a job once for each point of a grid, compare the runs, and submit again what failed",
+        epilog="Start here: slurmddp sweep job.yaml --grid train.seed=0..4",
+        cls=_Group,
+    )
     group.add(None, submit, example="slurmddp sweep job.yaml --grid train.optimizer.lr=1e-3,3e-4 --at-most 2")
     group.add(None, status, example="slurmddp sweep status last")
     group.add(None, rerun, example="slurmddp sweep rerun last")
