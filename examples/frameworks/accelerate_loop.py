@@ -2,6 +2,7 @@
 
     slurmddp submit examples/frameworks/accelerate_loop.py --nodes 2 -- --steps 1000
 
+`--set launch.accelerate=examples/frameworks/accelerate.yaml` adds what `accelerate launch` would read of such a file.
 What slurmddp needs are the lines that name a variable SLURMDDP_..., `load_state`, `save`, and `should_stop`.
 """
 
@@ -45,7 +46,10 @@ def main() -> None:
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     newest = next((max(found) for folder in (CHECKPOINTS, *OLDER) if (found := [*folder.glob("state-*")])), None)
-    accelerator.print(f"attempt {os.environ['SLURMDDP_ATTEMPT']} begins with {newest}", flush=True)
+    precision = accelerator.mixed_precision
+    accelerator.print(
+        f"attempt {os.environ['SLURMDDP_ATTEMPT']} begins with {newest}, precision {precision}", flush=True
+    )
     step = 0
     if newest is not None:
         accelerator.load_state(newest)

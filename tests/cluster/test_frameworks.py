@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ SMALL = {
 EVERY, STEPS, MORE = 20, 300, 320  # steps between the scripts' checkpoints; of the run; of the run that resumes it
 PATIENCE = 300
 SRUN = ("--set", "launch.mode=srun")
+CONFIG = ("--set", f"launch.accelerate={SCRIPTS}/accelerate.yaml")
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,15 @@ class Framework:
     script: str
     packages: tuple[str, ...]
     options: tuple[str, ...] = ()
+    says: str = ""  # each start
 
 
 FRAMEWORKS = [
     Framework("Lightning Trainer", "lightning_trainer.py", ("lightning",)),
     Framework("Lightning Trainer, without torchrun", "lightning_trainer.py", ("lightning",), SRUN),
     Framework("Hugging Face Trainer", "hf_trainer.py", ("transformers", "accelerate")),
-    Framework("Accelerate", "accelerate_loop.py", ("accelerate",)),
+    Framework("Accelerate", "accelerate_loop.py", ("accelerate",), says="precision no"),
+    Framework("Accelerate, with a config file", "accelerate_loop.py", ("accelerate",), CONFIG, says="precision bf16"),
     Framework("PyTorch DDP", "ddp_snapshot.py", ("torch",)),
     Framework("A small GPT, with DDP", "tiny_gpt.py", ("torch",)),
 ]
@@ -90,7 +94,7 @@ trainer.fit(BoringModel(), datamodule=BoringDataModule())
 def alice(fresh_cluster: Cluster, torch_image: str) -> Alice:
     fresh_cluster.write(f"{SCRIPTS}/slowly.py", SLOWLY)
     fresh_cluster.write(f"{SCRIPTS}/demo.py", DEMO)
-    for path in EXAMPLES.glob("*.py"):
+    for path in EXAMPLES.glob("*.*"):
         fresh_cluster.write(f"{SCRIPTS}/{path.name}", path.read_text())
     return Alice(fresh_cluster, torch_image)
 
@@ -108,7 +112,11 @@ def test_it_survives(framework: Framework, alice: Alice) -> None:
     more = alice.submit("--resume", run.id, job, "--", f"{SCRIPTS}/{framework.script}", "--steps", str(MORE))
     more.wait("done", timeout=PATIENCE)
     assert starts(more) == [list(range(STEPS + 1, MORE + 1))], "it began with the checkpoint of the run before"
-    command = " ".join([f"examples/frameworks/{framework.script}", *framework.options])
+    for each in (run, more):
+        begun = [line for line in each.logs().splitlines() if " begins with " in line]
+        assert all(framework.says in line for line in begun) and (begun or not framework.says), begun
+    command = " ".join([framework.script, *framework.options]).replace(f"{SCRIPTS}/", "")
+    command = re.sub(r"(\w+\.(py|yaml))", r"examples/frameworks/\1", command)
     note(framework.title, environment, command, ", ".join([*FAULTS, "`--resume`"]))
 
 
