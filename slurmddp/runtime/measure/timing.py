@@ -33,7 +33,7 @@ OPTIMIZER, CHECKPOINT, EVALUATION, OTHER = "optimizer", "checkpoint", "evaluatio
 
 #: As they are shown. `data`: waiting for the loader. `backward`: until the first bucket of gradients is ready.
 #: `overlap`: until the last one is, computing while gradients travel. `network`: from there to the end of
-#: backward, waiting for the all-reduce.
+#: backward, waiting for the all-reduce; of sharded models, see runtime/parallel/waits.py.
 PARTS = (DATA, FORWARD, BACKWARD, OVERLAP, NETWORK, OPTIMIZER, CHECKPOINT, EVALUATION, OTHER)
 
 _IN_FLIGHT = 16
