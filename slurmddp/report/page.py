@@ -86,7 +86,8 @@ def _merged(tables: Iterator[Mapping[str, str | None]]) -> list[Row]:
 def _summary(run: Facts) -> dict[str, str | None]:
     found, progress = run.status, run.status.progress
     validated = number(run.newest("evaluated").get("loss"))
-    total = sum(run.parts.values())
+    network, unmeasured = run.parts["network"], run.parts["unmeasured"]
+    total = sum(run.parts.values()) - unmeasured if network or not unmeasured else 0.0
     used = node_seconds(run)
     end = progress.ended or (time.time() if found.state.going else None)
     took = span(end - progress.started) if end and progress.started else None
@@ -98,7 +99,7 @@ def _summary(run: Facts) -> dict[str, str | None]:
         "Loss": None if progress.loss is None else figure(progress.loss),
         "Validation loss": None if validated is None else figure(validated),
         "Speed, lately": speed_text(progress.speed),
-        "Waiting for the network": f"{100 * run.parts['network'] / total:.2g} % of the step time" if total else None,
+        "Waiting for the network": f"{100 * network / total:.2g} % of the step time" if total else None,
         "Scaling": scaling.line() if (scaling := find_scaling(found.folder, found.facts.events)) else None,
         "Goodput": goodput_line(run.ledger),
         "Recovered": recovered_line(run.ledger),

@@ -23,7 +23,10 @@ from slurmddp.spec.document import read_file
 from slurmddp.spec.layers import Layered
 
 #: Parts of a step, in the order in which they are shown.
-_PARTS = ("data", "forward", "backward", "overlap", "network", "optimizer", "checkpoint", "evaluation", "other")
+_PARTS = (
+    "data", "forward", "backward", "compute", "overlap", "network", "optimizer", "checkpoint", "evaluation", "other",
+    "unmeasured",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

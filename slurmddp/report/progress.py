@@ -151,7 +151,9 @@ def _network(recent: Sequence[Mapping[str, Any]]) -> float | None:
     total = waited = 0.0
     for row in recent:
         parts = row.get("seconds")
-        for name, told in parts.items() if isinstance(parts, Mapping) else ():
+        if not isinstance(parts, Mapping) or "unmeasured" in parts:
+            continue
+        for name, told in parts.items():
             seconds = number(told) or 0.0
             total += seconds
             waited += seconds if name == "network" else 0.0

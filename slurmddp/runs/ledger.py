@@ -100,24 +100,26 @@ def ledger(facts: Evidence, rows: Sequence[Mapping[str, Any]], *, script: bool, 
 
     A metrics line tells in `seconds` what the time since the line before it went into, and the event `timing` at a
     clean end what all of the time since `ready` did. Where they do not, it is training but for the stalls that events
-    tell.
+    tell. Of a script whose lines do not, nothing is known.
     """
     found = timeline(_submitted(facts), facts.events, rows, now=now)
     if found is None:
         return None
+    unknown = script and not any(row.get("seconds") for row in rows)
     book = _Book(found.begin)
     starts: list[RankStart] = []
     for index, attempt in enumerate(found.attempts):
         queued = attempt.begins and found.attempts[index - 1].over
         book.to(attempt.begin, ("requeue" if queued else "restart") if index else "queue")
         last = index + 1 == len(found.attempts)
-        starts += _book_attempt(book, attempt, facts, script=script, going=last and now is not None, last=last)
+        going = last and now is not None
+        starts += _book_attempt(book, attempt, facts, script=script, unknown=unknown, going=going, last=last)
     if found.attempts:
         newest = found.attempts[-1]
         again = facts.requeued is not None or newest.code != 0
         book.to(found.end, ("requeue" if again else "other") if newest.over or newest.code == 0 else "restart")
     book.to(found.end, "queue")
-    _move_lost(book, starts)
+    _move_lost(book, starts, script=script)
     return Ledger(
         begin=found.begin,
         end=found.end,
@@ -195,9 +197,12 @@ def _submitted(facts: Evidence) -> float | None:
 
 
 def _book_attempt(
-    book: _Book, attempt: Attempt, facts: Evidence, *, script: bool, going: bool, last: bool
+    book: _Book, attempt: Attempt, facts: Evidence, *, script: bool, unknown: bool, going: bool, last: bool
 ) -> list[RankStart]:
-    """Account for one attempt up to its end. going: it may still be running; last: none came after it."""
+    """Account for one attempt up to its end. going: it may still be running; last: none came after it.
+
+    unknown: nothing tells what the script's time went into.
+    """
     _book_preflight(book, attempt)
     starts = [RankStart(marks) for marks in split(attempt.marks)]
     for index, start in enumerate(starts):
@@ -211,11 +216,11 @@ def _book_attempt(
         begin = process_start(start)
         # How long the container took is not known without its end: it is then in init.
         before = "restart" if index else "image" if begin is not None else "init"
-        book.to(start.marks[0].at if begin is None else begin, "run" if script else before)
-        phase = _book_start(book, start, script=script)
+        book.to(start.marks[0].at if begin is None else begin, "run" if unknown else before)
+        phase = _book_start(book, start, unknown=unknown)
     if not starts:
-        book.to(attempt.end, "run" if script else "image")
-    elif script:
+        book.to(attempt.end, "run" if unknown else "image")
+    elif unknown:
         book.to(attempt.end, "run")
     elif starts[-1].alive:
         book.to(attempt.end, phase)
@@ -235,16 +240,16 @@ def _book_preflight(book: _Book, attempt: Attempt) -> None:
             book.to(mark.at, "preflight")
 
 
-def _book_start(book: _Book, start: RankStart, *, script: bool) -> str:
+def _book_start(book: _Book, start: RankStart, *, unknown: bool) -> str:
     """Account for a start up to its last sign, and say what it was at then: init, training or other."""
-    phase, rest = "init", "run" if script else "training"
+    phase, rest = "init", "run" if unknown else "training"
     step = start.resumed or 0
     costs: dict[str, float] = {}
     told: dict[str, float] = {}  # by the lines of this start
     for mark in start.marks:
         cost = cost_of(mark)
         if phase == "init" and mark.event != LINE:
-            book.to(mark.at, "run" if script else phase, cost)
+            book.to(mark.at, "run" if unknown else phase, cost)
             phase = "training" if mark.event in ("ready", "first_step") else phase
         elif mark.event in (LINE, "timing", "finished"):
             parts = parts_of(mark)
@@ -289,25 +294,30 @@ def _gap(before: Mark, after: Mark) -> int:
     return after.at - before.at if seconds is None else round(seconds * 1000)
 
 
-def _move_lost(book: _Book, starts: Sequence[RankStart]) -> None:
+def _move_lost(book: _Book, starts: Sequence[RankStart], *, script: bool) -> None:
     """Steps after the one that a later start resumed from are lost work, with their data waits.
 
-    Of ranks that failed and were not (or not yet) followed by others, what is in their newest checkpoint is kept.
+    Of ranks that failed and were not (or not yet) followed by others, what is in their newest checkpoint is kept. A
+    script may have checkpoints that it does not tell of: if nothing followed, nothing counts as lost, and if its steps
+    begin at 1 again, the time before is unknown.
     """
     kept: int | None = None
+    kind = "lost"
     for start in reversed(starts):
         resumed = start.resumed
-        if kept is None and resumed is not None and not (start.finished or start.alive):
+        tells = bool(start.saved) or not script
+        if kept is None and resumed is not None and tells and not (start.finished or start.alive):
             kept = max([resumed, *start.saved])
         if kept is not None:
             for stretch in start.stretches:
-                _move_stretch(book, stretch, kept)
+                _move_stretch(book, stretch, kept, kind)
         if resumed is not None:
             kept = resumed if kept is None else min(kept, resumed)
+            kind = "run" if script and resumed == 0 else kind
 
 
-def _move_stretch(book: _Book, stretch: Stretch, kept: int) -> None:
+def _move_stretch(book: _Book, stretch: Stretch, kept: int, to: str) -> None:
     steps = stretch.end_step - stretch.begin_step
     lost = min(max(stretch.end_step - kept, 0), steps) / steps if steps > 0 else float(stretch.end_step > kept)
     for kind in ("training", "network", "data"):
-        book.move(int(stretch.spent.get(kind, 0) * lost), kind, "lost")
+        book.move(int(stretch.spent.get(kind, 0) * lost), kind, to)

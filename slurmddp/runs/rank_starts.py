@@ -13,6 +13,7 @@ _PARTS = {
     "data": "data", "checkpoint": "checkpoint", "evaluation": "evaluation", "preflight": "preflight",
     "forward": "training", "backward": "training", "overlap": "training", "optimizer": "training",
     "network": "network",
+    "compute": "training", "unmeasured": "run",  # of a script of the user's own
 }  # fmt: skip
 #: Key of a record that stands for several lines (slurmddp/runs/metrics.py): the longest time between two of them.
 GAP = "longest gap"

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from slurmddp.runtime.observe.beats import Beat
 from slurmddp.runtime.observe.blame import Verdict, blame
+from slurmddp.runtime.observe.ddp_times import DdpTimes, Times
+from slurmddp.runtime.observe.shares import Spent, line_seconds
 
 from .harness import PATIENCE, ROOT, Run
 
@@ -120,6 +124,10 @@ print("seen", rank, *seen, child, flush=True)
     (first,) = run.events("first_step")
     assert first["rank"] == 0 and 1 <= first["step"] <= 12
     assert (tmp_path / "progress").read_text() == "12\n"
+    assert "seconds" not in lines[0] and lines[-1]["seconds"]["compute"] > 0.5, "it sleeps"
+    assert sum(sum(line.get("seconds", {}).values()) for line in lines) == pytest.approx(
+        lines[-1]["time"] - lines[0]["time"], abs=0.5
+    )
     assert "slurmddp: warning" not in done.stderr
 
 
@@ -173,6 +181,105 @@ raise SystemExit(0)
     done = launch(tmp_path, write(tmp_path, before=adam), size=1, observe={})
     assert done.returncode == 0, done.stderr
     assert Run(tmp_path).lines("metrics.jsonl")[-1]["step"] == 8
+
+
+@pytest.mark.long
+def test_where_the_time_went(tmp_path: Path) -> None:
+    """Rank 0 waits for data, for rank 1, and for its checkpoint; an optimizer that steps within backward is no harm."""
+    before = """
+class Data(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            time.sleep(0.02)
+            yield torch.randn(4)
+data = iter(torch.utils.data.DataLoader(Data(), batch_size=2)) if rank == 0 else None
+def save():
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        torch.save(torch.zeros(10**6), sys.argv[0] + ".saved")
+"""
+    in_step = """
+    if rank == 0: next(data)
+    else: time.sleep(0.14)
+    if step == 2:
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        next(model.parameters()).register_post_accumulate_grad_hook(lambda _: inner.step())
+    if rank == 0 and step == 20: save()
+"""
+    done = launch(tmp_path, write(tmp_path, steps=60, before=before, in_step=in_step.strip()), observe={"period": 2})
+    assert done.returncode == 0, done.stderr
+    assert "slurmddp: warning" not in done.stderr
+    spent: dict[str, float] = {}
+    for line in Run(tmp_path).lines("metrics.jsonl"):
+        for part, seconds in line.get("seconds", {}).items():
+            spent[part] = spent.get(part, 0) + seconds
+    assert set(spent) <= {"data", "checkpoint", "compute", "network", "overlap"} and "checkpoint" in spent, spent
+    assert spent["data"] > 1 and spent["network"] > 2 and spent["network"] > 5 * spent.get("compute", 0), spent
+
+
+PARTS = {"data": 2.0, "checkpoint": 0.0, "compute": 5.0, "network": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("ddp", "gpu", "seconds"),
+    [
+        (None, False, {"data": 2, "compute": 5, "network": 3}),
+        # A hang that DDP's own samples missed is in the looks.
+        (Times(0.01, 0.1), False, {"data": 2, "compute": 5, "network": 2, "overlap": 1}),
+        (Times(0.01, 9.0), False, {"data": 2, "compute": 5, "overlap": 3}),
+        (None, True, {"data": 2, "unmeasured": 8}),
+        (Times(0.2, 0.1), True, {"data": 2, "compute": 5, "network": 2, "overlap": 1}),
+        (Times(9.0, 0.1), True, {"data": 2, "network": 8}),
+    ],
+)
+def test_the_parts_of_a_line(ddp: Times | None, gpu: bool, seconds: dict[str, float]) -> None:
+    assert line_seconds(Spent(10, 10.0, PARTS), ddp, gpu=gpu) == seconds
+    assert line_seconds(Spent(0, 0.01, {}), ddp, gpu=gpu) == {}
+
+
+class Ddp:
+    """What DDP tells. Steps 2 and 100 were measured."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {}
+
+    def tell(self, step: int, network: float, overlap: float) -> None:
+        self.told = {"iteration": step, "backward_comm_time": int(network * 1e9)}
+        self.told["backward_compute_comm_overlap_time"] = int(overlap * 1e9)
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        return self.told
+
+
+def test_ddps_own_times(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    first, second = Ddp(), Ddp()
+    times = DdpTimes(threading.get_ident())
+    assert not times.look() and times.window() is None
+    for active in (first, first, second):
+        monkeypatch.setattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", active)
+        assert times.look()
+    times.read()
+    first.tell(1, 9, 0)
+    times.read()
+    assert times.window() is None, "nothing was measured yet, and the first step also connects"
+    first.tell(2, 0.5, 0.25)
+    times.read()
+    times.read()
+    first.tell(3, 1.0, 0.25)
+    second.tell(2, 0.125, 0.5)
+    times.read()
+    assert times.window() == times.window() == (0.5, 0.75), "the mean of the new ones, else the newest"
+    first.tell(100, 0.25, 0.25)
+    times.read()
+    assert times.window() == (0.0, 0.75)
+    thread = threading.Thread(target=first.tell(200, 9, 0) or times.read)
+    thread.start()
+    thread.join()
+    assert times.window() == (0.0, 0.75), "only the main thread may ask"
+    first.told = {"iteration": None}
+    times.read()
+    assert times.window() is None and not times.look()
+    assert capfd.readouterr().err.count("DDP's own times are not read: TypeError") == 1
 
 
 #: What a rank does instead of the next step, by the kind of hang that it is.

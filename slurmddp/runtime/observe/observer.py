@@ -18,16 +18,19 @@ from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.observe.beats import Beat, Beats
 from slurmddp.runtime.observe.comparison import Comparison
+from slurmddp.runtime.observe.ddp_times import DdpTimes
 from slurmddp.runtime.observe.hangs import Hangs, Waiting
 from slurmddp.runtime.observe.progress_lines import ProgressLines
-from slurmddp.runtime.observe.shares import Shares
-from slurmddp.runtime.observe.signs import Steps
+from slurmddp.runtime.observe.shares import Reader, Shares, figures, line_seconds
+from slurmddp.runtime.observe.signs import Steps, on_gpu
 from slurmddp.runtime.watch.own_stacks import OwnStacks
 from slurmddp.runtime.watch.process_exit import say
 from slurmddp.shared.run_folder import RunFolder
 
 #: Seconds between two looks at the main thread, and that the exit of the script may wait for the last line.
 _TICK, _LAST = 0.05, 5.0
+#: Seconds between two looks at DDP's own times.
+_ASKED = 1.0
 
 
 @dataclass(frozen=True)
@@ -73,16 +76,18 @@ class Observer(threading.Thread):
         self._beats = Beats(place, env.world)
         events = Events(folder.events, attempt=env.attempt, node=env.node, rank=env.rank)
         self._steps = Steps()
-        self._shares = Shares(threading.main_thread().ident or 0, self._steps)
+        main = threading.main_thread().ident or 0
+        self._shares, self._ddp = Shares(main, self._steps), DdpTimes(main)
+        self._to_compare, self._of_lines = Reader(self._shares), Reader(self._shares)
         shortest = float("inf") if settings.hang is None else settings.hang
         self._waiting = Waiting(self._steps, shortest, patient=not settings.restart)
         silent = 3 * self._period + 3
         self._hangs = Hangs(env, events, self._beats, place, restart=settings.restart, patience=silent)
-        self._lines = ProgressLines(folder, env.attempt, events) if env.rank == 0 else None
+        self._lines = ProgressLines(folder, env.attempt, events, self._seconds) if env.rank == 0 else None
         self._comparison = Comparison(events, env.world)
         self._stacks = OwnStacks()
         self._number = 0
-        self._looked = self._next = time.monotonic()
+        self._looked = self._next = self._asked = time.monotonic()
 
     def run(self) -> None:
         """Look until closed."""
@@ -109,6 +114,9 @@ class Observer(threading.Thread):
         self._stacks.look()
         if self._lines is not None:
             self._lines.first(self._steps.done)
+            found = self._ddp.look()
+            if found and now >= self._asked + _ASKED:
+                self._asked, self._steps.asked = now, self._ddp.read
         if now - self._looked >= self._pause:
             # While this process was suspended, it is late with nothing.
             self._waiting.pass_time(min(now - self._looked, 4 * self._pause))
@@ -128,6 +136,9 @@ class Observer(threading.Thread):
             self._comparison.add(beats)
             self._hangs.judge(beats, self._waiting)
 
+    def _seconds(self) -> dict[str, float]:
+        return line_seconds(self._of_lines.read(), self._ddp.window(), gpu=on_gpu())
+
     def _beat(self, *, gone: bool = False) -> Beat:
         self._number += 1
         waiting = self._waiting
@@ -140,5 +151,5 @@ class Observer(threading.Thread):
             late=waiting.late and not gone,
             over=waiting.over and not gone,
             gone=gone,
-            figures=self._shares.window(),
+            figures=figures(self._to_compare.read()),
         )

@@ -1,6 +1,7 @@
 """What rank 0 of a script of the user's own tells about its steps: metrics.jsonl, the first step, the progress file."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from slurmddp.runtime import environment
@@ -14,9 +15,11 @@ class ProgressLines:
     more than what was seen.
     """
 
-    def __init__(self, folder: RunFolder, attempt: int, events: Events) -> None:
-        """Write for rank 0."""
-        self._attempt, self._events = attempt, events
+    def __init__(
+        self, folder: RunFolder, attempt: int, events: Events, seconds: Callable[[], dict[str, float]]
+    ) -> None:
+        """Write for rank 0. seconds: what the time since its last call went into, by part."""
+        self._attempt, self._events, self._seconds = attempt, events, seconds
         self._metrics = Journal(folder.metrics)
         self._path = folder.progress
         self._progress: Progress | None = Progress(folder.progress, every=0.0)
@@ -30,7 +33,8 @@ class ProgressLines:
         if done and not self._seen:
             self._events.write("first_step", step=done, seconds=round(environment.seconds_since_start(), 3))
             self._seen, self._at = done, time.monotonic()
-            self._write(done, None)
+            self._seconds()  # from here on
+            self._write(done, None, {})
 
     def report(self, done: int) -> None:
         """Write a line, if there are new steps. done: steps so far."""
@@ -40,13 +44,15 @@ class ProgressLines:
         now = time.monotonic()
         speed = (done - self._seen) / max(now - self._at, 1e-9)
         self._seen, self._at = done, now
-        self._write(done, speed)
+        self._write(done, speed, self._seconds())
 
-    def _write(self, done: int, speed: float | None) -> None:
+    def _write(self, done: int, speed: float | None, seconds: dict[str, float]) -> None:
         step = self._tell(done)
-        facts = {"time": round(time.time(), 3), "attempt": self._attempt, "step": step}
+        facts: dict[str, object] = {"time": round(time.time(), 3), "attempt": self._attempt, "step": step}
         if speed is not None:
             facts["steps_per_second"] = round(speed, 4)
+        if seconds:
+            facts["seconds"] = seconds
         self._metrics.write(facts)
 
     def _tell(self, done: int) -> int:

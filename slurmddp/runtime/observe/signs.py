@@ -1,9 +1,10 @@
 """The signs of progress that torch shows in any script: optimizer steps, and collectives of its process groups."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 #: process group -> collectives that this rank has issued in it
@@ -18,6 +19,8 @@ class Steps:
         self._hook = register_optimizer_step_post_hook(self._count)
         #: Collectives of all groups when the newest step was done.
         self.issued = 0
+        #: Called once after the next step, in the script's own thread. It must be quick, and never raise.
+        self.asked: Callable[[], None] | None = None
 
     @property
     def done(self) -> int:
@@ -36,6 +39,9 @@ class Steps:
         else:
             self._counts[key] = _steps_before(optimizer) + 1
         self.issued = issued()
+        if (asked := self.asked) is not None:
+            self.asked = None
+            asked()
 
 
 def _steps_before(optimizer: Optimizer) -> int:
@@ -47,6 +53,12 @@ def _steps_before(optimizer: Optimizer) -> int:
     except Exception:  # noqa: BLE001 - an optimizer of any kind: the script must not notice
         return 0
     return 0
+
+
+def on_gpu() -> bool:
+    """Return whether this process uses a GPU. Asking wakes none."""
+    found = (getattr(torch, name, None) for name in ("cuda", "xpu"))  # cuda is also AMD's
+    return any(kind is not None and kind.is_initialized() for kind in found)
 
 
 def issued() -> int:

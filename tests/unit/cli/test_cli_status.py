@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -81,6 +81,18 @@ def test_one_screen(run: RunFolder, cli: Cli) -> None:
     assert told["per_second"] == {"tokens": 1.2e6, "samples": 512.0} and told["network_share"] == 0.25
     assert [each["host"] for each in told["stragglers"]] == ["n4"]
     assert abs(told["expected_end"] - time.time() - 1800) < 600
+
+
+def test_the_network_of_a_script_counts_where_it_was_measured(run: RunFolder, cli: Cli) -> None:
+    def share(*lines: Mapping[str, float]) -> float | None:
+        rows = [{"time": 50 + at, "attempt": 0, "step": at, "seconds": told} for at, told in enumerate(lines)]
+        run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        told = json.loads(cli("status", str(run.path), "--json").out)["network_share"]
+        assert told is None or isinstance(told, float)
+        return told
+
+    assert share({"data": 1, "unmeasured": 9}) is None
+    assert share({"data": 1, "unmeasured": 9}, {"compute": 6, "overlap": 2, "network": 2}) == 0.2
 
 
 def test_the_step_of_a_finished_run_has_one_line(run: RunFolder, desk: Desk, cli: Cli) -> None:

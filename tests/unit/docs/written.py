@@ -162,18 +162,25 @@ def metrics() -> tuple[set[str], set[str]]:
         else:
             assert "self._utilisation.of(" in ast.unparse(value), ast.unparse(value)
             found |= keys_of(ast.Name("peaks"), function("runtime/measure/peak.py", "of", "Utilisation"))
-    timing = tree("runtime/measure/timing.py")
-    constants: dict[str, str] = {}
-    for node in timing.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
-            assert isinstance(node.value, ast.Tuple)
-            constants |= {
-                ast.unparse(a): ast.literal_eval(b) for a, b in zip(node.targets[0].elts, node.value.elts, strict=True)
-            }
-    (parts,) = (
-        node.value for node in timing.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PARTS"
-    )
-    assert isinstance(parts, ast.Tuple)
     of_own_script = function("runtime/observe/progress_lines.py", "_write")
     found |= keys_of(ast.Name("facts"), of_own_script)
-    return found | keys_of(plain, log), {constants[ast.unparse(part)] for part in parts.elts}
+    return found | keys_of(plain, log), parts_of_a_step()
+
+
+def parts_of_a_step() -> set[str]:
+    """The keys of `seconds`, of the bundled tasks and of own scripts."""
+    constants: dict[str, str] = {}
+    parts: set[str] = set()
+    for path in ("measure/timing", "measure/straggler_detection", "observe/shares"):
+        for node in tree(f"runtime/{path}.py").body:
+            if not isinstance(node, ast.Assign):
+                continue
+            name = ast.unparse(node.targets[0])
+            if name == "PARTS":
+                assert isinstance(node.value, ast.Tuple)
+                parts |= {constants[ast.unparse(part)] for part in node.value.elts}
+            elif name.isupper() and isinstance(node.value, ast.Constant | ast.Tuple):
+                names = name.strip("()").split(", ")
+                values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+                constants |= {key: str(ast.literal_eval(value)) for key, value in zip(names, values, strict=True)}
+    return parts

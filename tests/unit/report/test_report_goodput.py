@@ -178,6 +178,50 @@ def test_a_script_of_the_users_own() -> None:
     assert found.goodput is None
 
 
+def observed(begin: float, end: float, step: int, attempt: int = 0, **seconds: float) -> tuple[list[Record], Record]:
+    """The ranks of a script, which trains from 20 s after `begin` to 10 s before `end`: first at `step`."""
+    told = [event(begin, "rank_started", attempt, seconds=5), event(begin + 20, "first_step", attempt, step=step)]
+    return told, line(end - 10, step + 99, attempt, **seconds)
+
+
+def test_an_observed_script_has_a_goodput() -> None:
+    told, row = observed(30, 160, 1, compute=80, network=15, data=4, checkpoint=1)
+    found = account(job(10, 160, *told), [row], script=True)
+    expected = {"queue": 10, "image": 15, "init": 25, "training": 80, "network": 15, "data": 4, "checkpoint": 1}
+    assert spent(found) == {**expected, "other": 10}
+    assert found.goodput == 0.5
+    assert spent(account(job(10, None, *told), [row], script=True, now=160)) == {**expected, "training": 90}
+
+
+def test_time_that_was_not_measured_is_not_called_training() -> None:
+    told, row = observed(30, 160, 1, unmeasured=90, data=10)
+    found = account(job(10, 160, *told), [row], script=True)
+    assert found.spent["run"] == 90_000 and found.spent["training"] == 0 and found.goodput is None
+
+
+@pytest.mark.parametrize(
+    ("step", "saved", "expected"),
+    [(81, [], {"lost": 20, "training": 160}), (81, [80], {"lost": 20, "training": 160}), (1, [], {"training": 80})],
+)
+def test_a_script_that_begins_at_step_1_again_may_have_resumed(
+    step: int, saved: list[int], expected: dict[str, float]
+) -> None:
+    """Adam's state knows its steps, that of SGD does not."""
+    first, row = observed(20, 150, 1, compute=100)
+    saves = [event(140, "checkpoint_saved", step=at, seconds=0.0) for at in saved]
+    then, again = observed(220, 350, step, 1, compute=80)
+    found = account(job(10, 150, *first, *saves, code=1) + job(200, 350, *then, attempt=1), [row, again], script=True)
+    assert {kind: found.spent[kind] / 1000 for kind in ("lost", "training")} == {"lost": 0, **expected}, spent(found)
+    assert found.spent["run"] == (100_000 if step == 1 else 0)
+
+
+def test_a_cancelled_script_has_lost_nothing_that_anybody_knows() -> None:
+    told, row = observed(20, 150, 1, compute=100)
+    assert account(job(10, 150, *told, code=143), [row], script=True).spent["training"] == 100_000
+    saved = event(140, "checkpoint_saved", step=50, seconds=0.0)
+    assert account(job(10, 150, *told, saved, code=143), [row], script=True).spent["lost"] == 50_000
+
+
 @pytest.mark.parametrize(("code", "failures"), [(0, 0), (1, 1)])
 def test_the_exit_code_of_a_script_says_whether_it_failed(code: int, failures: int) -> None:
     """slurmddp tells of its start; the script need not tell of its end."""
