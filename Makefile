@@ -48,9 +48,11 @@ lock: $(VENV)/.uv
 	echo '$(TORCH)' | $(BIN)/uv pip compile -q $(RENEW) --universal --python-version 3.10 --extra test --extra lint --extra docs \
 		--no-annotate --custom-compile-command 'make lock' --constraint - pyproject.toml -o $(LOCK)
 
-# Debian packages that tests use: only as root, only where they are missing.
+# Debian packages that tests use, as PROGRAM:PACKAGE: only as root, only where they are missing.
+DEBIAN := shellcheck:shellcheck git:git openssl:openssl docker-registry:docker-registry rsync:rsync sshd:openssh-server mawk:mawk gawk:gawk
+test-full: DEBIAN += chromium:chromium
 system:
-	@missing=(); for pair in shellcheck:shellcheck git:git openssl:openssl docker-registry:docker-registry rsync:rsync sshd:openssh-server mawk:mawk gawk:gawk; do \
+	@missing=(); for pair in $(DEBIAN); do \
 		command -v "$${pair%%:*}" >/dev/null || missing+=("$${pair##*:}"); done; \
 	if [ "$${#missing[@]}" -gt 0 ]; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
