@@ -269,7 +269,10 @@ class Examination:
         """Return how sure the answer is, and what is known beyond the title."""
         cause = best.cause
         if cause.id == "nccl-timeout":
-            return self._timeout()
+            known = self._waited_for()
+            return ("likely", known) if known else ("unknown", "no line names the rank that the others waited for")
+        if cause.id == "hang" and self._dumps:
+            return best.sure, self._waited_for()
         if (counts := _COUNTS.search(best.text)) and cause.id in ("ranks-missing", "rank-mismatch"):
             return best.sure, f"world size {counts[1]}, but {counts[2]} processes joined"
         if cause.order >= SYMPTOMS and cause.id not in ("cancelled", "hangup"):
@@ -282,13 +285,12 @@ class Examination:
         sure = "likely" if best.sure == "hint" or (rivals and cause.order >= 20) else best.sure
         return sure, _where_raised(best)
 
-    def _timeout(self) -> tuple[str, str]:
+    def _waited_for(self) -> str:
+        """Return what the collectives of the ranks say; empty if they do not differ."""
         if calls := self.structure.different_calls():
-            return "likely", f"the ranks made different calls at the same point: {calls}"
+            return f"the ranks made different calls at the same point: {calls}"
         ranks, why = self.structure.culprit()
-        if ranks:
-            return "likely", f"the others waited for rank {listed([*map(str, ranks)], 8)}: {why}"
-        return "unknown", "no line names the rank that the others waited for"
+        return f"the others waited for rank {listed([*map(str, ranks)], 8)}: {why}" if ranks else ""
 
 
 def _weaker(sure: str, cause: Cause, text: str) -> str:

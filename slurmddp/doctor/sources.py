@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
@@ -31,7 +32,11 @@ _NO_LOGS = {
 #: Characters of a text of an event.
 _LONGEST = 2000
 #: Events that say something about a failure.
-_TELLING = (b'"error"', b'"hang"', b'"node_excluded"', b'"attempt_ended"', b'"job_ended"', b'"checkpoint_rejected"')
+_TELLING = (
+    b'"error"', b'"hang"', b'"hang_reported"', b'"hang_over"', b'"node_excluded"', b'"attempt_ended"', b'"job_ended"',
+    b'"checkpoint_rejected"',
+)  # fmt: skip
+_HANGS = ("hang", "hang_reported", "hang_over")
 
 
 def read_path(found: Examination, path: Path) -> None:
@@ -134,6 +139,14 @@ def _dump(found: Examination, path: Path) -> None:
         return
 
 
+def _dumps(folder: RunFolder, attempt: int) -> list[Path]:
+    """Return the dumps that the ranks of an own script wrote in the newest hang."""
+    pattern = folder.observed(attempt, "*") / "hang-*"
+    places = pattern.parent.parent.glob(f"{pattern.parent.name}/{pattern.name}")
+    newest = sorted(places, key=lambda place: [int(each) for each in re.findall(r"\d+", str(place))])[-1:]
+    return sorted(path for place in newest for path in place.glob("rank-*.pickle"))
+
+
 def _preflight(found: Examination, folder: Path) -> None:
     for path in sorted(folder.glob("*.failed")):
         try:
@@ -147,7 +160,9 @@ def _preflight(found: Examination, folder: Path) -> None:
 
 def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
     name = str(folder.events)
-    for number, event in _records(folder):
+    records = list(_records(folder))
+    hangs = [number for number, event in records if event.get("attempt") == attempt and event.get("event") in _HANGS]
+    for number, event in records:
         kind, node = event.get("event"), _text(event, "node") or None
         if kind == "job_ended" and (state := _text(event, "slurm_state")):
             found.fact(name, number, f"slurm_state {state}", node=node)
@@ -157,10 +172,13 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
         if kind == "error":
             message = _text(event, "message").strip().partition("\n")[0]
             found.fact(name, number, f"{_text(event, 'kind')}: {message}", rank=rank, node=node, otherwise="code")
-        elif kind == "hang":
+        elif kind in ("hang", "hang_reported") and (kind == "hang" or number == hangs[-1]):
             first, where = _first(event.get("ranks")), _first(event.get("nodes"))
             node = where[:_LONGEST] if isinstance(where, str) else None
             found.fact(name, number, hang_line(event)[:_LONGEST], rank=whole(first), node=node, otherwise="hang")
+            if number == hangs[-1] and attempt is not None:
+                for path in _dumps(folder, attempt):
+                    _dump(found, path)
         elif kind == "node_excluded":
             found.fact(name, number, f"preflight: {_text(event, 'reason')}", node=_text(event, "excluded"))
         elif kind == "attempt_ended" and event.get("decision") != "done" and not found.hits and _text(event, "cause"):

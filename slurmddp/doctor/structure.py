@@ -93,7 +93,10 @@ class Structure:
         ahead = max(enqueued.values(), default=0)
         behind = sorted(rank for rank, last in enqueued.items() if last < ahead)
         if behind and len(behind) < len(enqueued):
-            return behind, f"they had started collective {enqueued[behind[0]]}, the others {ahead}"
+            last = enqueued[behind[0]]
+            missed = min((each for each in self.collective.values() if each[0] > last), default=None)
+            which = f"; they did not join {missed[1]} {missed[0]}" if missed else ""
+            return behind, f"they had started collective {last}, the others {ahead}{which}"
         numbers = {rank: number for rank, (number, _) in self.collective.items()}
         if len(set(numbers.values())) > 1:
             least = min(numbers.values())

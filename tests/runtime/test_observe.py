@@ -14,7 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
+from slurmddp.doctor.diagnose import Examination
+from slurmddp.doctor.sources import read_path
+from slurmddp.runtime.observe import recorder
 from slurmddp.runtime.observe.beats import Beat
 from slurmddp.runtime.observe.blame import Verdict, blame
 from slurmddp.runtime.observe.ddp_times import DdpTimes, Times
@@ -71,6 +75,7 @@ def launch(
         "SLURMDDP_ATTEMPT": "0",
         "OMP_NUM_THREADS": "1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "TORCH_FR_BUFFER_SIZE": "2000",
         **({"SLURMDDP_OBSERVE": json.dumps(observe)} if observe is not None else {}),
         **more,
     }
@@ -305,7 +310,7 @@ def test_a_hang_names_the_rank_that_did_not_join_and_stops_nothing(tmp_path: Pat
     def look(wait: Wait) -> None:
         wait(lambda: run.events("hang_reported"))
         stacks = Path(run.events("hang_reported")[0]["stacks"])
-        wait(lambda: len(list(stacks.glob("*.txt"))) == (2 if kind == "behind" else 1))
+        wait(lambda: len(list(stacks.iterdir())) == (4 if kind == "behind" else 2))
         release.touch()
         if kind == "silent":
             os.kill(int((tmp_path / "release.pid").read_text()), signal.SIGCONT)
@@ -318,6 +323,11 @@ def test_a_hang_names_the_rank_that_did_not_join_and_stops_nothing(tmp_path: Pat
     (hang,) = run.events("hang_reported")
     assert (hang["kind"], hang["ranks"], hang["nodes"]) == (kind, [1], ["here"])
     assert hang["step"] == 29 if kind == "behind" else hang["step"] <= 29, "or when it was last heard of"
+    if kind == "behind":
+        diagnosis = Examination()
+        read_path(diagnosis, Path(hang["stacks"]))
+        known = diagnosis.diagnose().message
+        assert known.startswith("the others waited for rank 1: ") and "they did not join all_reduce " in known
     assert hang["waited"] >= 2 and "hang: rank 1 on here did not join the others" in done.stderr
     texts = {path.name: path.read_text() for path in Path(hang["stacks"]).glob("*.txt")}
     assert "_engine_run_backward" in texts["rank-00000.txt"], "it waits for the other one's gradients"
@@ -338,7 +348,8 @@ def test_a_hang_restarts_the_ranks_where_the_job_wants_that(tmp_path: Path) -> N
     (hang,) = run.events("hang")
     assert (hang["kind"], hang["ranks"], hang["nodes"]) == ("behind", [1], ["here"])
     assert "the ranks restart" in done.stderr and not run.events("hang_reported")
-    assert len(list(tmp_path.glob("trace/attempt-000/observed-0/hang-1/rank-*.txt"))) == 2
+    for ending in ("txt", "pickle"):
+        assert len(list(tmp_path.glob(f"trace/attempt-000/observed-0/hang-1/rank-*.{ending}"))) == 2
     assert run.lines("metrics.jsonl")[-1]["step"] == 40
 
 
@@ -350,6 +361,21 @@ def test_a_slow_rank_is_named(tmp_path: Path) -> None:
     begins = Run(tmp_path).events("straggler_begins")
     assert [(event["slow_rank"], event["part"], event["rank"]) for event in begins] == [(1, "compute", 0)]
     assert "straggler: rank 1 on here is slow in compute" in done.stderr
+
+
+def test_the_recorder_of_the_backend_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rank-00000.pickle"
+    assert recorder.dump(path) and path.read_bytes()[:1] == b"\x80"
+    assert not recorder.dump(tmp_path / "missing/rank-00000.pickle")
+    assert "no dump of the flight recorder: FileNotFoundError" in capfd.readouterr().err
+    monkeypatch.setattr(type(distributed_c10d._world), "pg_map", {0: ("cpu:gloo,cuda:nccl", None)})
+    nccl = torch._C._distributed_c10d
+    monkeypatch.setattr(nccl, "_dump_nccl_trace", lambda includeStackTraces: b"nccl", raising=False)
+    assert recorder.dump(path) and path.read_bytes() == b"nccl"
+    monkeypatch.delattr(nccl, "_dump_nccl_trace")
+    assert not recorder.dump(path), "a torch without NCCL"
 
 
 def beat(*, step: int = 5, late: bool = True, gone: bool = False, **groups: int) -> Beat:

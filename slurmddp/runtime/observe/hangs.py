@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.journal import Events
+from slurmddp.runtime.observe import recorder
 from slurmddp.runtime.observe.beats import Beat, Beats
 from slurmddp.runtime.observe.blame import Verdict, blame
 from slurmddp.runtime.observe.signs import Collectives, Steps, collectives
@@ -171,19 +172,21 @@ class Hangs:
         self.look(waiting)
 
     def _answer(self, verdict: Path, waiting: Waiting) -> None:
-        """Write the stacks of all threads; then exit, where the job wants that."""
+        """Write the stacks of all threads and the newest collectives; then exit, where the job wants that."""
         stacks = verdict.with_suffix("")
         if self._restart:
             leave_within(_LAST_RESORT, 1)
-        with (stacks / f"rank-{self._env.rank:05d}.txt").open("w") as file:
+        path = stacks / f"rank-{self._env.rank:05d}.txt"
+        with path.open("w") as file:
             about = f"rank {self._env.rank} on {self._env.node}, step {waiting.step}, no progress for"
             file.write(f"{about} {waiting.seconds:.1f} s; process groups: {waiting.collectives}\n")
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
+        files = 1 + recorder.dump(path.with_suffix(".pickle"))
         if self._restart:
             # The first process that exits takes the others with it: not before they have said where they are.
             until = time.monotonic() + _STACKS
-            while time.monotonic() < until and len(list(stacks.iterdir())) < self._env.world:
+            while time.monotonic() < until and len(list(stacks.iterdir())) < files * self._env.world:
                 time.sleep(0.1)
             leave(1)
 

@@ -14,7 +14,9 @@ import pytest
 
 from slurmddp.doctor.diagnose import Diagnosis, Examination
 from slurmddp.doctor.plain_pickle import load
-from slurmddp.doctor.sources import read_path
+from slurmddp.doctor.sources import diagnose_run, read_path
+from slurmddp.runs.events import append_event
+from slurmddp.runs.layout import RunFolder
 
 
 def entry(number: int, name: str, state: str, group: str = "0") -> dict[str, Any]:
@@ -42,7 +44,10 @@ def test_the_rank_that_did_not_join(tmp_path: Path) -> None:
     found = diagnose(tmp_path / "fr")
     assert found.root is not None and found.root.first.cause.id == "nccl-timeout"
     assert (found.sure, found.root.ranks) == ("likely", (0, 1, 3))
-    assert found.message == "the others waited for rank 2: they had started collective 7, the others 8"
+    assert (
+        found.message
+        == "the others waited for rank 2: they had started collective 7, the others 8; they did not join all_reduce 8"
+    )
 
 
 def test_ranks_that_call_different_collectives(tmp_path: Path) -> None:
@@ -56,6 +61,36 @@ def test_ranks_that_call_different_collectives(tmp_path: Path) -> None:
 def test_dumps_without_a_wait_are_no_failure(tmp_path: Path) -> None:
     dump(tmp_path / "fr", 0, entry(8, "all_reduce", "completed"), {**entry(9, "x", "scheduled"), "retired": True})
     assert diagnose(tmp_path / "fr").root is None
+
+
+HANG = {"attempt": 0, "ranks": [2], "nodes": ["n2"], "phase": "step", "step": 4, "waited": 30.0}
+
+
+def test_a_hang_of_an_own_script(tmp_path: Path) -> None:
+    """The newest one counts, until the ranks make progress again."""
+    folder = RunFolder(tmp_path)
+    folder.attempt_logs(0).mkdir(parents=True)
+    folder.node_log(0, "n1").write_text("slurmddp: hang: ...\n")
+    for start, number, behind in ((0, 1, 0), (9, 2, 0), (10, 1, 1), (10, 2, 2)):
+        place = folder.observed(0, str(start)) / f"hang-{number}"
+        place.mkdir(parents=True)
+        for rank in range(3):
+            waits = [] if rank == behind else [entry(8, "all_reduce", "scheduled"), entry(9, "broadcast", "scheduled")]
+            dump(place, rank, {**entry(7, "all_reduce", "scheduled"), "retired": True}, *waits)
+            (place / f"rank_{rank}").rename(place / f"rank-{rank:05d}.pickle")
+    append_event(folder.events, "hang_reported", **HANG)
+    found = diagnose_run(folder)
+    assert found.root is not None and found.root.first.cause.id == "hang"
+    assert (found.root.first.rank, found.root.first.host) == (2, "n2")
+    assert found.message == (
+        "the others waited for rank 2: they had started collective 7, the others 9; they did not join all_reduce 8"
+    )
+    assert [each.first.cause.id for each in found.cascades] == ["nccl-timeout"]
+    append_event(folder.events, "hang_over", attempt=0, ranks=[2], nodes=["n2"])
+    assert diagnose_run(folder).root is None
+    append_event(folder.events, "hang_reported", **{**HANG, "attempt": 1})
+    (found,) = [diagnose_run(folder)]
+    assert found.root is not None and found.root.first.rank == 2 and not found.message, "it has no dumps"
 
 
 class Evil:
