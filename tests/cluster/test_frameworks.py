@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from .cluster import Cluster
-from .frameworks import SCRIPTS, SLOWLY, Environment, make_environment
+from .frameworks import BREAK_SAVE, SCRIPTS, SLOWLY, Environment, make_environment
 from .host import LOGIN
 from .roots import CHECKOUT
 from .runs import Alice, Run
@@ -55,6 +55,7 @@ FRAMEWORKS = [
     Framework("Hugging Face Trainer", "hf_trainer.py", ("transformers", "accelerate")),
     Framework("Accelerate", "accelerate_loop.py", ("accelerate",), says="precision no"),
     Framework("Accelerate, with a config file", "accelerate_loop.py", ("accelerate",), CONFIG, says="precision bf16"),
+    Framework("DeepSpeed, ZeRO stage 1", "deepspeed_loop.py", ("deepspeed",)),
     Framework("PyTorch DDP", "ddp_snapshot.py", ("torch",)),
     Framework("A small GPT, with DDP", "tiny_gpt.py", ("torch",)),
 ]
@@ -109,7 +110,8 @@ def test_it_survives(framework: Framework, alice: Alice) -> None:
     run.wait("done", timeout=PATIENCE)
     assert starts(run)[-1][-1] == STEPS
     job = f"{run.answer['run_folder']}/job.yaml"
-    more = alice.submit("--resume", run.id, job, "--", f"{SCRIPTS}/{framework.script}", "--steps", str(MORE))
+    half = ("--set", "resources.ranks_per_node=1")
+    more = alice.submit("--resume", run.id, job, *half, "--", f"{SCRIPTS}/{framework.script}", "--steps", str(MORE))
     more.wait("done", timeout=PATIENCE)
     assert starts(more) == [list(range(STEPS + 1, MORE + 1))], "it began with the checkpoint of the run before"
     for each in (run, more):
@@ -117,7 +119,7 @@ def test_it_survives(framework: Framework, alice: Alice) -> None:
         assert all(framework.says in line for line in begun) and (begun or not framework.says), begun
     command = " ".join([framework.script, *framework.options]).replace(f"{SCRIPTS}/", "")
     command = re.sub(r"(\w+\.(py|yaml))", r"examples/frameworks/\1", command)
-    note(framework.title, environment, command, ", ".join([*FAULTS, "`--resume`"]))
+    note(framework.title, environment, command, ", ".join([*FAULTS, "`--resume` on half the ranks"]))
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.packages[0])
@@ -180,6 +182,15 @@ def kill_rank(run: Run) -> None:
     continued(run, before, lost=2 * EVERY)
 
 
+def kill_in_a_save(run: Run) -> None:
+    """Rank 0 dies, and its file is half written. The ranks must begin with the checkpoint before."""
+    before = len(starts(run))
+    (run.folder / BREAK_SAVE).touch()
+    continued(run, before, lost=EVERY)
+    *_, old, new = starts(run)
+    assert (old[-1] % EVERY, old[-1] + 1 - new[0]) == (0, EVERY), (old, new)
+
+
 def lose_node(run: Run) -> None:
     """A power cut on a node that trains, and is not the one of job.sh. The spare replaces it."""
     before = len(starts(run))
@@ -211,6 +222,7 @@ def reach_the_time_limit(run: Run) -> None:
 #: In this order, in one run.
 FAULTS: dict[str, Callable[[Run], None]] = {
     "killed rank": kill_rank,
+    "kill in the middle of a save": kill_in_a_save,
     "time limit and requeue": reach_the_time_limit,
     "lost node": lose_node,
 }
