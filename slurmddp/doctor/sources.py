@@ -141,8 +141,8 @@ def _dump(found: Examination, path: Path) -> None:
 
 def _dumps(folder: RunFolder, attempt: int) -> list[Path]:
     """Return the dumps that the ranks of an own script wrote in the newest hang."""
-    pattern = folder.observed(attempt, "*") / "hang-*"
-    places = pattern.parent.parent.glob(f"{pattern.parent.name}/{pattern.name}")
+    starts = folder.observed(attempt, "*")
+    places = [place for place in starts.parent.glob(f"{starts.name}/hang-*") if place.is_dir()]
     newest = sorted(places, key=lambda place: [int(each) for each in re.findall(r"\d+", str(place))])[-1:]
     return sorted(path for place in newest for path in place.glob("rank-*.pickle"))
 

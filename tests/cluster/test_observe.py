@@ -7,7 +7,7 @@ import json
 import pytest
 
 from .cluster import Cluster
-from .runs import Alice
+from .runs import Alice, Run
 
 pytestmark = pytest.mark.cluster
 
@@ -75,6 +75,30 @@ def fetch_through(alice: Alice, run: str, node: str) -> None:
     assert done.stdout == f"http://127.0.0.1:7070 leads to the node; Ctrl-C ends it\n{SCRIPT}"
 
 
+def assert_doctor_names(alice: Alice, run: Run, node: str) -> None:
+    """While it hangs: the rank, its node, and the collective that it did not join."""
+    dumps = "trace/attempt-000/observed-*/hang-1/*.pickle"
+    alice.cluster.wait_for(lambda: len(list(run.folder.glob(dumps))) == 2, "a dump of each rank", 60)
+    done = alice.command("doctor", run.id, "--json", check=False)
+    root = json.loads(done.stdout)["root"]
+    assert (done.returncode, root["cause"], root["rank"], root["node"]) == (1, "hang", 1, node), done.stdout
+    message = root["message"]
+    assert message.startswith("the others waited for rank 1: ") and "did not join all_reduce" in message, done.stdout
+
+
+def assert_the_wait_is_no_training(alice: Alice, run: Run, waited: float) -> None:
+    """The lines' seconds, as status and goodput tell them, once the run is done."""
+    spent = [line["seconds"] for line in run.lines("metrics.jsonl") if "seconds" in line]
+    assert all(set(seconds) <= {"compute", "network", "overlap"} for seconds in spent), spent
+    network = sum(seconds.get("network", 0) for seconds in spent)
+    assert network > waited, spent
+    assert json.loads(alice.command("status", run.id, "--json").stdout)["network_share"] > 0.5
+    found = json.loads(alice.command("goodput", run.id, "--json").stdout)
+    assert found["seconds"]["network"] == pytest.approx(network, abs=0.1)
+    assert found["seconds"]["run"] == 0 < found["goodput"] < 0.2 and found["seconds"]["init"] > 0, found
+    assert alice.command("doctor", run.id).stdout.startswith("no failure found")
+
+
 def test_the_node_of_a_rank_that_does_not_join_is_named(cluster: Cluster, torch_image: str) -> None:
     alice = Alice(cluster, torch_image)
     cluster.write("/home/alice/scripts/plain.py", SCRIPT)
@@ -89,6 +113,7 @@ def test_the_node_of_a_rank_that_does_not_join_is_named(cluster: Cluster, torch_
     assert set(hang["nodes"]) | set(ranks.values()) == {"node1", "node2"}, "rank 0 told of its start, rank 1 hangs"
     shown = cluster.run("login", ["slurmddp", "status", run.id], check=False).stdout
     assert f"hang     rank 1 on {hang['nodes'][0]}: hang: no progress in step at step 49" in shown
+    assert_doctor_names(alice, run, hang["nodes"][0])
     look_inside(alice, run.id, waits=hang["nodes"][0], image=torch_image)
     cluster.write("/home/alice/scripts/release", "")
     status = run.wait("done")
@@ -96,3 +121,4 @@ def test_the_node_of_a_rank_that_does_not_join_is_named(cluster: Cluster, torch_
     assert run.wait_for_event("hang_over")["nodes"] == hang["nodes"]
     stacks = sorted(path.name for path in run.folder.glob("trace/attempt-000/observed-*/hang-1/*.txt"))
     assert stacks == ["rank-00000.txt", "rank-00001.txt"]
+    assert_the_wait_is_no_training(alice, run, hang["waited"])

@@ -74,6 +74,7 @@ def test_a_hang_of_an_own_script(tmp_path: Path) -> None:
     for start, number, behind in ((0, 1, 0), (9, 2, 0), (10, 1, 1), (10, 2, 2)):
         place = folder.observed(0, str(start)) / f"hang-{number}"
         place.mkdir(parents=True)
+        place.with_suffix(".json").touch()
         for rank in range(3):
             waits = [] if rank == behind else [entry(8, "all_reduce", "scheduled"), entry(9, "broadcast", "scheduled")]
             dump(place, rank, {**entry(7, "all_reduce", "scheduled"), "retired": True}, *waits)
