@@ -41,7 +41,14 @@ before = time.thread_time()
 for _ in range(int(sys.argv[2])):
     hook(optimizer, (), {})
 cost = time.thread_time() - before
-told = {"seconds": seconds, "watcher": used / seconds, "hook": cost / int(sys.argv[2]) * 1e6}
+thread._ddp.look = lambda: False  # it asks no more
+before = time.thread_time()
+for _ in range(int(sys.argv[2])):
+    thread._steps.asked = thread._ddp.read
+    hook(optimizer, (), {})
+reads = time.thread_time() - before
+figures = {"hook": cost / int(sys.argv[2]) * 1e6, "reads": reads / int(sys.argv[2]) * 1e6}
+told = {"seconds": seconds, "watcher": used / seconds, "modules": len(thread._ddp._modules), **figures}
 print("MEASURED", json.dumps(told), flush=True)
 dist.destroy_process_group()
 """
@@ -67,12 +74,16 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder), options.steps, options.ranks)
-    hook, watcher = max(rank["hook"] for rank in found), max(rank["watcher"] for rank in found)
+    hook, reads, watcher = (max(rank[name] for rank in found) for name in ("hook", "reads", "watcher"))
     seconds = found[0]["seconds"]
     print(f"{options.steps} steps of {seconds / options.steps * 1000:.2f} ms on {options.ranks} ranks")
     print(f"hook per step    {hook:.2f} us of CPU time (target: at most {HOOK:.0f})")
+    print(f"one per second   {reads:.2f} us: it also reads DDP's own times (target: at most {HOOK:.0f})")
     print(f"watcher thread   {watcher:.2%} of a core (target: at most {WATCHER:.0%})")
-    return 0 if hook <= HOOK and watcher <= WATCHER and len(found) == options.ranks else 1
+    if not any(rank["modules"] for rank in found):
+        print("rank 0 did not find its DDP module: try more steps", file=sys.stderr)
+        return 1
+    return 0 if max(hook, reads) <= HOOK and watcher <= WATCHER and len(found) == options.ranks else 1
 
 
 if __name__ == "__main__":
