@@ -45,7 +45,7 @@ def mark_waits(module: nn.Module, mark: Mark, *, root: bool) -> None:
 
     def before_fsdp(_: nn.Module, _args: Any, output: Any) -> None:
         for item in _differentiable(output):
-            item.register_hook(begin_root_backward if root else begin_backward)
+            item.register_hook(begin_root_backward if root else begin_backward)  # type: ignore[no-untyped-call]
 
     def begin_root_backward(_: torch.Tensor) -> None:
         # FSDP queues its own at the same place, a moment later; they run in this order.
@@ -54,7 +54,7 @@ def mark_waits(module: nn.Module, mark: Mark, *, root: bool) -> None:
 
     def after_fsdp(_: nn.Module, _args: Any, output: Any) -> None:
         for item in _differentiable(output):
-            item.register_hook(end)
+            item.register_hook(end)  # type: ignore[no-untyped-call]
 
     module.register_forward_pre_hook(begin_forward, prepend=True)
     module.register_forward_pre_hook(end_gathering, with_kwargs=True)
