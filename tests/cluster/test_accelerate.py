@@ -39,6 +39,12 @@ distributed_type: MULTI_GPU
 dynamo_config: {dynamo_backend: INDUCTOR, dynamo_mode: max-autotune, dynamo_use_dynamic: true}
 mixed_precision: fp16
 """,
+    "megatron": """\
+compute_environment: LOCAL_MACHINE
+distributed_type: MEGATRON_LM
+megatron_lm_config: {megatron_lm_pp_degree: 2, megatron_lm_tp_degree: 2, megatron_lm_gradient_clipping: 1.0}
+mixed_precision: bf16
+""",
 }
 DUMP = """\
 import json, os, sys

@@ -85,8 +85,13 @@ def carry_program(job: Imported, launch: Launch) -> None:
 def _options(job: Imported, launch: Launch) -> None:
     """Carry over the options of launcher and srun that have a key, and name the others."""
     for name, value in launch.options.items():
-        if name == "mixed-precision" and launch.kind == "accelerate" and (precision := job.text(value)):
-            job.keys[("environment", "ACCELERATE_MIXED_PRECISION")] = precision
+        if name == "config-file" and launch.kind == "accelerate" and (config := job.path(value)):
+            job.set("launch.accelerate", job.inside(config))
+        elif name == "mixed-precision" and launch.kind == "accelerate" and (precision := job.text(value)):
+            if "config-file" in launch.options:  # whose variables replace those of `environment`
+                job.leave(launch.line, f"--mixed_precision={precision}", "set mixed_precision in the config file")
+            else:
+                job.keys[("environment", "ACCELERATE_MIXED_PRECISION")] = precision
         elif name == "max-restarts" and launch.kind == "torchrun" and number(value) is not None:
             if restarts := number(value):
                 job.set("launch.max_restarts", restarts)
