@@ -107,7 +107,7 @@ find_container() {
 
 # If Python, torch or accelerate is missing, the ranks cannot start; job.sh decides by these messages
 check_python() {
-  local said there=0 new lacks version path inherited= modules=(torch)
+  local said there=0 new lacks module version path inherited= modules=(torch)
   local where="in the image: correct it" todo="install it in the image, or correct container.python"
   if [[ "$runtime" == none ]]; then
     inherited=${PYTHONPATH:+:$PYTHONPATH}
@@ -129,7 +129,7 @@ print(sys.version_info >= (3, 10), (lacks + ["nothing"])[0], "%d.%d" % sys.versi
   fi
   read -r new lacks version path <<<"${said##*$'\n'}"
   [[ "$new" != False ]] || fail "container.python: $path is Python $version; the ranks need 3.10 or newer"
-  [[ "${lacks:-nothing}" == nothing ]] || fail "no $lacks in $path: $todo"
+  for module in "${modules[@]}"; do [[ "$lacks" != "$module" ]] || fail "no $module in $path: $todo"; done
 }
 
 # Check the sources of the binds: if one is missing, the container does not start, and names only that one

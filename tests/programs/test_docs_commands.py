@@ -141,6 +141,7 @@ def place(desk: Desk) -> Iterator[Desk]:
     desk.write("Dockerfile", "FROM ubuntu:24.04\nARG VERSION\n")
     for name in ("slurm-1234.out", "node1.log"):
         desk.write(name, "step 1\n")
+    desk.write("default_config.yaml", "distributed_type: MULTI_GPU\n")
     desk.write("train.sbatch", "#!/bin/bash\n#SBATCH --time=1:00:00\npython train.py\n")
     for name in ("train.py", "requirements.txt", "src/a.py"):
         desk.write(name, "")
