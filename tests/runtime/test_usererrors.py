@@ -126,4 +126,4 @@ def raised(error: Exception, cause: Exception | None) -> Exception:
     ],
 )
 def test_which_errors_stay(error: Exception, stays: bool) -> None:
-    assert usererrors._stays(error) is stays
+    assert usererrors.stays(error) is stays

@@ -13,7 +13,7 @@ from typing import Any
 
 from slurmddp.runtime.environment import own_node
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.watch import marker
+from slurmddp.runtime.watch import marker, usererrors
 from slurmddp.shared.run_folder import RunFolder
 
 #: These stay as they are. torchrun sets the first two on each rank. The third, for CPUs, is meant for mpirun, which
@@ -28,7 +28,9 @@ def main(words: list[str]) -> None:
             raise UserError("usage: python -m slurmddp.runtime.agent.accelerate FILE RUN_FOLDER TORCHRUN_OPTIONS ...")
         found = variables(words[0], _ranks(words[2:]))
     except UserError as error:
-        _give_up(words[1:2], str(error))
+        print(f"slurmddp: node {own_node()}: {error}", file=sys.stderr)
+        if usererrors.stays(error):
+            _give_up(words[1:2], str(error))
         raise SystemExit(1) from None
     new = " ".join(f"{name}={value}" for name, value in sorted(found.items()) if os.environ.get(name) != value)
     print(f"slurmddp: node {own_node()}: from launch.accelerate: {new}", flush=True)
@@ -45,13 +47,13 @@ def variables(file: str, ranks: int) -> dict[str, str]:
         from accelerate.commands import launch
     except ImportError as error:
         lacks = f"no accelerate in {sys.executable}: install it in the image, or correct container.python"
-        raise UserError(lacks if error.name == "accelerate" else f"launch.accelerate: {error}") from None
+        raise UserError(lacks if error.name == "accelerate" else f"launch.accelerate: {error}") from error
     # One machine, all GPUs and any free port: what else it says of them is for torchrun alone.
     alone = ["--num_machines=1", f"--num_processes={ranks}", "--main_process_port=0", "--gpu_ids=all"]
     try:
         found = _of_accelerate(launch, [f"--config_file={file}", *alone, "script"])
     except (Exception, SystemExit) as error:  # whatever it raises for a wrong file
-        said = f"{type(error).__name__}: {error}"
+        said = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"launch.accelerate: Accelerate {__version__} rejects the config file: {said}") from error
     own = {name: os.environ[name] for name in _NOT_OF_THE_FILE if name in os.environ}
     return {**{name: value for name, value in found.items() if name not in _NOT_OF_THE_FILE}, **own}
@@ -84,7 +86,6 @@ def _ranks(options: Sequence[str]) -> int:
 
 def _give_up(folder: Sequence[str], why: str) -> None:
     """Tell job.sh that no further start will help: all nodes have the same file, and the same image."""
-    print(f"slurmddp: node {own_node()}: {why}", file=sys.stderr)
     attempt = os.environ.get("SLURMDDP_ATTEMPT", "")
     if folder and attempt.isdecimal():
         marker.give_up(RunFolder(Path(folder[0])).marker(int(attempt)), int(attempt), why)

@@ -42,7 +42,7 @@ def note(error: BaseException | None, environ: Mapping[str, str] = os.environ, r
         root = root or Path(environ["SLURMDDP_RUN"])
         rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         attempt = int(environ.get("SLURMDDP_ATTEMPT", "0"))
-        if (error is None or _stays(error)) and _before_first_step(root, environ):
+        if (error is None or stays(error)) and _before_first_step(root, environ):
             _count(root, attempt, environment.which_start(environ), rank, size, _text(error, environ))
     except (KeyError, ValueError):
         return  # Nobody started these ranks for us.
@@ -50,7 +50,7 @@ def note(error: BaseException | None, environ: Mapping[str, str] = os.environ, r
         say(f"slurmddp: warning: cannot count the error of this start: {failed}\n")
 
 
-def _stays(error: BaseException) -> bool:
+def stays(error: BaseException) -> bool:
     """Return whether the next start would fail alike: False if any error in the chain is one of files or network."""
     if not isinstance(error, KINDS):
         return False
