@@ -56,6 +56,7 @@ def test_each_preflight_counts_for_itself() -> None:
         "preflight: setup line failed with exit code 1: module load x",
         "setup line failed with exit code 1: module load x",
         "preflight: no torch in /usr/bin/python3: install it in the image",
+        "preflight: no accelerate in /usr/bin/python3: install it in the image",
         "preflight: container.python: there is no python9 in the image",
     ],
 )
