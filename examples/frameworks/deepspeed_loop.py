@@ -38,7 +38,7 @@ def save(engine: deepspeed.DeepSpeedEngine, step: int) -> None:
     if dist.get_rank() == 0:
         (CHECKPOINTS / "latest.new").write_text(tag)
         (CHECKPOINTS / "latest.new").replace(CHECKPOINTS / "latest")
-        for old in sorted(CHECKPOINTS.glob("step-*"))[:-2]:
+        for old in (*sorted(CHECKPOINTS.glob("step-*"))[:-2], *CHECKPOINTS.glob("universal-*")):
             shutil.rmtree(old)
 
 

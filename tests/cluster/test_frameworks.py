@@ -63,15 +63,26 @@ FRAMEWORKS = [
 
 @dataclass(frozen=True)
 class Program:
-    """A program that others wrote, by the words that start it; `said` is what it prints towards its end."""
+    """A program that others wrote, by the words that start it; `said` is what it prints, in the end.
+
+    saves: the file of its first checkpoint, from the folder of the scripts. Then a rank is killed.
+    """
 
     title: str
     start: tuple[str, ...]
     packages: tuple[str, ...]
     said: str
+    nodes: int = 2
     ranks: int = 2
+    arguments: tuple[str, ...] = ()
+    saves: str = ""
 
 
+LITGPT_START = (
+    *("-m", "litgpt", "--set", f"environment.PYTHONPATH={SCRIPTS}"),
+    *("--set", "environment.TORCHDYNAMO_DISABLE=1"),  # it compiles its model, and the image has no compiler
+    *("--set", "environment.TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1"),  # its checkpoints contain its data loader
+)
 PROGRAMS = [
     Program(
         "Accelerate's own test script",
@@ -81,6 +92,16 @@ PROGRAMS = [
         ranks=1,  # with four ranks on CPUs its test of tensors fails: it expects two
     ),
     Program("Lightning's demo modules", (f"{SCRIPTS}/demo.py",), ("lightning",), "`max_epochs=1` reached"),
+    Program(
+        "litgpt pretrain",
+        LITGPT_START,
+        ("litgpt", "requests"),  # it imports requests without asking for it
+        "Resuming training from",
+        nodes=1,  # on several ranks it uses FSDP, which Lightning has for GPUs only
+        ranks=1,
+        arguments=("pretrain", "--config", f"{SCRIPTS}/litgpt.yaml"),
+        saves="out/step-00000800/lit_model.pth",
+    ),
 ]
 DEMO = """\
 from lightning.pytorch import Trainer
@@ -89,12 +110,38 @@ from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 trainer = Trainer(num_nodes=2, devices=2, accelerator="cpu", max_epochs=1, logger=False)
 trainer.fit(BoringModel(), datamodule=BoringDataModule())
 """
+LITGPT = f"""\
+model_name: pythia-14m
+model_config: {{n_layer: 1, n_embd: 32, n_head: 2, block_size: 64, padded_vocab_size: 128}}
+data: rows.Rows
+train: {{max_tokens: 1000000, save_interval: 800, log_interval: 100, max_seq_length: 64, lr_warmup_steps: 1,
+  global_batch_size: 8, micro_batch_size: 4}}
+out_dir: {SCRIPTS}/out
+resume: auto
+logger_name: csv
+"""
+ROWS = """\
+import torch
+from litgpt.data import DataModule
+from torch.utils.data import DataLoader
+
+
+class Rows(DataModule):
+    def connect(self, tokenizer=None, batch_size=1, max_seq_length=-1):
+        self.batch_size, self.length = batch_size, max_seq_length + 1
+
+    def train_dataloader(self):
+        return DataLoader((torch.arange(256)[:, None] + torch.arange(self.length)) % 128, self.batch_size)
+
+    val_dataloader = train_dataloader
+"""
 
 
 @pytest.fixture
 def alice(fresh_cluster: Cluster, torch_image: str) -> Alice:
     fresh_cluster.write(f"{SCRIPTS}/slowly.py", SLOWLY)
-    fresh_cluster.write(f"{SCRIPTS}/demo.py", DEMO)
+    for name, text in {"demo.py": DEMO, "litgpt.yaml": LITGPT, "rows.py": ROWS}.items():
+        fresh_cluster.write(f"{SCRIPTS}/{name}", text)
     for path in EXAMPLES.glob("*.*"):
         fresh_cluster.write(f"{SCRIPTS}/{path.name}", path.read_text())
     return Alice(fresh_cluster, torch_image)
@@ -118,19 +165,25 @@ def test_it_survives(framework: Framework, alice: Alice) -> None:
         begun = [line for line in each.logs().splitlines() if " begins with " in line]
         assert all(framework.says in line for line in begun) and (begun or not framework.says), begun
     command = " ".join([framework.script, *framework.options]).replace(f"{SCRIPTS}/", "")
-    command = re.sub(r"(\w+\.(py|yaml))", r"examples/frameworks/\1", command)
+    command = re.sub(r"(\w+\.(py|yaml))", r"examples/frameworks/\1", f"{command} --nodes 2")
     note(framework.title, environment, command, ", ".join([*FAULTS, "`--resume` on half the ranks"]))
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.packages[0])
 def test_a_program_of_others_runs(program: Program, alice: Alice) -> None:
     environment = make_environment(alice.cluster, alice.image, program.packages)
-    ranks = ("--set", f"resources.ranks_per_node={program.ranks}")
-    run = alice.submit(*program.start, *options(alice, environment), *ranks)
+    arguments = ("--", *program.arguments) if program.arguments else ()
+    sizes = ("--set", f"resources.nodes={program.nodes}", "--set", f"resources.ranks_per_node={program.ranks}")
+    run = alice.submit(*program.start, *options(alice, environment), *sizes, *arguments)
+    if program.saves:
+        wait_for(run, alice.cluster.machine_path(f"{SCRIPTS}/{program.saves}").exists, "a checkpoint")
+        kill(run, 0, program.packages[0])
     run.wait("done", timeout=2 * PATIENCE)
     assert program.said in run.logs()
-    command = " ".join(word.removeprefix(f"{SCRIPTS}/") for word in program.start)
-    note(program.title, environment, command, "not tried: it saves no checkpoints", program.ranks)
+    survived = "killed rank" if program.saves else "not tried: it saves no checkpoints"
+    command = " ".join([*program.start, f"--nodes {program.nodes}", *arguments])
+    command = command.replace(f"{SCRIPTS}/", "").replace(SCRIPTS, "$PWD")
+    note(program.title, environment, command, survived, f"{program.nodes} x {program.ranks}")
 
 
 def submit(alice: Alice, framework: Framework, environment: Environment) -> Run:
@@ -177,9 +230,14 @@ def continued(run: Run, before: int, lost: int) -> None:
 
 def kill_rank(run: Run) -> None:
     before = len(starts(run))
-    node, process, _ = next(found for found in run.processes("RANK=3") if "slowly.py" in found[2])
-    run.cluster.run(node, ["kill", "-KILL", str(process)], user="root")
+    kill(run, 3, "slowly.py")
     continued(run, before, lost=2 * EVERY)
+
+
+def kill(run: Run, rank: int, word: str) -> None:
+    """SIGKILL for a rank, whose command line has the word."""
+    node, process, _ = next(found for found in run.processes(f"RANK={rank}") if word in found[2])
+    run.cluster.run(node, ["kill", "-KILL", str(process)], user="root")
 
 
 def kill_in_a_save(run: Run) -> None:
@@ -228,10 +286,10 @@ FAULTS: dict[str, Callable[[Run], None]] = {
 }
 
 
-def note(title: str, environment: Environment, command: str, survived: str, ranks: int = 2) -> None:
+def note(title: str, environment: Environment, command: str, survived: str, shape: str = "2 x 2") -> None:
     """Write a row into the page; other rows stay as they are. Without that wish, the page must say the same."""
     versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
-    row = f"| {title} | {versions} | `slurmddp submit {command} --nodes 2` | 2 x {ranks} | {survived} |\n"
+    row = f"| {title} | {versions} | `slurmddp submit {command}` | {shape} | {survived} |\n"
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     table, _, rest = rest.partition(END)
     rows = [line for line in table.splitlines(keepends=True) if line.startswith("| ")][1:]
