@@ -114,7 +114,7 @@ LITGPT = f"""\
 model_name: pythia-14m
 model_config: {{n_layer: 1, n_embd: 32, n_head: 2, block_size: 64, padded_vocab_size: 128}}
 data: rows.Rows
-train: {{max_tokens: 1000000, save_interval: 800, log_interval: 100, max_seq_length: 64, lr_warmup_steps: 1,
+train: {{max_tokens: 700000, save_interval: 800, log_interval: 100, max_seq_length: 64, lr_warmup_steps: 1,
   global_batch_size: 8, micro_batch_size: 4}}
 out_dir: {SCRIPTS}/out
 resume: auto
