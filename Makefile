@@ -42,6 +42,11 @@ $(VENV)/.test: $(VENV)/.unit $(VENV)/.train
 	$(PIP) $(PIP_ARGS) '$(TORCH)' -e '.[test,lint]'
 	touch $@
 
+# Whose clients `slurmddp sync` uses: large, so for make test-full alone.
+$(VENV)/.trackers: $(VENV)/.test
+	$(PIP) $(PIP_ARGS) wandb mlflow-skinny
+	touch $@
+
 # The newest versions of everything, for Python 3.10 and later in one file. RENEW= keeps those that it has.
 RENEW ?= --upgrade
 lock: $(VENV)/.uv
@@ -81,7 +86,7 @@ test: forget-reruns system build-cluster unit lint programs-test runtime-test cl
 
 test-full: SELECT :=
 test-full: export SLURMDDP_KILLS := 20
-test-full: test docs versions-test variants-test
+test-full: $(VENV)/.trackers test docs versions-test variants-test
 
 # What the cluster is made of, where the cache lacks it (two minutes): mostly downloads, so it starts beside the first parts.
 # cluster-test waits for it, and says what is wrong.
