@@ -44,12 +44,21 @@ def cause(run: Path) -> str:
     ("body", "why"),
     [
         ("import nothere", "ModuleNotFoundError: No module named 'nothere'"),
-        ("import argparse\nargparse.ArgumentParser().parse_args()", "the program exited with code 2"),
+        pytest.param(
+            "import argparse\nargparse.ArgumentParser().parse_args()",
+            "the program exited with code 2",
+            marks=pytest.mark.long,
+        ),
         ("if os.environ['RANK'] == '1': import time; time.sleep(2)\nprint(undefined)", "NameError: name 'undefined'"),
-        ("import torch\ntorch.distributed.init_process_group('gloo')\nfrom os import nothere", "ImportError: cannot"),
-        (
+        pytest.param(
+            "import torch\ntorch.distributed.init_process_group('gloo')\nfrom os import nothere",
+            "ImportError: cannot",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
             "from slurmddp.runtime import distributed\nwith distributed():\n    import nothere",
             "ModuleNotFoundError: No module named 'nothere'",
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -74,8 +83,10 @@ def test_a_script_that_cannot_be_parsed(tmp_path: Path) -> None:
         "if os.environ['RANK'] == '1' and not os.path.exists(here := __file__ + '.once'):\n"
         "    open(here, 'w')\n    import nothere\n"
         "import time; time.sleep(1)",  # of one rank: its node may lack something
-        f"{FIRST_TIME}    raise ImportError('x.so: cannot open: Stale file handle')",
-        f"{FIRST_TIME}    raise ConnectionError('no')",
+        pytest.param(
+            f"{FIRST_TIME}    raise ImportError('x.so: cannot open: Stale file handle')", marks=pytest.mark.long
+        ),
+        pytest.param(f"{FIRST_TIME}    raise ConnectionError('no')", marks=pytest.mark.long),
     ],
 )
 def test_what_may_pass_is_started_again(tmp_path: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
