@@ -22,10 +22,11 @@ from benchmarks.environments import environment
 from benchmarks.measure import Comparison, Cost, in_turn, run, spread
 
 ZERO = 1_793_491_200
-#: CPU seconds and MiB: of `status` and `logs` for any length of the file, of `runs` for a thousand folders, and of
-#: `report` for a million lines.
+#: CPU seconds and MiB: of `status`, `goodput` and `logs` for any length of the file, of `runs` for a thousand folders,
+#: and of `report` for a million lines.
 TARGETS: Mapping[str, tuple[float, float] | None] = {
-    "status": (0.5, 100), "logs": (0.5, 100), "runs": (0.5, 100), "goodput": None, "report": (5.0, 100),
+    "status": (0.5, 100), "logs": (0.5, 100), "runs": (0.5, 100), "goodput": (0.5, 100), "goodput --exact": None,
+    "report": (5.0, 100),
 }  # fmt: skip
 
 #: Slurm that has forgotten every job.
@@ -54,6 +55,7 @@ def main() -> int:
             "status": ["status", str(long)],
             "logs": ["logs", str(long)],
             "goodput": ["goodput", str(long)],
+            "goodput --exact": ["goodput", str(long), "--exact"],
             "runs": ["runs", "-n", str(asked.folders)],
             "report": ["report", str(long), "-o", "report.html", "--force"],
         }

@@ -206,21 +206,30 @@ def _looks(first: "RunStatus") -> "Iterator[tuple[RunStatus, bool]]":
         yield found, again
 
 
-def goodput(run: Run = LAST, as_json: Json = False) -> None:
+def goodput(
+    run: Run = LAST,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Read each line of a metrics.jsonl above 2 MiB, not a sample")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Show where a run's time went."""
     from slurmddp.launch.find import find_run
     from slurmddp.report.goodput import goodput_dict, goodput_text, never_submitted, run_ledger
 
     found = look(find_run(run, os.environ))
     going = found.state.going
-    ledger = run_ledger(found.folder, going=going)
+    ledger = run_ledger(found.folder, going=going, quick=not exact)
     if ledger is None:
         raise never_submitted(found.folder)
     if as_json:
         typer.echo(opt.json_text({"run_id": found.folder.id, **goodput_dict(ledger, going=going)}))
     else:
         typer.echo(goodput_text(ledger, going=going))
-        for note in found.notes:
+        sampled = (
+            () if ledger.exact else ("estimated from a sample of metrics.jsonl, which is long: --exact reads it all",)
+        )
+        for note in (*found.notes, *sampled):
             opt.say(f"note: {note}")
 
 

@@ -84,6 +84,7 @@ def goodput_dict(found: Ledger, *, going: bool) -> dict[str, Any]:
         "end": found.end / 1000,
         "wall_seconds": found.wall / 1000,
         "goodput": None if found.goodput is None else round(found.goodput, 6),
+        "exact": found.exact,
         "seconds": {kind: milliseconds / 1000 for kind, milliseconds in found.spent.items()},
         "jobs": found.jobs,
         "attempts": found.attempts,

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slurmddp.report.goodput import goodput_dict, goodput_line, goodput_text, run_ledger
+from slurmddp.runs import metrics
 from slurmddp.runs import submission as submissions
 from slurmddp.runs.evidence import Evidence, Marker
 from slurmddp.runs.layout import RunFolder
@@ -574,6 +575,19 @@ def test_the_commands(folder: RunFolder, cli: Callable[..., Result]) -> None:
     assert told["wall_seconds"] == 11524
     assert "goodput  89 % of 3:12:04" in cli("goodput", str(folder.path)).out
     assert "goodput  89 % of 3:12:04" in cli("status", str(folder.path)).out
+
+
+def test_a_long_file_is_sampled_unless_all_is_asked_for(
+    folder: RunFolder, cli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "SMALL", 0)
+    folder.manifest.write_text("{}")
+    submissions.write(folder, replace(SENT, job_id="local-999999999-1", scheduler="local"))
+    shown = cli("goodput", str(folder.path))
+    assert "goodput  about 89 % of 3:12:04" in shown.out and "--exact reads it all" in shown.err
+    assert json.loads(cli("goodput", str(folder.path), "--json").out)["exact"] is False
+    shown = cli("goodput", str(folder.path), "--exact")
+    assert "goodput  89 % of 3:12:04" in shown.out and "--exact" not in shown.err
 
 
 def test_a_run_that_was_not_submitted_is_refused(folder: RunFolder, cli: Callable[..., Result]) -> None:
