@@ -222,6 +222,8 @@ def save():
     assert spent["data"] > 1 and spent["network"] > 2 and spent["network"] > 5 * spent.get("compute", 0), spent
 
 
+#: Whether this torch records what gloo does: not in its older versions.
+RECORDER = hasattr(torch._C._distributed_c10d, "_dump_fr_trace")
 PARTS = {"data": 2.0, "checkpoint": 0.0, "compute": 5.0, "network": 3.0}
 
 
@@ -310,7 +312,7 @@ def test_a_hang_names_the_rank_that_did_not_join_and_stops_nothing(tmp_path: Pat
     def look(wait: Wait) -> None:
         wait(lambda: run.events("hang_reported"))
         stacks = Path(run.events("hang_reported")[0]["stacks"])
-        wait(lambda: len(list(stacks.iterdir())) == (4 if kind == "behind" else 2))
+        wait(lambda: len(list(stacks.iterdir())) == (2 if kind == "behind" else 1) * (1 + RECORDER))
         release.touch()
         if kind == "silent":
             os.kill(int((tmp_path / "release.pid").read_text()), signal.SIGCONT)
@@ -323,7 +325,7 @@ def test_a_hang_names_the_rank_that_did_not_join_and_stops_nothing(tmp_path: Pat
     (hang,) = run.events("hang_reported")
     assert (hang["kind"], hang["ranks"], hang["nodes"]) == (kind, [1], ["here"])
     assert hang["step"] == 29 if kind == "behind" else hang["step"] <= 29, "or when it was last heard of"
-    if kind == "behind":
+    if kind == "behind" and RECORDER:
         diagnosis = Examination()
         read_path(diagnosis, Path(hang["stacks"]))
         known = diagnosis.diagnose().message
@@ -348,7 +350,7 @@ def test_a_hang_restarts_the_ranks_where_the_job_wants_that(tmp_path: Path) -> N
     (hang,) = run.events("hang")
     assert (hang["kind"], hang["ranks"], hang["nodes"]) == ("behind", [1], ["here"])
     assert "the ranks restart" in done.stderr and not run.events("hang_reported")
-    for ending in ("txt", "pickle"):
+    for ending in ("txt", "pickle") if RECORDER else ("txt",):
         assert len(list(tmp_path.glob(f"trace/attempt-000/observed-0/hang-1/rank-*.{ending}"))) == 2
     assert run.lines("metrics.jsonl")[-1]["step"] == 40
 
@@ -367,9 +369,9 @@ def test_the_recorder_of_the_backend_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "rank-00000.pickle"
-    assert recorder.dump(path) and path.read_bytes()[:1] == b"\x80"
+    assert recorder.dump(path) == RECORDER and (not RECORDER or path.read_bytes()[:1] == b"\x80")
     assert not recorder.dump(tmp_path / "missing/rank-00000.pickle")
-    assert "no dump of the flight recorder: FileNotFoundError" in capfd.readouterr().err
+    assert ("no dump of the flight recorder: FileNotFoundError" in capfd.readouterr().err) == RECORDER
     monkeypatch.setattr(type(distributed_c10d._world), "pg_map", {0: ("cpu:gloo,cuda:nccl", None)})
     nccl = torch._C._distributed_c10d
     monkeypatch.setattr(nccl, "_dump_nccl_trace", lambda includeStackTraces: b"nccl", raising=False)
