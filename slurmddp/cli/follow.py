@@ -226,11 +226,10 @@ def goodput(
         typer.echo(opt.json_text({"run_id": found.folder.id, **goodput_dict(ledger, going=going)}))
     else:
         typer.echo(goodput_text(ledger, going=going))
-        sampled = (
-            () if ledger.exact else ("estimated from a sample of metrics.jsonl, which is long: --exact reads it all",)
-        )
-        for note in (*found.notes, *sampled):
+        for note in found.notes:
             opt.say(f"note: {note}")
+        if not ledger.exact:
+            opt.say("note: estimated from a sample of metrics.jsonl, which is long: --exact reads it all")
 
 
 def logs(

@@ -63,9 +63,8 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
     elif prepared.plan.container.runtime != "none":
         say("note: no image.def written: neither container.recipe nor container.base is set")
     own = RunFolder(folder)
-    if plan_file := prepared.plan.accelerate:
-        if own.accelerate.name not in files:
-            say(f"note: no {own.accelerate.name} written: {plan_file} does not exist on this machine")
+    if prepared.plan.accelerate and own.accelerate.name not in files:
+        say(f"note: no {own.accelerate.name} written: {prepared.plan.accelerate} does not exist on this machine")
     project = _project(prepared, folder, say)
     try:
         make_folder(folder)

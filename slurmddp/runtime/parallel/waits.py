@@ -43,23 +43,22 @@ def mark_waits(module: nn.Module, mark: Mark, *, root: bool) -> None:
             node.register_prehook(begin_backward)
             node.register_hook(end)
 
-    def before_fsdp(_: nn.Module, _args: Any, output: Any) -> None:
-        for item in _differentiable(output):
-            item.register_hook(begin_root_backward if root else begin_backward)  # type: ignore[no-untyped-call]
-
     def begin_root_backward(_: torch.Tensor) -> None:
         # FSDP queues its own at the same place, a moment later; they run in this order.
         torch.autograd.Variable._execution_engine.queue_callback(begin_backward)
         mark(BACKWARD)
 
-    def after_fsdp(_: nn.Module, _args: Any, output: Any) -> None:
-        for item in _differentiable(output):
-            item.register_hook(end)  # type: ignore[no-untyped-call]
+    def at_backward(hook: Callable[[torch.Tensor], None]) -> Callable[[nn.Module, Any, Any], None]:
+        def register(_: nn.Module, _args: Any, output: Any) -> None:
+            for item in _differentiable(output):
+                item.register_hook(hook)  # type: ignore[no-untyped-call]
+
+        return register
 
     module.register_forward_pre_hook(begin_forward, prepend=True)
     module.register_forward_pre_hook(end_gathering, with_kwargs=True)
-    module.register_forward_hook(before_fsdp, prepend=True)
-    module.register_forward_hook(after_fsdp)
+    module.register_forward_hook(at_backward(begin_root_backward if root else begin_backward), prepend=True)
+    module.register_forward_hook(at_backward(end))
 
 
 def _differentiable(value: Any) -> list[torch.Tensor]:
