@@ -160,9 +160,10 @@ def _preflight(found: Examination, folder: Path) -> None:
 
 def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
     name = str(folder.events)
-    records = list(_records(folder))
-    hangs = [number for number, event in records if event.get("attempt") == attempt and event.get("event") in _HANGS]
-    for number, event in records:
+    # Read twice rather than kept: there may be millions of events.
+    hangs = ((at, event.get("attempt")) for at, event in _records(folder) if event.get("event") in _HANGS)
+    newest = max((at for at, of in hangs if of == attempt), default=0)
+    for number, event in _records(folder):
         kind, node = event.get("event"), _text(event, "node") or None
         if kind == "job_ended" and (state := _text(event, "slurm_state")):
             found.fact(name, number, f"slurm_state {state}", node=node)
@@ -172,11 +173,11 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
         if kind == "error":
             message = _text(event, "message").strip().partition("\n")[0]
             found.fact(name, number, f"{_text(event, 'kind')}: {message}", rank=rank, node=node, otherwise="code")
-        elif kind in ("hang", "hang_reported") and (kind == "hang" or number == hangs[-1]):
+        elif kind in ("hang", "hang_reported") and (kind == "hang" or number == newest):
             first, where = _first(event.get("ranks")), _first(event.get("nodes"))
             node = where[:_LONGEST] if isinstance(where, str) else None
             found.fact(name, number, hang_line(event)[:_LONGEST], rank=whole(first), node=node, otherwise="hang")
-            if number == hangs[-1] and attempt is not None:
+            if number == newest and attempt is not None:
                 for path in _dumps(folder, attempt):
                     _dump(found, path)
         elif kind == "node_excluded":
