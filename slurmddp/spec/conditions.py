@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
 
 from slurmddp.spec.document import Document
 from slurmddp.spec.job import Job
@@ -14,11 +15,13 @@ def holding(site: Site, job: Job) -> Iterator[tuple[str, When]]:
     """The entries whose conditions the job meets, by name, in the order of the profile: a later one wins."""
     resources = job.resources
     partition = site.partitions.get(resources.partition or "", Partition.model_construct())
+    runtime = job.container.runtime or "apptainer"
     found = {
         "partition": resources.partition,
         "account": resources.account,
         "qos": resources.qos or (partition.ask or {}).get("qos"),
-        "runtime": job.container.runtime or "apptainer",
+        "runtime": runtime,
+        "image": None if runtime == "none" else PurePosixPath(job.container.image or "").name,
     }
     nodes = resources.node_range.max + resources.node_range.spares
     for name, entry in site.when.items():

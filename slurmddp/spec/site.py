@@ -65,7 +65,8 @@ class Partition(Model):
 
 class When(Model):
     """Settings for some jobs only: those that meet all conditions given here. nodes: 1, 2-91, or 2- for two and
-    more; the other conditions are patterns. max_time and max_nodes replace the partition's; job is a layer of the job.
+    more; the other conditions are patterns, image that of the image's file name. max_time and max_nodes replace the
+    partition's; job is a layer of the job.
     """
 
     nodes: Annotated[str, AfterValidator(_node_range)] | None = None
@@ -73,6 +74,7 @@ class When(Model):
     account: Line | None = None
     qos: Line | None = None
     runtime: Line | None = None
+    image: Line | None = None
     max_time: TimeLimit | None = None
     max_nodes: Annotated[int, Field(ge=1)] | None = None
     job: dict[str, Any] = {}
@@ -82,8 +84,10 @@ class When(Model):
     def _no_condition(cls, value: dict[str, Any]) -> dict[str, Any]:
         # Which layers hold is decided from these: they cannot depend on the answer.
         resources, container = value.get("resources") or {}, value.get("container") or {}
-        if set(resources) - {"sbatch_extra"} or "runtime" in container:
-            raise ValueError("may set resources.sbatch_extra, but no other key of resources and no container.runtime")
+        if set(resources) - {"sbatch_extra"} or {"runtime", "image"} & set(container):
+            raise ValueError(
+                "may set resources.sbatch_extra, but no other key of resources, no container.runtime and no image"
+            )
         return value
 
 

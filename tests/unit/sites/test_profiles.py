@@ -18,6 +18,7 @@ from slurmddp.spec.layers import Layered, submodel
 from slurmddp.spec.site import Site
 from slurmddp.spec.validate import nearest_key
 from tests.golden.update import scripts
+from tests.helpers import Desk
 
 FOLDER = asset_folder("site_configs")
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -72,7 +73,7 @@ def test_valid_and_named_after_its_file(name: str) -> None:
 @pytest.mark.parametrize("base", BASES)
 def test_base_is_a_part_of_a_profile_and_used(base: str) -> None:
     tree = read_file(FOLDER / "bases" / f"{base}.yaml", base).tree
-    assert set(tree) <= set(Site.model_fields) - {"name", "title", "bases", "level"}
+    assert set(tree) <= set(Site.model_fields) - {"name", "title", "level"}
     # Facts are keyed by a note's place in its own file.
     assert "notes" not in tree
     assert any(base in site(name).bases for name in NAMES) != (base in FOR_OTHERS)
@@ -171,7 +172,7 @@ def facts_file() -> dict[str, set[bool]]:
     return known
 
 
-#: Read in stored text of the site or vendor on 2026-11-23, after the facts were gathered.
+#: Read in stored text of the site or vendor on 2026-11-23 and 2026-11-25, after the facts were gathered.
 READ_SINCE = {
     "https://documentation.sigma2.no/hpc_machines/olivia/nccl.html",
     "https://docs.isambard.ac.uk/user-documentation/guides/example-data/nccl/env_vars.sh",
@@ -179,7 +180,11 @@ READ_SINCE = {
     "https://github.com/CSCfi/csc-user-guide/blob/master/docs/computing/containers/run-existing.md",
     "https://github.com/HewlettPackard/shs-ccl-docs/blob/main/README.md",
     "https://github.com/HewlettPackard/shs-ccl-docs/blob/main/ccl_env.sh",
+    "https://github.com/Lumi-supercomputer/LUMI-AI-Guide/pull/118",
+    "https://github.com/Lumi-supercomputer/LUMI-AI-Guide/pull/97",
     "https://github.com/NERSC/nersc-dl-multigpu/blob/main/submit_batch_modules.sh",
+    "https://github.com/NVIDIA/nccl/pull/2053",
+    "https://github.com/lumi-ai-factory/laifs-container-recipes/issues/44",
     "https://github.com/ncsa/Delta_doc/blob/main/docs/source/user_guide/containers.rst",
     "https://github.com/stanford-rc/www.sherlock.stanford.edu/blob/main/src/docs/software/containers/apptainer.md",
 }
@@ -193,3 +198,25 @@ def test_what_is_called_verified_is_verified_in_the_facts(name: str) -> None:
             assert fact.source in READ_SINCE or True in known.get(fact.source, set()), f"{key}: {fact.source}"
         else:
             assert fact.note or True not in known.get(fact.source, set()), f"{key}: say why in a note"
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "level"),
+    [
+        ("lumi", "lumi-multitorch-full-u24r70f21m50t210-20260807_115122.sif", None),  # hangs with PHB
+        ("lumi", "mine.sif", None),
+        ("lumi", "lumi-multitorch-full-u24r64f21m43t29-20260225_144743.sif", "PHB"),
+        ("frontier", "mine.sif", "PHB"),
+        ("isambard-ai", "mine.sif", "PHB"),
+    ],
+)
+def test_gpudirect_on_slingshot_belongs_to_the_image(desk: Desk, name: str, image: str, level: str | None) -> None:
+    job = desk.resolve(f"site: {name}\nname: x\ntrain: {{script: t.py}}\ncontainer: {{image: /i/{image}}}\n").job
+    assert job.network.variables.get("NCCL_NET_GDR_LEVEL") == level
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if site(name).architecture == "aarch64"])
+def test_gh200_on_slingshot_never_uses_ll128(name: str) -> None:
+    variables = site(name).job.get("network", {}).get("variables", {})
+    assert ("NCCL_PROTO" in variables) == (site(name).fabric == "slingshot11")
+    assert variables.get("NCCL_PROTO", "^LL128") == "^LL128"

@@ -80,7 +80,7 @@ def test_a_limit_names_its_entry(mine: Desk) -> None:
 
 
 def test_what_conditions_are_read_from_cannot_depend_on_them(desk: Desk) -> None:
-    for part in ("resources: {partition: other}", "container: {runtime: none}"):
+    for part in ("resources: {partition: other}", "container: {runtime: none}", "container: {image: x}"):
         desk.site(GPU_SITE.replace("name: gpus", "name: mine") + f"when:\n  x: {{nodes: 1, job: {{{part}}}}}\n")
         with pytest.raises(UserError) as caught:
             desk.resolve(JOB)
@@ -102,3 +102,20 @@ def test_an_account_of_another_kind_of_nodes(desk: Desk) -> None:
         (note.level, note.text) for note in notes
     ]
     assert not any("does not look" in note.text for note in desk.plan(JOB, "resources.account=ours-gpu").notes)
+
+
+def test_what_suits_one_image_only(desk: Desk) -> None:
+    desk.site(
+        GPU_SITE.replace("name: gpus", "name: mine")
+        + 'when:\n  old: {image: "torch-*r64*", job: {network: {variables: {NCCL_NET_GDR_LEVEL: PHB}}}}\n'
+    )
+
+    def variables(*options: str) -> dict[str, str]:
+        return desk.resolve(JOB, *options).job.network.variables
+
+    old = "container.image=/apps/lumi/torch-full-r64f21.sif"
+    assert variables(old) == {"NCCL_NET_GDR_LEVEL": "PHB"}
+    assert variables(old, "network.variables.NCCL_NET_GDR_LEVEL=SYS") == {"NCCL_NET_GDR_LEVEL": "SYS"}
+    assert variables(old, "container.runtime=none") == {}
+    assert variables("container.image=/apps/torch-x-r64/torch-full-r70.sif") == {}  # the file's name decides
+    assert variables() == {}
