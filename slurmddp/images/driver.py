@@ -1,5 +1,7 @@
 """Whether a driver runs an image's CUDA: natively, within its major release, by the compat libraries, or not at all.
 
+And whether that CUDA has code for the GPU's generation.
+
 NVIDIA's rules: docs.nvidia.com/deploy/cuda-compatibility; their numbers: containers/tables/cuda-compat.yaml. What is
 not documented stays unknown. On the nodes, slurmddp/shell/driver.sh decides by the driver that is there.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -79,11 +81,18 @@ class _Package:
 
 @dataclass(frozen=True)
 class _Table:
-    """containers/tables/cuda-compat.yaml. minor: least driver by CUDA major; forward: by "MAJOR.MINOR"."""
+    """containers/tables/cuda-compat.yaml.
+
+    minor: least driver by CUDA major; forward: by "MAJOR.MINOR"; capability: patterns of products, by their compute
+    capability; first: the first CUDA by the capability's major; least: the least capability by CUDA major.
+    """
 
     minor: Mapping[int, str]
     forward: Mapping[str, _Package]
     data_center: frozenset[str]
+    capability: Mapping[str, str]
+    first: Mapping[int, str]
+    least: Mapping[int, str]
 
 
 def of_release(tag: str) -> ImageCuda:
@@ -94,6 +103,51 @@ def of_release(tag: str) -> ImageCuda:
 
 def check(image: ImageCuda, driver: str | None, *, gpu: str | None = None) -> Verdict:
     """Return whether the image runs on hosts with that driver. gpu: a profile's gpu_type or a model. Never raises."""
+    refusal, verdict = without_code(image, gpu), _by_driver(image, driver, gpu)
+    if refusal and (refusal.kind == "impossible" or verdict.kind != "impossible"):
+        return refusal
+    if verdict.kind in ("native", "minor") and (capability_of(gpu) is None or not image.cuda):
+        name = gpu or "the GPU, whose type is unknown"
+        whose = f"CUDA {image.cuda}" if image.cuda else "the image's CUDA, which is unknown,"
+        return replace(verdict, why=f"{verdict.why}. Unknown: whether {whose} has code for {name}")
+    return verdict
+
+
+def without_code(image: ImageCuda, gpu: str | None) -> Verdict | None:
+    """Return the verdict where the image's CUDA has no code for this generation of GPUs; None where it has, or unknown.
+
+    No driver changes that.
+    """
+    cuda, capability = Version.parse(image.cuda), capability_of(gpu)
+    if cuda is None or capability is None:
+        return None
+    shown = f"{gpu} (compute capability {capability})"
+    own = _known(capability)
+    least, first = _table().least.get(cuda.major), _table().first.get(own.major)
+    if least is not None and own < _known(least):
+        fitting = max((major for major, text in _table().least.items() if own >= _known(text)), default=None)
+        todo = "use an older image" if fitting is None else f"use an image with CUDA {fitting}"
+        why = f"CUDA {image.cuda} has no code for {shown}: CUDA {cuda.major} needs {least} or newer"
+        return Verdict("impossible", why, todo)
+    if first is not None and cuda < _known(first):
+        why = f"CUDA {image.cuda} has no code for {shown}, which needs CUDA {first} or newer"
+        return Verdict(
+            "unknown", f"{why}: at most what the image has as PTX runs", f"use an image with CUDA {first} or newer"
+        )
+    return None
+
+
+def capability_of(gpu: str | None) -> str | None:
+    """Return the compute capability, such as "9.0", of a Slurm type or a model's name; None if it is unknown."""
+    # RTX 3090, rtx_3090 and rtx3090 are one word
+    text = re.sub(r"\b(rtx|gtx|titan)[^a-z0-9]+", r"\1", (gpu or "").lower().replace("_", " "))
+    words = re.findall(r"[a-z0-9]+", text)
+    table = _table().capability.items()
+    found = {capability for capability, names in table if any(re.fullmatch(names, word) for word in words)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _by_driver(image: ImageCuda, driver: str | None, gpu: str | None) -> Verdict:
     found, own, cuda = Version.parse(driver), Version.parse(image.driver), Version.parse(image.cuda)
     if driver is None or found is None:
         what = "the driver of the nodes is unknown" if driver is None else f"{driver!r} is not a driver's version"
@@ -189,7 +243,10 @@ def _table() -> _Table:
         for cuda, row in tree["forward"].items()
     }
     minor = {int(major): str(least) for major, least in tree["minor"].items()}
-    return _Table(minor, packages, frozenset(str(word) for word in tree["gpus"]["data_center"]))
+    gpus, code = tree["gpus"], tree["code"]
+    first, least = ({int(major): str(text) for major, text in code[key].items()} for key in ("first", "least"))
+    capability = {str(number): str(names) for number, names in gpus["capability"].items()}
+    return _Table(minor, packages, frozenset(map(str, gpus["data_center"])), capability, first, least)
 
 
 def _known(text: str) -> Version:

@@ -117,22 +117,25 @@ def _inputs(prepared: Prepared) -> Iterator[tuple[str, tuple[str, ...], str, str
 
 
 def driver_verdict(prepared: Prepared) -> Verdict | None:
-    """Return whether the driver in the profile runs the CUDA in the image's lock file.
+    """Return whether the GPUs and the driver in the profile run the CUDA in the image's lock file.
 
-    None where NVIDIA's driver has no part in the job, or nothing is known of it or of the image's CUDA.
+    None where NVIDIA's driver has no part in the job, or nothing is known of it or of the image's CUDA. Without a
+    driver, only a GPU that this CUDA has no code for is reported.
     """
     plan, resolved = prepared.plan, prepared.resolved
     partition = partition_of(resolved)
     driver = partition.driver or resolved.site.driver
     uses_it = plan.layout.gpus_per_node > 0 and resolved.site.gpu_vendor == "nvidia"
-    if driver is None or not uses_it or not plan.container.image or not os.path.isfile(plan.container.image):
+    if not uses_it or not plan.container.image or not os.path.isfile(plan.container.image):
         return None
-    from slurmddp.images.driver import check
+    from slurmddp.images.driver import check, without_code
     from slurmddp.images.inventory import shelved
 
     gpu = resolved.job.resources.gpu_type or partition.gpu_type
     cuda = shelved(Path(plan.container.image)).cuda
-    return check(cuda, driver, gpu=gpu) if cuda.cuda is not None else None
+    if driver is None or cuda.cuda is None:
+        return without_code(cuda, gpu)
+    return check(cuda, driver, gpu=gpu)
 
 
 def _image(plan: Plan, site: Site, where: str, of_job: str) -> Iterator[UserError]:

@@ -112,7 +112,7 @@ SIF = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\00001\00002\0"
         (
             "418.40",
             "CUDA 12.x needs driver",
-            "the image may not run with the driver of these nodes: CUDA 12.x needs driver",
+            "the image may not run on these nodes: CUDA 12.x needs driver",
         ),
     ],
 )
@@ -130,7 +130,22 @@ def test_the_driver_of_the_profile_and_the_cuda_of_the_image(
     desk.write("job.yaml", LM_JOB)
     assert planned in cli("plan", "job.yaml", "--image", "images/ngc.sif").err
     said = cli("submit", "job.yaml", "--dry-run", "--image", "images/ngc.sif").err
-    assert (submitted in said) if submitted else ("the image may not run with the driver of these nodes" not in said)
+    assert (submitted in said) if submitted else ("the image may not run on these nodes" not in said)
+
+
+def test_a_gpu_that_the_image_s_cuda_has_no_code_for(desk: Desk, cli: Cli) -> None:
+    """The profile has no driver, and none would help."""
+    profile = desk.config / "sites" / "gpus.yaml"
+    profile.write_text(profile.read_text().replace("gpu_type: a100", "gpu_type: b300", 1))
+    image = put(desk.project / "images", "ngc.sif", "ngc", 0)
+    image.write_bytes(SIF)
+    lock = json.loads(lock_path(image).read_text())
+    facts = lock | {"bytes": len(SIF), "mtime": image.stat().st_mtime}
+    desk.write("job.yaml", LM_JOB)
+    for cuda, expected in (("12.3.2", "CUDA 12.3.2 has no code for b300"), ("12.9.0", "")):
+        lock_path(image).write_text(lock_text(facts | {"registry": {"cuda": cuda}}))
+        said = cli("submit", "job.yaml", "--dry-run", "--image", "images/ngc.sif").err
+        assert (f"the image may not run on these nodes: {expected}" in said) == bool(expected), said
 
 
 def test_a_driver_that_is_none(desk: Desk, cli: Cli) -> None:

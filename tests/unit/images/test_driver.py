@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurmddp.assets import asset_folder
 from slurmddp.errors import UserError
-from slurmddp.images.driver import ImageCuda, Version, check, minor_floors, of_release
+from slurmddp.images.driver import ImageCuda, Version, capability_of, check, minor_floors, of_release, without_code
 from slurmddp.images.releases import releases
 from slurmddp.spec.document import read_file
 
@@ -121,7 +121,7 @@ def test_rule_3_old_branches_from_the_driver_on_that_is_documented(driver: str) 
 
 
 @pytest.mark.parametrize(
-    "gpu", ["a100", "NVIDIA A100-SXM4-40GB", "nvidia_a100_80gb_pcie", "a100_3g.20gb", "Tesla V100S", "l40s", "GH200"]
+    "gpu", ["a100", "NVIDIA A100-SXM4-40GB", "nvidia_a100_80gb_pcie", "a100_3g.20gb", "Tesla T4", "l40s", "GH200"]
 )
 def test_rule_3_data_center_gpus_are_known_by_slurm_s_type_and_by_their_name(gpu: str) -> None:
     assert kind(NGC_2509, "535.183.01", gpu) == "forward"
@@ -201,7 +201,7 @@ def test_a_release_is_what_the_table_says_and_has_compat_libraries() -> None:
     ],
 )
 def test_unknown_stays_unknown_and_says_what_is(image: ImageCuda, driver: str | None, missing: str) -> None:
-    verdict = check(image, driver, gpu="a100")
+    verdict = check(image, driver, gpu="v100")
     assert verdict.kind == "unknown"
     assert missing in verdict.why
 
@@ -212,6 +212,46 @@ def test_an_image_whose_driver_is_unknown_runs_from_its_major_s_least_one_on() -
     assert "the image's driver is unknown" in check(image, "579.1").why
     assert kind(image, "580") == "native"
     assert kind(image, "470.57.02") == "forward"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cuda", "expected"),
+    [
+        ("V100-SXM2-32GB", "13.0.1", "13 needs 7.5 or newer"),
+        ("p100", "13.3.0", "has no code for p100 (compute capability 6.0)"),
+        ("k80", "12.1", "12 needs 5.0 or newer"),
+        ("b200", "12.3.2", "needs CUDA 12.8 or newer: at most what the image has as PTX"),
+        ("NVIDIA GeForce RTX 5090", "12.6", "needs CUDA 12.8 or newer"),
+        ("h100", "11.4", "needs CUDA 11.8 or newer"),
+    ],
+)
+def test_a_cuda_without_code_for_the_gpu_is_not_native(gpu: str, cuda: str, expected: str) -> None:
+    """Whatever the driver: a newer one than any image's, or one that nobody knows."""
+    for driver in ("999.1", "580.82.07", None):
+        verdict = check(ImageCuda(cuda, "580.1", True), driver, gpu=gpu)
+        assert verdict.kind == ("impossible" if "13" in expected or "12 n" in expected or gpu == "p100" else "unknown")
+        assert expected in verdict.why and "CUDA" in verdict.todo
+    assert check(ImageCuda("13.0", "580.1", True), "999.1", gpu="v100").todo == "use an image with CUDA 12"
+    assert "needs driver" in check(ImageCuda("12.3", "545.1", False), "470.1", gpu="b200").why, "neither helps"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cuda"),
+    [("v100", "12.9"), ("t4", "13.3"), ("l40s", "11.4"), ("b300", "12.8"), ("b200", "12.8"), ("rtx_4090", "13.0"),
+     ("a100_3g.20gb", "13.0"), ("gh200", "11.8"), ("k80", "11.8")],
+)  # fmt: skip
+def test_code_for_an_older_gpu_of_the_same_major_runs(gpu: str, cuda: str) -> None:
+    assert without_code(ImageCuda(cuda, None, None), gpu) is None
+    verdict = check(ImageCuda(cuda, "500.1", None), "999.1", gpu=gpu)
+    assert verdict.kind == "native" and "Unknown" not in verdict.why
+
+
+@pytest.mark.parametrize("gpu", [None, "gpu", "rtx6000", "NVIDIA RTX 6000 Ada Generation", "mi250", "x100"])
+def test_whether_an_unknown_gpu_has_code_is_unknown_and_said(gpu: str | None) -> None:
+    assert capability_of(gpu) is None
+    for driver in ("999.1", "580"):
+        why = check(NGC_2509, driver, gpu=gpu).why
+        assert f"Unknown: whether CUDA 13.0.1.012 has code for {gpu or 'the GPU, whose type is unknown'}" in why
 
 
 drivers = st.tuples(st.sampled_from(BRANCHES), st.integers(0, 250), st.integers(0, 99))
@@ -235,7 +275,10 @@ def test_a_newer_driver_never_makes_it_worse(
 
 def test_the_table_has_the_form_that_its_readers_expect() -> None:
     tree = read_file(asset_folder("containers") / "tables" / "cuda-compat.yaml", "drivers").tree
-    assert set(tree) == {"sources", "minor", "forward", "gpus"}
+    assert set(tree) == {"sources", "minor", "forward", "gpus", "code"}
+    assert all(Version.parse(text) for key in ("first", "least") for text in tree["code"][key].values())
+    assert {number.split(".")[0] for number in tree["gpus"]["capability"]} <= {*tree["code"]["first"], "3", "5", "6"}
+    assert all(capability_of(word) for word in tree["gpus"]["data_center"] if word != "tesla")
     assert all(tree["sources"])
     floors = [Version.parse(least) for _, least in sorted(tree["minor"].items())]
     assert floors == sorted(floors)  # type: ignore[type-var]

@@ -29,13 +29,14 @@ def submit_refuses(subject: Subject) -> Iterator[Hit]:
 @rule(
     "image-driver",
     "warning",
-    reason="An image for a newer CUDA needs a driver that supports it, or its compatibility libraries.",
+    reason="An image for a newer CUDA needs a driver that supports it, or its compatibility libraries. No CUDA has "
+    "code for all generations of GPUs.",
     source="https://docs.nvidia.com/deploy/cuda-compatibility/",
 )
 def image_driver(subject: Subject) -> Iterator[Hit]:
     verdict = driver_verdict(subject.prepared)
     if verdict is not None and verdict.kind not in ("native", "minor"):
-        told = f"the image may not run with the driver of these nodes: {verdict.why}"
+        told = f"the image may not run on these nodes: {verdict.why}"
         yield Hit(subject.where("container.image"), told, verdict.todo or "ask the site for the driver's version")
 
 
