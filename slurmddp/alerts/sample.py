@@ -96,7 +96,7 @@ def _send(folder: RunFolder, kind: str, environment: MutableMapping[str, str]) -
         "SLURMDDP_ALERT_REPORT": str(report),
         "SLURMDDP_JOB_ID": "0",
     }
-    words = ("bash", str(folder.path / "alert.sh"), kind, "TEST", _CAUSE, "nothing: this is a test")
+    words = ("bash", str(folder.path / "alert.sh"), kind, "TEST", _CAUSE, "nothing: this is a test", "0", "node1")
     done = subprocess.run(
         words, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=_BUDGET + 30, check=False
     )

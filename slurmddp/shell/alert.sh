@@ -1,5 +1,7 @@
 #!/bin/bash
-# Sends an alert to each target of the run that asked for this kind. Usage: bash RUN_FOLDER/alert.sh KIND STATE CAUSE NEXT
+# Sends an alert to each target of the run that asked for this kind. Usage:
+# bash RUN_FOLDER/alert.sh KIND STATE CAUSE NEXT [RANK NODE]
+# RANK and NODE: where it happened, each - or empty if unknown. They are never read out of CAUSE, which may quote a log.
 #
 # The same for every site and job. A run folder with alert targets has a copy of it beside job.sh, so that job.sh can
 # alert when code/ is gone. What a message says is in RUN_FOLDER/payloads, one file per target: see `compose`.
@@ -13,7 +15,7 @@ shopt -s extglob
 umask 077
 export LC_ALL=C # bytes, not characters: a log may hold anything
 
-kind=${1:?usage: alert.sh KIND STATE CAUSE NEXT}
+kind=${1:?usage: alert.sh KIND STATE CAUSE NEXT [RANK NODE]}
 budget=${SLURMDDP_ALERT_BUDGET:-30}
 [[ "$budget" =~ ^[0-9]{1,5}$ ]] || budget=30
 deadline=$((SECONDS + 10#$budget))
@@ -107,11 +109,8 @@ redact() {
 
 # --- the facts, which fill the slots of payloads
 declare -A fact
-rank_on_node='rank ([0-9]{1,9}) on (node )?([A-Za-z0-9][A-Za-z0-9._-]*)'
-named_node='(^|[^A-Za-z])node ([A-Za-z0-9][A-Za-z0-9._-]*)'
-first_word='^()([A-Za-z0-9][A-Za-z0-9._-]*): '
-gather() { # Usage: gather STATE CAUSE NEXT
-  local attempt=${SLURMDDP_ATTEMPT:-} logs=${SLURMDDP_LOGS:-} each step='' steps='' progress='no step yet' cause node='' rank='' text
+gather() { # Usage: gather STATE CAUSE NEXT [RANK NODE]
+  local attempt=${SLURMDDP_ATTEMPT:-} logs=${SLURMDDP_LOGS:-} each step='' steps='' progress='no step yet' node=${5:-} rank=${4:-} text
   if [[ -z "$attempt" ]]; then
     for each in "$run"/logs/attempt-*; do [[ ! "$each" =~ -([0-9]{3,9})$ ]] || attempt=$((10#${BASH_REMATCH[1]})); done
   fi
@@ -129,14 +128,10 @@ gather() { # Usage: gather STATE CAUSE NEXT
   line "${1:-}" 120
   fact[state]=$text
   line "${2:-}" 600
-  cause=$text
-  if [[ "$cause" =~ $rank_on_node ]]; then
-    rank=$((10#${BASH_REMATCH[1]})) node=${BASH_REMATCH[3]}
-  elif [[ "$cause" =~ $named_node || "$cause" =~ $first_word ]]; then
-    node=${BASH_REMATCH[2]}
-  fi
-  node=${node%[.-]}
-  fact+=([cause]=$cause [node]=$node [rank]=$rank)
+  fact[cause]=$text
+  if [[ "$rank" =~ ^[0-9]{1,9}$ ]]; then rank=$((10#$rank)); else rank=; fi
+  [[ "$node" =~ ^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$ ]] || node=
+  fact+=([node]=$node [rank]=$rank)
   line "${3:-}" 400
   fact[next]=$text
   line "$run" 4096

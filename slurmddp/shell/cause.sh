@@ -7,6 +7,12 @@ cause_text() { # as people read it
   [[ "$rank" == - ]] || text="rank $rank on $text"
   printf '%s\n' "$text"
 }
+# An alert about RANK NODE TEXT. Usage: alert_cause KIND STATE CAUSE NEXT
+alert_cause() {
+  local rank node _
+  read -r rank node _ <<<"$3"
+  alert "$1" "$2" "`cause_text "$3"`" "$4" "$rank" "$node"
+}
 
 # The rules, which the login node's Python reads too. The head of the file says what they mean. The second part of the
 # file is for `slurmddp doctor`.

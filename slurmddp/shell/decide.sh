@@ -115,6 +115,7 @@ break_after_failures() {
   why="$breaker starts in a row crashed before step $step"
   cause+="; $why"
   mkdir -p "$run/markers"
-  printf '{"state": "no progress", "restart": false, "attempt": %d, "reason": "%s", "cause": %s}\n' \
+  # A line per key, as the runtime writes it: `from_marker` reads both.
+  printf '{\n "state": "no progress",\n "restart": false,\n "attempt": %d,\n "reason": "%s",\n "cause": %s\n}\n' \
     "$attempt" "$why" "`json "$(cause_text "$cause")"`" >"`marker`"
 }

@@ -67,10 +67,11 @@ bring_back() {
       ;;
   esac
   event attempt_ended "\"exit_code\": 137, \"cause\": `json "$why"`, \"rank\": null, \"decision\": \"$decision\""
+  about=(- "$host")
   if [[ "$decision" == requeue ]] && ! requeue "$host: $why"; then
     decision=failed
   fi
-  [[ "$decision" != failed ]] || alert failed failed "$host: $why" "not restarted automatically; slurmddp submit --resume continues the run"
+  [[ "$decision" != failed ]] || alert failed failed "$host: $why" "not restarted automatically; slurmddp submit --resume continues the run" "${about[@]}"
   event job_ended "\"exit_code\": 137, \"signal\": \"KILL\", \"slurm_state\": \"FAILED\", \"slurm_reason\": \"RaisedSignal:9\", \"decision\": \"$decision\""
   settle_alerts 4
 }
@@ -122,13 +123,14 @@ while :; do
   newest_attempt
   say "node ${excluded[0]}, which ran job.sh, is lost: requeuing the job"
   event node_excluded "\"excluded\": `json "${excluded[0]}"`, \"reason\": \"Slurm lost the node, which ran job.sh\""
+  about=(- "${excluded[0]}")
   if requeue "node ${excluded[0]}, which ran job.sh, is lost"; then
     # Its successor waits for its end, and nothing else ends it.
     [[ "$requeue_policy" != chain ]] || scancel "$slurm_job"
     settle_alerts 8
     exit 0
   fi
-  alert failed failed "node ${excluded[0]}, which ran job.sh, is lost" "the job is cancelled: it cannot be requeued"
+  alert failed failed "node ${excluded[0]}, which ran job.sh, is lost" "the job is cancelled: it cannot be requeued" "${about[@]}"
   settle_alerts 8
   scancel "$slurm_job"
 done

@@ -74,7 +74,7 @@ plain_lines() {
 plain() { head -n 1 | plain_lines; }
 
 # A message to people, in the background: nothing waits for a server. A run without alert targets has no alert.sh.
-# Usage: alert KIND STATE CAUSE NEXT
+# Usage: alert KIND STATE CAUSE NEXT [RANK NODE]
 alerts=()
 alert() {
   [[ -e "$run/alert.sh" ]] || return 0
@@ -98,9 +98,10 @@ settle_alerts() {
   done
 }
 
+about=(- -) # rank and node that the reason of a requeue is about
 # Record that the job was requeued: a line, an event, an alert. Usage: is_requeued REASON NEXT_JOB
 is_requeued() {
   say "requeued as job $2: $1"
   event requeued "\"how\": \"$requeue_policy\", \"reason\": `json "$1"`, \"next_job\": \"$2\""
-  alert requeued requeued "$1" "job $2 is in the queue and will resume"
+  alert requeued requeued "$1" "job $2 is in the queue and will resume" "${about[@]}"
 }

@@ -24,8 +24,8 @@ warned() {
   if [[ -z "$preempted_at" ]]; then ask_to_stop "time limit"; else ask_to_stop preemption; fi
 }
 
-# Send the last alert of a job that will not continue. Usage: stopped_for_good WHY
-stopped_for_good() { alert stopping stopped "$1" "not restarted automatically; slurmddp submit --resume continues the run"; }
+# Send the last alert of a job that will not continue. Usage: stopped_for_good CAUSE, as RANK NODE TEXT
+stopped_for_good() { alert_cause stopping stopped "$1" "not restarted automatically; slurmddp submit --resume continues the run"; }
 
 terminated() {
   signal=$1
@@ -40,7 +40,7 @@ terminated() {
     requeued) ! was_requeued "Slurm or an operator has requeued the job" || back=yes ;;
     *) ! requeue "$ending" || back=yes ;;
   esac
-  [[ -n "$back" ]] || stopped_for_good "$ending (SIG$signal)"
+  [[ -n "$back" ]] || stopped_for_good "- - $ending (SIG$signal)"
 }
 
 # Wait for the child, and look around meanwhile. Returns the child's exit code. bash runs a trap between two commands

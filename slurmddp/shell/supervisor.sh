@@ -68,17 +68,18 @@ run_job() {
 
 # Carry out the decision about the last attempt, and send alerts. Returns the job's exit code.
 finish() {
-  local why
+  local rank node _
   export SLURMDDP_ALERT_BUDGET=8 # seconds
   [[ "$decision" != next ]] || decide "$exit_code" # a signal came between two attempts
-  why=`cause_text "$cause"`
-  if [[ "$decision" == requeue && -z "$ending" ]] && ! requeue "$why"; then
+  read -r rank node _ <<<"$cause"
+  about=("$rank" "$node")
+  if [[ "$decision" == requeue && -z "$ending" ]] && ! requeue "`cause_text "$cause"`"; then
     decision=failed
   fi
   case "$decision" in
     done) alert finished "done" "" "" ;;
-    failed) alert failed failed "$why" "not restarted automatically" ;;
-    stopped | cancelled) [[ -n "$ending" ]] || stopped_for_good "$why" ;; # else the alert was sent at once
+    failed) alert_cause failed failed "$cause" "not restarted automatically" ;;
+    stopped | cancelled) [[ -n "$ending" ]] || stopped_for_good "$cause" ;; # else the alert was sent at once
   esac
   [[ "$decision" != failed ]] || ((exit_code > 0)) || exit_code=1
   [[ "$decision" != "done" ]] || exit_code=0

@@ -123,7 +123,7 @@ read_events() {
         ;;
       *'"event": "first_step"'*)
         if [[ -n "$recovering" ]]; then
-          alert recovered running "`cause_text "$recovering"`" "training continues"
+          alert_cause recovered running "$recovering" "training continues"
           recovering=
         fi
         ;;
@@ -139,7 +139,7 @@ note() {
     [[ ! "$1" =~ \"ranks\":\ \[([0-9]+) ]] || rank=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"nodes\":\ \[\"([^\"]+) ]] || node=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"waited\":\ ([0-9]+) ]] || text="hang: no progress for ${BASH_REMATCH[1]} s"
-    [[ -n "$noted" ]] || alert hang running "`cause_text "$rank $node $text"`" "$then"
+    [[ -n "$noted" ]] || alert_cause hang running "$rank $node $text" "$then"
   else
     [[ ! "$1" =~ \"rank\":\ ([0-9]+) ]] || rank=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"node\":\ \"([^\"]+) ]] || node=${BASH_REMATCH[1]}
@@ -168,7 +168,7 @@ name_stragglers() {
   for host in "${!slow[@]}"; do
     since=${slow[$host]%% *}
     [[ -n "$since" && "$since" != told ]] && ((SECONDS - since >= slow_for)) || continue
-    alert straggler running "`cause_text "${slow[$host]#* }"`" "training continues, at the speed of this node"
+    alert_cause straggler running "${slow[$host]#* }" "training continues, at the speed of this node"
     slow[$host]=told
   done
 }

@@ -262,6 +262,26 @@ def test_the_cause_is_found_in_the_logs(request: pytest.FixtureRequest, site: st
     assert (ended["rank"], ended["node"], ended["cause"]) == (rank, name, cause), job.done.stderr
 
 
+def test_an_alert_gets_rank_and_node_as_fields(job: Job) -> None:
+    """The text of an exception may look like a rank on a node."""
+    said = "ValueError: the shapes of rank 2 on axis 1 differ"
+    only_train = "[[ -z ${SLURMDDP_STEP:-}${SLURMDDP_SWEEP:-} ]] || exit 0"
+    ranks = f"{only_train}\necho '{said}' >\"$SLURMDDP_LOGS/node1.log\"\nexit 1\n"
+    job.desk.program("srun", SRUN.split("for ((")[0] + ranks)
+    job.text = job.text.replace("breaker=3", "breaker=1")
+    job.begin()
+    (job.run / "alert.sh").write_text('[[ "$1" != failed ]] || printf "%s|" "$@" >"${0%/*}/told"\n')
+    job.finish()
+    why = "1 starts in a row crashed before step 1"
+    assert (job.run / "told").read_text() == f"failed|failed|node1: {said}; {why}|not restarted automatically|-|node1|"
+    marker = (job.run / "markers" / "attempt-000.json").read_text()
+    assert json.loads(marker)["reason"] == why
+    sources = f"source {SHELL}/messages.sh; source {SHELL}/breaker.sh"
+    read = f"{sources}; run={job.run} attempt=0; from_marker state; from_marker cause"
+    out = subprocess.run(["bash", "-c", read], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines() == ["no progress", f"node1: {said}; {why}"], "job.sh reads what it wrote"
+
+
 #: As node.sh does where it fails on the nodes of WHERE, in the preflight or at the ranks' start.
 FAILS = """#!/bin/bash
 [[ -z "${SLURMDDP_SWEEP:-}" && "$*" != *guard.sh* ]] || exit 0

@@ -383,7 +383,7 @@ def test_two_hundred_nodes(tmp_path: Path) -> None:
 
 def test_verdict_is_plain_text() -> None:
     found = {"a": [], "b": [bad('says "x\\y"\n\tz', "do"), warn("w", "v"), bad("r", "s")]}
-    assert verdict(["a", "b"], found) == ["a ok", "b bad says 'x/y' z - do; r - s", "b warn w - v"]
+    assert verdict(["a", "b"], found) == ["a ok", 'b bad says "x\\y" z - do; r - s', "b warn w - v"]
     assert len(plain("x" * 9999)) == 500
 
 

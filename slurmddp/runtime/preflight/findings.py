@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-#: Characters that bash writes into JSON, and others that end a line, are not worth their trouble there.
-_PLAIN = str.maketrans({'"': "'", "\\": "/", **dict.fromkeys((*range(32), 127), " ")})
+#: Control characters: some end a line.
+_CONTROL = dict.fromkeys((*range(32), 127), " ")
 #: A reason may quote a file name or an error of any length.
 _LONGEST = 500
 #: Warnings in the events.
@@ -37,8 +37,8 @@ def any_bad(found: Iterable[Finding]) -> bool:
 
 
 def plain(text: str) -> str:
-    """Return the text on one line, without quotes and backslashes, shortened to a few lines of a terminal."""
-    text = " ".join(text.translate(_PLAIN).split())
+    """Return the text on one line, without control characters, shortened to a few lines of a terminal."""
+    text = " ".join(text.translate(_CONTROL).split())
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 

@@ -55,7 +55,9 @@ def test_the_json_message_says_all_that_is_known(silent: Alerts) -> None:
     silent.log(b"one\ntwo\n", "node1")
     log = silent.log(b"Traceback\nRuntimeError: boom\n", "node2")
     (silent.run.path / "progress").write_text("120 1000\n")
-    silent.alert("failed", "FAILED", "rank 3 on node2: RuntimeError: boom", "nothing", SLURMDDP_JOB_ID="17")
+    silent.alert(
+        "failed", "FAILED", "rank 3 on node2: RuntimeError: boom", "nothing", "3", "node2", SLURMDDP_JOB_ID="17"
+    )
     found = json.loads(silent.body("json"))
     assert isinstance(found.pop("time"), int)
     assert found == {
@@ -82,6 +84,19 @@ def test_the_json_message_says_all_that_is_known(silent: Alerts) -> None:
     assert [event["spooled"] for event in silent.events()] == [True] * len(TARGETS)
     for path in [*silent.waiting(), *(file for folder in silent.waiting() for file in folder.iterdir())]:
         assert path.stat().st_mode & 0o077 == 0, path
+
+
+@pytest.mark.parametrize(
+    ("fields", "rank", "node"),
+    [((), None, None), (("-", "node7"), None, "node7"), (("", ""), None, None), (("5", "node7"), 5, "node7"),
+     (("rank 2", "on axis"), None, None)],
+)  # fmt: skip
+def test_rank_and_node_are_fields_and_never_read_out_of_the_cause(
+    silent: Alerts, fields: tuple[str, ...], rank: int | None, node: str | None
+) -> None:
+    silent.alert("failed", "FAILED", "node7: ValueError: the shapes of rank 2 on axis 1 differ", "nothing", *fields)
+    found = json.loads(silent.body("json"))
+    assert (found["rank"], found["node"]) == (rank, node)
 
 
 def test_every_key_is_documented(silent: Alerts) -> None:
@@ -137,7 +152,9 @@ def test_no_message_is_longer_than_its_service_takes(alerts_of: Any) -> None:
     alerts = alerts_of(site="alerts: {from: login}", name="n" * 100, runs="/".join(["ü" * 100] * 4))
     alerts.log("日".encode() * 4000)
     (alerts.run.path / "progress").write_text("9" * 15 + " " + "9" * 15)
-    alerts.alert("failed", "s" * 999, "rank 1 on node1: " + "c" * 9999, "n`" * 999, SLURMDDP_JOB_ID="12345678_1234")
+    alerts.alert(
+        "failed", "s" * 999, "rank 1 on node1: " + "c" * 9999, "n`" * 999, "1", "node1", SLURMDDP_JOB_ID="12345678_1234"
+    )
     discord = json.loads(alerts.body("discord"))["content"]
     assert len(discord) <= 2000 and all(line.count("`") in (0, 2, 3) for line in discord.splitlines())
     assert len(alerts.body("ntfy")) <= 4096

@@ -15,6 +15,7 @@ set -uo pipefail
 say() { echo "$*"; }
 event() { :; }
 alert() { :; }
+alert_cause() { alert "$@"; }
 best_cause() { echo "$1"; }
 cause_text() { echo "$1"; }
 plain() { head -n 1; }
