@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from torch.distributed import TCPStore
 
 from slurmddp.runs.create import write_key
+from slurmddp.runtime.network.groups import trouble
+from slurmddp.runtime.network.settings import Settings, read
 
 from .harness import PATIENCE, ROOT, free_port
 
@@ -31,13 +34,13 @@ class Nodes:
     def __post_init__(self) -> None:
         write_key(self.folder / "rendezvous.key")
 
-    def measure(self, *options: str, absent: str = "") -> tuple[list[str], list[str]]:
-        """Return the lines of the verdict, and what the nodes wrote to stderr."""
-        started = [self._start(number, options) for number, name in enumerate(NAMES) if name != absent]
+    def measure(self, *options: str, absent: str = "", program: str = "") -> tuple[list[str], list[str]]:
+        """Return the lines of the verdict, and what the nodes wrote to stderr. program: instead of the module."""
+        started = [self._start(number, options, program) for number, name in enumerate(NAMES) if name != absent]
         errors = [process.communicate(timeout=PATIENCE)[1] for process in started]
         return (self.folder / "verdict").read_text().splitlines(), errors
 
-    def _start(self, number: int, options: tuple[str, ...]) -> subprocess.Popen[str]:
+    def _start(self, number: int, options: tuple[str, ...], program: str) -> subprocess.Popen[str]:
         places = {
             "node": NAMES[number], "nodes": " ".join(NAMES), "number": number, "head": "127.0.0.1", "port": self.port,
             "logs": self.folder, "scratch": self.folder, "run": self.folder,
@@ -45,7 +48,7 @@ class Nodes:
         words = [f"--{name}={value}" for name, value in places.items()]
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
         return subprocess.Popen(
-            [sys.executable, "-m", "slurmddp.runtime.network", *words, *options],
+            [sys.executable, *(("-c", program) if program else ("-m", "slurmddp.runtime.network")), *words, *options],
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -65,6 +68,39 @@ def test_a_network_below_the_floor_is_measured_in_pairs(tmp_path: Path) -> None:
 def test_a_node_that_does_not_start_is_named(tmp_path: Path) -> None:
     lines, _ = Nodes(tmp_path).measure("--wait=8", absent="n1")
     assert lines == ["none not measured: n1 did not start within 8 s", 'facts {"result": "none"}']
+
+
+#: The measurement with less patience. On node n1, a call for the further groups does harm instead of its work.
+TROUBLED = """
+import os, sys, time
+import torch.distributed as dist
+from slurmddp.runtime.network import __main__, groups, rank
+rank._GROUPS = 3.0
+if "--node=n1" in sys.argv:
+    {function} = lambda *args, **options: {harm}
+__main__.leave(__main__.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "harm", "text"),
+    [
+        ("groups.use", "time.sleep(600)", " (no answer within 3 s): n1 did not come"),
+        ("dist.new_group", "time.sleep(600)", " (no answer within 3 s): no result on any node"),
+        ("dist.new_group", "os._exit(9)", ": no result on any node"),
+    ],
+)
+def test_a_node_that_does_not_join_a_further_group(tmp_path: Path, function: str, harm: str, text: str) -> None:
+    """The first group works, so the network was measured."""
+    lines, errors = Nodes(tmp_path).measure(program=TROUBLED.format(function=function, harm=harm))
+    assert lines[0].startswith("groups gloo over TCP lo, bus ") and text in lines[0], (lines, errors)
+    assert "a further process group of all ranks does not work (" in lines[0]
+    assert lines[0].endswith(
+        " - DDP alone has one group; FSDP, tensor and pipeline parallelism have more, and would hang"
+    )
+    facts = json.loads(lines[1].removeprefix("facts "))
+    assert (facts["result"], facts["backend"]) == ("groups", "gloo") and facts["bus_gb_s"] > 0
+    assert [line.split()[:2] for line in lines[2:]] == ([["bad", "n1"]] if "did not come" in text else []), lines
 
 
 @contextlib.contextmanager
@@ -95,3 +131,41 @@ def test_forged_speeds_blame_no_node(tmp_path: Path) -> None:
         lines, errors = nodes.measure("--min-bandwidth=1000")
     assert "somebody else wrote speed/" in lines[0] and "not measured" in lines[0], errors
     assert not any(line.startswith("bad ") for line in lines)
+
+
+def place(nodes: int, ranks: int, folder: Path) -> Settings:
+    names = [f"n{number}" for number in range(nodes)]
+    write_key(folder / "rendezvous.key")
+    words = {
+        "run": folder,
+        "node": "n0",
+        "nodes": " ".join(names),
+        "number": 0,
+        "head": "n0",
+        "port": 1,
+        "ranks": ranks,
+    }
+    return read([f"--{name}={value}" for name, value in (words | {"logs": folder, "scratch": folder}).items()])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "missing", "text"),
+    [
+        (2, 1, (), ""),
+        (2, 4, (), ""),
+        (
+            2,
+            4,
+            ("begun/some ranks/5", "done/some ranks/0", "done/some ranks/4"),
+            "of some ranks does not work (why): n1 did not come",
+        ),
+        (4, 2, ("done/all ranks/5", "done/all ranks/4"), "of all ranks does not work (why): no result on n2"),
+        (3, 1, ("done/some ranks/2",), "of some ranks does not work (why): no result on n2"),
+        (3, 1, ("done/some ranks/1",), ""),  # it has no part in that group
+        (3, 1, ("done/all ranks/0", "done/all ranks/1", "done/all ranks/2"), "no result on any node"),
+    ],
+)
+def test_which_node_a_group_lacks(tmp_path: Path, nodes: int, ranks: int, missing: tuple[str, ...], text: str) -> None:
+    found, named = trouble(place(nodes, ranks, tmp_path), lambda key: key not in missing, "why")
+    assert found.endswith(text) and bool(found) == bool(text)
+    assert list(named) == (["n1"] if "did not come" in text else [])

@@ -19,6 +19,8 @@ _TODO = {
     "gpudirect-tcp": "source the script of Google's plugin in setup, and bind its folder",
 }
 
+_MORE_GROUPS = "DDP alone has one group; FSDP, tensor and pipeline parallelism have more, and would hang"
+
 
 @dataclass(frozen=True)
 class Wish:
@@ -57,13 +59,16 @@ class Measured:
         return f"{over}, bus {self.bus:.3g} GB/s"
 
 
-def verdict(measured: Measured, wish: Wish, slow: Mapping[str, str] | None = None, pairs: str = "") -> list[str]:
+def verdict(
+    measured: Measured, wish: Wish, faulty: Mapping[str, str] | None = None, pairs: str = "", groups: str = ""
+) -> list[str]:
     """Return the lines of the verdict, which job.sh reads.
 
-    The first line is `ok TEXT`, `low TEXT` (below the floor) or `tcp TEXT` (the run must not start); then `facts JSON`,
-    and `bad NODE TEXT` for each node that should be replaced. slow, pairs: what `pairs.explain` said.
+    The first line is `ok TEXT`, `low TEXT` (below the floor), `groups TEXT` (only the first process group works) or
+    `tcp TEXT` (the run must not start); then `facts JSON`, and `bad NODE TEXT` for each node that should be replaced.
+    faulty: nodes; pairs: what `pairs.explain` said; groups: what `groups.trouble` said.
     """
-    text, word, bad = measured.text, "ok", dict(slow or {})
+    text, word, bad = measured.text, "ok", dict(faulty or {})
     on_tcp = [node for node, transport in measured.transports.items() if transport.is_tcp]
     promised = wish.fabric in _TODO and not wish.allow_socket
     if on_tcp and promised:
@@ -76,6 +81,9 @@ def verdict(measured: Measured, wish: Wish, slow: Mapping[str, str] | None = Non
         )
         if 2 * len(on_tcp) < len(measured.transports):
             bad = dict.fromkeys(on_tcp, f"NCCL uses TCP there{why}") | bad
+    elif groups:
+        word = "groups"
+        text += f"; {groups} - {_MORE_GROUPS}"
     elif wish.is_low(measured.bus):
         word = "low"
         text += f", below network.min_bandwidth ({wish.floor:.3g} GB/s)" + (f"; {pairs}" if pairs else "")

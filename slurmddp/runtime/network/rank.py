@@ -1,4 +1,4 @@
-"""One rank of the measurement: join, connect as the training will, measure, test pairs if the network is slow."""
+"""One rank of the measurement: join, connect as the training will, measure, use more groups, test pairs if slow."""
 
 import contextlib
 import datetime
@@ -7,7 +7,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 
 from slurmddp.runtime.agent import stores
 from slurmddp.runtime.agent.signed import SignedStore
-from slurmddp.runtime.network import nccl_log, pairs
+from slurmddp.runtime.network import groups, nccl_log, pairs
 from slurmddp.runtime.network.judge import Measured, not_measured, verdict
 from slurmddp.runtime.network.nccl_log import Transport
 from slurmddp.runtime.network.settings import Settings
@@ -27,6 +28,8 @@ from slurmddp.shared.units import listed
 
 #: Seconds, once all ranks have joined: for the growing all-reduce, and at most for a pair to connect; for all of it.
 _BUDGET, _PAIR, _LIMIT = 6.0, 5.0, 30.0
+#: Seconds for further groups: at least, and as a multiple of what the first group took.
+_GROUPS, _TIMES = 15.0, 3.0
 #: Seconds of repeating one size.
 _REPEAT = 0.7
 #: Bytes: each size is so many times the one before.
@@ -47,26 +50,27 @@ class Rank:
         self._store: Any = None  # the same, for what the ranks tell each other
         self._log = own.scratch / f"slurmddp-nccl-{own.port}-{own.local}.log"
         self._began = time.monotonic()
+        self._measured: Measured | None = None  # of rank 0 alone
 
     def run(self) -> int:
         """Return 0, or 1 if this rank failed. Rank 0 writes the verdict in either case."""
-        watch = threading.Timer(self._own.wait + _LIMIT, self._too_late)
-        watch.daemon = True
+        own = self._own
         try:
-            watch.start()
-            self._join()
-            watch.cancel()
-            watch = threading.Timer(_LIMIT, self._too_late)
-            watch.daemon = True
-            watch.start()
-            self._prepare()
-            self._connect("ranks", range(self._own.world), _LIMIT - 5)
-            self._measure()
+            with _within(own.wait + _LIMIT, self._too_late):
+                self._join()
+            with _within(_LIMIT, self._too_late):
+                self._prepare()
+                began = time.monotonic()
+                self._connect("ranks", range(own.world), _LIMIT - 5)
+                limit = max(_GROUPS, _TIMES * (time.monotonic() - began))
+                speeds = self._measure()
+            self._more_groups(limit)
+            with _within(_LIMIT, self._too_late):
+                self._finish_with(speeds)
         except Exception as error:  # noqa: BLE001 - whatever it is, the head has to hear of it
             self._failed(f"{type(error).__name__}: {error}")
             return 1
         finally:
-            watch.cancel()
             self._keep_log()
         return 0
 
@@ -78,11 +82,15 @@ class Rank:
             self._plain = stores.serve(address, own.port, limit, several_nodes=len(own.nodes) > 1)
         else:
             self._plain = stores.connect(address, own.port, limit)
-        self._store = SignedStore(self._plain, own.key, ("the measurement of the network", own.attempt), start=own.port)
+        self._store = self._signed(self._plain)
         self._store.set(f"here/{own.node}/{own.local}", "1")
         self._meet("joined")
         self._store.wait(["joined/all"], limit)
         self._began = time.monotonic()
+
+    def _signed(self, plain: Any) -> SignedStore:
+        own = self._own
+        return SignedStore(plain, own.key, ("the measurement of the network", own.attempt), start=own.port)
 
     def _meet(self, point: str) -> None:
         """Note in the store that this rank has come to a point. The last one sets POINT/all."""
@@ -114,23 +122,65 @@ class Rank:
         )
         dist.all_reduce(torch.zeros(1, device=self._device))
 
-    def _measure(self) -> None:
-        own = self._own
+    def _measure(self) -> Mapping[int, float]:
+        """Return GB/s by size."""
         speeds = self._growing()
-        bus = max(speeds.values())
-        self._store.set(f"net/{own.rank}", json.dumps(self._transport().as_json()))
+        self._store.set(f"net/{self._own.rank}", json.dumps(self._transport().as_json()))
+        self._meet("measured")
+        if self._own.rank == 0:
+            self._store.wait(["measured/all"], datetime.timedelta(seconds=_LIMIT))
+            interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+            self._measured = Measured(self._backend, self._transports(), interface, max(speeds.values()), speeds)
+        return speeds
+
+    def _more_groups(self, limit: float) -> None:
+        """Use further process groups. If one hangs, rank 0 writes the verdict, and the process exits."""
+        own = self._own
+        # A client of the store answers one thread at a time, and torch waits in the first one.
+        plain = stores.connect(stores.resolve(own.head, own.port), own.port, datetime.timedelta(seconds=_LIMIT))
+        signed = self._signed(plain)
+
+        def noted(key: str) -> bool:
+            with contextlib.suppress(ForgedError):
+                return bool(plain.check([key]) and signed.get(key))
+            return False
+
+        def failed(why: str) -> None:
+            try:
+                print(f"slurmddp: network: a further process group: {why}", file=sys.stderr, flush=True)
+                if own.rank == 0:
+                    text, absent = groups.trouble(own, noted, why)
+                    self._conclude(absent, groups=text)
+                self._keep_log()
+            except Exception as error:  # noqa: BLE001 - this thread is the last one that can say it
+                self._failed(f"{type(error).__name__}: {error}")
+            finally:
+                leave(1)  # whatever hangs in torch is not waited for
+
+        # The others wait longer: rank 0 must not take the end of one for the fault.
+        with _within(limit if own.rank == 0 else limit + _PAIR, lambda: failed(f"no answer within {limit:.0f} s")):
+            try:
+                groups.use(own, self._store, self._device, 2 * limit)
+                self._meet("grouped")
+                self._store.wait(["grouped/all"], datetime.timedelta(seconds=2 * limit))
+            except RuntimeError as error:  # torch's: a rank has gone
+                failed(str(error))
+
+    def _finish_with(self, speeds: Mapping[int, float]) -> None:
+        """Test pairs if the network is slow, and write the verdict."""
         slow: dict[str, str] = {}
         told = ""
-        if own.wish.is_low(bus):
+        if self._own.wish.is_low(max(speeds.values())):
             slow, told = self._pairs(max(speeds))
-        self._meet("measured")
-        if own.rank > 0:
-            return
-        self._store.wait(["measured/all"], datetime.timedelta(seconds=_LIMIT))  # the store is here
-        seconds = time.monotonic() - self._began
-        interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
-        measured = Measured(self._backend, self._transports(), interface, bus, speeds, seconds)
-        self._write(verdict(measured, own.wish, slow, told))
+        self._meet("finished")
+        if self._own.rank == 0:
+            self._store.wait(["finished/all"], datetime.timedelta(seconds=_LIMIT))  # the store is here
+            self._conclude(slow, told)
+
+    def _conclude(self, bad: Mapping[str, str], pairs: str = "", groups: str = "") -> None:
+        assert self._measured is not None
+        measured = replace(self._measured, seconds=time.monotonic() - self._began)
+        self._write(verdict(measured, self._own.wish, bad, pairs, groups))
 
     def _growing(self) -> dict[int, float]:
         """Return GB/s by size. Stops before a size that would exceed the time."""
@@ -258,6 +308,18 @@ class Rank:
             if self._own.local == 0:
                 write_whole(self._own.logs / f"{self._own.node}.nccl.log", _start_of(self._log))
             self._log.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _within(seconds: float, late: Callable[[], None]) -> Iterator[None]:
+    """Call `late` in another thread if the block takes longer."""
+    watch = threading.Timer(seconds, late)
+    watch.daemon = True
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.cancel()
 
 
 def _start_of(path: Path) -> str:
