@@ -150,12 +150,13 @@ class Run:
             now: cancel at once. Otherwise a running job saves a checkpoint first.
 
         Raises:
-            UserError: the run was never submitted.
+            UserError: the run was never submitted, or it is another user's.
             ExternalError: Slurm refused, or did not answer.
         """
         from slurmddp.launch.cancel import cancel_run
+        from slurmddp.runs.gate import own
 
-        cancel_run(self._folder, now=now)
+        cancel_run(own(self._folder, to="cancel it"), now=now)
 
 
 def submit(job: str | os.PathLike[str] | Mapping[str, Any], *, settings: Mapping[str, Any] | None = None) -> Run:

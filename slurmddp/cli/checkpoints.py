@@ -63,17 +63,17 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Remove old, unfinished and damaged checkpoints of a run, but never the newest good one."""
-    from slurmddp.launch.find import find_run
+    from slurmddp.launch.find import find_own_run
     from slurmddp.report import checkpoints as report
     from slurmddp.runs import pruning
 
-    folder = find_run(run, os.environ)
+    folder = find_own_run(run, os.environ, to="prune its checkpoints")
     if not force:
         report.refuse_while_going(folder)
     planned = pruning.plan(
         folder, keep=keep, keep_every=keep_every, running=force, checked=lambda item: report.checked(item, opt.say)
     )
-    for item in planned.going if dry_run else pruning.prune(planned):
+    for item in planned.going if dry_run else pruning.prune(folder, planned):
         if not as_json:
             typer.echo(report.removal(item, done=not dry_run))
     if as_json:

@@ -271,9 +271,9 @@ def cancel(
 ) -> None:
     """Cancel a run. A running job saves a checkpoint first. The job is not requeued."""
     from slurmddp.launch.cancel import cancel_run, wait_until_over
-    from slurmddp.launch.find import find_run
+    from slurmddp.launch.find import find_own_run
 
-    folder = find_run(run, os.environ)
+    folder = find_own_run(run, os.environ, to="cancel it")
     typer.echo(cancel_run(folder, now=now))
     if wait:
         state = wait_until_over(lambda: look(folder).state)

@@ -28,11 +28,11 @@ def attach(
     ] = None,
 ) -> None:
     """Open a shell beside the ranks of a running job: same node, image, binds and environment."""
-    from slurmddp.launch.find import find_run
+    from slurmddp.launch.find import find_own_run
     from slurmddp.launch.inside import attach as prepared
     from slurmddp.launch.inside import become
 
-    become(*prepared(find_run(run, os.environ), node, command or (), os.environ))
+    become(*prepared(find_own_run(run, os.environ, to="look into its job"), node, command or (), os.environ))
 
 
 def forward(
@@ -49,10 +49,10 @@ def forward(
 ) -> None:
     """Reach a port of a running job's node, such as TensorBoard's, from this machine, until Ctrl-C."""
     from slurmddp.launch import forward as forwarding
-    from slurmddp.launch.find import find_run
+    from slurmddp.launch.find import find_own_run
     from slurmddp.launch.inside import become
 
-    folder = find_run(run, os.environ)
+    folder = find_own_run(run, os.environ, to="look into its job")
     words, environment = forwarding.command(folder, node, port, os.environ)
     if stdio:  # the end of `slurmddp --host ... forward` on the login node
         become(words, environment)
@@ -67,11 +67,11 @@ def stacks(
 ) -> None:
     """Show the Python stack of each rank of a running job. Ranks with the same stack are one group."""
     from slurmddp.errors import ExternalError
-    from slurmddp.launch.find import find_run
+    from slurmddp.launch.find import find_own_run
     from slurmddp.launch.inside import raw_stacks
     from slurmddp.report.stacks import as_dict, read_stacks, stacks_text
 
-    folder = find_run(run, os.environ)
+    folder = find_own_run(run, os.environ, to="look into its job")
     attempt, text, failed = raw_stacks(folder, node)
     ranks, missing = read_stacks(text)
     if failed:
@@ -90,10 +90,10 @@ def profile(
 ) -> None:
     """Profile some steps of a running job with torch.profiler, without a restart."""
     from slurmddp.errors import ExternalError
-    from slurmddp.launch.find import find_run
+    from slurmddp.launch.find import find_own_run
     from slurmddp.launch.profile import ask_for_profile, wait_for_profile
 
-    folder = find_run(run, os.environ)
+    folder = find_own_run(run, os.environ, to="look into its job")
     known = ask_for_profile(folder, steps, all_ranks=all_ranks)
     opt.say(f"profiling {steps} steps; Ctrl-C withdraws the request if they have not begun")
     found = wait_for_profile(folder, known)

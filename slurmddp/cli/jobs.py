@@ -89,10 +89,11 @@ def rerun(run: Run = LAST, as_json: Json = False) -> None:
     """Submit a run again from its start, with the code, image and configuration that it had."""
     import os
 
-    from slurmddp.launch.find import find_run
+    from slurmddp.launch.find import find_own_run
     from slurmddp.launch.rerun import prepare_again
 
-    folder = find_run(run, os.environ)
+    todo = "read its job file, then submit it: slurmddp submit RUN_FOLDER/job.yaml"
+    folder = find_own_run(run, os.environ, to="run its code with your account", todo=todo)
     _hand_over(prepare_again(folder, os.environ, opt.say), as_json=as_json, repeats=folder.id)
 
 

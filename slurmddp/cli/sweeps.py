@@ -152,8 +152,9 @@ def rerun(sweep: SweepName = LAST, as_json: Json = False) -> None:
     """Submit the points that failed or were never submitted, from their start, with the code of the sweep."""
     from slurmddp.launch.sweeps import prepare_rest, submit_points
     from slurmddp.report.sweeps import to_rerun
+    from slurmddp.runs.sweeps import own
 
-    found = find_sweep(sweep)
+    found = own(find_sweep(sweep))
     names = to_rerun(_points(found), opt.say)
     told = _Told(quiet=as_json)
     if names:

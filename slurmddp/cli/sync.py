@@ -30,10 +30,11 @@ def sync(
     as_json: Json = False,
 ) -> None:
     """Send the metrics of a run to a tracker, from this machine. Sends only what is new."""
-    from slurmddp.launch.find import find_run
+    from slurmddp.launch.find import find_own_run
     from slurmddp.trackers.sync import sync as send
 
-    folder = find_run(run, os.environ)
+    todo = "copy the run folder, then sync the copy"
+    folder = find_own_run(run, os.environ, to="write there how far it was sent", todo=todo)
     wait = (lambda: await_event(folder, ASK_EVERY)) if follow else None
     sent, lines = send(folder, to, lambda: _state(folder), wait)
     if as_json:

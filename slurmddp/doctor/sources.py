@@ -91,14 +91,14 @@ def read_run(found: Examination, folder: RunFolder) -> None:
     for path in (*logs, folder.job_log):
         node = path.stem if path.suffix == ".log" and path != folder.job_log else None
         try:
-            with open_plain(path) as handle:
+            with open_plain(path, folder.path) as handle:
                 found.read(str(path), handle, node=node)
         except OSError:
             continue  # none was written
     if attempt is not None:
-        _preflight(found, folder.attempt_logs(attempt) / "preflight")
+        _preflight(found, folder, attempt)
         for path in sorted((folder.attempt_logs(attempt) / "flight_recorder").glob("*")):
-            _dump(found, path)
+            _dump(found, path, folder)
     _events(found, folder, attempt)
     if not found.files:
         raise UserError(f"run {folder.id} has no logs yet", todo=f"slurmddp status {folder.id}")
@@ -130,9 +130,9 @@ def _below(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def _dump(found: Examination, path: Path) -> None:
+def _dump(found: Examination, path: Path, folder: RunFolder) -> None:
     try:
-        with open_plain(path) as handle:
+        with open_plain(path, folder.path) as handle:
             if is_dump(handle):
                 found.dump(path, handle)
     except OSError:
@@ -147,10 +147,10 @@ def _dumps(folder: RunFolder, attempt: int) -> list[Path]:
     return sorted(path for place in newest for path in place.glob("rank-*.pickle"))
 
 
-def _preflight(found: Examination, folder: Path) -> None:
-    for path in sorted(folder.glob("*.failed")):
+def _preflight(found: Examination, folder: RunFolder, attempt: int) -> None:
+    for path in sorted((folder.attempt_logs(attempt) / "preflight").glob("*.failed")):
         try:
-            with open_plain(path) as handle:
+            with open_plain(path, folder.path) as handle:
                 lines = handle.read(_BYTES).decode("utf-8", errors="replace").strip().splitlines()
         except OSError:
             continue
@@ -179,7 +179,7 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
             found.fact(name, number, hang_line(event)[:_LONGEST], rank=whole(first), node=node, otherwise="hang")
             if number == newest and attempt is not None:
                 for path in _dumps(folder, attempt):
-                    _dump(found, path)
+                    _dump(found, path, folder)
         elif kind == "node_excluded":
             found.fact(name, number, f"preflight: {_text(event, 'reason')}", node=_text(event, "excluded"))
         elif kind == "attempt_ended" and event.get("decision") != "done" and not found.hits and _text(event, "cause"):
@@ -202,7 +202,7 @@ def _first(value: Any) -> Any:
 def _records(folder: RunFolder) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The events that may matter, with their lines' numbers."""
     try:
-        handle = open_plain(folder.events)
+        handle = open_plain(folder.events, folder.path)
     except OSError:
         return
     with handle:

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from slurmddp.errors import UserError
-from slurmddp.runs.events import append_event
 from slurmddp.runs.evidence import CANCELLED, Evidence, evidence
-from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.state import RunState
-from slurmddp.shared.files import write_whole
 from slurmddp.slurm.base import JobId
 from slurmddp.slurm.choose import scheduler_for
 
@@ -23,7 +21,7 @@ _LOOK_EVERY = 2.0
 Done = Literal["asked", "cancelled", "over"]
 
 
-def cancel_run(folder: RunFolder, *, now: bool) -> str:
+def cancel_run(folder: OwnRun, *, now: bool) -> str:
     """End a run for good; what was done, in a few lines for people.
 
     A job that runs is asked to save and end, through the stop file; one that waits, and with `now` any, is ended at
@@ -42,7 +40,7 @@ def cancel_run(folder: RunFolder, *, now: bool) -> str:
                 done.append((job_id, each))
     finally:
         if done:  # of a run that had ended, it would make a failure look cancelled
-            append_event(folder.events, "cancel_requested", job_id=str(facts.job_id), now=now)
+            folder.record("cancel_requested", job_id=str(facts.job_id), now=now)
     return _told(folder, done, facts.job_id)
 
 
@@ -53,7 +51,7 @@ def wait_until_over(look: Callable[[], RunState]) -> RunState:
     return state
 
 
-def _cancel_inside(folder: RunFolder, facts: Evidence, now: bool) -> str:
+def _cancel_inside(folder: OwnRun, facts: Evidence, now: bool) -> str:
     """Cancel a run inside an allocation that is not its own: only the stop file may be used."""
     if now:
         raise UserError(
@@ -62,12 +60,12 @@ def _cancel_inside(folder: RunFolder, facts: Evidence, now: bool) -> str:
         )
     if facts.ended:
         return f"Run {folder.id} was already over."
-    append_event(folder.events, "cancel_requested", job_id=str(facts.job_id), now=False)
+    folder.record("cancel_requested", job_id=str(facts.job_id), now=False)
     ask_to_stop(folder)
     return f"Run {folder.id} is saving and will exit. Job {facts.job_id}, inside which it runs, continues."
 
 
-def _end(folder: RunFolder, facts: Evidence, job_id: JobId, now: bool) -> Done:
+def _end(folder: OwnRun, facts: Evidence, job_id: JobId, now: bool) -> Done:
     scheduler = scheduler_for(job_id)
     if now:
         return "cancelled" if scheduler.cancel(job_id) else "over"
@@ -89,12 +87,12 @@ def _began(facts: Evidence, job_id: JobId) -> bool:
     return any(str(event.get("job_id")) == known for event in started)
 
 
-def ask_to_stop(folder: RunFolder) -> None:
+def ask_to_stop(folder: OwnRun) -> None:
     """Write the stop file atomically. Its first line is the reason, and this one is final."""
-    write_whole(folder.stop, f"{CANCELLED}\n")
+    folder.held.write(folder.stop, f"{CANCELLED}\n")
 
 
-def _told(folder: RunFolder, done: Sequence[tuple[JobId, Done]], newest: JobId) -> str:
+def _told(folder: OwnRun, done: Sequence[tuple[JobId, Done]], newest: JobId) -> str:
     lines = [f"Cancelled job {job_id}." for job_id, each in done if each == "cancelled"]
     lines += [f"Job {job_id} is saving and will exit." for job_id, each in done if each == "asked"]
     if not lines:

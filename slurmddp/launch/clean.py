@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -14,8 +13,8 @@ from slurmddp.launch.find import known_roots
 from slurmddp.runs import index, manifest, pruning
 from slurmddp.runs.checkpoints import Stored
 from slurmddp.runs.evidence import evidence_of
+from slurmddp.runs.gate import own, stranger
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.owner import foreign_owner
 from slurmddp.runs.pruning import Removal, Skipped
 from slurmddp.runs.state import RunState, judge
 from slurmddp.runs.usage import changed, usage
@@ -102,29 +101,17 @@ def carry_out(
             say(f"warning: run {removal.folder.id} has changed: it stays")
             continue
         try:
+            run = own(removal.folder, to="clean it")
             if removal.pruning is None:
-                _remove(removal.folder)
+                run.remove_all()
                 secrets.forget(removal.folder.id, environment)
             else:
-                for _ in pruning.prune(removal.pruning):
+                for _ in pruning.prune(run, removal.pruning):
                     pass
         except OSError as error:
             yield removal, error
         else:
             yield removal, None
-
-
-def _remove(folder: RunFolder) -> None:
-    """Remove a run folder, its manifest last: a run whose removal was cut off is found again by its id."""
-    with os.scandir(folder.path) as found:
-        items = [item for item in found if item.path != str(folder.manifest)]
-    for item in items:
-        if item.is_dir(follow_symlinks=False):
-            shutil.rmtree(item.path)
-        else:
-            os.unlink(item.path)
-    folder.manifest.unlink()
-    folder.path.rmdir()
 
 
 def _known(named: Sequence[RunFolder], environment: Mapping[str, str]) -> list[RunFolder]:
@@ -184,8 +171,8 @@ def _why_not(folder: RunFolder, state: RunState, newer: Sequence[RunFolder]) -> 
         return "its folder is a link"
     if folder.checkpoints.is_symlink():
         return "its checkpoints are behind a link: remove the link first"
-    if owner := foreign_owner(folder):
-        return f"it belongs to {owner}"
+    if why := stranger(folder):
+        return f"it {why}"
     if state.going:
         return f"it is still {state.state}"
     if state.state in ("lost", "not submitted") and time.time() - changed(folder) < _QUIET:

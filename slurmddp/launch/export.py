@@ -21,8 +21,8 @@ from slurmddp.plan.model import BindPlan, ContainerPlan
 from slurmddp.plan.program import INHERITED
 from slurmddp.runs import checkpoints
 from slurmddp.runs.checkpoints import Stored
+from slurmddp.runs.gate import stranger
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.owner import foreign_owner
 from slurmddp.runs.snapshot import copy_runtime
 from slurmddp.slurm.base import clean_environment
 
@@ -87,18 +87,18 @@ def export(
     found = checkpoints.own(folder)
     form, target = _target(wanted, cwd)
     item = _checkpoint(folder, found, wanted.step, say)
-    owner = None if wanted.trust else foreign_owner(folder)
+    foreign = None if wanted.trust else stranger(folder)
     with ExitStack() as stack:
         code = folder.code
-        if owner is not None or not (folder.code_runtime / "runtime" / "export.py").is_file():
+        if foreign is not None or not (folder.code_runtime / "runtime" / "export.py").is_file():
             code = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurmddp-export-")))
             copy_runtime(code / "slurmddp")
         checkpoint = Path(os.path.realpath(item.path))
         arguments = [str(checkpoint), "--output", str(target), "--format", form, "--what", wanted.what]
         arguments += ["--verified", *(["--force"] if wanted.force else [])]
-        if owner is not None:
+        if foreign is not None:
             command = own_command(code, arguments, environment)
-            place = f"your own {command.program} (this run belongs to {owner}: nothing of it is executed)"
+            place = f"your own {command.program} (this run {foreign}: nothing of it is executed)"
         else:
             prepared = _prepared(folder, environment)
             command = build_command(prepared, code, checkpoint, target, arguments, environment)
@@ -107,10 +107,10 @@ def export(
         try:
             _run(stack.enter_context(StopSignals()), command, say)
         except UserError as error:
-            if owner is None or "cannot import torch" not in str(error):
+            if foreign is None or "cannot import torch" not in str(error):
                 raise
             raise UserError(
-                f"{command.program} has no torch, and run {folder.id} belongs to {owner}",
+                f"{command.program} has no torch, and run {folder.id} {foreign}",
                 todo="activate an environment with torch. Or, if you trust this user, --trust runs their image, "
                 "setup lines and code with your account",
             ) from error

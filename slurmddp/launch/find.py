@@ -9,6 +9,7 @@ from typing import Any
 
 from slurmddp.errors import UserError
 from slurmddp.runs import index
+from slurmddp.runs.gate import OwnRun, own
 from slurmddp.runs.index import Entry
 from slurmddp.runs.layout import RunFolder
 
@@ -27,6 +28,11 @@ def find_run(text: str, environment: Mapping[str, str]) -> RunFolder:
         return index.find(text, known_roots(environment))
 
 
+def find_own_run(text: str, environment: Mapping[str, str], *, to: str, todo: str | None = None) -> OwnRun:
+    """Return the run that `text` names, if it is this user's. to: as for `gate.own`. Raises UserError."""
+    return own(find_run(text, environment), to=to, todo=todo)
+
+
 def known_runs(environment: Mapping[str, str]) -> list[Entry]:
     """Return the runs of the index, newest first; those that are found on disk if the index is empty."""
     return index.entries() or index.rebuild(known_roots(environment))
@@ -38,7 +44,7 @@ def _chained(number: str) -> RunFolder | None:
 
     for entry in index.entries()[:_LOOKED_AT]:
         try:
-            events = read_lines(entry.folder.events).records
+            events = read_lines(entry.folder.events, entry.folder.path).records
         except OSError:
             continue
         if any(event.get("event") == "requeued" and str(event.get("next_job")) == number for event in events):

@@ -12,8 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from slurmddp.launch.cancel import ask_to_stop
-from slurmddp.runs.events import append_event
-from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.logs import Follower
 
 #: Seconds between two looks at the logs.
@@ -35,7 +34,7 @@ class Foreground:
     they interrupt. Open it before the job starts. A signal that is ignored (nohup) stays ignored.
     """
 
-    def __init__(self, folder: RunFolder, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: OwnRun, say: Callable[[str], None]) -> None:
         self.requests = 0
         self._folder = folder
         self._say = say
@@ -119,8 +118,8 @@ class Foreground:
 
     def _record_kill(self) -> None:
         """Write the end of the run for job.sh, which could not: else `status` would call the run lost."""
-        append_event(self._folder.events, "cancel_requested", now=True)
-        append_event(self._folder.events, "job_ended", exit_code=137, signal="KILL", decision="cancelled")
+        self._folder.record("cancel_requested", now=True)
+        self._folder.record("job_ended", exit_code=137, signal="KILL", decision="cancelled")
 
     def _wait(self) -> int | None:
         """Wait a moment for the job: its exit code, or None while it runs."""

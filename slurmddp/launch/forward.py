@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.inside import attach_command
-from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.gate import OwnRun
 from slurmddp.shared import relay
 
 #: Seconds in which the node's end has ended after SIGTERM.
@@ -20,7 +20,7 @@ _INTERVAL = 0.2
 
 
 def command(
-    folder: RunFolder, node: str | None, port: int, environment: Mapping[str, str]
+    folder: OwnRun, node: str | None, port: int, environment: Mapping[str, str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the command line, and its environment, that is the node's end of the stream (slurmddp.shared.relay).
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.owner import foreign_owner
+from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.state import judge, observe
 from slurmddp.shared.units import listed
 from slurmddp.slurm.base import JobId, clean_environment
@@ -23,7 +22,7 @@ _SHELL = ("/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash --norc
 class Attempt:
     """The attempt of a run whose ranks are there now. name: its rendezvous id, by which its processes are found."""
 
-    folder: RunFolder
+    folder: OwnRun
     job: JobId
     number: int
     nodes: tuple[str, ...]
@@ -40,13 +39,11 @@ class Attempt:
         return ("srun", *cluster, "--overlap", *where, "--ntasks-per-node=1", "--cpu-bind=none", "--mem=0", *options)
 
 
-def running_attempt(folder: RunFolder, needs: str) -> Attempt:
+def running_attempt(folder: OwnRun, needs: str) -> Attempt:
     """Return the attempt whose ranks run now. needs: the file of the run's copy of slurmddp that the command uses.
 
-    Raises UserError where none runs, or the run is another user's; ExternalError where Slurm does not answer.
+    Raises UserError where none runs, ExternalError where Slurm does not answer.
     """
-    if owner := foreign_owner(folder):
-        raise UserError(f"run {folder.id} belongs to {owner}: only they can look into its job", where=str(folder.path))
     facts, view = observe(folder)
     if facts.job_id is None:
         raise UserError(f"run {folder.id} is not running: it was never submitted")
@@ -79,7 +76,7 @@ def chosen_nodes(attempt: Attempt, node: str | None) -> tuple[str, ...]:
 
 
 def attach(
-    folder: RunFolder, node: str | None, command: Sequence[str], environment: Mapping[str, str]
+    folder: OwnRun, node: str | None, command: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the command line, and its environment, that runs a command, or a shell, as the ranks of a node run.
 
@@ -91,7 +88,7 @@ def attach(
 
 
 def attach_command(
-    folder: RunFolder,
+    folder: OwnRun,
     node: str | None,
     command: Sequence[str],
     environment: Mapping[str, str],
@@ -126,7 +123,7 @@ def become(words: Sequence[str], environment: Mapping[str, str]) -> None:
         raise UserError(f"{words[0]} is not on this machine", todo="use a login node of the cluster") from None
 
 
-def raw_stacks(folder: RunFolder, node: str | None) -> tuple[Attempt, str, str]:
+def raw_stacks(folder: OwnRun, node: str | None) -> tuple[Attempt, str, str]:
     """Return the attempt, what shell/stacks.sh printed on its nodes, and what failed ("" if nothing did).
 
     Raises UserError, ExternalError.

@@ -15,8 +15,10 @@ from slurmddp.plan.model import Plan
 from slurmddp.runs.cause import find_cause
 from slurmddp.runs.events import read_lines
 from slurmddp.runs.evidence import evidence
+from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import RunState
+from slurmddp.shared.files import read_plain
 
 #: What is changed of the job: DEFAULTS give way to the user's own options, CHANGES do not.
 DEFAULTS = (("resources.time", "10m"), ("network.measure", "true"))
@@ -58,17 +60,17 @@ class Preflight:
                     self._say(f"  {said}")
                 time.sleep(_LOOK_EVERY)
         except BaseException:
-            self._say(cancel_run(self.folder, now=True))
+            self._say(cancel_run(own(self.folder, to="cancel it"), now=True))
             raise
         return self._checked(state)
 
     def _checked(self, state: RunState) -> Checked:
         facts = evidence(self.folder)
-        events = read_lines(self.folder.events).records
+        events = read_lines(self.folder.events, self.folder.path).records
         measured = [row for row in events if row.get("event") == "network"]
         path = self.folder.attempt_logs(facts.attempt or 0) / "preflight" / "verdict"
         try:
-            lines = tuple(path.read_text(encoding="utf-8", errors="replace").splitlines())
+            lines = tuple(read_plain(path, below=self.folder.path).decode("utf-8", "replace").splitlines())
         except OSError:
             lines = ()
         passed = state.state == "done"

@@ -18,7 +18,7 @@ from slurmddp.plan.sbatch import missing_settings
 from slurmddp.runs.version import version
 from slurmddp.sites.catalogue import Catalogue, config_files
 from slurmddp.spec.document import Document, is_null, read_data, read_file
-from slurmddp.spec.resolve import Resolved, Sources, resolve
+from slurmddp.spec.resolve import Resolved, Sources, is_site_file, resolve
 from slurmddp.spec.sensitive import refuse_secrets
 
 if TYPE_CHECKING:
@@ -86,17 +86,12 @@ def resolved_job(request: Request, resumed: Sequence[Path] = ()) -> Resolved:
             raise UserError(
                 "no job file or script given", todo="add one to the command line; `slurmddp init` writes job.yaml"
             )
+        from slurmddp.runs.gate import own
         from slurmddp.runs.layout import RunFolder
-        from slurmddp.runs.owner import foreign_owner
 
-        folder = RunFolder(resumed[0])
-        job_file = folder.job_yaml
-        if owner := foreign_owner(folder):
-            raise UserError(
-                f"run {folder.id} belongs to {owner}: its commands and image would run with your account",
-                where="--resume",
-                todo=f"read its job file, then pass it: {job_file} --resume {folder.path}",
-            )
+        job_file = RunFolder(resumed[0]).job_yaml
+        todo = f"read its job file, then pass it: {job_file} --resume {resumed[0]}"
+        own(RunFolder(resumed[0]), to="run its commands and image with your account", todo=todo)
     catalogue = Catalogue(request.environment)
     configured = config_files(request.environment)
     sources = Sources(job_file, options, request.environment, configured, _site_of(resumed))
@@ -113,16 +108,23 @@ def _with_project(resolved: Resolved, cwd: str) -> Resolved:
 
 
 def _site_of(resumed: Sequence[Path]) -> tuple[str, str] | None:
-    """Return the site of the resumed run, and the file that sets it; None without a resumed run."""
+    """Return the site of the resumed run, and the file that sets it; None without a resumed run.
+
+    The run of another user may name a profile, but no file: its lines would run with this user's account.
+    """
     if not resumed:
         return None
+    from slurmddp.runs.gate import stranger
     from slurmddp.runs.layout import RunFolder
 
-    path = RunFolder(resumed[0]).job_yaml
+    folder = RunFolder(resumed[0])
+    path = folder.job_yaml
     if not path.is_file():
         return None  # whatever is wrong with that folder, the job may name its site itself
-    site = read_file(path, "resumed run").tree.get("site")
-    return (site, str(path)) if isinstance(site, str) else None
+    site = read_file(path, "resumed run", below=folder.path).tree.get("site")
+    if not isinstance(site, str) or (is_site_file(site) and stranger(folder)):
+        return None
+    return site, str(path)
 
 
 def _save_seconds(runs: Sequence[Path]) -> float | None:
@@ -205,7 +207,7 @@ def _continued(folder: RunFolder) -> list[Path]:
             )
         return runs
     try:
-        earlier = read_json(folder.job_json).get("resume_from", [])
+        earlier = read_json(folder.job_json, folder.path).get("resume_from", [])
     except (ValueError, AttributeError):
         raise UserError("is damaged", where=str(folder.job_json), todo="resume another run") from None
     return [Path(text).parent for text in earlier]

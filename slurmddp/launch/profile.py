@@ -9,16 +9,16 @@ from typing import Any
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.inside import running_attempt
 from slurmddp.runs.events import read_lines
+from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import judge, observe
-from slurmddp.shared.files import write_whole
 
 _LOOK_EVERY = 1.0
 #: Seconds between questions to Slurm.
 _ASK_EVERY = 15.0
 
 
-def ask_for_profile(folder: RunFolder, steps: int, *, all_ranks: bool) -> int:
+def ask_for_profile(folder: OwnRun, steps: int, *, all_ranks: bool) -> int:
     """Write the request, which rank 0 reads. Return how many profiles the run has until now.
 
     Raises UserError if nothing would read the request, ExternalError.
@@ -37,13 +37,15 @@ def ask_for_profile(folder: RunFolder, steps: int, *, all_ranks: bool) -> int:
         )
     known = len(_profiles(folder))
     try:
-        write_whole(folder.profile_request, json.dumps({"steps": steps, "ranks": "all" if all_ranks else "0"}) + "\n")
+        folder.held.write(
+            folder.profile_request, json.dumps({"steps": steps, "ranks": "all" if all_ranks else "0"}) + "\n"
+        )
     except OSError as error:
         raise UserError(f"{folder.profile_request} cannot be written: {error.strerror}") from None
     return known
 
 
-def wait_for_profile(folder: RunFolder, known: int) -> dict[str, Any]:
+def wait_for_profile(folder: OwnRun, known: int) -> dict[str, Any]:
     """Return the event of the profile after `known` others. If the run ends before: remove the request, and raise
     ExternalError.
     """
@@ -58,8 +60,8 @@ def wait_for_profile(folder: RunFolder, known: int) -> dict[str, Any]:
             time.sleep(_LOOK_EVERY)
         return found[-1]
     finally:
-        folder.profile_request.unlink(missing_ok=True)
+        folder.held.remove(folder.profile_request)
 
 
 def _profiles(folder: RunFolder) -> list[dict[str, Any]]:
-    return [row for row in read_lines(folder.events).records if row.get("event") == "profiled"]
+    return [row for row in read_lines(folder.events, folder.path).records if row.get("event") == "profiled"]

@@ -14,6 +14,7 @@ from slurmddp.launch.requeue_hold import state_now
 from slurmddp.launch.submit import submit
 from slurmddp.plan.sbatch import STOP_SIGNAL
 from slurmddp.runs.events import read_lines
+from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import JobId
 from slurmddp.slurm.client import ask
@@ -67,7 +68,7 @@ class Rehearsal:
     def __init__(self, prepared: Prepared, say: Callable[[str], None]) -> None:
         refuse(prepared)
         handed = submit(prepared)
-        self.folder = RunFolder(Path(handed.run_folder))
+        self.folder = own(RunFolder(Path(handed.run_folder)), to="rehearse it")
         self._job = JobId.parse(handed.job_id)
         self._say = say
         self._said = ""
@@ -193,10 +194,12 @@ class Rehearsal:
             time.sleep(_LOOK_EVERY)
 
     def _events(self, kind: str) -> list[dict[str, Any]]:
-        return [row for row in read_lines(self.folder.events).records if row.get("event") == kind]
+        return [row for row in read_lines(self.folder.events, self.folder.path).records if row.get("event") == kind]
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [row for row in read_lines(self.folder.metrics).records if isinstance(row.get("step"), int)]
+        return [
+            row for row in read_lines(self.folder.metrics, self.folder.path).records if isinstance(row.get("step"), int)
+        ]
 
     def _last_step(self) -> int:
         rows = self._rows()

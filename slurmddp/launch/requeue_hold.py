@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from datetime import datetime
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.runs.events import append_event
 from slurmddp.runs.evidence import Evidence
+from slurmddp.runs.gate import own_or_none
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import RunState, judge, observe
 from slurmddp.slurm.base import JobView
@@ -50,12 +49,13 @@ def release_hold(folder: RunFolder, facts: Evidence, view: JobView | None) -> st
     if job_id is None or job_id.is_local or not is_held(facts, view):
         return None
     try:
-        if folder.path.stat().st_uid != os.geteuid():
+        own_run = own_or_none(folder)
+        if own_run is None:
             return None
         scheduler_for(job_id).start_now(job_id)
     except (ExternalError, UserError, OSError) as error:
         until = f" until {view.start}" if view and view.start else ""
         return f"Slurm holds the requeued job{until}, and slurmddp could not release it: {error}"
     with contextlib.suppress(OSError):  # a run folder on a full disk: the job continues anyway
-        append_event(folder.events, "hold_released", job_id=str(job_id))
+        own_run.record("hold_released", job_id=str(job_id))
     return f"released the requeued job {job_id} from its two-minute hold: it can start now"

@@ -10,8 +10,7 @@ from typing import Any
 from slurmddp.errors import UserError
 from slurmddp.launch.prepare import Prepared, Request, prepare
 from slurmddp.runs import manifest
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.owner import foreign_owner
+from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.snapshot import code_hash
 from slurmddp.runs.version import version
 from slurmddp.spec.document import read_file
@@ -21,15 +20,12 @@ _IDENTITY = ("sha256", "sif_id")
 
 
 def prepare_again(
-    folder: RunFolder, environment: Mapping[str, str], say: Callable[[str], None], job_file: Path | None = None
+    folder: OwnRun, environment: Mapping[str, str], say: Callable[[str], None], job_file: Path | None = None
 ) -> Prepared:
     """Prepare the job of a run with the code that the run folder has. Works from the directory of its submission.
 
     job_file: another job with the same code. Raises UserError where the code or the image is no longer what it was.
     """
-    if owner := foreign_owner(folder):
-        todo = f"read its job file, then submit it: slurmddp submit {folder.job_yaml}"
-        raise UserError(f"run {folder.id} belongs to {owner}: its code would run with your account", todo=todo)
     facts = manifest.read(folder)
     _refuse_other_code(folder, facts)
     _refuse_other_image(facts)
@@ -40,7 +36,7 @@ def prepare_again(
     return prepare(Request(str(job_file), (), _code_options(folder, job_file), environment=environment))
 
 
-def _refuse_other_code(folder: RunFolder, facts: Mapping[str, Any]) -> None:
+def _refuse_other_code(folder: OwnRun, facts: Mapping[str, Any]) -> None:
     if not folder.code.is_dir() or code_hash(folder.code) != facts.get("code_hash"):
         raise UserError(
             f"the code in {folder.code} is not what the run was submitted with",
@@ -74,7 +70,7 @@ def _enter(directory: object, say: Callable[[str], None]) -> str:
     return os.getcwd()
 
 
-def _code_options(folder: RunFolder, job_file: Path) -> list[tuple[str, Any, str]]:
+def _code_options(folder: OwnRun, job_file: Path) -> list[tuple[str, Any, str]]:
     """Return the keys that lead to the run folder's code. Raises UserError where it holds none of the script."""
     train = read_file(job_file, "run").tree.get("train")
     train = train if isinstance(train, dict) else {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from slurmddp.launch.write import run_files, survey_project
 from slurmddp.plan.model import Plan
 from slurmddp.runs import index, manifest, snapshot, submission
 from slurmddp.runs.create import Draft, create
+from slurmddp.runs.gate import OwnRun, own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.owner import shared_folder
 from slurmddp.slurm.choose import scheduler_for, scheduler_named
@@ -78,7 +78,7 @@ def submit(prepared: Prepared) -> Handed:
         job_id = scheduler.submit(command, root, log=folder.job_log)
     except UserError:
         # Refused: no job has this folder. (An answer that nobody understands is another error, and keeps it.)
-        shutil.rmtree(folder.path)
+        folder.remove_all()
         secrets.forget(folder.id, os.environ)
         for made in absent:
             with contextlib.suppress(OSError):  # another run is in it by now
@@ -99,7 +99,7 @@ def submit(prepared: Prepared) -> Handed:
     )
 
 
-def make_run_folder(prepared: Prepared, warnings: list[str]) -> RunFolder:
+def make_run_folder(prepared: Prepared, warnings: list[str]) -> OwnRun:
     """Create the run folder with scripts, snapshot and manifest. Raises UserError, and then leaves nothing behind.
 
     Its secrets (addresses of alerts, environment_from) are read here, and leave this process's environment: the job
@@ -116,12 +116,12 @@ def make_run_folder(prepared: Prepared, warnings: list[str]) -> RunFolder:
     targets = plan.alerts.targets if plan.alerts else ()
     addresses = secrets.take(targets, os.environ, plan.program.project if plan.snapshot else None)
     variables = secrets.take_variables(plan.environment_from, os.environ)
-    folder = create(Path(plan.runs_root), plan.name, {}, fill=fill, mode=plan.runs_mode)
+    folder = own(create(Path(plan.runs_root), plan.name, {}, fill=fill, mode=plan.runs_mode), to="submit it")
     try:
         if addresses or variables:
             secrets.keep(folder, addresses, os.environ, variables)
     except UserError:
-        shutil.rmtree(folder.path)
+        folder.remove_all()
         raise
     return folder
 
@@ -154,7 +154,7 @@ def _fill(draft: Draft, prepared: Prepared, warnings: list[str], variables: Mapp
 
 
 def record(
-    folder: RunFolder,
+    folder: OwnRun,
     job_id: str,
     scheduler: str,
     command: Sequence[str],

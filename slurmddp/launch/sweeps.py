@@ -21,7 +21,8 @@ from slurmddp.launch.submit import Handed, refuse_problems, submit
 from slurmddp.render.documents import job_yaml
 from slurmddp.runs import sweeps
 from slurmddp.runs.create import new_id
-from slurmddp.runs.sweeps import Sweep
+from slurmddp.runs.gate import own
+from slurmddp.runs.sweeps import OwnSweep, Sweep
 
 #: More points than this need --yes.
 MANY = 1000
@@ -225,7 +226,7 @@ def submit_points(sweep: Sweep, jobs: Mapping[str, Prepared], told: Callable[[st
 
 
 def prepare_rest(
-    sweep: Sweep, names: Iterable[str], environment: Mapping[str, str], say: Callable[[str], None]
+    sweep: OwnSweep, names: Iterable[str], environment: Mapping[str, str], say: Callable[[str], None]
 ) -> dict[str, Prepared]:
     """Prepare these points again, with the code and the configuration of the sweep. Raises UserError."""
     runs = sweep.newest_runs()
@@ -235,6 +236,8 @@ def prepare_rest(
     for name in names:
         known = runs.get(name)
         source = known or next(iter(runs.values()))
-        jobs[name] = prepare_again(source.folder, environment, say, None if known else sweep.job_yaml(name))
+        jobs[name] = prepare_again(
+            own(source.folder, to="run its code"), environment, say, None if known else sweep.job_yaml(name)
+        )
         refuse_problems(jobs[name])
     return jobs

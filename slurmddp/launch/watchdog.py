@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.plan.model import Plan
-from slurmddp.runs.layout import RunFolder
-from slurmddp.shared.files import write_whole
+from slurmddp.runs.gate import OwnRun
 from slurmddp.slurm.base import JobId
 from slurmddp.slurm.client import Slurm
 
 
-def submit_watchdog(plan: Plan, folder: RunFolder, job_id: JobId) -> str | None:
+def submit_watchdog(plan: Plan, folder: OwnRun, job_id: JobId) -> str | None:
     """Submit watchdog.sh behind the job and write RUN/watchdog.json: {job_id, watches}.
 
     Returns None, or a warning: a watchdog job that Slurm refuses must not cost the run.
@@ -31,7 +28,7 @@ def submit_watchdog(plan: Plan, folder: RunFolder, job_id: JobId) -> str | None:
             log=str(folder.logs / "watchdog.log"),
         )
         made = slurm.submit(command, folder.path)
-        write_whole(folder.path / "watchdog.json", json.dumps({"job_id": made.id, "watches": job_id.id}) + "\n")
+        folder.write_json(folder.path / "watchdog.json", {"job_id": made.id, "watches": job_id.id})
     except (UserError, ExternalError, OSError) as error:
         return f"could not submit the watchdog job: {error}"
     return None

@@ -46,11 +46,11 @@ def read_gpus(folder: RunFolder, attempt: int | None) -> list[Gpu]:
     if attempt is None:
         return []
     files = sorted(folder.gpu_folder(attempt).glob("*.jsonl"))
-    return [gpu for file in files for gpu in _newest(file)]
+    return [gpu for file in files for gpu in _newest(file, folder.path)]
 
 
-def _newest(file: Path) -> list[Gpu]:
-    record = next(iter(tail(file, _TAIL)[::-1]), {})
+def _newest(file: Path, below: Path) -> list[Gpu]:
+    record = next(iter(tail(file, _TAIL, below)[::-1]), {})
     told, moment = record.get("gpus"), number(record.get("time"))
     found = []
     for each in told if isinstance(told, list) and moment is not None else ():

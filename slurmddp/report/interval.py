@@ -119,7 +119,7 @@ def measured(folders: Iterable[RunFolder], now: float) -> History | None:
     hours = 0.0
     for folder in folders:
         try:
-            events = read_lines(folder.events).records
+            events = read_lines(folder.events, folder.path).records
             silent = now - max((path.stat().st_mtime for path in _signs(folder)), default=0.0) > SILENCE
         except OSError:
             continue

@@ -58,14 +58,14 @@ def select(folder: RunFolder, wanted: Selection, *, follow: bool) -> Follower:
 
 def _attempts(follower: Follower) -> set[int]:
     """Attempts that have logs, or of which an event tells."""
-    told = (whole(event.get("attempt")) for event in read_lines(follower.folder.events).records)
+    told = (whole(event.get("attempt")) for event in read_lines(follower.folder.events, follower.folder.path).records)
     return {*follower.attempts(), *(attempt for attempt in told if attempt is not None)}
 
 
 def _node_of(folder: RunFolder, rank: int) -> str:
     """The node of a rank of the newest start."""
     try:
-        nodes = read_plain(folder.ranks).decode("utf-8", errors="surrogateescape").split("\n")[:-1]
+        nodes = read_plain(folder.ranks, below=folder.path).decode("utf-8", errors="surrogateescape").split("\n")[:-1]
     except FileNotFoundError:
         raise UserError(
             f"run {folder.id} does not record on which node rank {rank} is",
@@ -151,4 +151,4 @@ class _Asking:
 
 def _ended(folder: RunFolder) -> bool:
     """Return whether job.sh has recorded its exit."""
-    return Evidence(events=read_lines(folder.events).records).ended is not None
+    return Evidence(events=read_lines(folder.events, folder.path).records).ended is not None

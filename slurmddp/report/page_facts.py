@@ -122,7 +122,7 @@ def _own_settings(folder: RunFolder, made: Mapping[str, Any], notes: list[str]) 
     if not folder.job_yaml.exists():
         return {}
     try:
-        document = read_file(folder.job_yaml, "job")
+        document = read_file(folder.job_yaml, "job", below=folder.path)
     except UserError as error:
         notes.append(str(error))
         return {}

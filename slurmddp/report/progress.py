@@ -121,7 +121,7 @@ def _follows(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 def _written(folder: RunFolder) -> tuple[int | None, int | None]:
     """Step and steps, as rank 0 writes them every two seconds."""
     try:
-        words = read_plain(folder.progress, 100).split()
+        words = read_plain(folder.progress, 100, folder.path).split()
     except OSError:
         return None, None
     numbers = [int(word) for word in words[:2] if word.isdigit() and len(word) < 16]

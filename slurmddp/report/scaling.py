@@ -85,7 +85,7 @@ def find_scaling(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> Scal
 def _job(folder: RunFolder) -> dict[str, Any] | None:
     """Return what has to be the same; None for a script of the user's own, and for a damaged file."""
     try:
-        job = read_json(folder.job_json)
+        job = read_json(folder.job_json, folder.path)
         return {"name": str(job["run"]["name"]), **{key: job["train"].get(key) for key in _SAME}}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
@@ -93,7 +93,7 @@ def _job(folder: RunFolder) -> dict[str, Any] | None:
 
 def _speed_of(folder: RunFolder) -> Speed | None:
     try:
-        return _speed(folder, read_lines(folder.events).records)
+        return _speed(folder, read_lines(folder.events, folder.path).records)
     except (OSError, UserError):  # a damaged run leaves the others
         return None
 

@@ -137,12 +137,12 @@ def _cells(sweep: Sweep, point: PointRow) -> tuple[str, ...]:
 def _figures(folder: RunFolder) -> Iterator[tuple[str, float, int | None]]:
     """Yield name, value and step of each finite number in the metrics, and in the evaluations."""
     try:
-        with open_plain(folder.metrics) as file:
+        with open_plain(folder.metrics, folder.path) as file:
             for record in records(file):
                 yield from _numbers("", record)
     except FileNotFoundError:
         pass
-    for event in read_lines(folder.events).records:
+    for event in read_lines(folder.events, folder.path).records:
         if event.get("event") == "evaluated":
             yield from _numbers(_VALIDATION, event)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurmddp.runs.cause_rules import Cause, cause_in_logs, rules
@@ -46,7 +45,7 @@ def _of_script(folder: RunFolder, attempt: int | None) -> str | None:
     """The cause in the newest attempt_ended, else what the check of the nodes before the start found."""
     told: Mapping[str, Any] = {}
     bad: dict[str, str] = {}
-    for event in read_lines(folder.events).records:
+    for event in read_lines(folder.events, folder.path).records:
         if event.get("attempt") != attempt:
             continue
         if event.get("event") == "attempt_ended":
@@ -56,7 +55,7 @@ def _of_script(folder: RunFolder, attempt: int | None) -> str | None:
     cause = _first_line(str(told.get("cause") or "").strip())
     if told and cause and not cause.startswith("unknown"):
         return _named(cause, told.get("rank"), told.get("node"))
-    return None if told or attempt is None else _of_preflight(folder.attempt_logs(attempt) / "preflight", bad)
+    return None if told or attempt is None else _of_preflight(folder, attempt, bad)
 
 
 def _named(cause: str, rank: Any, node: Any) -> str:
@@ -69,15 +68,16 @@ def _named(cause: str, rank: Any, node: Any) -> str:
     return f"{where}: {cause}" if where and where not in cause else cause
 
 
-def _of_preflight(folder: Path, excluded: Mapping[str, str]) -> str | None:
+def _of_preflight(run: RunFolder, attempt: int, excluded: Mapping[str, str]) -> str | None:
     """The first node that the check before the start found bad, and how many more there were.
 
-    folder: what the check wrote of this attempt; excluded: what the script then wrote of nodes.
+    excluded: what the script wrote of nodes after the check.
     """
+    folder = run.attempt_logs(attempt) / "preflight"
     bad: dict[str, str] = {}
     for path in [*sorted(folder.glob("*.failed")), folder / "verdict"]:
         try:
-            text = read_plain(path, _BYTES).decode("utf-8", errors="replace")
+            text = read_plain(path, _BYTES, run.path).decode("utf-8", errors="replace")
         except OSError:
             continue  # no check, or one that found nothing
         if path.suffix == ".failed":
@@ -99,7 +99,7 @@ def _of_preflight(folder: Path, excluded: Mapping[str, str]) -> str | None:
 def _of_events(folder: RunFolder, attempt: int | None) -> list[_Event]:
     """The newest start of the ranks first: what ended an earlier one, after which torchrun went on, ended no job."""
     starts: list[list[_Event]] = [[]]
-    for event in read_lines(folder.events).records:
+    for event in read_lines(folder.events, folder.path).records:
         if event.get("attempt") != attempt:
             continue
         if event.get("event") == "rank_started":
@@ -137,7 +137,7 @@ def _of_logs(folder: RunFolder, attempt: int | None, *, better_than_cascade: boo
     if attempt is not None:
         logs.append(folder.attempt_logs(attempt) / "srun.err")
     try:
-        ranks = read_plain(folder.ranks, _BYTES).decode("utf-8", errors="replace").split("\n")
+        ranks = read_plain(folder.ranks, _BYTES, folder.path).decode("utf-8", errors="replace").split("\n")
     except OSError:
         ranks = []  # no start of the bundled entrypoint came so far
-    return cause_in_logs(logs, ranks, better_than_cascade=better_than_cascade)
+    return cause_in_logs(logs, ranks, folder.path, better_than_cascade=better_than_cascade)

@@ -198,19 +198,19 @@ def parse_rules(text: str) -> RuleSet:
 
 
 def cause_in_logs(
-    logs: Iterable[Path], ranks: Sequence[str] = (), *, better_than_cascade: bool = False
+    logs: Iterable[Path], ranks: Sequence[str], below: Path, *, better_than_cascade: bool = False
 ) -> Cause | None:
     """Find the cause in node logs, and in an srun.err.
 
     logs: in the order in which equally good causes count. An unreadable one is skipped.
-    ranks: the node of each rank, to find a rank by its local rank.
+    ranks: the node of each rank, to find a rank by its local rank. below: the run folder that holds the logs.
     better_than_cascade: leave out what is no better than a cascade, which the caller already has.
     """
     known = rules()
     best: _Best = _Best(known.cascades[0].order if better_than_cascade else None)
     for path in logs:
         source = path.name if path.name == "srun.err" else "log"
-        _judge(known, source, path, _last_lines(path), ranks, best)
+        _judge(known, source, path, _last_lines(path, below), ranks, best)
     return best.cause
 
 
@@ -307,10 +307,10 @@ def _stamp(line: bytes) -> bytes:
     return b" ".join(_WORD.findall(line)[:2])
 
 
-def _last_lines(path: Path) -> Iterator[bytes]:
+def _last_lines(path: Path, below: Path) -> Iterator[bytes]:
     """The whole lines at the end of a log; none if it cannot be read."""
     try:
-        with open_plain(path) as handle:
+        with open_plain(path, below) as handle:
             skipped = max(0, os.fstat(handle.fileno()).st_size - _LAST_BYTES)
             handle.seek(skipped)
             lines = handle.read(_LAST_BYTES).split(b"\n")

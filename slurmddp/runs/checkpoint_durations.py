@@ -15,7 +15,7 @@ def longest_save(runs: Iterable[Path]) -> float | None:
     longest: float | None = None
     for run in runs:
         try:
-            events = read_lines(RunFolder(run).events).records
+            events = read_lines(RunFolder(run).events, run).records
         except OSError:
             continue  # a run that cannot be read plans nothing
         for event in events:

@@ -12,6 +12,7 @@ from typing import Any
 from slurmddp.errors import UserError
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.usage import extent
+from slurmddp.shared.beneath import check_folder
 from slurmddp.shared.checkpoint import layout
 from slurmddp.shared.files import read_json
 
@@ -58,7 +59,10 @@ def survey(folder: RunFolder) -> list[Stored]:
     found: list[Stored] = []
     for root in _roots(folder):
         try:
-            found += [_look(path, step, root.parent.name, root == folder.checkpoints) for step, path in _found(root)]
+            is_own = root == folder.checkpoints
+            if is_own and root.is_symlink():
+                check_folder(root, folder.path)
+            found += [_look(path, step, root.parent.name, is_own) for step, path in _found(root)]
         except OSError as error:
             raise _unreadable(error, root) from error
     return found
@@ -198,7 +202,7 @@ def _roots(folder: RunFolder) -> list[Path]:
             todo="look for them where the script writes them",
         )
     try:
-        earlier = read_json(folder.job_json).get("resume_from", [])
+        earlier = read_json(folder.job_json, folder.path).get("resume_from", [])
         return [folder.checkpoints, *(Path(text) for text in earlier)]
     except (ValueError, AttributeError, TypeError) as error:
         raise UserError(f"is damaged ({error})", where=str(folder.job_json), todo="use another run") from error

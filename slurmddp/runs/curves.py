@@ -35,7 +35,7 @@ def read_curves(path: Path, keys: Sequence[str]) -> Mapping[str, Sequence[Point]
     patterns = {key: re.compile(b'"%b": ?%b' % (re.escape(key.encode()), _NUMBER)) for key in keys}
     curves: dict[str, list[Point]] = {key: [] for key in keys}
     try:
-        file = open_plain(path)
+        file = open_plain(path, path.parent)
     except FileNotFoundError:
         return curves
     with file:

@@ -31,10 +31,10 @@ class Lines:
     damaged: int = 0
 
 
-def read_lines(path: Path) -> Lines:
-    """Read a JSON lines file; an absent one is empty. Raises OSError if it cannot be read."""
+def read_lines(path: Path, below: Path | None = None) -> Lines:
+    """Read a JSON lines file; an absent one is empty. below: as for `open_plain`. Raises OSError."""
     try:
-        file = open_plain(path)
+        file = open_plain(path, below)
     except FileNotFoundError:
         _known.pop(path, None)
         return Lines(())
@@ -75,12 +75,18 @@ def record_of(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def append_event(path: Path, event: str, **fields: Any) -> None:
-    """Append one event with its time (unix seconds, as the runtime writes them). Raises OSError."""
-    append_line(path, {"time": round(time.time(), 3), "event": event, **fields})
+def append_event(path: Path, event: str, inside: int | None = None, **fields: Any) -> None:
+    """Append one event with its time (unix seconds, as the runtime writes them). inside: as for `append_line`.
+
+    Raises OSError.
+    """
+    append_line(path, {"time": round(time.time(), 3), "event": event, **fields}, inside)
 
 
-def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one JSON object, as the runtime does: see JsonLines. Raises OSError."""
-    with JsonLines(path) as lines:
+def append_line(path: Path, record: dict[str, Any], inside: int | None = None) -> None:
+    """Append one JSON object, as the runtime does: see JsonLines. inside: a descriptor of the file's folder.
+
+    Raises OSError.
+    """
+    with JsonLines(path, folder=inside) as lines:
         lines.write(record)

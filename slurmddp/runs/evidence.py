@@ -160,7 +160,7 @@ def evidence(folder: RunFolder) -> Evidence:
 
     Raises UserError for a damaged submission.json, OSError; notes tell the rest.
     """
-    lines = event_files.read_lines(folder.events)
+    lines = event_files.read_lines(folder.events, folder.path)
     notes = [f"{folder.events}: {lines.damaged} damaged lines skipped"] if lines.damaged else []
     markers: dict[int, Marker] = {}
     for path in sorted(folder.markers.glob("attempt-*.json")):
@@ -168,7 +168,7 @@ def evidence(folder: RunFolder) -> Evidence:
         if attempt is None:
             continue
         try:
-            found = read_json(path)
+            found = read_json(path, folder.path)
             markers[attempt] = Marker(
                 attempt,
                 state=str(found["state"]),

@@ -38,6 +38,15 @@ class Entry:
         return RunFolder(Path(self.path))
 
     @property
+    def is_own(self) -> bool:
+        """Return whether the run is there and this user's: the index takes no other, so that nobody else can be
+        `last`."""
+        try:
+            return self.folder.exists and os.stat(self.path).st_uid == os.geteuid()
+        except OSError:
+            return False
+
+    @property
     def when(self) -> datetime:
         """`created` as a time that compares across zones."""
         try:
@@ -73,12 +82,12 @@ def record(entry: Entry) -> str | None:
 
 def entries() -> list[Entry]:
     """Return all runs in the index whose folder is still there, newest first. Damaged lines are left out."""
-    return [entry for entry in _read() if entry.folder.exists]
+    return [entry for entry in _read() if entry.is_own]
 
 
 def of_name(name: str, count: int) -> list[Entry]:
     """Return the newest runs of a name whose folders are still there, newest first."""
-    return list(islice((entry for entry in _read() if entry.name == name and entry.folder.exists), count))
+    return list(islice((entry for entry in _read() if entry.name == name and entry.is_own), count))
 
 
 def newest(site: str, count: int) -> list[Entry]:
@@ -87,20 +96,26 @@ def newest(site: str, count: int) -> list[Entry]:
 
 
 def rebuild(roots: Iterable[Path]) -> list[Entry]:
-    """Look for run folders at and below `roots` and add to the index those that it lacks, or has elsewhere.
+    """Look for this user's runs at and below `roots` and add to the index those that it lacks, or has elsewhere.
 
     Returns all that was found, newest first. Lines are only ever added, so a submission at the same moment
     loses none.
     """
+    return [entry for entry in _searched(roots) if entry.is_own]
+
+
+def _searched(roots: Iterable[Path]) -> list[Entry]:
+    """Return the runs at and below `roots`, also those of other users; only this user's go into the index."""
     known = {entry.id: entry for entry in _read()}
     found: dict[str, Entry] = {}
     for root in roots:
         for folder in _run_folders(root):
-            if entry := entry_of(folder):
-                found[entry.id] = entry
-                old = known.get(entry.id)
-                if old is None or (old.path != entry.path and not old.folder.exists):
-                    record(entry)  # without an index the runs are still found, each time anew
+            if (entry := entry_of(folder)) is None or (entry.id in found and not entry.is_own):
+                continue
+            found[entry.id] = entry
+            old = known.get(entry.id)
+            if entry.is_own and (old is None or (old.path != entry.path and not old.folder.exists)):
+                record(entry)  # without an index the runs are still found, each time anew
     return _newest_first(found.values())
 
 
@@ -135,7 +150,7 @@ def find(text: str, roots: Sequence[Path] = ()) -> RunFolder:
         return folder
     found = _matches(text, known)
     if not found:
-        known = _newest_first({entry.id: entry for entry in (*known, *rebuild(roots))}.values())
+        known = _newest_first({entry.id: entry for entry in (*known, *_searched(roots))}.values())
         found = _matches(text, known)
     if len(found) == 1:
         return found[0].folder
@@ -155,7 +170,7 @@ def _matches(text: str, known: Sequence[Entry]) -> list[Entry]:
     Only candidates are looked up on disk.
     """
     if text == LAST:
-        return next(([entry] for entry in known if entry.folder.exists), [])
+        return next(([entry] for entry in known if entry.is_own), [])
     if not text:
         return []
     rules: tuple[Callable[[Entry], bool], ...] = (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +15,18 @@ _MARKER = re.compile(r"attempt-(\d{3,})\.json")
 
 @dataclass(frozen=True)
 class RunFolder(run_folder.RunFolder):
-    """Paths inside one run's folder, with those that only commands and job.sh use. Makes nothing by itself."""
+    """Paths inside one run's folder, with those that only commands and job.sh use. Makes nothing by itself.
+
+    The folder may be another user's: what changes or executes something takes a `gate.OwnRun` instead.
+    """
+
+    @property
+    def exists(self) -> bool:
+        """Return whether a finished run folder is there: the manifest tells. False if we may not look."""
+        try:
+            return stat.S_ISREG(os.lstat(self.manifest).st_mode)
+        except OSError:
+            return False
 
     @property
     def id(self) -> str:

@@ -78,7 +78,7 @@ class Follower:
     def _lines(self, path: Path, to_the_end: bool) -> Iterator[bytes]:
         """One after the other, so that a log of many GB needs no memory."""
         try:
-            handle = open_plain(path)
+            handle = open_plain(path, self.folder.path)
         except FileNotFoundError:
             return
         with handle:

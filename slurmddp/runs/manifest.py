@@ -81,7 +81,7 @@ def read(folder: RunFolder) -> dict[str, Any]:
     Raises UserError where it is absent, damaged or of a newer slurmddp.
     """
     try:
-        facts = read_json(folder.manifest)
+        facts = read_json(folder.manifest, folder.path)
     except (OSError, ValueError) as error:
         raise UserError(
             f"the manifest cannot be read: {error}", where=str(folder.manifest), todo="check that this is a run folder"

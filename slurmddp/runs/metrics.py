@@ -48,13 +48,14 @@ class _Line(NamedTuple):
     before: Record | None
 
 
-def tail(path: Path, length: int = _TAIL) -> list[Record]:
+def tail(path: Path, length: int = _TAIL, below: Path | None = None) -> list[Record]:
     """Return the newest lines, in the file's order: at least one if there is one. Raises OSError.
 
-    length: how many bytes at the file's end are read, if they hold a line.
+    length: how many bytes at the file's end are read, if they hold a line. below: the run folder, if the file does not
+    lie in it directly.
     """
     try:
-        file = open_plain(path)
+        file = open_plain(path, below or path.parent)
     except FileNotFoundError:
         return []
     with file:
@@ -70,7 +71,7 @@ def tail(path: Path, length: int = _TAIL) -> list[Record]:
 def behind(path: Path, offset: int) -> Iterator[tuple[list[Record], int]]:
     """Yield the whole lines behind a byte, up to `_BATCH` at once, and the byte behind them. Raises OSError."""
     try:
-        file = open_plain(path)
+        file = open_plain(path, path.parent)
     except FileNotFoundError:
         return
     with file:
@@ -102,7 +103,7 @@ def read(path: Path, events: Sequence[Mapping[str, Any]], *, quick: bool) -> tup
     Raises OSError.
     """
     if is_small(path):
-        return list(read_lines(path).records), True
+        return list(read_lines(path, path.parent).records), True
     return (estimated(path, events), False) if quick else (condensed(path, events), True)
 
 
@@ -110,7 +111,7 @@ def spread(path: Path, events: Sequence[Mapping[str, Any]] = ()) -> list[Record]
     """Return all lines of a small file, else lines evenly spread over it, the first and the last of each start of the
     ranks included. Raises OSError."""
     if is_small(path):
-        return list(read_lines(path).records)
+        return list(read_lines(path, path.parent).records)
     return [line.record for line in _sample(path, _Groups(events))]
 
 
@@ -142,7 +143,7 @@ def condensed(path: Path, events: Sequence[Mapping[str, Any]]) -> list[Record]:
     """
     steps = {whole(event.get("step")) for event in events if event.get("event") in ("resumed", "checkpoint_saved")}
     merger = _Merger(_Groups(events), sorted(step for step in steps if step is not None))
-    with open_plain(path) as file:
+    with open_plain(path, path.parent) as file:
         for record in records(file):
             merger.add(record)
     return merger.rows
@@ -174,7 +175,7 @@ class _Groups:
 
 def _sample(path: Path, groups: _Groups) -> list[_Line]:
     try:
-        file = open_plain(path)
+        file = open_plain(path, path.parent)
     except FileNotFoundError:
         return []
     with file:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from typing import NamedTuple
 from slurmddp.errors import UserError
 from slurmddp.runs import checkpoints
 from slurmddp.runs.checkpoints import Leftover, Stored
+from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import RunState
 from slurmddp.runs.usage import Usage
@@ -102,11 +103,12 @@ def plan(
     return Pruning(tuple(removed), tuple(kept), tuple(left), tuple(unfinished))
 
 
-def prune(planned: Pruning) -> Iterator[Stored | Leftover]:
+def prune(run: OwnRun, planned: Pruning) -> Iterator[Stored | Leftover]:
     """Remove what was planned, and give each one as soon as it is gone. Raises OSError."""
     for item in planned.going:
-        if isinstance(item, Stored):
-            layout.discard(item.path, attempt=0)
-        else:
-            shutil.rmtree(item.path)
+        hidden = item.path
+        if isinstance(item, Stored):  # It loses its name first: one half removed is never taken for a checkpoint.
+            hidden = item.path.with_name(layout.temporary_name("old", item.step, 0, secrets.token_hex(4)))
+            run.held.move(item.path, hidden)
+        run.held.remove_tree(hidden)
         yield item

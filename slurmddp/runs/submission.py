@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,8 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.layout import RunFolder
-from slurmddp.shared.files import read_json, write_whole
+from slurmddp.shared.files import read_json
 
 SCHEDULERS = ("slurm", "local", "allocation")
 
@@ -42,15 +42,15 @@ class Submission:
         return cls(job_id, scheduler, tuple(command), time, platform.node())
 
 
-def write(folder: RunFolder, submission: Submission) -> None:
+def write(folder: OwnRun, submission: Submission) -> None:
     """Write submission.json, whole or not at all. Raises OSError."""
-    write_whole(folder.submission, json.dumps({"schema": 1, **asdict(submission)}, indent=2) + "\n")
+    folder.write_json(folder.submission, {"schema": 1, **asdict(submission)})
 
 
 def read(folder: RunFolder) -> Submission | None:
     """Return what submission.json says; None if there is none. Raises UserError if it is damaged, OSError."""
     try:
-        found: dict[str, Any] = read_json(folder.submission)
+        found: dict[str, Any] = read_json(folder.submission, folder.path)
         return Submission(
             job_id=str(found["job_id"]),
             scheduler=str(found["scheduler"]),

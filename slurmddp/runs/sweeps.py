@@ -11,6 +11,7 @@ from pathlib import Path
 from slurmddp.errors import UserError
 from slurmddp.runs import index
 from slurmddp.runs.create import folder_error, make_folder, write_file
+from slurmddp.runs.gate import Held, hold
 from slurmddp.runs.index import Entry
 from slurmddp.runs.layout import RunFolder
 from slurmddp.shared.files import read_json
@@ -49,6 +50,40 @@ class Sweep:
         return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.when) if entry.name in self.points}
 
 
+@dataclass(frozen=True)
+class OwnSweep(Sweep):
+    """A sweep of this user, in whose folder nobody else can write. Only `own` makes one."""
+
+    held: Held | None = None
+
+    def job_yaml(self, name: str) -> Path:
+        """The resolved job of a point. Raises UserError if it is not a file of this user."""
+        path = super().job_yaml(name)
+        try:
+            assert self.held is not None
+            self.held.read(path, 1)
+        except OSError as error:
+            raise UserError(
+                f"cannot be used: {error.strerror}", where=str(path), todo="submit the sweep again"
+            ) from None
+        return path
+
+
+def own(sweep: Sweep) -> OwnSweep:
+    """Return a sweep as one of this user. Raises UserError if others could have written what it would submit."""
+    try:
+        held = hold(sweep.folder)
+    except OSError as error:
+        raise UserError(f"cannot be opened: {error.strerror}", where=str(sweep.folder)) from None
+    if held is None:
+        raise UserError(
+            f"sweep {sweep.id} belongs to another user, or others can write to its folder",
+            where=str(sweep.folder),
+            todo="submit a sweep of your own: slurmddp sweep JOB.yaml",
+        )
+    return OwnSweep(sweep.folder, sweep.points, sweep.at_most, held)
+
+
 def write(sweep: Sweep, jobs: Mapping[str, str], mode: int) -> None:
     """Make the folder of a new sweep. jobs: the text of each point's job.yaml, by its name. Raises UserError."""
     facts = {
@@ -73,7 +108,7 @@ def read(folder: Path) -> Sweep:
     """Read the sweep of a folder. Raises UserError."""
     path = folder / _FILE
     try:
-        facts = read_json(path)
+        facts = read_json(path, folder)
         points = {str(each["name"]): {str(k): str(v) for k, v in each["values"].items()} for each in facts["points"]}
         at_most = facts["at_most"]
         schema = int(facts["schema"])

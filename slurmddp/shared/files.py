@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import secrets
-import stat
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from slurmddp.shared import beneath
 
 #: No file of ours that is read whole comes near.
 MAX_BYTES = 2**26
@@ -35,13 +35,21 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def open_plain(path: Path) -> BufferedReader:
-    """Open for reading what must be a plain file. Raises OSError, also for a pipe, whose reading may never end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return open(descriptor, "rb")
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+def open_plain(path: Path, below: Path | None = None) -> BufferedReader:
+    """Open for reading what must be a plain file. Raises OSError, also for a pipe, whose reading may never end.
+
+    below: a folder that another user may have filled; no link below it leads out of it (`beneath.open_below`).
+    """
+    if below is None:
+        return beneath.regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), str(path))
+    folder = beneath.open_folder(below)
+    try:
+        return beneath.open_below(folder, beneath.parts_below(path, below))
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        os.close(folder)
 
 
 def bounded_lines(file: BinaryIO, longest: int) -> Iterator[bytes]:
@@ -55,17 +63,18 @@ def bounded_lines(file: BinaryIO, longest: int) -> Iterator[bytes]:
         yield line
 
 
-def read_plain(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Return at most the first `limit` bytes of a plain file. Raises OSError."""
-    with open_plain(path) as file:
+def read_plain(path: Path, limit: int = MAX_BYTES, below: Path | None = None) -> bytes:
+    """Return at most the first `limit` bytes of a plain file. below: as for `open_plain`. Raises OSError."""
+    with open_plain(path, below) as file:
         return file.read(limit)
 
 
-def read_json(path: Path) -> Any:
-    """Return the value of a JSON file; bytes that are no UTF-8 stay as surrogates. Raises OSError, ValueError if
-    damaged.
+def read_json(path: Path, below: Path | None = None) -> Any:
+    """Return the value of a JSON file; bytes that are no UTF-8 stay as surrogates. below: as for `open_plain`.
+
+    Raises OSError, ValueError if damaged.
     """
     try:
-        return json.loads(read_plain(path).decode("utf-8", errors="surrogateescape"))
+        return json.loads(read_plain(path, below=below).decode("utf-8", errors="surrogateescape"))
     except RecursionError:
         raise ValueError("is nested too deeply") from None

@@ -1,8 +1,10 @@
 """Append-only JSON lines that many processes, attempts and commands may write to at once."""
 
+import errno
 import json
 import math
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -17,10 +19,21 @@ class JsonLines:
     which is why each file has few writers).
     """
 
-    def __init__(self, path: Path) -> None:
-        """Makes the file where there is none. Raises OSError, also where its folder is missing."""
+    def __init__(self, path: Path, *, folder: int | None = None) -> None:
+        """Makes the file where there is none. Raises OSError, also where its folder is missing.
+
+        folder: a descriptor of the file's folder, in which no link is followed.
+        """
         self.path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        if folder is None:
+            self._descriptor = os.open(path, flags, 0o666)
+        else:
+            flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+            self._descriptor = os.open(path.name, flags, 0o666, dir_fd=folder)
+            if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                os.close(self._descriptor)
+                raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         size = os.fstat(self._descriptor).st_size
         # A line that was cut, by the end of its writer or by a full disk, must not take the next one with it.
         self._cut = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"

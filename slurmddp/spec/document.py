@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurmddp.errors import UserError
+from slurmddp.shared.files import open_plain
 
 #: No honest job file or profile comes near; a data file given by mistake is refused before it is parsed.
 MAX_BYTES = 1_000_000
@@ -85,16 +86,19 @@ def is_null(text: str) -> bool:
     return text in _NULLS
 
 
-def read_file(path: Path, layer: str, shown: str | None = None) -> Document:
-    """Read one YAML file. Raises UserError for all that is not a UTF-8 mapping of at most 1 MB."""
+def read_file(path: Path, layer: str, shown: str | None = None, below: Path | None = None) -> Document:
+    """Read one YAML file. below: the run folder that holds it, if any (`slurmddp.shared.files.open_plain`).
+
+    Raises UserError for all that is not a UTF-8 mapping of at most 1 MB.
+    """
     name = shown or str(path)
-    return read_text(text_of(path, name), layer, name)
+    return read_text(text_of(path, name, below), layer, name)
 
 
-def text_of(path: Path, name: str) -> str:
+def text_of(path: Path, name: str, below: Path | None = None) -> str:
     """The text of a YAML file, line ends as they are; `name` stands for it in messages. Raises UserError."""
     try:
-        with open(path, "rb") as handle:
+        with open_plain(path, below) if below else open(path, "rb") as handle:
             data = handle.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise UserError("no such file", where=name, todo=f"slurmddp init {name} writes one") from None

@@ -74,8 +74,9 @@ def renamed(document: Document) -> Document:
 
 def read_layer(path: Path, layer: str, shown: str | None = None) -> Document:
     """Read a job or site file. One in a run folder, which an older slurmddp may have written, may have old keys."""
-    document = read_file(path, layer, shown)
-    return renamed(document) if RunFolder(path.parent).exists else document
+    if RunFolder(path.parent).exists:
+        return renamed(read_file(path, layer, shown, below=path.parent))
+    return read_file(path, layer, shown)
 
 
 def advice(row: Renamed, origin: Origin, new_origin: Origin | None) -> str:

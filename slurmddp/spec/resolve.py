@@ -72,7 +72,10 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
         above.append(layer_of("resumed run", [("site", name, where)]))
     if sources.job_file is not None:
         given = sources.job_file
-        above.append(given if isinstance(given, Document) else read_layer(given, "job file"))
+        document = given if isinstance(given, Document) else read_layer(given, "job file")
+        if isinstance(given, Path):
+            _refuse_others_site(given, document)
+        above.append(document)
     above.append(environment_layer(sources.environment))
     above.append(layer_of("command line", sources.options))
     name, named_at = _site_name(above) or detect() or _no_site()
@@ -106,8 +109,30 @@ def _lay(name: str, layers: Sequence[Document]) -> tuple[Layered, Job]:
     """The layers over one another, and the job that they make. name: what the site was named by."""
     layered = merge(Job, layers)
     # So that the resolved job finds the site again from any folder.
-    layered.tree["site"] = os.path.abspath(name) if "/" in name or name.endswith((".yaml", ".yml")) else name
+    layered.tree["site"] = os.path.abspath(name) if is_site_file(name) else name
     return layered, validate(Job, layered)
+
+
+def is_site_file(name: str) -> bool:
+    """Return whether what a job calls its site is the path of a profile."""
+    return "/" in name or name.endswith((".yaml", ".yml"))
+
+
+def _refuse_others_site(path: Path, document: Document) -> None:
+    """Refuse a profile by its path in a job file of another user: its setup lines would run with this account."""
+    site = document.tree.get("site")
+    if not isinstance(site, str) or not is_site_file(site):
+        return
+    try:
+        owner = os.stat(path).st_uid
+    except OSError:
+        return  # it was read a moment ago: whatever it says now is not used
+    if owner not in (0, os.geteuid()):
+        raise UserError(
+            f"the site is a file ({site}), and this job file belongs to another user",
+            where=document.origins[("site",)].where,
+            todo="read both files, then copy the job file, or pass the profile yourself: --site FILE",
+        )
 
 
 def environment_layer(environment: Mapping[str, str]) -> Document:

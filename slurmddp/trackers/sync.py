@@ -15,11 +15,11 @@ from typing import Any
 from slurmddp.errors import ExternalError, SlurmddpError, UserError
 from slurmddp.runs import manifest
 from slurmddp.runs.evidence import whole
-from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.metrics import behind
 from slurmddp.runs.state import RunState
 from slurmddp.runs.timeline import number
-from slurmddp.shared.files import read_json, write_whole
+from slurmddp.shared.files import read_json
 from slurmddp.spec.document import read_file, typed
 from slurmddp.trackers.base import Facts, Point, Tracker
 
@@ -47,7 +47,7 @@ class Sent:
 
 
 def sync(
-    folder: RunFolder, to: str, look: Callable[[], RunState], wait: Callable[[], None] | None = None
+    folder: OwnRun, to: str, look: Callable[[], RunState], wait: Callable[[], None] | None = None
 ) -> tuple[Sent, int]:
     """Send what the tracker does not have yet. Returns how far it has all, and how many lines were sent now.
 
@@ -58,8 +58,10 @@ def sync(
         raise UserError(f"no tracker {to!r}", where="--to", todo=f"use one of {', '.join(TRACKERS)}")
     place = folder.path / "trackers"
     try:
-        place.mkdir(exist_ok=True)
-        lock = os.open(place / f"{to}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        folder.held.make(place)
+        with folder.held.inside(place) as inside:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            lock = os.open(f"{to}.lock", flags, 0o644, dir_fd=inside)
     except OSError as error:
         raise UserError(
             f"cannot be written: {error.strerror}", where=str(place), todo="copy the run folder, then sync the copy"
@@ -74,7 +76,7 @@ def sync(
         os.close(lock)
 
 
-def _lock(descriptor: int, folder: RunFolder, to: str) -> None:
+def _lock(descriptor: int, folder: OwnRun, to: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -88,11 +90,11 @@ def _lock(descriptor: int, folder: RunFolder, to: str) -> None:
 class _Sync:
     """One call of `sync`. The tracker is opened when there is something to send."""
 
-    def __init__(self, folder: RunFolder, to: str, place: Path) -> None:
+    def __init__(self, folder: OwnRun, to: str, place: Path) -> None:
         self._folder, self._to, self._place = folder, to, place
         self._file = place / f"{to}.json"
         self._tracker: Tracker | None = None
-        self.sent = _read(self._file)
+        self.sent = _read(self._file, folder.path)
 
     def run(self, look: Callable[[], RunState], wait: Callable[[], None] | None) -> None:
         state = look()
@@ -138,7 +140,7 @@ class _Sync:
         return self._tracker
 
     def _save(self) -> None:
-        write_whole(self._file, json.dumps(asdict(self.sent)) + "\n")
+        self._folder.held.write(self._file, json.dumps(asdict(self.sent)) + "\n")
 
 
 @contextlib.contextmanager
@@ -153,9 +155,9 @@ def _failures(to: str) -> Iterator[None]:
         raise ExternalError(f"{to}: {text}\n  -> run the same command again: it sends what is missing") from error
 
 
-def _read(path: Path) -> Sent:
+def _read(path: Path, below: Path) -> Sent:
     try:
-        return Sent(**read_json(path))
+        return Sent(**read_json(path, below))
     except FileNotFoundError:
         return Sent()
     except (ValueError, TypeError) as error:
@@ -181,11 +183,11 @@ def _values(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _facts(folder: RunFolder, place: Path) -> Facts:
+def _facts(folder: OwnRun, place: Path) -> Facts:
     facts = manifest.read(folder)
     settings = {"site": facts.get("site"), "slurmddp": facts.get("slurmddp")}
     if folder.job_yaml.is_file():
-        tree = typed(read_file(folder.job_yaml, "run").tree)
+        tree = typed(read_file(folder.job_yaml, "run", below=folder.path).tree)
         for name in _TOLD:
             settings.update(_flat(name, tree.get(name)))
     return Facts(folder.id, str(facts.get("name") or folder.id), place, settings)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurmddp.alerts.spool import deliver
+from slurmddp.alerts.spool import deliver_all
 from tests.programs.alerts.conftest import TARGETS, Alerts
 from tests.receiver import Receiver
 
@@ -90,7 +90,7 @@ def test_what_does_not_arrive_in_time_waits_and_arrives_later(
         assert (one.events()[0]["delivered"], one.events()[0]["spooled"]) == (False, True)
         body = (waiting / "body").read_text()
         receiver.mode = "ok"
-        assert deliver(one.run).sent == 1
+        assert deliver_all([one.run]).sent == 1
         assert receiver.received[-1].body == body and receiver.received[-1].answer == 200
         assert receiver.received[-1].headers["idempotency-key"] == f"{one.run.id}.0.failed"
         assert not one.waiting()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slurmddp.alerts.spool import deliver, deliver_all
+from slurmddp.alerts.spool import deliver_all
 from slurmddp.runs.layout import RunFolder
 from tests.programs.alerts.conftest import Alerts
 from tests.receiver import Receiver
@@ -32,11 +32,11 @@ def test_nodes_without_internet_do_not_try(waiting: Alerts) -> None:
         waiting.address(receiver.url)
         waiting.alert("finished")
         assert receiver.received == []
-        done = deliver(waiting.run)
+        done = deliver_all([waiting.run])
         assert (done.sent, done.left) == (2, 0)
         assert [request.json()["kind"] for request in receiver.received] == ["failed", "finished"]
         assert receiver.received[0].headers["idempotency-key"] == receiver.received[0].json()["key"]
-        assert deliver(waiting.run) == (0, 0, "")
+        assert deliver_all([waiting.run]) == (0, 0, "")
     assert [event["delivered"] for event in waiting.events()] == [False, False, True, True]
     assert not waiting.waiting() and not list((waiting.run.path / "alerts/spool").iterdir())
 
@@ -45,7 +45,7 @@ def test_nodes_without_internet_do_not_try(waiting: Alerts) -> None:
 def test_what_still_does_not_go_stays(waiting: Alerts, mode: str) -> None:
     with Receiver(mode) as receiver:
         waiting.address(receiver.url)
-        done = deliver(waiting.run, seconds=1)
+        done = deliver_all([waiting.run], seconds=1)
         assert (done.sent, done.left) == (0, 1) and "SECRET" not in done.why
         assert [request.path for request in receiver.received] == ["/services/T0SECRET/B1SECRET"]
     assert len(waiting.waiting()) == 1
@@ -54,8 +54,8 @@ def test_what_still_does_not_go_stays(waiting: Alerts, mode: str) -> None:
 def test_a_refused_one_is_not_sent_for_ever(waiting: Alerts) -> None:
     with Receiver("status:404") as receiver:
         waiting.address(receiver.url)
-        deliver(waiting.run)
-        deliver(waiting.run)
+        deliver_all([waiting.run])
+        deliver_all([waiting.run])
         assert len(receiver.received) == 1
     assert len(waiting.waiting("refused")) == 1
 
@@ -65,24 +65,24 @@ def test_one_that_somebody_is_sending_is_left_alone_until_its_time_is_over(waiti
     taken = message.rename(message.with_name(f".{message.name}"))
     with Receiver() as receiver:
         waiting.address(receiver.url)
-        assert deliver(waiting.run) == (0, 0, "")
+        assert deliver_all([waiting.run]) == (0, 0, "")
         head = taken / "head"
         head.write_text(
             "\n".join(f"until {1}" if line.startswith("until") else line for line in head.read_text().splitlines())
         )
-        assert deliver(waiting.run).sent == 1
+        assert deliver_all([waiting.run]).sent == 1
         assert len(receiver.received) == 1
 
 
 def test_one_that_was_never_written_down_is_removed(waiting: Alerts) -> None:
     (message,) = waiting.waiting()
-    half = message.with_name(".half")
+    half = message.with_name(f".{message.name}-half")
     half.mkdir()
     (half / "body").write_text("{")
     os.utime(half, (1, 1))
     with Receiver() as receiver:
         waiting.address(receiver.url)
-        assert deliver(waiting.run).sent == 1
+        assert deliver_all([waiting.run]).sent == 1
         assert len(receiver.received) == 1
     assert not half.exists()
 
@@ -100,7 +100,7 @@ def test_a_message_from_a_run_of_an_older_version_is_sent(waiting: Alerts) -> No
     )
     with Receiver() as receiver:
         waiting.address(receiver.url)
-        assert deliver(waiting.run).sent == 2
+        assert deliver_all([waiting.run]).sent == 2
         (request,) = [request for request in receiver.received if request.json()["kind"] == "finished"]
         assert request.headers["idempotency-key"] == key
         assert request.headers["content-type"] == "application/json"
@@ -110,11 +110,11 @@ def test_what_has_arrived_is_not_sent_again(waiting: Alerts) -> None:
     (waiting.run.path / "alerts/sent").write_text(f"{waiting.run.id}.0.failed json\n")
     with Receiver() as receiver:
         waiting.address(receiver.url)
-        assert deliver(waiting.run).sent == 1
+        assert deliver_all([waiting.run]).sent == 1
         assert receiver.received == [] and not waiting.waiting()
 
 
-SEND = "import sys; from pathlib import Path; from slurmddp.runs.layout import RunFolder; from slurmddp.alerts.spool import deliver; deliver(RunFolder(Path(sys.argv[1])), seconds=20)"  # noqa: E501
+SEND = "import sys; from pathlib import Path; from slurmddp.runs.layout import RunFolder; from slurmddp.alerts.spool import deliver_all; deliver_all([RunFolder(Path(sys.argv[1]))], seconds=20)"  # noqa: E501
 
 
 def test_several_at_once_send_each_message_once(waiting: Alerts) -> None:
@@ -133,7 +133,7 @@ def test_a_run_of_somebody_else_is_not_ours_to_send(waiting: Alerts, monkeypatch
     with Receiver() as receiver:
         waiting.address(receiver.url)
         monkeypatch.setattr(os, "geteuid", lambda: (waiting.run.path / "alerts/spool").stat().st_uid + 1)
-        assert deliver(waiting.run) == (0, 0, "")
+        assert deliver_all([waiting.run]) == (0, 0, "")
         assert receiver.received == []
 
 
@@ -151,7 +151,7 @@ def test_a_damaged_message_harms_nobody(waiting: Alerts, head: str) -> None:
     (bad / "head").write_text(head, encoding="latin-1")
     with Receiver() as receiver:
         waiting.address(receiver.url)
-        deliver(waiting.run)
+        deliver_all([waiting.run])
         assert [request.json()["kind"] for request in receiver.received if "failed" in request.body][:1] == ["failed"]
         assert {request.path for request in receiver.received} == {"/services/T0SECRET/B1SECRET"}
 

@@ -14,6 +14,7 @@ import pytest
 
 from slurmddp.runs import submission
 from slurmddp.runs.events import append_event, append_line, read_lines
+from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.submission import Submission
 from slurmddp.slurm.local import job_id_of
@@ -52,7 +53,7 @@ class Place:
         desk.program("scancel", SCANCEL)
 
     def sent(self, job_id: str, scheduler: str) -> None:
-        submission.write(self.run, Submission.now(job_id, scheduler, ("sbatch",)))
+        submission.write(own(self.run, to="write"), Submission.now(job_id, scheduler, ("sbatch",)))
 
     def job(self, job_id: str, state: str, reason: str = "None", **fields: Any) -> None:
         words = " ".join(f"{name}={value}" for name, value in fields.items())

@@ -13,6 +13,7 @@ import pytest
 from slurmddp.launch import profile
 from slurmddp.runs import submission
 from slurmddp.runs.events import append_event
+from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.submission import Submission
 from tests.checkpoints import make_run
@@ -45,7 +46,7 @@ def run(desk: Desk) -> RunFolder:
     folder = make_run(desk.project / "runs" / "gpt-1")
     folder.shell.mkdir(parents=True)
     (folder.shell / "stacks.sh").touch()
-    submission.write(folder, Submission.now("7", "slurm", ("sbatch",)))
+    submission.write(own(folder, to="write"), Submission.now("7", "slurm", ("sbatch",)))
     append_event(folder.events, "job_started", attempt=0, job_id="7", node="node1", nodes="node[1-2]")
     append_event(folder.events, "attempt_started", attempt=0, job_id="7", node="node1", nodes="node1 node2")
     slurm_says(desk, "RUNNING")

@@ -12,6 +12,7 @@ import pytest
 
 from slurmddp.runs import index, submission
 from slurmddp.runs.events import append_event
+from slurmddp.runs.gate import own
 from slurmddp.runs.index import Entry
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.submission import Submission
@@ -44,7 +45,7 @@ class Runs:
         created = f"2026-01-{number:02d}T00:00:00+00:00"
         entry = Entry(run.id, str(run.path), created, "gpt", site, job_id)
         run.manifest.write_text(json.dumps({"run": run.id, "name": "gpt", "created": created, "site": site}))
-        submission.write(run, Submission(job_id, "slurm", ("sbatch",), created, "login"))
+        submission.write(own(run, to="write"), Submission(job_id, "slurm", ("sbatch",), created, "login"))
         file = self.desk.home / ".local/state/slurmddp/runs.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a") as lines:

@@ -16,6 +16,7 @@ from slurmddp.report.watch import by_step, sparkline
 from slurmddp.runs import submission
 from slurmddp.runs.events import append_event
 from slurmddp.runs.evidence import evidence
+from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.submission import Submission
 from slurmddp.slurm.reasons import reason_text
@@ -37,7 +38,7 @@ def run(desk: Desk) -> RunFolder:
     now = time.time()
     folder.manifest.write_text(json.dumps({"run": "gpt-1", "name": "gpt", "created": "2026-01-01T00:00:00+00:00"}))
     folder.job_json.write_text("{}")
-    submission.write(folder, Submission.now("7", "slurm", ("sbatch",)))
+    submission.write(own(folder, to="write"), Submission.now("7", "slurm", ("sbatch",)))
     rank = {"attempt": 0, "node": "n1", "rank": 0}
 
     def event(seconds_ago: float, name: str, **facts: Any) -> None:

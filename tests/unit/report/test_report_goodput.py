@@ -16,6 +16,7 @@ from slurmddp.report.goodput import goodput_dict, goodput_line, goodput_text, ru
 from slurmddp.runs import metrics
 from slurmddp.runs import submission as submissions
 from slurmddp.runs.evidence import Evidence, Marker
+from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.ledger import KINDS, Ledger, ledger
 from slurmddp.runs.submission import Submission
@@ -517,7 +518,7 @@ def folder(tmp_path: Path) -> RunFolder:
     """A run of the bundled entrypoint, restarted once; the last line of each file is torn."""
     path = RunFolder(tmp_path)
     path.job_json.write_text("{}")
-    submissions.write(path, SENT)
+    submissions.write(own(path, to="write"), SENT)
     events = [
         *job(720, None, *launch(720, 0), event(1000, "checkpoint_saved", step=40, seconds=2)),
         *job(1500, 11524, *launch(1500, 40, 1), event(11500, "finished", 1, step=1000), attempt=1),
@@ -566,7 +567,7 @@ def test_without_job_json_it_is_a_script_of_the_users_own(folder: RunFolder) -> 
 
 def test_the_commands(folder: RunFolder, cli: Callable[..., Result]) -> None:
     folder.manifest.write_text("{}")
-    submissions.write(folder, replace(SENT, job_id="local-999999999-1", scheduler="local"))
+    submissions.write(own(folder, to="write"), replace(SENT, job_id="local-999999999-1", scheduler="local"))
     asked = cli("goodput", str(folder.path), "--json")
     assert asked.code == 0, asked.err
     told = json.loads(asked.out)
@@ -582,7 +583,7 @@ def test_a_long_file_is_sampled_unless_all_is_asked_for(
 ) -> None:
     monkeypatch.setattr(metrics, "SMALL", 0)
     folder.manifest.write_text("{}")
-    submissions.write(folder, replace(SENT, job_id="local-999999999-1", scheduler="local"))
+    submissions.write(own(folder, to="write"), replace(SENT, job_id="local-999999999-1", scheduler="local"))
     shown = cli("goodput", str(folder.path))
     assert "goodput  about 89 % of 3:12:04" in shown.out and "--exact reads it all" in shown.err
     assert json.loads(cli("goodput", str(folder.path), "--json").out)["exact"] is False

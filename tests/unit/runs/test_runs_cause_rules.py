@@ -67,7 +67,7 @@ class Attempt:
         logs = [path for path in sorted(self.logs.glob("*.log")) if not path.name.startswith("nccl.")]
         place = self.run / "ranks"
         ranks = place.read_text().splitlines() if place.exists() else []
-        found = cause_in_logs([*logs, self.logs / "srun.err"], ranks, better_than_cascade=bool(noted))
+        found = cause_in_logs([*logs, self.logs / "srun.err"], ranks, self.run, better_than_cascade=bool(noted))
         if found is None:
             return ""
         line = f"{'-' if found.rank is None else found.rank} {found.node} {found.text}"

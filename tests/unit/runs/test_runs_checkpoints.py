@@ -10,6 +10,7 @@ import pytest
 
 from slurmddp.errors import UserError
 from slurmddp.runs import checkpoints, pruning
+from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.shared.checkpoint import layout
 from tests.checkpoints import flip, make_checkpoint, make_run
@@ -148,7 +149,7 @@ def pruned(folder: RunFolder, keep: int, keep_every: int | None = None, running:
     planned = pruning.plan(folder, keep=keep, keep_every=keep_every, running=running)
     extent = sum(item.bytes for item in planned.going)
     before = size(folder)
-    gone = list(pruning.prune(planned))
+    gone = list(pruning.prune(own(folder, to="prune it"), planned))
     assert gone == planned.going
     assert before - size(folder) == planned.bytes == extent
     return sorted(path.name for path in folder.checkpoints.iterdir())

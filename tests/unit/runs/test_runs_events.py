@@ -11,6 +11,7 @@ import pytest
 from slurmddp.errors import UserError
 from slurmddp.runs import submission
 from slurmddp.runs.events import LONGEST, append_event, append_line, read_lines
+from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.submission import Submission
 
@@ -61,7 +62,7 @@ def test_submission(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert submission.read(run) is None
     sent = Submission.now("123;alpha", "slurm", ["sbatch", "a b"])
-    submission.write(run, sent)
+    submission.write(own(run, to="write"), sent)
     assert submission.read(run) == sent
     assert [path.name for path in tmp_path.iterdir()] == ["submission.json"]
     with pytest.raises(ValueError, match="pbs"):

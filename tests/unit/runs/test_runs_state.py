@@ -11,6 +11,7 @@ from slurmddp.runs import state as module
 from slurmddp.runs import submission
 from slurmddp.runs.events import append_event
 from slurmddp.runs.evidence import Evidence, Marker, evidence
+from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import EXIT_CODES, RunState, judge
 from slurmddp.runs.submission import Submission
@@ -334,7 +335,7 @@ def test_evidence_of_a_folder(tmp_path: Path) -> None:
     (run.markers / "attempt-002.json.part").write_text("{")
     with run.events.open("a") as file:
         file.write("garbage\n")
-    submission.write(run, Submission("124;alpha", "slurm", (), "t", "h"))
+    submission.write(own(run, to="write"), Submission("124;alpha", "slurm", (), "t", "h"))
     run.stop.write_text("user\n")
     found = evidence(run)
     assert found.markers == {0: Marker(0, "stopped", 5, 9, "SIGTERM")}
