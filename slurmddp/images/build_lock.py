@@ -24,15 +24,16 @@ _WAIT = "wait for it, or choose another file"
 
 
 @contextlib.contextmanager
-def only_build(target: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Hold `.NAME.building` beside the target while it is built; the lock is released when its holder dies.
+def only_build(target: Path, report: Callable[[str], None]) -> Iterator[int]:
+    """Hold `.NAME.building` beside the target while it is built; yield its descriptor, for the builder.
 
-    Raises UserError where another build of this image is running, and says where.
+    The lock is released when all processes that have the descriptor are gone. Raises UserError where another build of
+    this image is running, and says where.
     """
     path = _place(target)
     descriptor = _held(path, report)
     try:
-        yield
+        yield descriptor
     finally:
         # Removed while it is held: whoever has opened it meanwhile finds another file in its place.
         with contextlib.suppress(OSError):
@@ -83,6 +84,9 @@ def holder(target: Path) -> Holder | None:
 
 
 def _who(text: str) -> str:
+    found = _MARKER.match(text) if text.isprintable() else None
+    if found and found[3] == platform.node() and not _runs(int(found[1])):
+        return f"{text}: that process was killed, but the builder that it started is still running"
     return text if text and text.isprintable() else "another process"
 
 

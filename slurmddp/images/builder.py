@@ -25,7 +25,7 @@ from slurmddp.images.process import StopSignals
 from slurmddp.images.provenance import lock_path, lock_text, sha256, writing
 from slurmddp.images.sif import is_sif
 from slurmddp.images.target import check_target
-from slurmddp.images.temporary import own_tmp
+from slurmddp.images.temporary import RECORD, own_tmp
 
 Flavour = Literal["apptainer", "singularityce", "singularity"]
 Report = Callable[[str], None]
@@ -99,14 +99,16 @@ def build(
     facts: Mapping[str, Any],
     temporary: Path,
     items: Iterable[Item] = (),
+    lock: int | None = None,
     force: bool,
     report: Report,
 ) -> Built:
     """Build the definition into `target`, an absolute path, with a .def, .build.log and .lock.json beside it.
 
     options, variables: further ones for the builder; facts: what the lock says besides what is known of the image.
-    temporary: a folder for what %post has as /tmp and /var/tmp.
+    temporary: a folder for what the builder unpacks, and for what %post has as /tmp and /var/tmp.
     items: what the definition takes from a folder beside it.
+    lock: the open file of only_build, which the builder holds, too.
 
     Every line that the builder says goes to `report` and into the log. An image that is there already stays
     untouched until the new one is complete and inspected.
@@ -119,9 +121,11 @@ def build(
         draft, draft_definition, draft_lock = drafts / target.name, drafts / "definition", drafts / "lock"
         with writing(target):
             draft_definition.write_text(definition, encoding="utf-8")
-        with gathered(items, drafts), own_tmp(builder.flavour, builder.version, temporary, report) as binds:
+        own = own_tmp(builder.flavour, builder.version, temporary, report, drafts / RECORD)
+        with gathered(items, drafts), own as (binds, places):
             command = build_command(builder, draft_definition, draft, (*options, *binds))
-            said = _run_build(command, variables, definition, BuildLog(log, drafts / "log"), stop, report)
+            draft_log = BuildLog(log, drafts / "log")
+            said = _run_build(command, {**variables, **places}, definition, draft_log, stop, report, lock)
         torch = _inspect(builder, draft, said, stop)
         stop.check()
         state = draft.stat()
@@ -152,7 +156,13 @@ def build(
 
 
 def _run_build(
-    command: list[str], variables: Mapping[str, str], definition: str, log: BuildLog, stop: StopSignals, report: Report
+    command: list[str],
+    variables: Mapping[str, str],
+    definition: str,
+    log: BuildLog,
+    stop: StopSignals,
+    report: Report,
+    lock: int | None,
 ) -> BuildLog:
     """Run the builder, its output shown and kept: the log, which is closed.
 
@@ -168,7 +178,7 @@ def _run_build(
 
         started = time.monotonic()
         try:
-            code = stop.run(command, environment, keep, Path(command[-1]).parent)
+            code = stop.run(command, environment, keep, Path(command[-1]).parent, lock)
         except OSError as error:
             raise ExternalError(f"`{command[0]}` cannot be started: {error.strerror}") from None
         seconds = time.monotonic() - started

@@ -13,6 +13,7 @@ from slurmddp.errors import UserError
 from slurmddp.images.driver import ImageCuda, of_release
 from slurmddp.images.provenance import lock_path, read_lock
 from slurmddp.images.releases import tag_of
+from slurmddp.images.temporary import RECORD, recorded, remove_tree
 
 #: What a build writes beside an image.
 _BESIDE = (".def", ".build.log", ".lock.json")
@@ -100,16 +101,24 @@ def removable(folder: Path, keep: int, used: Iterable[Path]) -> list[Removable]:
             found.append(Removable(paths, sum(path.stat().st_size for path in paths), why))
     for path in sorted(folder.iterdir()):
         if _DRAFT.fullmatch(path.name) and not _is_being_built(path):
-            files = [path, *path.glob("*")] if path.is_dir() else [path]
-            size = sum(file.lstat().st_size for file in files)
-            found.append(Removable((path,), size, "leftover of a killed build"))
+            paths = _with_temporary(path)
+            size = sum(file.lstat().st_size for one in paths for file in (one, *one.rglob("*")))
+            why = f"leftover of a killed build{''.join(f', with {folder}' for folder in paths[1:])}"
+            found.append(Removable(paths, size, why))
     return found
+
+
+def _with_temporary(draft: Path) -> tuple[Path, ...]:
+    """A draft, and the temporary folders of its build where they are on this machine."""
+    folder = recorded(draft / RECORD)
+    return (draft,) if folder is None else (draft, folder)
 
 
 def remove(path: Path) -> None:
     """Remove a file or a build's folder; a link itself, not what it leads to. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        if not remove_tree(path):
+            shutil.rmtree(path)  # says why
     else:
         path.unlink(missing_ok=True)
 
@@ -118,7 +127,8 @@ def left_over(image: Path) -> list[Path]:
     """Return what killed builds of this one image have left beside it; none while it is being built."""
     begins = f".{image.name}."
     found = [path for path in image.parent.iterdir() if path.name.startswith(begins) and _DRAFT.fullmatch(path.name)]
-    return [path for path in found if path.name.rsplit(".", 2)[0] == begins[:-1] and not _is_being_built(path)]
+    found = [path for path in found if path.name.rsplit(".", 2)[0] == begins[:-1] and not _is_being_built(path)]
+    return [one for path in found for one in _with_temporary(path)]
 
 
 def _beside(image: Path) -> list[str]:

@@ -253,7 +253,7 @@ def _build(
         "inputs": inputs.facts(),
         "mode": way.mode,
     }
-    with only_build(target, report):
+    with only_build(target, report) as lock:
         report(f"building {target} from {image.base.reference} with {builder.name} {builder.version}")
         if way.note:
             report(f"note: {way.note}")
@@ -262,7 +262,7 @@ def _build(
                 definition, target, builder,
                 options=(*way.options, *squash),
                 variables=variables, facts=facts, temporary=area.temporary, items=items,
-                force=request.force, report=report,
+                lock=lock, force=request.force, report=report,
             )  # fmt: skip
     return built, definition
 

@@ -20,6 +20,8 @@ from slurmddp.errors import SlurmddpError
 GRACE = 20.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL = 0.2
+#: Stops the group $1 as we would if we are killed: nothing but our end closes its input without a line.
+_GUARD = 'read -r _ || { kill -s TERM -- "-$1"; sleep "$2"; kill -s KILL -- "-$1"; } 2>/dev/null'
 
 
 class Stopped(SlurmddpError):
@@ -56,10 +58,12 @@ class StopSignals:
         environment: Mapping[str, str],
         line: Callable[[str], None],
         folder: Path | None = None,
+        lock: int | None = None,
     ) -> int:
         """Run the command in `folder`, give each line of its two streams to `line` as it comes; return its exit code.
 
-        It gets no input and a process group of its own: the terminal's ctrl-C reaches it through us alone.
+        It gets no input and a process group of its own: the terminal's ctrl-C reaches it through us alone. If this
+        process is killed, the group is stopped, too, and holds the open file `lock` until all of it is gone.
         Raises Stopped, after the whole group is gone, and OSError where it cannot be started.
         """
         self.check()
@@ -71,7 +75,12 @@ class StopSignals:
             env=dict(environment),
             cwd=folder,
             start_new_session=True,
+            pass_fds=() if lock is None else (lock,),
         )
+        guard = subprocess.Popen(
+            ["sh", "-c", _GUARD, "sh", str(child.pid), str(self._grace)],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
         self._child = child
         try:
             if self.received is not None:  # it came before there was a child to end
@@ -88,6 +97,7 @@ class StopSignals:
                 self._timer.cancel()
             if self.received is not None:  # children that outlived it; its pid is not reaped yet, so still ours
                 _signal_group(child, signal.SIGKILL)
+            guard.communicate(b"\n")
             child.wait()
             assert child.stdout is not None
             child.stdout.close()

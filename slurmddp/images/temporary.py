@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,15 +19,22 @@ from slurmddp.errors import UserError
 
 #: Where in %post: the folder's name, by which the definition knows in /proc/self/mountinfo that /tmp is its own.
 _FOLDERS = {"/tmp": "slurmddp-tmp", "/var/tmp": "slurmddp-var-tmp"}
+_PREFIX = "slurmddp-"
+#: The name of the link to a build's temporary folders, in the folder of its drafts.
+RECORD = "temporary"
 #: `build --bind` came with Singularity 3.8; every Apptainer has it.
 _FIRST = (3, 8)
 
 
 @contextlib.contextmanager
-def own_tmp(flavour: str, version: str, area: Path, report: Callable[[str], None]) -> Iterator[tuple[str, ...]]:
-    """The builder's options for a fresh /tmp and /var/tmp; the folders, which lie in `area`, are gone afterwards.
+def own_tmp(
+    flavour: str, version: str, area: Path, report: Callable[[str], None], record: Path | None = None
+) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
+    """The builder's options and variables for fresh temporary folders in `area`, which are gone afterwards.
 
-    Raises UserError where they cannot be made. Only this user reaches them, and in %post every user of the build.
+    They are its /tmp, its /var/tmp, and the folder for what it unpacks. Only this user reaches them, and in %post every
+    user of the build. record: a link to them that is made, so that they are found if this process is killed.
+    Raises UserError where they cannot be made.
     """
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if flavour != "apptainer" and numbers and (int(numbers[1]), int(numbers[2])) < _FIRST:
@@ -34,28 +42,45 @@ def own_tmp(flavour: str, version: str, area: Path, report: Callable[[str], None
             f"note: singularity {version} cannot give a build its own /tmp (3.8 can): what %post deletes or writes"
             " in /tmp and /var/tmp, it does to this machine's"
         )
-        yield ()
+        yield (), {}
         return
     # A colon or a comma would end the path in --bind
     path = os.path.abspath(area)
     parent = path if os.path.isdir(path) and not re.search(r"[:,\\]", path) else "/tmp"
     try:
-        own = Path(tempfile.mkdtemp(prefix="slurmddp-", dir=parent))
+        own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     except OSError as error:
         todo = "set APPTAINER_TMPDIR to a folder that you can write to"
         raise UserError(f"cannot create a folder in {parent}: {error.strerror}", todo=todo) from None
     try:
+        if record:
+            record.symlink_to(own)
         options: tuple[str, ...] = ()
         for inside, name in _FOLDERS.items():
             (own / name).mkdir()
             (own / name).chmod(0o1777)
             options += ("--bind", f"{own / name}:{inside}")
-        yield options
+        # Not where the place has been changed: /tmp may be too small for what is unpacked
+        names = ("APPTAINER_TMPDIR", "SINGULARITY_TMPDIR") if parent == path else ()
+        (own / "builder").mkdir()
+        yield options, dict.fromkeys(names, str(own / "builder"))
     finally:
-        _remove(own, report)
+        if not remove_tree(own):
+            report(f"note: {own} could not be removed: it has files of other users of the build")
 
 
-def _remove(folder: Path, report: Callable[[str], None]) -> None:
+def recorded(record: Path) -> Path | None:
+    """Return the temporary folder that a killed build recorded; None if it is not here, or not this user's."""
+    try:
+        folder = Path(os.readlink(record))
+        state = folder.lstat()
+    except OSError:
+        return None
+    mine = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() == record.lstat().st_uid
+    return folder if mine and folder.name.startswith(_PREFIX) else None
+
+
+def remove_tree(folder: Path) -> bool:
     """Remove it with what other users of the build left there, which takes the build's own kind of root."""
     shutil.rmtree(folder, ignore_errors=True)
     for ids in (["--map-auto"], []):
@@ -63,5 +88,4 @@ def _remove(folder: Path, report: Callable[[str], None]) -> None:
             command = ["unshare", "--user", "--map-root-user", *ids, "rm", "-rf", str(folder)]
             with contextlib.suppress(OSError):
                 subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    if folder.exists():
-        report(f"note: {folder} could not be removed: it has files of other users of the build")
+    return not folder.exists()

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -16,10 +17,12 @@ from slurmddp import __version__
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.builder import Builder, build_command, find_builder, parse_version
 from slurmddp.images.image_spec import of_recipe
+from slurmddp.images.inventory import removable, remove
 from slurmddp.images.make import BuildResult, Request, Rules, build_image, preview
 from slurmddp.images.privilege import choose, look
 from slurmddp.images.provenance import read_lock
 from slurmddp.images.recipe import read_recipe
+from slurmddp.report.images import removal
 
 from .conftest import GOOD_BUILD, Apptainer
 
@@ -85,7 +88,9 @@ def test_an_image_its_definition_its_log_and_its_lock(apptainer: Apptainer, base
 def test_the_sites_rules_reach_the_builder(apptainer: Apptainer, base: Path, tmp_path: Path) -> None:
     apptainer.builds('echo "in $APPTAINER_TMPDIR, $SINGULARITY_CACHEDIR"; ' + GOOD_BUILD)
     _, said = make(tmp_path, rules=Rules(cache=tmp_path / "scratch", processors=2, memory=512))
-    assert f"in {tmp_path}/scratch/images/tmp, {tmp_path}/scratch/images/cache" in said
+    (where,) = [line for line in said if line.startswith("in ")]
+    own = rf"in {tmp_path}/scratch/images/tmp/slurmddp-\w+/builder, {tmp_path}/scratch/images/cache"
+    assert re.fullmatch(own, where), where
     assert (tmp_path / "scratch/images/tmp").is_dir()
     (call,) = [call for call in apptainer.calls if " build " in call]
     assert "--mksquashfs-args -processors 2 -mem 512M" in call
@@ -167,6 +172,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import sys
 from pathlib import Path
 from slurmddp.errors import SlurmddpError
+from slurmddp.images.inventory import removable, remove
 from slurmddp.images.make import Request, build_image
 from slurmddp.images.recipe import read_recipe
 from slurmddp.images.image_spec import of_recipe
@@ -180,15 +186,11 @@ except SlurmddpError as error:
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_stopped_build_leaves_no_file_and_no_process(
-    signum: signal.Signals, apptainer: Apptainer, base: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "image.sif").write_bytes(b"old")
-    apptainer.builds("echo half > $image; sleep 60 & echo child $!; echo ready; wait")
+def start(folder: Path) -> tuple["subprocess.Popen[str]", int]:
+    """A build in a process of its own that has said `ready`, and the process id after its line `child`."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     caller = subprocess.Popen(
-        [sys.executable, "-c", CALLER], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", CALLER], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
     )
     assert caller.stdout is not None
     child = 0
@@ -197,16 +199,64 @@ def test_a_stopped_build_leaves_no_file_and_no_process(
             child = int(line.split()[1])
         if line == "ready\n":
             break
+    return caller, child
+
+
+def wait_for_the_end(child: int) -> None:
+    state, deadline = Path(f"/proc/{child}/stat"), time.monotonic() + 60
+    while state.exists() and state.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline, "the builder's child is still there"
+        time.sleep(0.05)
+
+
+def test_a_killed_build_takes_its_builder_with_it(
+    apptainer: Apptainer, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APPTAINER_TMPDIR", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    apptainer.builds("touch $APPTAINER_TMPDIR/build-temp-1; sleep 600 & echo child $!; echo ready; wait")
+    caller, child = start(tmp_path)
+    assert "nothing" in removal(removable(tmp_path, 1, ()), done=False), "it is being built"
+    caller.kill()
+    caller.wait()
+    wait_for_the_end(child)
+    (left,) = removable(tmp_path, 1, ())
+    assert left.why.startswith(f"leftover of a killed build, with {tmp_path}/scratch/slurmddp-")
+    assert [path.name for path in left.paths[1].rglob("build-temp-*")] == ["build-temp-1"]
+    for path in left.paths:
+        remove(path)
+    assert names(tmp_path / "scratch") == [] and removable(tmp_path, 1, ()) == []
+
+
+def test_a_builder_that_outlives_slurmddp_keeps_the_lock(apptainer: Apptainer, base: Path, tmp_path: Path) -> None:
+    waits = "trap '' TERM; echo child $$; echo ready; until [ -e go ]; do sleep 0.1; done"
+    apptainer.builds(f"cd {tmp_path}; {waits}")
+    caller, child = start(tmp_path)
+    caller.kill()
+    caller.wait()
+    with pytest.raises(UserError, match="was killed, but the builder that it started is still running"):
+        make(tmp_path, "image.sif", force=True)
+    assert removable(tmp_path, 1, ()) == []
+    (tmp_path / "go").touch()
+    wait_for_the_end(child)
+    apptainer.builds(GOOD_BUILD)
+    make(tmp_path, "image.sif", force=True)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_build_leaves_no_file_and_no_process(
+    signum: signal.Signals, apptainer: Apptainer, base: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "image.sif").write_bytes(b"old")
+    apptainer.builds("echo half > $image; sleep 60 & echo child $!; echo ready; wait")
+    caller, child = start(tmp_path)
     caller.send_signal(signum)
     rest, _ = caller.communicate(timeout=20)
     assert caller.returncode == 128 + signum
     assert f"stopped by {signum.name}; no image was changed" in rest
     assert (tmp_path / "image.sif").read_bytes() == b"old"
     assert [name for name in names(tmp_path) if ".part" in name or name.startswith(".image")] == []
-    state, deadline = Path(f"/proc/{child}/stat"), time.monotonic() + 60
-    while state.exists() and state.read_text().split()[2] != "Z":
-        assert time.monotonic() < deadline, "the builder's child is still there"
-        time.sleep(0.05)
+    wait_for_the_end(child)
 
 
 def test_an_existing_image_needs_force(apptainer: Apptainer, base: Path, tmp_path: Path) -> None:

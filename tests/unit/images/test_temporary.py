@@ -38,9 +38,10 @@ def test_a_build_has_its_own_tmp_which_is_removed(apptainer: Apptainer, base: Pa
 
 
 def test_nobody_else_reaches_it(tmp_path: Path) -> None:
-    with own_tmp("singularityce", "3.8.0", tmp_path, print) as options:
+    with own_tmp("singularityce", "3.8.0", tmp_path, print) as (options, variables):
         (own,) = tmp_path.iterdir()
         assert stat.S_IMODE(own.stat().st_mode) == 0o700
+        assert variables == dict.fromkeys(("APPTAINER_TMPDIR", "SINGULARITY_TMPDIR"), f"{own}/builder")
         assert options == ("--bind", f"{own}/slurmddp-tmp:/tmp", "--bind", f"{own}/slurmddp-var-tmp:/var/tmp")
     assert not own.exists()
 
@@ -48,12 +49,13 @@ def test_nobody_else_reaches_it(tmp_path: Path) -> None:
 def test_an_odd_place_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / "a:b").mkdir()
     for place in (tmp_path / "a:b", tmp_path / "gone"):
-        with own_tmp("apptainer", "1.0.0", place, print) as options:
+        with own_tmp("apptainer", "1.0.0", place, print) as (options, variables):
+            assert variables == {}
             assert options[1].startswith("/tmp/slurmddp-") and options[1].count(":") == 1
 
 
 def test_a_singularity_that_cannot_says_so(tmp_path: Path) -> None:
     said: list[str] = []
-    with own_tmp("singularity", "3.7.4-1.el8", tmp_path, said.append) as options:
+    with own_tmp("singularity", "3.7.4-1.el8", tmp_path, said.append) as (options, _):
         assert options == () and list(tmp_path.iterdir()) == []
     assert "singularity 3.7.4-1.el8 cannot give a build its own /tmp" in said[0]
