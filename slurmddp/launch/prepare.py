@@ -198,7 +198,8 @@ def _continued(folder: RunFolder) -> list[Path]:
     if not folder.job_json.is_file():
         from slurmddp.runs import manifest
 
-        runs = [Path(text) for text in manifest.read(folder)["resumed_from"]]
+        earlier = manifest.read(folder).get("resumed_from")
+        runs = [Path(text) for text in earlier if isinstance(text, str)] if isinstance(earlier, list) else []
         if not runs and not any(folder.checkpoints.glob("[!.]*")):
             raise UserError(
                 f"run {folder.id} ran your own script, which has saved nothing in {folder.checkpoints}",
