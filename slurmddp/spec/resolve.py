@@ -72,13 +72,12 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
         above.append(layer_of("resumed run", [("site", name, where)]))
     if sources.job_file is not None:
         given = sources.job_file
-        document = given if isinstance(given, Document) else read_layer(given, "job file")
-        if isinstance(given, Path):
-            _refuse_others_site(given, document)
-        above.append(document)
+        above.append(given if isinstance(given, Document) else read_layer(given, "job file"))
     above.append(environment_layer(sources.environment))
     above.append(layer_of("command line", sources.options))
     name, named_at = _site_name(above) or detect() or _no_site()
+    if isinstance(sources.job_file, Path) and named_at.startswith(f"{sources.job_file}:"):
+        _refuse_others_site(name, named_at, sources.job_file)
     try:
         site, site_layer = find_site(name)
     except UserError as error:
@@ -118,19 +117,18 @@ def is_site_file(name: str) -> bool:
     return "/" in name or name.endswith((".yaml", ".yml"))
 
 
-def _refuse_others_site(path: Path, document: Document) -> None:
+def _refuse_others_site(site: str, where: str, job_file: Path) -> None:
     """Refuse a profile by its path in a job file of another user: its setup lines would run with this account."""
-    site = document.tree.get("site")
-    if not isinstance(site, str) or not is_site_file(site):
+    if not is_site_file(site):
         return
     try:
-        owner = os.stat(path).st_uid
+        owner = os.stat(job_file).st_uid
     except OSError:
-        return  # it was read a moment ago: whatever it says now is not used
+        owner = -1  # unknown: it was there a moment ago
     if owner not in (0, os.geteuid()):
         raise UserError(
             f"the site is a file ({site}), and this job file belongs to another user",
-            where=document.origins[("site",)].where,
+            where=where,
             todo="read both files, then copy the job file, or pass the profile yourself: --site FILE",
         )
 

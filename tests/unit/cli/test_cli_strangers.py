@@ -215,11 +215,13 @@ def calls_of(path: tuple[str, ...], command: Any, run: Path) -> Iterator[list[st
         yield [*path, *options, flag, str(run)]
 
 
-def picture(home: Path) -> dict[str, tuple[object, ...]]:
-    """All that is in the home: kind, mode, owner, time and content."""
+def picture(home: Path, without: tuple[str, ...]) -> dict[str, tuple[object, ...]]:
+    """All that is in the home, without some of it: kind, mode, owner, time and content."""
     found: dict[str, tuple[object, ...]] = {}
     for root, folders, names in os.walk(home):
         for path in [Path(root, name) for name in (*folders, *names)]:
+            if str(path).startswith(without):
+                continue
             facts = path.lstat()
             content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
             found[str(path)] = (facts.st_mode, facts.st_uid, facts.st_mtime_ns if content else 0, content)
@@ -232,9 +234,9 @@ def hang(_signum: int, _frame: FrameType | None) -> None:
 
 def attack(place: Place, cli: Cli, run: Path, *, names: str = "") -> None:
     """Give the run to every command, and compare the home before and after each."""
-    before = picture(place.home)
     # What commands write for themselves: the index, and the draft of `sites init`.
     ours = (str(place.home / ".local"), str(place.desk.config / "sites" / "cluster.yaml"))
+    before = picture(place.home, ours)
     previous = signal.signal(signal.SIGALRM, hang)
     try:
         for path, command in commands():
@@ -244,7 +246,7 @@ def attack(place: Place, cli: Cli, run: Path, *, names: str = "") -> None:
                 signal.alarm(0)
                 shown = f"{names}: slurmddp {' '.join(words)}\n{done.out}{done.err}"
                 assert "Traceback" not in done.err, shown
-                now = {name: facts for name, facts in picture(place.home).items() if not name.startswith(ours)}
+                now = picture(place.home, ours)
                 assert now == before, f"{shown}\n{set(now.items()) ^ set(before.items())}"
                 scripts = (place.desk.project / "runs").rglob("*.sh")
                 assert not any(b"pwned" in script.read_bytes() for script in scripts), shown
