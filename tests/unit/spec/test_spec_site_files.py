@@ -25,7 +25,7 @@ def test_another_users_job_file_names_no_file(
     if owner == 0 or site == "cores":
         assert desk.resolve_file(path).job.name == "gpt"
         return
-    with pytest.raises(UserError, match="the site is a file .* and this job file belongs to another user") as refused:
+    with pytest.raises(UserError, match=r"the site is a file .* and this job file belongs to another user") as refused:
         desk.resolve_file(path)
     assert str(refused.value.where) == f"{path}:2" and "--site FILE" in str(refused.value)
     assert desk.resolve_file(path, "site=cores").job.name == "gpt"
