@@ -31,7 +31,8 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout")] = False,
 ) -> None:
     """Find the root cause of a failure in the logs of a run, also of one that slurmddp did not start. Exit codes: 0 no
-    failure found, 1 failure found, 2 a file or run cannot be read."""
+    failure found, 1 failure found, 2 a file or run cannot be read, or a part was not examined and
+    the rest has no failure."""
     from slurmddp.doctor.diagnose import Examination
     from slurmddp.errors import UserError
     from slurmddp.report.doctor import as_dict, lines
@@ -51,6 +52,8 @@ def doctor(
             typer.echo(line)
     if found.root is not None:
         raise typer.Exit(1)
+    if found.sure == "unknown":
+        raise typer.Exit(2)
 
 
 def _read(examined: "Examination", target: str) -> None:

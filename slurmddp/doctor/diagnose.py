@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from slurmddp.doctor.budget import Budget
 from slurmddp.doctor.flight import Waiting, read_dump
 from slurmddp.doctor.lines import Reader
+from slurmddp.doctor.outcome import HANDLED, Outcome
 from slurmddp.doctor.prefix import Clock, Line, parse_line
-from slurmddp.doctor.rules import SYMPTOMS, Cause, catalogue
+from slurmddp.doctor.rules import SYMPTOMS, UNKNOWN, Cause, catalogue
 from slurmddp.doctor.structure import Structure
 from slurmddp.doctor.tracebacks import Traceback, Tracebacks
 from slurmddp.shared.units import listed
@@ -24,23 +26,29 @@ _EMPTY = {"SystemExit", "Empty", "EOFError", "CancelledError", "TimeoutError", "
 #: A warning may speak of something that did not stop the run.
 _WARNING = re.compile(r"(?:User|Future|Deprecation|Runtime)Warning|\bWARNING\b")
 _WEAK = re.compile(r"^\[?W[\] 0-9]")
-_FINISHED = re.compile(
-    r"Training completed|'train_runtime':|`max_(?:epochs|steps)=\d+` reached|training (?:done|finished|complete)"
-)
-#: Lines that a rank may still write after the exception that ends it, and lines with a hint that explain a failure.
+#: Lines that a rank may still write after the exception that ends it, and hints that make a cause likely.
 _STILL_WRITES, _MANY = 300, 3
+#: Steps behind an error, after which it did not end the run.
+_GOES_ON = 2
+#: What Slurm ends a job by: ranks may still write steps behind it.
+_FINAL = {"time-limit", "preemption", "node-failure", "cancelled"}
+_DIGIT = re.compile(r"\d")
 #: Lines of one cause that are kept, of each of its degrees: comparing them takes their number squared.
 _KEPT = 2000
 #: Causes up to this order may be written after Slurm ended the job: it counts oom kills at the end of a step.
 _AT_THE_END = 14
 #: The order of causes among which only the time decides.
 _BY_TIME = 30
+#: Causes from this order on say that a process failed.
+_SIGNALS = 34
 #: Causes that are the exit of a process.
 _EXITS = {"killed", "segfault", "bus-error", "illegal-instruction", "exit-code"}
 #: Code that follows a frame in a traceback, not output.
 _CODE = re.compile(r"^\s+(?:raise|return|assert|except|self\.|with|if|else|elif|for|while|yield|await) ?")
 _COUNTS = re.compile(r"world_size=(\d+), (?:worker_count|num_workers)=(\d+)")
+#: Slurm writes the node of the batch script behind ON, whichever node failed.
 _ON_NODE = re.compile(r" ON (\S+) CANCELLED|^srun: error: ([^ :]+): tasks? (\d+)?|host\s+: (\S+)")
+_FAILED_NODE = re.compile(r"Node failure on ([^\s,.:]+)|[Nn]odes? (\S+) (?:is )?not responding")
 
 
 class Hit(NamedTuple):
@@ -93,22 +101,37 @@ class Examination:
     files: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _kept: Counter[tuple[str, str]] = field(default_factory=Counter)
+    budget: Budget = field(default_factory=Budget)
+    #: Whether a limit left out a part of what was given.
+    incomplete: bool = False
     _ends: dict[str, int] = field(default_factory=dict)
-    _finished: int = -1
+    _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _dumps: list[tuple[str, Waiting]] = field(default_factory=list)
 
     def read(self, name: str, handle: BinaryIO, *, node: str | None = None) -> None:
         """Read one log. node: whose log it is, if that is known."""
         self.files.append(name)
         lines, tracebacks = Reader(handle), Tracebacks(name)
+        outcome = self._outcomes.setdefault(name, Outcome())
         clock: Clock | None = None
+        size, left_out, at_end = 0, 0, False
+        if not self.budget.begin():
+            self._not_examined(f"{name} was not examined")
+            return
         for number, raw in lines:
+            if self.budget.spent:
+                if not at_end and lines.jumped:
+                    at_end = self.budget.begin()
+                else:
+                    lines.jump_to_end(self.budget.affordable(size))
+            if self.budget.spent:
+                left_out += 1
+                continue
+            size += len(raw)
             line = parse_line(raw)
             clock = line.clock or clock
             line = line._replace(host=line.host or node, clock=clock)
             self._ends[name] = number
-            if _FINISHED.search(line.text):
-                self._finished = len(self.hits)
             self.structure.feed(line.text)
             ended = tracebacks.feed(number, line.text, line.rank, line.host)
             lines.everything = tracebacks.active
@@ -116,8 +139,25 @@ class Examination:
                 matched = self._match(name, number, line, ended)
                 if ended and not matched:
                     self._exception(name, number, line, ended)
+                elif not matched:
+                    outcome.feed(number, line.text, clock)
+        for number, raw in lines.newest:
+            line = parse_line(raw)
+            outcome.feed(number, line.text, line.clock)
+            self._ends[name] = max(number, self._ends.get(name, 0))
+        if lines.jumped and lines.jumped[0] <= lines.jumped[1]:
+            self._not_examined("{}: lines {} to {} were not examined".format(name, *lines.jumped))
+        elif left_out:
+            self._not_examined(f"{name}: {left_out} lines were not examined")
         if lines.skipped:
+            self.incomplete = True
             self.notes.append(f"{name}: too many different lines; not all were examined")
+
+    def _not_examined(self, what: str) -> None:
+        self.incomplete = True
+        self.notes.append(
+            f"{what}: doctor searches for {self.budget.seconds:g} s at most -> give it the part that matters"
+        )
 
     def dump(self, path: Path, handle: BinaryIO) -> None:
         """Read a flight recorder dump."""
@@ -156,12 +196,15 @@ class Examination:
     def _match(self, name: str, number: int, line: Line, ended: Traceback | None) -> bool:
         matched = False
         for cause, sure in catalogue().matches(line.text + (ended.origin if ended else "")):
-            matched = True
+            matched = matched or sure != "note"
             counts = _COUNTS.search(line.text) if cause.id == "ranks-missing" else None
             if counts and int(counts[2]) > int(counts[1]):
                 cause = catalogue().by_id["rank-mismatch"]
             host, rank = line.host, line.rank
-            if told := _ON_NODE.search(line.text):
+            if cause.id == "node-failure":
+                told = _FAILED_NODE.search(line.text)
+                host = next(filter(None, told.groups())) if told else None
+            elif told := _ON_NODE.search(line.text):
                 host = told[1] or told[2] or told[4] or host
                 rank = int(told[3]) if told[3] and rank is None else rank
             sure = _weaker(sure, cause, line.text)
@@ -191,7 +234,7 @@ class Examination:
     def diagnose(self) -> Diagnosis:
         """Judge what was found."""
         self._from_dumps()
-        hits = self._without_consequences()
+        hits = self._without_consequences(self._without_survived())
         claims = [hit for hit in hits if hit.sure in ("certain", "likely")]
         hints = [hit for hit in hits if hit.sure == "hint"]
         weak = {
@@ -201,11 +244,13 @@ class Examination:
         }
         notes = [*reversed(weak.values()), *self.notes]
         if not claims:
-            many = Counter(hit.cause.id for hit in hints)
-            claims = [hit._replace(sure="likely") for hit in hints if many[hit.cause.id] >= _MANY]
+            claims = [hit._replace(sure="likely") for hit in hints if _evidence(hit.cause, hints) >= _MANY]
         if not claims:
-            return Diagnosis(None, "none", notes=tuple(notes), files=tuple(self.files))
+            sure = "unknown" if self.incomplete else "none"
+            return Diagnosis(None, sure, notes=tuple(notes), files=tuple(self.files))
         best = self._first(claims)
+        if best.cause.id == UNKNOWN:
+            hints = [hit for hit in hints if (hit.path, hit.line) == (best.path, best.line)]
         if best.cause.order >= SYMPTOMS and hints:
             best = self._first(hints)._replace(sure="likely")
         best = self._named(best)
@@ -216,9 +261,48 @@ class Examination:
         others = [each for each in seen.values() if each not in followed]
         return Diagnosis(root, sure, message, tuple(followed), tuple(others), tuple(notes), tuple(self.files))
 
-    def _without_consequences(self) -> list[Hit]:
-        """Leave out what stands behind the line with which Slurm ended the job, and exceptions that were handled."""
-        hits = [hit._replace(sure="note") if self._was_handled(hit) else hit for hit in self.hits]
+    def _without_survived(self) -> list[Hit]:
+        """Make notes of the errors that the run survived."""
+        hits = [hit._replace(sure="note") if self._was_survived(hit) else hit for hit in self.hits]
+        failed = {
+            hit.path
+            for hit in hits
+            if hit.sure in ("certain", "likely") and (hit.traceback or hit.cause.order >= _SIGNALS)
+            if hit.cause.id != UNKNOWN
+        }
+        return [hit._replace(sure="note") if hit.path not in failed and self._goes_on(hit) else hit for hit in hits]
+
+    def _was_survived(self, hit: Hit) -> bool:
+        """Return whether something in its log proves that this error did not end the run."""
+        outcome = self._outcomes.get(hit.path)
+        if outcome is None:
+            return False
+        if hit.cause.id in _FINAL:
+            return outcome.finished_after(hit.line) and outcome.steps_after(hit.line) > 0
+        granted = hit.cause.id in ("slurm-refused", UNKNOWN) and outcome.granted_after(hit.line)
+        later = outcome.steps_later(hit.line, hit.clock) >= _GOES_ON
+        handled = hit.traceback is not None and (
+            hit.traceback.ignored
+            or self._signal_instead(hit)
+            or (HANDLED.search(hit.text) is not None and outcome.steps_after(hit.line) > 0)
+        )
+        weak = hit.sure != "certain" and not hit.traceback and hit.cause.order < _SIGNALS
+        finished = outcome.finished_after(hit.line) or (weak and outcome.says_finished_after(hit.line))
+        return granted or later or handled or finished or self._was_handled(hit)
+
+    def _goes_on(self, hit: Hit) -> bool:
+        """Return whether steps stand behind a line that is no failure by itself, in a log without any failure."""
+        outcome = self._outcomes.get(hit.path)
+        least = 1 if hit.sure == "hint" or hit.cause.id == UNKNOWN else _GOES_ON
+        return outcome is not None and hit.cause.id not in _FINAL and outcome.steps_after(hit.line) >= least
+
+    def _signal_instead(self, hit: Hit) -> bool:
+        """Return whether torchrun says that a signal ended this rank first: an exception makes exit code 1."""
+        code, rank = self.structure.root_exitcode or "", self.structure.root_rank
+        return code.startswith("-") and code not in ("-2", "-6", "-15") and hit.rank in (None, rank)
+
+    def _without_consequences(self, hits: list[Hit]) -> list[Hit]:
+        """Leave out what stands behind the line with which Slurm ended the job."""
         stops = [hit for hit in hits if hit.cause.id in ("time-limit", "preemption", "node-failure")]
         if not stops:
             return hits
@@ -254,7 +338,8 @@ class Examination:
         known = self.structure.root_rank
         elsewhere = known is not None and hit.rank is not None and hit.rank != known
         unsure = hit.sure != "certain" and hit.cause.order != _BY_TIME
-        return hit.cause.order, unsure, elsewhere
+        nameless = hit.cause.id == "node-failure" and hit.host is None
+        return hit.cause.order, nameless or unsure, elsewhere
 
     def _named(self, hit: Hit) -> Hit:
         """Torchrun's report names the rank that exited, a few lines away from its exit code."""
@@ -276,8 +361,12 @@ class Examination:
         if (counts := _COUNTS.search(best.text)) and cause.id in ("ranks-missing", "rank-mismatch"):
             return best.sure, f"world size {counts[1]}, but {counts[2]} processes joined"
         if cause.order >= SYMPTOMS and cause.id not in ("cancelled", "hangup"):
-            return "unknown", ""
-        if best.place < self._finished:
+            text = next((hit.text for hit in claims if hit.cause.id == UNKNOWN and hit is not best), "")
+            return "unknown", f"the log says: {text}" if text and cause.id != UNKNOWN else ""
+        if cause.id == "node-failure" and best.host:
+            return best.sure, f"exclude it: sbatch --exclude={best.host}"
+        outcome = self._outcomes.get(best.path)
+        if outcome and outcome.says_finished_after(best.line):
             return "likely", "the log says later that training finished"
         if cause.id == "master-unreachable":
             return best.sure, _how_unreachable(best.text)
@@ -291,6 +380,15 @@ class Examination:
             return f"the ranks made different calls at the same point: {calls}"
         ranks, why = self.structure.culprit()
         return f"the others waited for rank {listed([*map(str, ranks)], 8)}: {why}" if ranks else ""
+
+
+def _evidence(cause: Cause, hints: Iterable[Hit]) -> int:
+    """Return how many pieces of evidence hints are: the same message of many ranks is one, values of steps are many."""
+    hits = [hit for hit in hints if hit.cause is cause]
+    if cause.id == "nan":
+        return max(Counter((hit.path, hit.rank) for hit in hits).values())
+    # Words with digits differ between the ranks, nodes and times of one message.
+    return len({tuple(word for word in hit.text.split() if not _DIGIT.search(word)) for hit in hits})
 
 
 def _weaker(sure: str, cause: Cause, text: str) -> str:

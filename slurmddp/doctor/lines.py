@@ -32,9 +32,22 @@ class Reader:
         self._shapes: dict[bytes, int] = {}
         self._suspicious = self._others = 0
         self._last: deque[tuple[int, bytes]] = deque(maxlen=_LAST)
+        self._newest: dict[bytes, tuple[tuple[int, bytes], ...]] = {}
+        self._jump = 0
+        #: Lines that `jump_to_end` left out: the first and the last.
+        self.jumped: tuple[int, int] | None = None
         self.skipped = False
         #: While this is set, every line matters: a traceback is open.
         self.everything = False
+
+    def jump_to_end(self, tail: int) -> None:
+        """Leave out what follows, but for so many bytes at the end of the log."""
+        self._jump = max(tail, _LINE)
+
+    @property
+    def newest(self) -> Iterator[tuple[int, bytes]]:
+        """Return the newest two lines of each shape that was repeated too often to be looked at."""
+        return (line for lines in self._newest.values() for line in lines)
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         for number, line in self._numbered():
@@ -48,9 +61,11 @@ class Reader:
             return False
         seen = self._shapes.get(shape, 0)
         if seen >= _REPEATED:
+            self._newest[shape] = (*self._newest.get(shape, ())[-1:], (number, line))
             return False
         if len(self._shapes) >= _SHAPES:
             self._shapes.clear()
+            self._newest.clear()
         self._shapes[shape] = seen + 1
         if any(word in line for word in _WORDS):
             self._suspicious += 1
@@ -68,19 +83,44 @@ class Reader:
         while block := self._handle.read(_BLOCK):
             whole = (rest + block).split(b"\n")
             rest = whole.pop()
-            for line in whole:
+            for index, line in enumerate(whole):
                 if not cut:
                     yield from _parts(number, line)
                 cut = False
                 number += 1
+                if self._jump:
+                    rest = b"\n".join([*whole[index + 1 :], rest])
+                    break
+            if self._jump:
+                break
             if len(rest) > _LINE:
                 before, _, last = rest.rpartition(b"\r")
                 if not cut:
                     yield from _parts(number, before or rest)
                 cut = cut or not before or len(last) > _LINE
                 rest = b"" if cut else last
-        if rest and not cut:
+        if self._jump and not self.jumped:
+            yield from self._end(number, rest)
+        elif rest and not cut:
             yield from _parts(number, rest)
+
+    def _end(self, number: int, rest: bytes) -> Iterator[tuple[int, bytes]]:
+        """Lines of the last bytes. What lies before them is only counted."""
+        first, whole = number, True
+        while True:
+            number += rest[: -self._jump].count(b"\n")
+            whole &= len(rest) <= self._jump
+            rest = rest[-self._jump :]
+            if not (block := self._handle.read(_BLOCK)):
+                break
+            rest += block
+        if not whole:
+            _, _, rest = rest.partition(b"\n")
+            number += 1
+        self.jumped = first, number - 1
+        for line in rest.split(b"\n"):
+            yield from _parts(number, line)
+            number += 1
 
 
 def _parts(number: int, line: bytes) -> Iterator[tuple[int, bytes]]:

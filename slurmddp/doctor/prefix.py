@@ -10,7 +10,7 @@ Clock = tuple[int, int, int, int, float]
 
 _COLOUR = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
 #: Frames of rich tracebacks, and quotes of mails and issues.
-_FRAME = re.compile(r"^[\s>│|╭╰]+(?=\S)|\s*[│╮╯]\s*$")
+_FRAME = re.compile(r"^[\s>│|╭╰]+(?=\S)")
 _RANK = re.compile(r"\[?\b(?:rank|Rank|RANK)[ :=]{0,2}(\d{1,6})\b\]?")
 _LABEL = re.compile(
     r"^(?:"
@@ -66,7 +66,8 @@ def parse_line(raw: bytes) -> Line:
 
 def unframed(text: str) -> str:
     """Return the text without the frame of a rich traceback or a quote."""
-    return _FRAME.sub("", text)
+    bare = text.rstrip()
+    return _FRAME.sub("", bare[:-1].rstrip() if bare.endswith(("│", "╮", "╯")) else text)
 
 
 def _clock(text: str) -> Clock | None:

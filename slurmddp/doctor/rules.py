@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,6 +17,10 @@ SYMPTOMS = 40
 #: Causes from here on follow from another failure.
 CASCADES = 50
 
+#: An error that no other cause explains.
+UNKNOWN = "unknown"
+
+
 _TEXTS = ("title", "why", "fix", "source")
 
 
@@ -28,9 +33,19 @@ class Pattern:
     literal: str
 
     @cached_property
-    def regex(self) -> re.Pattern[str]:
-        """The compiled pattern."""
-        return re.compile(self.text)
+    def parts(self) -> tuple[re.Pattern[str], ...]:
+        """Return what stands between `.*`. As one pattern, a line of many first parts would cost its length squared."""
+        return tuple(map(re.compile, _split(self.text)))
+
+    def matches(self, line: str) -> bool:
+        """Return whether the line has all parts, in this order."""
+        at = 0
+        for part in self.parts:
+            found = part.search(line, at)
+            if found is None:
+                return False
+            at = found.end()
+        return True
 
 
 @dataclass(frozen=True)
@@ -54,26 +69,40 @@ class Catalogue:
     def __init__(self, causes: Sequence[Cause]) -> None:
         self.causes = tuple(causes)
         self.by_id = {cause.id: cause for cause in causes}
+        self._places = {name: place for place, name in enumerate(self.by_id)}
         found: dict[str, list[tuple[Cause, Pattern]]] = {}
         for cause in causes:
             for pattern in cause.patterns:
                 found.setdefault(pattern.literal, []).append((cause, pattern))
-        self._by_literal = tuple(found.items())
+        self._by_gram: dict[str, list[tuple[str, list[tuple[Cause, Pattern]]]]] = {}
+        common = Counter(gram for literal in found for gram in _grams(literal))
+        for literal, entries in found.items():
+            rarest = min(_grams(literal), key=lambda gram: (common[gram], gram))
+            self._by_gram.setdefault(rarest, []).append((literal, entries))
 
     def matches(self, line: str) -> Iterator[tuple[Cause, str]]:
         """Yield each cause that the line speaks of once, with how sure its surest pattern makes us."""
         sure: dict[str, str] = {}
-        for literal, entries in self._by_literal:
+        # Most lines have none of the literals: a search for each of them would cost more than that for a part of each.
+        candidates = (each for gram in self._by_gram.keys() & _grams(line) for each in self._by_gram[gram])
+        for literal, entries in candidates:
             if literal not in line:
                 continue
             for cause, pattern in entries:
                 before = sure.get(cause.id)
                 if before is not None and SURE.index(before) <= SURE.index(pattern.sure):
                     continue
-                if pattern.regex.search(line) and not (cause.unless and cause.unless.search(line)):
+                if pattern.matches(line) and not (cause.unless and cause.unless.search(line)):
                     sure[cause.id] = pattern.sure
-        for name, how in sure.items():
-            yield self.by_id[name], how
+        if any(how in ("certain", "likely") for name, how in sure.items() if name != UNKNOWN):
+            sure.pop(UNKNOWN, None)
+        for name in sorted(sure, key=lambda each: self._places[each]):
+            yield self.by_id[name], sure[name]
+
+
+def _grams(text: str) -> set[str]:
+    """Return all parts of three characters."""
+    return {text[at : at + 3] for at in range(len(text) - 2)}
 
 
 @lru_cache(maxsize=1)
@@ -115,6 +144,20 @@ def _cause(lines: list[tuple[str, str]]) -> Cause:
 
 #: What a pattern consists of: a set, a group's bracket, an escape, a repetition, another character.
 _PART = re.compile(r"(?P<set>\[\]?[^]]*\])|(?P<group>[()])|(?P<escape>\\.)|(?P<many>[*?+]|\{[0-9,]+\})|(?P<any>.)")
+
+
+def _split(pattern: str) -> list[str]:
+    """Split a pattern at each `.*` that is not in a group."""
+    parts, depth = [""], 0
+    for part in _PART.finditer(pattern):
+        if part.lastgroup == "group":
+            depth += 1 if part[0] == "(" else -1
+        if depth == 0 and part[0] == "*" and parts[-1].endswith(".") and not parts[-1].endswith("\\."):
+            parts[-1] = parts[-1][:-1]
+            parts.append("")
+        else:
+            parts[-1] += part[0]
+    return parts
 
 
 def literal_of(pattern: str) -> str:

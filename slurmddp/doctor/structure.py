@@ -16,9 +16,18 @@ _ENQUEUED = re.compile(
 )
 _WORLD = re.compile(r"(?:nranks |world_size[=:] ?|WORLD_SIZE[=:] ?|nRanks )(\d{1,6})\b")
 _GROUP = re.compile(r"\[PG (?:ID )?(\w+)")
+_NOT_JOINED = re.compile(r"- \[([\d, -]{1,200})\] finished collective #\d+, but did not join collective #(\d+)")
 _MONITORED = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
 #: Lines of torchrun's report after its heading.
 _REPORT = 12
+
+
+def _ranks(text: str) -> list[int]:
+    """Return the ranks of `0, 2-5`, a thousand at most."""
+    ranks: list[int] = []
+    for first, last in re.findall(r"(\d{1,7})(?: ?- ?(\d{1,7}))?", text):
+        ranks.extend(range(int(first), min(int(last or first), int(first) + 1000) + 1))
+    return ranks[:1000]
 
 
 @dataclass
@@ -32,6 +41,7 @@ class Structure:
     collective: dict[int, tuple[int, str]] = field(default_factory=dict)
     enqueued: dict[int, tuple[int, int]] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
+    missed: str = ""
     _report: int = 0
     _group: str | None = None
 
@@ -45,7 +55,9 @@ class Structure:
         if "SeqNum=" in text or "last enqueued" in text:
             self._watchdog(text)
         if told := _MONITORED.search(text):
-            self.missing = [int(rank) for rank in re.findall(r"\d+", told[1])]
+            self.missing, self.missed = _ranks(told[1]), "they did not reach the barrier"
+        if told := _NOT_JOINED.search(text):
+            self.missing, self.missed = _ranks(told[1]), f"did not join collective #{told[2]}"
         if told := _WORLD.search(text):
             self.world = max(self.world or 0, int(told[1]))
 
@@ -88,7 +100,7 @@ class Structure:
     def culprit(self) -> tuple[list[int], str]:
         """Return the ranks that a timed-out collective waited for, and how one knows; none, if the logs do not say."""
         if self.missing:
-            return self.missing, "they did not reach the barrier"
+            return self.missing, self.missed
         enqueued = {rank: last for rank, (last, _) in self.enqueued.items()}
         ahead = max(enqueued.values(), default=0)
         behind = sorted(rank for rank, last in enqueued.items() if last < ahead)

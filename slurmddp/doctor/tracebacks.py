@@ -15,6 +15,8 @@ _EXCEPTION = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Failure|Failed|NotFound|Refused|Expired"
     r"|StopIteration|Warning)[A-Za-z]*|(?:[a-z_]\w*\.)+[A-Z]\w*)(?P<rest>: .*|:?\s*)$"
 )
+#: Python writes it before the traceback of an exception that ends nothing; of several ranks, their lines are mixed.
+_IGNORED, _BEFORE = "Exception ignored in", 4
 _CAUGHT = re.compile(r"^: Caught \w+ in ")
 _LIBRARY = re.compile(
     r"(?:site|dist)-packages/|/lib(?:64)?/python\d|<frozen|<string>|<__array|/bin/(?:torchrun|accelerate|deepspeed)$"
@@ -40,6 +42,8 @@ class Traceback:
     exception: str = ""
     name: str = ""
     opened: int = 0
+    #: Python has ignored the exception, or the line before says that the program goes on.
+    ignored: bool = False
 
     @property
     def own(self) -> str | None:
@@ -69,6 +73,7 @@ class Tracebacks:
     def __init__(self, path: str) -> None:
         self.path = path
         self._fed = 0
+        self._ignored = 0
         self._open: dict[int | None, Traceback] = {}
 
     @property
@@ -80,9 +85,12 @@ class Tracebacks:
         """Take one line; return the traceback that it ends."""
         self._fed += 1
         self._expire()
+        if _IGNORED in text:
+            self._ignored = self._fed
         if _BEGIN in text:
             self._open.pop(rank, None)  # the oldest one stays the first
-            self._open[rank] = Traceback(self.path, number, rank, host, [text], opened=self._fed)
+            ignored = 0 < self._fed - self._ignored <= _BEFORE and self._ignored > 0
+            self._open[rank] = Traceback(self.path, number, rank, host, [text], opened=self._fed, ignored=ignored)
             return None
         current = self._open.get(rank)
         if current is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from slurmddp.doctor.diagnose import Diagnosis, Hit, Seen
+from slurmddp.doctor.rules import UNKNOWN
 from slurmddp.visible import one_line
 
 #: Characters of a log line that are shown, lines of a traceback, and causes that followed.
@@ -17,7 +18,10 @@ _FOLLOWED = 6
 def lines(found: Diagnosis) -> Iterator[str]:
     """Yield the answer: the cause, its evidence, what to do, and what followed from it."""
     if found.root is None:
-        yield f"no failure found in {_files(found)}"
+        where = _files(found)
+        yield (
+            f"no failure found in {where}" if found.sure == "none" else f"unknown   a part of {where} was not examined"
+        )
     else:
         yield from _root(found, found.root)
     for each in found.cascades[:_FOLLOWED]:
@@ -32,7 +36,7 @@ def _root(found: Diagnosis, root: Seen) -> Iterator[str]:
     first = root.first
     if found.sure == "unknown":
         yield "cause     unknown"
-        yield f"known     {first.cause.title}"
+        yield f"known     {f'the log says: {_text(first)}' if first.cause.id == UNKNOWN else first.cause.title}"
     else:
         yield f"cause     {first.cause.title} ({found.sure}) [{first.cause.id}]"
     if where := _where(root).removesuffix(": "):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from slurmddp.doctor.budget import Budget
 from slurmddp.doctor.diagnose import Diagnosis, Examination
+from slurmddp.doctor.rules import catalogue
 from slurmddp.doctor.sources import diagnose_run, is_done, read_run
 from slurmddp.doctor.tracebacks import Tracebacks
 from slurmddp.errors import UserError
@@ -384,3 +387,49 @@ def test_events_of_others_are_bounded(folder: RunFolder) -> None:
     read_run(found, folder)
     assert [hit.line for hit in found.hits if hit.path == str(folder.events)] == [3, 4]
     assert max(len(hit.text) for hit in found.hits) < 3000
+
+
+def hostile(text: str, lines: int) -> bytes:
+    """Lines of one kind, each of which the reader takes for a new one."""
+    return b"".join(
+        f"error {number:x} {'abcdefghij'[number % 10] * (number % 97)} {text}\n".encode() for number in range(lines)
+    )
+
+
+SLOW = {
+    "parts of a pattern": "NET/IBasync" * 300,
+    "a pattern without its end": "libibverbs couldn't " * 180,
+    "spaces in a traceback": "Traceback (most recent call last)" + " " * 3800 + "x",
+    "an exception's name": "A" + "Error" * 700 + "!",
+}
+
+
+@pytest.mark.parametrize("text", SLOW.values(), ids=SLOW)
+def test_hostile_lines_cost_no_more_than_the_budget(text: str) -> None:
+    """The end of the log is read in any case, and what was left out is named."""
+    found = Examination(budget=Budget(0.5))
+    begun = time.thread_time()
+    found.read("log", io.BytesIO(hostile(text, 2000) + b"RuntimeError: CUDA out of memory.\n"))
+    answer = found.diagnose()
+    assert time.thread_time() - begun < 5
+    assert answer.root is not None and answer.root.first.line == 2001
+    assert not found.incomplete or "lines 0" not in answer.notes[0]
+
+
+def test_what_was_not_examined_is_unknown() -> None:
+    found = Examination(budget=Budget(0.03))
+    found.read("log", io.BytesIO(hostile("x" * 3000, 2000)))
+    found.read("later.log", io.BytesIO(b"RuntimeError: CUDA out of memory.\n"))
+    answer = found.diagnose()
+    assert (answer.root, answer.sure) == (None, "unknown")
+    assert re.match(
+        r"log: (lines \d+ to \d+|\d+ lines) were not examined: doctor searches for 0.03 s at most", answer.notes[0]
+    )
+    assert answer.notes[1].startswith("later.log was not examined")
+    assert next(lines(answer)) == "unknown   a part of 2 files was not examined"
+
+
+def test_no_pattern_costs_a_line_its_length_squared() -> None:
+    for cause in catalogue().causes:
+        for pattern in cause.patterns:
+            assert not any(".*" in part.pattern for part in pattern.parts), pattern.text
