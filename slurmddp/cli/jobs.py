@@ -142,7 +142,7 @@ def _show_dry_run(prepared: "Prepared", found: "DryRun", *, full: bool) -> None:
         typer.echo(line)
 
 
-@opt.job_command(without=("time", "partition", "account"))
+@opt.job_command(without=opt.OF_SUBMISSION)
 def run(
     asked: opt.Asked,
     resume: opt.Resume = None,

@@ -65,12 +65,19 @@ _SHARED: dict[str, Any] = {
     "args": Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments for your script, after --")],
     "module": _setting("MODULE", "Start a Python module; the words after it are its arguments", "-m", "--module"),
     "site": _setting("SITE", "Site profile: a name, or a YAML file", autocompletion=site_names),
-    "name": _setting("NAME", "Job name"),
-    "nodes": _setting("N", "Nodes: 4, 2-4 (a range), 4+1 (one spare)"),
-    "gpus": _setting("N", "GPUs per node"),
-    "time": _setting("TIME", "Time limit: 30m, 1h30m, 24:00:00"),
-    "partition": _setting("NAME", "Slurm partition"),
-    "account": _setting("NAME", "Slurm account to charge"),
+    "name": _setting("NAME", "Job name", "-J", "--name"),
+    "nodes": _setting("N", "Nodes: 4, 2-4 (a range), 4+1 (one spare)", "-N", "--nodes"),
+    "gpus_per_node": _setting("N", "GPUs per node"),
+    "gpus": _setting("N", "", "-G", "--gpus", hidden=True),
+    "gres": _setting("gpu:[TYPE:]N", "GPUs per node, as Slurm has it", "--gres"),
+    "cpus_per_node": _setting("N", "Cores per node: each node gets one Slurm task", "-c", "--cpus-per-node"),
+    "mem": _setting("SIZE", "Memory per node: 480G"),
+    "time": _setting("TIME", "Time limit: 30m, 1h30m, 24:00:00", "-t", "--time"),
+    "partition": _setting("NAME", "Slurm partition", "-p", "--partition"),
+    "account": _setting("NAME", "Slurm account to charge", "-A", "--account"),
+    "qos": _setting("NAME", "Slurm quality of service", "-q", "--qos"),
+    "exclude": _setting("NODES", "Nodes that the job must not get"),
+    "reservation": _setting("NAME", "Slurm reservation"),
     "image": _setting("FILE", "Container image"),
     "set_": _setting("KEY=VALUE", "Set any key of the job file; may be repeated", "--set", kind=list[str] | None),
     "debug": _setting("", "Enable verbose logs of NCCL and PyTorch (slow)", "--debug", kind=bool),
@@ -82,14 +89,22 @@ _KEYS = {
     "site": "site",
     "name": "name",
     "nodes": "resources.nodes",
-    "gpus": "resources.gpus_per_node",
+    "gpus_per_node": "resources.gpus_per_node",
+    "gpus": "resources.gpus",  # no key of a job: its refusal says why (spec/validate.py)
+    "cpus_per_node": "resources.cpus_per_node",
+    "mem": "resources.mem_per_node",
     "time": "resources.time",
     "partition": "resources.partition",
     "account": "resources.account",
+    "qos": "resources.qos",
     "image": "container.image",
 }
 #: The key that each option without a value makes true.
 _SWITCHES = {"debug": "network.debug", "nsys": "launch.nsys.enabled"}
+#: The options that become an #SBATCH line as they are.
+_PASSED_ON = ("exclude", "reservation")
+#: What only a new job can ask Slurm for, not one that runs inside an allocation.
+OF_SUBMISSION = ("time", "partition", "account", "qos", *_PASSED_ON)
 
 
 class Asked(NamedTuple):
@@ -148,7 +163,15 @@ def _asked(values: dict[str, Any]) -> Asked:
     from slurmddp.errors import UserError
 
     options: list[tuple[str, Any, str]] = [
-        (key, values[name], f"--{name}") for name, key in _KEYS.items() if values.get(name) is not None
+        (key, values[name], f"--{name.replace('_', '-')}")
+        for name, key in _KEYS.items()
+        if values.get(name) is not None
+    ]
+    options += _of_gres(values.get("gres"))
+    options += [
+        ("resources.sbatch_extra", [f"--{name}={values[name]}"], f"--{name}")
+        for name in _PASSED_ON
+        if values.get(name) is not None
     ]
     options += [(key, "true", f"--{name}") for name, key in _SWITCHES.items() if values.get(name)]
     for item in values["set_"] or ():
@@ -157,6 +180,23 @@ def _asked(values: dict[str, Any]) -> Asked:
             raise UserError(f"--set {item!r} is not KEY=VALUE", todo="for example --set train.steps=1000")
         options.append((key, value, f"--set {key}"))
     return Asked(values.get("job"), tuple(values.get("args") or ()), options, values.get("module"))
+
+
+def _of_gres(text: str | None) -> list[tuple[str, Any, str]]:
+    """Return the keys that `--gres` sets. Raises UserError for a resource other than GPUs."""
+    import re
+
+    from slurmddp.errors import UserError
+
+    if text is None:
+        return []
+    found = re.fullmatch(r"gpu(?::([A-Za-z][^:,=]*))?(?:[:=]([0-9]+))?", text)
+    if found is None:
+        todo = f"--gres=gpu:4 or --gres=gpu:a100:4; all else: --set 'resources.sbatch_extra=[--gres={text}]'"
+        raise UserError(f"--gres={text} is not a number of GPUs", todo=todo)
+    kind, count = found.groups()
+    options = [("resources.gpus_per_node", count or "1", "--gres")]
+    return [*options, ("resources.gpu_type", kind, "--gres")] if kind else options
 
 
 def say(text: str) -> None:

@@ -90,11 +90,7 @@ def gpus_per_node(resolved: Resolved) -> int:
         return 0 if partition.gpus_per_node == 0 else 1
     if wanted is None:
         if partition.gpus_per_node is None:
-            raise UserError(
-                f"the profile of site {resolved.site.name} does not say how many GPUs per node this partition has",
-                where=location,
-                todo="use --gpus N, or resources.gpus_per_node in the job file (0: train on CPUs)",
-            )
+            raise _unknown_gpus(resolved)
         return partition.gpus_per_node
     if partition.gpus_per_node is not None and wanted > partition.gpus_per_node:
         raise UserError(
@@ -103,6 +99,21 @@ def gpus_per_node(resolved: Resolved) -> int:
             todo=f"ask for at most {partition.gpus_per_node} per node, and for more nodes",
         )
     return wanted
+
+
+def _unknown_gpus(resolved: Resolved) -> UserError:
+    """Return the error for a job whose GPUs per node neither it nor the profile's partition says."""
+    name, site = resolved.job.resources.partition, resolved.site
+    todo = "use --gpus-per-node N, or resources.gpus_per_node in the job file (0: train on CPUs)"
+    if not site.partitions or name in site.partitions:
+        text = f"the profile of site {site.name} does not say how many GPUs per node this partition has"
+        return UserError(text, where=resolved.location("resources", "gpus_per_node"), todo=todo)
+    wrong = "no partition is set" if name is None else f"the profile of site {site.name} has no partition {name}"
+    return UserError(
+        wrong,
+        where=resolved.location("resources", "partition"),
+        todo=f"use one of {', '.join(site.partitions)}; for another one, {todo}",
+    )
 
 
 def _check_limits(resolved: Resolved, partition: Partition) -> None:

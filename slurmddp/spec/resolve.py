@@ -12,7 +12,7 @@ from slurmddp.spec.conditions import conditional_layers
 from slurmddp.spec.document import MAX_DEPTH, Document, Key, Origin, read_file, read_value
 from slurmddp.spec.expand import Expander, expand_data
 from slurmddp.spec.job import Job
-from slurmddp.spec.layers import Layered, merge
+from slurmddp.spec.layers import Layered, adding_lists, merge
 from slurmddp.spec.renamed import read_layer
 from slurmddp.spec.site import Site
 from slurmddp.spec.validate import origin_of, validate
@@ -171,7 +171,14 @@ def layer_of(layer: str, pairs: Sequence[tuple[str, Any, str]]) -> Document:
                     f"{'.'.join(path[:end])} already has a value, so it cannot have keys below it", where=where
                 )
             origins.setdefault(path[:end], Origin(layer, where, implied=True))
-        node[path[-1]] = read_value(text, layer, where) if isinstance(text, str) else text
+        value, before = read_value(text, layer, where) if isinstance(text, str) else text, node.get(path[-1])
+        if isinstance(value, list):
+            # As of layers: --exclude, --reservation and --set resources.sbatch_extra all add to one list.
+            before = before if isinstance(before, list) and path in adding_lists(Job) else []
+            added = range(len(before), len(before) + len(value))
+            origins.update({(*path, str(index)): Origin(layer, where) for index in added})
+            value = [*before, *value]
+        node[path[-1]] = value
         origins[path] = Origin(layer, where)
     return Document(tree, origins)
 

@@ -55,6 +55,12 @@ _HINTS = {
     ("alerts",): "example of an entry: {to: slack, name: NAME, on: [failed, finished]}; see docs/alerts.md",
 }
 
+_RANKS = (
+    "ranks follow from nodes and GPUs: set resources.nodes and resources.gpus_per_node, or resources.ranks_per_node"
+)
+#: Slurm's words that are no keys here, with what to do in their place. Its `gpus` is in `_gpus_message`.
+_SLURM_WORDS = {"ntasks": _RANKS, "ntasks_per_node": _RANKS, "tasks_per_node": _RANKS}
+
 
 def validate(model: type[AnyModel], layered: Layered) -> AnyModel:
     """Raises one UserError that lists the mistakes, each with its location."""
@@ -121,14 +127,18 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
     origin = origin_of(layered, key)
     shown = _cut(one_line(".".join(key)), 200)
     head = origin.of(shown) if origin else shown
+    if origin and shown == "resources.gpus" and origin.where == "--gpus":
+        head = origin.where
     kind = detail["type"]
     if kind == "extra_forbidden" and origin and (row := _renamed(model, key)):
         return f"{head}: {advice(row, origin, layered.origins.get(row.new))}"
+    if kind == "extra_forbidden" and "train" in model.model_fields and key in (("gpus",), ("resources", "gpus")):
+        return _gpus_message(layered, head, detail["input"], origin)
     if kind == "extra_forbidden":
         near = nearest_key(model, key)
         page, more = _page(model)
         known = _hint(key) or f"{page} lists all keys; {more}"
-        todo = f"did you mean {near}?" if near else known
+        todo = _SLURM_WORDS.get(key[-1].replace("-", "_")) or (f"did you mean {near}?" if near else known)
         return f"{head}: unknown key\n  -> {todo}"
     if kind == "missing":
         page, more = _page(model)
@@ -148,6 +158,24 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
     for words, ours in _BOUNDS.items():
         said = said.replace(words, ours)
     return f"{head}: {said}{written}"
+
+
+def _gpus_message(layered: Layered, head: str, value: Any, origin: Origin | None) -> str:
+    """Return both meanings of `gpus`: Slurm's is of all nodes together, and the key here is per node."""
+    on_command_line = origin is not None and origin.layer == "command line"
+    key = "--gpus-per-node" if on_command_line else "resources.gpus_per_node:"
+    nodes = (layered.tree.get("resources") or {}).get("nodes", 1)
+    if not (str(value).isdecimal() and str(nodes).isdecimal()) or int(nodes) == 0:
+        return f"{head}: per node, or of all nodes together?\n  -> write the number per node: {key} N"
+    count, several = int(value), int(nodes)
+    if several == 1:
+        return f"{head}: is written per node here\n  -> {key} {count}"
+    each, rest = divmod(count, several)
+    in_all = f"{count} do not divide by {several} nodes" if rest else f"{key} {each} for {count} in all"
+    return (
+        f"{head}: {count} per node, or {count} on all {several} nodes together?\n"
+        f"  -> {in_all}; {key} {count} for {count} per node, {count * several} in all"
+    )
 
 
 def _page(model: type[BaseModel]) -> tuple[str, str]:

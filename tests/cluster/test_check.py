@@ -38,15 +38,24 @@ def test_a_job_is_checked_against_the_cluster_before_it_waits(alice: Alice) -> N
     offers = {each["partition"]: each for each in found["partitions"]}
     assert offers["main"]["start"] and offers["debug"]["refusal"], "ten minutes do not fit into debug"
 
-    code, found = checked(alice, job, "--set", "site=generic", "--partition", "nosuch", "--gpus", "0")
+    code, found = checked(alice, job, "--set", "site=generic", "--partition", "nosuch", "--gpus-per-node", "0")
     assert code == 1 and rules(found)["partition-unknown"] == "Slurm knows no partition nosuch"
     assert "invalid partition" in rules(found)["slurm-refuses"].lower()
 
-    large = ("--set", "site=generic", "--partition", "debug", "--gpus", "0", "--set", "resources.cpus_per_node=5")
+    large = (
+        "--set",
+        "site=generic",
+        "--partition",
+        "debug",
+        "--gpus-per-node",
+        "0",
+        "--set",
+        "resources.cpus_per_node=5",
+    )
     code, found = checked(alice, job, *large)
     assert code == 1 and "above the 00:05:00 of partition debug" in rules(found)["partition-limit"]
     assert rules(found)["node-size"] == "5 cores per node are more than the 4 that nodes of partition debug have"
-    _, found = checked(alice, job, "--set", "site=generic", "--partition", "main", "--gpus", "4")
+    _, found = checked(alice, job, "--set", "site=generic", "--partition", "main", "--gpus-per-node", "4")
     assert rules(found)["node-size"] == "4 GPUs per node are more than the 2 of partition main"
     assert alice.cluster.run("login", ["squeue", "--noheader", "--all"]).stdout == queued, "nothing was submitted"
 

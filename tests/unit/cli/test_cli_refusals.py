@@ -118,7 +118,7 @@ def test_a_missing_script(refused: Callable[..., str]) -> None:
 
 
 def test_too_many_gpus(refused: Callable[..., str]) -> None:
-    assert "5 GPUs per node are more than the 4" in refused("job.yaml", "--gpus", "5")
+    assert "5 GPUs per node are more than the 4" in refused("job.yaml", "--gpus-per-node", "5")
 
 
 def test_too_much_time(refused: Callable[..., str]) -> None:

@@ -47,7 +47,7 @@ def test_a_run_on_the_cores_of_a_gpu_node(desk: Desk) -> None:
 
 
 def test_a_partition_that_the_profile_does_not_know(desk: Desk) -> None:
-    assert "does not say how many GPUs" in refused(desk, LM_JOB, "resources.partition=other")
+    assert "has no partition other\n  -> use one of main, large" in refused(desk, LM_JOB, "resources.partition=other")
     found = desk.plan(LM_JOB, "resources.partition=other", "resources.gpus_per_node=2")
     assert shape(found) == (1, 2, 2, None, None, 1)
 
