@@ -88,6 +88,10 @@ _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Cause]], ...] = (
         "the image's own test failed",
         "see its output below: it runs the recipe's `test` and imports torch",
     )),
+    (r"^\++ as (\d+) (\S+) (?:.*\n)(?:(?!\++ : ).*\n)*?.*[Pp]ermission denied", _fixed(
+        "line {0}: RUN as {1} may not do this: a build without root gives all files of the base to root",
+        "before this line, as USER root, RUN chown what it changes; or move USER below it",
+    )),
     (r"toomanyrequests|429 Too Many Requests", _fixed(
         "the registry's download limit is reached", "log in (`apptainer registry login`), or try again later",
     )),

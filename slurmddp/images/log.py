@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import re
 from pathlib import Path
 
 from slurmddp.images.explain import explain
@@ -12,6 +13,8 @@ from slurmddp.images.provenance import writing
 _SHOWN_LINES = 20
 #: Lines of the build's end in which its cause is looked for.
 _READ_LINES = 400
+#: What a shell with -x says of the commands with which the lines of a Dockerfile begin and end (dockerfile.def.j2).
+_PLACE = re.compile(r"\S* ?: (?:line (\d+): ([A-Z]+)|no more lines)")
 
 
 def log_path(image: Path) -> Path:
@@ -31,6 +34,7 @@ class BuildLog:
         self.path = path
         self._draft = draft
         self._refused = ""
+        self._place = ""
         self._last: collections.deque[str] = collections.deque(maxlen=_READ_LINES)
         with writing(draft):
             # Without a buffer: nothing is left that could fail when it is closed
@@ -39,6 +43,8 @@ class BuildLog:
     def said(self, line: str) -> None:
         """A line of the builder's."""
         self._last.append(line)
+        if found := _PLACE.fullmatch(line):
+            self._place = f" at line {found[1]} of the Dockerfile ({found[2]})" if found[1] else ""
         self._write(line)
 
     def note(self, *lines: str) -> None:
@@ -51,7 +57,7 @@ class BuildLog:
         cause = explain(self._last)
         told = f": {cause.why}\n  -> {cause.todo}\nthe" if cause else "; the"
         cut = f" (cut off: {self._refused})" if self._refused else ""
-        return f"{head}{told} end of its log:\n{shown}the whole log: {self.path}{cut}"
+        return f"{head}{self._place}{told} end of its log:\n{shown}the whole log: {self.path}{cut}"
 
     def _write(self, *lines: str) -> None:
         if self._refused:

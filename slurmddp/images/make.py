@@ -228,7 +228,8 @@ def _build(
     way = choose(builder.flavour, look())
     area = workspace(rules.cache, os.environ)
     squash = mksquashfs_options(builder.flavour, builder.version, rules.processors, rules.memory)
-    check_space(sum(base.size for base in bases.values()) or None, target, area)
+    roots = sum(bases[base.source].size for base in image.bases if base.source in bases)
+    check_space(sum(base.size for base in bases.values()) or None, target, area, roots)
     make_folders(area)
     own = bases.get(image.base.source)
     commit = request.commit(image.folder) if image.folder else None

@@ -71,23 +71,29 @@ def mksquashfs_options(flavour: str, version: str, processors: int | None, memor
     return ("--mksquashfs-args", " ".join(words))
 
 
-def check_space(layers: int | None, target: Path, area: Workspace) -> None:
+def unpacked(layers: float) -> str:
+    """Return the space that a root file system of these compressed layers takes, for people."""
+    return f"about {_UNPACKED * layers / _GB:.1f} GB"
+
+
+def check_space(layers: int | None, target: Path, area: Workspace, roots: int | None = None) -> None:
     """Raise UserError where a build of an image whose layers have so many bytes cannot fit.
 
-    layers: compressed, as the registry tells; None: unknown, and then nothing is refused. What lies on one file system
+    layers: compressed, as the registry tells; None: unknown, and then nothing is refused. roots: likewise, of all root
+    file systems that are unpacked, one for each stage; None: one for each base. What lies on one file system
     is added up. A quota is not seen by this: the builder's own message is explained then.
     """
     if layers is None:
         return
     needs: dict[int, tuple[float, list[str], Path]] = {}
-    for what, factor, folder in (
-        ("the cache", _CACHED, area.cache),
-        ("the unpacked image", _UNPACKED, area.temporary),
-        ("the image", _PACKED, target.parent),
+    for what, size, folder in (
+        ("the cache", _CACHED * layers, area.cache),
+        ("the unpacked image", _UNPACKED * (roots or layers), area.temporary),
+        ("the image", _PACKED * layers, target.parent),
     ):
         there = _existing(folder)
         total, words, _ = needs.get(there.stat().st_dev, (0.0, [], there))
-        needs[there.stat().st_dev] = (total + factor * layers, [*words, f"{what} in {folder}"], there)
+        needs[there.stat().st_dev] = (total + size, [*words, f"{what} in {folder}"], there)
     for total, words, there in needs.values():
         free = shutil.disk_usage(there).free
         if free < total:

@@ -24,6 +24,7 @@ from slurmddp.images.dockerfile.stages import Stage, chain, find_stage, image_ba
 from slurmddp.images.dockerfile.words import Parts, shell, shell_parts
 from slurmddp.images.registry.image import RegistryImage
 from slurmddp.images.sections import render_sections
+from slurmddp.images.workspace import unpacked
 
 #: Stages that copy from each other in a row: each one is a handful of Python's own calls, of which it allows 1000.
 _DEEPEST = 50
@@ -98,7 +99,7 @@ def convert(
         undecided = setting.problems.check()
         if undecided and bases:
             raise undecided
-        notes = dict.fromkeys([*setting.notes, *_notes(path.name, stages, setting, conversion.visited)])
+        notes = dict.fromkeys([*setting.notes, *_notes(path.name, stages, setting, conversion)])
         made, items = tuple(conversion.made.values()), tuple(setting.items)
         labelled = partial(_text, undecided, made, running, workdir, FOLDER if items else "")
         if not undecided:
@@ -156,7 +157,7 @@ def _target(stages: tuple[Stage, ...], target: str | None, path: Path) -> Stage:
     return found
 
 
-def _notes(name: str, stages: tuple[Stage, ...], setting: Setting, visited: Collection[int]) -> Iterator[str]:
+def _notes(name: str, stages: tuple[Stage, ...], setting: Setting, conversion: _Conversion) -> Iterator[str]:
     """Yield notes on the whole Dockerfile. A COPY of the whole folder also copies .git, data and secrets."""
     for instruction in (one for stage in stages for one in stage.body if not setting.context.ignore.file):
         if instruction.keyword in ("COPY", "ADD") and not dict(instruction.flags).get("from"):
@@ -169,8 +170,13 @@ def _notes(name: str, stages: tuple[Stage, ...], setting: Setting, visited: Coll
     for secret in sorted({*setting.secrets} - setting.used_secrets):
         yield f"no RUN uses the secret {secret} in {name}"
     for stage in stages:
-        if stage.number not in visited:
+        if stage.number not in conversion.visited:
             yield f"{stage.begin.where}: the stage {stage.name or stage.number} is not needed, so it is not built"
+    for copy in (part for part in conversion.made.values() if part.start):
+        base_of = setting.bases.get(copy.base.source)
+        size = unpacked(base_of.size) if base_of and base_of.size else "an unknown amount (a build asks the registry)"
+        said = f"the stage {copy.name} starts with a full copy of the stage {copy.start}"
+        yield f"{said}, which takes {size} of disk space"
     for base, assumed in setting.assumed.items():
         yield f"the registry of the base {base} was not asked; assumed: {', '.join(assumed)}"
 

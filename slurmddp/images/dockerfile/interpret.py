@@ -42,7 +42,7 @@ class Sections:
     secrets:    ids of those that %files brings; mounts: how many RUN has.
     users:      whether a RUN is another user's than root's.
     puts:       whether %post copies files or makes folders of a user.
-    post:       for each instruction, a comment or "", and its lines of %post.
+    post:       for each instruction, a command that does nothing and names its line, or "", and its lines of %post.
     start:      the stage whose files this one starts from, instead of the base's; starts: whether it is such a stage.
     kept:       what later stages take of its /tmp and /var/tmp.
     """
@@ -123,8 +123,9 @@ class Interpreter:
             start.starts, self.sections.start = True, start.name
             self.sections.files_from[start.name] = ["/ /"]
         self.running = Running()
-        self.workdir: Parts | None = None  # as far as the Dockerfile sets it
+        self.workdir: Parts | None = None  # as far as the Dockerfile sets it, until `finish`
         self._user: Parts = ()  # whose a RUN is; empty for root
+        self._owners: set[Parts] = set()  # of whom it is noted that the base's files are not theirs
         proxies = [(name, setting.given[name]) for name in PROXIES if name in setting.given]
         setting.used.update(name for name, _ in proxies)
         if self._cwd and self._cwd != ("/",):
@@ -174,6 +175,13 @@ class Interpreter:
             said = f"WORKDIR {plain(self.workdir) or '...'} has no effect when the image runs"
             said = f"{said}, because it has no CMD or ENTRYPOINT: Apptainer starts in the current folder"
             self._setting.notes.append(said)
+        if running.said and not self.workdir:
+            if self._cwd:
+                said = f"the image starts in {plain(self._cwd)}, its base's WORKDIR, as in Docker"
+                self._setting.notes.append(f"{said}: relative paths in its arguments begin there")
+            else:
+                self._assume("its WORKDIR is /, in which the image starts")
+            self.workdir = self._cwd or ("/",)
         if running.entrypoint is None and running.command is not None:
             entrypoint = self._said.entrypoint if self._said else _ENTRYPOINTS.get(self._base)
             if entrypoint:
@@ -189,7 +197,7 @@ class Interpreter:
         self._setting.notes.append(f"{instruction.where}: {text}")
 
     def _post(self, instruction: Instruction, lines: Iterable[str]) -> None:
-        self.sections.post.append((f"line {instruction.line}: {instruction.keyword}", list(lines)))
+        self.sections.post.append((f": line {instruction.line}: {instruction.keyword}", list(lines)))
 
     def on_run(self, instruction: Instruction) -> None:
         if self._root:
@@ -198,6 +206,10 @@ class Interpreter:
         self._quoted_wrongly(instruction)
         user = f"as {instruction.line} {shell_parts(self._user)} {self._scope.home()}" if self._user else ""
         self.sections.users = self.sections.users or bool(user)
+        if self._user and self._user not in self._owners:
+            self._owners.add(self._user)
+            said = f"RUN as {plain(self._user) or '$USER'}: a build without root gives all files of the base to root"
+            self._note(instruction, f"{said}; to change some here, RUN chown them as root before")
         before, after = self._mounts(instruction)
         self._post(instruction, [*before, *run_lines(instruction, self._prefix(instruction), user), *after])
 

@@ -162,7 +162,7 @@ def _escape(lines: list[str], file: str) -> str:
             if value not in ("\\", "`"):
                 raise UserError(f"the escape character cannot be {value!r}", where=where, todo="\\ or `")
             escape = value
-        elif name == "syntax" and not re.match(r"(docker\.io/)?docker/dockerfile(:|$)", value):
+        elif name == "syntax" and not re.match(r"(docker\.io/)?docker/dockerfile(-upstream)?([:@]|$)", value):
             todo = "write it in Docker's own syntax and remove the line"
             raise UserError(f"this Dockerfile is written for another frontend, {value}", where=where, todo=todo)
         elif name not in ("syntax", "check"):

@@ -105,8 +105,12 @@ def _stage(
             what = f"the stage is for {wanted}, but this machine is {here}"
             raise begin.error(what, "build it on a machine of that kind")
     image = known(words[0], lookup, begin)
+    empty = [name for name in re.findall(r"\$\{?(\w+)", words[0]) if not lookup(name)]
+    if empty and re.search(r"^$|^[/:@]|[/:@]$", image):
+        todo = f"--build-arg {empty[0]}=VALUE, or ARG {empty[0]}=VALUE before the first FROM"
+        raise begin.error(f"FROM {words[0]}: the argument {empty[0]} has no value", todo)
     if not image:
-        raise begin.error(f"FROM {words[0]} is empty: its ARG has no value", "give the argument a value")
+        raise begin.error(f"FROM {words[0]} is empty", "write FROM IMAGE or FROM IMAGE AS NAME")
     parent = next((stage.number for stage in stages if stage.name == image.lower()), None)
     return Stage(len(stages), name, image, parent, begin, body)
 

@@ -69,6 +69,8 @@ def test_pip(tmp_path: Path, wanted: str, why: str) -> None:
         ("INFO:    Running testscript\ncurl: connection refused", "the image's own test failed"),
         ("FATAL: exec /bin/sh failed: exec format error", "the base is for another CPU architecture"),
         ("E: Unable to locate package gitt", "the base's Debian or Ubuntu has no package gitt"),
+        ("++ as 7 me '' /bin/sh -c 'x'\n+ exec setpriv\n/bin/sh: cannot create /opt/a: Permission denied\n",
+         "line 7: RUN as me may not do this: a build without root gives all files of the base to root"),
         ("slurmddp: torch was 2.7.0 in the base and is 2.13.0 now", "torch was 2.7.0 in the base and is 2.13.0 now"),
         ("FATAL: While performing build: unauthorized: authentication required", "the registry denies access"),
         ("reading manifest 1 in localhost:5000/x: manifest unknown", "the registry does not have this image"),
@@ -85,4 +87,5 @@ def test_other_words(said: str, why: str) -> None:
 
 def test_what_is_not_known_is_not_explained() -> None:
     assert explain([]) is None
+    assert explain(["+ as 7 me /bin/sh -c x", "+ : line 8: RUN", "+ /bin/sh -c y", "y: Permission denied"]) is None
     assert explain(["INFO:    Running testscript", "torch 2.7", "INFO:    Adding labels", "FATAL:   it rains"]) is None

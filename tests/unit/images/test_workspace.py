@@ -52,6 +52,9 @@ def test_it_fits_or_the_places_and_figures_are_named(tmp_path: Path) -> None:
         check_space(int(free / 3), target, place)  # each alone would fit
     for folder in (place.cache, place.temporary, target.parent):
         assert str(folder) in caught.value.what
+    check_space(int(free / 10), target, place)
+    with pytest.raises(UserError):
+        check_space(int(free / 10), target, place, int(free / 2.5))  # as many root file systems as stages
     assert "GB are free" in caught.value.what and "APPTAINER_TMPDIR" in str(caught.value.todo)
 
 

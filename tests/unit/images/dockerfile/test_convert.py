@@ -32,7 +32,7 @@ def test_a_whole_definition(dock: Dock) -> None:
     assert part.header == {"bootstrap": "docker", "from": "debian:12", "stage": "stage-0"}
     assert part.sections["%files from slurmddp-files"] == "    /1 /.slurmddp/\n\n"
     assert "copy 0:0 '' /app/ /.slurmddp/1/train.py\n" in part.sections["%post"]
-    assert "    export A=1\n    # line 3: RUN\n    /bin/sh -c 'echo $A'\n" in part.sections["%post"]
+    assert "    export A=1\n    : line 3: RUN\n    /bin/sh -c 'echo $A'\n" in part.sections["%post"]
     assert part.sections["%environment"].endswith("    export A=1\n\n")
     assert "slurmddp.base docker://debian:12\n" in part.sections["%labels"]
     assert part.sections["%startscript"].strip() == part.sections["%runscript"].strip()
@@ -462,6 +462,25 @@ def test_each_stage_begins_in_the_workdir_of_its_own_base(dock: Dock) -> None:
     assert "/rel" not in first and "/srv/" in first and "/rel/b" in second and "/srv" not in second
     assert not any("WORKDIR" in note or "ENTRYPOINT" in note or "USER" in note for note in made.notes)
     assert any("begins at / here" in note for note in convert(path).notes)
+
+
+def test_the_image_starts_in_the_workdir_of_its_base_as_in_docker(dock: Dock) -> None:
+    path = dock.file("Dockerfile", 'FROM one AS a\nFROM a\nCMD ["python3", "train.py"]\n')
+    digest = "sha256:" + "0" * 64
+    for workdir, expected in (("/work space", "cd '/work space' ||"), (None, "cd / ||")):
+        said = RegistryImage(parse_reference("one"), digest, digest, "amd64", "linux", workdir=workdir)
+        made = convert(path, bases={"one": said})
+        for section in ("%runscript", "%startscript"):
+            assert expected in cut(made.definition)[-1].sections[section]
+        (note,) = made.notes
+        assert note.startswith(
+            f"the image starts in {workdir or '/'}, its base's WORKDIR, as in Docker: relative paths"
+        )
+    assert "its WORKDIR is /" in convert(path).notes[-1], "a dry run asks no registry"
+    path = dock.file("Dockerfile", "FROM nvcr.io/nvidia/pytorch:25.04-py3\nCMD true\n")
+    assert "cd /workspace ||" in convert(path).definition
+    path = dock.file("Dockerfile", "FROM one\nRUN true\n")
+    assert "%runscript" not in convert(path).definition, "the base's own stays"
 
 
 def test_it_is_read_once(dock: Dock) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from slurmddp.errors import UserError
 from slurmddp.images.image_spec import of_dockerfile
+from slurmddp.images.log import BuildLog
 from slurmddp.images.make import Request, Rules, decided
 from slurmddp.images.registry.image import RegistryImage
 from slurmddp.images.registry.reference import parse_reference
@@ -46,6 +47,41 @@ def test_variables_that_are_bashs_own(dock: Dock, shell: str) -> None:
         [shell, "-e"], input=part.sections["%environment"] + "echo $GID", text=True, capture_output=True
     )
     assert done.stdout == "3\n"
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_failing_line_is_named(dock: Dock, shell: str, tmp_path: Path) -> None:
+    dock.shell = shell
+    text = "FROM debian:12\nRUN true\nRUN echo one && \\\n  { echo so; exit 3; }\nRUN true\n"
+    for lines, expected in (
+        (text, " failed at line 3 of the Dockerfile (RUN); the end"),
+        (text[:24], " failed; the end"),
+    ):
+        done = dock.post(cut(dock.convert(lines).definition)[-1])
+        log = BuildLog(tmp_path / "log", tmp_path / "draft")
+        for line in done.stderr.splitlines():
+            log.said(line)
+        with log:
+            assert f"build{expected}" in log.failure("build failed")
+
+
+def test_copying_a_folder_to_a_link_leaves_the_mode_of_where_it_leads(dock: Dock) -> None:
+    dock.file("dir/f")
+    (dock.root / "real").mkdir(mode=0o750)
+    (dock.root / "link").symlink_to("real")
+    assert dock.post(cut(dock.convert("FROM debian:12\nCOPY dir @/link\n").definition)[-1]).returncode == 0
+    assert (dock.root / "real").stat().st_mode & 0o777 == 0o750 and (dock.root / "real/f").exists()
+
+
+@pytest.mark.parametrize("name", ["docker.io/docker/dockerfile-upstream:master-labs", "docker/dockerfile@sha256:0"])
+def test_docker_s_own_frontends(dock: Dock, name: str) -> None:
+    assert dock.convert(f"# syntax={name}\nFROM debian:12\nRUN true\n").definition
+
+
+def test_a_run_as_a_user_is_warned_of_once(dock: Dock) -> None:
+    notes = dock.convert("FROM debian:12\nUSER me\nRUN a\nRUN b\nUSER 5\nRUN c\nUSER root\nRUN d\n").notes
+    told = [note.partition("Dockerfile:")[2] for note in notes if "gives all files of the base to root" in note]
+    assert [note.split(":")[:2] for note in told] == [["3", " RUN as me"], ["6", " RUN as 5"]]
 
 
 def test_an_arg_after_an_env_of_its_name_is_noted(dock: Dock) -> None:

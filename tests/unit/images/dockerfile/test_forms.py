@@ -19,7 +19,7 @@ DOCS = Path(__file__).resolve().parents[4] / "docs" / "images.md"
 BEGIN, END = "<!-- forms -->\n", "<!-- end of forms -->\n"
 #: The form as the table shows it: lines of a Dockerfile in which it stands.
 FORMS = {
-    "`# syntax=docker/dockerfile:1`, `# escape=`": "",
+    "`# syntax=docker/dockerfile:1`, `docker/dockerfile-upstream`, `# escape=`": "",
     "`# syntax=` of another frontend": "# syntax=lab.example/other\n",
     "`FROM IMAGE AS NAME`, `FROM STAGE`, `--platform` of this machine": "FROM one AS two\n",
     "`FROM --platform` of another machine": "FROM --platform=linux/mips64 debian:12\n",

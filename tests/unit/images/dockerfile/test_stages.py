@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import UserError
+from slurmddp.images.registry.image import RegistryImage
+from slurmddp.images.registry.reference import parse_reference
 
 from .conftest import Dock, cut
 
@@ -44,6 +46,14 @@ CMD ["true"]
     assert other.sections["%files from common"] == final.sections["%files from common"] == "    / /\n\n"
     assert "export A=1" in final.sections["%environment"] and f"{dock.root}/w/sub" in final.sections["%runscript"]
     assert [base.source for base in made.bases] == ["debian:12"] * 3
+    spaces = [note for note in made.notes if "full copy" in note]
+    assert (
+        len(spaces) == 2
+        and "the stage made starts with a full copy of the stage common, which takes an unknown" in spaces[0]
+    )
+    digest = "sha256:" + "0" * 64
+    base = RegistryImage(parse_reference("debian:12"), digest, digest, "amd64", "linux", size=4 * 10**9)
+    assert any("about 10.0 GB of disk space" in note for note in made.with_bases({"debian:12": base}).notes)
     built = {name: tmp_path / name for name in ("common", "made")}
     (built["common"] / "tree").mkdir(parents=True)
     (built["made"] / "out").mkdir(parents=True)
