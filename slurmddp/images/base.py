@@ -129,9 +129,8 @@ def _parse(text: str, cwd: Path) -> Base:
     if not text.strip():
         raise UserError("the base is empty", todo=f"write {FORMS}")
     _check_source(text)
-    if releases.TAG.fullmatch(text):
-        known = releases.release(text)
-        return Base("docker", known.reference, known)
+    if tag := releases.TAG.fullmatch(text):
+        return Base("docker", releases.reference(tag[1]), releases.releases().get(tag[1]))
     scheme = _SCHEME.fullmatch(text)
     if scheme and not _exists(cwd / text):
         return _with_scheme(scheme.group(1), scheme.group(2), cwd)

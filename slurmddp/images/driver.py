@@ -96,9 +96,9 @@ class _Table:
 
 
 def of_release(tag: str) -> ImageCuda:
-    """Return what NVIDIA's PyTorch image `25.04` has, with compat libraries. Raises UserError for an unknown one."""
-    known = releases.release(tag)
-    return ImageCuda(known.cuda, known.driver, True)
+    """Return what NVIDIA's PyTorch image `25.04` has, as far as the table knows, with compat libraries."""
+    known = releases.releases().get(tag)
+    return ImageCuda(known.cuda, known.driver, True) if known else ImageCuda(None, None, True)
 
 
 def check(image: ImageCuda, driver: str | None, *, gpu: str | None = None) -> Verdict:

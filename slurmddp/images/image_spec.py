@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from slurmddp import __version__
 from slurmddp.errors import UserError
+from slurmddp.images import releases
 from slurmddp.images.base import Base, Pin
 from slurmddp.images.context.staging import Item
 from slurmddp.images.definition import render_definition
@@ -65,16 +66,30 @@ class Wanted:
 
 def of_recipe(image: Ingredients) -> Wanted:
     """An image as its recipe and the command line say."""
-    return Wanted(
+
+    def informed(bases: Mapping[str, RegistryImage]) -> Wanted:
+        tag, said = releases.tag_of(image.base.source), bases.get(image.base.source)
+        if tag is None or said is None:
+            return wanted
+        known = replace(image, base=replace(image.base, release=releases.reported(tag, said)))
+        return replace(wanted, definition=partial(render_definition, known, __version__), notes=())
+
+    tag = releases.tag_of(image.base.source)
+    unlisted = tag is not None and image.base.release is None
+    note = f"NGC {tag} is not in slurmddp's table of releases, and a dry run asks no registry: its content is unknown"
+    wanted = Wanted(
         image.name,
         (image.base,),
         image.sources,
         image.pip,
         # The image records slurmddp's version and the commit, which change nothing in it.
         plain=render_definition(image, version=""),
-        definition=lambda pins, commit: render_definition(image, __version__, pins, commit),
+        definition=partial(render_definition, image, __version__),
         folder=image.folder,
+        notes=(note,) if unlisted else (),
+        informed=informed,
     )
+    return wanted
 
 
 def of_dockerfile(

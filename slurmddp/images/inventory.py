@@ -43,12 +43,7 @@ class Shelved:
         """Return what its base brings, by its registry's word or by NVIDIA's release."""
         said = self.lock.get("registry") or {}
         tag = tag_of(str(self.lock.get("base") or "").removeprefix("docker://"))
-        known = ImageCuda(None, None, None)
-        if tag:
-            try:
-                known = of_release(tag)
-            except UserError:
-                known = ImageCuda(None, None, True)  # one of NVIDIA's that the table does not have
+        known = of_release(tag) if tag else ImageCuda(None, None, None)
         return ImageCuda(said.get("cuda") or known.cuda, said.get("driver") or known.driver, known.compat)
 
 

@@ -6,14 +6,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmddp.assets import asset_folder
-from slurmddp.errors import UserError
+
+if TYPE_CHECKING:
+    from slurmddp.images.registry.image import RegistryImage
 
 REPOSITORY = "nvcr.io/nvidia/pytorch"
 TAG = re.compile(r"(\d\d\.\d\d)(?:-py3)?")
-_SHOWN_NEAREST = 3
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Release:
     driver: the NVIDIA driver that the image bundles, "575.51.02".
     triton: fields taken from the same month's Triton image, which is usually the same.
     weak:   fields with a weak source.
+    source: who says all this.
     """
 
     tag: str
@@ -34,6 +36,7 @@ class Release:
     python: str | None
     triton: tuple[str, ...] = ()
     weak: tuple[str, ...] = ()
+    source: str = "slurmddp's table of releases"
 
     @property
     def reference(self) -> str:
@@ -46,19 +49,10 @@ def reference(tag: str) -> str:
     return f"{REPOSITORY}:{tag}-py3"
 
 
-def release(tag: str) -> Release:
-    """The release of `25.04` or `25.04-py3`. Raises UserError that names the nearest known ones."""
-    match = TAG.fullmatch(tag)
-    if not match:
-        raise UserError(f"{tag!r} is not an NGC release", todo="write year and month, such as 25.04")
-    found = releases().get(match.group(1))
-    if found is None:
-        near = ", ".join(nearest(match.group(1)))
-        raise UserError(
-            f"NGC PyTorch release {match.group(1)} is not in the table; the nearest are {near}",
-            todo=f"use one of these; if NVIDIA has published this release: docker://{reference(match.group(1))}",
-        )
-    return found
+def reported(tag: str, image: RegistryImage) -> Release:
+    """The release as its registry describes it now."""
+    known = image.cuda_version, image.torch_version, image.cuda_driver_version, image.nccl_version
+    return Release(tag, *known, python=None, source="its registry")
 
 
 def of_reference(name: str) -> Release | None:
@@ -72,11 +66,6 @@ def tag_of(name: str) -> str | None:
     repository, _, tag = name.partition("@")[0].partition(":")
     match = TAG.fullmatch(tag) if repository == REPOSITORY and tag.endswith("-py3") else None
     return match.group(1) if match else None
-
-
-def nearest(tag: str) -> list[str]:
-    """The known tags nearest in time to `YY.MM`, oldest first."""
-    return sorted(sorted(releases(), key=lambda known: abs(_months(known) - _months(tag)))[:_SHOWN_NEAREST])
 
 
 @cache
@@ -93,8 +82,3 @@ def _release(tag: str, row: Mapping[str, Any]) -> Release:
     marks: dict[str, Any] = {key: tuple(str(name) for name in row.get(key) or ()) for key in ("triton", "weak")}
     known = {key: row[key] for key in ("cuda", "torch", "driver", "nccl", "python")}
     return Release(tag=tag, **known, **marks)
-
-
-def _months(tag: str) -> int:
-    year, month = tag.split(".")
-    return int(year) * 12 + int(month)

@@ -12,6 +12,7 @@ from slurmddp.shared.units import human
 from slurmddp.visible import one_line
 
 _PACKAGES = 12
+_BY_TABLE = " (by the table of NGC releases: the lock file has no answer of a registry)"
 
 
 def as_dict(image: Shelved) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def details(image: Shelved, driver: str | None, gpu: str | None) -> str:
         ("base", lock.get("base")),
         ("digest", said.get("digest")),
         ("torch", lock.get("torch") or said.get("torch")),
-        ("CUDA", image.cuda.cuda),
+        ("CUDA", image.cuda.cuda and f"{image.cuda.cuda}{'' if said.get('cuda') else _BY_TABLE}"),
         ("NCCL", said.get("nccl")),
         ("driver", image.cuda.driver and f"{image.cuda.driver} (released with its CUDA)"),
         ("built", lock.get("created") and f"{lock['created']} on {lock.get('host')}"),

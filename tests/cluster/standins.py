@@ -37,7 +37,7 @@ EVIL = "/bin/sh\n%setup\ntouch /home/alice/pwned; exit 1\n"
 
 
 def push_all(registry: Registry, root: Path, index: Path, folder: Path) -> None:
-    """lab/base:1.0 and lab/evil:1.0, and, below hub/ and ngc/, what two Dockerfiles of examples/images start from.
+    """lab/base, lab/owned, lab/evil (1.0); below hub/ and ngc/, what two Dockerfiles of examples/images start from.
 
     root: a root folder with Debian's Python; index: of packages; folder: for what is made on the way.
     """
@@ -47,6 +47,8 @@ def push_all(registry: Registry, root: Path, index: Path, folder: Path) -> None:
     packages = layer({str(path.relative_to(index)): path.read_bytes() for path in index.rglob("*.*")}, INDEX[1:])
     python = layer(_PYTHON, "usr/local/bin", mode=0o755)
     registry.push("lab/base", "1.0", {"config": {"Env": ENVIRONMENT}}, [whole, torch, pins])
+    hers = layer({"here": "of the base\n"}, "workspace", uid=1234)
+    registry.push("lab/owned", "1.0", {"config": {"User": "1234", "WorkingDir": "/workspace"}}, [whole, hers])
     registry.push("lab/evil", "1.0", {"config": {"Entrypoint": [EVIL]}}, [whole])
     slim = {"Env": [*_PIP, ENVIRONMENT[-1]], "Cmd": ["python3"]}
     registry.push("hub/library/python", "3.12-slim", {"config": slim}, [whole, packages, python])
@@ -56,14 +58,18 @@ def push_all(registry: Registry, root: Path, index: Path, folder: Path) -> None:
     registry.push("ngc/nvidia/pytorch", "25.04-py3", {"config": ngc}, layers)
 
 
-def layer(files: Mapping[str, str | bytes], below: str, mode: int = 0o644) -> bytes:
-    """Files below a folder of the image."""
+def layer(files: Mapping[str, str | bytes], below: str, mode: int = 0o644, uid: int = 0) -> bytes:
+    """Files below a folder of the image; files and folder are this user's."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
+        if uid:
+            folder = tarfile.TarInfo(below)
+            folder.type, folder.mode, folder.uid = tarfile.DIRTYPE, 0o755, uid
+            tar.addfile(folder)
         for name, content in files.items():
             data = content.encode() if isinstance(content, str) else content
             entry = tarfile.TarInfo(f"{below}/{name}")
-            entry.size, entry.mode = len(data), mode
+            entry.size, entry.mode, entry.uid = len(data), mode, uid
             tar.addfile(entry, io.BytesIO(data))
     return buffer.getvalue()
 

@@ -219,6 +219,21 @@ ENTRYPOINT ["cat", "taste"]
     assert seen == "12.9.0.036\n", "the base's variables are there in a RUN"
 
 
+def test_an_image_starts_in_its_base_s_workdir_and_a_failing_line_is_named(alice: Alice) -> None:
+    """The base's files are a user's; a build without root gives them to root."""
+    cluster, owned = alice.cluster, f"FROM 127.0.0.1:{PORT}/lab/owned:1.0\n"
+    text = f'{owned}USER root\nRUN chown -R 1234 .\nUSER 1234\nRUN echo made >> here\nCMD ["cat", "here"]\n'
+    cluster.write(f"{HOME}/owned/Dockerfile", text)
+    done = build(alice, "owned.sif", "--dockerfile", "owned/Dockerfile", "--force")
+    assert "the image starts in /workspace, its base's WORKDIR, as in Docker" in done.stderr
+    assert cluster.run("login", ["apptainer", "run", f"{HOME}/owned.sif"]).stdout == "of the base\nmade\n"
+    cluster.write(f"{HOME}/denied/Dockerfile", f"{owned}RUN true\nRUN echo made >> here\nRUN true\n")
+    failed = build(alice, "denied.sif", "--dockerfile", "denied/Dockerfile", check=False)
+    assert failed.returncode == 1, failed.stderr
+    assert "denied/Dockerfile:2: RUN as 1234: a build without root gives all files of the base to root" in failed.stderr
+    assert "failed with exit code 255 at line 3 of the Dockerfile (RUN): line 3: RUN as 1234 may not" in failed.stderr
+
+
 #: What the Docker documentation says of each form is what `seen` says below.
 FORMS = f"""
 FROM {BASE} AS base

@@ -76,11 +76,6 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
         yield running
 
 
-def test_an_unknown_release(refused: Callable[..., str]) -> None:
-    said = refused("--base", "25.07")
-    assert "the nearest are 25.05, 25.06, 25.08" in said and "docker://nvcr.io/nvidia/pytorch:25.07-py3" in said
-
-
 def test_a_registry_that_nobody_reaches(refused: Callable[..., str]) -> None:
     with closed_port() as port:
         said = refused("--base", f"docker://127.0.0.1:{port}/lab/a:1", code=1)

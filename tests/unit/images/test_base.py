@@ -6,7 +6,7 @@ import pytest
 
 from slurmddp.errors import UserError
 from slurmddp.images.base import Base, check_architecture, parse_base
-from slurmddp.images.releases import release
+from slurmddp.images.releases import releases
 
 from .conftest import sif
 
@@ -16,8 +16,12 @@ NGC = "nvcr.io/nvidia/pytorch:25.04-py3"
 @pytest.mark.parametrize("text", ["25.04", "25.04-py3", f"docker://{NGC}"])
 def test_an_ngc_release(text: str, tmp_path: Path) -> None:
     found = parse_base(text, tmp_path)
-    assert found == Base("docker", NGC, release("25.04"))
+    assert found == Base("docker", NGC, releases()["25.04"])
     assert found.reference == f"docker://{NGC}"
+
+
+def test_an_ngc_release_that_the_table_does_not_have(tmp_path: Path) -> None:
+    assert parse_base("26.12", tmp_path) == Base("docker", "nvcr.io/nvidia/pytorch:26.12-py3")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,6 @@ def test_a_root_folder(tmp_path: Path) -> None:
     ("text", "what", "todo"),
     [
         ("", "is empty", "an NGC release"),
-        ("25.07", "the nearest are 25.05, 25.06, 25.08", "use one of these"),
         ("none.sif", "none.sif does not exist", "an NGC release"),
         ("ubuntu:22.04", "does not exist", "docker://ubuntu:22.04"),
         (NGC, "does not exist", f"docker://{NGC}"),

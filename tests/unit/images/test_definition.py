@@ -16,11 +16,11 @@ from slurmddp.errors import UserError
 from slurmddp.images.base import Base, Pin
 from slurmddp.images.definition import render_definition
 from slurmddp.images.recipe import Ingredients, check_requirement
-from slurmddp.images.releases import release
+from slurmddp.images.releases import releases
 
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 GOLDEN = Path(__file__).parent / "definitions"
-NGC = Base("docker", release("25.04").reference, release("25.04"))
+NGC = Base("docker", releases()["25.04"].reference, releases()["25.04"])
 CASES = {
     "ngc-25.04": (NGC, ()),
     "ngc-25.04-pip": (

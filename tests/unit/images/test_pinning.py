@@ -104,6 +104,26 @@ def test_a_mirror_is_where_the_builder_is_sent(registry: Registry, apptainer: Ap
     assert "slurmddp.base docker://nvcr.io/torch:1.0" in result.definition
 
 
+@pytest.mark.parametrize("tag", ["25.04", "26.12"])
+def test_the_registry_is_asked_for_any_release_and_the_table_is_for_dry_runs(
+    registry: Registry, apptainer: Apptainer, tmp_path: Path, tag: str
+) -> None:
+    image = of_recipe(read_recipe(None, {"base": tag}, tmp_path, {}))
+    said: list[str] = []
+    dry = preview(Request(image, None, tmp_path), said.append).definition
+    assert ("as slurmddp's table of releases has it" in dry) == (tag == "25.04")
+    assert any("NGC 26.12 is not in slurmddp's table of releases" in line for line in said) == (tag == "26.12")
+    host = registry.reference("lab/torch", "1.0").removesuffix("/lab/torch:1.0")
+    rules = Rules(registries=RegistrySettings(mirrors={"nvcr.io": f"{host}/lab"}))
+    with pytest.raises(UserError, match=f"nvidia/pytorch:{tag}-py3"):
+        build_image(Request(image, None, tmp_path), [].append, rules)
+    said.clear()
+    registry.push("lab/nvidia/pytorch", f"{tag}-py3", {"config": {"Env": ["CUDA_VERSION=14.0.1"]}}, [b"layer"])
+    definition = build_image(Request(image, None, tmp_path), said.append, rules).definition
+    assert f"NGC PyTorch {tag}, as its registry has it:\n        cuda    14.0.1\n        torch   unknown" in definition
+    assert not any("table" in line for line in said)
+
+
 def test_every_stage_of_a_dockerfile_is_pinned(registry: Registry, apptainer: Apptainer, tmp_path: Path) -> None:
     first, second = push(registry), push(registry, "OTHER=1", tag="2.0")
     names = [registry.reference("lab/torch", tag) for tag in ("1.0", "2.0")]

@@ -2,14 +2,13 @@
 
 import re
 
-import pytest
-
-from slurmddp.errors import UserError
-from slurmddp.images.releases import Release, of_reference, release, releases, tag_of
+from slurmddp.images.registry.image import RegistryImage
+from slurmddp.images.registry.reference import parse_reference
+from slurmddp.images.releases import Release, of_reference, releases, reported, tag_of
 
 
 def test_a_release_has_what_the_table_says() -> None:
-    assert release("25.04") == Release(
+    assert releases()["25.04"] == Release(
         tag="25.04",
         cuda="12.9.0.036",
         torch="2.7.0a0+79aa17489c",
@@ -17,36 +16,27 @@ def test_a_release_has_what_the_table_says() -> None:
         nccl="2.26.3",
         python="3.12",
     )
-    assert release("25.04-py3").reference == "nvcr.io/nvidia/pytorch:25.04-py3"
+    assert releases()["25.04"].reference == "nvcr.io/nvidia/pytorch:25.04-py3"
 
 
 def test_unknown_values_stay_unknown_and_weak_ones_are_marked() -> None:
-    assert release("24.01") == Release("24.01", None, "2.2.0a0+81ea7a4", None, None, None)
-    assert release("25.02").triton == ("cuda", "driver", "nccl")
-    assert release("25.08").weak == ("cuda",)
-    assert release("25.08").driver is None
+    assert releases()["24.01"] == Release("24.01", None, "2.2.0a0+81ea7a4", None, None, None)
+    assert releases()["25.02"].triton == ("cuda", "driver", "nccl")
+    assert releases()["25.08"].weak == ("cuda",)
+    assert releases()["25.08"].driver is None
 
 
-@pytest.mark.parametrize(
-    ("tag", "near"),
-    [("25.07", "25.06, 25.08"), ("26.12", "26.04, 26.05, 26.06"), ("19.01", "24.01, 24.02, 24.03")],
-)
-def test_an_unknown_release_names_the_nearest(tag: str, near: str) -> None:
-    with pytest.raises(UserError) as caught:
-        release(tag)
-    assert near in caught.value.what
-    assert f"docker://nvcr.io/nvidia/pytorch:{tag}-py3" in str(caught.value.todo)
-
-
-@pytest.mark.parametrize("text", ["25", "latest", "25.4", "25.04-py2", "", "25.04\n"])
-def test_what_is_no_tag_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="is not an NGC release"):
-        release(text)
+def test_what_a_registry_reports_is_marked_as_its() -> None:
+    digest = "sha256:" + "0" * 64
+    said = {"CUDA_VERSION": "14.0.1", "CUDA_DRIVER_VERSION": "650.1", "NCCL_VERSION": "2.31.1-1"}
+    image = RegistryImage(parse_reference("nvcr.io/nvidia/pytorch:26.12-py3"), digest, digest, "amd64", "linux", said)
+    found = reported("26.12", image)
+    assert found == Release("26.12", "14.0.1", None, "650.1", "2.31.1", None, source="its registry")
 
 
 def test_a_registry_name_is_recognised() -> None:
-    assert of_reference("nvcr.io/nvidia/pytorch:25.04-py3") == release("25.04")
-    assert of_reference(f"nvcr.io/nvidia/pytorch:25.04-py3@sha256:{'0' * 64}") == release("25.04")
+    assert of_reference("nvcr.io/nvidia/pytorch:25.04-py3") == releases()["25.04"]
+    assert of_reference(f"nvcr.io/nvidia/pytorch:25.04-py3@sha256:{'0' * 64}") == releases()["25.04"]
     assert of_reference("nvcr.io/nvidia/pytorch:25.07-py3") is None
     assert tag_of("nvcr.io/nvidia/pytorch:25.07-py3") == "25.07", "NVIDIA's all the same"
     assert tag_of("nvcr.io/nvidia/pytorch:25.04-py3-igpu") is None

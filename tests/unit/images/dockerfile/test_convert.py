@@ -20,7 +20,7 @@ from slurmddp.images.dockerfile.words import expand, pairs, shell
 from slurmddp.images.image_spec import of_dockerfile
 from slurmddp.images.registry.image import RegistryImage
 from slurmddp.images.registry.reference import parse_reference
-from slurmddp.images.releases import release
+from slurmddp.images.releases import releases
 
 from .conftest import Dock, cut
 
@@ -349,7 +349,7 @@ def test_an_ngc_base_is_known(dock: Dock) -> None:
     dock.file("train.py")
     made = dock.convert('FROM nvcr.io/nvidia/pytorch:25.04-py3\nCOPY train.py .\nCMD ["python", "train.py"]\n')
     (part,) = cut(made.definition)
-    assert made.bases[-1].release == release("25.04")
+    assert made.bases[-1].release == releases()["25.04"]
     assert "copy 0:0 '' /workspace/ " in part.sections["%post"]
     assert "exec /opt/nvidia/nvidia_entrypoint.sh" in part.sections["%runscript"]
 
