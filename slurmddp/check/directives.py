@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SHORT = {
     "A": "account", "a": "array", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency",
@@ -24,13 +24,15 @@ SRUN_ONLY = {
     "accel-bind", "bcast", "compress", "cpu-bind", "disable-status", "epilog", "exact", "external-launcher",
     "het-group", "immediate", "interactive", "jobid", "kill-on-bad-exit", "label", "mpi", "msg-timeout", "multi-prog",
     "no-allocate", "overlap", "preserve-env", "prolog", "pty", "relative", "send-libs", "task-epilog", "task-prolog",
-    "unbuffered", "whole", "x11",
+    "unbuffered", "whole", "x11", "async", "bcast-exclude", "ignore-signals", "quit-on-interrupt", "slurmd-debug",
+    "threads", "treewidth", "wait-for-children",
 }  # fmt: skip
 #: Options that take no value, or one behind `=` only.
 FLAGS = {
-    "contiguous", "exclusive", "get-user-env", "hold", "ignore-pbs", "kill-on-invalid-dep", "no-kill", "no-requeue",
+    "consolidate-segments", "contiguous", "exclusive", "get-user-env", "hold", "ignore-pbs", "no-kill", "no-requeue",
     "overcommit", "oversubscribe", "parsable", "propagate", "quiet", "reboot", "requeue", "spread-job", "test-only",
     "use-min-nodes", "verbose", "wait", "nice", "stepmgr", "oom-kill-step", "help", "usage", "version",
+    "resv-ports", "spread-segments",
 }  # fmt: skip
 OPTIONS = FLAGS | set(SHORT.values()) | {
     "acctg-freq", "batch", "bb", "bbf", "cluster-constraint", "comment", "container", "container-id", "core-spec",
@@ -38,10 +40,10 @@ OPTIONS = FLAGS | set(SHORT.values()) | {
     "extra", "gid", "gpu-bind", "gpu-freq", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "gres-flags",
     "hint", "mail-type", "mail-user", "mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus",
     "network", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket",
-    "open-mode", "prefer", "priority", "profile", "power", "reservation", "resv-ports", "segment", "signal",
+    "kill-on-invalid-dep", "open-mode", "prefer", "priority", "profile", "power", "reservation", "segment", "signal",
     "sockets-per-node", "switches", "thread-spec", "threads-per-core", "time-min", "tmp", "tres-bind",
-    "tres-per-task", "uid", "wait-all-nodes", "wckey", "wrap", "context", "consolidate-segments",
-    "spread-segments", *ALIASES, *REMOVED,
+    "tres-per-task", "uid", "wait-all-nodes", "wckey", "wrap", "context", "container-type",
+    "mem-update", "resources", *ALIASES, *REMOVED,
 }  # fmt: skip
 
 
@@ -115,7 +117,8 @@ def count(value: str | None) -> int | None:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a job or step asks for; None where it cannot be read."""
+    """What a job or step asks for; None where it is not given or cannot be read. unread: nodes or tasks are given, and
+    cannot be read."""
 
     nodes: int | None = None
     ntasks: int | None = None
@@ -123,10 +126,13 @@ class Resources:
     gpus_per_node: int | None = None
     gpus_per_task: int | None = None
     cpus_per_task: int | None = None
+    unread: bool = False
 
     @property
     def tasks_per_node(self) -> int | None:
         """Return how many tasks srun starts on each node."""
+        if self.unread:
+            return None
         if self.ntasks is not None and self.nodes:
             if self.ntasks <= self.nodes:
                 return 1
@@ -138,9 +144,16 @@ class Resources:
     @property
     def tasks(self) -> int | None:
         """Return how many tasks srun starts in all."""
+        if self.unread:
+            return None
         if self.ntasks is not None:
             return self.ntasks
         return self.nodes * self.tasks_per_node if self.nodes and self.tasks_per_node else None
+
+
+def unread(options: dict[str, str]) -> bool:
+    """Return whether options name nodes or tasks by a value that cannot be read."""
+    return any(name in options and count(options[name]) is None for name in ("nodes", "ntasks", "ntasks-per-node"))
 
 
 def asked(options: dict[str, str]) -> Resources:
@@ -157,11 +170,10 @@ def asked(options: dict[str, str]) -> Resources:
         gpus = count(match.group()) or (1 if re.fullmatch(r"gpu(:[a-z]\w*)?", match.group()) else None)
     if gpus is None and nodes and (total := count(options.get("gpus"))):
         gpus = total // nodes if total % nodes == 0 else None
-    found = Resources(nodes, ntasks, per_node, gpus, gpus_per_task, count(options.get("cpus-per-task")))
+    cpus = count(options.get("cpus-per-task"))
+    found = Resources(nodes, ntasks, per_node, gpus, gpus_per_task, cpus, unread(options))
     if gpus is None and gpus_per_task and found.tasks_per_node:
-        return Resources(
-            nodes, ntasks, per_node, gpus_per_task * found.tasks_per_node, gpus_per_task, found.cpus_per_task
-        )
+        return replace(found, gpus_per_node=gpus_per_task * found.tasks_per_node)
     return found
 
 
@@ -177,13 +189,14 @@ def slurm_variables(options: dict[str, str]) -> dict[str, str]:
 
     resources = asked(options)
     sure = len(options) >= 3  # otherwise the options are probably on sbatch's command line
+    nodes = text(None if "-" in options.get("nodes", "") else resources.nodes)
     has_tasks = "ntasks" in options or "ntasks-per-node" in options
     ntasks = text(resources.tasks) if has_tasks or not sure else symbol("unset:SLURM_NTASKS")
     several = resources.nodes is not None and resources.nodes > 1
     per_node = symbol("compressed:SLURM_TASKS_PER_NODE") if several else text(resources.tasks_per_node)
     return {
-        "SLURM_NNODES": text(resources.nodes),
-        "SLURM_JOB_NUM_NODES": text(resources.nodes),
+        "SLURM_NNODES": nodes,
+        "SLURM_JOB_NUM_NODES": nodes,
         "SLURM_NTASKS": ntasks,
         "SLURM_NPROCS": ntasks,
         "SLURM_NTASKS_PER_NODE": given("ntasks-per-node", "SLURM_NTASKS_PER_NODE"),

@@ -10,13 +10,18 @@ from functools import cached_property
 from pathlib import Path
 
 from slurmddp.check.finding import Finding, check_script
+from slurmddp.check.launches import Step
+from slurmddp.check.rules.common import services
 from slurmddp.check.script import Script, parse
 
 MOST = 60  # fixes in one script: after each one, all rules read it again
 MOST_DRAFTS = 300  # drafts that the rules read, also of fixes that did not help
 #: While one of these is left, the rules do not see the whole command, so only the text is corrected.
 _UNREAD = {"syntax", "broken-continuation", "no-program"}
-_TEXT = {"crlf", "invisible-character", "no-shebang", "broken-continuation", "blank-in-assignment", "no-program"}
+_TEXT = {
+    "crlf", "invisible-character", "no-shebang", "broken-continuation", "blank-in-assignment", "no-program",
+    "sbatch-option", "sbatch-after-command", "sbatch-disabled", "sbatch-variable", "log-folder", "conda-activate",
+}  # fmt: skip
 
 Fix = Callable[["Draft", Finding], Iterator["Draft"]]
 #: What corrects the findings of a rule, in the order in which it is tried.
@@ -96,6 +101,7 @@ class Fixed:
     left: list[Finding]
     origins: tuple[int, ...] = ()  # the line of the file that each line was, or was added behind
     stopped: bool = False  # at a limit, so that more might be corrected
+    doubt: str = ""  # why no launch was corrected, or nothing at all
 
 
 def fix_script(script: Script, only: Collection[str] | None = None) -> Fixed:
@@ -109,18 +115,46 @@ def fix_script(script: Script, only: Collection[str] | None = None) -> Fixed:
         finding, after = step
         done.append(draft.origin(finding))
         draft = after
+    if any(each.rule.id == "syntax" for each in draft.findings):  # what else is in it, nobody can know
+        findings = check_script(script)
+        return Fixed(
+            script.text, [], findings, tuple(range(1, len(script.lines) + 1)), doubt="bash cannot read the script"
+        )
     left = [draft.origin(each) for each in draft.findings]
     done.sort(key=lambda each: each.line)
     left.sort(key=lambda each: each.line)
     stopped = bool(left) and (len(done) == MOST or next(tries, None) is None)
-    return Fixed(draft.text, done, left, draft.origins, stopped)
+    why = doubt(draft) if {each.rule.id for each in left} & (FIXES.keys() - _TEXT) else ""
+    return Fixed(draft.text, done, left, draft.origins, stopped, why)
+
+
+def doubt(draft: Draft) -> str:
+    """Return why nothing but the text is corrected; empty, if everything may be."""
+    found = draft.script.found
+    if any(each.rule.id in _UNREAD and each.severity == "error" for each in draft.findings):
+        return "bash does not read the script as it is meant"
+    if services(draft.script):
+        return "it starts several programs side by side"
+    if any(each.unsure for each in found.launches) or any(each.opaque for each in found.steps):
+        return "what starts a program, or an option of srun, is known only when the job runs"
+    if any(each.resources.unread or _part(draft.script, each) for each in found.steps):
+        return "a step runs on a part of the nodes, or on nodes that are known only when the job runs"
+    if any(each.branch for each in found.launches):
+        return "a launch is in a branch"
+    return ""
+
+
+def _part(script: Script, step: Step) -> bool:
+    launched = any(each.step is step for each in script.found.launches)
+    return launched and "nodelist" in step.options and not step.fan_out and step.resources.nodes != script.job.nodes
 
 
 def _steps(draft: Draft, rules: Collection[str], tries: Iterator[int]) -> Iterator[tuple[Finding, Draft]]:
-    read = not any(each.rule.id in _UNREAD and each.severity == "error" for each in draft.findings)
+    read = not doubt(draft)
     for id, propose in FIXES.items():
         for finding in draft.findings:
-            if finding.rule.id == id and id in rules and (read or id in _TEXT):
+            sure = read and (finding.severity == finding.rule.severity or id == "launcher-per-task")
+            if finding.rule.id == id and id in rules and (sure or id in _TEXT):
                 for after in propose(draft, finding):
                     if after.lines != draft.lines:
                         if next(tries, None) is None:

@@ -5,20 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
-from slurmddp.check.directives import OPTIONS, SRUN_ONLY, Resources, count, full, parse_options
+from slurmddp.check.directives import OPTIONS, SHORT, SRUN_ONLY, Resources, count, full, parse_options, unread
 from slurmddp.check.shell import Command, commands
 from slurmddp.check.values import UNKNOWN, Scope, array_items, expand, expand_words, likely, symbol, symbols
 
 SRUN_FLAGS = {
-    "label", "l", "unbuffered", "u", "verbose", "v", "vv", "overlap", "exact", "exclusive", "pty", "quiet", "Q",
-    "oversubscribe", "s", "hold", "overcommit", "O", "contiguous", "no-kill", "k", "multi-prog", "preserve-env", "E",
-    "X", "disable-status", "no-allocate", "Z", "test-only", "kill-on-bad-exit", "K", "K0", "K1", "propagate",
+    "label", "unbuffered", "verbose", "overlap", "exact", "exclusive", "pty", "quiet", "oversubscribe", "hold",
+    "overcommit", "contiguous", "no-kill", "multi-prog", "preserve-env", "disable-status", "no-allocate", "test-only",
+    "kill-on-bad-exit", "propagate",
     "spread-job", "use-min-nodes", "reboot", "container-writable", "no-container-writable", "container-readonly",
     "container-remap-root", "no-container-remap-root", "container-mount-home", "no-container-mount-home",
-    "no-container-entrypoint", "whole",
+    "no-container-entrypoint", "whole", "async", "bcast", "compress", "consolidate-segments", "external-launcher",
+    "help", "immediate", "nice", "oom-kill-step", "parsable", "quit-on-interrupt", "resv-ports", "send-libs",
+    "spread-segments", "stepmgr", "usage", "version", "wait-for-children", "x11",
 }  # fmt: skip
-SRUN_SHORT = {"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "w": "nodelist", "G": "gpus", "K": "K", "x": "exclude"}
+SRUN_SHORT = SHORT | {
+    "E": "preserve-env", "I": "immediate", "K": "kill-on-bad-exit", "l": "label", "r": "relative", "T": "threads",
+    "u": "unbuffered", "X": "disable-status", "Z": "no-allocate", "V": "version", "h": "help",
+}  # fmt: skip
 _LAUNCHER_FLAGS = {
     "standalone", "no-python", "m", "module", "run-path", "use-env", "multi-gpu", "cpu", "tpu", "q", "quiet", "debug",
     "use-deepspeed", "use-fsdp", "use-megatron-lm", "same-network", "use-xpu", "ipex", "no-ssh", "no-ssh-check",
@@ -27,20 +33,17 @@ _LAUNCHER_FLAGS = {
 PYTHON = re.compile(r"(?:.*/)?(python[0-9.]*|\0[^\0]*PYTHON\w*\0)\Z")
 _SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 _REMOTE = {
-    "mpirun",
-    "mpiexec",
-    "mpiexec.hydra",
-    "ssh",
-    "pdsh",
-    "clush",
-    "orterun",
-    "prun",
-    "jsrun",
-    "aprun",
-    "parallel",
+    "mpirun", "mpiexec", "mpiexec.hydra", "ssh", "pdsh", "clush", "orterun", "prun", "jsrun", "aprun", "parallel",
     "pssh",
-}
-_QUIET = {"echo", "printf", "unset", "cd", "mkdir", "module", "ml", "trap", "test", "[", "[[", "which", "type"}
+}  # fmt: skip
+#: Programs that start the words behind their options where they are started themselves.
+_WRAPPERS = {
+    "apptainer", "command", "conda", "docker", "enroot", "env", "exec", "mamba", "micromamba", "ncu", "nice", "nohup",
+    "nsys", "numactl", "pixi", "podman", "poetry", "setsid", "shifter", "singularity", "stdbuf", "strace", "taskset",
+    "time", "timeout", "uv",
+}  # fmt: skip
+_CONTAINERS = {"apptainer", "docker", "enroot", "podman", "shifter", "singularity"}
+_QUIET = {"echo", "cd", "mkdir", "module", "ml", "trap", "test", "[", "[[", "which", "type"}
 #: Characters that are read, with those of variables and of scripts in scripts. Scripts may call themselves.
 _MOST = 5_000_000
 _MOST_STARTS = 500  # of launchers and of srun
@@ -49,13 +52,18 @@ _DECLARE = {"export", "declare", "typeset", "local", "readonly"}
 
 @dataclass(frozen=True)
 class Step:
-    """One srun: its line, options and how it spreads. fan_out: one of several, each for a node of its own."""
+    """One srun: its line, options and how it spreads. fan_out: one of several, each for a node of its own. opaque: its
+    options cannot be read, or not all of them. before: words in front of srun."""
 
     line: int
     options: dict[str, str]
     resources: Resources
     fan_out: bool
     background: bool
+    opaque: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    command: Command = field(default_factory=Command)
+    program: tuple[str, ...] = ()
 
 
 @dataclass
@@ -76,6 +84,8 @@ class Launch:
     background: bool = False
     command: Command = field(default_factory=Command)
     wrapper: tuple[str, ...] = ()  # words in front of the launcher: env A=B, apptainer exec ...
+    unsure: bool = False  # srun or another program may start it: words in front of it cannot be read
+    name: str = ""  # of the launcher, as it is started
 
     def option(self, *names: str) -> str | None:
         """Return the value of an option, or of torchrun's variable for it (PET_NNODES)."""
@@ -113,6 +123,7 @@ class Walker:
         self.job = job
         self.found = Walk()
         self.left = _MOST
+        self.loops: dict[int, list[Command]] = {}  # commands of loops that are not entered yet
 
     def run(
         self, text: str, line: int, scope: Scope, step: Step | None = None, remote: str = "", depth: int = 0
@@ -121,7 +132,10 @@ class Walker:
         self.left -= len(text)
         if depth > 6 or self.left < 0:
             return
-        for command in commands(text, line):
+        found = commands(text, line)
+        for number in {number: None for each in found for number in sorted(each.looped)}:
+            self.loops[number] = [each for each in found if number in each.looped]
+        for command in found:
             if self.left > 0 and len(self.found.launches) + len(self.found.steps) < _MOST_STARTS:
                 self._command(command, scope, step, remote, depth)
 
@@ -129,13 +143,16 @@ class Walker:
         if command.here and command.output:
             here = command.here
             self.found.files[expand(command.output, scope)] = (here.text, here.line, here.literal)
-        for name in command.loops:
-            scope.values.setdefault(name, symbol("loop")) if name else None
+        scope.enter(command.blocks)
+        for number in command.looped & self.loops.keys():
+            for each in self.loops.pop(number):
+                _repeat(each, scope)
+        scope.values.update({name: symbol("loop") for name in command.loops if name and name not in scope.branches})
         raw = list(command.words)
         prefix = Scope(scope.slurm, scope.task, scope)
         while raw and (match := re.match(r"([A-Za-z_]\w*)(\+?)=", raw[0])):
             target = scope if len(raw) == 1 or all(_assigns(word) for word in raw) else prefix
-            _assign(target, raw.pop(0), command.branch)
+            _assign(target, raw.pop(0), command)
             if target is prefix:
                 prefix.exported.add(match[1])
         if raw:
@@ -162,7 +179,7 @@ class Walker:
             for word in raw[1:]:
                 name = re.match(r"[A-Za-z_]\w*", word)
                 if name and _assigns(word):
-                    _assign(scope, word, command.branch)
+                    _assign(scope, word, command)
                 if name and exports:
                     scope.exported.add(name.group())
         elif first in ("source", "."):
@@ -170,9 +187,12 @@ class Walker:
         elif first == "set" and ("-a" in words or "allexport" in words):
             scope.export_all = True
         elif first in ("mapfile", "readarray", "read"):
-            if not words[-1].startswith("-"):
-                hosts = "scontrol" in command.input or symbol("hosts") in expand(command.input, scope)
-                scope.values[words[-1]] = [symbol("hosts") if hosts else UNKNOWN]
+            hosts = "scontrol" in command.input or symbol("hosts") in expand(command.input, scope)
+            for word in filter(str.isidentifier, words[1:]):
+                scope.assign(word, [symbol("hosts") if hosts else UNKNOWN])
+        elif first in ("printf", "getopts", "let", "unset") or first.startswith("(("):
+            for changed in _changed(raw) if first != "unset" else words[1:]:
+                scope.assign(changed, UNKNOWN, blocks=command.blocks)
         else:
             return first in _QUIET
         return True
@@ -189,12 +209,12 @@ class Walker:
         for word in words[:at]:  # env A=B torchrun, apptainer exec --env A=B
             if match := re.match(r"(?:--env=)?([A-Za-z_]\w*)=(.*)", word, re.DOTALL):
                 scope = Scope(scope.slurm, scope.task, scope, {match[1]: match[2]}, {match[1]})
-        name, rest = words[at].rpartition("/")[2], words[at + 1 :]
+        name, rest = base(words[at]), words[at + 1 :]
         line = _line(command, words[at], command.line)
         if name == "srun":
-            found, end = parse_options(rest, SRUN_FLAGS, SRUN_SHORT)
+            found, end, opaque = _srun_options(rest)
             options = {full(name, OPTIONS | SRUN_ONLY): value for name, value in found}
-            started = self._step(options, command, line)
+            started = self._step(options, command, line, opaque, (tuple(words[:at]), tuple(rest[end:])))
             self.found.steps.append(started)
             inner = Scope(scope.slurm, True, scope)
             for each in re.split(r",(?=\w+=)", options.get("export", "")):
@@ -213,7 +233,7 @@ class Walker:
         elif name in _SHELLS:
             self._shell(rest, command, scope, (step, remote, line, depth))
         else:
-            self._launch(name, rest, command, scope, (step, remote, line), tuple(words[:at]))
+            self._launch(words[at], rest, command, scope, (step, remote, line), tuple(words[:at]))
 
     def _shell(self, rest: list[str], command: Command, scope: Scope, at: tuple[Step | None, str, int, int]) -> None:
         """bash -c TEXT, bash FILE, bash <<EOF."""
@@ -238,27 +258,31 @@ class Walker:
         if command.here:
             self.run(command.here.text, command.here.line, inner, step, remote, depth + 1)
 
-    def _step(self, options: dict[str, str], command: Command, line: int) -> Step:
-        job = self.job
+    def _step(
+        self, options: dict[str, str], command: Command, line: int, opaque: tuple[str, ...],
+        around: tuple[tuple[str, ...], tuple[str, ...]],
+    ) -> Step:  # fmt: skip
+        job, before = self.job, around[0]
         nodes, ntasks, per_node = (count(options.get(key)) for key in ("nodes", "ntasks", "ntasks-per-node"))
+        background = command.then == "&"
         alone = nodes == 1 or ntasks == 1
-        fan_out = "nodelist" in options or (alone and (bool(command.loops) or command.then == "&"))
-        if ntasks is None and per_node is None and "ntasks" not in options:
+        fan_out = alone and ("nodelist" in options or bool(command.loops) or background)
+        if not options.keys() & {"ntasks", "ntasks-per-node"}:
             per_node, ntasks = job.ntasks_per_node, job.ntasks if nodes in (None, job.nodes) else None
-        if "nodes" in options:
-            step_nodes = nodes
-        else:
-            step_nodes = job.nodes if ntasks is None or not job.nodes else min(job.nodes, ntasks)
+        if "nodes" not in options and "nodelist" not in options:
+            nodes = job.nodes if ntasks is None or not job.nodes else min(job.nodes, ntasks)
         gpus = next((count(options[key]) for key in ("gpus-per-node", "gres") if key in options), job.gpus_per_node)
         gpus_per_task = count(options.get("gpus-per-task")) or job.gpus_per_task
-        resources = Resources(step_nodes, ntasks, per_node, gpus, gpus_per_task)
-        return Step(line, options, resources, fan_out, command.then == "&")
+        unsure = bool(opaque) or unread(options) or (job.unread and not options.keys() >= {"nodes", "ntasks"})
+        unsure |= nodes is None and "nodelist" in options
+        resources = Resources(None if unsure else nodes, ntasks, per_node, gpus, gpus_per_task, unread=unsure)
+        return Step(line, options, resources, fan_out, background, opaque, before, command, around[1])
 
     def _launch(
         self, name: str, rest: list[str], command: Command, scope: Scope, at: tuple[Step | None, str, int],
         wrapper: tuple[str, ...],
     ) -> None:  # fmt: skip
-        kind, arguments = _kind(name, rest)
+        kind, arguments = _kind(base(name), rest)
         options, end, opaque = launcher_options(arguments) if kind != "python" else ({}, 0, ())
         step, remote, line = at
         if arguments[:1] in (["-c"], ["-V"], ["--version"]):
@@ -268,6 +292,7 @@ class Walker:
             Launch(
                 kind, line, options, opaque, arguments[end:], scope, step, remote,
                 command.branch, command.function, command.loops, command.then == "&", command, wrapper,
+                _unsure(wrapper, in_task=step is not None) or bool(step and _unsure(step.before, in_task=False)), name,
             )
         )  # fmt: skip
 
@@ -276,10 +301,54 @@ def _assigns(word: str) -> bool:
     return re.match(r"[A-Za-z_]\w*\+?=", word) is not None
 
 
-def _assign(scope: Scope, word: str, unsure: bool) -> None:
+def _assign(scope: Scope, word: str, command: Command) -> None:
     name, _, raw = word.partition("=")
     value = array_items(raw, scope) if raw.startswith("(") else expand(raw, scope)
-    scope.assign(name.rstrip("+"), value, append=name.endswith("+"), unsure=unsure)
+    scope.assign(name.rstrip("+"), value, append=name.endswith("+"), blocks=command.blocks)
+
+
+def _changed(words: Sequence[str]) -> set[str]:
+    """Return the variables that arithmetic, printf -v or getopts may change."""
+    names = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
+    found = {one or other for one, other in names.findall(" ".join(words))}
+    return found | set(words[2:3] if words[:2] == ["printf", "-v"] or words[:1] == ["getopts"] else ())
+
+
+def _repeat(command: Command, scope: Scope) -> None:
+    """Take in what an earlier pass of a loop may have left in the variables that one of its commands sets."""
+    for word in command.words:
+        match = re.match(r"([A-Za-z_]\w*)(\+?)=\"?(\$\{?\1\b)?", word)
+        for name in [match[1]] if match else _changed([word]) if word.startswith("((") else []:
+            before = scope.values.get(name)
+            grows = match is not None and (match[2] or match[3])
+            if isinstance(before, list):
+                scope.values[name] = [*before, UNKNOWN]
+            elif before is not None:
+                scope.values[name] = f"{before} {UNKNOWN}" if grows else symbol("loop")
+
+
+def base(word: str) -> str:
+    """Return the name of a program."""
+    return (likely(word) or "").rpartition("/")[2]
+
+
+def _unsure(before: Sequence[str], *, in_task: bool) -> bool:
+    """Return whether words in front of a launcher may hold srun, or name a function or program that may start it."""
+    words = [word for word in before if not _assigns(word)]
+    outside = takewhile(lambda word: base(word) not in _CONTAINERS, words)
+    known = in_task or not words or base(words[0]) in _WRAPPERS
+    return not known or any(symbols(word) & {"?", "maybe"} for word in outside)
+
+
+def _srun_options(words: list[str]) -> tuple[list[tuple[str, str]], int, tuple[str, ...]]:
+    """(options of srun, index of its program, words among them that cannot be read)."""
+    found, end = parse_options(words, SRUN_FLAGS, SRUN_SHORT)
+    opaque: list[str] = []
+    while end < len(words) and re.fullmatch("(\0[?m][^\0]*\0)+", words[end]):
+        opaque.append(words[end])
+        more, count = parse_options(words[end + 1 :], SRUN_FLAGS, SRUN_SHORT)
+        found, end = found + more, end + 1 + count
+    return found, end, tuple(opaque)
 
 
 def _double_quoted(text: str) -> str:
@@ -287,7 +356,7 @@ def _double_quoted(text: str) -> str:
 
 
 def _interesting(words: Sequence[str], at: int) -> bool:
-    name = words[at].rpartition("/")[2]
+    name = base(words[at])
     following = words[at + 1] if at + 1 < len(words) else ""
     if name in ("accelerate", "tune"):
         return following == ("launch" if name == "accelerate" else "run")
@@ -319,7 +388,7 @@ def _kind(name: str, rest: list[str]) -> tuple[str, list[str]]:
         if word == "-m" and at + 1 < len(rest) and rest[at + 1] in modules:
             return modules[rest[at + 1]], rest[at + 2 :]
         if not word.startswith("-"):
-            if word.rpartition("/")[2] == "torchrun":
+            if base(word) == "torchrun":
                 return "torchrun", rest[at + 1 :]
             break
     return "python", rest
@@ -344,7 +413,7 @@ def launcher_options(words: list[str]) -> tuple[dict[str, str], int, tuple[str, 
             value = value or "true"
         elif not equals and at < len(words):
             value, at = words[at], at + 1
-        found[name] = likely(value) or ""
+        found[name] = value
     return found, at, tuple(opaque)
 
 

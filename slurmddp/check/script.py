@@ -10,6 +10,7 @@ from slurmddp.check.directives import Directive, Resources, asked, read_directiv
 from slurmddp.check.launches import Walk, Walker
 from slurmddp.check.values import Scope
 from slurmddp.errors import UserError
+from slurmddp.shared.files import read_plain
 
 _LARGEST = 256 * 1024  # bytes; real scripts have a tenth of this
 
@@ -87,11 +88,10 @@ def read(path: Path, errors: str = "replace") -> Script:
     """Read a script from a file; errors: what becomes of bytes that are no UTF-8. Raises UserError."""
     todo = "name a batch script, for example: slurmddp check --script train.sbatch"
     try:
-        content = path.read_bytes()
-    except IsADirectoryError:
-        raise UserError("this is a directory", where=str(path), todo=todo) from None
+        content = read_plain(path, _LARGEST + 1)
     except OSError as error:
-        raise UserError(f"cannot read the script ({error.strerror})", where=str(path), todo=todo) from None
+        why = "this is a directory" if path.is_dir() else f"cannot read the script ({error.strerror})"
+        raise UserError(why, where=str(path), todo=todo) from None
     if len(content) > _LARGEST:
         raise UserError(
             f"this is larger than {_LARGEST >> 10} KiB, too large for a batch script", where=str(path), todo=todo

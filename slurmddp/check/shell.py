@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import count
 
 _REDIRECT = re.compile(r"\d*(<<<|<<-?|<>|>>|>\||[<>]&|[<>])|&>>?")
 _OPERATOR = re.compile(r"&&|\|\||\|&|;;&?|;&|[;|&()\n]")
 _BLANKS = re.compile(r"[ \t\r]+")
-_NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _CLOSES = {"(": ")", "{": "}"}
 _PLAIN = re.compile(r"[^\\'\"`<>$=(){} \t\n;|&]+")
 _DEEPEST = 100  # blocks in blocks
 _STARTS = {"then", "do", "else", "elif", "!", "{", "}", "time", "coproc"}
+_BEFORE_EXPRESSION = _STARTS | {"if", "while", "until", "for"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class Command:
     lines: list[int] = field(default_factory=list)
     then: str = ""  # the operator behind it
     loops: tuple[str, ...] = ()  # variables of the loops around it; "" for while and until
-    branch: bool = False  # inside if or case
+    branch: bool = False  # inside if or case, or behind || or a test and &&
+    blocks: tuple[int, ...] = ()  # numbers of the branches, loops and functions around it
+    looped: frozenset[int] = frozenset()  # those of loops
     function: str = ""
     input: str = ""
     output: str = ""
@@ -105,6 +108,7 @@ def word_end(text: str, at: int) -> int:
 
 
 _EMPTY = Command()
+_NUMBERS = count(1)  # of blocks
 
 
 class _Reader:
@@ -113,7 +117,9 @@ class _Reader:
         self.first = line
         self.found: list[Command] = []
         self.command = Command()
-        self.blocks: list[tuple[str, str]] = []
+        self.blocks: list[tuple[str, str, int]] = []
+        self.condition = 0  # the block of a command behind || or a test and &&
+        self.pattern = False  # a pattern of a case follows
         self.waiting: list[tuple[Command, str, bool]] = []  # here-documents that begin at the next line
         self._known = (0, line)
 
@@ -138,6 +144,10 @@ class _Reader:
         if text[at] == "#":
             end = text.find("\n", at)
             return end if end >= 0 else len(text)
+        if (end := self._expression(at)) > at:
+            self.command.words.append(text[at:end])
+            self.command.lines.append(self.line(at))
+            return end
         if not text.startswith(("<(", ">("), at) and (match := _REDIRECT.match(text, at)):
             return self._redirect(match)
         if match := _OPERATOR.match(text, at):
@@ -146,6 +156,18 @@ class _Reader:
         self.command.words.append(text[at:end])
         self.command.lines.append(self.line(at))
         return end
+
+    def _expression(self, at: int) -> int:
+        """Return the index behind `((...))` or `[[ ... ]]`, in which no commands stand; `at`, if none starts there."""
+        if not set(self.command.words) <= _BEFORE_EXPRESSION:
+            return at
+        if self.text.startswith("((", at):
+            end = closing(self.text, at + 1, ")")
+            return end if closing(self.text, at + 2, ")") == end - 1 else at
+        if re.compile(r"\[\[\s").match(self.text, at):
+            match = re.compile(r"(?<=\s)\]\](?=[\s;&|)]|\Z)").search(self.text, at)
+            return match.end() if match else at
+        return at
 
     def _redirect(self, match: re.Match[str]) -> int:
         text, at = self.text, match.end()
@@ -164,10 +186,14 @@ class _Reader:
     def _operator(self, match: re.Match[str]) -> int:
         sign, at = match.group(), match.end()
         if sign == "(" and len(self.command.words) == 1 and re.compile(r"\s*\)").match(self.text, at):
-            self.blocks.append(("function", self.command.words[0]))
+            self._open("function", self.command.words[0])
             self.command = Command()
             return self.text.index(")", at) + 1
         self._end(sign)
+        if sign in (";;", ";&", ";;&") and self.blocks:
+            self.pattern = True
+            self.blocks.pop()
+            self._open("branch")
         if sign == "\n" and self.waiting:
             at = self._here_documents(at)
         return at
@@ -186,6 +212,9 @@ class _Reader:
         self.waiting = []
         return min(at, len(self.text))
 
+    def _open(self, kind: str, name: str = "") -> None:
+        self.blocks.append((kind, name, next(_NUMBERS)))
+
     def _end(self, sign: str) -> None:
         """Finish the current command: take shell keywords off its front, and keep the blocks they open or close."""
         if not self.command.words and self.command == _EMPTY:
@@ -194,29 +223,49 @@ class _Reader:
         command.then = sign.strip()
         words, lines = command.words, command.lines
         del self.blocks[_DEEPEST:]
+        if self.pattern:
+            self.pattern = sign != ")" and words[:1] != ["esac"]
+            if words[:1] != ["esac"]:
+                return
         while words:
             first = words[0]
-            if first in ("if", "case"):
-                self.blocks.append(("branch", ""))
+            if first == "if":
+                self._open("branch")
+            elif first == "case":
+                self._open("branch")
+                self.pattern = sign != ")"
+                words.clear()
+                break
             elif first in ("for", "select"):
-                self.blocks.append(("loop", words[1] if len(words) > 1 and _NAME.match(words[1]) else ""))
+                name = re.match(r"(?:\(\(\s*)?([A-Za-z_]\w*)", words[1]) if len(words) > 1 else None
+                self._open("loop", name[1] if name else "")
                 words.clear()
                 break
             elif first in ("while", "until"):
-                self.blocks.append(("loop", ""))
+                self._open("loop")
             elif first in ("fi", "esac", "done") or (first == "}" and self.blocks and self.blocks[-1][0] == "function"):
                 self.blocks[-1:] = []
             elif first == "function" and len(words) > 1:
-                self.blocks.append(("function", words.pop(1)))
+                self._open("function", words.pop(1))
                 lines.pop(1)
             elif first not in _STARTS:
                 break
+            elif first in ("else", "elif") and self.blocks:
+                self.blocks.pop()
+                self._open("branch")  # the other branch
             del words[0], lines[0]
         if words or command.here:
-            command.loops = tuple(name for kind, name in self.blocks if kind == "loop")
-            command.branch = any(kind == "branch" for kind, _ in self.blocks)
-            command.function = next((name for kind, name in reversed(self.blocks) if kind == "function"), "")
+            command.loops = tuple(name for kind, name, _ in self.blocks if kind == "loop")
+            command.branch = bool(self.condition) or any(kind == "branch" for kind, _, _ in self.blocks)
+            command.function = next((name for kind, name, _ in reversed(self.blocks) if kind == "function"), "")
+            command.blocks = tuple(number for _, _, number in self.blocks) + (self.condition,) * bool(self.condition)
+            command.looped = frozenset(number for kind, _, number in self.blocks if kind == "loop")
             self.found.append(command)
+        test = words and (words[0] in ("[", "test") or words[0].startswith(("[[", "((")))
+        if sign == "||" or (sign == "&&" and test):
+            self.condition = next(_NUMBERS)
+        elif sign != "&&":
+            self.condition = 0
 
 
 def commands(text: str, line: int = 1) -> list[Command]:

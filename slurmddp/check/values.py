@@ -9,15 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from slurmddp.check.shell import closing, quoted
 
 UNKNOWN = "\0?\0"
 _LONGEST = 4000  # characters of a value, or items of an array; beyond it, the value is unknown
 _DEEPEST = 20  # substitutions in substitutions
+#: Variables that bash or the login sets.
+SET_BY_SHELL = re.compile(
+    r"E?UID|PWD|OLDPWD|HOME|USER|LOGNAME|SHELL|SHLVL|PATH|LANG|LC_\w+|TERM|TMPDIR|HOST(NAME|TYPE)?|MACHTYPE|OSTYPE|IFS|LINENO|"
+    r"S?RANDOM|SECONDS|EPOCH\w+|PPID|REPLY|OPT(ARG|IND|ERR)|GROUPS|DIRSTACK|FUNCNAME|PIPESTATUS|SHELLOPTS|COLUMNS|LINES|"
+    r"COPROC|MAPFILE|COMP_\w+|BASH\w*|PS[0-4]"
+)
 #: Beginnings of the names that Slurm sets: another SLURM_ name in a script is a mistake.
 _SLURM_NAMES = re.compile(
-    r"SLURM_(ARRAY_|CLUSTER|CONF|CPU|DIST|EXPORT_ENV|GPU|GTIDS|HET_|HINT|JOB|LAUNCH_|LOCALID|MEM|MPI|NET|NNODES|NODEID|"
+    r"SLURM_(ARRAY_|CLUSTER|CONF|CONTAINER|CPU|DIST|EXPORT_ENV|GPU|GTIDS|HET_|HINT|JOB|LAUNCH_|LOCALID|MEM|MPI|NET|NNODES|NODEID|"
     r"NODELIST|NODE_ALIASES|NPROCS|NTASKS|OOM|OVERCOMMIT|PRIO|PROCID|PROFILE|PTY|RESTART|RESV|RLIMIT|SCRIPT|SHARDS|SRUN|"
     r"STEP|SUBMIT|TASK|THREAD|TMPDIR|TOPOLOGY|TRES|UMASK|UNBUFFERED|WORKING|DEBUG|PMI|LOCAL)"
 )
@@ -32,7 +39,8 @@ _FIXED = {
     "SLURM_SUBMIT_HOST": "login",
     **dict.fromkeys(
         ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "RANDOM",
-         "SRANDOM", "EPOCHSECONDS", "SECONDS", "PPID", "$", "SLURM_STEP_ID", "SLURM_STEPID"),
+         "SRANDOM", "EPOCHSECONDS", "EPOCHREALTIME", "SECONDS", "PPID", "BASHPID", "$", "SLURM_STEP_ID",
+         "SLURM_STEPID"),
         "varies",
     ),
 }  # fmt: skip
@@ -86,15 +94,29 @@ class Scope:
     values: dict[str, Value] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     export_all: bool = False
+    #: Name -> (blocks around its assignment, value before it): behind the innermost of them, both are possible.
+    branches: dict[str, list[tuple[tuple[int, ...], Value | None]]] = field(default_factory=dict)
 
-    def assign(self, name: str, value: Value, *, append: bool = False, unsure: bool = False) -> None:
-        """Set a variable. unsure: the assignment is in a branch, which may not be taken."""
+    def assign(self, name: str, value: Value, *, append: bool = False, blocks: tuple[int, ...] = ()) -> None:
+        """Set a variable. blocks: the branches, loops and functions that the assignment is in."""
         before = self.values.get(name)
         if append and before is not None:
             value = [*_items(before), *_items(value)] if isinstance(before, list) else before + _text(value)
-        elif unsure and before not in (None, value):
-            value = _unknown(_kept(_text(before or "")) & _kept(_text(value)))
+        passed = self.branches.setdefault(name, [])
+        if blocks and (not passed or passed[-1][0] != blocks):
+            passed.append((blocks, before))
+        elif not blocks:
+            self.branches.pop(name, None)
         self.values[name] = _bounded(value)  # it may double itself in each line
+
+    def enter(self, blocks: tuple[int, ...]) -> None:
+        """Leave the blocks of earlier commands that are not around the next one."""
+        for name, passed in list(self.branches.items()):
+            while passed and blocks[: len(passed[-1][0])] != passed[-1][0]:
+                _, before = passed.pop()
+                self.values[name] = _either(before, self.values[name])
+            if not passed:
+                del self.branches[name]
 
     def inherited(self, name: str) -> Value | None:
         """Return what a program started by this shell finds under `name`; None, if the script never sets it."""
@@ -118,6 +140,8 @@ class Scope:
             return symbol("own" if self.task else "head")
         if name in self.slurm:
             return self.slurm[name]
+        if name in ("UID", "EUID"):
+            return symbol(f"user:{name}")
         if self.task and name in _RANDOM:
             return symbol("random")
         if name in _FIXED:
@@ -128,6 +152,26 @@ class Scope:
     def holds(self, name: str) -> bool:
         """Tell whether this shell, or one above it, assigns the variable."""
         return name in self.values or (self.parent is not None and self.parent.holds(name))
+
+
+def _either(before: Value | None, value: Value) -> Value:
+    """Return what is known of a variable that holds one of two values: the words with which both begin."""
+    if before == value:
+        return value
+    if isinstance(before, list) or isinstance(value, list):
+        return [*_common(_items(before or []), _items(value)), UNKNOWN]
+    if before is None:
+        return value if symbol("maybe") in value else value + symbol("maybe")
+    words, others = re.split(r"(\s+)", likely(before) or ""), re.split(r"(\s+)", likely(value) or "")
+    if words == others:
+        return value
+    same = _common(words, others)
+    start = same[: len(same) - len(same) % 2] if len(same) < min(len(words), len(others)) else [*same, " "]
+    return "".join(start) + _unknown(_kept(before) & _kept(value))
+
+
+def _common(words: list[str], others: list[str]) -> list[str]:
+    return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False))]
 
 
 def _items(value: Value) -> list[str]:

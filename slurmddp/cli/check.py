@@ -82,8 +82,8 @@ def _fix_script(asked: opt.Asked, output: Path | None, force: bool, as_json: boo
         write_new(output, fixed.text, force=force, todo="choose another name, or add --force")
     if as_json:
         told = as_dict([script], fixed.left)
-        done = {"fixed": [each.as_dict() for each in fixed.done], "stopped": fixed.stopped, "script": fixed.text}
-        typer.echo(opt.json_text(told | done))
+        done = {"fixed": [each.as_dict() for each in fixed.done], "stopped": fixed.stopped, "doubt": fixed.doubt}
+        typer.echo(opt.json_text(told | done | {"script": fixed.text}))
     else:
         for line in fix_lines(script, fixed):
             opt.say(line)

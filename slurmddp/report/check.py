@@ -29,6 +29,8 @@ def fix_lines(script: Script, fixed: Fixed) -> Iterator[str]:
     yield from _explained(fixed.left)
     left = total(Counter(each.severity for each in fixed.left)) if fixed.left else "none"
     yield f"{len(fixed.done)} fixed, not fixed: {left}"
+    if fixed.doubt:
+        yield f"{path}: no {'other line' if fixed.done else 'line'} was corrected: {fixed.doubt}."
     if fixed.stopped:
         yield f"{path}: not every fix was tried: too many findings. Correct some by hand, then run it again."
 

@@ -32,8 +32,9 @@ def _once_per_node(script: Script) -> str:
     job, tasks = script.job, script.job.tasks_per_node or 1
     counted = job.ntasks is not None or (job.ntasks_per_node or 1) > 1
     options = (["--ntasks=$SLURM_NNODES"] if counted else []) + ["--ntasks-per-node=1"]
-    if tasks > 1 and script.option("cpus-per-task"):
-        options.append(f"--cpus-per-task=$(({tasks} * SLURM_CPUS_PER_TASK))")
+    if script.option("cpus-per-task"):
+        cpus = f"$(({tasks} * SLURM_CPUS_PER_TASK))" if tasks > 1 else "$SLURM_CPUS_PER_TASK"
+        options.append(f"--cpus-per-task={cpus}")
     return " ".join(options)
 
 

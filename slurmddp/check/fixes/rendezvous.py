@@ -125,8 +125,11 @@ def random_per_node(draft: Draft, finding: Finding) -> Iterator[Draft]:
 
 @fixes("fixed-port")
 def fixed_port(draft: Draft, finding: Finding) -> Iterator[Draft]:
-    port = finding.message.split()[1]
+    port = re.escape(finding.message.split()[1])
     written = re.compile(rf"(?<=[\s=:'\"-]){port}(?![\w.])")
+    code = [text for text in draft.lines if not text.lstrip().startswith("#")]
+    if len(re.findall(rf"(?<!\w){port}(?!\w)", "\n".join(code))) > 1:
+        return  # another program may use the port, too
     for launch in with_line(draft, finding.line):
         for line in dict.fromkeys([finding.line, *code_lines(draft, launch)]):
             text = draft.line(line)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from slurmddp.check.directives import OPTIONS, REMOVED, full
 from slurmddp.check.finding import Finding
 from slurmddp.check.fix import Draft, fixes
-from slurmddp.check.fixes.places import set_at_top, with_line
+from slurmddp.check.fixes.places import with_line
 
 #: Patterns of sbatch for what variables would hold.
 _PATTERNS = {"SLURM_JOB_ID": "%j", "SLURM_JOBID": "%j", "SLURM_JOB_NAME": "%x", "SLURM_ARRAY_JOB_ID": "%A",
@@ -80,11 +80,6 @@ def log_folder(draft: Draft, finding: Finding) -> Iterator[Draft]:
                     name = f"{before}/" * bool(before) + f"{numbered}-{each.value.rpartition('/')[2]}"
                     draft = draft.swap(each.line, each.value, name)
         yield draft
-
-
-@fixes("cpus-not-inherited")
-def cpus_not_inherited(draft: Draft, finding: Finding) -> Iterator[Draft]:
-    yield set_at_top(draft, "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK")
 
 
 @fixes("export-without-all")

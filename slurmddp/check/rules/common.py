@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from slurmddp.check.launches import Launch
+from slurmddp.check.launches import Launch, Step
 from slurmddp.check.script import Script
+from slurmddp.check.values import number
 
 #: What a template leaves to be filled in: the script is not submitted as it stands.
 PLACEHOLDER = re.compile(r"<[A-Za-z_][^<>\n()]*>|\{\{|\{%|@\w+@|%\(\w+\)s")
@@ -14,19 +15,27 @@ NAMES = {"torchrun": "torchrun", "accelerate": "accelerate launch", "deepspeed":
 
 
 def launches(script: Script, *kinds: str) -> Iterator[Launch]:
-    """Yield the launches of these kinds that the script surely makes."""
+    """Yield the launches of these kinds that the script surely makes, on nodes and in tasks that can be read."""
     found = script.found
     reentered = any("$0" in word or "BASH_SOURCE" in word or "${0}" in word for word in _step_words(script))
     exported = {word for command, words, _ in found.seen if words[:2] == ["export", "-f"] for word in words[2:]}
-    mixed = len({bool(each.step or each.remote) for each in found.launches if each.kind in NAMES}) > 1
+    called = {words[0] for command, words, scope in found.seen if not (command.branch or command.loops)}
     for each in found.launches:
         if kinds and each.kind not in kinds:
             continue
-        if each.step is None and (reentered or each.function in exported - {""}):
-            continue  # srun starts the script or the function
-        if each.branch and (mixed or each.scope.task):
-            continue  # the branch may be the one for a single node, or for one task per node
-        yield each
+        if each.unsure or (each.function and each.function not in called) or (each.step and each.step.resources.unread):
+            continue
+        if each.step is None and (reentered or each.function in exported - {""} or services(script)):
+            continue  # srun starts the script or the function; or other nodes are for other programs
+        if not each.branch:  # which may never start, or on one node only
+            yield each
+
+
+def services(script: Script) -> list[Step]:
+    """Return the steps in the background that start something else than the last launch: servers, or other parts."""
+    launched = script.found.launches[-1].program[:1] if script.found.launches else []
+    started = [each.step for each in script.found.launches if each.step and each.program[:1] == launched]
+    return [each for each in script.found.steps if each.background and each not in started]
 
 
 def _step_words(script: Script) -> Iterator[str]:
@@ -39,7 +48,7 @@ def spread(script: Script, launch: Launch) -> int | None:
     """Return on how many nodes the launcher starts; None, if it cannot be read."""
     if launch.step is None:
         return None if launch.remote else 1
-    return script.job.nodes if launch.step.fan_out else launch.step.resources.nodes
+    return script.job.nodes if launch.step.fan_out and launch.loops else launch.step.resources.nodes
 
 
 def tasks_per_node(launch: Launch) -> int | None:
@@ -51,7 +60,8 @@ def tasks_per_node(launch: Launch) -> int | None:
 
 def several_nodes(script: Script, launch: Launch) -> bool:
     """Tell whether the launcher surely starts on more than one node."""
-    return (spread(script, launch) or 1) > 1
+    several = launch.step is not None and launch.step.fan_out and (number(nodes_option(launch)) or 1) > 1
+    return several or (spread(script, launch) or 1) > 1
 
 
 def nodes_option(launch: Launch) -> str | None:
@@ -65,8 +75,9 @@ def has_config(launch: Launch) -> bool:
 
 
 def static(launch: Launch) -> bool:
-    """Tell whether nodes are ordered by --node-rank: the default of torchrun and accelerate."""
-    return (launch.option("rdzv-backend") or "static") == "static" and "standalone" not in launch.options
+    """Tell whether nodes are surely ordered by --node-rank: the default of torchrun and accelerate."""
+    backend = launch.option("rdzv-backend") or ("" if launch.opaque else "static")
+    return backend == "static" and "standalone" not in launch.options
 
 
 def farmed(launch: Launch) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from slurmddp.check.finding import Hit, rule
 from slurmddp.check.rules.common import launches, several_nodes
 from slurmddp.check.script import Script
-from slurmddp.check.values import symbol_name
+from slurmddp.check.values import SET_BY_SHELL, symbol_name
 
 _NEEDED = {
     "nnodes", "nproc-per-node", "rdzv-endpoint", "master-addr", "master-port", "num-machines", "num-processes",
@@ -65,5 +65,5 @@ def undefined_variable(script: Script) -> Iterator[Hit]:
     for launch in launches(script, "torchrun", "accelerate"):
         for name, value in launch.options.items():
             variable = symbol_name(value, "?")
-            if name in _NEEDED and variable and not variable.startswith("SLURM"):
+            if name in _NEEDED and not re.match(r"SLURM|\Z", variable) and not SET_BY_SHELL.fullmatch(variable):
                 yield Hit(launch.line, f"--{name} uses {variable}, which the script never sets")

@@ -21,11 +21,9 @@ from slurmddp.check.rules.common import (
 from slurmddp.check.script import Script
 from slurmddp.check.values import number, symbol_name, symbols
 
-_TRAINS = re.compile(r"train|gpu|ddp|distributed|finetun|pretrain|lightning", re.IGNORECASE)
 _SPREADS = re.compile(
     r"\b(srun|mpirun|mpiexec|ssh|pdsh|clush|ray|horovodrun|sbatch|colossalai|parallel|submitit|dask)\b"
 )
-_PREPARES = {"export", "echo", "cd", "source", ".", "conda", "module", "ml", "mkdir", "set", "cp", "rsync", "pip"}
 _ASKS = {"help", "h", "version", "config-file"}
 _AGENTS = ("torchrun", "accelerate")
 
@@ -42,19 +40,11 @@ def one_node_only(script: Script) -> Iterator[Hit]:
             doubt = "config-file" in launch.options and not ranked  # the file may name a hostfile of DeepSpeed
             message = f"{NAMES[launch.kind]} starts on the first of {nodes} nodes only"
             yield Hit(launch.line, message, "warning" if doubt else None)
-    code = "\n".join(" ".join(command.words) for command, _, _ in script.found.seen)
-    calls_script = re.search(r"(^|\n)((ba|z)?sh |\./)[^\n]*\.(sh|bash)\b", code)  # which may use srun
-    if calls_script or _SPREADS.search(code) or any(each.kind != "python" for each in script.found.launches):
+    if _SPREADS.search(script.text) or any(each.kind != "python" for each in script.found.launches):
         return
-    programs = [
-        (command, words) for command, words, _ in script.found.seen
-        if _TRAINS.search(" ".join(words)) and not re.search(r"\.(sh|bash|sbatch|slurm)\b", " ".join(words))
-        and words[0] not in _PREPARES
-    ]  # fmt: skip
     python = [each.line for each in launches(script, "python") if each.step is None and not each.branch]
-    line = python[-1] if python else programs[-1][0].line if programs else 0
-    if line:
-        yield Hit(line, f"the program starts on the first of {nodes} nodes only")
+    if python:
+        yield Hit(python[-1], f"the program starts on the first of {nodes} nodes only")
 
 
 @rule
@@ -104,6 +94,13 @@ def deepspeed_per_node(script: Script) -> Iterator[Hit]:
         if launch.step and several_nodes(script, launch) and not launch.step.fan_out and "no-ssh" not in launch.options:
             if tasks_per_node(launch) == 1 and not launch.opaque:
                 yield Hit(launch.line, f"srun starts deepspeed on each of {spread(script, launch)} nodes")
+    for launch in launches(script, "accelerate"):
+        remote = launch.option("deepspeed-multinode-launcher") or "pdsh"  # which is its default
+        config = has_config(launch) or "deepspeed-hostfile" in launch.options
+        if "use-deepspeed" in launch.options and remote == "pdsh" and not config and several_nodes(script, launch):
+            if launch.step and not launch.step.fan_out:
+                nodes = spread(script, launch)
+                yield Hit(launch.line, f"on each of {nodes} nodes, accelerate starts deepspeed with pdsh")
 
 
 @rule
@@ -112,7 +109,7 @@ def nnodes(script: Script) -> Iterator[Hit]:
         agents = spread(script, launch)
         if (tasks_per_node(launch) or 1) > 1 or agents is None or (launch.step is None and (script.job.nodes or 1) > 1):
             continue
-        if farmed(launch):
+        if farmed(launch) or "-" in (script.option("nodes") or ""):
             continue
         told = nodes_option(launch)
         option = "--num_machines" if launch.kind == "accelerate" else "--nnodes"

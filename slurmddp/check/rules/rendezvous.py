@@ -57,7 +57,9 @@ def local_rendezvous(script: Script) -> Iterator[Hit]:
             continue
         value = address(launch)
         if value and _LOOPBACK.match(likely(value) or ""):
-            yield Hit(launch.line, f"{spread(script, launch)} nodes meet at {(likely(value) or '').split(':')[0]}")
+            nodes, doubt = spread(script, launch) or nodes_option(launch), "maybe" in symbols(value)
+            message = f"{nodes} nodes meet at {(likely(value) or '').split(':')[0]}"
+            yield Hit(launch.line, message, "warning" if doubt else None)
         elif not value and launch.kind != "python" and not has_config(launch):
             yield Hit(launch.line, "no address is given, so each node waits at its own 127.0.0.1")
 
@@ -105,13 +107,13 @@ def node_rank(script: Script) -> Iterator[Hit]:
 def fixed_port(script: Script) -> Iterator[Hit]:
     if script.option("exclusive") in ("", "exclusive"):
         return
-    for launch in launches(script):
+    for launch in script.found.launches:
         port, line = _port(script, launch)
         if port:
             yield Hit(line, f"port {port} is the same in each job")
 
 
-def _port(script: Script, launch: Launch) -> tuple[int | None, int]:
+def _port(script: Script, launch: Launch) -> tuple[int | str | None, int]:
     """(fixed port of a launch, line)."""
     if launch.kind == "python":
         port = number(likely(launch.env("MASTER_PORT")))
@@ -121,12 +123,16 @@ def _port(script: Script, launch: Launch) -> tuple[int | None, int]:
         return None, launch.line
     names = ("main-process-port", "master-port", "rdzv-endpoint")
     given = next((launch.option(name) for name in names if launch.option(name)), None)
+    if given is None and launch.opaque:
+        return None, launch.line
     if launch.kind == "torchrun" and (not static(launch) or launch.option("rdzv-endpoint")):
         given = launch.option("rdzv-endpoint") or "localhost:29400"
         if ":" not in given and "?" not in symbols(given):
             given += ":29400"
     if given is None and not has_config(launch) and launch.kind != "deepspeed":
         given = "29500"
+    if user := re.search("(?:^|:)\0user:(E?UID)\0$", given or ""):
+        return f"${user[1]}", launch.line
     port = number((likely(given) or "").rpartition(":")[2]) or None
     return port, _written(script, launch, str(port))
 

@@ -135,3 +135,32 @@ def test_sbatch_options_are_judged_as_sbatch_judges_them(tmp_path: Path, line: s
     path.write_text(f"#!/bin/bash\n#SBATCH {line}\nhostname\n", encoding="utf-8")
     told = {each.severity for each in found(path) if each.rule.id in ("sbatch-option", "sbatch-variable")}
     assert told == ({severity} if severity else set())
+
+
+@pytest.mark.parametrize(
+    ("srun", "options", "severity"),
+    [
+        ("srun", "--node_rank=0 @S", "error"),
+        ("srun", "@S", "error"),
+        ("srun", "--node_rank=$SLURM_NODEID @S", "error"),  # the batch shell expands it
+        ("srun", "--node_rank=$R @S", None),
+        ("srun", "--node_rank=0 @C", None),  # c10d numbers the nodes itself
+        ("srun", "--node_rank=0 --rdzv_backend=$B @S", None),
+        ("srun", "--node_rank=0 $MORE @S", None),  # which may name another backend
+        ("srun", "$MORE @S", None),
+        ("srun", "$MORE --rdzv_backend=static @S", None),
+        ("srun", "--standalone --node_rank=0", None),
+        ("srun -n 8", "--node_rank=0 @S", None),  # launcher-per-task tells
+        ("srun -n $N", "--node_rank=0 @S", None),
+        ("srun -N 1 -n 1 -w $HOST", "--node_rank=0 @S", None),  # the first of several steps
+        ("", "--node_rank=0 @S", None),  # one-node-only tells
+    ],
+)
+def test_node_rank_is_wrong_only_where_nodes_meet_by_it(
+    tmp_path: Path, srun: str, options: str, severity: str | None
+) -> None:
+    options = options.replace("@S", "--master_addr=$M --master_port=$P").replace("@C", "--rdzv_backend=c10d")
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH -G 8\n#SBATCH -t 9\nM=$(scontrol show hostnames | head -n 1)\n"
+    path = tmp_path / "job.sbatch"
+    path.write_text(f"{head}P=$SLURM_JOB_ID\n{srun} torchrun --nnodes=2 {options} x.py\n", encoding="utf-8")
+    assert {each.severity for each in found(path) if each.rule.id == "node-rank"} == ({severity} if severity else set())
