@@ -75,12 +75,29 @@ count_ranks() {
   counted=yes
 }
 
+# Fail if another user could replace a folder or link on the way to paths.node, or what is ours in it. Each must belong
+# to us or root (/proc shows how a user namespace names root); where others may write, the sticky bit protects our files.
+check_node_folder() {
+  local weak me
+  me=$(id -un 2>/dev/null) || me=$UID
+  weak=$({ env LC_ALL=C namei -l -- "$node_folder" 2>&1 || true; } | awk -v me="$me" -v root="$(stat -c %U /proc)" '
+    $1 == "f:" {known = 1; next}
+    / - No such file or directory$/ {next}
+    {$1 = $1; writes = substr($1, 9, 1) == "w" || (substr($1, 6, 1) == "w" && $3 != me && $3 != root)}
+    ($2 != me && $2 != root) || ($1 ~ /^d/ && writes && $1 !~ /[tT]$/) {known = 1; print; exit}
+    END {if (!known) print "unknown: namei of util-linux does not work on this node"}')
+  [[ -z "$weak" ]] || fail "other users can replace files in $node_folder (paths.node), by way of: $weak -" \
+    "set paths.node to a folder on whose way only you and root can rename files, or set the sticky bit: chmod +t FOLDER"
+}
+
 # One folder per user and node, which keeps compiled kernels for the next attempt and the next run. Other users can
 # guess its name and make it first: only a folder of our own will do.
 make_folders() {
   [[ -z "$cache" ]] || mkdir -p "$cache" || fail "cannot create the cache folder, $cache"
   scratch=$node_folder/slurmddp-$UID
-  mkdir -p "$node_folder" || fail "cannot create the folder $node_folder (paths.node)"
+  check_node_folder # before anything is made by way of a stranger's link
+  (umask go-w && mkdir -p "$node_folder") || fail "cannot create the folder $node_folder (paths.node)"
+  check_node_folder
   mkdir -m 700 "$scratch" 2>/dev/null || true
   [[ -d "$scratch" && ! -L "$scratch" && -O "$scratch" ]] ||
     fail "$scratch is not a folder of yours: another user may have put it there. Set paths.node to a folder of yours"

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -42,6 +43,9 @@ class Node:
 
     def script(self, *options: str) -> str:
         return node_script(self.desk.plan(LM_JOB, *PLAIN, f"paths.node={self.scratch.parent}", *options))
+
+    def desk_script(self, disk: Path) -> str:
+        return node_script(self.desk.plan(LM_JOB, *PLAIN, f"paths.node={disk}"))
 
     def start(self, script: str, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         ours = dict.fromkeys(("SLURMDDP_ATTEMPT", "SLURMDDP_PORT", "SLURMDDP_RENDEZVOUS_ID"), "61000")
@@ -247,6 +251,75 @@ def test_what_another_user_has_put_in_its_place_is_refused(node: Node, planted: 
     assert done.returncode == 1 and not (node.desk.root / "dump.argv").exists()
     assert f"{node.scratch} is not a folder of yours: another user may have put it there" in done.stderr
     assert not elsewhere.exists() or not list(elsewhere.iterdir())
+
+
+#: What lies at `disk`, and on the way to it; how node.sh names what another user could replace. None: it starts.
+WAYS: dict[str, tuple[int, int, str | None]] = {
+    # mode of disk, mode of its parent, what is named
+    "private": (0o700, 0o755, None),
+    "sticky": (0o1777, 0o1777, None),
+    "world-writable": (0o777, 0o755, "drwxrwxrwx .* disk"),
+    "in a world-writable one": (0o755, 0o777, "drwxrwxrwx .* way"),
+    "unreadable for others, and yet": (0o703, 0o755, "drwx----wx .* disk"),
+}
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_node_folder_in_which_others_can_replace_files_is_refused(node: Node, way: str, linked: bool) -> None:
+    mode, above, named = WAYS[way]
+    disk = node.desk.root / "way" / "disk"
+    disk.mkdir(parents=True)
+    disk.chmod(mode)
+    disk.parent.chmod(above)
+    if linked:
+        (node.desk.root / "link").symlink_to("way")
+        disk = node.desk.root / "link" / "disk"
+    done = node.start(node.desk_script(disk))
+    if named is None:
+        assert done.returncode == 0, done.stderr
+        return
+    assert done.returncode == 1 and not (node.desk.root / "dump.argv").exists()
+    assert f"other users can replace files in {disk} (paths.node), by way of: " in done.stderr
+    assert re.search(f"by way of: {named} - set paths.node to", done.stderr), done.stderr
+    assert not list(disk.iterdir()), "nothing was written there"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of another user")
+@pytest.mark.parametrize("planted", ["folder", "link", "folder's parent", "group"])
+def test_a_node_folder_by_way_of_another_user_s_is_refused(node: Node, planted: str) -> None:
+    shared, hers = node.desk.root / "shared", node.desk.root / "hers"
+    hers.mkdir(mode=0o755)
+    shared.mkdir()
+    shared.chmod(0o1777)
+    disk = shared / "disk"
+    if planted == "link":
+        disk.symlink_to(hers)
+        os.lchown(disk, 65534, 65534)
+    elif planted == "group":
+        disk.mkdir()
+        os.chown(disk, 0, 65534)
+        disk.chmod(0o775)
+    else:
+        disk.mkdir(mode=0o755)
+        os.chown(disk, 65534, 65534)
+        disk /= "deeper" if planted == "folder's parent" else ""
+    done = node.start(node.desk_script(disk))
+    assert done.returncode == 1 and not (node.desk.root / "dump.argv").exists()
+    assert re.search("by way of: [dl]rwxrwx.* disk", done.stderr) or " disk - " in done.stderr, done.stderr
+    assert not list(hers.iterdir()) and not (planted == "folder's parent" and disk.exists())
+
+
+def test_what_node_sh_makes_on_the_way_is_closed_to_others(node: Node) -> None:
+    disk = node.desk.root / "new" / "disk"
+    script = node.desk_script(disk).replace("set -euo pipefail", "set -euo pipefail\numask 0")
+    assert node.start(script).returncode == 0
+    assert [path.stat().st_mode & 0o777 for path in (disk.parent, disk)] == [0o755, 0o755]
+
+
+def test_an_unchecked_node_folder_is_not_used(node: Node) -> None:
+    node.desk.program("namei", "#!/bin/bash\nexit 127\n")
+    assert "namei of util-linux does not work on this node" in node.start(node.script()).stderr
 
 
 def preflight(node: Node, script: str) -> tuple[str, list[str]]:

@@ -183,7 +183,7 @@ COMPUTED = {
 #: Programs and functions whose output it may take: they look at the job, the nodes and the run folder.
 ASKED = (
     {"awk", "cat", "date", "env", "find", "getent", "grep", "head", "ip", "kill", "scontrol", "sed", "stat", "tail"}
-    | {"forged", "timeout"}
+    | {"forged", "id", "namei", "timeout"}
     | {"best_cause", "cause_in_logs", "cause_text", "cd", "compgen", "from_marker", "i", "json", "marker", "plain"}
     | {"plain_lines", "preflight_warnings", "unescaped"}
     | {"IFS", "command", "declare", "printf"}
