@@ -57,7 +57,7 @@ def doctor(
 
 
 def _read(examined: "Examination", target: str) -> None:
-    from slurmddp.doctor.sources import is_done, read_path, read_run, read_stream
+    from slurmddp.doctor.sources import is_done, read_path, read_run, read_stream, survived_failures
     from slurmddp.launch.find import find_run
     from slurmddp.runs.snapshot_filter import is_run_folder
 
@@ -73,5 +73,6 @@ def _read(examined: "Examination", target: str) -> None:
         if is_done(folder):
             examined.files.append(str(folder.path))
             examined.notes.append(f"run {folder.id} finished its work")
+            examined.notes += survived_failures(folder)
         else:
             read_run(examined, folder)

@@ -17,21 +17,24 @@ class Budget:
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.seconds = seconds
-        self._until = time.thread_time() + seconds
-        self._begun = self._share = self._until
+        self._until: float | None = None
+        self._begun = self._share = 0.0
 
     def begin(self) -> bool:
         """Begin a part of a log; return whether there is time for one."""
         now = time.thread_time()
-        self._begun = now
-        self._share = now + (self._until - now) * _SHARE
-        return self._until - now > _LEAST
+        if self._until is None:
+            self._until = now + self.seconds
+        left = self._until - now
+        self._begun, self._share = now, now + left * _SHARE
+        return left > _LEAST
 
     def affordable(self, size: int) -> int:
         """Return for how many bytes the next part has time, where this part has spent its share on so many. With a
         margin: the last line counts most."""
         now = time.thread_time()
-        return int(size * max(self._until - now, 0) * _SHARE / max(now - self._begun, 1e-3) / 2)
+        left = max((self._until or now) - now, 0)
+        return int(size * left * _SHARE / max(now - self._begun, 1e-3) / 2)
 
     @property
     def spent(self) -> bool:

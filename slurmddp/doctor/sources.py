@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 from slurmddp.doctor.diagnose import Diagnosis, Examination
 from slurmddp.doctor.flight import is_dump
 from slurmddp.errors import UserError
-from slurmddp.runs.cause import hang_line
+from slurmddp.runs.cause import hang_line, killed_line
 from slurmddp.runs.events import LONGEST, record_of
 from slurmddp.runs.evidence import evidence, whole
 from slurmddp.runs.layout import RunFolder
@@ -34,7 +34,7 @@ _LONGEST = 2000
 #: Events that say something about a failure.
 _TELLING = (
     b'"error"', b'"hang"', b'"hang_reported"', b'"hang_over"', b'"node_excluded"', b'"attempt_ended"', b'"job_ended"',
-    b'"checkpoint_rejected"',
+    b'"checkpoint_rejected"', b'"rank_exited"', b'"first_step"',
 )  # fmt: skip
 _HANGS = ("hang", "hang_reported", "hang_over")
 
@@ -110,6 +110,13 @@ def is_done(folder: RunFolder) -> bool:
     return bool(decisions) and decisions[-1] == "done"
 
 
+def survived_failures(folder: RunFolder) -> Iterator[str]:
+    """Yield what a run that is done survived: one line for each rank that a signal ended."""
+    for _, event in _records(folder):
+        if event.get("event") == "rank_exited" and (killed := killed_line(event)):
+            yield f"{killed[:_LONGEST]}; the run went on"
+
+
 def diagnose_run(folder: RunFolder) -> Diagnosis:
     """Return the diagnosis of one run. Raises UserError without any logs."""
     found = Examination()
@@ -163,6 +170,8 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
     # Read twice rather than kept: there may be millions of events.
     hangs = ((at, event.get("attempt")) for at, event in _records(folder) if event.get("event") in _HANGS)
     newest = max((at for at, of in hangs if of == attempt), default=0)
+    steps = (at for at, event in _records(folder) if event.get("event") == "first_step")
+    survived = max(steps, default=0)
     for number, event in _records(folder):
         kind, node = event.get("event"), _text(event, "node") or None
         if kind == "job_ended" and (state := _text(event, "slurm_state")):
@@ -180,6 +189,12 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
             if number == newest and attempt is not None:
                 for path in _dumps(folder, attempt):
                     _dump(found, path, folder)
+        elif kind == "rank_exited" and (killed := killed_line(event)):
+            if number < survived:
+                found.notes.append(f"{killed[:_LONGEST]}; the run went on")
+            else:
+                text = f"terminated with signal {_text(event, 'signal')}: {killed}"[:_LONGEST]
+                found.fact(name, number, text, rank=rank, node=node, otherwise="exit-code")
         elif kind == "node_excluded":
             found.fact(name, number, f"preflight: {_text(event, 'reason')}", node=_text(event, "excluded"))
         elif kind == "attempt_ended" and event.get("decision") != "done" and not found.hits and _text(event, "cause"):

@@ -27,7 +27,8 @@ from slurmddp.visible import visible
 _ROWS, _CELL = 200, 2000
 #: Events of a failure -> the keys that say what happened.
 FAULTS: Mapping[str, tuple[str, ...]] = {
-    "error": ("kind", "message"), "hang": ("kind", "phase", "ranks", "nodes", "waited"),
+    "error": ("kind", "message"), "rank_exited": ("signal", "exit_code"),
+    "hang": ("kind", "phase", "ranks", "nodes", "waited"),
     "hang_reported": ("kind", "phase", "ranks", "nodes", "waited"), "hang_over": ("ranks", "nodes"),
     "node_excluded": ("excluded", "reason"), "step_skipped": ("why",), "checkpoint_failed": ("why",),
     "checkpoint_rejected": ("path", "why"), "links_probed": ("text",), "requeued": ("reason",),

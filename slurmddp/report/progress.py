@@ -18,6 +18,8 @@ from slurmddp.slurm.reasons import reason_text
 from slurmddp.visible import one_line
 
 _PER_SECOND = "_per_second"
+#: Events of a start that failed.
+_FAILED = frozenset({"error", "rank_exited", "ranks_stopped"})
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Progress:
 
     speed: per second, by unit; ends: when the last step is expected, while the run trains; slow: stragglers of the
     newest attempt; network: share of the newest steps' time that rank 0 waited for the network; backend: nccl or gloo;
-    reason, starts: why a job waits, and when Slurm expects it to start.
+    reason, starts: why a job waits, and when Slurm expects it to start; stepless: starts of the ranks in a row that
+    failed before a step was seen, with the newest one; seen: whether any step of this run was ever seen.
     """
 
     step: int | None = None
@@ -45,6 +48,13 @@ class Progress:
     backend: str | None = None
     reason: str | None = None
     starts: str | None = None
+    stepless: int = 0
+    seen: bool = False
+
+    @property
+    def loops(self) -> bool:
+        """Return whether the ranks start again and again without a step."""
+        return self.stepless > 1
 
     def as_dict(self) -> dict[str, Any]:
         """Return what --json adds to the state. The keys are stable."""
@@ -59,6 +69,7 @@ class Progress:
             "ended": self.ended,
             "time_limit": self.time_limit,
             "nodes": self.nodes,
+            "starts_without_step": self.stepless,
             "stragglers": [dict(each) for each in self.slow],
             "network_share": None if self.network is None else round(self.network, 4),
             "backend": self.backend,
@@ -73,6 +84,10 @@ def find_progress(
     """Put it together. rows: the newest metrics lines; running: whether the job runs, so that it may train."""
     recent = _recent(rows)
     newest = recent[-1] if recent else {}
+    told, since = number(newest.get("time")), _time_of(_newest(facts, "rank_started"))
+    if told is not None and since is not None and told < since:
+        recent = ()  # of an earlier start: nothing is known of this one's speed
+    stepless, seen = _stepless(facts)
     step, steps = _written(folder)
     marker = facts.marker
     if step is None:
@@ -86,7 +101,7 @@ def find_progress(
         step=step,
         steps=steps,
         loss=number(newest.get("loss")),
-        speed=_speed(newest),
+        speed=_speed(newest) if recent else {},
         ends=_ends(recent, steps) if running else None,
         submitted=_submitted(facts),
         started=_time_of(next((event for event in facts.events if event.get("event") == "job_started"), None)),
@@ -99,6 +114,8 @@ def find_progress(
         backend=next((str(event["backend"]) for event in facts.events[::-1] if event.get("backend")), None),
         reason=view.reason or None if view and pending else None,
         starts=view.start if view and pending else None,
+        stepless=stepless,
+        seen=seen or step is not None,
     )
 
 
@@ -158,6 +175,25 @@ def _network(recent: Sequence[Mapping[str, Any]]) -> float | None:
             total += seconds
             waited += seconds if name == "network" else 0.0
     return waited / total if total > 0 else None
+
+
+def _newest(facts: Evidence, name: str) -> Mapping[str, Any] | None:
+    return next((event for event in facts.events[::-1] if event.get("event") == name), None)
+
+
+def _stepless(facts: Evidence) -> tuple[int, bool]:
+    """Return how many starts in a row failed before a step was seen, with the newest one, and whether one ever was."""
+    count, seen, failed = 0, False, True
+    for event in facts.events:
+        name = event.get("event")
+        if name == "rank_started":
+            count = count + 1 if failed else 1
+            failed = False
+        elif name == "first_step":
+            count, seen = 0, True
+        elif name in _FAILED or (name == "attempt_ended" and event.get("decision") in ("next", "failed")):
+            failed = True
+    return count, seen
 
 
 def _stragglers(facts: Evidence) -> list[Mapping[str, Any]]:
@@ -229,6 +265,9 @@ def progress_lines(found: Progress, *, going: bool) -> list[str]:
     if found.step is not None:
         loss = "" if found.loss is None else f", loss {found.loss:.4g}"
         lines.append(f"step     {steps_text(found.step, found.steps)}{loss}")
+    if found.loops:
+        as_far = "" if found.seen else " (as far as slurmddp sees the script's steps)"
+        lines.append(f"starts   0 steps in {found.stepless} starts{as_far}")
     if found.speed and going:
         lines.append(one_line(f"speed    {speed_text(found.speed)}"))
     if found.ends is not None and found.step != found.steps:

@@ -11,7 +11,7 @@ from slurmddp.doctor.rules import known_cause
 from slurmddp.errors import ExternalError
 from slurmddp.report.progress import Progress, find_progress, progress_lines, waits_text
 from slurmddp.runs import state
-from slurmddp.runs.cause import find_cause, hang_line
+from slurmddp.runs.cause import find_cause, hang_line, killed_line
 from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.metrics import tail
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from slurmddp.report.scaling import Scaling
 
 #: Events that begin a hang of an own script, or end it.
+_FAULT = ("time", "attempt", "rank", "node", "signal")
 _HANGS = ("hang_reported", "hang_over", "rank_started", "attempt_ended", "job_ended")
 
 
@@ -56,6 +57,11 @@ class RunStatus:
         return told[-1] if told and told[-1].get("event") == "hang_reported" else None
 
     @property
+    def faults(self) -> list[Mapping[str, Any]]:
+        """Return the events of ranks that a signal ended, oldest first."""
+        return [event for event in self.facts.events if event.get("event") == "rank_exited" and killed_line(event)]
+
+    @property
     def attempt(self) -> int | None:
         """Return the newest attempt; None before the first."""
         return self.facts.attempt
@@ -78,6 +84,7 @@ class RunStatus:
             **self.progress.as_dict(),
             "metrics": self.metrics,
             "network": self.facts.network or None,
+            "faults": [{key: event.get(key) for key in _FAULT} for event in self.faults],
             "excluded": dict(self.excluded),
             "warnings": list(self.facts.warnings),
             "alerts_undelivered": self.undelivered,
@@ -100,18 +107,29 @@ def status_of(folder: RunFolder, facts: Evidence, view: JobView | None, answered
     """Return the status of a run whose folder was read and whose scheduler was asked."""
     rows = tail(folder.metrics)
     verdict = state.judge(view, facts, answered=answered)
+    progress = find_progress(folder, facts, view, rows, running=verdict.state == "running")
     return RunStatus(
         folder=folder,
         state=verdict,
         facts=facts,
         view=view,
-        cause=find_cause(folder, facts.attempt) if verdict.state == "failed" else None,
+        cause=_cause(folder, facts, verdict, progress),
         metrics=rows[-1] if rows else None,
         notes=tuple(notes),
         excluded=facts.excluded,
         undelivered=_undelivered(folder),
-        progress=find_progress(folder, facts, view, rows, running=verdict.state == "running"),
+        progress=progress,
     )
+
+
+def _cause(folder: RunFolder, facts: Evidence, verdict: state.RunState, progress: Progress) -> str | None:
+    """Why a run failed; of one whose ranks start again and again without a step, the newest error."""
+    if verdict.state == "failed":
+        return find_cause(folder, facts.attempt)
+    if not (verdict.going and progress.loops) or facts.attempt is None:
+        return None
+    # The newest attempt may have said nothing so far.
+    return find_cause(folder, facts.attempt) or find_cause(folder, facts.attempt - 1)
 
 
 def refreshed(found: RunStatus) -> RunStatus:
@@ -163,6 +181,9 @@ def status_text(
         lines.append(one_line(f"hang     {hang_line(found.hang)}; stacks in {found.hang.get('stacks', 'the logs')}"))
     if recovered:
         lines.append(f"recovered {recovered}")
+    if found.faults and (fault := killed_line(found.faults[-1])) and fault != found.cause:
+        before = f" (and {len(found.faults) - 1} before)" if len(found.faults) > 1 else ""
+        lines.append(one_line(f"fault    {fault}{before}"))
     for node, reason in found.excluded.items():
         lines.append(one_line(f"without  {node}" + (f": {reason}" if reason else "")))
     lines += [one_line(f"warning  {warning}") for warning in found.facts.warnings]

@@ -14,6 +14,8 @@ from slurmddp.shared.files import read_plain
 #: Bytes of a file of the preflight, and characters of a message that are shown.
 _BYTES = 1_000_000
 _LINE = 2000
+#: Signals with which torchrun, Slurm and process groups end ranks after another failure.
+_CLEANUP = frozenset({"SIGTERM", "SIGINT", "SIGABRT"})
 
 
 class _Event(NamedTuple):
@@ -113,7 +115,27 @@ def _of_events(folder: RunFolder, attempt: int | None) -> list[_Event]:
             starts[-1].append(_Event(hang_line(event), False))
         elif event.get("event") == "hang_over":
             starts[-1] = starts[-1][:-1]
-    return [each for found in reversed(starts) for each in found]
+        elif event.get("event") == "rank_exited":
+            killed = killed_line(event)
+            starts[-1].append(_Event(killed or _exit_line(event), killed is None))
+    return next((found for found in reversed(starts) if found), [])
+
+
+def killed_line(event: Mapping[str, Any]) -> str | None:
+    """Return `rank 3 on node2: killed by SIGKILL (out of memory?)` for a rank_exited.
+
+    None for signals of a cleanup, and where no signal ended the rank: its log then has the error.
+    """
+    signal = str(event.get("signal") or "")
+    if not signal or signal in _CLEANUP:
+        return None
+    named = next((name for name in rules().signals.values() if name.split(" ")[0] == signal), signal)
+    return f"rank {event.get('rank', '?')} on {event.get('node', '?')}: killed by {named}"
+
+
+def _exit_line(event: Mapping[str, Any]) -> str:
+    how = f"ended by {event['signal']}" if event.get("signal") else f"exited with code {event.get('exit_code', '?')}"
+    return f"rank {event.get('rank', '?')} on {event.get('node', '?')}: {how}"
 
 
 def _first_line(message: str) -> str:

@@ -111,6 +111,7 @@ read_events() {
         note "$line"
         ;;
       *'"event": "hang_reported"'*) note "$line" ;; # of an own script, which nobody stopped
+      *'"event": "rank_exited"'*'"signal": "SIG'*) note "$line" ;;
       *'"event": "hang_over"'*) [[ "$noted" != *" hang: "* ]] || noted= ;;
       *'"event": "ranks_stopped"'*) # by the agent of each node; of ranks that are killed, nobody else tells
         agents_waiting=$((agents_waiting + 1))
@@ -140,6 +141,12 @@ note() {
     [[ ! "$1" =~ \"nodes\":\ \[\"([^\"]+) ]] || node=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"waited\":\ ([0-9]+) ]] || text="hang: no progress for ${BASH_REMATCH[1]} s"
     [[ -n "$noted" ]] || alert_cause hang running "$rank $node $text" "$then"
+  elif [[ "$1" == *'"event": "rank_exited"'* ]]; then
+    [[ "$1" =~ \"signal\":\ \"(SIG[A-Z0-9]+) ]]
+    [[ "${BASH_REMATCH[1]}" != SIG@(TERM|INT|ABRT) ]] || return 0 # cleanup, or what the log says more about
+    text="killed by ${BASH_REMATCH[1]/%SIGKILL/SIGKILL (out of memory?)}"
+    [[ ! "$1" =~ \"rank\":\ ([0-9]+) ]] || rank=${BASH_REMATCH[1]}
+    [[ ! "$1" =~ \"node\":\ \"([^\"]+) ]] || node=${BASH_REMATCH[1]}
   else
     [[ ! "$1" =~ \"rank\":\ ([0-9]+) ]] || rank=${BASH_REMATCH[1]}
     [[ ! "$1" =~ \"node\":\ \"([^\"]+) ]] || node=${BASH_REMATCH[1]}

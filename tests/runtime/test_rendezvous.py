@@ -235,11 +235,34 @@ class TestStarts:
             code, text = output(process)
             assert code == 0, text
         events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+        (exited,) = (event for event in events if event["event"] == "rank_exited")
+        assert (exited["rank"], exited["exit_code"], exited["signal"]) == (1, 3, None)
+        events.remove(exited)
         kinds = ["rank_started", "ranks_stopped", "ranks_stopped", "rank_started"]
         assert [event["event"] for event in events] == kinds
         assert all((event["attempt"], event["node"]) == (4, "here") for event in events)
         starts = [event for event in events if event["event"] == "rank_started"]
         assert all(event["rank"] == 0 and 0 < event["seconds"] < 60 for event in starts)
+
+    def test_a_killed_rank_of_an_own_script_is_in_the_events(self, agents: Any, run: Path) -> None:
+        """Its node's agent alone sees the signal. The other rank, which torchrun ends, is no failure of its own."""
+        (run / "script.py").write_text(
+            "import os, signal, time\n"
+            "if os.environ['SLURMDDP_START'] == '0' and os.environ['RANK'] == '1':\n"
+            "    os.kill(os.getpid(), signal.SIGKILL)\n"
+            "if os.environ['SLURMDDP_START'] == '0':\n"
+            "    time.sleep(60)\n"
+        )
+        one = agents(SIGNED, 1, SLURMDDP_RUN=str(run), SLURMDDP_ATTEMPT="4")
+        code, text = output(one.start(0, ranks=2, begin=True))
+        assert code == 0, text
+        events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+        exits = [
+            (event["attempt"], event["node"], event["rank"], event["exit_code"], event["signal"])
+            for event in events
+            if event["event"] == "rank_exited"
+        ]
+        assert exits == [(4, "here", 1, None, "SIGKILL")]
 
     def test_a_port_in_use_is_one_message(self, agents: Any) -> None:
         one = agents(SIGNED, 1)

@@ -8,7 +8,7 @@ from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.run import main as torchrun
 
 from slurmddp.runtime import signing
-from slurmddp.runtime.agent import gpu_sampling, handlers, nsys
+from slurmddp.runtime.agent import exits, gpu_sampling, handlers, nsys
 from slurmddp.runtime.environment import own_node
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events
@@ -24,6 +24,7 @@ def main(words: list[str]) -> None:
         folder = RunFolder(Path(words[0]))
         events = Events(folder.events, attempt=attempt, node=own_node(), rank=None)
         handlers.register(signing.load(folder.path), events)
+        exits.record(events)
         gpu_sampling.start(folder, attempt)
         # The handlers open the ranks' store, one for each start: torch must neither open another one nor share the
         # agents', where ranks would meet addresses of the start before.

@@ -63,6 +63,40 @@ def run(desk: Desk) -> RunFolder:
     return folder
 
 
+def test_a_crash_loop_looks_like_one(run: RunFolder, cli: Cli) -> None:
+    """A rank is killed, and two further starts fail before their first step: no speed of the start that went well."""
+    rank = {"attempt": 0, "node": "n1", "rank": 0}
+    append_event(run.events, "rank_exited", attempt=0, node="n2", rank=3, exit_code=None, signal="SIGKILL")
+    for code in (1, 1, None):
+        append_event(run.events, "rank_started", time=time.time(), seconds=1.0, **rank)
+        if code:
+            append_event(run.events, "rank_exited", exit_code=code, signal=None, **rank)
+    log = run.node_log(0, "n1")
+    log.parent.mkdir(parents=True)
+    log.write_text("[rank0]: Traceback (most recent call last):\n[rank0]: KeyError: 'lr'\n")
+    told = cli("status", str(run.path)).out
+    lines = told.splitlines()
+    assert "starts   0 steps in 3 starts" in lines
+    assert "fault    rank 3 on n2: killed by SIGKILL (out of memory?)" in lines
+    (cause,) = [line for line in lines if line.startswith("cause ")]
+    assert cause.startswith("cause    rank 0 on n1: KeyError: 'lr'"), "the newest error"
+    assert not re.search("^(speed|ends|stall) ", told, re.MULTILINE), told
+    as_json = json.loads(cli("status", str(run.path), "--json").out)
+    assert as_json["starts_without_step"] == 3 and as_json["per_second"] == {} and as_json["expected_end"] is None
+    (fault,) = as_json["faults"]
+    assert (fault["attempt"], fault["rank"], fault["node"], fault["signal"]) == (0, 3, "n2", "SIGKILL")
+    append_event(run.events, "first_step", time=time.time(), step=101, seconds=1.0, **rank)
+    told = cli("status", str(run.path)).out
+    assert "steps in" not in told and "\nfault " in told
+
+
+def test_a_second_start_that_has_just_begun_is_no_loop(run: RunFolder, cli: Cli) -> None:
+    """After a time limit nothing has failed."""
+    for _ in range(2):
+        append_event(run.events, "rank_started", time=time.time() - 4000, attempt=0, node="n1", rank=0, seconds=1.0)
+    assert "steps in" not in cli("status", str(run.path)).out
+
+
 def test_one_screen(run: RunFolder, cli: Cli) -> None:
     done = cli("status", str(run.path))
     lines = done.out.splitlines()

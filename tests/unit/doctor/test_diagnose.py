@@ -14,7 +14,7 @@ import pytest
 from slurmddp.doctor.budget import Budget
 from slurmddp.doctor.diagnose import Diagnosis, Examination
 from slurmddp.doctor.rules import catalogue
-from slurmddp.doctor.sources import diagnose_run, is_done, read_run
+from slurmddp.doctor.sources import diagnose_run, is_done, read_run, survived_failures
 from slurmddp.doctor.tracebacks import Tracebacks
 from slurmddp.errors import UserError
 from slurmddp.report.doctor import lines
@@ -327,6 +327,8 @@ def test_a_run_by_its_node_logs(folder: RunFolder) -> None:
         ({"event": "error", "kind": "ValueError", "message": "boom\nmore", "rank": 3, "node": "n2"}, "code", 3),
         ({"event": "error", "kind": "OutOfMemoryError", "message": "CUDA out of memory", "rank": 1}, "gpu-memory", 1),
         ({"event": "hang", "ranks": [2], "nodes": ["n2"], "phase": "data", "step": 4, "waited": 30}, "hang", 2),
+        ({"event": "rank_exited", "rank": 3, "node": "n2", "exit_code": None, "signal": "SIGKILL"}, "killed", 3),
+        ({"event": "rank_exited", "rank": 3, "node": "n2", "exit_code": None, "signal": "SIGSEGV"}, "segfault", 3),
         ({"event": "node_excluded", "excluded": "n3", "reason": "/dev/shm has 64 MB"}, "preflight", None),
         ({"event": "job_ended", "slurm_state": "TIMEOUT", "decision": "failed"}, "time-limit", None),
         ({"event": "job_ended", "slurm_state": "NODE_FAIL", "decision": "failed"}, "node-failure", None),
@@ -417,13 +419,15 @@ def test_hostile_lines_cost_no_more_than_the_budget(text: str) -> None:
 
 
 def test_what_was_not_examined_is_unknown() -> None:
-    found = Examination(budget=Budget(0.03))
+    found = Examination(budget=Budget(0.1))
     found.read("log", io.BytesIO(hostile("x" * 3000, 2000)))
+    while found.budget.begin():
+        continue  # the rest of its time
     found.read("later.log", io.BytesIO(b"RuntimeError: CUDA out of memory.\n"))
     answer = found.diagnose()
     assert (answer.root, answer.sure) == (None, "unknown")
     assert re.match(
-        r"log: (lines \d+ to \d+|\d+ lines) were not examined: doctor searches for 0.03 s at most", answer.notes[0]
+        r"log: (lines \d+ to \d+|\d+ lines) were not examined: doctor searches for 0.1 s at most", answer.notes[0]
     )
     assert answer.notes[1].startswith("later.log was not examined")
     assert next(lines(answer)) == "unknown   a part of 2 files was not examined"
@@ -433,3 +437,13 @@ def test_no_pattern_costs_a_line_its_length_squared() -> None:
     for cause in catalogue().causes:
         for pattern in cause.patterns:
             assert not any(".*" in part.pattern for part in pattern.parts), pattern.text
+
+
+def test_a_killed_rank_after_which_the_run_went_on_is_a_note(folder: RunFolder) -> None:
+    killed = {"event": "rank_exited", "rank": 3, "node": "n2", "exit_code": None, "signal": "SIGKILL"}
+    write_events(folder, {"event": "attempt_started"}, killed, {"event": "first_step", "rank": 0, "step": 7})
+    folder.node_log(0, "n1").write_text("step 1 loss 2.0\n")
+    answer = diagnose_run(folder)
+    told = "rank 3 on n2: killed by SIGKILL (out of memory?); the run went on"
+    assert answer.root is None and told in answer.notes
+    assert list(survived_failures(folder)) == [told]

@@ -170,6 +170,18 @@ def test_the_message_of_an_error_is_escaped_once(tmp_path: Path) -> None:
     assert said.splitlines() == [f"3 n2 ValueError: {text}" for text in TEXTS.values()]
 
 
+def test_the_signal_that_killed_a_rank_is_the_cause(tmp_path: Path) -> None:
+    """Before what other ranks see of it; not the signals with which torchrun ends the others."""
+    lost = {"event": "error", "rank": 0, "node": "n1", "kind": "RuntimeError", "message": "Connection closed by peer"}
+    killed = {"event": "rank_exited", "attempt": 0, "node": "n2", "rank": 3, "exit_code": None, "signal": "SIGKILL"}
+    ended = {**killed, "rank": 2, "signal": "SIGTERM"}
+    failed = {**killed, "rank": 1, "exit_code": 1, "signal": None}
+    for rows in ([lost, ended, killed, failed], [failed, killed, lost]):
+        (tmp_path / "rows").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        lines = ["new_attempt", f"exec {{events}}<{tmp_path}/rows", "read_events", 'cause_text "$noted"']
+        assert bash(tmp_path, "messages cause watch", *lines) == "rank 3 on n2: killed by SIGKILL (out of memory?)\n"
+
+
 @pytest.mark.parametrize(("state", "first"), [("done", 46), ("stopped", 46), ("failed", 46), ("no progress", 16)])
 def test_what_is_left_of_an_attempt_that_is_over_is_ended(tmp_path: Path, state: str, first: int) -> None:
     """Sooner where nothing is to save; never a second time while torchrun ends its ranks."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runs.cause import find_cause
+from slurmddp.runs.events import append_event
 from slurmddp.runs.layout import RunFolder
 
 TORCHRUN = """\
@@ -188,3 +189,23 @@ def test_nodes_that_failed_the_check(folder: RunFolder) -> None:
 
 def test_nobody_said_anything(folder: RunFolder) -> None:
     assert find_cause(folder, 0) is None
+
+
+def test_the_signal_that_killed_a_rank_of_an_own_script(folder: RunFolder) -> None:
+    """Its agent saw it. Signals of a cleanup, and exit codes, are no cause if the log has one."""
+
+    def exited(rank: int, node: str, **how: object) -> None:
+        append_event(folder.events, "rank_exited", attempt=0, rank=rank, node=node, **{"signal": None, **how})
+
+    exited(0, "node1", exit_code=1)
+    assert find_cause(folder, 0) == "rank 0 on node1: exited with code 1"
+    exited(3, "node2", exit_code=None, signal="SIGKILL")
+    exited(2, "node2", exit_code=None, signal="SIGTERM")
+    assert find_cause(folder, 0) == "rank 3 on node2: killed by SIGKILL (out of memory?)"
+    append_event(folder.events, "rank_started", attempt=0, rank=0, node="node1")
+    exited(1, "node1", exit_code=None, signal="SIGSEGV")
+    assert find_cause(folder, 0) == "rank 1 on node1: killed by SIGSEGV", "of the newest start"
+    append_event(folder.events, "rank_started", attempt=0, rank=0, node="node1")
+    exited(3, "node2", exit_code=1)
+    folder.node_log(0, "node2").write_text(TORCHRUN)
+    assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {folder.node_log(0, 'node2')})"

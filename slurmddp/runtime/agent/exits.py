@@ -1,0 +1,50 @@
+"""How ranks exit: only torchrun's agent sees which signal has killed one, and it tells nobody but its log."""
+
+import signal
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.journal import Events
+
+
+def record(events: Events) -> None:
+    """Write the event `rank_exited` for each rank of this node whose failure ended a start.
+
+    Raises UserError if this torch has no place to look at.
+    """
+    plain = getattr(LocalElasticAgent, "_monitor_workers", None)
+    if plain is None:
+        raise UserError("slurmddp cannot see how ranks exit with this torch: LocalElasticAgent has changed")
+
+    def monitor(agent: Any, *words: Any) -> Any:
+        result = plain(agent, *words)
+        for rank, code in first_failures(result.failures):
+            killed = code < 0
+            events.write(
+                "rank_exited", rank=rank, exit_code=None if killed else code, signal=_name(-code) if killed else None
+            )
+        return result
+
+    LocalElasticAgent._monitor_workers = monitor  # type: ignore[method-assign]
+
+
+def first_failures(failures: Mapping[int, Any]) -> Iterator[tuple[int, int]]:
+    """Yield rank and exit code (below 0: a signal) of the ranks that failed first, those with a signal before others.
+
+    failures: torchrun's, by rank. It then ends the other ranks of the node with SIGTERM, and after 30 s with SIGKILL:
+    these are failures as well, and not of their own.
+    """
+    first = min((failure.timestamp for failure in failures.values()), default=0)
+    codes = {rank: failure.exitcode for rank, failure in failures.items() if failure.timestamp <= first + 1}
+    own = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM} or codes
+    yield from sorted(own.items(), key=lambda each: (each[1] >= 0, each[0]))
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
