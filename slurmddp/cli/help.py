@@ -1,11 +1,31 @@
 """Help as plain text, in groups, and never cut off: typer's own pretty help imports a library that costs more time than
 all the rest, and its plain help shortens what a command does."""
 
+import shlex
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from slurmddp.errors import UserError
+
+_RUNS = "slurmddp runs lists your runs, and why one waits"
+_SUBMIT = "slurmddp submit train.py submits a job; slurmddp run train.py runs it here"
+#: Commands of other tools, with what to type here.
+_OTHER_TOOLS = {
+    **dict.fromkeys(("queue", "squeue", "list", "jobs", "history"), _RUNS),
+    **dict.fromkeys(("start", "launch", "sbatch", "train"), _SUBMIT),
+    **dict.fromkeys(("kill", "scancel", "abort"), "slurmddp cancel RUN saves a checkpoint, then stops the run"),
+    **dict.fromkeys(
+        ("why", "explain", "debug"), "slurmddp doctor RUN says why a run failed; slurmddp runs, why one waits"
+    ),
+    **dict.fromkeys(("tail", "log", "output"), "slurmddp logs RUN -f follows the logs of a run"),
+    **dict.fromkeys(("info", "show"), "slurmddp status RUN shows the state of a run"),
+    **dict.fromkeys(("restart", "retry"), "slurmddp resume RUN continues a run; slurmddp rerun RUN starts it again"),
+    **dict.fromkeys(("rm", "delete"), "slurmddp clean removes old runs"),
+    **dict.fromkeys(("shell", "exec", "ssh"), "slurmddp attach RUN opens a shell beside the ranks"),
+}
 
 #: (heading, name, text)
 Row = tuple[str, str, str]
@@ -14,6 +34,26 @@ Row = tuple[str, str, str]
 class Command(TyperCommand):
     """A command whose options are shown by their `rich_help_panel`."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words. Raises UserError for an option of the user's script that does not stand after --."""
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            # By its name: the class is click's, or that of typer's own copy of click.
+            option = getattr(error, "option_name", "") if type(error).__name__ == "NoSuchOption" else ""
+            if not option or not any(parameter.name == "args" for parameter in self.params):
+                raise
+            import difflib
+
+            at = next((index for index, word in enumerate(words) if word.startswith(option)), len(words))
+            near = difflib.get_close_matches(option, getattr(error, "possibilities", None) or (), 1, 0.7)
+            mine = shlex.join(["slurmddp", ctx.info_name, *words[:at], "--", *words[at:]])
+            raise UserError(
+                f"{ctx.info_name} has no option {option}" + (f"; did you mean {near[0]}?" if near else ""),
+                todo=f"arguments of your script go after --: {mine}",
+            ) from None
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options."""
         _write(_parameters(self, ctx), formatter)
@@ -21,6 +61,12 @@ class Command(TyperCommand):
 
 class Group(TyperGroup):
     """A group whose commands are shown by their `rich_help_panel`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command. Raises UserError for a word of other tools, and names ours."""
+        if ctx.parent is None and args and args[0] in _OTHER_TOOLS and args[0] not in self.commands:
+            raise UserError(f"no command {args[0]!r}", todo=_OTHER_TOOLS[args[0]])
+        return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, then the group's own options."""

@@ -98,28 +98,32 @@ def rerun(run: Run = LAST, as_json: Json = False) -> None:
 
 
 def _dry_run(asked: opt.Asked, resume: str | None, *, as_json: bool, full: bool) -> None:
-    """Show all that can be shown, then refuse what `submit` refuses."""
-    from slurmddp.errors import UserError
+    """Show what `submit` would write and run, or say why it would refuse the job."""
+    from slurmddp.errors import UserError, together
     from slurmddp.launch.dry_run import dry_run
 
     refused = None
     try:
         prepared = asked.prepare(strict=True, resume=resume)
     except UserError as error:
-        prepared = asked.prepare(strict=False, resume=resume)  # raises, too, where there is no job to show
         refused = error
-    opt.show_notes(prepared)
+        try:
+            prepared = asked.prepare(strict=False, resume=resume)
+        except UserError:  # there is no job to show, and the first error lists more
+            raise refused from None
     found = dry_run(prepared, refused)
-    for warning in found.warnings:
-        opt.say(f"warning: {warning}")
     if as_json:
         typer.echo(opt.json_text(found.as_dict(prepared)))
-    else:
+    elif not found.refusals:  # a mistake must not stand below a hundred lines of scripts
         _show_dry_run(prepared, found, full=full)
-    for refusal in found.refusals[1:]:
-        opt.say(f"warning: also refused: {refusal}")
+    opt.show_notes(prepared, known=found.refusals)
+    for warning in found.warnings:
+        opt.say(f"warning: {warning}")
     if found.refusals:
-        raise found.refusals[0]
+        raise together(found.refusals)
+    if found.unchecked:
+        what = "".join(f"\n  {error.where + ': ' if error.where else ''}{error.what}" for error in found.unchecked)
+        opt.say(f"not checked, because this machine has no sbatch; `submit` checks it on a login node:{what}")
 
 
 def _show_dry_run(prepared: "Prepared", found: "DryRun", *, full: bool) -> None:

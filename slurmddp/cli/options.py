@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 if TYPE_CHECKING:
+    from slurmddp.errors import UserError
     from slurmddp.launch.prepare import Prepared, Request
 
 
@@ -220,9 +221,11 @@ def json_text(value: Any) -> str:
     return json.dumps(value)
 
 
-def show_notes(prepared: "Prepared") -> None:
-    """Print the warnings and notes of the plan."""
+def show_notes(prepared: "Prepared", known: "Sequence[UserError]" = ()) -> None:
+    """Print the warnings and notes of the plan. known: errors that are said anyway, and need no warning, too."""
     for note in prepared.plan.notes:
+        if any(error.what in note.text for error in known):
+            continue
         say(f"{note.level}: {note.text}")
     if any(not fact.verified for fact in prepared.resolved.site.facts.values()):
         name, level = prepared.plan.site, prepared.resolved.site.level

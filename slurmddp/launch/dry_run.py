@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurmddp.assets import package_folder
-from slurmddp.errors import UserError
+from slurmddp.errors import ElsewhereError, UserError, each_once, together
 from slurmddp.launch.avoid import avoid
 from slurmddp.launch.job_check.rule import advice
 from slurmddp.launch.prepare import Prepared
-from slurmddp.launch.problems import absent_secrets, problem
+from slurmddp.launch.problems import refusals
 from slurmddp.launch.submit import command_line, still_going
 from slurmddp.launch.write import run_files, survey_project
 from slurmddp.runs import snapshot
-from slurmddp.runs.create import refuse_root
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.survey import Survey
 from slurmddp.spec.sensitive import refuse_values
@@ -32,7 +31,8 @@ class DryRun(NamedTuple):
     scripts:    name -> text of what is rendered for this job: job.sh, node.sh, and payloads/NAME of each alert target.
     machinery:  path in the run folder -> text of the shell functions that the scripts source.
     code_hash:  as manifest.json would have it; None where the project cannot be copied.
-    refusals:   why `submit` would refuse the job; it tells the first.
+    refusals:   why `submit` would refuse the job.
+    unchecked:  what only a login node of the cluster can tell; this machine has no sbatch.
     """
 
     folder: RunFolder
@@ -42,6 +42,7 @@ class DryRun(NamedTuple):
     code_hash: str | None
     warnings: tuple[str, ...]
     refusals: tuple[UserError, ...]
+    unchecked: tuple[UserError, ...] = ()
 
     @property
     def machinery_source(self) -> Path:
@@ -50,7 +51,7 @@ class DryRun(NamedTuple):
 
     def as_dict(self, prepared: Prepared) -> dict[str, Any]:
         """Return the dry run for --json; docs/files.md has the keys."""
-        plan, refusal = prepared.plan, next(iter(self.refusals), None)
+        plan, refusal = prepared.plan, together(self.refusals) if self.refusals else None
         batch = plan.batch._asdict() if plan.batch else {}
         return {
             "name": plan.name,
@@ -72,6 +73,7 @@ class DryRun(NamedTuple):
                 "files": self.machinery,
             },
             "warnings": [*(note.text for note in plan.notes), *self.warnings],
+            "unchecked": [str(error) for error in self.unchecked],
             "refusal": None if refusal is None else str(refusal),
         }
 
@@ -84,12 +86,15 @@ def dry_run(prepared: Prepared, refused: UserError | None = None) -> DryRun:
     """
     plan = prepared.plan
     files = run_files(prepared, RUN_ID)
-    refusals = [*([refused] if refused else ()), *_refusals(prepared)]
+    found_here = each_once([*(refused.parts if refused else ()), *refusals(prepared, program=refused is None)])
+    elsewhere = plan.scheduler == "slurm" and not plan.inside and shutil.which("sbatch") is None
+    unchecked = [error for error in found_here if elsewhere and isinstance(error, ElsewhereError)]
+    refused_here = [error for error in found_here if error not in unchecked]
     variables = {name: os.environ[name] for name in plan.environment_from if os.environ.get(name)}
     try:
         refuse_values(variables, files)
     except UserError as error:
-        raise (refusals or [error])[0] from None
+        raise together([*refused_here, error]) from None
     avoided = avoid(prepared)
     warnings = [*advice(prepared), *still_going(prepared), *avoided.warnings]
     found: Survey | None = None
@@ -98,8 +103,8 @@ def dry_run(prepared: Prepared, refused: UserError | None = None) -> DryRun:
         found = survey_project(plan)
         code_hash = snapshot.hash_of(found)
     except UserError as error:
-        if not refusals:  # the first refusal may be the same: a project that is not there
-            refusals.append(error)
+        if not refused_here:  # one of them may be the same: a project that is not there
+            refused_here.append(error)
     folder = RunFolder(Path(plan.runs_root) / RUN_ID)
     return DryRun(
         folder,
@@ -108,17 +113,6 @@ def dry_run(prepared: Prepared, refused: UserError | None = None) -> DryRun:
         {f"code/slurmddp/{name}": path.read_text("utf-8") for name, path in snapshot.machinery()},
         code_hash,
         (*warnings, *(found.warnings if found else ())),
-        tuple(refusals),
+        tuple(refused_here),
+        tuple(unchecked),
     )
-
-
-def _refusals(prepared: Prepared) -> Iterator[UserError]:
-    """Return the refusals in the order of `submit`."""
-    plan = prepared.plan
-    if (found := problem(prepared)) is not None:
-        yield found
-    yield from absent_secrets(plan)
-    try:
-        refuse_root(Path(plan.runs_root), plan.name)
-    except UserError as error:
-        yield error

@@ -9,7 +9,8 @@ from slurmddp.errors import UserError
 from slurmddp.launch.follow import Foreground
 from slurmddp.launch.job_check.rule import advice
 from slurmddp.launch.prepare import Prepared
-from slurmddp.launch.submit import make_run_folder, record, refuse_problems, still_going
+from slurmddp.launch.problems import refuse_problems
+from slurmddp.launch.submit import make_run_folder, record, still_going
 from slurmddp.runs.cause import find_cause
 from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder

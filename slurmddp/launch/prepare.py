@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from slurmddp.errors import UserError
+from slurmddp.errors import UserError, collecting, together
 from slurmddp.launch.modules import module_file
+from slurmddp.launch.named_file import JOB_SUFFIXES, wrong_file
 from slurmddp.plan.build import make_plan
-from slurmddp.plan.model import BASH_SUFFIX, Allocation, Context, Plan
+from slurmddp.plan.model import Allocation, Context, Plan
 from slurmddp.plan.sbatch import missing_settings
 from slurmddp.runs.version import version
 from slurmddp.sites.catalogue import Catalogue, config_files
@@ -23,8 +24,6 @@ from slurmddp.spec.sensitive import refuse_secrets
 
 if TYPE_CHECKING:
     from slurmddp.runs.layout import RunFolder
-
-JOB_SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,14 @@ class Prepared(NamedTuple):
 def prepare(request: Request) -> Prepared:
     """Resolve and plan a job. Raises UserError for every mistake in the job, the site or the command line."""
     resumed = _resumed_runs(request)
-    resolved = resolved_job(request, resumed)
+    errors: list[UserError] = []
+    with collecting(errors):
+        _check_file(request)
+    wrong = len(errors)
+    with collecting(errors):
+        resolved = resolved_job(request, resumed)
+    if len(errors) > wrong:
+        raise together(errors)
     if not request.written:
         refuse_secrets(resolved)
     cwd = _cwd(request.environment)
@@ -71,11 +77,27 @@ def prepare(request: Request) -> Prepared:
     folders = tuple(str(path / "checkpoints") for path in resumed)
     allocation = _allocation(request.environment) if request.inside else None
     seconds = _save_seconds(resumed)
-    missing = [] if request.inside else missing_settings(resolved)
-    if missing and request.strict:
-        raise missing[0]
+    if request.strict:
+        errors += [*resolved.unset, *([] if request.inside else missing_settings(resolved))]
     context = Context(cwd, sys.executable, folders, request.inside, allocation, seconds, version())
-    return Prepared(resolved, make_plan(resolved, context), resumed, seconds)
+    with collecting(errors):
+        prepared = Prepared(resolved, make_plan(resolved, context), resumed, seconds)
+        if errors:
+            from slurmddp.launch.problems import refuse_problems
+
+            refuse_problems(prepared, program=not wrong)
+    if errors:
+        raise together(errors)
+    return prepared
+
+
+def _check_file(request: Request) -> None:
+    """Raise UserError for a job on the command line that is neither a job file nor a script that is there."""
+    name = request.job
+    if not isinstance(name, str) or request.module is not None or name.endswith(JOB_SUFFIXES):
+        return
+    if (request.strict or os.path.lexists(name)) and (error := wrong_file(name, resumes=request.resume is not None)):
+        raise error
 
 
 def resolved_job(request: Request, resumed: Sequence[Path] = ()) -> Resolved:
@@ -148,13 +170,6 @@ def _job_and_options(request: Request) -> tuple[Path | Document | None, list[tup
             options.append(args)
         return (Path(request.job) if request.job else None), options
     script = Path(request.job)
-    if script.suffix not in (".py", BASH_SUFFIX):
-        if script.is_dir():
-            raise UserError("is a directory, not a job file", where=request.job, todo="give the YAML file in it")
-        todo = "give one of the two; `slurmddp init JOB.yaml` writes a job file"
-        if request.resume is not None:
-            todo = "to pass it to the script of the resumed run: --resume RUN RUN_FOLDER/job.yaml -- ARGS"
-        raise UserError("is neither a job file (.yaml) nor a script (.py, .sh)", where=request.job, todo=todo)
     front: list[tuple[str, Any, str]] = [("name", job_name(script), request.job)]
     # `$` has a meaning in paths of a job file; the command line's own words have none left.
     front.append(("train.script", request.job.replace("$", "$$"), request.job))

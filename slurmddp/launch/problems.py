@@ -9,30 +9,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmddp.alerts import secrets
-from slurmddp.errors import UserError
+from slurmddp.errors import ElsewhereError, UserError, collecting, together
 from slurmddp.images.sif import is_sif, sif_architecture
 from slurmddp.launch import accelerate
 from slurmddp.launch.modules import module_file
+from slurmddp.launch.named_file import batch_line, near
 from slurmddp.launch.prepare import Prepared
 from slurmddp.plan.layout import partition_of
 from slurmddp.plan.model import Plan
 from slurmddp.plan.program import host_path
 from slurmddp.runs.checkpoints import newest
+from slurmddp.runs.create import refuse_root
 from slurmddp.spec.site import Site
 
 if TYPE_CHECKING:
     from slurmddp.images.driver import Verdict
 
 
-def problem(prepared: Prepared) -> UserError | None:
-    """Return one error that lists all that is missing on this machine; None if nothing is."""
-    found = list(problems(prepared))
-    if len(found) > 1:
-        return UserError("\n".join(str(each) for each in found))
-    return found[0] if found else None
+def refusals(prepared: Prepared, *, program: bool = True) -> list[UserError]:
+    """Return why `submit` would refuse the job on this machine, all that can be known without writing.
+
+    program: False if what is wrong with the program is known.
+    """
+    found = [*problems(prepared, program=program), *absent_secrets(prepared.plan)]
+    with collecting(found):
+        refuse_root(Path(prepared.plan.runs_root), prepared.plan.name)
+    return found
 
 
-def problems(prepared: Prepared) -> Iterator[UserError]:
+def refuse_problems(prepared: Prepared, *, program: bool = True) -> None:
+    """Raise one UserError that lists all refusals."""
+    if found := refusals(prepared, program=program):
+        raise together(found)
+
+
+def problems(prepared: Prepared, *, program: bool = True) -> Iterator[UserError]:
     """Everything that is missing here, the most likely slip first."""
     plan, resolved = prepared.plan, prepared.resolved
     said = resolved.job.container
@@ -43,17 +54,18 @@ def problems(prepared: Prepared) -> Iterator[UserError]:
     told = {host for *_, host in _inputs(prepared)}
     for bind in plan.container.binds:
         if not bind.by_site and bind.source not in told and not os.path.exists(bind.source):
-            yield UserError(
+            yield ElsewhereError(
                 f"the bind source {bind.source} does not exist",
                 where=resolved.location("container", "binds"),
                 todo="correct the path, or create the folder",
             )
-    yield from _program(prepared)
+    if program:
+        yield from _program(prepared)
     yield from accelerate.problems(prepared)
     if plan.scheduler == "slurm":
         command, todo = ("srun", "run it inside an allocation") if plan.inside else ("sbatch", "use a login node")
         if shutil.which(command) is None:
-            yield UserError(
+            yield ElsewhereError(
                 f"{command} is not in PATH",
                 todo=f"{todo} (or module load slurm); `slurmddp submit --dry-run` shows the scripts anywhere",
             )
@@ -82,7 +94,7 @@ def absent_inputs(prepared: Prepared) -> Iterator[UserError]:
     for what, key, path, host in _inputs(prepared):
         if not os.path.exists(host):
             seen = f" ({host} on this machine)" if host != path else ""
-            yield UserError(
+            yield ElsewhereError(
                 f"{what} {path}{seen} does not exist",
                 where=prepared.resolved.location(*key),
                 todo="correct the path (relative paths start at the current directory), or add a bind",
@@ -143,7 +155,7 @@ def _image(plan: Plan, site: Site, where: str, of_job: str) -> Iterator[UserErro
     if image is None:
         return
     if not os.path.exists(image):
-        yield UserError(
+        yield ElsewhereError(
             f"the image {image} does not exist", where=where, todo=f"build it: slurmddp build-image{of_job}"
         )
     elif plan.container.runtime == "pyxis":
@@ -197,19 +209,17 @@ def _program(prepared: Prepared) -> Iterator[UserError]:
                 todo="correct its name; a package needs a __main__.py",
             )
     elif program.script and not os.path.isfile(program.source):
-        yield UserError(f"the script {program.source} does not exist", where=where, todo="correct its path")
-    elif program.bash and (line := _batch_line(Path(program.source))):
+        yield UserError(
+            f"the script {program.source} does not exist",
+            where=where,
+            todo=near(Path(program.source)) or "correct its path",
+        )
+    elif program.bash and (line := batch_line(Path(program.source))):
         yield UserError(
             f"{program.source} is a batch script (line {line}): slurmddp would run it on each rank",
             where=where,
             todo="convert it to a job file: slurmddp import FILE -o job.yaml",
         )
-
-
-def _batch_line(script: Path) -> int | None:
-    """Return the number of the first line that sbatch would read; None if there is none."""
-    with script.open(encoding="utf-8", errors="replace") as file:
-        return next((number for number, line in enumerate(file, 1) if line.startswith("#SBATCH")), None)
 
 
 def _belongs_to_the_system(folder: str) -> bool:

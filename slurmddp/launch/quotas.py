@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from slurmddp.shared.units import human
+
 #: Seconds that a command may take: `quota` asks each NFS server.
 _PATIENCE = 5.0
 _MMLSQUOTA = "/usr/lpp/mmfs/bin/mmlsquota"
@@ -43,6 +45,20 @@ def quotas(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> list[Quota
         name = shutil.which("mmlsquota") or _MMLSQUOTA
         return list(scale(_ask(name, "-Y", os.path.basename(mount.device)), mount.path))
     return list(_row(_ask("quota", "-w", "-p", "-f", mount.path), mount.device, "your", mount.path))
+
+
+def home_warning(root: Path, home: str) -> str | None:
+    """Return a warning for a folder of runs in the home folder, whose quota is often small; None for another one."""
+    path, home = os.path.realpath(root), os.path.realpath(home or "/")
+    if home == "/" or not f"{path}/".startswith(f"{home}/"):
+        return None
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    free = human(shutil.disk_usage(path).free)
+    return (
+        f"the runs folder {root} is in your home folder: its file system has {free} free, and your quota may "
+        f"be smaller; for checkpoints, choose a larger file system: --set paths.runs=FOLDER"
+    )
 
 
 def _mount(path: str, mounts: Path) -> Mount | None:

@@ -15,7 +15,8 @@ from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.avoid import avoid
 from slurmddp.launch.job_check.rule import advice
 from slurmddp.launch.prepare import Prepared
-from slurmddp.launch.problems import problem
+from slurmddp.launch.problems import refuse_problems
+from slurmddp.launch.quotas import home_warning
 from slurmddp.launch.watchdog import submit_watchdog
 from slurmddp.launch.write import run_files, survey_project
 from slurmddp.plan.model import Plan
@@ -108,6 +109,8 @@ def make_run_folder(prepared: Prepared, warnings: list[str]) -> OwnRun:
     plan = prepared.plan
     if warning := shared_folder(Path(plan.runs_root)):
         warnings.append(warning)
+    if plan.scheduler == "slurm" and (warning := home_warning(Path(plan.runs_root), os.environ.get("HOME", ""))):
+        warnings.append(warning)
 
     def fill(draft: Draft) -> None:
         _fill(draft, prepared, warnings, variables)
@@ -190,9 +193,3 @@ def still_going(prepared: Prepared) -> list[str]:
         if state.going:
             return [f"run {path.name} is still {state.state}; both runs will now train from its newest checkpoint"]
     return []
-
-
-def refuse_problems(prepared: Prepared) -> None:
-    """Raise one UserError that lists all that is missing on this machine."""
-    if (found := problem(prepared)) is not None:
-        raise found

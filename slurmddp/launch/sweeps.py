@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.prepare import Prepared, Request, prepare
-from slurmddp.launch.problems import absent_secrets
+from slurmddp.launch.problems import refuse_problems
 from slurmddp.launch.rerun import prepare_again
-from slurmddp.launch.submit import Handed, refuse_problems, submit
+from slurmddp.launch.submit import Handed, submit
 from slurmddp.render.documents import job_yaml
 from slurmddp.runs import sweeps
 from slurmddp.runs.create import new_id
@@ -176,8 +176,6 @@ def plan_sweep(asked: Request, points: Sequence[Point], at_most: int | None) -> 
         try:
             jobs[name] = prepare(replace(asked, options=[*asked.options, *_options(point, job.train.args), *ours]))
             refuse_problems(jobs[name])
-            for refusal in absent_secrets(jobs[name].plan):
-                raise refusal
         except UserError as error:
             raise UserError(f"point {index + 1} of {len(points)} ({point.label}): {error}") from None
     return Planned(Sweep(folder, {name: p.values for name, p in zip(names, points, strict=True)}, at_most), jobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slurmddp.errors import UserError, collecting, together
 from slurmddp.plan.alerts import plan_alerts, plan_mail, plan_watchdog
 from slurmddp.plan.batch import plan_batch
 from slurmddp.plan.environment import plan_environment
@@ -10,7 +11,15 @@ from slurmddp.plan.model import Context, Note, Plan
 from slurmddp.plan.network import plan_network
 from slurmddp.plan.nodes import plan_nodes
 from slurmddp.plan.parallel import check_parallel
-from slurmddp.plan.program import absolute, data_paths, plan_accelerate, plan_container, plan_program, runtime_job
+from slurmddp.plan.program import (
+    absolute,
+    check_image,
+    data_paths,
+    plan_accelerate,
+    plan_container,
+    plan_program,
+    runtime_job,
+)
 from slurmddp.plan.ranks import plan_srun
 from slurmddp.plan.recovery import max_restarts, plan_recovery, plan_stop_lead
 from slurmddp.plan.sbatch import missing_settings, plan_sbatch
@@ -34,6 +43,12 @@ def _doubts(resolved: Resolved, runtime: str, stop_lead: int | None, inside: boo
     if runtime == "pyxis":
         text = "container.runtime pyxis was never run: slurmddp renders the job, and its recovery is not proven"
         notes.append(Note("warning", text))
+    image = resolved.layered.origins.get(("container", "image"))
+    if runtime == "none" and image is not None and not image.layer.startswith("site "):
+        text = (
+            f"{image.of('container.image')}: the image is ignored, because container.runtime is none: to use it, set "
+        )
+        notes.append(Note("warning", f"{text}container.runtime to apptainer, else remove it"))
     if resolved.site.scheduler == "slurm" and job.resources.time and not stop_lead and not inside:
         text = "the job is too short for a save before its time limit: progress since the last checkpoint will be lost"
         notes.append(Note("note", text))
@@ -43,9 +58,17 @@ def _doubts(resolved: Resolved, runtime: str, stop_lead: int | None, inside: boo
 def make_plan(resolved: Resolved, context: Context) -> Plan:
     """Raises UserError for whatever cannot become a job at this site."""
     job, site = resolved.job, resolved.site
-    gpus = gpus_per_node(resolved)
-    nodes, notes = plan_nodes(resolved, gpus, context.allocation)
-    layout, more = plan_layout(resolved, nodes, gpus, context.allocation)
+    errors: list[UserError] = []
+    with collecting(errors):
+        gpus = gpus_per_node(resolved)
+        nodes, notes = plan_nodes(resolved, gpus, context.allocation)
+        layout, more = plan_layout(resolved, nodes, gpus, context.allocation)
+    with collecting(errors):
+        program = plan_program(job, context)
+    with collecting(errors):
+        check_image(resolved)
+    if errors:
+        raise together(errors)
     notes += more
     notes = _first_notes(resolved, context) + notes
     batch = None
@@ -54,7 +77,6 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         batch, more = plan_batch(wanted, nodes, resolved.location("train", "batch"))
         notes += more
     notes += check_parallel(resolved, nodes)
-    program = plan_program(job, context)
     container = plan_container(resolved, layout, program, context)
     cache = absolute(job.paths.cache, context.cwd) if job.paths.cache else None
     groups = plan_environment(resolved, nodes, layout, container.runtime, cache)

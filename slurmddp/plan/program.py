@@ -56,27 +56,34 @@ def plan_accelerate(resolved: Resolved, context: Context) -> str | None:
     return None if path is None else absolute(path, context.cwd)
 
 
-def plan_container(resolved: Resolved, layout: Layout, program: Program, context: Context) -> ContainerPlan:
-    """Raises UserError where an image is needed and none is named."""
-    wanted = resolved.job.container
-    runtime = wanted.runtime or "apptainer"
-    if runtime == "none":
-        own = resolved.site.scheduler == "local" and not wanted.python  # slurmddp's own Python, where setup brings none
-        python = context.python if own else wanted.python or "python3"
-        return ContainerPlan("none", "", "", None, (), (), python, python_of_setup=own and bool(resolved.job.setup))
+def check_image(resolved: Resolved) -> None:
+    """Raise UserError where an image is needed, and none is named or it is not a file."""
+    wanted, where = resolved.job.container, resolved.location("container", "image")
+    if wanted.runtime == "none":
+        return
     if wanted.image is None:
         raise UserError(
-            "container.image is not set",
-            where=resolved.location("container", "image"),
-            todo="set it to a .sif (`slurmddp build-image` makes one), or set container.runtime: none for "
-            "modules or conda",
+            "container.image is not set: the ranks need an image, or a Python environment",
+            where=where,
+            todo="with an image: slurmddp build-image image.sif --recipe ngc-pytorch, then --image image.sif\n"
+            "  -> with a venv: --set container.runtime=none --set 'setup=[source VENV/bin/activate]'",
         )
     if "://" in wanted.image:
         raise UserError(
             f"container.image is {wanted.image}, which every node would have to download",
-            where=resolved.location("container", "image"),
+            where=where,
             todo=f"build a .sif from it first: slurmddp build-image image.sif --base {wanted.image}",
         )
+
+
+def plan_container(resolved: Resolved, layout: Layout, program: Program, context: Context) -> ContainerPlan:
+    """Return how the ranks' container starts; `check_image` has seen that there is an image where one is needed."""
+    wanted = resolved.job.container
+    runtime = wanted.runtime or "apptainer"
+    if runtime == "none" or wanted.image is None:
+        own = resolved.site.scheduler == "local" and not wanted.python  # slurmddp's own Python, where setup brings none
+        python = context.python if own else wanted.python or "python3"
+        return ContainerPlan("none", "", "", None, (), (), python, python_of_setup=own and bool(resolved.job.setup))
     device: tuple[str, ...] = {"nvidia": ("--nv",), "amd": ("--rocm",), "none": ()}[resolved.site.gpu_vendor]
     needs_device = layout.gpus_per_node and runtime != "pyxis"  # enroot's hooks bring the GPUs
     options = (*(device if needs_device else ()), *wanted.options)

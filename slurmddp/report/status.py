@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from slurmddp.doctor.rules import known_cause
-from slurmddp.errors import ExternalError
+from slurmddp.errors import ExternalError, UserError
 from slurmddp.report.progress import Progress, find_progress, progress_lines, waits_text
 from slurmddp.runs import state
 from slurmddp.runs.cause import find_cause, hang_line, killed_line
@@ -97,7 +97,7 @@ def run_status(folder: RunFolder) -> RunStatus:
     """Ask the scheduler and read the folder. A scheduler that does not answer is a note, not an error."""
     try:
         facts, view = state.observe(folder)
-    except ExternalError as error:
+    except (ExternalError, UserError) as error:  # also where this machine has no squeue: the folder is here
         facts = evidence(folder)
         return status_of(folder, facts, None, False, [*facts.notes, str(error)])
     return status_of(folder, facts, view, True, list(facts.notes))

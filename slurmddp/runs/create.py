@@ -123,6 +123,7 @@ class Draft:
         for folder in reversed(missing):
             try:
                 folder.mkdir(0o755)
+                folder.chmod(folder.stat().st_mode | stat.S_IRWXU)  # whatever the umask
             except FileExistsError:
                 continue  # another submission was faster
             self._made.append(folder)
@@ -187,6 +188,7 @@ def make_folder(path: Path) -> None:
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(0o755, exist_ok=True)
+        path.chmod(path.stat().st_mode | stat.S_IRWXU)  # whatever the umask
 
 
 def write_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:

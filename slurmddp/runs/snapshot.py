@@ -62,6 +62,7 @@ def _make_folder(source: Path, destination: Path, relative: str, made: set[str])
     except OSError:
         mode = 0  # removed since the survey, or closed to us: then to all others too
     target.mkdir(mode & ~OTHERS_WRITE | 0o700, exist_ok=True)
+    target.chmod(target.stat().st_mode | 0o700)  # whatever the umask
     made.add(relative)
 
 

@@ -139,6 +139,13 @@ def read_spans(text: str, layer: str, name: str) -> tuple[Document, Mapping[Key,
         mark = getattr(error, "problem_mark", None)
         location = f"{name}:{mark.line + 1}" if mark is not None else name
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+        lines = text.splitlines()
+        if mark is not None and mark.line < len(lines) and "\t" in lines[mark.line]:
+            raise UserError(
+                "a tab is not allowed in YAML",
+                where=location,
+                todo="replace each tab by spaces, as your editor indents",
+            ) from None
         raise UserError(f"is not valid YAML: {problem}", where=location) from None
     if tree is None:
         raise UserError("is empty", where=name, todo="`slurmddp init FILE` writes a commented job file")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurmddp.errors import UserError
+from slurmddp.errors import ElsewhereError, UserError
 from slurmddp.spec.conditions import conditional_layers
 from slurmddp.spec.document import MAX_DEPTH, Document, Key, Origin, read_file, read_value
 from slurmddp.spec.expand import Expander, expand_data
@@ -44,23 +45,27 @@ class Sources(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """The job as it will run, its site, and where each value came from."""
+    """The job as it will run, its site, and where each value came from. unset: variables that must be set to submit."""
 
     job: Job
     site: Site
     layered: Layered
     warnings: tuple[str, ...]
     site_from: str = ""
+    unset: tuple[UserError, ...] = ()
 
     def location(self, *key: str) -> str:
         """`FILE:LINE: key` for a message about the value of `key`."""
-        origin = self.layered.origins.get(key) or origin_of(self.layered, key[:-1])
+        origin = self.layered.origins.get(key)
+        if origin is None:  # a profile with other keys beside it is not where the user sets it
+            above = origin_of(self.layered, key[:-1])
+            origin = None if above is None or above.layer.startswith("site ") else above
         shown = ".".join(key)
         return origin.of(shown) if origin and not origin.implied else shown
 
 
 def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: bool) -> Resolved:
-    """Read, merge, validate and expand. `strict`: an unset variable is an error (submit), else a warning (dry run).
+    """Read, merge, validate and expand. `strict`: unset variables are errors in `unset` (submit), else only warnings.
 
     `detect` is asked only where no layer names a site.
     """
@@ -90,18 +95,16 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
     data = expand_data(lambda text: expander.text(text, ("train", "data", "path")), job.train.data)
     train = job.train.model_copy(update={"data": data})
     job = job.model_copy(update={"train": train})
-    warnings = []
+    warnings: list[str] = []
+    unset: list[UserError] = []
     for key, variable in dict.fromkeys(expander.unset):
         origin = origin_of(layered, key)
         where = origin.of(".".join(key)) if origin else ".".join(key)
         if strict:
-            raise UserError(
-                f"the variable ${variable} is not set",
-                where=where,
-                todo=f"export {variable}=..., or write the path",
-            )
+            todo = f"export {variable}=..., or write the path"
+            unset.append(ElsewhereError(f"the variable ${variable} is not set", where=where, todo=todo))
         warnings.append(f"{where}: the variable ${variable} is not set on this machine; it is kept as written")
-    return Resolved(job, site, layered, tuple(warnings), named_at)
+    return Resolved(job, site, layered, tuple(warnings), named_at, tuple(unset))
 
 
 def _lay(name: str, layers: Sequence[Document]) -> tuple[Layered, Job]:
@@ -175,9 +178,9 @@ def layer_of(layer: str, pairs: Sequence[tuple[str, Any, str]]) -> Document:
         if isinstance(value, list):
             # As of layers: --exclude, --reservation and --set resources.sbatch_extra all add to one list.
             before = before if isinstance(before, list) and path in adding_lists(Job) else []
-            added = range(len(before), len(before) + len(value))
+            value = [*before, *(item for item in value if item not in before)]
+            added = range(len(before), len(value))
             origins.update({(*path, str(index)): Origin(layer, where) for index in added})
-            value = [*before, *value]
         node[path[-1]] = value
         origins[path] = Origin(layer, where)
     return Document(tree, origins)
@@ -200,7 +203,9 @@ def _site_name(layers: Sequence[Document]) -> tuple[str, str] | None:
 
 
 def _no_site() -> tuple[str, str]:
-    raise UserError(
-        "no site selected, and no profile matches this host",
-        todo="use --site NAME, or `site: NAME` in the job file. `slurmddp sites` lists all; try generic",
-    )
+    text = "no site selected, and no profile matches this host"
+    if shutil.which("sbatch"):
+        todo = "`slurmddp sites init` writes a profile of this cluster, in seconds; or try --site generic"
+    else:
+        todo = "use --site NAME, or `site: NAME` in the job file. `slurmddp sites` lists all; try generic"
+    raise UserError(text, todo=todo)

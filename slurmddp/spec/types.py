@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from slurmddp.spec.document import typed
+from slurmddp.spec.document import Plain, typed
 
 
 class Model(BaseModel):
@@ -91,6 +91,13 @@ def _sbatch_value(text: str) -> str:
     return text
 
 
+def _no_boolean(value: Any) -> Any:
+    """YAML 1.1 reads `no` as false, and ours keeps the text: which of them is meant, only its author knows."""
+    if isinstance(value, Plain) and value.lower() in ("yes", "no", "on", "off", "true", "false"):
+        raise ValueError(f'is a Boolean in YAML: if it is a name, write "{value}" in quotes, else remove the key')
+    return value
+
+
 def _sbatch_flag(text: str) -> str:
     if not re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*(=.+)?", text, re.DOTALL):
         raise ValueError("must be one sbatch option such as --reservation=NAME")
@@ -146,7 +153,12 @@ def _seconds(value: Any) -> Any:
 
 def _time_limit(value: Any) -> Any:
     if isinstance(value, str) and re.fullmatch(_NUMBER, value.strip()):
-        raise ValueError(f"needs a unit: write {value}m (Slurm's default) or {value}s")
+        raise ValueError(f"needs a unit: write {value}h for hours, or {value}m for minutes (Slurm's default)")
+    if isinstance(value, str) and (short := re.fullmatch(r"(\d{1,9}):(\d{1,2})", value.strip())):
+        first, second = short.groups()
+        raise ValueError(
+            f"is {first} minutes to Slurm: write {first}m for that, or {first}:{second}:00 for {first} hours"
+        )
     return _seconds(value)
 
 
@@ -183,7 +195,7 @@ def _runtime_option(text: str) -> str:
 Name = Annotated[str, AfterValidator(_name)]
 Text = Annotated[str, AfterValidator(_any_text)]
 Line = Annotated[str, AfterValidator(_line)]
-SbatchValue = Annotated[str, AfterValidator(_sbatch_value)]
+SbatchValue = Annotated[str, BeforeValidator(_no_boolean), AfterValidator(_sbatch_value)]
 SbatchFlag = Annotated[str, AfterValidator(_sbatch_flag)]
 RuntimeOption = Annotated[str, AfterValidator(_runtime_option)]
 PathStr = Annotated[str, AfterValidator(path_text), PathText()]

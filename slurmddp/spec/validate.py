@@ -153,6 +153,13 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
         return f"{head}: must be one of {detail['ctx']['expected']}{written}"
     if kind in _WANTED:
         hint = _hint(key)
+        if hint is None and kind in ("tuple_type", "list_type") and isinstance(value, str):
+            written_here = origin is not None and origin.where.startswith("--set ")
+            hint = (
+                f"--set '{shown}=[{_short(value)[1:-1]}]'"
+                if written_here
+                else f"write {key[-1]}: [{_short(value)[1:-1]}]"
+            )
         return f"{head}: {_WANTED[kind]}{written}" + (f"\n  -> {hint}" if hint else "")
     said = detail["msg"]
     for words, ours in _BOUNDS.items():

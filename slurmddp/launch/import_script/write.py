@@ -16,7 +16,8 @@ from slurmddp.launch.import_script.imported import Imported
 from slurmddp.launch.import_script.options import carry_options
 from slurmddp.launch.import_script.program import carry_program, launch_commands, main_launch
 from slurmddp.launch.init import Made, address, choose_site
-from slurmddp.launch.prepare import JOB_SUFFIXES, Request, job_name, prepare
+from slurmddp.launch.named_file import JOB_SUFFIXES
+from slurmddp.launch.prepare import Request, job_name, prepare
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.spec.job import Resources
 from slurmddp.visible import one_line

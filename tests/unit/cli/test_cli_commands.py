@@ -162,7 +162,6 @@ def test_the_code_hash_of_a_dry_run_is_that_of_the_run(ready: Desk, cli: Cli) ->
 
 
 REFUSED: dict[str, tuple[str, ...]] = {
-    "no sbatch": ("job.yaml",),
     "no image": ("job.yaml", "--image", "absent.sif"),
     "no SIF": ("job.yaml", "--image", "train.py"),
     "two things": ("job.yaml", "--image", "absent.sif", "--set", "train.data.path=absent"),
@@ -182,8 +181,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_a_dry_run_refuses_what_a_submission_refuses(ready: Desk, cli: Cli, why: str) -> None:
-    if why == "no sbatch":
-        (ready.bin / "sbatch").unlink()
     (ready.project / "weights").write_bytes(bytes(2**21))
     before = ready.tree(times=False)
     dry = cli("submit", *REFUSED[why], "--dry-run", KEY="0123456789abcdef", PATH=f"{ready.bin}:/usr/bin:/bin")
@@ -193,7 +190,7 @@ def test_a_dry_run_refuses_what_a_submission_refuses(ready: Desk, cli: Cli, why:
     message = done.err[done.err.index("slurmddp: ") :]
     assert (dry.code, done.code) == (2, 2)
     assert dry.err[dry.err.index("slurmddp: ") :] == message
-    assert "0123456789abcdef" not in dry.out
+    assert "0123456789abcdef" not in dry.out and "===" not in dry.out
 
 
 def test_a_dry_run_touches_nothing_and_shows_the_scripts_without_slurm(ready: Desk) -> None:
@@ -204,8 +201,9 @@ def test_a_dry_run_touches_nothing_and_shows_the_scripts_without_slurm(ready: De
     job.write_text(text.replace("path: books", "path: /no/books"))
     before = ready.tree()
     done = ready.command("submit", "job.yaml", "--dry-run", XDG_STATE_HOME=str(ready.root / "state"))
-    assert done.code == 2
+    assert done.code == 0, done.err
     assert ready.tree() == before
+    _, _, unchecked = done.err.partition("not checked, because this machine has no sbatch")
     for refusal in (
         "image.sif does not exist",
         "/no/books does not exist",
@@ -213,7 +211,7 @@ def test_a_dry_run_touches_nothing_and_shows_the_scripts_without_slurm(ready: De
         "sbatch is not",
         "$WORK",
     ):
-        assert refusal in done.err, refusal
+        assert refusal in unchecked, refusal
     assert "\n=== job.sh\n#!/bin/bash\n" in done.out and "\n=== node.sh\n#!/bin/bash\n" in done.out
 
 
@@ -553,9 +551,7 @@ def test_init_asks_for_what_only_the_user_knows(ready: Desk, cli: Cli) -> None:
     cli("init", "new.yaml", "--site", "strict")
     done = cli("submit", "new.yaml", "--dry-run")
     assert done.code == 2
-    assert (
-        "warning: resources.account is not set, and site strict requires it: `submit` will reject the job" in done.err
-    )
+    assert done.err.count("resources.account is not set") == 1 and done.out == ""
     assert "resources.account is not set" in cli("plan", "new.yaml").out
     refused = cli("submit", "new.yaml")
     assert refused.code == 2

@@ -168,7 +168,7 @@ def test_a_job_that_is_neither(ready: Desk, refused: Callable[..., str]) -> None
 
 def test_a_batch_script_in_the_place_of_a_program(ready: Desk, refused: Callable[..., str]) -> None:
     ready.write("run.sh", "#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n")
-    assert "run.sh is a batch script (line 2)" in (shown := refused("run.sh", "--site", "cores"))
+    assert "run.sh: is a batch script (line 2)" in (shown := refused("run.sh", "--site", "cores"))
     assert "slurmddp import" in shown
 
 

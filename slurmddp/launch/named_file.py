@@ -1,0 +1,64 @@
+"""What is wrong with the file that the command line names as the job, and what was meant."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+from pathlib import Path
+
+from slurmddp.errors import UserError
+from slurmddp.plan.model import BASH_SUFFIX
+
+JOB_SUFFIXES = (".yaml", ".yml")
+_PROGRAMS = (".py", BASH_SUFFIX)
+_BATCH = (".sbatch", ".slurm", ".job")
+
+
+def wrong_file(name: str, *, resumes: bool = False) -> UserError | None:
+    """Return why this is no job file and no script; None if it is one. resumes: beside --resume RUN."""
+    path, quoted = Path(name), shlex.quote(name)
+    if path.is_dir():
+        return UserError("is a directory, not a job file", where=name, todo="give the YAML file in it")
+    if not os.path.lexists(path) and (path.suffix in _PROGRAMS or near(path)):
+        return UserError(
+            f"the script {path.absolute()} does not exist", where=name, todo=near(path) or "correct its path"
+        )
+    if path.suffix == ".ipynb":
+        todo = f"jupyter nbconvert --to script {quoted}, then submit the script that it writes"
+        return UserError("is a notebook, which cannot run as ranks", where=name, todo=todo)
+    line = batch_line(path)
+    if line is not None or (path.suffix in _BATCH and path.is_file()):
+        at = "" if line is None else f" (line {line})"
+        return UserError(
+            f"is a batch script{at}: slurmddp would run it on each rank",
+            where=name,
+            todo=f"convert it to a job file: slurmddp import {quoted} -o job.yaml",
+        )
+    if path.suffix in _PROGRAMS:
+        return None
+    todo = "give one of the two; `slurmddp init JOB.yaml` writes a job file"
+    if resumes:
+        todo = "to pass it to the script of the resumed run: --resume RUN RUN_FOLDER/job.yaml -- ARGS"
+    return UserError("is neither a job file (.yaml) nor a script (.py, .sh)", where=name, todo=todo)
+
+
+def near(path: Path) -> str | None:
+    """Return a question that names the most similar job file or script in the folder; None if none is similar."""
+    try:
+        names = [each for each in os.listdir(path.parent) if each.endswith((*JOB_SUFFIXES, *_PROGRAMS, *_BATCH))]
+    except OSError:
+        return None
+    found = difflib.get_close_matches(path.name, names, 1, 0.6)
+    return f"did you mean {path.parent / found[0]}?" if found else None
+
+
+def batch_line(script: Path) -> int | None:
+    """Return the number of the first line that sbatch would read; None if there is none."""
+    try:
+        if not script.is_file():  # a pipe would wait for its writer
+            return None
+        with script.open(encoding="utf-8", errors="replace") as file:
+            return next((number for number, line in enumerate(file, 1) if line.startswith("#SBATCH")), None)
+    except OSError:
+        return None
