@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurmddp.errors import UserError
+from slurmddp.errors import UserError, together
 from slurmddp.plan.build import make_plan
 from slurmddp.plan.model import Allocation, Context, Plan
 from slurmddp.render.scripts import job_script, node_script
@@ -130,7 +130,10 @@ class Desk:
         environment = {**self.environment, **variables}
         user = self.config / "config.yaml"
         sources = Sources(path, sets, environment, [user] if user.exists() else [])
-        return resolve(sources, Catalogue(environment).load, lambda: None, strict=strict)
+        found = resolve(sources, Catalogue(environment).load, lambda: None, strict=strict)
+        if found.unset:
+            raise together(found.unset)
+        return found
 
     def plan(self, job: str, *options: str, inside: bool = False, strict: bool = True, **variables: str) -> Plan:
         return plan_of(self.resolve(job, *options, strict=strict, **variables), self.project, inside=inside)

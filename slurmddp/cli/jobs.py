@@ -24,7 +24,7 @@ def register(app: App) -> None:
     app.add("Jobs", submit, example="slurmddp submit train.py --nodes 4 --image image.sif -- --lr 3e-4")
     app.add("Jobs", resume, example="slurmddp resume last --nodes 3")
     app.add("Jobs", rerun, example="slurmddp rerun last")
-    app.add("Jobs", run, example="slurmddp run job.yaml --site local")
+    app.add("Jobs", run, example="slurmddp run train.py --ranks 2")
     app.add("Jobs", render)
     app.add("Jobs", migrate, example="slurmddp migrate --check job.yaml")
 
@@ -150,9 +150,14 @@ def _show_dry_run(prepared: "Prepared", found: "DryRun", *, full: bool) -> None:
 def run(
     asked: opt.Asked,
     resume: opt.Resume = None,
+    ranks: Annotated[
+        int | None, typer.Option(metavar="N", help="Ranks per node  [default: one per GPU]", min=1, max=1024)
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not show the output of the ranks")] = False,
 ) -> None:
     """Run a job now, inside an allocation (salloc, a batch job) or on this machine. Ctrl-C cancels it."""
+    if ranks is not None:
+        asked = asked._replace(options=[*asked.options, ("resources.ranks_per_node", str(ranks), "--ranks")])
     prepared = asked.prepare(strict=True, resume=resume, inside=True)
     opt.show_notes(prepared)
     from slurmddp.launch.foreground import run_foreground

@@ -45,12 +45,25 @@ def run_foreground(prepared: Prepared, show: Callable[[bytes], None] | None, say
             record(folder, str(job_id_of(pid)), "local", command, prepared, warnings)
         for warning in warnings:
             say(f"warning: {warning}")
+        say(f"site    {plan.site} ({prepared.resolved.site_from})\n{_where(prepared, outer)}")
         say(f"run     {folder.id}\nfolder  {folder.path}")
         code = job.follow(show or (lambda _line: None))
     if code == 0 or job.requests:
         return judge(None, evidence(folder)).exit_code
     _tell_cause(folder, say)
     return code
+
+
+def _where(prepared: Prepared, outer: str | None) -> str:
+    """Return on what the job runs: the nodes of this shell's Slurm job, or this machine."""
+    plan = prepared.plan
+    gpus, ranks = plan.layout.gpus_per_node, plan.nodes.ranks_per_node
+    each = f", {ranks} ranks" if ranks else ""
+    each += f" on {gpus} GPUs" if gpus else " on the cores"
+    if plan.scheduler == "slurm":
+        return f"uses    the allocation of Slurm job {outer}: {plan.nodes.max} nodes{each} per node"
+    beside = f"; Slurm job {outer}, in which this shell is, has nodes that it does not use" if outer else ""
+    return f"uses    this machine{each}{beside}"
 
 
 def _tell_cause(folder: RunFolder, say: Callable[[str], None]) -> None:

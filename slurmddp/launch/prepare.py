@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from slurmddp.errors import UserError, collecting, together
 from slurmddp.launch.modules import module_file
 from slurmddp.launch.named_file import JOB_SUFFIXES, wrong_file
+from slurmddp.launch.this_machine import with_gpus
 from slurmddp.plan.build import make_plan
 from slurmddp.plan.model import Allocation, Context, Plan
 from slurmddp.plan.sbatch import missing_settings
@@ -67,13 +69,13 @@ def prepare(request: Request) -> Prepared:
         _check_file(request)
     wrong = len(errors)
     with collecting(errors):
-        resolved = resolved_job(request, resumed)
+        resolved = _resolved(request, resumed)
     if len(errors) > wrong:
         raise together(errors)
     if not request.written:
         refuse_secrets(resolved)
     cwd = _cwd(request.environment)
-    resolved = _with_project(resolved, cwd)
+    resolved = with_gpus(_with_project(resolved, cwd), request.environment)
     folders = tuple(str(path / "checkpoints") for path in resumed)
     allocation = _allocation(request.environment) if request.inside else None
     seconds = _save_seconds(resumed)
@@ -102,6 +104,13 @@ def _check_file(request: Request) -> None:
 
 def resolved_job(request: Request, resumed: Sequence[Path] = ()) -> Resolved:
     """Return the job and its site, without a plan. Raises UserError."""
+    resolved = _resolved(request, resumed)
+    if resolved.unset:
+        raise together(resolved.unset)
+    return resolved
+
+
+def _resolved(request: Request, resumed: Sequence[Path]) -> Resolved:
     job_file, options = _job_and_options(request)
     if job_file is None and request.job is None and request.module is None:
         if not resumed:
@@ -243,7 +252,17 @@ def _detected(catalogue: Catalogue, request: Request) -> tuple[str, str] | None:
     from slurmddp.sites.detect import detect
     from slurmddp.sites.host import this_host
 
-    return detect(catalogue, this_host(request.environment))
+    found = detect(catalogue, this_host(request.environment))
+    if found is not None or not request.inside:
+        return found
+    if job := request.environment.get("SLURM_JOB_ID"):
+        raise UserError(
+            f"this shell is in Slurm job {job}, whose nodes `run` would use, but no site profile matches this host",
+            todo="name one: --site generic; or --site local for this machine alone",
+        )
+    if shutil.which("sbatch", path=request.environment.get("PATH")):
+        return None
+    return "local", "no profile matches this host, and sbatch is not in PATH"
 
 
 def _cwd(environment: Mapping[str, str]) -> str:

@@ -84,7 +84,10 @@ def gpus_per_node(resolved: Resolved) -> int:
     location = resolved.location("resources", "gpus_per_node")
     if resolved.site.gpu_vendor == "none":
         if wanted:
-            raise UserError(f"site {resolved.site.name} has no GPUs", where=location, todo="gpus_per_node: 0")
+            here = "no GPU was found on this machine" if resolved.site.scheduler == "local" else None
+            raise UserError(
+                here or f"site {resolved.site.name} has no GPUs", where=location, todo="set gpus_per_node to 0"
+            )
         return 0
     if wanted is None and is_auto(resolved):
         return 0 if partition.gpus_per_node == 0 else 1
@@ -96,7 +99,8 @@ def gpus_per_node(resolved: Resolved) -> int:
         raise UserError(
             f"{wanted} GPUs per node are more than the {partition.gpus_per_node} of {named_partition(resolved)}",
             where=location,
-            todo=f"ask for at most {partition.gpus_per_node} per node, and for more nodes",
+            todo=f"ask for at most {partition.gpus_per_node} per node"
+            + (", and for more nodes" if resolved.site.scheduler == "slurm" else ""),
         )
     return wanted
 
@@ -165,4 +169,6 @@ def limited_by(resolved: Resolved, key: str) -> str:
 
 def named_partition(resolved: Resolved) -> str:
     """The job's partition, as messages name it."""
+    if resolved.site.scheduler == "local":
+        return "this machine"
     return f"partition {resolved.job.resources.partition} of site {resolved.site.name}"

@@ -39,6 +39,10 @@ class Plain(str):
     """A scalar written without quotes: its type is not decided yet."""
 
 
+class Word(Plain):
+    """A plain value of the command line or of a variable, where quotes would be part of it."""
+
+
 class Origin(NamedTuple):
     """Where a value came from: the layer's name, and the file and line or option that holds it.
 
@@ -163,7 +167,7 @@ def read_value(text: str, layer: str, where: str) -> Any:
         if len(tree) > 1:
             raise UserError(f"{text!r} is more than one value", where=where)
         return tree["value"]
-    return None if is_null(text) else Plain(text)
+    return None if is_null(text) else Word(text)
 
 
 def read_data(data: Mapping[Any, Any], layer: str, where: str) -> Document:

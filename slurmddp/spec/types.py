@@ -93,7 +93,7 @@ def _sbatch_value(text: str) -> str:
 
 def _no_boolean(value: Any) -> Any:
     """YAML 1.1 reads `no` as false, and ours keeps the text: which of them is meant, only its author knows."""
-    if isinstance(value, Plain) and value.lower() in ("yes", "no", "on", "off", "true", "false"):
+    if type(value) is Plain and value.lower() in ("yes", "no", "on", "off", "true", "false"):
         raise ValueError(f'is a Boolean in YAML: if it is a name, write "{value}" in quotes, else remove the key')
     return value
 

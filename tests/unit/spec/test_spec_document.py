@@ -105,7 +105,7 @@ def test_free_fields_keep_their_form_below() -> None:
         ("a: 1\n---\nb: 2", "job.yaml:2: contains a second YAML document"),
         ("a: [1", "is not valid YAML"),
         ("a: 1\n b: 2", "job.yaml:2: is not valid YAML"),
-        ("a:\n\tb: 1", "job.yaml:2: is not valid YAML"),
+        ("a:\n\tb: 1", "job.yaml:2: a tab is not allowed in YAML"),
         ("a: \x07", "is not valid YAML"),
         ("", "job.yaml: is empty"),
         ("# only a comment\n", "job.yaml: is empty"),

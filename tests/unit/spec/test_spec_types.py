@@ -76,7 +76,7 @@ def test_what_is_no_clear_duration_is_refused(written: Any) -> None:
 
 
 def test_a_time_limit_needs_a_unit() -> None:
-    assert "write 30m (Slurm's default) or 30s" in refused(types.TimeLimit, Plain("30"))
+    assert "write 30h for hours, or 30m for minutes (Slurm's default)" in refused(types.TimeLimit, Plain("30"))
     assert value(types.TimeLimit, Plain("1h30m")) == 5400
 
 

@@ -1,0 +1,54 @@
+"""The GPUs of this machine, for jobs that run on it without Slurm."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurmddp.spec.resolve import Resolved
+from slurmddp.spec.site import Partition
+
+#: Seconds that nvidia-smi may take: some for each GPU where no persistence daemon runs.
+_PATIENCE = 15
+
+
+def with_gpus(resolved: Resolved, environment: Mapping[str, str]) -> Resolved:
+    """Return the job with the GPUs of this machine, if its site is this machine and says nothing of GPUs.
+
+    Each rank gets a GPU. With more ranks than GPUs, and no GPUs asked for, the ranks use the cores.
+    """
+    site, wanted = resolved.site, resolved.job.resources
+    if site.scheduler != "local" or site.gpu_vendor != "none" or wanted.gpus_per_node == 0:
+        return resolved
+    count = count_gpus(environment)
+    ranks = wanted.ranks_per_node if isinstance(wanted.ranks_per_node, int) else None
+    if not count or (wanted.gpus_per_node is None and (ranks or 0) > count):
+        return resolved
+    known = {"": Partition.model_construct(gpus_per_node=count)}
+    if wanted.gpus_per_node is None:
+        wanted = wanted.model_copy(update={"gpus_per_node": ranks or count})
+    return resolved._replace(
+        site=site.model_copy(update={"gpu_vendor": "nvidia", "gpu_request": "none", "partitions": known}),
+        job=resolved.job.model_copy(update={"resources": wanted}),
+    )
+
+
+def count_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """Return how many NVIDIA GPUs a program that is started here would see."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() and not name.strip().startswith("-")])
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", "-L"],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PATIENCE,
+            check=True,
+        )
+        return len(re.findall(rb"^GPU \d+:", answer.stdout, re.MULTILINE))
+    except (OSError, subprocess.SubprocessError):
+        return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in devices.glob("nvidia*"))
