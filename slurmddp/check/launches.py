@@ -344,7 +344,7 @@ def _srun_options(words: list[str]) -> tuple[list[tuple[str, str]], int, tuple[s
     """(options of srun, index of its program, words among them that cannot be read)."""
     found, end = parse_options(words, SRUN_FLAGS, SRUN_SHORT)
     opaque: list[str] = []
-    while end < len(words) and re.fullmatch("(\0[?m][^\0]*\0)+", words[end]):
+    while end < len(words) and re.fullmatch("(\0[?m][^\0]*\0)+", words[end]) and not PYTHON.match(words[end]):
         opaque.append(words[end])
         more, count = parse_options(words[end + 1 :], SRUN_FLAGS, SRUN_SHORT)
         found, end = found + more, end + 1 + count

@@ -273,8 +273,8 @@ def import_(
     ] = None,
     site: opt.Site = None,
 ) -> None:
-    """Write the job file of a batch script. Comments in it list what was not imported. Exit codes: 0 the job file is
-    valid, 1 something is missing in it, 2 it is no batch script."""
+    """Write the job file of a batch script. Comments in it list what was not imported. Exit codes: 0 the job file
+    starts what the script starts, 1 something is missing in it, 2 slurmddp cannot run what is in the file."""
     from slurmddp.launch.import_script.write import import_script
     from slurmddp.launch.new_file import write_new
 
@@ -288,12 +288,16 @@ def import_(
     if found.left:
         count = f"{found.left} line or option is" if found.left == 1 else f"{found.left} lines or options are"
         opt.say(f"skipped {count} not imported: comments at the top of the job file list them with the reasons")
+    for line in found.lost:
+        opt.say(f"not imported: {line}")
     for problem in found.problems:
         opt.say(f"{'to do  ' if found.valid else 'missing'} {problem}")
     if found.valid and found.problems:
         opt.say("The job file is valid, but `submit` rejects it until you do this in the shell that submits.")
     opt.say(f"next    slurmddp check {output or 'job.yaml'}")
-    if not found.valid:
+    if found.lost:
+        opt.say("The job file starts another job than the script: do these lines by hand before you submit it.")
+    if found.lost or not found.valid:
         raise typer.Exit(1)
 
 

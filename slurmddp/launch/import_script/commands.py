@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from itertools import takewhile
 
+from slurmddp.check.launches import PYTHON
 from slurmddp.check.shell import Command, commands
 from slurmddp.check.values import PER_TASK, expand, symbols
 from slurmddp.launch.import_script.imported import Imported
@@ -13,20 +14,33 @@ from slurmddp.spec.job import RESERVED
 from slurmddp.spec.sensitive import is_secret_name
 
 _SETUP = {"module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack", "ulimit", "umask", "pyenv"}
-_PRINTS = {"echo", "printf", "date", "hostname", "pwd", "nvidia-smi", "rocm-smi", "env", "printenv", "squeue", "sinfo",
-           "which", "lscpu", "free", "df", "ls", "cat", "sleep", "true", ":", "exit", "uname", "whoami", "wait", "set",
-           "test", "[", "[[", "scontrol", "nproc", "type", "nvcc", "unset", "shift", "clear", "tee"}  # fmt: skip
+_PRINTS = {
+    "echo", "printf", "date", "hostname", "pwd", "nvidia-smi", "rocm-smi", "env", "printenv", "squeue", "sinfo",
+    "which", "lscpu", "free", "df", "ls", "cat", "sleep", "true", ":", "exit", "uname", "whoami", "wait", "set",
+    "test", "[", "scontrol", "nproc", "type", "nvcc", "shift", "clear", "break", "continue", "return", "false",
+    "rocminfo", "nvidia-debugdump", "trap", "function", "let", "command", "read", "mapfile", "readarray",
+}  # fmt: skip
 #: Slurm, torchrun or slurmddp itself gives the ranks these.
 _GIVEN = RESERVED | PER_TASK | {
-    "OMP_NUM_THREADS", "SRUN_CPUS_PER_TASK", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
-    "NODE_RANK", "NNODES", "NPROC_PER_NODE", "NUM_PROCESSES",
+    "SRUN_CPUS_PER_TASK",
 }  # fmt: skip
 #: How the ranks of the script meet; the names are the script's own.
-_MEETING = re.compile(r"(MASTER|HEAD|RDZV|RENDEZVOUS|MAIN_PROCESS)_(NODE_)?(ADDR|ADDRESS|HOST|IP|PORT|ID)")
+_MEETING = re.compile(
+    r"(MASTER|HEAD|RDZV|RENDEZVOUS|MAIN_PROCESS)_(NODE_)?(ADDR|ADDRESS|HOST|IP|PORT|ID)|NODE_RANK|NNODES|NUM_PROCESSES|"
+    r"NPROC_PER_NODE"
+)
 _NETWORK = re.compile(r"(NCCL|GLOO|TORCH_NCCL|RCCL|FI|UCX)_")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ADDED = re.compile(r"([A-Za-z_]\w*)\+=")
 _NAME = re.compile(r"\$\{?([A-Za-z_]\w*)")
+#: What only the batch shell can compute, or what other programs than the ranks read.
+_COMPUTED = re.compile(r"\$\((?!\()|`|\$\{?S?RANDOM")
+_OTHERS = re.compile(r"(CUDA|ROCR|HIP)_VISIBLE_DEVICES|SLURM_\w+|(APPTAINER|SINGULARITY)(ENV)?_\w+")
+#: What node.sh sets behind the setup lines, and Slurm's variables that differ in slurmddp's job.
+_SET_LATER = re.compile(
+    r"OMP_NUM_THREADS|HF_HOME|(TRITON|TORCHINDUCTOR)_CACHE_DIR|MIOPEN_\w+|TORCH_\w+|PYTHON(UNBUFFERED|NOUSERSITE)"
+)
+_STEP = re.compile(r"\$\{?SLURM_(?!JOB_?ID|SUBMIT_DIR|NNODES|JOB_NUM_NODES|JOB_NODELIST|JOB_PARTITION|JOB_ACCOUNT)")
 _ONCE = "ran on the first node only; run it before you submit, or add it to setup, which each node runs"
 
 
@@ -45,10 +59,12 @@ def carry_commands(job: Imported, launched: Iterable[Command]) -> None:
         words = command.words
         if (added := _ADDED.match(words[0])) and added[1] in job.used:
             continue  # the launch has its value
-        exported = words[0] in ("export", "declare", "typeset") and len(words) > 1
-        if exported or all(_ASSIGNMENT.fullmatch(word) for word in words):
-            for word in words[exported:]:
-                _assign(job, command, word, own, exported=exported)
+        declared = words[0] in ("export", "declare", "typeset", "local", "readonly")
+        exported = words[0] == "export" or (declared and any(re.match(r"-\w*x", word) for word in words[1:]))
+        if declared or all(_ASSIGNMENT.fullmatch(word) for word in words):
+            for word in words[declared:]:
+                if not word.startswith("-"):
+                    _assign(job, command, word, own, exported=exported or job.export_all)
         else:
             _command(job, command, own)
 
@@ -72,25 +88,45 @@ def _names(job: Imported, text: str) -> set[str]:
 def _command(job: Imported, command: Command, own: dict[str, tuple[str, int]]) -> None:
     words, text = command.words, " ".join(command.words)
     certain = not (command.branch or command.loops or command.function) and command.then not in ("|", "|&")
-    if words[0] in _PRINTS or words[0] in ("trap", "function"):
+    if words[0] == "set" and re.search(r"[-+]\w*a|allexport", text):
+        job.export_all = "-" in words[1]
+        add_setup(job, text, own)
+    elif only_prints(job, command):
         if words[0] == "trap":
-            job.leave(command.line, text, "job.sh stops, saves and requeues the job itself")
+            job.leave(command.line, text, "job.sh stops, saves and requeues the job itself", lost=False)
         else:
             job.prints.append(command.line)
     elif words[0] == "cd" and certain and len(words) == 2:
-        folder = job.path(expand(words[1], job.script.batch))
-        if folder is None:
-            job.leave(
-                command.line, text, "known only when the job runs; paths start at the folder that you submit from"
-            )
-        else:
-            job.folder = "" if folder == "." else job.inside(folder)
+        job.enter(command.line, text, expand(words[1], job.script.batch))
     elif words[:2] == ["conda", "init"]:
-        job.leave(command.line, text, "changes your ~/.bashrc; no job needs it")
+        job.leave(command.line, text, "changes your ~/.bashrc; no job needs it", lost=False)
+    elif words[:2] == ["mkdir", "-p"] and certain and not _COMPUTED.search(text):
+        for word in words[2:]:
+            start = "" if re.match(r"['\"]?[/$~]", word) else "$SLURM_SUBMIT_DIR/"
+            add_setup(job, f"mkdir -p {start}{word if start == '' else job.inside(word)}", own)
+    elif words[0] == "unset" and certain:
+        for name in words[1:]:
+            job.keys.pop(("environment", name), None)
+        add_setup(job, text, own)
     elif (words[0] in _SETUP or (words[0] == "eval" and "hook" in text)) and certain and "\n" not in text:
         add_setup(job, text, own)
     else:
         job.leave(command.line, text.replace("\n", " "), _ONCE if certain else "in a branch, loop, function or pipe")
+
+
+def only_prints(job: Imported, command: Command) -> bool:
+    """Return whether a command only prints, checks or waits: nothing that the ranks see depends on it."""
+    words = command.words
+    if any(each.function == words[0] for each, _, _ in job.script.found.seen):
+        return True  # what the function does is judged where it is written
+    step = next((each for each in job.script.found.steps if each.command.lines == command.lines), None)
+    if step is not None and words[0] == "srun":
+        words = list(step.program) or words
+    if command.output not in ("", "/dev/null", "/dev/stderr", "/dev/stdout"):
+        return False
+    if PYTHON.match(words[0]) and words[1:2] in (["-V"], ["--version"], ["-c"]):
+        return words[1] != "-c" or ("print(" in " ".join(words) and "open(" not in " ".join(words))
+    return words[0].rpartition("/")[2] in _PRINTS or words[0].startswith(("[[", "(("))
 
 
 def add_setup(job: Imported, text: str, own: dict[str, tuple[str, int]]) -> None:
@@ -127,20 +163,28 @@ def _assign(job: Imported, command: Command, word: str, own: dict[str, tuple[str
 
 def _export(job: Imported, line: int, name: str, raw: str, own: dict[str, tuple[str, int]]) -> None:
     value = expand(raw, job.script.batch)
-    given = name in _GIVEN or name.startswith(("SLURM_", "SLURMDDP_", "PET_", "TORCHELASTIC_"))
-    if given or _MEETING.fullmatch(name):
-        job.leave(line, f"{name}={raw}", "slurmddp sets it")
+    if name in _GIVEN or name.startswith(("SLURMDDP_", "PET_", "TORCHELASTIC_")):
+        job.leave(line, f"{name}={raw}", "slurmddp sets it", lost=False)
+    elif _MEETING.fullmatch(name):
+        used = name in job.used  # by the launch; a program may read it, too
+        job.leave(line, f"{name}={raw}", "slurmddp has its own way for ranks to meet", lost=not used)
+    elif _OTHERS.fullmatch(name):
+        job.leave(line, f"{name}={raw}", "not a variable of the ranks alone: see container and resources")
     elif is_secret_name(name) and not value.startswith("\0"):
         job.add("environment_from", name)
-        job.leave(line, f"{name}=...", f"a secret: revoke it, and export {name} in your shell before you submit")
+        why = f"a secret: revoke it, and export {name} in your shell before you submit"
+        job.leave(line, f"{name}=...", why, lost=False)
     elif _NETWORK.match(name):
         _network(job, line, name, value)
-    elif "\0" not in value and "$" not in raw:
-        job.keys[("environment", name)] = value
-    elif name in job.used:
-        own[name] = (raw, line)  # the launch has its value
-    elif "\n" in raw or symbols(value) & {"unexported", "nosuch"}:
-        job.leave(line, f"{name}={raw}", "its value is known only in the script")
+    elif "\0" not in value or _SET_LATER.fullmatch(name):
+        if (text := job.text(value)) is None:
+            job.leave(line, f"{name}={raw}", "known only when the job runs: set it in environment")
+        else:
+            job.keys[("environment", name)] = text
+    elif "\n" in raw or symbols(value) & {"unexported", "nosuch"} or _COMPUTED.search(raw) or _STEP.search(raw):
+        own[name] = (raw, line)
+        used = name in job.used  # by the launch, which has its value
+        job.leave(line, f"{name}={raw}", "its value is known only in the script", lost=not used)
     else:
         add_setup(job, f"export {name}={raw}", own)
 
@@ -150,14 +194,14 @@ def _network(job: Imported, line: int, name: str, value: str) -> None:
     network = job.site.get("network") or {}
     by_site = {**(job.site.get("environment") or {}), **(network.get("variables") or {})}
     if name in by_site:
-        job.leave(line, f"{name}={value}", f"the site's profile sets {name}: {by_site[name]}")
+        same = str(by_site[name]) == value
+        job.leave(line, f"{name}={value}", f"the site's profile sets {name}: {by_site[name]}", lost=not same)
     elif name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         if network.get("interface"):
-            job.leave(line, f"{name}={value}", f"the site's profile sets network.interface: {network['interface']}")
+            why = f"the site's profile sets network.interface: {network['interface']}"
+            job.leave(line, f"{name}={value}", why, lost=network["interface"] != value)
         elif "\0" not in value:
             job.set("network.interface", value)
-    elif name == "NCCL_DEBUG":
-        job.leave(line, f"{name}={value}", "--debug, or network.debug: true")
     elif "\0" in value:
         job.leave(line, f"{name}={value}", "its value is known only when the job runs")
     else:

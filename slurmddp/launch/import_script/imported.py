@@ -31,7 +31,9 @@ class Imported:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     keys: dict[tuple[str, ...], Any] = field(default_factory=dict)
     left: list[tuple[int, str, str]] = field(default_factory=list)
+    lost: list[tuple[int, str, str]] = field(default_factory=list)  # those without which another job would start
     prints: list[int] = field(default_factory=list)  # lines that only print or check something
+    export_all: bool = False  # since set -a
     folder: str = ""  # which the script has changed to
     used: set[str] = field(default_factory=set)  # variables that the launch consists of
 
@@ -45,10 +47,23 @@ class Imported:
         if value not in items:
             items.append(value)
 
-    def leave(self, line: int, text: str, why: str) -> None:
-        """Say what is not carried over; what looks like a secret in it is not repeated."""
+    def leave(self, line: int, text: str, why: str, *, lost: bool = True) -> None:
+        """Say what is not carried over; what looks like a secret in it is not repeated. lost: the launch would differ
+        in program, arguments, interpreter, container, ranks, folder, environment, files or limits."""
         words = redacted(_SYMBOL.sub("...", text).split())
-        self.left.append((line, SECRET.sub(REDACTED, " ".join(words)), why))
+        entry = (line, SECRET.sub(REDACTED, " ".join(words)), why)
+        self.left.append(entry)
+        if lost:
+            self.lost.append(entry)
+
+    def enter(self, line: int, text: str, folder: str) -> None:
+        """Change the folder in which the ranks would start."""
+        path = self.path(folder)
+        if path in ("", "."):
+            self.folder = ""
+            return
+        self.leave(line, text, "ranks start in the folder that you submit from: submit from that folder")
+        self.folder = self.inside(path) if path else ""
 
     def text(self, value: str) -> str | None:
         """Return a value as the job file can hold it: the user's folders as they are now; None if only the job knows
@@ -74,9 +89,11 @@ class Imported:
         names = [name.partition(":")[2] if name.startswith("?:") else "" for name in parts[1::2]]
         if not all(names) or any(name.startswith("SLURM") and name != "SLURM_SUBMIT_DIR" for name in names):
             return None
+        home = "~/" if parts[0].startswith("~/") else ""  # which the job file expands as bash does
+        parts[0] = parts[0].removeprefix(home)
         parts[::2] = [unexpand(part) for part in parts[::2]]
         parts[1::2] = [f"${{{name}}}" for name in names]
-        text = "".join(parts)
+        text = home + "".join(parts)
         for name, folder in (("SLURM_SUBMIT_DIR", ""), ("PWD", self.folder)):  # a path starts where you submit
             if re.match(rf"\$\{{{name}\}}(?![^/:])", text):
                 rest = text[len(name) + 3 :]
@@ -106,7 +123,7 @@ class Imported:
         lines = enumerate(self.script.lines, 1)
         line = next((at for at, text in lines if any(each in text for each in known)), 1)
         todo = f"export {names[0]} in your shell before you submit" if names else "let the script read it elsewhere"
-        self.leave(line, f"{'.'.join(key)}: ...", f"a secret: revoke it, and {todo}")
+        self.leave(line, f"{'.'.join(key)}: ...", f"a secret: revoke it, and {todo}", lost=key[0] != "environment")
         return True
 
     def inside(self, path: str) -> str:

@@ -16,12 +16,15 @@ _COUNTS = {"ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task"
 _OWN = {
     **dict.fromkeys(("output", "error"), "logs are in the run folder: slurmddp logs"),
     "open-mode": "logs are never overwritten",
+    "input": "no key for the standard input of the ranks",
     "array": "submit once per task, for example in a loop: slurmddp submit job.yaml --name NAME -- ARGS",
     "no-kill": "resources.nodes: 2-4 lets a run continue without a lost node",
     "wait": "slurmddp status shows the state",
     "wrap": "the job file names the program",
     "test-only": "slurmddp check asks Slurm",
 }
+#: What slurmddp does in its own way; the ranks do the same.
+_HARMLESS = {"output", "error", "open-mode", "wait"}
 _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
 
 
@@ -41,6 +44,13 @@ def carry_options(job: Imported) -> None:
         if match := re.search(r"(?:^|gpu:)([A-Za-z][\w.-]*)(?::\d+|$)", script.option(name) or ""):
             if match[1] != "gpu":
                 job.set("resources.gpu_type", match[1])
+    for name in ("gpus", "gpus-per-node", "gpus-per-task", "gres", "nodes", "ntasks"):
+        value = script.option(name)
+        unread = asked.unread if name in ("nodes", "ntasks") else asked.gpus_per_node is None and name != "gres"
+        if value is not None and unread:
+            job.leave(
+                script.line_of(name), f"--{name}={value}", "set resources.nodes, gpus_per_node and ranks_per_node"
+            )
     cpus = (asked.cpus_per_task or 0) * (asked.tasks_per_node or 0)
     per_gpu = _number(script.option("cpus-per-gpu")) * (asked.gpus_per_node or 0)
     if cpus or per_gpu:
@@ -56,7 +66,7 @@ def _carry_memory(job: Imported, cpus: int) -> None:
         if value is None:
             continue
         if match is None or not times:
-            _leave(job, script.line_of(name), f"--{name}={value}", "set resources.mem_per_node")
+            job.leave(script.line_of(name), f"--{name}={value}", "set resources.mem_per_node")
         elif int(match[1]) == 0:
             job.add("resources.sbatch_extra", "--mem=0")
         else:
@@ -67,17 +77,13 @@ def _number(value: str | None) -> int:
     return int(value) if value and value.isdigit() else 0
 
 
-def _leave(job: Imported, line: int, text: str, why: str) -> None:
-    job.leave(line, text, why)
-
-
 def _carry(job: Imported, each: Directive) -> None:
     name, value = each.name, each.value
     text = f"--{name}" + (f"={value}" if value else "")
     if name in _COUNTS or name == "mem":
         return
     if name in _OWN:
-        _leave(job, each.line, text, _OWN[name])
+        job.leave(each.line, text, _OWN[name], lost=name not in _HARMLESS)
     elif name == "job-name":
         if clean := re.sub(r"[^A-Za-z0-9._+-]+", "-", value).strip("-._+")[:100]:
             job.set("name", clean)
@@ -93,14 +99,21 @@ def _carry(job: Imported, each: Directive) -> None:
         job.set("recovery.requeue", name == "requeue")
     elif name == "signal":
         job.set("timeouts.stop", f"{value.partition('@')[2] or 60}s")
-        _leave(job, each.line, text, "imported as timeouts.stop; job.sh sends its own signal (docs/recovery.md)")
+        why = "imported as timeouts.stop; job.sh sends its own signal (docs/recovery.md)"
+        job.leave(each.line, text, why, lost=False)
     elif name == "chdir":
-        job.folder = "" if value == "." else job.path(value) or ""
+        job.enter(each.line, text, value)
     elif name == "gres" and all(part.partition(":")[0] == "gpu" for part in value.split(",")):
         return
     elif name == "export":
+        for part in re.split(r",(?=\w+=|ALL\b|NONE\b)", value):
+            variable, equals, given = part.partition("=")
+            if equals:
+                job.keys[("environment", variable)] = given
+            elif part not in ("ALL", "NONE", "NIL"):
+                job.leave(each.line, f"--export={part}", "set its variables in environment")
         if value != "ALL":
-            _leave(job, each.line, text, "the job starts with a clean environment; see environment")
+            job.leave(each.line, text, "the job starts with a clean environment; see environment", lost=False)
     else:
         _carry_unknown(job, each, text)
 
@@ -108,16 +121,13 @@ def _carry(job: Imported, each: Directive) -> None:
 def _carry_unknown(job: Imported, each: Directive, text: str) -> None:
     """Options that slurmddp has no key for go to sbatch as they are, if sbatch would read them."""
     if not each.name:
-        why = (
-            "heterogeneous jobs are not supported" if each.value in ("hetjob", "packjob") else "not an option of sbatch"
-        )
-        _leave(job, each.line, each.value, why)
+        job.leave(each.line, each.value, "not an option of sbatch")
     elif each.name in SRUN_ONLY | REMOVED.keys() | {"gres", "nodes", "time", *_SAME}:
-        _leave(job, each.line, text, "not an option of sbatch, or not a value that it accepts")
+        job.leave(each.line, text, "not an option of sbatch, or not a value that it accepts")
     elif re.fullmatch(SBATCH, each.value or "x") and re.fullmatch(r"[A-Za-z][A-Za-z0-9-]+", each.name):
         job.add("resources.sbatch_extra", text)
     else:
-        _leave(job, each.line, text, "slurmddp accepts no blanks, quotes or variables there")
+        job.leave(each.line, text, "slurmddp accepts no blanks, quotes or variables there")
 
 
 def _seconds(value: str) -> int:

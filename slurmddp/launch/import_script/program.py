@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import re
 
-from slurmddp.check.launches import Launch
+from slurmddp.check.launches import Launch, base
+from slurmddp.check.rules.common import nodes_option
 from slurmddp.check.rules.launchers import ranks_per_launcher
 from slurmddp.check.rules.text import SECRET
 from slurmddp.check.shell import Command
 from slurmddp.check.values import expand_words, number, symbol_name
-from slurmddp.launch.import_script.commands import add_setup
+from slurmddp.errors import UserError
+from slurmddp.launch.import_script.commands import add_setup, only_prints
 from slurmddp.launch.import_script.imported import Imported
 from slurmddp.spec.sensitive import is_secret_name
+from slurmddp.visible import one_line
 
 #: How agents meet is slurmddp's own matter.
 _MEETING = re.compile(
     r"nnodes|nproc-per-node|rdzv-.*|master-.*|node-rank|standalone|num-(machines|processes|nodes|gpus)|machine-rank|"
     r"main-process-.*|multi-gpu|same-network|use-env|m|module|no-python"
 )
-_SRUN = {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus", "gpus-per-node", "gpus-per-task", "gres",
-         "label", "unbuffered", "u", "l", "kill-on-bad-exit", "K", "wait", "jobid", "export", "mem", "exclusive",
-         "overlap", "exact", "output", "error", "job-name", "time", "partition", "account"}  # fmt: skip
+_SRUN = {
+    "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus", "gpus-per-node", "gres", "label", "unbuffered",
+    "kill-on-bad-exit", "wait", "jobid", "mem", "exclusive", "overlap", "exact", "job-name", "partition", "account",
+}  # fmt: skip
+_SAME_FOR_RANKS = {
+    "cpu-bind",
+    "label",
+    "unbuffered",
+    "kill-on-bad-exit",
+    "wait",
+    "overlap",
+    "exact",
+    "quiet",
+    "verbose",
+}
+_MPI = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "composer", "horovodrun"}
+_TRANSPARENT = {"exec", "time", "command", "nohup", "env"}
 _WITH_VALUE = {"-B", "--bind", "--mount", "--pwd", "-W", "--env", "-H", "--home", "-o", "--overlay", "--workdir", "-S",
                "--scratch", "--env-file", "--app", "--add-caps", "--drop-caps", "--security"}  # fmt: skip
 
@@ -32,12 +49,50 @@ def main_launch(job: Imported) -> Launch | None:
         some = [each for each in found if each.kind in kinds and each.program]
         if some:
             chosen = next((each for each in reversed(some) if each.step), some[-1])
-            for each in some:
-                if each is not chosen and each.program[:1] != chosen.program[:1]:
+            for each in found:
+                if each is not chosen and not _same_start(each, chosen):
                     text = " ".join([each.kind, *each.program])
-                    job.leave(each.line, text, "another program: a job file starts only one")
+                    job.leave(each.line, text, "another program: a job file starts only one, once")
             return chosen
     return None
+
+
+def _same_start(one: Launch, other: Launch) -> bool:
+    """Return whether two launches are the same one on several nodes."""
+    steps = one.step is not None and other.step is not None and one.step.fan_out and other.step.fan_out
+    return steps and (one.kind, one.program) == (other.kind, other.program) and (one.background or other.background)
+
+
+def refuse_others(job: Imported) -> None:
+    """Refuse what slurmddp does not run, by name and line. Raises UserError."""
+    script = job.script
+    found = [
+        (each.line, "heterogeneous jobs") for each in script.directives if each.value in ("hetjob", "packjob")
+    ]  # fmt: skip
+    launches = script.found.launches
+    launch = next((each for each in reversed(launches) if each.step), launches[-1] if launches else None)
+    ours = [each.command for each in launches if launch and each.program[:1] == launch.program[:1]]
+    ours += [each.step.command for each in launches if each.step and each.command in ours]
+    for command, words, _ in script.found.seen:
+        names = [base(word) for word in words]
+        if any(word.startswith("--het-group") for word in words):
+            found.append((command.line, "heterogeneous jobs"))
+        elif "ray" in names and {"start", "up", "symmetric-run"} & set(names):
+            found.append((command.line, "Ray"))
+        elif _MPI & set(names[:8]) and names[0] not in ("module", "ml", "which", "echo", "export"):
+            found.append((command.line, next(name for name in names if name in _MPI)))
+        elif command.then == "&" and command not in ours and not only_prints(job, command):
+            found.append((command.line, "several programs side by side"))
+    if found:
+        kinds: dict[str, list[str]] = {}
+        for line, kind in sorted(found):
+            kinds.setdefault(kind, []).append(str(line))
+        named = "; ".join(f"{kind} (line {', '.join(dict.fromkeys(lines))})" for kind, lines in kinds.items())
+        raise UserError(
+            f"uses what slurmddp does not run: {named}",
+            where=one_line(str(script.path)),
+            todo="submit the script with sbatch as before; slurmddp starts one program, with one process per rank",
+        )
 
 
 def launch_commands(job: Imported, launch: Launch | None) -> list[Command]:
@@ -73,13 +128,68 @@ def carry_program(job: Imported, launch: Launch) -> None:
     _arguments(job, launch, launch.program[at + 1 :])
     _ranks(job, launch)
     _container(job, launch, words)
+    _interpreter(job, launch)
     _options(job, launch)
+    _start(job, launch)
     before = [word for word in launch.program[:at] if word not in ("-u", "-m")]
     if before:
         job.leave(launch.line, " ".join(before), f"option of {launch.kind}")
-    around = [word for word in (launch.remote, *launch.wrapper) if word not in ("", "exec", "time")]
-    if around and not {"apptainer", "singularity", "shifter", "uv"} & {word.rpartition("/")[2] for word in around}:
-        job.leave(launch.line, " ".join(around), f"in front of {launch.kind}; set its variables in environment")
+    around = [word for word in (launch.remote, *launch.wrapper) if word]
+    while around and (around[0] in _TRANSPARENT or re.match(r"[A-Za-z_]\w*=", around[0])):
+        name, equals, value = around.pop(0).partition("=")
+        if equals and (text := job.text(value)) is not None:
+            job.keys[("environment", name)] = text
+        elif equals:
+            job.leave(launch.line, f"{name}={value}", "its value is known only when the job runs")
+    if around and base(around[0]) not in ("apptainer", "singularity", "shifter", "uv"):
+        job.leave(launch.line, " ".join(around), f"in front of {launch.kind}")
+
+
+def _start(job: Imported, launch: Launch) -> None:
+    """Leave what decides whether, how often, on which nodes and with which files the program starts."""
+    step, nodes, text = launch.step, job.script.job.nodes, " ".join(launch.command.words)
+    calls = [words for command, words, _ in job.script.found.seen if words[0] == launch.function and not command.branch]
+    if launch.branch or (launch.function and len(calls) != 1):
+        job.leave(launch.line, text, "in a branch or function: the job file always starts it, once")
+    if launch.loops and not (step and step.fan_out):
+        job.leave(launch.line, text, "in a loop: the job file starts it once")
+    told = number(nodes_option(launch))
+    if step is None:
+        if (nodes or 1) > 1:
+            job.leave(launch.line, text, f"starts on the first of {nodes} nodes only; the job file starts it on all")
+        elif told is not None and nodes is not None and told != nodes:
+            job.leave(launch.line, text, f"expects {told} nodes; the script asks for {nodes}")
+    elif step.fan_out:
+        if told != nodes:
+            job.leave(step.line, text, "known only when the job runs on how many nodes it starts")
+    elif step.opaque:
+        for word in step.opaque:
+            job.leave(launch.line, _raw(launch, word), "options of srun that are known only when the job runs")
+    elif step.resources.unread or step.resources.nodes != nodes or (told is not None and told != nodes):
+        job.leave(step.line, text, "starts on a part of the nodes, or on nodes that are known only when the job runs")
+    if nodes is None and told not in (None, 1):
+        job.leave(launch.line, text, "set resources.nodes: no #SBATCH line names the nodes")
+    before = [word for word in (step.before if step else ()) if word not in _TRANSPARENT]
+    if before:
+        job.leave(launch.line, " ".join(before), "in front of srun")
+    for command in {id(each): each for each in (launch.command, step.command if step else launch.command)}.values():
+        for sign, target in (("<", command.input), (">", command.output)):
+            if target and target != "/dev/null":
+                job.leave(command.line, f"{sign} {target}", "a file for the ranks' standard input or output")
+        if command.then in ("|", "|&"):
+            job.leave(command.line, f"{text} |", "a pipe behind the launch: slurmddp logs keeps the output")
+        if command.here and command is launch.command and base(command.words[0]) not in ("bash", "sh", "cat"):
+            job.leave(command.line, "<<", "text for the standard input of the ranks")
+
+
+def _interpreter(job: Imported, launch: Launch) -> None:
+    """Name the Python that starts the ranks, unless it is python or python3 in PATH."""
+    name = job.text(launch.name)
+    folder, slash, program = (name or "").rpartition("/")
+    if name is None:
+        job.leave(launch.line, _raw(launch, launch.name), "the Python is known only when the job runs")
+    elif slash or re.fullmatch(r"python\d\.\d+", program):
+        job.set("container.python", f"{folder}{slash}{program if program.startswith('python') else 'python3'}")
 
 
 def _options(job: Imported, launch: Launch) -> None:
@@ -93,19 +203,26 @@ def _options(job: Imported, launch: Launch) -> None:
             else:
                 job.keys[("environment", "ACCELERATE_MIXED_PRECISION")] = precision
         elif name == "max-restarts" and launch.kind == "torchrun" and number(value) is not None:
-            if restarts := number(value):
-                job.set("launch.max_restarts", restarts)
+            job.set("launch.max_restarts", number(value))
         elif not _MEETING.fullmatch(name):
             job.leave(launch.line, f"--{name}={value}", f"option of {launch.kind}")
     for word in launch.opaque:
         job.leave(launch.line, _raw(launch, word), f"options of {launch.kind} that are known only when the job runs")
     for name, value in (launch.step.options if launch.step else {}).items():
         line, text = launch.step.line if launch.step else 0, f"--{name}={value}".removesuffix("=")
-        if name == "export" and "=" in value:
-            names = re.sub(r"=[^,]*", "=...", value)
-            job.leave(line, f"--export={names}", "set its variables in environment")
+        if name == "export":
+            for part in re.split(r",(?=\w+=|ALL\b)", value):
+                variable, equals, given = part.partition("=")
+                if equals and (known := job.text(given)) is not None:
+                    job.keys[("environment", variable)] = known
+                elif part != "ALL":
+                    job.leave(line, f"--export={variable}=...", "set its variables in environment")
+        elif name == "mpi" and job.keys.get(("launch", "mode")) == "srun":
+            job.set("launch.mpi", value)
         elif name not in _SRUN and not name.startswith("container"):
-            job.leave(line, text, "option of srun")
+            each_node = launch.step and launch.step.fan_out and name in ("nodelist", "relative")  # judged by _start
+            same = name in _SAME_FOR_RANKS or (name == "mpi" and launch.kind != "python") or each_node
+            job.leave(line, text, "option of srun", lost=not same)
 
 
 def _words(job: Imported, launch: Launch) -> list[str]:
@@ -173,19 +290,34 @@ def _ranks(job: Imported, launch: Launch) -> None:
     asked = job.script.job
     if launch.kind == "python":
         step = launch.step.resources if launch.step and not launch.step.fan_out else None
-        ranks = (step.tasks_per_node if step else 1) or 1
+        ranks = (step.tasks_per_node or asked.tasks_per_node or 0) if step else 1
+        if step and not step.tasks_per_node and not (launch.step and launch.step.opaque):
+            job.leave(launch.line, "srun python", "its tasks per node are not the same on each node, or unknown")
     else:
         ranks = ranks_per_launcher(launch) or 0
         if launch.kind == "torchrun" and launch.option("nproc-per-node") is None and not launch.opaque:
             ranks = 1
-        if symbol_name(launch.option("nproc-per-node") or "", "?"):
+        told = launch.option("nproc-per-node" if launch.kind == "torchrun" else "num-processes") or ""
+        if "\0" in told or (launch.kind == "accelerate" and told and not ranks):
             ranks = 0
+            job.leave(launch.line, f"ranks: {told}", "known only when the job runs: set resources.ranks_per_node")
+        per_rank = "torch.distributed.launch" in launch.command.words and "use-env" not in launch.options
+        if launch.kind == "deepspeed" or per_rank:
+            job.leave(launch.line, launch.name, "gives the program --local_rank; slurmddp sets LOCAL_RANK only")
     if ranks and ranks != asked.gpus_per_node:
         job.set("resources.ranks_per_node", ranks)
-    reads = re.search(r"SLURM_(PROCID|LOCALID|NTASKS)", job.script.text)
-    if launch.kind == "python" and launch.step and (reads or ranks > 1):
-        why = "ranks are torchrun's: the program must read RANK, LOCAL_RANK and WORLD_SIZE, or set launch.mode: srun"
-        job.leave(launch.line, f"srun python, {ranks} task(s) per node", why)
+    if launch.kind == "python" and launch.step and ranks:
+        if "container-image" in launch.step.options:
+            why = "torchrun starts the ranks: the program must read RANK, LOCAL_RANK and WORLD_SIZE"
+            job.leave(launch.line, f"srun python, {ranks} task(s) per node", why)
+        else:
+            job.set("launch.mode", "srun")
+        if launch.step.resources.gpus_per_task or "gpu-bind" in launch.step.options:
+            job.leave(
+                launch.step.line,
+                "--gpus-per-task, --gpu-bind",
+                "each rank sees all GPUs: choose by LOCAL_RANK",
+            )
 
 
 def _container(job: Imported, launch: Launch, words: list[str]) -> None:
@@ -208,10 +340,8 @@ def _container(job: Imported, launch: Launch, words: list[str]) -> None:
         job.set("container.runtime", "none")
         if "uv" in words:
             add_setup(job, "source .venv/bin/activate", {})
-            job.leave(launch.line, "uv run", "setup activates .venv instead")
-        launcher = re.compile(r"(/[\w./-]*/)(python[\d.]*|torchrun|accelerate)")
-        if python := next(filter(None, map(launcher.fullmatch, words)), None):
-            job.set("container.python", python[1] + (python[2] if python[2].startswith("python") else "python3"))
+            given = [word for word in launch.wrapper if word.startswith("-")]
+            job.leave(launch.line, " ".join(["uv run", *given]), "setup activates .venv instead", lost=bool(given))
 
 
 def _runtime_options(job: Imported, launch: Launch, words: list[str]) -> None:

@@ -14,7 +14,7 @@ from slurmddp.errors import UserError
 from slurmddp.launch.import_script.commands import carry_commands
 from slurmddp.launch.import_script.imported import Imported
 from slurmddp.launch.import_script.options import carry_options
-from slurmddp.launch.import_script.program import carry_program, launch_commands, main_launch
+from slurmddp.launch.import_script.program import carry_program, launch_commands, main_launch, refuse_others
 from slurmddp.launch.init import Made, address, choose_site
 from slurmddp.launch.named_file import JOB_SUFFIXES
 from slurmddp.launch.prepare import Request, job_name, prepare
@@ -35,11 +35,12 @@ _LONGEST = 120  # characters of a line that is shown in a comment
 
 class JobText(NamedTuple):
     """text: the job file; problems: why slurmddp would not submit it yet; valid: they are not the file's, but depend
-    on the shell that submits it, or on you."""
+    on the shell that submits it, or on you; lost: lines of the script without which another job would start."""
 
     text: str
     made: Made
     left: int
+    lost: list[str]
     problems: list[str]
     valid: bool
 
@@ -54,6 +55,7 @@ def import_script(path: Path, site: str | None, shown: str) -> JobText:
     _, layer = catalogue.load(made.site)
     fixed = fix_script(read(path), only=_UNREADABLE)
     job = Imported(parse(fixed.text, path), fixed.origins, layer.tree)
+    refuse_others(job)
     job.set("name", job_name(path))
     job.set("site", made.site)
     carry_options(job)
@@ -67,7 +69,11 @@ def import_script(path: Path, site: str | None, shown: str) -> JobText:
     job.withhold()
     text = _text(job, path, shown)
     refused, missing = _judge(text, shown)
-    return JobText(text, made, len(set(job.left)), [*problems, *refused, *missing], not refused and launch is not None)
+    lost = [
+        f"line {_origin(job, line)}: {one_line(text)} -> {one_line(why)}" for line, text, why in sorted(set(job.lost))
+    ]
+    valid = not refused and launch is not None
+    return JobText(text, made, len(set(job.left)), lost, [*problems, *refused, *missing], valid)
 
 
 def _refuse_others(path: Path) -> None:
