@@ -48,7 +48,7 @@ _CODE = re.compile(r"^\s+(?:raise|return|assert|except|self\.|with|if|else|elif|
 _COUNTS = re.compile(r"world_size=(\d+), (?:worker_count|num_workers)=(\d+)")
 #: Slurm writes the node of the batch script behind ON, whichever node failed.
 _ON_NODE = re.compile(r" ON (\S+) CANCELLED|^srun: error: ([^ :]+): tasks? (\d+)?|host\s+: (\S+)")
-_FAILED_NODE = re.compile(r"Node failure on ([^\s,.:]+)|[Nn]odes? (\S+) (?:is )?not responding")
+_FAILED_NODE = re.compile(r"Node failure on ([^\s,:]*[^\s,:.])|[Nn]odes? (\S+) (?:is )?not responding")
 
 
 class Hit(NamedTuple):

@@ -82,6 +82,14 @@ HEALTHY = {
     "the submission was accepted": "sbatch: error: *** The partition was changed to gpu-long by the site\nSubmitted batch job 99\n",
     "a hub that answered at the second try": "'(ReadTimeoutError(\"HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out.\"))' thrown while requesting HEAD\n"
     "Retrying in 1s [Retry 1/5].\n" + STEPS + "{'train_runtime': 81.2, 'epoch': 1.0}\n",
+    "RCCL warns of the kernel's options": "".join(
+        f'n1:4{rank}:4{rank} [{rank}] NCCL WARN Missing "iommu=pt" from kernel command line which can lead to a hang!\n'
+        for rank in range(8)
+    )
+    + STEPS,
+    "a loss that was NaN three times": "".join(
+        f"step {step} loss {'nan' if step in (3, 9, 14) else 2.0}\n" for step in range(1, 40)
+    ),
     "pip's resolver": "ERROR: pip's dependency resolver does not currently take into account all the packages that are installed.\n"
     "tensorboard 2.1 requires protobuf<4, but you have protobuf 4.1 which is incompatible.\nSuccessfully installed protobuf-4.1\n"
     + STEPS,
@@ -140,6 +148,14 @@ FAILED = {
         "srun: error: Couldn't load specified plugin name for auth/munge: Dlopen of plugin file failed\n"
         "srun: fatal: failed to initialize auth plugin\n",
         ("slurm-plugin",),
+    ),
+    "a plugin of SPANK without its library": Failed(
+        "srun: error: spank: /usr/lib64/slurm/spank_x.so: Dlopen failed: libslurm.so: cannot open shared object file\n"
+        "srun: error: Plug-in initialization failed\n",
+        ("slurm-plugin",),
+    ),
+    "a node whose name has a domain": Failed(
+        "srun: error: Node failure on gpu-04.site.org\n", ("node-failure",), None, "gpu-04.site.org"
     ),
     "the ranks are not in the same collective": Failed(
         "[rank0]:[E1 ProcessGroupNCCL.cpp:1] Timeout at collective: ALLREDUCE, #12\nCollectives differ between ranks:\n"
