@@ -25,7 +25,7 @@ Run = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="Run id (or its first characters), job id, run folder, or last",
+        help="Run id (or its first characters), job id, run folder, or last (of this folder)",
         autocompletion=opt.run_names,
     ),
 ]
@@ -33,6 +33,7 @@ Run = Annotated[
 LAST = "last"
 #: Seconds between two looks of `status --watch`.
 LOOK_EVERY = 2.0
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask if `last` is a run of another folder")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout")]
 
 
@@ -264,16 +265,39 @@ def logs(
         write_lines(show_logs(follower, lambda: look(folder), opt.say))
 
 
+def confirm(run: str, folder: "RunFolder", action: str, *, yes: bool) -> None:
+    """Name the run before something is done to it; ask if `last` means one that was not submitted from this folder.
+
+    Raises UserError where nobody can be asked, or the answer is no.
+    """
+    import sys
+
+    from slurmddp.errors import UserError
+    from slurmddp.runs import index
+
+    opt.say(f"run     {folder.id}\nfolder  {folder.path}")
+    if run != LAST or yes or index.is_here(folder):
+        return
+    todo = f"slurmddp {action} {folder.id}, or add --yes"
+    what = f"the last run was submitted from another folder: {folder.id}"
+    if not sys.stdin.isatty():
+        raise UserError(what, where="last", todo=todo)
+    if not typer.confirm(f"It was submitted from another folder: {action} it?", err=True):
+        raise UserError(f"nothing was done: {what}", todo=todo)
+
+
 def cancel(
     run: Run = LAST,
     now: Annotated[bool, typer.Option("--now", help="Cancel at once, without saving a checkpoint")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has exited")] = False,
+    yes: Yes = False,
 ) -> None:
     """Cancel a run. A running job saves a checkpoint first. The job is not requeued."""
     from slurmddp.launch.cancel import cancel_run, wait_until_over
     from slurmddp.launch.find import find_own_run
 
     folder = find_own_run(run, os.environ, to="cancel it")
+    confirm(run, folder, "cancel", yes=yes)
     typer.echo(cancel_run(folder, now=now))
     if wait:
         state = wait_until_over(lambda: look(folder).state)

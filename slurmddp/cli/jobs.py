@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slurmddp.cli import options as opt
-from slurmddp.cli.follow import LAST, Json, Run
+from slurmddp.cli.follow import LAST, Json, Run, Yes, confirm
 from slurmddp.cli.help import App
 from slurmddp.cli.terminal import write_exactly, write_line
 
@@ -80,12 +80,17 @@ def _hand_over(prepared: "Prepared", *, as_json: bool, repeats: str | None = Non
 
 
 @opt.job_command(without=("job", "args", "module"))
-def resume(asked: opt.Asked, run: Run = LAST, as_json: Json = False) -> None:
+def resume(asked: opt.Asked, run: Run = LAST, yes: Yes = False, as_json: Json = False) -> None:
     """Continue a run from its newest checkpoint, in a new run. The same as `submit --resume RUN`."""
+    import os
+
+    from slurmddp.launch.find import find_run
+
+    confirm(run, find_run(run, os.environ), "resume", yes=yes)
     _hand_over(asked.prepare(strict=True, resume=run), as_json=as_json)
 
 
-def rerun(run: Run = LAST, as_json: Json = False) -> None:
+def rerun(run: Run = LAST, yes: Yes = False, as_json: Json = False) -> None:
     """Submit a run again from its start, with the code, image and configuration that it had."""
     import os
 
@@ -94,6 +99,7 @@ def rerun(run: Run = LAST, as_json: Json = False) -> None:
 
     todo = "read its job file, then submit it: slurmddp submit RUN_FOLDER/job.yaml"
     folder = find_own_run(run, os.environ, to="run its code with your account", todo=todo)
+    confirm(run, folder, "rerun", yes=yes)
     _hand_over(prepare_again(folder, os.environ, opt.say), as_json=as_json, repeats=folder.id)
 
 

@@ -179,11 +179,18 @@ def _job_and_options(request: Request) -> tuple[Path | Document | None, list[tup
             options.append(args)
         return (Path(request.job) if request.job else None), options
     script = Path(request.job)
-    front: list[tuple[str, Any, str]] = [("name", job_name(script), request.job)]
+    front: list[tuple[str, Any, str]] = [("name", _program_name(script), request.job)]
     # `$` has a meaning in paths of a job file; the command line's own words have none left.
     front.append(("train.script", request.job.replace("$", "$$"), request.job))
     front.append(args)
     return None, front + options
+
+
+def _program_name(script: Path) -> str:
+    """Return the name of a script's runs: FOLDER-SCRIPT, because many projects have a train.py."""
+    folder = script.absolute().parent
+    of_folder = "" if str(folder) in ("/", os.path.expanduser("~")) else os.path.basename(os.path.normpath(folder))
+    return job_name(Path(f"{of_folder[:50]}-{script.stem}.py" if of_folder not in ("", script.stem) else script))
 
 
 def job_name(path: Path) -> str:

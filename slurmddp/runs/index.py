@@ -23,7 +23,8 @@ _LOOKED_AT = 20_000  # folder entries: a root such as / must not be searched for
 
 @dataclass(frozen=True)
 class Entry:
-    """One run as the index knows it. created: ISO 8601 with zone; site and job_id may be unknown ("")."""
+    """One run as the index knows it. created: ISO 8601 with zone; site, job_id and directory, from which it was
+    submitted, may be unknown ("")."""
 
     id: str
     path: str
@@ -31,6 +32,7 @@ class Entry:
     name: str
     site: str = ""
     job_id: str = ""
+    directory: str = ""
 
     @property
     def folder(self) -> RunFolder:
@@ -45,6 +47,15 @@ class Entry:
             return self.folder.exists and os.stat(self.path).st_uid == os.geteuid()
         except OSError:
             return False
+
+    def is_of(self, here: str) -> bool:
+        """Return whether the run was submitted from this folder or one above it (the home folder counts for itself
+        alone), or lies below it. What is not known is not taken for yes."""
+        above = self.directory if self.directory not in ("/", os.path.realpath(os.path.expanduser("~"))) else ""
+        if here == self.directory or (above and here.startswith(f"{above}/")):
+            return True
+        path = os.path.realpath(self.path)
+        return path == here or path.startswith(f"{here.rstrip('/')}/") or here.startswith(f"{path}/")
 
     @property
     def when(self) -> datetime:
@@ -136,11 +147,13 @@ def entry_of(folder: RunFolder) -> Entry | None:
         name=str(facts.get("name", "")),
         site=str(facts.get("site") or ""),
         job_id=sent.job_id if sent else "",
+        directory=str(facts.get("directory") or ""),
     )
 
 
 def find(text: str, roots: Sequence[Path] = ()) -> RunFolder:
-    """Return the run that `text` names: `last`, a folder, a run id, a job id, or the beginning of one run id only.
+    """Return the run that `text` names: a folder, a run id, a job id, or the beginning of one run id only; `last` is
+    the newest of this folder, else the newest of all.
 
     Looked for in the index, then below `roots`. Raises UserError: several runs (they are listed), one whose
     folder is gone or closed to us (its job is named), or none (the nearest ids are).
@@ -170,7 +183,10 @@ def _matches(text: str, known: Sequence[Entry]) -> list[Entry]:
     Only candidates are looked up on disk.
     """
     if text == LAST:
-        return next(([entry] for entry in known if entry.is_own), [])
+        here = _here()
+        of_here = (entry for entry in known if here and entry.is_of(here) and entry.is_own)
+        newest_run = next(of_here, None) or next((entry for entry in known if entry.is_own), None)
+        return [newest_run] if newest_run else []
     if not text:
         return []
     rules: tuple[Callable[[Entry], bool], ...] = (
@@ -185,6 +201,20 @@ def _matches(text: str, known: Sequence[Entry]) -> list[Entry]:
         if any(_is_named(entry, text) for entry in named):
             return []  # a whole id of a run whose folder is gone must not become another run's beginning
     return []
+
+
+def is_here(folder: RunFolder) -> bool:
+    """Return whether a run is one of the current folder, as `last` takes it."""
+    here, entry = _here(), entry_of(folder)
+    return bool(here) and entry is not None and entry.is_of(here)
+
+
+def _here() -> str:
+    """The current folder; "" where it is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 def _is_named(entry: Entry, text: str) -> bool:
@@ -274,7 +304,7 @@ def _read() -> list[Entry]:
 
 
 def _entry(line: dict[str, Any]) -> Entry | None:
-    names = ("id", "path", "created", "name", "site", "job_id")
+    names = ("id", "path", "created", "name", "site", "job_id", "directory")
     values = {name: line.get(name, "") for name in names}
     if not all(isinstance(value, str) for value in values.values()) or not (values["id"] and values["path"]):
         return None

@@ -285,7 +285,7 @@ def test_a_script_without_a_job_file(ready: Desk, cli: Cli) -> None:
     )
     dry = cli("submit", "--dry-run", *arguments)
     assert "#SBATCH --nodes=4\n" in dry.out
-    assert "#SBATCH --job-name=train\n" in dry.out
+    assert "#SBATCH --job-name=project-train\n" in dry.out
     done = cli("submit", *arguments)
     assert done.code == 0, done.err
     run = only_run(ready)
