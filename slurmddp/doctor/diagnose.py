@@ -203,7 +203,8 @@ class Examination:
             host, rank = line.host, line.rank
             if cause.id == "node-failure":
                 told = _FAILED_NODE.search(line.text)
-                host = next(filter(None, told.groups())) if told else None
+                written_by = None if name in self._outcomes else host  # whose log it is did not fail
+                host = next(filter(None, told.groups())) if told else written_by
             elif told := _ON_NODE.search(line.text):
                 host = told[1] or told[2] or told[4] or host
                 rank = int(told[3]) if told[3] and rank is None else rank

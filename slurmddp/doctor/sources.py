@@ -36,6 +36,8 @@ _TELLING = (
     b'"error"', b'"hang"', b'"hang_reported"', b'"hang_over"', b'"node_excluded"', b'"attempt_ended"', b'"job_ended"',
     b'"checkpoint_rejected"', b'"rank_exited"', b'"first_step"',
 )  # fmt: skip
+#: Those of a start of the ranks that failed, or of the end of an attempt.
+_FAILURES = ("error", "hang", "rank_exited", "attempt_ended")
 _HANGS = ("hang", "hang_reported", "hang_over")
 
 
@@ -171,14 +173,15 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
     hangs = ((at, event.get("attempt")) for at, event in _records(folder) if event.get("event") in _HANGS)
     newest = max((at for at, of in hangs if of == attempt), default=0)
     steps = (at for at, event in _records(folder) if event.get("event") == "first_step")
-    survived = max(steps, default=0)
+    survived, failed = max(steps, default=0), 0
     for number, event in _records(folder):
         kind, node = event.get("event"), _text(event, "node") or None
         if kind == "job_ended" and (state := _text(event, "slurm_state")):
-            found.fact(name, number, f"slurm_state {state}", node=node)
+            found.fact(name, number, f"slurm_state {state}")  # of the whole job
         if event.get("attempt") != attempt:
             continue
         rank = whole(event.get("rank"))
+        failed = number if kind in _FAILURES else failed
         if kind == "error":
             message = _text(event, "message").strip().partition("\n")[0]
             found.fact(name, number, f"{_text(event, 'kind')}: {message}", rank=rank, node=node, otherwise="code")
@@ -202,6 +205,10 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
         elif kind == "checkpoint_rejected":
             text = f"checkpoint {_text(event, 'path')} is corrupt: {_text(event, 'why')}"
             found.fact(name, number, text, node=node)
+    if 0 < failed < survived:
+        found.notes.append(
+            "the ranks have made steps again since the newest failure: slurmddp status shows how they are"
+        )
 
 
 def _text(event: Mapping[str, Any], key: str) -> str:

@@ -446,4 +446,17 @@ def test_a_killed_rank_after_which_the_run_went_on_is_a_note(folder: RunFolder) 
     answer = diagnose_run(folder)
     told = "rank 3 on n2: killed by SIGKILL (out of memory?); the run went on"
     assert answer.root is None and told in answer.notes
+    assert any(note.startswith("the ranks have made steps again since") for note in answer.notes)
     assert list(survived_failures(folder)) == [told]
+
+
+@pytest.mark.parametrize(
+    ("event", "node"),
+    [({"event": "attempt_ended", "decision": "next", "cause": "Slurm lost the node (NodeFail)", "node": "n3"}, "n3"),
+     ({"event": "job_ended", "decision": "failed", "slurm_state": "NODE_FAIL", "node": "n1"}, None)],
+)  # fmt: skip
+def test_the_node_that_slurm_lost(folder: RunFolder, event: dict[str, object], node: str | None) -> None:
+    """The node of a job_ended is the one that wrote it."""
+    write_events(folder, {"event": "attempt_started"}, event)
+    root = diagnose_run(folder).root
+    assert root is not None and (root.first.cause.id, root.first.host) == ("node-failure", node)
