@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from slurmddp.check.launches import Launch, Step
+from slurmddp.check.launches import Launch
 from slurmddp.check.script import Script
+from slurmddp.check.shell import Command
 from slurmddp.check.values import number
 
 #: What a template leaves to be filled in: the script is not submitted as it stands.
 PLACEHOLDER = re.compile(r"<[A-Za-z_][^<>\n()]*>|\{\{|\{%|@\w+@|%\(\w+\)s")
+#: What watches a launch from the background.
+_WATCH = {"nvidia-smi", "rocm-smi", "dcgmi", "sleep", "tail", "watch", "vmstat", "echo"}
 NAMES = {"torchrun": "torchrun", "accelerate": "accelerate launch", "deepspeed": "deepspeed", "python": "python"}
 
 
@@ -31,11 +34,15 @@ def launches(script: Script, *kinds: str) -> Iterator[Launch]:
             yield each
 
 
-def services(script: Script) -> list[Step]:
-    """Return the steps in the background that start something else than the last launch: servers, or other parts."""
-    launched = script.found.launches[-1].program[:1] if script.found.launches else []
-    started = [each.step for each in script.found.launches if each.step and each.program[:1] == launched]
-    return [each for each in script.found.steps if each.background and each not in started]
+def services(script: Script) -> list[Command]:
+    """Return the commands in the background that start something else than the last launch: servers, or other parts."""
+    found = script.found.launches
+    ours = [each for each in found if each.program[:1] == found[-1].program[:1]]
+    lines = {tuple(each.command.lines) for each in ours} | {
+        tuple(each.step.command.lines) for each in ours if each.step
+    }
+    background = [command for command, words, _ in script.found.seen if command.then == "&" and words[0] not in _WATCH]
+    return [each for each in background if tuple(each.lines) not in lines]
 
 
 def _step_words(script: Script) -> Iterator[str]:

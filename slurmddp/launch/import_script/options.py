@@ -101,6 +101,8 @@ def _carry(job: Imported, each: Directive) -> None:
         job.set("timeouts.stop", f"{value.partition('@')[2] or 60}s")
         why = "imported as timeouts.stop; job.sh sends its own signal (docs/recovery.md)"
         job.leave(each.line, text, why, lost=False)
+    elif name.startswith("container"):
+        job.leave(each.line, text, "set container.image and container.binds: the whole script runs in this container")
     elif name == "chdir":
         job.enter(each.line, text, value)
     elif name == "gres" and all(part.partition(":")[0] == "gpu" for part in value.split(",")):

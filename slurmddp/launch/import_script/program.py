@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from slurmddp.check.launches import Launch, base
-from slurmddp.check.rules.common import nodes_option
+from slurmddp.check.rules.common import nodes_option, services
 from slurmddp.check.rules.launchers import ranks_per_launcher
 from slurmddp.check.rules.text import SECRET
 from slurmddp.check.shell import Command
@@ -69,10 +69,7 @@ def refuse_others(job: Imported) -> None:
     found = [
         (each.line, "heterogeneous jobs") for each in script.directives if each.value in ("hetjob", "packjob")
     ]  # fmt: skip
-    launches = script.found.launches
-    launch = next((each for each in reversed(launches) if each.step), launches[-1] if launches else None)
-    ours = [each.command for each in launches if launch and each.program[:1] == launch.program[:1]]
-    ours += [each.step.command for each in launches if each.step and each.command in ours]
+    found += [(each.line, "several programs side by side") for each in services(script) if not only_prints(job, each)]
     for command, words, _ in script.found.seen:
         names = [base(word) for word in words]
         if any(word.startswith("--het-group") for word in words):
@@ -81,8 +78,6 @@ def refuse_others(job: Imported) -> None:
             found.append((command.line, "Ray"))
         elif _MPI & set(names[:8]) and names[0] not in ("module", "ml", "which", "echo", "export"):
             found.append((command.line, next(name for name in names if name in _MPI)))
-        elif command.then == "&" and command not in ours and not only_prints(job, command):
-            found.append((command.line, "several programs side by side"))
     if found:
         kinds: dict[str, list[str]] = {}
         for line, kind in sorted(found):
@@ -301,6 +296,9 @@ def _ranks(job: Imported, launch: Launch) -> None:
         if "\0" in told or (launch.kind == "accelerate" and told and not ranks):
             ranks = 0
             job.leave(launch.line, f"ranks: {told}", "known only when the job runs: set resources.ranks_per_node")
+        each_node = launch.step.resources.tasks_per_node if launch.step and not launch.step.fan_out else 1
+        if each_node not in (1, None):
+            job.leave(launch.line, f"srun {launch.name}", f"starts it {each_node} times per node; the job file once")
         per_rank = "torch.distributed.launch" in launch.command.words and "use-env" not in launch.options
         if launch.kind == "deepspeed" or per_rank:
             job.leave(launch.line, launch.name, "gives the program --local_rank; slurmddp sets LOCAL_RANK only")

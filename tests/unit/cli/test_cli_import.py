@@ -150,17 +150,17 @@ HEAD = "#SBATCH -N 2\n#SBATCH --gpus-per-node=4\n#SBATCH --ntasks-per-node=4\n#S
         ("srun -N 2 --ntasks-per-node=2 python train.py", {"resources.ranks_per_node": 2}),
         ("A=(--x 1)\nsrun --ntasks-per-node=1 /env/bin/torchrun --nproc_per_node=gpu train.py ${A[@]}",
          {"train": {"script": "train.py", "args": ["--x", "1"]}, "container.python": "/env/bin/python3"}),
-        ("srun accelerate launch --num_machines 2 --num_processes 4 --mixed_precision bf16 t.py",
+        ("srun --ntasks-per-node=1 accelerate launch --num_machines 2 --num_processes 4 --mixed_precision bf16 t.py",
          {"environment": {"ACCELERATE_MIXED_PRECISION": "bf16"}, "resources.ranks_per_node": 2}),
-        ("srun accelerate launch --config_file acc.yaml t.py", {"launch": {"accelerate": "acc.yaml"}}),
+        ("srun --ntasks-per-node=1 accelerate launch --config_file a.yaml t.py", {"launch": {"accelerate": "a.yaml"}}),
         ("srun apptainer exec --nv --cleanenv -B /a:/b:ro,$SCRATCH --pwd /w $IMAGES/t.sif python t.py",
          {"container": {"runtime": "apptainer", "image": "${IMAGES}/t.sif", "binds": ["/a:/b:ro", "${SCRATCH}"],
                         "options": ["--pwd=/w"]}}),
         ("srun singularity exec --rocm t.sif bash -c 'export X=1; python t.py'",
          {"container": {"runtime": "singularity", "image": "t.sif"}, "environment": {"X": "1"}}),
-        ("srun --container-image=/i/t.sqsh --container-mounts=/a:/b torchrun t.py",
+        ("srun --container-image=/i/t.sqsh --container-mounts=/a:/b --ntasks-per-node=1 torchrun t.py",
          {"container": {"runtime": "pyxis", "image": "/i/t.sqsh", "binds": ["/a:/b"]}}),
-        ("srun uv run torchrun --nproc_per_node=4 t.py",
+        ("srun --ntasks-per-node=1 uv run torchrun --nproc_per_node=4 t.py",
          {"setup": ["source $SLURM_SUBMIT_DIR/.venv/bin/activate"], "container": {"runtime": "none"}}),
         ("srun python -m pkg.train", {"train.module": "pkg.train", "launch.mode": "srun"}),
         ("srun --mpi=pmix python t.py", {"launch": {"mode": "srun", "mpi": "pmix"}}),
@@ -169,7 +169,7 @@ HEAD = "#SBATCH -N 2\n#SBATCH --gpus-per-node=4\n#SBATCH --ntasks-per-node=4\n#S
         ("srun python3.11 t.py", {"container.python": "python3.11"}),
         ("srun apptainer exec ~/t.sif /opt/bin/python t.py",
          {"container": {"runtime": "apptainer", "image": "~/t.sif", "python": "/opt/bin/python"}}),
-        ("srun torchrun --max_restarts 0 t.py", {"launch.max_restarts": 0}),
+        ("srun --ntasks-per-node=1 torchrun --max_restarts 0 t.py", {"launch.max_restarts": 0}),
         ("set -a\nsource .env\nFOO=3\nset +a\nsrun python t.py",
          {"setup": ["set -a", "source $SLURM_SUBMIT_DIR/.env", "set +a"], "environment": {"FOO": "3"}}),
         ("mkdir -p logs /scratch/x\nsrun python t.py",
@@ -213,12 +213,13 @@ def test_each_way_to_launch(cli: Cli, desk: Desk, line: str, keys: dict[str, Any
         ("--time=4h", {"time": "04:00:00"}, ""),
         ("--kill-on-bad-exit=1", {}, "--kill-on-bad-exit=1  ->  not an option of sbatch"),
         ("--open-mode=append", {}, "--open-mode=append  ->  logs are never overwritten"),
+        ("--container-image=x.sqsh", {}, "--container-image=x.sqsh  ->  set container.image"),
         ("--export=NONE", {}, "--export=NONE  ->  the job starts with a clean environment"),
     ],
 )
 def test_each_option(cli: Cli, desk: Desk, option: str, keys: dict[str, Any], left: str) -> None:
     gpus = "" if "gpus-per-node" in option else "--gpus-per-node=4"
-    code = int("not an option" in left)
+    code = int("not an option" in left or "container" in option)
     found, comments = imported(cli, desk, f"#SBATCH {gpus}\n#SBATCH {option}\nsrun python t.py\n", code=code)
     assert keys.items() <= found["resources"].items(), found
     assert (f"line 3: {left}" in comments) if left else ("line 3" not in comments), comments
@@ -319,6 +320,7 @@ def test_a_launch_that_can_be_read_renders(cli: Cli, desk: Desk) -> None:
         ("srun torchrun t.py < in.txt", "< in.txt  ->  a file for the ranks"),
         ("srun torchrun t.py 2>&1 | tee log", "srun torchrun t.py |  ->  a pipe"),
         ("srun -N 1 torchrun t.py", "srun -N 1 torchrun t.py  ->  starts on a part of the nodes"),
+        ("srun torchrun t.py", "srun torchrun  ->  starts it 4 times per node"),
         ("srun -n 3 python t.py", "srun python  ->  its tasks per node"),
         ("srun -w $X python t.py", "--nodelist=...  ->  option of srun"),
         ("srun $OPTIONS python t.py", "$OPTIONS  ->  options of srun that are known only"),
