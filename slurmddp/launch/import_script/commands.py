@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from itertools import takewhile
 
-from slurmddp.check.launches import PYTHON
+from slurmddp.check.launches import PYTHON, base
 from slurmddp.check.shell import Command, commands
 from slurmddp.check.values import PER_TASK, expand, symbols
 from slurmddp.launch.import_script.imported import Imported
@@ -50,7 +50,10 @@ def carry_commands(job: Imported, launched: Iterable[Command]) -> None:
     skip = {(tuple(each.words), tuple(each.lines)) for each in launched}
     job.used = _names(job, " ".join(word for each in launched for word in each.words))
     own: dict[str, tuple[str, int]] = {}  # variables of the shell that no program sees, until a setup line needs them
-    inside = [each for each, _, scope in job.script.found.seen if scope.task and each.line]
+    seen = job.script.found.seen
+    inside = [each for each, _, scope in seen if scope.task and each.line]
+    contained = any(base(word) in ("apptainer", "singularity", "shifter") for _, words, _ in seen for word in words)
+    contained |= any("container-image" in each.options for each in job.script.found.steps)
     for command in [*commands(job.script.text), *inside]:
         if (tuple(command.words), tuple(command.lines)) in skip or not command.words:
             for word in takewhile(_ASSIGNMENT.fullmatch, command.words):  # A=1 torchrun ...
@@ -59,7 +62,10 @@ def carry_commands(job: Imported, launched: Iterable[Command]) -> None:
         words = command.words
         if (added := _ADDED.match(words[0])) and added[1] in job.used:
             continue  # the launch has its value
-        declared = words[0] in ("export", "declare", "typeset", "local", "readonly")
+        if contained and command in inside and words[0] in _SETUP:
+            job.leave(command.line, " ".join(words), "runs in the container; setup lines run outside of it")
+            continue
+        declared = words[0] in ("export", "declare", "typeset", "local", "readonly") and "-n" not in words
         exported = words[0] == "export" or (declared and any(re.match(r"-\w*x", word) for word in words[1:]))
         if declared or all(_ASSIGNMENT.fullmatch(word) for word in words):
             for word in words[declared:]:

@@ -37,6 +37,7 @@ _SAME_FOR_RANKS = {
     "verbose",
 }
 _MPI = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "composer", "horovodrun"}
+_GLOB = re.compile(r"[*?]|\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
 _TRANSPARENT = {"exec", "time", "command", "nohup", "env"}
 _WITH_VALUE = {"-B", "--bind", "--mount", "--pwd", "-W", "--env", "-H", "--home", "-o", "--overlay", "--workdir", "-S",
                "--scratch", "--env-file", "--app", "--add-caps", "--drop-caps", "--security"}  # fmt: skip
@@ -263,6 +264,8 @@ def _arguments(job: Imported, launch: Launch, words: list[str]) -> None:
             if job.environment.get(symbol_name(word, "?")):
                 reason = "a variable of your shell, which may be a secret: write its value yourself"
             job.leave(launch.line, f"argument {text}", reason)
+        elif _GLOB.search(value) and not re.search(r"['\"][^'\"]*[*?{]", raw := _raw(launch, word)):
+            job.leave(launch.line, f"argument {raw}", "bash replaces it by names of files or several words")
         else:
             args.append(value)
         secret = not secret and not equals and word.startswith("--") and is_secret_name(word)
@@ -332,6 +335,8 @@ def _container(job: Imported, launch: Launch, words: list[str]) -> None:
     elif at is not None and words[at + 1 : at + 2] in (["exec"], ["run"], ["shell"]):
         job.set("container.runtime", words[at].rpartition("/")[2])
         _runtime_options(job, launch, words[at + 2 :])
+        if words[at + 1] != "exec":
+            job.leave(launch.line, f"{words[at]} {words[at + 1]}", "starts the image's own script; slurmddp uses exec")
     elif "shifter" in words:
         job.leave(launch.line, "shifter", "make an image with slurmddp build-image, and name it in container.image")
     else:
