@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurmddp.errors import UserError
 from slurmddp.runs import git
+from slurmddp.runs.credentials import CODE_SUFFIXES, credentials_in, named_as_credential
 from slurmddp.runs.snapshot_filter import (
     SKIPPED_FOLDERS,
     SKIPPED_SUFFIXES,
     below,
-    credential,
     is_image,
-    is_netrc,
     is_run_folder,
 )
 from slurmddp.shared.units import human
@@ -101,9 +100,10 @@ class _Walk:
         self.tracked: set[str] = set()
         self.of_runs: dict[str, str] = {"": ""}  # folder -> the folder of runs that it is or lies in, or ""
         # Ordered sets, for the warnings.
-        self.secrets: dict[str, None] = {}
-        self.tracked_secrets: dict[str, None] = {}
-        self.tracked_runs: dict[str, None] = {}
+        self.secrets: dict[str, str] = {}  # path -> what the file holds, or ""
+        self.tracked_secrets: dict[str, str] = {}
+        self.code_secrets: dict[str, str] = {}
+        self.tracked_runs: dict[str, str] = {}
 
     def folder(self, relative: str) -> None:
         """Add what belongs to one folder that is the project itself, a submodule or a nested repository."""
@@ -130,7 +130,7 @@ class _Walk:
             whole = posixpath.join(relative, path)
             if runs := self.runs_around(posixpath.dirname(whole)):
                 if tracked:
-                    self.tracked_runs[f"{runs}/"] = None
+                    self.tracked_runs[f"{runs}/"] = ""
             elif tracked or not _is_unwanted(path, left_out):
                 self.entry(whole, is_repository=True)
 
@@ -177,15 +177,18 @@ class _Walk:
         is_folder = stat.S_ISDIR(mode)
         if relative in self.excluded or (is_folder and self.runs_around(relative)):
             return
-        secret = credential(relative, is_folder=is_folder)
-        if secret is None and stat.S_ISREG(mode) and is_netrc(source):
-            secret = relative
+        secret, kind = named_as_credential(relative, is_folder=is_folder), ""
+        if secret is None and stat.S_ISREG(mode) and self.is_code(source.name, is_repository=is_repository):
+            kind = credentials_in(source) or ""
+            secret = relative if kind else None
         if relative in self.tracked:
             if secret:
-                self.tracked_secrets[secret] = None
+                self.tracked_secrets[secret] = kind
+        elif kind and relative.endswith(CODE_SUFFIXES):
+            self.code_secrets[relative] = kind
         elif secret:
             if not (is_folder and os.path.lexists(source / "pyvenv.cfg")):  # .env is also a name for those
-                self.secrets[secret] = None
+                self.secrets[secret] = kind
             return
         elif is_image(relative) and not is_folder:
             return
@@ -198,8 +201,13 @@ class _Walk:
                 self.plain(relative)
         elif not stat.S_ISREG(mode):
             self.found.warnings.append(f"{shown(relative)}: not copied: not a file (socket, pipe or device)")
-        elif is_repository or not source.name.endswith(SKIPPED_SUFFIXES):
+        elif self.is_code(source.name, is_repository=is_repository):
             _add_file(self.found, relative, source)
+
+    @staticmethod
+    def is_code(name: str, *, is_repository: bool) -> bool:
+        """Return whether a file of this name is copied; git's list is filtered before."""
+        return is_repository or not name.endswith(SKIPPED_SUFFIXES)
 
     def link(self, relative: str, source: Path) -> None:
         """Add a link, unless what it points to is left out: the copy would be that, under another name."""
@@ -215,8 +223,8 @@ class _Walk:
                 )
                 return
             if inside not in self.tracked:
-                if credential(inside, is_folder=False) or is_netrc(target):
-                    self.secrets[relative] = None
+                if named_as_credential(inside, is_folder=False) or credentials_in(target):
+                    self.secrets[relative] = ""
                     return
                 if is_image(inside):
                     return
@@ -234,16 +242,17 @@ class _Walk:
     def warn(self) -> None:
         """One warning of each kind of thing that was left out, or copied, against what one may expect."""
         for paths, text in (
-            (self.secrets, "not copied, because they look like credentials (rename them if they are not)"),
+            (self.secrets, "not copied, because they look like credentials (git add them if they are not)"),
             (self.tracked_secrets, "copied although they look like credentials, because git tracks them"),
+            (self.code_secrets, "copied although they hold credentials, because they are code (see environment_from)"),
             (self.tracked_runs, "not copied although git tracks files there, because they are runs or caches"),
         ):
             if paths:
                 self.found.warnings.append(f"{text}: {_named(paths)}")
 
 
-def _named(paths: Iterable[str]) -> str:
-    names = [shown(path) for path in paths]
+def _named(paths: Mapping[str, str]) -> str:
+    names = [f"{shown(path)} ({what})" if what else shown(path) for path, what in paths.items()]
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 

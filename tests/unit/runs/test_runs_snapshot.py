@@ -154,12 +154,29 @@ def test_a_netrc_file_is_left_out_whatever_it_is_called(project: Path) -> None:
     (project / "link").symlink_to("logins")
     found = survey(project)
     assert names(found) == ["README.md", "env/bin/y.py", "lib/a.py", "machine.txt", "parse.py", "train.py"]
-    assert [warning.split(": ")[1] for warning in found.warnings] == ["link, logins, notes.txt"]
+    assert [warning.split(": ")[1] for warning in found.warnings] == ["link, logins (netrc), notes.txt (netrc)"]
+
+
+def test_credentials_by_content(project: Path) -> None:
+    """What git tracks is the user's decision, and code has to be there; both are named."""
+    token = "ghp_" + "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zC5fJ7"
+    make(project, "notes", "hub.py", "pushed")
+    for name in ("notes", "hub.py", "pushed"):
+        (project / name).write_text(f"x = '{token}'\n")
+    run_git(project, "init", "-q")
+    run_git(project, "add", "pushed")
+    found = survey(project)
+    assert {"hub.py", "pushed"} < set(names(found)) and "notes" not in names(found)
+    assert [(text.split(" ")[0], text.rpartition(": ")[2]) for text in found.warnings] == [
+        ("not", "notes (GitHub token)"),
+        ("copied", "pushed (GitHub token)"),
+        ("copied", "hub.py (GitHub token)"),
+    ]
 
 
 def test_how_credentials_are_named(project: Path) -> None:
     make(project, ".env", "certs/a.pem")
-    text = "not copied, because they look like credentials (rename them if they are not): .env, certs/a.pem"
+    text = "not copied, because they look like credentials (git add them if they are not): .env, certs/a.pem"
     assert survey(project).warnings == [text]
     make(project, *(f"certs/{number}.pem" for number in range(60)))
     assert survey(project).warnings[0].endswith(".pem and 32 more")
