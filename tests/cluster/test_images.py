@@ -19,6 +19,7 @@ import pytest
 from tests.registry import PROGRAM, Registry
 
 from .build import wanted
+from .buildkit import started as docker
 from .cluster import Cluster
 from .runs import Alice
 from .standins import EVIL, make_index, push_all
@@ -553,3 +554,79 @@ def test_a_build_on_a_node(alice: Alice, base_image_root: str, plain_image_root:
     assert left("onslow.sif") == ["onslow.sif.build.log"]
     for node in cluster.nodes:
         assert cluster.run(node, ["pgrep", "-f", "sleep 4321"], check=False).stdout == "", node
+
+
+#: What each builder, or its container, has of its own.
+_OWN = (
+    "proc sys dev tmp var/tmp .slurmddp .singularity.d .exec .run .shell .test singularity environment .dockerenv "
+    "etc/hosts etc/hostname etc/resolv.conf etc/mtab .slurmddp.tmp"
+)
+_ALL = f"find . -xdev \\( {' -o '.join(f'-path ./{name}' for name in _OWN.split())} \\) -prune -o"
+#: The last RUN of a Dockerfile that is built both ways: kind, mode, owner, links' targets and content of all files.
+LISTED = rf"""RUN cd / && {_ALL} -printf '%y %m %U:%G %p %l\n' | sort -k4 > /tmp/list \
+    && {_ALL} -type f -exec sha256sum {{}} + | sort -k2 >> /tmp/list && mv /tmp/list /list
+"""
+JUDGED = rf"""ARG BASE
+FROM $BASE AS common
+USER root
+ARG WORD=salt
+ENV TASTE="$WORD and 'pepper'" EMPTY= LIST=a,b
+ONBUILD RUN echo on >> /onbuild
+RUN /usr/sbin/useradd -u 1234 -g 33 me && mkdir -m 750 /o && echo x > /o/x \
+    && ln -s x /o/l && ln /o/x /o/y && chown -R me /o
+FROM common AS made
+RUN echo $TASTE $PATH > made && mkdir -p "/out/a b" && touch "/out/a b/c" /out/.hidden
+FROM common
+SHELL ["/bin/bash", "-c"]
+RUN echo ${{BASH_VERSION:+bash}} > /shell && ln -s /o /opt/link && mkdir -m 2775 /srv/sticky
+SHELL ["/bin/sh", "-c"]
+COPY dir /opt/link
+COPY dir/f dir/s? /opt/many/
+COPY --chown=me:games dir /srv/sticky
+COPY --chmod=640 dir/f /f640
+COPY --from=made /out /made /got/
+COPY --from=made ["/out/a b", "/got/a b"]
+ADD a.tar.gz /unpacked
+ADD --chown=1:2 dir/f /deep/er/
+WORKDIR rel/ative
+RUN --mount=type=bind,source=dir,target=/m --mount=type=cache,target=/c cat /m/f > /mounted; umask > /umask
+USER me
+RUN id > /o/id && echo $HOME >> /o/id
+WORKDIR /by-me
+USER root
+LABEL a="b c"
+{LISTED}ENTRYPOINT ["/bin/sh", "-c", "pwd; echo $TASTE:$EMPTY:$LIST; echo $0 $@"]
+CMD ["one", "two words"]
+"""
+
+
+@pytest.mark.long
+def test_docker_s_own_builder_makes_the_same_of_a_dockerfile(alice: Alice, tmp_path: Path) -> None:
+    cluster = alice.cluster
+    for name, text in {"dir/f": "f", "dir/s1": "1", "dir/sub/c": "c"}.items():
+        cluster.write(f"{HOME}/judged/{name}", f"{text}\n")
+    context = cluster.machine_path(f"{HOME}/judged")
+    (context / "dir/sub").chmod(0o700)
+    packed = ["tar", "--owner=:5", "--group=:6", "-C", str(context), "-czf", str(context / "a.tar.gz"), "dir"]
+    subprocess.run(packed, check=True)
+    cluster.write(f"{HOME}/judged/Dockerfile", JUDGED)
+    cluster.run("login", ["chown", "-R", "alice:", f"{HOME}/judged"], user="root")
+    names = {"base": BASE.partition("/")[2], "owned": "lab/owned:1.0"}
+    shutil.copytree(cluster.machine_path("/home/alice/registry/storage"), tmp_path / "registry/storage")
+    with Registry.started(tmp_path) as registry, docker(tmp_path / "docker") as judge:
+        for name, image in names.items():
+            user = [] if name == "base" else ["--build-arg", "WORD=pe pper"]
+            judge.build(name, context, "--build-arg", f"BASE={registry.host}/{image}", *user)
+            base = ["--build-arg", f"BASE=127.0.0.1:{PORT}/{image}"]
+            build(alice, f"{name}.sif", "--dockerfile", "judged/Dockerfile", *base, *user, "--force")
+            theirs = judge.command("run", "--rm", "--network=host", name)
+            ours = cluster.run("login", ["apptainer", "-s", "run", f"{HOME}/{name}.sif"]).stdout
+            assert ours == theirs
+            theirs = judge.command("run", "--rm", "--network=host", "--entrypoint=cat", name, "/list")
+            ours = cluster.run("login", ["apptainer", "-s", "exec", f"{HOME}/{name}.sif", "cat", "/list"]).stdout
+            assert difference(ours, theirs) == []
+
+
+def difference(ours: str, theirs: str) -> list[str]:
+    """Return the lines that only one of them has."""
+    return sorted(set(ours.splitlines()) ^ set(theirs.splitlines()), key=lambda line: line.split()[-1])
