@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,8 +49,14 @@ class Docker:
 
 
 @contextlib.contextmanager
-def started(folder: Path) -> Iterator[Docker]:
-    """Start dockerd with everything below `folder`, and end it. Raises ClusterUnavailable where it cannot start."""
+def started() -> Iterator[Docker]:
+    """Start dockerd with all it has in a folder of its own, and end it. Raises ClusterUnavailable if it cannot."""
+    # The paths of its sockets have 107 characters at most
+    with tempfile.TemporaryDirectory(prefix="docker-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield from _started(Path(folder))
+
+
+def _started(folder: Path) -> Iterator[Docker]:
     programs = folder / "programs"
     _unpack(programs, folder / "packages")
     docker = Docker(programs, folder)
@@ -88,7 +95,7 @@ def _fails(docker: Docker) -> bool:
 def _unpack(target: Path, folder: Path) -> None:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise ClusterUnavailable("Debian's dockerd needs root and apt-get")
-    folder.mkdir(parents=True)
+    folder.mkdir()
     for name in (*PACKAGES, *_MORE):
         done = subprocess.run(
             ["apt-get", "download", "-q", name], cwd=folder, capture_output=True, text=True, check=False

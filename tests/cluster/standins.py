@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tests.registry import Registry
 from tests.wheels import wheel
@@ -23,7 +23,11 @@ TORCH = {
     "torch-2.13.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n",
 }
 PACKAGES = "usr/local/lib/python3.11/dist-packages"
-ENVIRONMENT = ["CUDA_DRIVER_VERSION=575.51.02", "CUDA_VERSION=12.9.0.036", "PATH=/usr/local/bin:/usr/bin:/bin"]
+ENVIRONMENT = [
+    "CUDA_DRIVER_VERSION=575.51.02",
+    "CUDA_VERSION=12.9.0.036",
+    "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+]
 #: Where the stand-ins have their packages from.
 INDEX = "/opt/simple"
 _PIP = [f"PIP_INDEX_URL=file://{INDEX}", "PIP_BREAK_SYSTEM_PACKAGES=1"]
@@ -59,12 +63,15 @@ def push_all(registry: Registry, root: Path, index: Path, folder: Path) -> None:
 
 
 def layer(files: Mapping[str, str | bytes], below: str, mode: int = 0o644, uid: int = 0) -> bytes:
-    """Files below a folder of the image; files and folder are this user's."""
+    """Files below a folder of the image. Files and that folder are this user's; the folders above are root's."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
-        if uid:
-            folder = tarfile.TarInfo(below)
-            folder.type, folder.mode, folder.uid = tarfile.DIRTYPE, 0o755, uid
+        # As Docker's own layers have them: Apptainer gives folders that no layer names the mode 775
+        for path in sorted(
+            {above for name in files for above in PurePosixPath(below, name).parents} - {PurePosixPath()}
+        ):
+            folder = tarfile.TarInfo(str(path))
+            folder.type, folder.mode, folder.uid = tarfile.DIRTYPE, 0o755, uid if path.is_relative_to(below) else 0
             tar.addfile(folder)
         for name, content in files.items():
             data = content.encode() if isinstance(content, str) else content

@@ -137,8 +137,8 @@ class Interpreter:
         for trigger in said.triggers if said else ():
             note = f"the base {repository} has ONBUILD {trigger}"
             setting.notes.append(f"{note}: add it to the Dockerfile if you need it")
-        if said and "HOME" in said.env:
-            proxies.append(("HOME", said.env["HOME"]))
+        # Apptainer's own of these would be others
+        proxies += [(name, said.env[name]) for name in ("HOME", "PATH") if said and name in said.env]
         if proxies:
             self.sections.post.append(("", [f"export {name}={shell(value)}" for name, value in proxies]))
 
