@@ -67,13 +67,14 @@ class JobId:
 class JobView:
     """What a scheduler says about one job now.
 
-    state       Slurm's base state word (PENDING, RUNNING, COMPLETING, COMPLETED, CANCELLED, ...), see
-    squeue(1) reason      why it is in that state (Priority, BeginTime, NonZeroExitCode, ...), "" where there
-    is none restarts    how often it was requeued; None where the source does not tell exit_code   of the
-    batch script, and the signal that ended it; None while it runs or where it is not told nodes       Slurm's
-    node list (`node[1-3]`), "" where there is none start, end  the cluster's local time as Slurm prints it
-    (YYYY-MM-DDTHH:MM:SS), expected times while pending time_limit  seconds; None if unknown or unlimited
-    source      which command knew it: scontrol, squeue, sacct, or process (the local site)
+    state:      Slurm's base state word (PENDING, RUNNING, COMPLETING, COMPLETED, CANCELLED, ...), see squeue(1).
+    reason:     why it is in that state (Priority, BeginTime, NonZeroExitCode, ...); "" if Slurm gives none.
+    restarts:   how often it was requeued; None if the source does not say.
+    exit_code, signal: of the batch script; None while it runs, or if the source does not say.
+    nodes:      Slurm's node list (`node[1-3]`); "" before it has nodes.
+    start, end: the cluster's local time as Slurm prints it (YYYY-MM-DDTHH:MM:SS); expected times while it waits.
+    time_limit: seconds; None if unknown or unlimited.
+    source:     the command that knew it: scontrol, squeue, sacct, or process (the local site).
     """
 
     state: str

@@ -14,7 +14,8 @@ from slurmddp.runtime.signing import Key
 class NodeSettings:
     """One node's place in the preflight.
 
-    run:       the run folder.                           folder: where nodes leave files for each other.
+    run:       the run folder.
+    folder:    where nodes leave files for each other.
     node, nodes: this node's name, and all of them, the head first.
     head, port: what torchrun will meet at: the head's name or address, and the rendezvous port.
     address:   this node's own, of `interface`; `network` is the same with its prefix length, empty where unknown.

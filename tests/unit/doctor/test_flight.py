@@ -94,6 +94,20 @@ def test_a_hang_of_an_own_script(tmp_path: Path) -> None:
     assert found.root is not None and found.root.first.rank == 2 and not found.message, "it has no dumps"
 
 
+def test_the_dumps_of_a_run(tmp_path: Path) -> None:
+    """A bundled task writes them into the attempt's folder of logs."""
+    folder = RunFolder(tmp_path)
+    place = folder.attempt_logs(0) / "flight_recorder"
+    place.mkdir(parents=True)
+    folder.node_log(0, "n1").write_text("[Rank 0] Watchdog caught collective operation timeout\n")
+    append_event(folder.events, "attempt_started", attempt=0, nodes="n1")
+    for rank in range(3):
+        waits = [] if rank == 1 else [entry(8, "all_reduce", "scheduled")]
+        dump(place, rank, {**entry(7, "all_reduce", "scheduled"), "retired": True}, *waits)
+    found = diagnose_run(folder)
+    assert "the others waited for rank 1" in found.message and "all_reduce 8" in found.message
+
+
 class Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("owned",)
