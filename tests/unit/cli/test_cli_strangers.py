@@ -232,11 +232,11 @@ def hang(_signum: int, _frame: FrameType | None) -> None:
     raise AssertionError(f"the command hangs: nothing after {PATIENCE} s")
 
 
-def attack(place: Place, cli: Cli, run: Path, *, names: str = "") -> None:
-    """Give the run to every command, and compare the home before and after each."""
+def attack(place: Place, cli: Cli, run: Path, *, names: str = "", ours: bool = False) -> None:
+    """Give the run to every command, and compare the home before and after each. ours: its job may be cancelled."""
     # What commands write for themselves: the index, and the draft of `sites init`.
-    ours = (str(place.home / ".local"), str(place.desk.config / "sites" / "cluster.yaml"))
-    before = picture(place.home, ours)
+    written = (str(place.home / ".local"), str(place.desk.config / "sites" / "cluster.yaml"))
+    before = picture(place.home, written)
     previous = signal.signal(signal.SIGALRM, hang)
     try:
         for path, command in commands():
@@ -246,14 +246,16 @@ def attack(place: Place, cli: Cli, run: Path, *, names: str = "") -> None:
                 signal.alarm(0)
                 shown = f"{names}: slurmddp {' '.join(words)}\n{done.out}{done.err}"
                 assert "Traceback" not in done.err, shown
-                now = picture(place.home, ours)
+                now = picture(place.home, written)
                 assert now == before, f"{shown}\n{set(now.items()) ^ set(before.items())}"
                 scripts = (place.desk.project / "runs").rglob("*.sh")
                 assert not any(b"pwned" in script.read_bytes() for script in scripts), shown
                 acted = [
                     call for call in place.calls.read_text().splitlines() if not call.startswith("sbatch --parsable")
                 ]
-                assert not [call for call in acted if "4711" in call or "curl" in call], f"{shown}\n{acted}"
+                assert not [call for call in acted if ("4711" in call and not ours) or "curl" in call], (
+                    f"{shown}\n{acted}"
+                )
                 assert str(run) not in index.index_file().read_text() if index.index_file().exists() else True, shown
     finally:
         signal.alarm(0)
@@ -308,7 +310,7 @@ def test_each_trap_alone(place: Place, cli: Cli, kind: Hostile, name: str) -> No
         run = place.run(owner=owner)
         spring(run / name, kind, place.home)
         give(place.bob, owner)
-        attack(place, cli, run, names=f"{name}, {kind.name}")
+        attack(place, cli, run, names=f"{name}, {kind.name}", ours=owner == 0)
 
 
 def spring(path: Path, kind: Hostile, home: Path) -> None:

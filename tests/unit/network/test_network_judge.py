@@ -70,7 +70,7 @@ def test_a_slow_network_is_reported_with_what_the_pairs_told() -> None:
 
 
 def test_no_measurement_is_no_failure() -> None:
-    assert not_measured('node3: "x"\n') == ["none not measured: node3: 'x'", 'facts {"result": "none"}']
+    assert not_measured('node3: "x"\n') == ['none not measured: node3: "x"', 'facts {"result": "none"}']
 
 
 def play(nodes: list[str], slow_nodes: set[str], slow_links: set[frozenset[str]]) -> tuple[dict[str, str], str]:

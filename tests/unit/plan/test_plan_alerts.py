@@ -10,6 +10,7 @@ import pytest
 from slurmddp.errors import UserError
 from slurmddp.launch.watchdog import submit_watchdog
 from slurmddp.render.scripts import alert_files
+from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import JobId
 from slurmddp.spec.alerts import KINDS
@@ -134,7 +135,7 @@ def test_the_dead_man_job_asks_for_what_the_profile_says(desk: Desk, monkeypatch
     monkeypatch.setenv("PATH", desk.environment["PATH"])
     folder = RunFolder(desk.root / "run")
     folder.logs.mkdir(parents=True)
-    assert submit_watchdog(plan, folder, JobId("7")) is None
+    assert submit_watchdog(plan, own(folder, to="submit it"), JobId("7")) is None
     words = (desk.bin / "words").read_text().splitlines()
     script = words.index(str(folder.shell / "watchdog.sh"))
     assert {*plan.watchdog.sbatch, "--open-mode=append", "--dependency=afterany:7"} <= set(words[:script])
