@@ -67,6 +67,8 @@ def _hand_over(prepared: "Prepared", *, as_json: bool, repeats: str | None = Non
     for warning in handed.warnings:
         opt.say(f"warning: {warning}")
     opt.say(cost_line(prepared.plan))
+    if handed.code:
+        opt.say(f"code    {handed.code}")
     if repeats or prepared.resumed_from:
         opt.say(f"from    {f'{repeats}, step 0' if repeats else start_of(prepared.resumed_from)}")
     if as_json:

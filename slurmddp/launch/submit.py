@@ -25,6 +25,7 @@ from slurmddp.runs.create import Draft, create
 from slurmddp.runs.gate import OwnRun, own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.owner import shared_folder
+from slurmddp.runs.survey import Survey
 from slurmddp.slurm.choose import scheduler_for, scheduler_named
 from slurmddp.spec.sensitive import redacted, refuse_values
 
@@ -41,6 +42,7 @@ class Handed:
     scheduler: str
     gpu_hours: float | None
     warnings: tuple[str, ...]
+    code: str | None = None  # what was copied into the run folder
 
     def as_dict(self) -> dict[str, Any]:
         """Return the submission for --json. The keys are stable."""
@@ -72,7 +74,8 @@ def submit(prepared: Prepared) -> Handed:
     warnings = [*advice(prepared), *still_going(prepared), *avoided.warnings]
     root = Path(plan.runs_root)
     absent = [path for path in (root, *root.parents) if not os.path.lexists(path)]
-    folder = make_run_folder(prepared, warnings)
+    copied: list[str] = []
+    folder = make_run_folder(prepared, warnings, copied)
     scheduler = scheduler_named(plan.scheduler)
     try:
         command = command_line(plan, folder, avoided.options)
@@ -97,10 +100,11 @@ def submit(prepared: Prepared) -> Handed:
         scheduler=plan.scheduler,
         gpu_hours=plan.gpu_hours,
         warnings=tuple(warnings),
+        code=copied[0] if copied else None,
     )
 
 
-def make_run_folder(prepared: Prepared, warnings: list[str]) -> OwnRun:
+def make_run_folder(prepared: Prepared, warnings: list[str], copied: list[str] | None = None) -> OwnRun:
     """Create the run folder with scripts, snapshot and manifest. Raises UserError, and then leaves nothing behind.
 
     Its secrets (addresses of alerts, environment_from) are read here, and leave this process's environment: the job
@@ -113,7 +117,9 @@ def make_run_folder(prepared: Prepared, warnings: list[str]) -> OwnRun:
         warnings.append(warning)
 
     def fill(draft: Draft) -> None:
-        _fill(draft, prepared, warnings, variables)
+        found = _fill(draft, prepared, warnings, variables)
+        if copied is not None and found is not None:
+            copied.append(found.summary())
 
     secrets.forget_old(os.environ)
     targets = plan.alerts.targets if plan.alerts else ()
@@ -129,8 +135,11 @@ def make_run_folder(prepared: Prepared, warnings: list[str]) -> OwnRun:
     return folder
 
 
-def _fill(draft: Draft, prepared: Prepared, warnings: list[str], variables: Mapping[str, str]) -> None:
-    """variables: the secrets of `environment_from`, which must stand in none of the files."""
+def _fill(draft: Draft, prepared: Prepared, warnings: list[str], variables: Mapping[str, str]) -> Survey | None:
+    """Return what was copied of the project.
+
+    variables: the secrets of `environment_from`, which must stand in none of the files.
+    """
     plan = prepared.plan
     files = run_files(prepared, draft.final.id)
     refuse_values(variables, files)
@@ -154,6 +163,7 @@ def _fill(draft: Draft, prepared: Prepared, warnings: list[str], variables: Mapp
         more={"site": plan.site, "origins": origins},
     )
     manifest.write(draft.folder, facts)
+    return found
 
 
 def record(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from slurmddp import __version__
@@ -16,7 +17,7 @@ from slurmddp.render.scripts import alert_files, job_script, node_script
 from slurmddp.runs.create import make_folder, write_file, write_key
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.snapshot import code_hash, copy_project, copy_runtime, hash_of
-from slurmddp.runs.survey import Survey, survey
+from slurmddp.runs.survey import Survey, shown, survey
 
 
 def run_files(prepared: Prepared, run_id: str) -> dict[str, str]:
@@ -42,7 +43,41 @@ def survey_project(plan: Plan, *exclude: Path) -> Survey | None:
     if plan.program.project is None or not plan.snapshot:
         return None
     no_code = [*exclude, *(Path(path) for path in (plan.runs_root, plan.cache) if path)]
-    return survey(Path(plan.program.project), limit=plan.snapshot_limit, exclude=no_code)
+    found = survey(Path(plan.program.project), limit=plan.snapshot_limit, exclude=no_code)
+    script = plan.program.script
+    if plan.program.in_snapshot and script.startswith("code/project/"):
+        found.warnings.extend(_absent(found, script.removeprefix("code/project/"), no_code))
+    return found
+
+
+#: A relative path in quotes, with a folder or a suffix: what a script calls its data.
+_QUOTED = re.compile(r"""["']((?:\./)?[\w-][\w.-]*(?:/[\w.-]+)*/?)["']""")
+_SCRIPT_BYTES = 512 * 1024
+
+
+def _absent(found: Survey, script: str, no_code: Iterable[Path]) -> Iterator[str]:
+    """Return a warning for files that the script's text names, that lie in the project, and that are not copied."""
+    try:
+        with (found.root / script).open(encoding="utf-8", errors="replace") as file:
+            text = file.read(_SCRIPT_BYTES)
+    except OSError:
+        return  # the copy says so
+    copied = {str(parent) for item in found.items for parent in (Path(item.relative), *Path(item.relative).parents)}
+    skipped = {os.path.realpath(path) for path in no_code}
+    names = {os.path.normpath(name): None for name in _QUOTED.findall(text) if "/" in name or "." in name}
+    for name in names:
+        path = found.root / name
+        if (
+            name in copied
+            or ".." in name.split("/")
+            or any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in skipped)
+        ):
+            continue
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            yield (
+                f"{shown(name)}: not copied, but {shown(script)} names it: add it to git, or remove it from .gitignore "
+                "or .slurmddpignore; if it is data, give its absolute path, and bind it (container.binds)"
+            )
 
 
 def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None]) -> list[Path]:

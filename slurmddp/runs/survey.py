@@ -12,6 +12,7 @@ from pathlib import Path
 from slurmddp.errors import UserError
 from slurmddp.runs import git
 from slurmddp.runs.credentials import CODE_SUFFIXES, credentials_in, named_as_credential
+from slurmddp.runs.ignore import read_ignore
 from slurmddp.runs.snapshot_filter import (
     SKIPPED_FOLDERS,
     SKIPPED_SUFFIXES,
@@ -49,6 +50,13 @@ class Survey:
     items: list[Item] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     size: int = 0
+    by_git: bool = False  # git said which files belong to the project
+
+    def summary(self) -> str:
+        """Return what is copied, on one line."""
+        files = f"{len(self.items):,} {'file' if len(self.items) == 1 else 'files'}, {human(self.size)}"
+        top = f", the largest: {largest(self, 1)[0][1]} ({human(largest(self, 1)[0][0])})" if self.size > 2**20 else ""
+        return f"{files} of {shown(str(self.root))}{', without what git ignores' if self.by_git else ''}{top}"
 
 
 def survey(
@@ -62,7 +70,8 @@ def survey(
 
     In a git work tree these are the tracked files and the untracked ones that git does not ignore, below that
     folder; else all of it. Where git does not track them: no caches, virtual environments, images of containers
-    or credentials (a warning names those). Never: .git, run folders of ours, and the folders in `exclude` (where
+    or credentials (a warning names those). Never: what
+    .slurmddpignore names, .git, run folders of ours, and the folders in `exclude` (where
     runs and caches are) that lie below the source. limit: bytes, max_files: entries looked at; a folder above
     either is refused by a UserError that names what is large. Other UserErrors: the source is absent or
     unreadable.
@@ -97,6 +106,7 @@ class _Walk:
         self.max_files = max_files
         self.seen = 0
         self.excluded, self.excluded_really = below(found.root, exclude)
+        self.ignore = read_ignore(found.root)
         self.tracked: set[str] = set()
         self.of_runs: dict[str, str] = {"": ""}  # folder -> the folder of runs that it is or lies in, or ""
         # Ordered sets, for the warnings.
@@ -124,6 +134,7 @@ class _Walk:
             # it.
             self.plain(relative)
             return
+        self.found.by_git = True
         left_out = _unwanted_folders(paths)
         self.tracked |= {posixpath.join(relative, path) for path, tracked in paths if tracked}
         for path, tracked in paths:
@@ -167,6 +178,8 @@ class _Walk:
                 where="train.project",
                 todo="use a smaller train.project, or snapshot: false",
             )
+        if self.ignore.ignored(relative):
+            return
         source = self.found.root / relative
         try:
             mode = source.lstat().st_mode
@@ -330,18 +343,24 @@ def _unreadable(path: Path, error: OSError) -> UserError:
     )
 
 
+_TODO = (
+    "let .slurmddpignore or .gitignore name what is no code, use a smaller train.project, snapshot: false (run the "
+    "code in place)"
+)
+
+
 def _too_many(found: Survey, limit: int, what: str) -> UserError:
-    return _too_large(found, limit, f"{what} (seen so far: {human(found.size)})")
+    """A larger snapshot_limit, which counts bytes, would not help."""
+    return _too_large(found, limit, f"{what} (seen so far: {human(found.size)})", f"{_TODO}; no key raises this limit")
 
 
-def _too_large(found: Survey, limit: int, what: str) -> UserError:
+def _too_large(found: Survey, limit: int, what: str, todo: str = "") -> UserError:
     lines = [f"    {human(size):>10}  {name}" for size, name in largest(found)]
     return UserError(
         f"{found.root} is too large to copy into the run folder: {what}, the limit is {human(limit)}. "
         "The largest:\n" + "\n".join(lines),
         where="train.project",
-        todo="use a smaller train.project, a .gitignore in its git repository, snapshot: false (run the code in "
-        "place), or a higher limit, such as --set snapshot_limit=100M",
+        todo=todo or f"{_TODO}, or a higher limit, such as --set snapshot_limit=100M",
     )
 
 
