@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slurmddp.errors import UserError, collecting, together
+from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.modules import module_file
 from slurmddp.launch.named_file import JOB_SUFFIXES, wrong_file
+from slurmddp.launch.node_share import with_share
 from slurmddp.launch.this_machine import with_gpus
 from slurmddp.plan.build import make_plan
 from slurmddp.plan.model import Allocation, Context, Plan
@@ -39,6 +41,7 @@ class Request:
     resume:  the run to continue: id, prefix, job id, folder or `last`.
     written: a run's own job.yaml: what looks like a secret in it is written down already.
     module:  a Python module to start, in the place of a job file.
+    cluster: answers of Slurm that several requests share.
     """
 
     job: str | Mapping[str, Any] | None
@@ -50,6 +53,7 @@ class Request:
     written: bool = False
     module: str | None = None
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    cluster: Cluster | None = None
 
 
 class Prepared(NamedTuple):
@@ -82,8 +86,10 @@ def prepare(request: Request) -> Prepared:
     if request.strict:
         errors += [*resolved.unset, *([] if request.inside else missing_settings(resolved))]
     context = Context(cwd, sys.executable, folders, request.inside, allocation, seconds, version())
+    resolved, notes = (resolved, []) if request.inside else with_share(resolved, request.cluster)
     with collecting(errors):
-        prepared = Prepared(resolved, make_plan(resolved, context), resumed, seconds)
+        plan = make_plan(resolved, context)
+        prepared = Prepared(resolved, plan._replace(notes=(*notes, *plan.notes)), resumed, seconds)
         if errors:
             from slurmddp.launch.problems import refuse_problems
 

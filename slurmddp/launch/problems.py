@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from slurmddp.alerts import secrets
 from slurmddp.errors import ElsewhereError, UserError, collecting, together
 from slurmddp.images.sif import is_sif, sif_architecture
 from slurmddp.launch import accelerate
+from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.modules import module_file
 from slurmddp.launch.named_file import batch_line, near
 from slurmddp.launch.prepare import Prepared
@@ -24,6 +26,9 @@ from slurmddp.spec.site import Site
 
 if TYPE_CHECKING:
     from slurmddp.images.driver import Verdict
+
+#: The first Slurm that takes --requeue=expedite.
+_EXPEDITES = (25, 11)
 
 
 def refusals(prepared: Prepared, *, program: bool = True) -> list[UserError]:
@@ -69,11 +74,29 @@ def problems(prepared: Prepared, *, program: bool = True) -> Iterator[UserError]
                 f"{command} is not in PATH",
                 todo=f"{todo} (or module load slurm); `slurmddp submit --dry-run` shows the scripts anywhere",
             )
+    yield from _expedite(plan)
     if any(char in plan.runs_root for char in ':,"\\'):
         yield UserError(
             f"the runs folder {plan.runs_root} contains a character that --bind does not accept",
             todo="choose another one: --set paths.runs=FOLDER",
         )
+
+
+def _expedite(plan: Plan) -> Iterator[UserError]:
+    """`requeue: expedite` of the profile where Slurm says that it cannot: sbatch's own message names no key."""
+    config = Cluster().config if plan.recovery.expedite else None
+    if config is None:  # nobody knows; sbatch will tell
+        return
+    found = re.match(r"(\d+)\.(\d+)", text := config.get("SLURM_VERSION", ""))
+    if found and (int(found[1]), int(found[2])) < _EXPEDITES:
+        why = f"needs Slurm 25.11, and this cluster has {text}"
+    elif "enable_expedited_requeue" not in config.get("SlurmctldParameters", "enable_expedited_requeue").lower():
+        why = "is off on this cluster: its SlurmctldParameters have no enable_expedited_requeue"
+    else:
+        return
+    yield UserError(
+        f"requeue: expedite {why}", where=f"site {plan.site}", todo="write `requeue: allowed` in the profile"
+    )
 
 
 def _finished(prepared: Prepared) -> Iterator[UserError]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurmddp.errors import ExternalError, UserError
+from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.prepare import Prepared, Request, prepare
 from slurmddp.launch.problems import refuse_problems
 from slurmddp.launch.rerun import prepare_again
@@ -150,6 +151,7 @@ def _refuse_many(count: int, many: bool) -> None:
 
 def plan_sweep(asked: Request, points: Sequence[Point], at_most: int | None) -> Planned:
     """Prepare and check the job of every point. Writes nothing. Raises UserError."""
+    asked = replace(asked, cluster=Cluster())  # Slurm is asked once for all points
     first = prepare(replace(asked, options=[*asked.options, *_options(points[0])]))
     plan, job = first.plan, first.resolved.job
     if plan.scheduler != "slurm" and (at_most or 0) < len(points):

@@ -202,6 +202,7 @@ class RecoveryPlan(NamedTuple):
     """What job.sh does about faults.
 
     requeue:     requeue: scontrol requeue; chain: job.sh is submitted again, to begin when this job has ended; none.
+    expedite:    Slurm requeues the job by itself if it exits with another code than 0 (sbatch --requeue=expedite).
     no_progress: starts in a row that end no further than the first of them, after which the run is stopped.
     preflight:   whether the nodes are checked before the ranks start; only: the ranks do not start.
     """
@@ -209,6 +210,7 @@ class RecoveryPlan(NamedTuple):
     requeue: Literal["requeue", "chain", "none"]
     no_progress: int
     preflight: bool | Literal["only"]
+    expedite: bool = False
 
 
 class NetworkPlan(NamedTuple):

@@ -26,7 +26,7 @@ def plan_recovery(resolved: Resolved, nodes: NodePlan, inside: bool) -> tuple[Re
     Raises UserError for `preflight: only` where there is no preflight.
     """
     wanted, site = resolved.job.recovery, resolved.site
-    requeue: Literal["requeue", "chain", "none"] = "requeue" if site.requeue == "allowed" else "chain"
+    requeue: Literal["requeue", "chain", "none"] = "chain" if site.requeue == "chain" else "requeue"
     if not wanted.requeue or inside or site.scheduler == "local":
         requeue = "none"
     if wanted.preflight == "only" and (inside or site.scheduler == "local"):
@@ -39,7 +39,8 @@ def plan_recovery(resolved: Resolved, nodes: NodePlan, inside: bool) -> tuple[Re
     if nodes.elastic and "--no-kill" in site.unsupported_flags:
         text = f"site {site.name} rejects --no-kill: the whole job fails when one node fails"
         notes.append(Note("warning", text))
-    return RecoveryPlan(requeue, wanted.no_progress, wanted.preflight), notes
+    expedite = site.requeue == "expedite" and requeue == "requeue"
+    return RecoveryPlan(requeue, wanted.no_progress, wanted.preflight, expedite), notes
 
 
 def max_restarts(job: Job) -> int:

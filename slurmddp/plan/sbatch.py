@@ -64,7 +64,8 @@ def plan_sbatch(
     lines = [f"{flag}={value}" for flag, value in options if value is not None]
     lines += ["--exclusive"] if wanted.exclusive or nodes.whole else []
     # A chained job is a new one: Slurm must not bring this one back as well.
-    lines += ["--requeue" if recovery.requeue == "requeue" else "--no-requeue", "--open-mode=append"]
+    again = "--requeue=expedite" if recovery.expedite else "--requeue"
+    lines += [again if recovery.requeue == "requeue" else "--no-requeue", "--open-mode=append"]
     lines += ["--no-kill"] if nodes.elastic else []
     lines += [f"--signal=B:{STOP_SIGNAL}@{stop_lead}"] if stop_lead else []
     for index, extra in enumerate(wanted.sbatch_extra):

@@ -11,13 +11,15 @@ from slurmddp.plan.model import Plan
 from slurmddp.plan.program import absolute
 from slurmddp.spec.document import Plain, is_null, typed
 from slurmddp.spec.expand import expand_data, path_fields, unexpand
-from slurmddp.spec.resolve import Resolved
+from slurmddp.spec.resolve import SLURM_LAYER, Resolved
 from slurmddp.spec.types import unit_of
 
 
 def job_yaml(resolved: Resolved, plan: Plan) -> str:
     """Return the resolved job as a job file, which keeps the same global batch on any number of nodes."""
-    job = resolved.job
+    job, origins = resolved.job, resolved.layered.origins
+    asked = [key[1] for key, origin in origins.items() if origin.layer == SLURM_LAYER and key[0] == "resources"]
+    job = job.model_copy(update={"resources": job.resources.model_copy(update=dict.fromkeys(asked))})
     if plan.batch is not None:
         batch = job.train.batch.model_copy(
             update={"global_": plan.batch.total, "micro": plan.batch.micro, "accumulation": None}

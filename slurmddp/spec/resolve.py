@@ -26,6 +26,8 @@ Detect = Callable[[], "tuple[str, str] | None"]
 
 #: Prefix of the environment layer: SLURMDDP_RESOURCES__ACCOUNT=my_project sets resources.account.
 ENVIRONMENT_PREFIX = "SLURMDDP_"
+#: The layer of what Slurm said at submission. It is no part of a run's job.yaml: the next submission asks again.
+SLURM_LAYER = "Slurm"
 #: The key of a configuration file that is not about a job: the folder of `slurmddp --host` on a login node.
 REMOTE_DIR = "remote_dir"
 

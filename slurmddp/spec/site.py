@@ -168,7 +168,8 @@ class Building(Model):
 class Site(Model):
     """A site profile, site_configs/NAME.yaml. `job` has defaults for job files, which need not repeat them.
 
-    requeue: whether a job may requeue itself; if not, it submits its successor (chain). fabric: the network between the
+    requeue: whether a job may requeue itself, without delay and first in the queue (expedite); if not, it submits its
+    successor (chain). fabric: the network between the
     nodes. gpu: name of the GPUs, for people. architecture: of the nodes' CPUs, for which an image must be built. when:
     settings for some jobs only, each under a name.
     """
@@ -194,7 +195,7 @@ class Site(Model):
     watchdog: Watchdog | None = None
     driver: Driver | None = None
     images: Building = Building.model_construct()
-    requeue: Literal["allowed", "chain"] = "allowed"
+    requeue: Literal["allowed", "expedite", "chain"] = "allowed"
     exclude_bad_nodes_for: SecondsOrNone = 86400
     notes: Annotated[tuple[Line, ...], Adds()] = ()
     when: dict[Name, When] = {}

@@ -60,6 +60,20 @@ def test_a_job_is_checked_against_the_cluster_before_it_waits(alice: Alice) -> N
     assert alice.cluster.run("login", ["squeue", "--noheader", "--all"]).stdout == queued, "nothing was submitted"
 
 
+def test_cores_and_memory_are_the_share_of_the_gpus_on_the_smallest_node(alice: Alice) -> None:
+    """Each node has 4 cores and 6000 MiB; node1 and node2 have 2 GPUs, node3 has one."""
+    job = alice.job_file(
+        "shared", resources={"nodes": 2, "ranks_per_node": 1, "cpus_per_node": None, "mem_per_node": None}
+    )
+    generic = ("--set", "site=generic", "--partition", "main", "--gpus-per-node", "1")
+    done = alice.command("submit", job, "--dry-run", *generic, check=False)
+    wanted = ("#SBATCH --cpus-per-task=2\n", "#SBATCH --mem=3000M\n")
+    assert all(line in done.stdout for line in wanted), done.stdout + done.stderr
+    assert "2 cores and 3000M of memory per node: 1 of 2 GPUs of node" in done.stderr
+    _, found = checked(alice, job, *generic)
+    assert "slurm-refuses" not in rules(found) and found["start"], "Slurm would start it"
+
+
 BROKEN = """\
 #!/bin/bash
 #SBATCH --nodes=2

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from slurmddp.render.scripts import job_script, node_script
-from tests.helpers import LM_JOB, SHELL, Desk, make_code
+from tests.helpers import GPU_SITE, LM_JOB, SHELL, Desk, make_code
 
 #: The ranks: they run until the stop file appears or SIGTERM comes, for 20 s at most. The other steps succeed at once.
 SRUN = """#!/bin/bash
@@ -303,10 +303,11 @@ esac
 SETUP = "setup line failed with exit code 3: module load x"
 
 
-def failing(desk: Desk, nodes: int, where: str, says: str, *options: str) -> Job:
+def failing(desk: Desk, nodes: int, where: str, says: str, *options: str, site: str = "gpus") -> Job:
     """A job whose node.sh fails on some of its nodes."""
     desk.program("srun", FAILS)
-    text = job_script(desk.plan(LM_JOB, f"resources.nodes={nodes}", "train.batch.global=64", *options))
+    job_yaml = LM_JOB.replace("gpus", site)
+    text = job_script(desk.plan(job_yaml, f"resources.nodes={nodes}", "train.batch.global=64", *options))
     job = Job(desk, text, NODES)
     job.begin()
     job.finish(WHERE=where, SAYS=says, COUNT=str(nodes), COUNTED=str(desk.root / "requeues"))
@@ -347,6 +348,32 @@ def test_without_a_preflight_the_first_start_that_fails_everywhere_is_the_last(d
     job = failing(desk, nodes, "node1 node2 node3", SETUP, "recovery.preflight=false")
     assert (job.run / "steps").read_text().split() == ["train"] and not (desk.root / "requeues").exists()
     assert job.end == ("failed", SETUP) and excluded(job) == []
+
+
+@pytest.mark.parametrize(
+    ("site", "says", "decision", "update"),
+    [
+        ("gpus", SETUP, "failed", False),
+        ("fast", SETUP, "failed", True),
+        ("fast", "cannot bind /data (No such file or directory)", "requeue", False),
+    ],
+)
+def test_a_failed_job_that_slurm_would_requeue_by_itself_is_kept_from_it(
+    desk: Desk, site: str, says: str, decision: str, update: bool
+) -> None:
+    """With --requeue=expedite, Slurm requeues a job that exits with another code than 0."""
+    desk.site(GPU_SITE.replace("name: gpus", "name: fast") + "requeue: expedite\n")
+    updates = desk.root / "updates"
+    spy = f'[[ "$*" != *Requeue=* ]] || echo "$*" >>{updates}'
+    desk.program("timeout", f'#!/bin/bash\n{spy}\nexec /usr/bin/timeout "$@"\n')
+    job = failing(desk, 1, "node1", says, site=site)
+    assert job.events[-1]["decision"] == decision and job.done.returncode == 1
+    assert updates.exists() == update
+    if update:
+        assert updates.read_text() == "20 scontrol update JobId=7 Requeue=0\n"
+        shutil.rmtree(job.run / "code" / "slurmddp" / "shell")  # job.sh cannot even start
+        job.finish()
+        assert job.done.returncode == 1 and len(updates.read_text().splitlines()) == 2
 
 
 BROKEN = {

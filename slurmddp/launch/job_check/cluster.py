@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -96,6 +96,19 @@ class Cluster:
             found.append(Nodes(_number(cpus), _number(memory), gres.strip()))
         return found
 
+    def cpus(self, node: describe.Node, row: Mapping[str, str]) -> int:
+        """Return the CPUs that a job in the partition of these fields can have of a node."""
+        return _capped(node.cpus, row.get("MaxCPUsPerNode"))
+
+    def memory(self, node: describe.Node, row: Mapping[str, str]) -> int:
+        """Return the MiB that a job in the partition of these fields can have of a node."""
+        most = node.memory
+        for where in (row, self.config or {}):
+            most = _capped(most, where.get("MaxMemPerNode"))
+            per_cpu = limit(where.get("MaxMemPerCPU"))
+            most = min(most, per_cpu * self.cpus(node, row)) if per_cpu else most
+        return most
+
     @cached_property
     def accounts(self) -> list[Account] | None:
         """Return the user's associations; None where the site keeps no accounting."""
@@ -161,6 +174,11 @@ class Cluster:
         line = f"{command}: {why.strip().splitlines()[0] if why.strip() else 'no answer'}"
         if line not in self.silent:
             self.silent.append(line)
+
+
+def _capped(number: int, most: str | None) -> int:
+    """Return a number, or a limit as Slurm prints it if that is lower."""
+    return min(number, limit(most) or number)
 
 
 def limit(text: str | None) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.launch.job_check.cluster import Cluster, limit, seconds
+from slurmddp.launch.job_check.cluster import Cluster, seconds
 from slurmddp.slurm.client import ask
 from slurmddp.slurm.describe import Node
 from slurmddp.spec.types import is_name
@@ -98,16 +98,11 @@ class Live(NamedTuple):
 
     def cpus(self, kind: NodeType, row: Mapping[str, str]) -> int:
         """Return the CPUs that a job in the partition can have of a node."""
-        return _capped(kind.node.cpus, row.get("MaxCPUsPerNode"))
+        return self.cluster.cpus(kind.node, row)
 
     def memory(self, kind: NodeType, row: Mapping[str, str]) -> int:
         """Return the MiB that a job in the partition can have of a node."""
-        most = kind.node.memory
-        for where in (row, self.config):
-            most = _capped(most, where.get("MaxMemPerNode"))
-            per_cpu = limit(where.get("MaxMemPerCPU"))
-            most = min(most, per_cpu * self.cpus(kind, row)) if per_cpu else most
-        return most
+        return self.cluster.memory(kind.node, row)
 
     def max_time(self, row: Mapping[str, str]) -> tuple[int | None, str]:
         """Return the partition's limit in seconds, or that of its QOS if it is lower, and the command that told it."""
@@ -116,11 +111,6 @@ class Live(NamedTuple):
             limits.append((self.cluster.qos_limits.get(row["QoS"]), f"sacctmgr show qos {row['QoS']}"))
         known = [(wall, why) for wall, why in limits if wall]
         return min(known) if known else (None, "")
-
-
-def _capped(number: int, most: str | None) -> int:
-    """Return a number, or a limit as Slurm prints it if that is lower."""
-    return min(number, limit(most) or number)
 
 
 def look(only: Collection[str], environment: Mapping[str, str], cluster: Cluster | None = None) -> Live:

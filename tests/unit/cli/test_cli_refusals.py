@@ -255,3 +255,25 @@ def test_all_that_is_missing_is_told_at_once(refused: Callable[..., str]) -> Non
 @pytest.mark.parametrize("run", ["last", "nothing", "../x", "-1"])
 def test_a_run_to_resume_that_is_none(refused: Callable[..., str], run: str) -> None:
     assert refused("job.yaml", f"--resume={run}")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("SLURM_VERSION = 24.11.5\n", "requeue: expedite needs Slurm 25.11, and this cluster has 24.11.5"),
+        ("SLURM_VERSION = 26.05.2\nSlurmctldParameters = idle_on_node_suspend\n", "have no enable_expedited_requeue"),
+        ("SLURM_VERSION = 26.05.2\nSlurmctldParameters = (null)\n", "have no enable_expedited_requeue"),
+        ("SLURM_VERSION = 25.11.0\nSlurmctldParameters = enable_configless,enable_expedited_requeue\n", ""),
+        ("", ""),  # unknown: sbatch will say it
+    ],
+)
+def test_an_expedited_requeue_that_slurm_does_not_know(ready: Desk, cli: Cli, config: str, message: str) -> None:
+    profile = ready.config / "sites" / "gpus.yaml"
+    profile.write_text(profile.read_text() + "requeue: expedite\n")
+    ready.program("scontrol", f"#!/bin/sh\n[ \"$2\" = config ] && cat <<'END'\n{config}END\n")
+    done = cli("submit", "job.yaml")
+    if not message:
+        assert done.code == 0 and (ready.home / "sbatch.argv").exists(), done.err
+        return
+    assert done.code == 2 and message in done.err and "-> write `requeue: allowed` in the profile" in done.err
+    assert not (ready.home / "sbatch.argv").exists()

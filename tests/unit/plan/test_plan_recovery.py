@@ -12,11 +12,12 @@ from slurmddp.plan.build import make_plan
 from slurmddp.plan.model import Allocation, Context, NodePlan, RecoveryPlan
 from slurmddp.plan.recovery import RESTARTS, explain_stop_lead, lead_of, plan_stop_lead
 from slurmddp.render.documents import job_yaml
+from slurmddp.render.scripts import job_script
 from slurmddp.report.cost import cost_line
 from slurmddp.report.plan import plan_report
 from slurmddp.shared import batch as dealing
 from slurmddp.spec.train import Batch
-from tests.helpers import LM_JOB, Desk, plan_of, refusal
+from tests.helpers import GPU_SITE, LM_JOB, Desk, plan_of, refusal
 
 BATCH = ("train.batch.global=64", "train.batch.micro=2")
 
@@ -260,3 +261,19 @@ def test_a_range_reads_back_as_it_was_resolved(desk: Desk) -> None:
     over = desk.resolve_file(desk.project / "again.yaml", nodes("3"))
     assert plan_of(over, desk.project).nodes.max == 3 and not plan_of(over, desk.project).nodes.elastic
     assert desk.resolve(LM_JOB, SLURMDDP_RESOURCES__NODES="1-2").job.resources.node_range.max == 2
+
+
+@pytest.mark.parametrize(
+    ("site", "wanted", "option", "expedite"),
+    [
+        ("allowed", "true", "--requeue", False),
+        ("expedite", "true", "--requeue=expedite", True),
+        ("expedite", "false", "--no-requeue", False),
+        ("chain", "true", "--no-requeue", False),
+    ],
+)
+def test_an_expedited_requeue(desk: Desk, site: str, wanted: str, option: str, expedite: bool) -> None:
+    desk.site(GPU_SITE.replace("name: gpus", "name: fast") + f"requeue: {site}\n")
+    plan = desk.plan(LM_JOB.replace("gpus", "fast"), f"recovery.requeue={wanted}")
+    assert [each for each in plan.sbatch if "requeue" in each] == [option] and plan.recovery.expedite == expedite
+    assert ("Requeue=0" in job_script(plan)) == expedite
