@@ -612,11 +612,11 @@ def test_docker_s_own_builder_makes_the_same_of_a_dockerfile(alice: Alice, tmp_p
     subprocess.run(packed, check=True)
     cluster.write(f"{HOME}/judged/Dockerfile", JUDGED)
     cluster.run("login", ["chown", "-R", "alice:", f"{HOME}/judged"], user="root")
-    names = {"base": BASE.partition("/")[2]}
+    names = {"base": BASE.partition("/")[2], "owned": "lab/owned:1.0"}
     shutil.copytree(cluster.machine_path("/home/alice/registry/storage"), tmp_path / "registry/storage")
     with Registry.started(tmp_path) as registry, docker() as judge:
         for name, image in names.items():
-            user = ["--build-arg", "WORD=pe pper"]
+            user = [] if name == "base" else ["--build-arg", "WORD=pe pper"]
             judge.build(name, context, "--build-arg", f"BASE={registry.host}/{image}", *user)
             base = ["--build-arg", f"BASE=127.0.0.1:{PORT}/{image}"]
             build(alice, f"{name}.sif", "--dockerfile", "judged/Dockerfile", *base, *user, "--force")
@@ -625,7 +625,9 @@ def test_docker_s_own_builder_makes_the_same_of_a_dockerfile(alice: Alice, tmp_p
             assert ours == theirs
             theirs = judge.command("run", "--rm", "--network=host", "--entrypoint=cat", name, "/list")
             ours = cluster.run("login", ["apptainer", "-s", "exec", f"{HOME}/{name}.sif", "cat", "/list"]).stdout
-            found = difference(ours, theirs)
+            # A build without root gives the base's files to root
+            lost = ("./workspace", "./workspace/here")
+            found = [line for line in difference(ours, theirs) if line.split()[-1] not in lost]
             assert found == [], "\n".join(found)
 
 
