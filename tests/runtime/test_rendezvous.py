@@ -202,6 +202,21 @@ class TestStarts:
             assert code == 0, text
             assert f"RANK={node} MASTER_ADDR=127.0.0.1 SLURMDDP_START=0" in text
 
+    @pytest.mark.parametrize("backend", [SIGNED, STATIC])
+    def test_on_one_node_nobody_reaches_the_agents_store(self, agents: Any, backend: str) -> None:
+        """With a store on the endpoint's port, one unsigned SET ended the attempt."""
+        one = agents(backend, 1)
+        agent = one.start(0, "0")
+        reached = False
+        while agent.poll() is None:
+            try:
+                storeclient.plant("127.0.0.1", one.port, {f"torch.rendezvous.{ID}": b"x"})
+                reached = True
+            except OSError:
+                time.sleep(0.02)
+        code, text = output(agent)
+        assert code == 0 and "sum=1.0" in text and not reached, text
+
     @pytest.mark.ranks(2)
     def test_on_one_node_everything_listens_on_loopback_also_after_a_restart(self, agents: Any) -> None:
         one = agents(SIGNED, 1, GLOO_SOCKET_IFNAME="lo")
@@ -211,14 +226,14 @@ class TestStarts:
         while agent.poll() is None and time.monotonic() < deadline:
             seen |= listening(agent.pid)
             time.sleep(0.05)
-            if len(seen) >= 7:
+            if len(seen) >= 6:
                 break
         agent.terminate()
         text = output(agent)[1]
         assert "RANK=0 MASTER_ADDR=127.0.0.1 SLURMDDP_START=1" in text, text
         assert text.count("sum=2.0") >= 2
-        # The agents' store, the ranks' of both starts, and gloo's, of two ranks twice.
-        assert f"127.0.0.1:{one.port}" in seen and len(seen) >= 7, seen
+        # The ranks' store of both starts, and gloo's, of two ranks twice. The agents' store has no port.
+        assert f"127.0.0.1:{one.port}" not in seen and len(seen) >= 6, seen
         assert {address.rpartition(":")[0] for address in seen} == {"127.0.0.1"}, seen
 
     def test_starts_of_an_own_script_are_in_the_events(self, agents: Any, run: Path) -> None:
@@ -265,11 +280,11 @@ class TestStarts:
         assert exits == [(4, "here", 1, None, "SIGKILL")]
 
     def test_a_port_in_use_is_one_message(self, agents: Any) -> None:
-        one = agents(SIGNED, 1)
-        with socket.create_server(("127.0.0.1", one.port)):
-            code, text = output(one.start(0))
+        pair = agents(SIGNED, 2)
+        with socket.create_server(("", pair.port)):
+            code, text = output(pair.start(0))
         assert code == 1
-        assert f"slurmddp: node here: cannot listen on port {one.port} of 127.0.0.1: Address already in use" in text
+        assert f"slurmddp: node here: cannot listen on port {pair.port} of 0.0.0.0: Address already in use" in text
         assert "Traceback" not in text
 
     def test_a_port_that_becomes_free_is_taken(self) -> None:

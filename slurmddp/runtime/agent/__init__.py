@@ -1,8 +1,9 @@
 """torchrun with a rendezvous that strangers cannot write to: python -m slurmddp.runtime.agent RUN TORCHRUN_OPTIONS ...
 
 torchrun's own c10d rendezvous unpickles whatever is in a store that listens on all interfaces and asks nobody who he
-is. Here, everything that agents tell each other is signed with the run's key, and on one node the stores listen on
-the loopback interface only. docs/security.md says what that holds against, and what PyTorch leaves open.
+is. Here, everything that agents tell each other is signed with the run's key. On one node, the agents' store is inside
+of the process, and the ranks' store listens on the loopback interface only. docs/security.md says what that holds
+against, and what PyTorch leaves open.
 
     signed.py    what agents exchange, signed: rendezvous state, ranks, the address of the ranks' store
     stores.py    the stores, each bound to one address

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -148,13 +148,17 @@ def _c10d(parameters: RendezvousParameters, key: Key) -> RendezvousHandler:
     return inner  # type: ignore[no-any-return]
 
 
-def _agents_store(parameters: RendezvousParameters, timeout: datetime.timedelta, *, is_host: bool) -> TCPStore:
-    """The store that the agents meet in. Raises UserError if its port is in use."""
+def _agents_store(parameters: RendezvousParameters, timeout: datetime.timedelta, *, is_host: bool) -> Store:
+    """Return the store in which the agents meet. Raises UserError if its port is in use."""
+    if parameters.max_nodes == 1:
+        # One agent has nobody to meet: a store inside of this process, which no other user can reach.
+        alone = HashStore()
+        alone.set_timeout(timeout)
+        return alone
     host, port = _endpoint(parameters)
-    several = parameters.max_nodes > 1
-    address = stores.resolve(host, port) if several else stores.LOOPBACK
+    address = stores.resolve(host, port)
     if is_host:
-        return stores.serve(address, port, timeout, several_nodes=several)
+        return stores.serve(address, port, timeout, several_nodes=True)
     return stores.connect(address, port, timeout)
 
 
