@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.errors import PeerError, UserError
 
@@ -151,6 +152,7 @@ def start(environment: Environment, *, timeout: float) -> World:
         options["device_id"] = device  # Binds the communicator to its GPU: no guessing at the first barrier.
     else:
         device, backend = torch.device("cpu"), "gloo"
+    torch_private.meet_in_file()
     dist.init_process_group(backend, timeout=limit, **options)
     # A wait here is mostly for somebody's disk, and gloo notices a peer that is gone without any limit.
     patient = max(limit, datetime.timedelta(minutes=30))

@@ -46,6 +46,45 @@ if len(sys.argv) > 1:
     time.sleep(float(sys.argv[1]))
 """
 
+#: Gathers objects in two groups, one after the other. Rank 1 comes when the outsider has had his time.
+OBJECTS = """
+import os, pathlib, time
+import torch.distributed as dist
+rank, here = int(os.environ["RANK"]), pathlib.Path(os.environ["LOGDIR"])
+(here / f"address-{rank}").write_text(os.environ["MASTER_ADDR"] + " " + os.environ["MASTER_PORT"])
+while rank == 1 and not (here / "outsider-gone").exists():
+    time.sleep(0.1)
+told = []
+for _ in range(2):
+    dist.init_process_group("gloo")
+    found = [None, None]
+    dist.all_gather_object(found, rank)
+    told.append(found)
+    dist.destroy_process_group()
+if rank == 0:
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    print("keys", dist.TCPStore(*address, is_master=False, wait_for_workers=False).num_keys(), flush=True)
+print("gathered", *told, flush=True)
+"""
+#: Another user's program: joins as rank 1, and sends an object that makes a file where it is unpickled.
+OUTSIDER = """
+import datetime, os, pathlib, sys, time
+import torch.distributed as dist
+here = pathlib.Path(sys.argv[1])
+while not (here / "address-0").exists() or not (here / "address-0").read_text():
+    time.sleep(0.05)
+host, port = (here / "address-0").read_text().split()
+os.environ.update(MASTER_ADDR=host, MASTER_PORT=port, RANK="1", WORLD_SIZE="2", TORCHELASTIC_USE_AGENT_STORE="True")
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, (str(here / "planted"),)
+try:
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=8))
+    dist.all_gather_object([None, None], Evil())
+finally:
+    (here / "outsider-gone").touch()
+"""
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
@@ -278,6 +317,26 @@ class TestStarts:
             if event["event"] == "rank_exited"
         ]
         assert exits == [(4, "here", 1, None, "SIGKILL")]
+
+    @pytest.mark.ranks(2)
+    def test_an_outsider_does_not_join_the_ranks(self, agents: Any, run: Path) -> None:
+        """Rank 1 comes late. With torch's TCP store the outsider took its place, and rank 0 unpickled what he sent."""
+        (run / "script.py").write_text(OBJECTS)
+        (run / "outsider.py").write_text(OUTSIDER)
+        one = agents(SIGNED, 1, LOGDIR=str(run), GLOO_SOCKET_IFNAME="lo")
+        agent = one.start(0, ranks=2, begin=True)
+        outsider = subprocess.run(
+            [sys.executable, str(run / "outsider.py"), str(run)],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        code, text = output(agent)
+        assert code == 0 and text.count("gathered [0, 1] [0, 1]") == 2, text + outsider.stderr
+        assert not (run / "planted").exists()
+        assert "keys 2\n" in text  # of torch's store itself, and of the outsider: none of the ranks'
+        assert outsider.returncode != 0
 
     def test_a_port_in_use_is_one_message(self, agents: Any) -> None:
         pair = agents(SIGNED, 2)

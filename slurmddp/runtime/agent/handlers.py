@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from slurmddp.runtime.environment import START
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.signing import Key
+from slurmddp.runtime.torch_private import STORE
 from slurmddp.shared.hosts import is_loopback
 
 C10D, STATIC = "slurmddp-c10d", "slurmddp-static"
@@ -55,6 +57,7 @@ class Handler(RendezvousHandler):
         self._name, self._inner, self._parameters, self._events = name, inner, parameters, events
         self._met = False
         self._ranks_store: TCPStore | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def get_backend(self) -> str:
         return self._name
@@ -80,7 +83,15 @@ class Handler(RendezvousHandler):
             store.set(_RANKS_STORE, json.dumps([name, self._ranks_store.port]))
         name, port = json.loads(store.get(_RANKS_STORE))
         os.environ[START] = store.start
+        if self._parameters.max_nodes == 1:
+            os.environ[STORE] = self._folder_of_start()
         return RendezvousInfo(store, found.rank, found.world_size, RendezvousStoreInfo(name, port))
+
+    def _folder_of_start(self) -> str:
+        """Return a new folder for the store of this start's ranks, in one of this user that goes with the agent."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="slurmddp-store-", ignore_cleanup_errors=True)
+        return tempfile.mkdtemp(prefix="start-", dir=self._folder.name)
 
     def _own_name(self) -> str:
         """MASTER_ADDR, where this node is the first one: the address, or else the name, by which ranks reach it."""

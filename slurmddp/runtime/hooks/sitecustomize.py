@@ -1,5 +1,5 @@
 """Loaded by Python itself as a script of the user's own starts: sees how it ends, for watch/usererrors.py, and that it
-imports torch, for observe/.
+imports torch, for observe/ and for torch_private.py.
 
 begin.py puts this folder in front of PYTHONPATH. The script finds PYTHONPATH and sys.path as they were, so that no
 process that it starts comes here, and the sitecustomize that it would have had is loaded. Nothing of slurmddp is
@@ -17,6 +17,9 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 _plain_exit = sys.exit
+#: Whether the ranks of this node meet in a file, and whether the script is observed.
+_MEETS = "SLURMDDP_STORE" in os.environ
+_OBSERVED = {"SLURMDDP_RUN", "SLURMDDP_OBSERVE"} <= {*os.environ}
 _code: object = None
 
 
@@ -59,7 +62,7 @@ def _at_end() -> None:
 
 
 class _TorchImport:
-    """An import hook: once this process has imported torch, it is observed. A child that it forks is not."""
+    """An import hook: once this process has imported torch, it is prepared. A child that it forks is not."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -83,11 +86,23 @@ class _TorchImport:
             loader.exec_module(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                _observe()
+                _prepare()
 
         # A loader of another kind: the script runs unobserved.
         with contextlib.suppress(AttributeError, TypeError):
             loader.exec_module = exec_module
+
+
+def _prepare() -> None:
+    if _MEETS:
+        try:
+            from slurmddp.runtime import torch_private
+        except ImportError as error:  # such as a script that has changed sys.path
+            print(f"slurmddp: note: other users of this node reach the store of the ranks: {error}", file=sys.stderr)
+        else:
+            torch_private.meet_in_file()
+    if _OBSERVED:
+        _observe()
 
 
 def _observe() -> None:
@@ -103,5 +118,5 @@ _restore()
 sys.exit = _exit
 if os.environ.get("SLURMDDP_RANK_PID", str(os.getpid())) == str(os.getpid()):  # else started by a bash script
     atexit.register(_at_end)
-if "RANK" in os.environ and "SLURMDDP_RUN" in os.environ and "SLURMDDP_OBSERVE" in os.environ:
+if "RANK" in os.environ and (_MEETS or _OBSERVED):
     sys.meta_path.insert(0, _TorchImport())
