@@ -54,7 +54,7 @@ decide_after_stop() {
 
 # An agent that gets messages of somebody else sends its ranks SIGTERM
 forged() {
-  awk 'sub(/^slurmddp: node /, "") && sub(/: somebody else /, " somebody else ") {print "-", $0; exit}' "$logs"/*.log
+  awk 'sub(/^slurmddp: node /, "") && sub(/: somebody else /, " somebody else ") {print "-", $0; exit}' "$logs"/*.log 2>/dev/null
 }
 
 # True if only some ranks got a SIGTERM. Slurm sends it to all processes of a job or step, agents included.
@@ -106,9 +106,16 @@ decide_after_failure() {
   break_after_failures
 }
 
-# The breaker's decision about an attempt that failed
+# The breaker's decision about an attempt that failed. One that somebody else has ended is not the run's failure; but
+# who can do that again and again must not keep the job in a loop.
+strangers=0
 break_after_failures() {
   local why step
+  why=`forged`
+  if [[ -n "$why" ]] && ((++strangers <= 10)); then
+    cause="$why (another user, or another job: this start does not count as a failure)"
+    return 0
+  fi
   no_progress || return 0
   decision=failed
   step=`awk -v breaker="$breaker" '{steps[NR] = $2} END {print steps[NR - breaker + 1] + 1}' "$run/failures"`

@@ -232,3 +232,23 @@ def test_job_sh_and_rank_0_decide_alike_whether_a_run_makes_progress(tmp_path: P
         expected.append("on" if stuck(failures, limit) is None else "stop")
     assert bash(tmp_path, "breaker", *lines).split() == expected
     assert set(expected) == {"on", "stop"}
+
+
+def test_a_start_that_somebody_else_ended_does_not_count(tmp_path: Path) -> None:
+    """Ten times per job: whoever can do that must not keep it in a loop."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "n1.log").write_text(
+        "x\nslurmddp: node n1: somebody else changed the state of rendezvous 7 (not signed)\n"
+    )
+    lines = [
+        "decision=next",
+        'for start in 1 2 3; do cause="- - unknown"; break_after_failures; done; echo "$decision: $cause"',
+        'for start in {4..10} 1 2 3; do cause="- - unknown"; break_after_failures; done; echo "$decision: $cause"',
+    ]
+    first, last = bash(tmp_path, "messages breaker cause decide", *lines).splitlines()
+    assert first == (
+        "next: - n1 somebody else changed the state of rendezvous 7 (not signed) "
+        "(another user, or another job: this start does not count as a failure)"
+    )
+    assert last == "failed: - - unknown; 3 starts in a row crashed before step 1"
+    assert (tmp_path / "failures").read_text() == "0 0\n" * 3
