@@ -182,7 +182,7 @@ def test_slurmddp_brings_the_library_and_tells_of_the_run_to_resume(tmp_path: Pa
     text = (EXAMPLES / "plain_ddp_resumable.py").read_text()
     (tmp_path / "mine.py").write_text(text.replace("import argparse", "import argparse\nimport slurmddp", 1) + SHOW)
     first = slurmddp(tmp_path, "run", "mine.py", "--site=local", "--set=resources.ranks_per_node=1", "--", "--epochs=3")
-    (run,) = (tmp_path / "runs").glob("mine-*")
+    (run,) = (tmp_path / "runs").glob("*-mine-*")
     assert first.returncode == 0, first.stdout
     assert f"from {run}/code/slurmddp/__init__.py" in first.stdout
     saved = sorted(path.name for path in (run / "checkpoints").iterdir())

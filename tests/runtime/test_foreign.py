@@ -256,7 +256,9 @@ def test_another_users_job_is_not_resumed_by_the_name_of_its_run(
     assert resolved_job(Request(None, environment=desk.environment), [folder.path])
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    with pytest.raises(errors.UserError, match=r"belongs to .* would run with your account"):
+    with pytest.raises(
+        errors.UserError, match=r"belongs to .*, so you cannot run its commands and image with your account"
+    ):
         resolved_job(Request(None, environment=desk.environment), [folder.path])
     assert resolved_job(Request(str(folder.job_yaml), environment=desk.environment), [folder.path])
 

@@ -212,7 +212,7 @@ def test_what_node_sh_says_is_heard_at_once(three: Nodes) -> None:
     folder.mkdir()
     (folder / "n3.failed").write_text('has no interface "ib0"\n')
     code, text = three.check({name: {"SLURMDDP_PREFLIGHT_SECONDS": "600"} for name in three.names}, absent=("n3",))
-    assert (code, text) == (3, "n1 ok\nn2 ok\nn3 bad has no interface 'ib0' - see its log")
+    assert (code, text) == (3, 'n1 ok\nn2 ok\nn3 bad has no interface "ib0" - see its log')
 
 
 def test_a_silent_node(three: Nodes) -> None:
