@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from slurmddp.check.launches import Launch, base
+from slurmddp.check.launches import Launch, Step, base
 from slurmddp.check.rules.common import nodes_option, services
 from slurmddp.check.rules.launchers import ranks_per_launcher
 from slurmddp.check.rules.text import SECRET
 from slurmddp.check.shell import Command
-from slurmddp.check.values import expand_words, number, symbol_name
+from slurmddp.check.values import Scope, expand_words, number, symbol_name
 from slurmddp.errors import UserError
 from slurmddp.launch.import_script.commands import add_setup, only_prints
 from slurmddp.launch.import_script.imported import Imported
@@ -150,6 +150,11 @@ def _start(job: Imported, launch: Launch) -> None:
     if launch.loops and not (step and step.fan_out):
         job.leave(launch.line, text, "in a loop: the job file starts it once")
     told = number(nodes_option(launch))
+    if step and step.resources.gpus_per_node != job.script.job.gpus_per_node:
+        job.leave(step.line, text, "the step has other GPUs than the job")
+    for name in {"cpus-per-task", "mem"} & (step.options.keys() if step else set()):
+        if step and not _as_the_job(job, step, name):
+            job.leave(step.line, f"--{name}={step.options[name]}", "the step has other limits than the job")
     if step is None:
         if (nodes or 1) > 1:
             job.leave(launch.line, text, f"starts on the first of {nodes} nodes only; the job file starts it on all")
@@ -176,6 +181,15 @@ def _start(job: Imported, launch: Launch) -> None:
             job.leave(command.line, f"{text} |", "a pipe behind the launch: slurmddp logs keeps the output")
         if command.here and command is launch.command and base(command.words[0]) not in ("bash", "sh", "cat"):
             job.leave(command.line, "<<", "text for the standard input of the ranks")
+
+
+def _as_the_job(job: Imported, step: Step, name: str) -> bool:
+    """Return whether an option of srun gives a node what the job's options give it."""
+    asked, value = job.script.job, step.options[name]
+    if name == "mem":
+        return value == job.script.option("mem")
+    tasks = 1 if step.fan_out else step.resources.tasks_per_node or 0
+    return tasks > 0 and (number(value) or 0) * tasks == (asked.cpus_per_task or 0) * (asked.tasks_per_node or 0)
 
 
 def _interpreter(job: Imported, launch: Launch) -> None:
@@ -275,7 +289,14 @@ def _arguments(job: Imported, launch: Launch, words: list[str]) -> None:
 
 def _raw(launch: Launch, word: str) -> str:
     """Return an argument as it is written."""
-    return next((raw for raw in launch.command.words if word in expand_words(raw, launch.scope)), word)
+    written = [*launch.command.words, *(launch.step.command.words if launch.step else ())]
+    scope: Scope | None = launch.scope
+    while scope is not None:
+        for raw in written:
+            if word in expand_words(raw, scope):
+                return raw
+        scope = scope.parent
+    return word
 
 
 def _leave_secret(job: Imported, launch: Launch, option: str) -> None:
