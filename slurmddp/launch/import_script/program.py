@@ -289,7 +289,7 @@ def _arguments(job: Imported, launch: Launch, words: list[str]) -> None:
 
 def _raw(launch: Launch, word: str) -> str:
     """Return an argument as it is written."""
-    written = [*launch.command.words, *(launch.step.command.words if launch.step else ())]
+    written: list[str] = [*launch.command.words, *(launch.step.command.words if launch.step else ())]
     scope: Scope | None = launch.scope
     while scope is not None:
         for raw in written:
