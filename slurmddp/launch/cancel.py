@@ -10,7 +10,7 @@ from slurmddp.errors import UserError
 from slurmddp.runs.evidence import CANCELLED, Evidence, evidence
 from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.state import RunState
-from slurmddp.slurm.base import JobId
+from slurmddp.slurm.base import ENDED, JobId
 from slurmddp.slurm.choose import scheduler_for
 
 #: Slurm's states of a job whose script runs, so that it can be asked.
@@ -24,8 +24,10 @@ Done = Literal["asked", "cancelled", "over"]
 def cancel_run(folder: OwnRun, *, now: bool) -> str:
     """End a run for good; what was done, in a few lines for people.
 
-    A job that runs is asked to save and end, through the stop file; one that waits, and with `now` any, is ended at
-    once; of a chain, each one. Raises UserError where there is no job that could be ended, ExternalError.
+    A job that runs is asked to save and exit, through the stop file: bundled tasks do, and job.sh terminates an own
+    script that does not. A job that waits, and with `now` any, is cancelled at once; of a chain, each one.
+
+    Raises UserError where there is no job that could be ended, ExternalError.
     """
     facts = evidence(folder)
     if facts.job_id is None:
@@ -41,7 +43,7 @@ def cancel_run(folder: OwnRun, *, now: bool) -> str:
     finally:
         if done:  # of a run that had ended, it would make a failure look cancelled
             folder.record("cancel_requested", job_id=str(facts.job_id), now=now)
-    return _told(folder, done, facts.job_id)
+    return _told(folder, done, facts)
 
 
 def wait_until_over(look: Callable[[], RunState]) -> RunState:
@@ -62,14 +64,16 @@ def _cancel_inside(folder: OwnRun, facts: Evidence, now: bool) -> str:
         return f"Run {folder.id} was already over."
     folder.record("cancel_requested", job_id=str(facts.job_id), now=False)
     ask_to_stop(folder)
-    return f"Run {folder.id} is saving and will exit. Job {facts.job_id}, inside which it runs, continues."
+    return f"Run {folder.id} {_asked(facts)} Job {facts.job_id}, inside which it runs, continues."
 
 
 def _end(folder: OwnRun, facts: Evidence, job_id: JobId, now: bool) -> Done:
     scheduler = scheduler_for(job_id)
+    view = scheduler.job(job_id)
+    if now and view is not None and view.state not in ENDED:
+        ask_to_stop(folder)  # job.sh and guard.sh see it while they are ended, and requeue nothing
     if now:
         return "cancelled" if scheduler.cancel(job_id) else "over"
-    view = scheduler.job(job_id)
     if view is not None and view.state in _RUNNING and _began(facts, job_id):
         ask_to_stop(folder)
         return "asked"
@@ -92,11 +96,18 @@ def ask_to_stop(folder: OwnRun) -> None:
     folder.held.write(folder.stop, f"{CANCELLED}\n")
 
 
-def _told(folder: OwnRun, done: Sequence[tuple[JobId, Done]], newest: JobId) -> str:
+def _asked(facts: Evidence) -> str:
+    """Return what becomes of ranks that were asked to stop. An own script may not look at the stop file."""
+    if facts.cancel_grace is None:
+        return "is saving and will exit."
+    return f"has {facts.cancel_grace} s to save and exit, then its ranks are terminated."
+
+
+def _told(folder: OwnRun, done: Sequence[tuple[JobId, Done]], facts: Evidence) -> str:
     lines = [f"Cancelled job {job_id}." for job_id, each in done if each == "cancelled"]
-    lines += [f"Job {job_id} is saving and will exit." for job_id, each in done if each == "asked"]
+    lines += [f"Job {job_id} {_asked(facts)}" for job_id, each in done if each == "asked"]
     if not lines:
-        return f"Job {newest} was already over."
+        return f"Job {facts.job_id} was already over."
     lines[-1] += " It will not be requeued."
     if any(each == "asked" for _, each in done):
         lines.append(

@@ -21,7 +21,7 @@ _LOOK_EVERY = 0.2
 _PATIENCE = 120.0
 #: What the first, second and third Ctrl-C do.
 _MESSAGES = (
-    "run {} is saving and will exit (Ctrl-C again: stop without waiting)",
+    "run {} was asked to save and exit (Ctrl-C again: stop without waiting)",
     "stopping run {} (Ctrl-C again: kill it)",
     "killing run {}",
 )

@@ -21,7 +21,7 @@ from slurmddp.plan.program import (
     runtime_job,
 )
 from slurmddp.plan.ranks import plan_srun
-from slurmddp.plan.recovery import max_restarts, plan_recovery, plan_stop_lead
+from slurmddp.plan.recovery import max_restarts, plan_cancel_grace, plan_recovery, plan_stop_lead
 from slurmddp.plan.sbatch import missing_settings, plan_sbatch
 from slurmddp.spec.resolve import Resolved
 
@@ -101,6 +101,9 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         batch=batch,
         time=job.resources.time,
         stop_lead=stop_lead,
+        cancel_grace=plan_cancel_grace(job.resources.time, job.timeouts.stop, context.save_seconds)
+        if program.own
+        else None,
         sbatch=(*sbatch, *plan_mail(resolved)),
         container=container,
         environment=groups,

@@ -63,6 +63,11 @@ def plan_stop_lead(time: int | None, wanted: int | None, save_seconds: float | N
     return min(wanted or lead_of(save_seconds), time // 3)
 
 
+def plan_cancel_grace(time: int | None, wanted: int | None, save_seconds: float | None) -> int:
+    """Return the seconds that an own script has to save and exit after `slurmddp cancel`: as before the time limit."""
+    return plan_stop_lead(time, wanted, save_seconds) or min(wanted or lead_of(save_seconds), time or SHORTEST_LEAD)
+
+
 def explain_stop_lead(time: int | None, wanted: int | None, save_seconds: float | None) -> str:
     """One line: the lead that was planned, and from what."""
     lead = plan_stop_lead(time, wanted, save_seconds)

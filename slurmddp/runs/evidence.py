@@ -130,6 +130,16 @@ class Evidence:
         return None
 
     @property
+    def ranks_terminated(self) -> Mapping[str, Any] | None:
+        """The event of ranks that did not exit after a cancel, so that job.sh terminated them; of the newest job."""
+        return self._since_start("ranks_terminated")
+
+    @property
+    def cancel_grace(self) -> int | None:
+        """Return the seconds that the running job leaves its own script after a cancel; None with train.task."""
+        return whole((self.started or {}).get("cancel_grace"))
+
+    @property
     def cancel_requested(self) -> bool:
         """Return whether `slurmddp cancel` was called after the newest job_started."""
         return self._since_start("cancel_requested") is not None

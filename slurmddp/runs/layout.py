@@ -106,11 +106,6 @@ class RunFolder(run_folder.RunFolder):
         """Alerts that could not be sent, a folder each."""
         return self.path / "alerts" / "spool"
 
-    @property
-    def stop(self) -> Path:
-        """The stop file: where it exists, ranks save a checkpoint, then exit."""
-        return self.path / "stop"
-
 
 def attempt_of(marker: Path) -> int | None:
     """Return the attempt whose marker this is; None for any other file."""

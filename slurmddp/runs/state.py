@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurmddp.runs.evidence import CANCELLED, Evidence, Marker, evidence, whole
 from slurmddp.runs.layout import RunFolder
@@ -86,16 +86,29 @@ def judge(job: JobView | None, facts: Evidence, *, answered: bool = True) -> Run
     an error, after a clean stop (the marker tells), and a job that we only ran inside (`slurmddp run` in an
     allocation), which continues when our script has exited. Once Slurm has forgotten the job, the newest
     attempt's marker and its job_ended decide; a script that began and left no end is lost. A user's own
-    script writes no marker: exit code 0 is done.
+    script writes no marker: exit code 0 is done. A recorded cancel wins over whatever else ended the run.
     """
     if facts.submission is None and facts.started is None:
         return RunState("not submitted", "the run folder exists, but no job was submitted from it")
     inside = facts.submission is None or facts.submission.scheduler == "allocation"
     if job and not (inside and facts.ended):
-        return _by_slurm(job, facts)
-    if not answered and (facts.requeued or not facts.ended):
+        found = _by_slurm(job, facts)
+    elif not answered and (facts.requeued or not facts.ended):
         return _unanswered(facts)
-    return _by_folder(facts)
+    else:
+        found = _by_folder(facts)
+    return _cancelled(found, facts) if facts.cancel_requested else found
+
+
+def _cancelled(found: RunState, facts: Evidence) -> RunState:
+    """Return the state of a run that the user has cancelled: a cancel ends it, whatever else happened to it."""
+    if found.state == "requeued":
+        return replace(found, detail=_join(found.detail, "cancelled by you: its next start exits at once"))
+    if found.going or found.state in ("done", "cancelled", "not submitted"):
+        return found
+    how = "" if found.state in ("lost", "failed", "stopped") else found.state
+    began = "" if facts.started else "before it started"
+    return RunState("cancelled", _join("by you" if facts.started else "", how, began, _progress(facts.marker)))
 
 
 def _by_slurm(job: JobView, facts: Evidence) -> RunState:
@@ -172,9 +185,17 @@ def _by_marker(facts: Evidence, why: str = "") -> RunState | None:
     if marker is None and told.get("decision") == "stopped":  # a script of the user's own
         cause = str(told.get("cause") or "")
         if facts.cancel_requested or cause == CANCELLED:
-            return RunState("cancelled", "by you, exited cleanly")
+            return RunState("cancelled", _join("by you", _how_it_exited(facts)))
         return RunState("stopped", _join(why, cause))
     return None
+
+
+def _how_it_exited(facts: Evidence) -> str:
+    """How an own script exited after a cancel."""
+    if (killed := facts.ranks_terminated) is not None:
+        return f"its ranks did not exit within {killed.get('waited')} s, so job.sh terminated them"
+    code = whole((facts.attempt_ended or {}).get("exit_code"))
+    return "exited cleanly" if code == 0 else f"exit code {code}"
 
 
 def _unanswered(facts: Evidence) -> RunState:
@@ -213,8 +234,6 @@ def _by_folder(facts: Evidence) -> RunState:
         return RunState("lost", f"it was requeued, but {_forgot(facts)}")
     if state in ("timed out", "node failure", "cancelled", "out of memory"):
         return RunState(state, _progress(marker))
-    if facts.cancel_requested and code != 0:
-        return RunState("cancelled", _progress(marker))
     if on_purpose is not None:
         return _by_marker(facts, "preempted" if word == "PREEMPTED" else "") or on_purpose
     if code == 0:

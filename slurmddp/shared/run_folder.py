@@ -40,6 +40,11 @@ class RunFolder:
         return self.path / "rendezvous.key"
 
     @property
+    def stop(self) -> Path:
+        """The stop file: where it exists, ranks save a checkpoint, then exit."""
+        return self.path / "stop"
+
+    @property
     def events(self) -> Path:
         """The events: JSON lines, append only."""
         return self.path / "events.jsonl"

@@ -6,6 +6,14 @@ from_marker() {
   sed -n 's/^ *"'"$1"'": "\(.*\)",\{0,1\}$/\1/p' "`marker`" 2>/dev/null | unescaped | plain
 }
 
+# True if the user has cancelled the run: nothing starts it again, whatever ends it
+is_cancelled() {
+  local stop=
+  [[ -e "$run/stop" ]] || return 1
+  read -r stop <"$run/stop"
+  [[ "$stop" == "cancelled by the user" ]]
+}
+
 # Three files in the run folder make the breaker, see slurmddp/runtime/watch/failures.py. True where the last
 # `breaker` starts failed and none of them got further than the first.
 no_progress() {

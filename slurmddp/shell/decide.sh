@@ -16,6 +16,9 @@ decide() {
     cause="- - $ending"
   elif [[ "$state" == "done" ]]; then
     decision="done"
+  elif [[ "$stop" == "cancelled by the user" ]]; then
+    decision=stopped
+    cause="- - $stop"
   elif [[ "$state" == failed || "$state" == "no progress" ]]; then
     decision=failed
     cause=`best_cause "$noted"`

@@ -50,15 +50,17 @@ script_was_killed() {
 
 # Do what job.sh would do: record the end and requeue the job. Slurm allows KillWait seconds for it.
 bring_back() {
-  local why="job.sh was killed by SIGKILL (out of memory?)" decision=requeue stop=
+  local why="job.sh was killed by SIGKILL (out of memory?)" decision=requeue
   export SLURMDDP_ALERT_BUDGET=4 # seconds
   newest_attempt
-  [[ ! -e "$run/stop" ]] || read -r stop <"$run/stop"
   case `from_marker state` in
     done) decision="done" ;;
-    failed | "no progress") decision=failed ;;
+    failed | "no progress")
+      decision=failed
+      ! is_cancelled || decision=cancelled
+      ;;
     *)
-      if [[ "$stop" == "cancelled by the user" ]]; then
+      if is_cancelled; then
         decision=cancelled
       elif no_progress; then
         decision=failed
@@ -121,6 +123,11 @@ while :; do
   # One node is enough: the others wait for it, and act only if it does not.
   ((position == 0)) || { sleep $((10 * position)); orphaned || continue; }
   newest_attempt
+  if is_cancelled; then
+    event job_ended "\"exit_code\": 137, \"signal\": \"KILL\", \"slurm_state\": \"NODE_FAIL\", \"slurm_reason\": \"\", \"decision\": \"cancelled\""
+    scancel "$slurm_job"
+    exit 0
+  fi
   say "node ${excluded[0]}, which ran job.sh, is lost: requeuing the job"
   event node_excluded "\"excluded\": `json "${excluded[0]}"`, \"reason\": \"Slurm lost the node, which ran job.sh\""
   about=(- "${excluded[0]}")

@@ -31,6 +31,10 @@ terminated() {
   signal=$1
   export SLURMDDP_ALERT_BUDGET=4 # seconds: what Slurm's KillWait leaves, at the least
   find_reason # of the scheduler's file: sets `ending`
+  if is_cancelled && [[ "$ending" != cancelled ]]; then
+    ending=cancelled
+    withdraw # Slurm may have put the job back by itself
+  fi
   say "SIG$signal: $ending${slurm_reason:+ (Slurm: $slurm_state, $slurm_reason)}"
   ask_to_stop "SIG$signal"
   [[ -z "$child" ]] || kill -TERM "$child" 2>/dev/null

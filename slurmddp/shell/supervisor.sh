@@ -43,7 +43,7 @@ guard= # the process of start_guard
 
 # Attempts, one after the other, until one is the last
 run_job() {
-  event job_started "\"nodes\": `json "$job_nodes"`"
+  event job_started "\"nodes\": `json "$job_nodes"`, \"cancel_grace\": ${cancel_grace:-null}"
   say "job $job_id on $job_nodes"
   exec {events}<"$run/events.jsonl"
   cat <&"$events" >/dev/null # what has happened before this job

@@ -31,6 +31,7 @@ look_around() {
   expect_restart
   count_starts
   [[ -z "$stop_lead" ]] || watch_clock
+  enforce_cancel
   end_leftovers
 }
 
@@ -47,6 +48,26 @@ end_leftovers() {
     marker_seen=$SECONDS
     leftovers_bound=45
     kill -TERM "$child" 2>/dev/null
+  fi
+}
+
+# An own script may not look at the stop file. After a cancel it gets a grace time, then SIGTERM; torchrun kills its ranks
+# 30 s later. What is left after that is killed.
+cancelled_since=
+overdue= # when they got SIGTERM
+enforce_cancel() {
+  [[ -n "$cancel_grace" ]] && is_cancelled || return 0
+  cancelled_since=${cancelled_since:-$SECONDS}
+  ((SECONDS - cancelled_since >= cancel_grace)) || return 0
+  if [[ -z "$overdue" ]]; then
+    overdue=$SECONDS
+    say "the ranks did not exit within $cancel_grace s after the cancel: terminating them"
+    event ranks_terminated "\"reason\": \"cancelled by the user\", \"waited\": $cancel_grace"
+    kill -TERM "$child" 2>/dev/null
+  elif ((SECONDS - overdue >= 45)); then
+    overdue=$SECONDS
+    say "the ranks ignore SIGTERM: killing them"
+    kill -KILL "$child" 2>/dev/null
   fi
 }
 
@@ -112,6 +133,9 @@ read_events() {
         ;;
       *'"event": "hang_reported"'*) note "$line" ;; # of an own script, which nobody stopped
       *'"event": "rank_exited"'*'"signal": "SIG'*) note "$line" ;;
+      *'"event": "rank_exited"'*) # of a start after the noted one, that died before our program: the logs know why
+        ((agents_waiting < ${#chosen[@]})) || noted=
+        ;;
       *'"event": "hang_over"'*) [[ "$noted" != *" hang: "* ]] || noted= ;;
       *'"event": "ranks_stopped"'*) # by the agent of each node; of ranks that are killed, nobody else tells
         agents_waiting=$((agents_waiting + 1))

@@ -168,7 +168,7 @@ def test_interrupting_a_run_in_an_allocation_saves_first(alice: Alice) -> None:
     script = f"set -m; slurmddp run {job} & until grep -q 'step *10/' ~/runs/interrupted-*/logs/*/*.log 2>/dev/null"
     script += "; do sleep 0.5; done; kill -INT %1; wait %1; echo exited with $?"
     done = alice.cluster.run("login", [*salloc, "bash", "-c", script], timeout=120)
-    assert "is saving and will exit" in done.stderr
+    assert "was asked to save and exit" in done.stderr
     assert "exited with 1" in done.stdout
     markers = sorted(alice.cluster.machine_path("/home/alice/runs").glob("interrupted-*/markers/attempt-000.json"))
     assert json.loads(markers[-1].read_text())["state"] == "stopped"

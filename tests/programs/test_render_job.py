@@ -207,6 +207,51 @@ def test_sigterm_during_the_preflight(job: Job) -> None:
     assert job.end == ("cancelled", "cancelled")
 
 
+#: An own script that looks at no stop file, and one that ignores SIGTERM, too.
+IGNORES = SRUN.replace('[[ ! -e "$SLURMDDP_RUN/stop" ]] || {', "false && {").replace("i < 200", "i < 400")
+SCRIPT_JOB = """
+name: own
+site: gpus
+resources: {nodes: 1}
+train: {script: own.py}
+timeouts: {stop: 2}
+"""
+
+
+@pytest.fixture
+def own(desk: Desk) -> Job:
+    desk.write("own.py")
+    desk.program("srun", IGNORES)
+    return Job(desk, job_script(desk.plan(SCRIPT_JOB)), SCONTROL)
+
+
+STARTED = "[[ -e '{run}/steps' && \"$(<'{run}/steps')\" == *train* ]]"
+
+
+def test_a_cancel_of_a_script_that_does_not_look_ends_with_sigterm(own: Job) -> None:
+    assert own.go(STARTED, CANCEL)[:3] == ["preflight", "train", "TERM"]
+    assert own.end == ("stopped", "cancelled by the user")
+    (told,) = (row for row in own.events if row["event"] == "ranks_terminated")
+    assert told["waited"] == 2 and own.events[0]["cancel_grace"] == 2
+
+
+#: Slurm ends the job meanwhile, for a reason for which job.sh requeues jobs.
+TIMEOUT = SCONTROL.replace("RUNNING Reason=None", "COMPLETING Reason=TimeLimit").replace(
+    "*)", """requeue*) echo requeue >>"$HOME/requeued" ;;\n  *)"""
+)
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_cancelled_run_is_not_requeued_at_its_time_limit(desk: Desk, job: Job, cancelled: bool) -> None:
+    desk.program("srun", IGNORES)
+    desk.program("scancel", '#!/bin/sh\necho "$@" >>"$HOME/withdrawn"\n')
+    job.scontrol = TIMEOUT
+    job.go(STARTED, (CANCEL + "; " if cancelled else "") + "kill -TERM $$")
+    events = [row["event"] for row in job.events]
+    assert ("requeued" in events, (desk.home / "withdrawn").exists()) == (not cancelled, cancelled)
+    assert job.events[-1]["decision"] == ("cancelled" if cancelled else "requeue")
+
+
 LOGS = {
     "an exception": (
         "[rank0]: Traceback (most recent call last):\n[rank0]: ValueError: no such book",

@@ -338,6 +338,18 @@ class TestStarts:
         assert "keys 2\n" in text  # of torch's store itself, and of the outsider: none of the ranks'
         assert outsider.returncode != 0
 
+    def test_after_a_stop_no_failed_rank_starts_again(self, agents: Any, run: Path) -> None:
+        (run / "script.py").write_text(
+            "import os\n"
+            "with open(os.environ['SLURMDDP_RUN'] + '/starts', 'a') as file: file.write('x')\n"
+            "open(os.environ['SLURMDDP_RUN'] + '/stop', 'w').close()\n"
+            "os._exit(3)\n"
+        )
+        one = agents(SIGNED, 1, SLURMDDP_RUN=str(run), SLURMDDP_ATTEMPT="0")
+        code, text = output(one.start(0))
+        assert code == 1 and "the run was asked to stop: its ranks do not start again" in text, text
+        assert "Traceback" not in text and (run / "starts").read_text() == "x"
+
     def test_a_port_in_use_is_one_message(self, agents: Any) -> None:
         pair = agents(SIGNED, 2)
         with socket.create_server(("", pair.port)):

@@ -23,7 +23,7 @@ def main(words: list[str]) -> None:
         attempt = int(os.environ.get("SLURMDDP_ATTEMPT", "0"))
         folder = RunFolder(Path(words[0]))
         events = Events(folder.events, attempt=attempt, node=own_node(), rank=None)
-        handlers.register(signing.load(folder.path), events)
+        handlers.register(signing.load(folder.path), events, folder.stop)
         exits.record(events)
         gpu_sampling.start(folder, attempt)
         # The handlers open the ranks' store, one for each start: torch must neither open another one nor share the
@@ -35,7 +35,7 @@ def main(words: list[str]) -> None:
         finally:
             if recording is not None:
                 recording.close()
-    except (UserError, RendezvousStateError, signing.ForgedError) as error:
+    except (UserError, RendezvousStateError, signing.ForgedError, handlers.StopRequested) as error:
         # As node.sh says what it met: job.sh and `status` look for such lines.
         print(f"slurmddp: node {own_node()}: {error}", file=sys.stderr)
         raise SystemExit(1) from None

@@ -7,6 +7,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,22 +39,31 @@ Make = Callable[[RendezvousParameters, Key], RendezvousHandler]
 _RANKS_TIMEOUT = datetime.timedelta(minutes=5)
 
 
-def register(key: Key, events: Events) -> None:
-    """Make the backends known to torchrun: --rdzv-backend=slurmddp-c10d and slurmddp-static."""
+class StopRequested(Exception):
+    """The run was asked to stop, so ranks that failed are not started again."""
+
+
+def register(key: Key, events: Events, stop: Path) -> None:
+    """Make the backends known to torchrun: --rdzv-backend=slurmddp-c10d and slurmddp-static. stop: the stop file."""
     kinds = {C10D: _c10d, STATIC: _static}
     for name, make in kinds.items():
-        rendezvous_handler_registry.register(name, partial(_handler, name, make, key, events))
+        rendezvous_handler_registry.register(name, partial(_handler, name, make, key, events, stop))
 
 
-def _handler(name: str, make: Make, key: Key, events: Events, parameters: RendezvousParameters) -> "Handler":
-    return Handler(name, make(parameters, key), parameters, events)
+def _handler(
+    name: str, make: Make, key: Key, events: Events, stop: Path, parameters: RendezvousParameters
+) -> "Handler":
+    return Handler(name, make(parameters, key), parameters, events, stop)
 
 
 class Handler(RendezvousHandler):
     """Opens a store for the ranks after each rendezvous, and gives everything else to a handler of torch's own."""
 
-    def __init__(self, name: str, inner: RendezvousHandler, parameters: RendezvousParameters, events: Events) -> None:
-        """`inner`: its `next_rendezvous` returns a SignedStore."""
+    def __init__(
+        self, name: str, inner: RendezvousHandler, parameters: RendezvousParameters, events: Events, stop: Path
+    ) -> None:
+        """`inner`: its `next_rendezvous` returns a SignedStore. stop: the file that asks the ranks to stop."""
+        self._stop = stop
         self._name, self._inner, self._parameters, self._events = name, inner, parameters, events
         self._met = False
         self._ranks_store: TCPStore | None = None
@@ -68,7 +78,9 @@ class Handler(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Raises RendezvousStateError and ForgedError for messages of others."""
+        """Raises RendezvousStateError and ForgedError for messages of others, and StopRequested."""
+        if self._met and self._stop.exists():
+            raise StopRequested("the run was asked to stop: its ranks do not start again")
         if self._met:
             # The agent has stopped its ranks to start them again. job.sh ends the attempt if they do not start.
             self._events.write("ranks_stopped")

@@ -14,6 +14,8 @@ find_reason() {
   ending=cancelled
 }
 
+withdraw() { :; } # there is no queue
+
 allocated_nodes() { printf '%s\n' "$host"; }
 
 # Usage: on_nodes LOG COMMAND...; in the background, since bash runs a trap only between commands

@@ -40,6 +40,9 @@ find_reason() {
   fi
 }
 
+# Cancel the job, so that Slurm does not start it again
+withdraw() { timeout 5 scancel "$slurm_job" >/dev/null 2>&1; }
+
 # The nodes that the job has now, one a line
 allocated_nodes() { scontrol show hostnames "$node_list"; }
 

@@ -31,7 +31,7 @@ requeue_policy=requeue # requeue: scontrol requeue; chain: sbatch of this file a
 breaker=3 # starts in a row without progress after which the run fails
 preflight=yes measure=yes # are the nodes checked, and their network measured, before the ranks start? only: then the job exits
 join_timeout=600 # maximum seconds for that check
-stop_lead=120 # seconds before the time limit at which the ranks save; empty: never
+stop_lead=120 cancel_grace='' # seconds before the time limit at which the ranks save; and from `slurmddp cancel` to SIGTERM, for an own script; empty: never
 own_script= # is it the user's own training script?
 counts_gpus= # do nodes differ in their GPUs, so that the job counts them?
 node_folder=/tmp # scratch, on each node's own disk

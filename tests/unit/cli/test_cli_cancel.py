@@ -127,8 +127,22 @@ def test_what_cannot_save_ends_at_once(
     done = cli("cancel", str(place.run.path), *options)
     assert done.out == "Cancelled job 7. It will not be requeued.\n"
     assert place.calls == ["scancel --verbose 7"]
-    assert not place.run.stop.exists()
+    assert place.run.stop.exists() == bool(options), "what job.sh and guard.sh see while they are ended"
     assert place.events("cancel_requested")
+
+
+def test_an_own_script_gets_a_grace_time(place: Place, cli: Cli) -> None:
+    """Nobody knows whether the script looks at the stop file, so nobody says that it saves."""
+    place.job("7", "RUNNING", NodeList="n1")
+    place.event("job_started", attempt=0, job_id="7", node="n1", cancel_grace=120)
+    line = cli("cancel", str(place.run.path)).out.splitlines()[0]
+    assert line == "Job 7 has 120 s to save and exit, then its ranks are terminated. It will not be requeued."
+    place.event("ranks_terminated", attempt=0, reason="cancelled by the user", waited=120)
+    place.event("attempt_ended", attempt=0, exit_code=1, decision="stopped", cause="cancelled by the user")
+    place.event("job_ended", attempt=0, exit_code=1)
+    (place.home / "jobs/7").unlink()
+    state = "cancelled by you, its ranks did not exit within 120 s, so job.sh terminated them"
+    assert f"state    {state}" in cli("status", str(place.run.path)).out.splitlines()
 
 
 def test_a_job_that_has_ended(place: Place, cli: Cli) -> None:
@@ -230,7 +244,6 @@ def test_a_run_that_ends_while_slurm_is_asked_is_not_lost(place: Place, cli: Cli
 def test_a_run_of_this_machine_ends_at_once(place: Place, cli: Cli, process: subprocess.Popen[bytes]) -> None:
     assert "Cancelled job local-" in cli("cancel", str(place.run.path), "--now").out
     assert process.wait() == -15
-    assert not place.run.stop.exists()
 
 
 # --- the hold after a requeue

@@ -23,6 +23,7 @@ json() { printf '"%s"' "$1"; }
 marker() { echo "$run/marker"; }
 scheduler=slurm
 stop_lead=
+cancel_grace=
 attempt=0
 slurm_state=RUNNING
 consequence='Connection reset'

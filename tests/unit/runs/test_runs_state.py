@@ -238,6 +238,30 @@ def test_put_back_into_the_queue() -> None:
     assert judge(None, cancelled) == RunState("cancelled", "while pending, step 500 of 1000")
     assert judge(None, facts({"event": "cancel_requested"})) == RunState("cancelled", "before it started")
     assert judge(None, facts({"event": "cancel_requested"}, started())).state == "lost"
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        None,
+        JobView("TIMEOUT", "TimeLimit"),
+        JobView("NODE_FAIL", "NodeDown"),
+        JobView("FAILED", "RaisedSignal:9", signal=9),
+        JobView("OUT_OF_MEMORY"),
+        JobView("CANCELLED"),
+    ],
+)
+def test_a_recorded_cancel_wins(job: JobView | None) -> None:
+    """Whatever else ended the job, and whether Slurm still knows it: such runs were `lost ... submit again`."""
+    asked = {"event": "cancel_requested"}
+    for end in ((), (attempt_ended("failed"),), (requeued(), ended(0)), (ended(1, "TERM", "TIMEOUT"),)):
+        assert judge(job, facts(started(), asked, *end)).state == "cancelled", end
+    assert judge(job, facts(started(), asked, marker=DONE)).state == ("cancelled" if job else "done")
+
+
+def test_a_cancelled_run_that_waits_in_the_queue_says_so() -> None:
+    found = judge(JobView("PENDING", "BeginTime"), facts(started(), {"event": "cancel_requested"}))
+    assert found.state == "requeued" and "cancelled by you" in found.line
     again = facts(started(), requeued(), ended(0), started(1), marker=STOPPED)
     assert judge(None, again, answered=False).state == "running"
     assert judge(JobView("RUNNING"), again).state == "running"
