@@ -254,7 +254,8 @@ class WatchdogPlan(NamedTuple):
 class Plan(NamedTuple):
     """cwd: the folder of submission. workdir: where the ranks' command runs; empty for the run folder.
 
-    time, stop_lead, cancel_grace and the time-outs in seconds, snapshot_limit in bytes; interface as in NCCL_SOCKET_IFNAME.
+    time, stop_lead, cancel_grace and the time-outs in seconds, snapshot_limit in bytes; interface as in
+    NCCL_SOCKET_IFNAME.
     environment_from: variables with secrets, whose values are no part of any plan. runs_mode: of a run folder.
     cache: a folder that all nodes share; node_folder: one of each node's own. accelerate: a config file of Accelerate,
     of which the run folder gets a copy.
