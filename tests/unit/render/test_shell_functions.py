@@ -179,7 +179,8 @@ def test_the_signal_that_killed_a_rank_is_the_cause(tmp_path: Path) -> None:
     failed = {**killed, "rank": 1, "exit_code": 1, "signal": None}
     for rows in ([lost, ended, killed, failed], [failed, killed, lost]):
         (tmp_path / "rows").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        lines = ["chosen=(n1 n2)", "new_attempt", f"exec {{events}}<{tmp_path}/rows", "read_events", 'cause_text "$noted"']
+        lines = ["chosen=(n1 n2)", "new_attempt", f"exec {{events}}<{tmp_path}/rows"]
+        lines += ["read_events", 'cause_text "$noted"']
         assert bash(tmp_path, "messages cause watch", *lines) == "rank 3 on n2: killed by SIGKILL (out of memory?)\n"
 
 
