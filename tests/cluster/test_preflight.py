@@ -149,7 +149,7 @@ def test_a_broken_node_is_named_before_anything_starts(alice: Alice, broken_cont
     event = run.wait_for_event("preflight")
     assert event["bad"] == "node2" and event["seconds"] < 60
     assert verdict(run)[1] == (
-        "node2 bad cannot start python3: FATAL: could not use fuse: permission 'denied' - see its log"
+        'node2 bad cannot start python3: FATAL: could not use fuse: permission "denied" - see its log'
     )
     assert verdict(run)[::2] == ["node1 ok", "node3 ok"]
     run.wait("failed", "requeued", timeout=120)
