@@ -6,15 +6,13 @@ one cannot be called with a run that nobody has checked.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import pwd
-import secrets
-import stat
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,7 @@ from slurmddp.errors import UserError
 from slurmddp.runs.events import append_event
 from slurmddp.runs.layout import RunFolder
 from slurmddp.shared import beneath
-
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+from slurmddp.shared.files import write_whole
 
 
 class Held:
@@ -36,7 +33,7 @@ class Held:
         self.descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
 
-    @contextmanager
+    @contextlib.contextmanager
     def inside(self, folder: Path, *, listed: bool = False) -> Iterator[int]:
         """Enter this folder, or one below it, to change something there. Raises OSError."""
         parts = (".",) if folder == self.path else beneath.parts_below(folder, self.path)
@@ -52,34 +49,22 @@ class Held:
 
     def write(self, path: Path, text: str) -> None:
         """Write a file such that nobody ever sees half of it; a link of its name is replaced. Raises OSError."""
-        part = f"{path.name}.part-{secrets.token_hex(8)}"
         with self.inside(path.parent) as folder:
-            with open(
-                os.open(part, _NEW, 0o644, dir_fd=folder), "w", encoding="utf-8", errors="surrogateescape"
-            ) as file:
-                try:
-                    file.write(text)
-                    file.flush()
-                except OSError:  # a full disk keeps the name, and nothing in it
-                    os.unlink(part, dir_fd=folder)
-                    raise
-            os.rename(part, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            write_whole(path, text, folder)
 
     def append_text(self, path: Path, text: str) -> None:
         """Append text to a file, which is made where there is none. Raises OSError."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with self.inside(path.parent) as folder, open(os.open(path.name, flags, 0o644, dir_fd=folder), "ab") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        with self.inside(path.parent) as folder:
+            descriptor = os.open(path.name, flags, 0o644, dir_fd=folder)
+        beneath.require_regular(descriptor, str(path))
+        with open(descriptor, "ab") as file:
             file.write(text.encode())
 
     def make(self, folder: Path) -> None:
         """Make a folder where there is none. Raises OSError."""
-        with self.inside(folder.parent) as parent:
-            try:
-                os.mkdir(folder.name, dir_fd=parent)
-            except FileExistsError:
-                pass
+        with self.inside(folder.parent) as parent, contextlib.suppress(FileExistsError):
+            os.mkdir(folder.name, dir_fd=parent)
 
     def move(self, path: Path, target: Path) -> None:
         """Rename a file or folder to another name below this folder. Raises OSError."""
@@ -88,11 +73,8 @@ class Held:
 
     def remove(self, path: Path) -> None:
         """Remove a file, or nothing if it is gone. Raises OSError."""
-        with self.inside(path.parent) as folder:
-            try:
-                os.unlink(path.name, dir_fd=folder)
-            except FileNotFoundError:
-                pass
+        with self.inside(path.parent) as folder, contextlib.suppress(FileNotFoundError):
+            os.unlink(path.name, dir_fd=folder)
 
     def clear(self, last: str) -> None:
         """Remove all that lies in this folder; the file `last` at the end. Raises OSError."""

@@ -55,7 +55,10 @@ class Survey:
     def summary(self) -> str:
         """Return what is copied, on one line."""
         files = f"{len(self.items):,} {'file' if len(self.items) == 1 else 'files'}, {human(self.size)}"
-        top = f", the largest: {largest(self, 1)[0][1]} ({human(largest(self, 1)[0][0])})" if self.size > 2**20 else ""
+        top = ""
+        if self.size > 2**20:
+            size, name = largest(self, 1)[0]
+            top = f", the largest: {name} ({human(size)})"
         return f"{files} of {shown(str(self.root))}{', without what git ignores' if self.by_git else ''}{top}"
 
 

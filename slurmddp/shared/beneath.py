@@ -66,11 +66,16 @@ def check_folder(path: Path, below: Path) -> None:
 
 
 def regular(descriptor: int, name: str) -> BufferedReader:
-    """Return the file of a descriptor if it is a regular one; else close it. Raises OSError."""
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return open(descriptor, "rb")
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is not a regular file", name)
+    """Return the file of a descriptor, for reading. Raises OSError as `require_regular` does."""
+    require_regular(descriptor, name)
+    return open(descriptor, "rb")
+
+
+def require_regular(descriptor: int, name: str) -> None:
+    """Close the descriptor of a pipe, device or folder, and raise OSError."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", name)
 
 
 def written_by_others(facts: os.stat_result) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -17,21 +18,23 @@ MAX_BYTES = 2**26
 _BLOCK = 2**16
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file such that nobody ever sees half of it. Raises OSError.
+def write_whole(path: Path, text: str, folder: int | None = None) -> None:
+    """Write a file such that nobody ever sees half of it. folder: a descriptor of its folder. Raises OSError.
 
     A link of this name is replaced, never followed: in a folder of several users, somebody else may have made it. Nor
     can they guess the temporary name. surrogateescape: paths that are not UTF-8 are written as the bytes that they are.
     """
-    part = path.with_name(f"{path.name}.part-{secrets.token_hex(8)}")
+    target = str(path) if folder is None else path.name
+    part = f"{target}.part-{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(part, flags, 0o644)  # whatever the umask: nobody else may write it
+    descriptor = os.open(part, flags, 0o644, dir_fd=folder)  # whatever the umask: nobody else may write it
     try:
         with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
-        part.replace(path)
+        os.rename(part, target, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:  # a full disk keeps the name, and nothing in it
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part, dir_fd=folder)
         raise
 
 

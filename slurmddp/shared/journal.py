@@ -1,14 +1,14 @@
 """Append-only JSON lines that many processes, attempts and commands may write to at once."""
 
-import errno
 import json
 import math
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from slurmddp.shared import beneath
 
 
 class JsonLines:
@@ -31,9 +31,7 @@ class JsonLines:
         else:
             flags |= os.O_NOFOLLOW | os.O_NONBLOCK
             self._descriptor = os.open(path.name, flags, 0o666, dir_fd=folder)
-            if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-                os.close(self._descriptor)
-                raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+            beneath.require_regular(self._descriptor, str(path))
         size = os.fstat(self._descriptor).st_size
         # A line that was cut, by the end of its writer or by a full disk, must not take the next one with it.
         self._cut = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
