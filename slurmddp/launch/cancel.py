@@ -70,10 +70,13 @@ def _cancel_inside(folder: OwnRun, facts: Evidence, now: bool) -> str:
 def _end(folder: OwnRun, facts: Evidence, job_id: JobId, now: bool) -> Done:
     scheduler = scheduler_for(job_id)
     view = scheduler.job(job_id)
-    if now and view is not None and view.state not in ENDED:
-        ask_to_stop(folder)  # job.sh and guard.sh see it while they are ended, and requeue nothing
     if now:
-        return "cancelled" if scheduler.cancel(job_id) else "over"
+        try:
+            if view is not None and view.state not in ENDED:
+                ask_to_stop(folder)  # job.sh and guard.sh see it while they are ended, and requeue nothing
+        finally:  # a full disk must not keep the job alive
+            was_there = scheduler.cancel(job_id)
+        return "cancelled" if was_there else "over"
     if view is not None and view.state in _RUNNING and _began(facts, job_id):
         ask_to_stop(folder)
         return "asked"

@@ -131,6 +131,16 @@ def test_what_cannot_save_ends_at_once(
     assert place.events("cancel_requested")
 
 
+def test_a_run_folder_that_takes_no_stop_file_does_not_keep_the_job(place: Place, cli: Cli) -> None:
+    """As on a full disk: here, a folder has the name."""
+    place.job("7", "RUNNING", NodeList="n1")
+    place.started()
+    place.run.stop.mkdir()
+    done = cli("cancel", str(place.run.path), "--now")
+    assert done.code == 1 and "stop" in done.err and "Traceback" not in done.err
+    assert place.calls == ["scancel --verbose 7"]
+
+
 def test_an_own_script_gets_a_grace_time(place: Place, cli: Cli) -> None:
     """Nobody knows whether the script looks at the stop file, so nobody says that it saves."""
     place.job("7", "RUNNING", NodeList="n1")
