@@ -57,7 +57,7 @@ def doctor(
 
 
 def _read(examined: "Examination", target: str) -> None:
-    from slurmddp.doctor.sources import is_done, read_path, read_run, read_stream, survived_failures
+    from slurmddp.doctor.sources import is_done, read_path, read_run, read_stream, start_notes, survived_failures
     from slurmddp.launch.find import find_run
     from slurmddp.runs.snapshot_filter import is_run_folder
 
@@ -76,3 +76,4 @@ def _read(examined: "Examination", target: str) -> None:
             examined.notes += survived_failures(folder)
         else:
             read_run(examined, folder)
+        examined.notes += start_notes(folder)

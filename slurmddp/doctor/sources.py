@@ -17,6 +17,7 @@ from slurmddp.runs.events import LONGEST, record_of
 from slurmddp.runs.evidence import evidence, whole
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
+from slurmddp.runs.start_notices import start_notices
 from slurmddp.shared.files import bounded_lines, open_plain
 from slurmddp.visible import one_line
 
@@ -34,7 +35,8 @@ _LONGEST = 2000
 #: Events that say something about a failure.
 _TELLING = (
     b'"error"', b'"hang"', b'"hang_reported"', b'"hang_over"', b'"node_excluded"', b'"attempt_ended"', b'"job_ended"',
-    b'"checkpoint_rejected"', b'"rank_exited"', b'"first_step"',
+    b'"checkpoint_rejected"', b'"rank_exited"', b'"first_step"', b'"rank_started"',
+    b'"no_process_group"', b'"process_group_made"',
 )  # fmt: skip
 #: Those of a start of the ranks that failed, or of the end of an attempt.
 _FAILURES = ("error", "hang", "rank_exited", "attempt_ended")
@@ -110,6 +112,11 @@ def is_done(folder: RunFolder) -> bool:
     """Return whether the newest attempt of a run finished its work."""
     decisions = [event.get("decision") for _, event in _records(folder) if event.get("event") == "job_ended"]
     return bool(decisions) and decisions[-1] == "done"
+
+
+def start_notes(folder: RunFolder) -> Iterator[str]:
+    """Yield what the ranks of an own script told of their start, whatever became of the run."""
+    yield from start_notices(event for _, event in _records(folder))
 
 
 def survived_failures(folder: RunFolder) -> Iterator[str]:

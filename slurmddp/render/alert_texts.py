@@ -19,6 +19,7 @@ _VERBS = {
     "recovered": (3, "has recovered"),
     "hang": (4, "hangs"),
     "straggler": (3, "is slowed down by a node"),
+    "warning": (4, "has a warning"),
     "stopping": (3, "is stopping"),
     "failed": (4, "has FAILED"),
     "finished": (3, "has finished"),

@@ -104,6 +104,7 @@ def _summary(run: Facts) -> dict[str, str | None]:
         "Scaling": scaling.line() if (scaling := find_scaling(found.folder, found.facts.events)) else None,
         "Goodput": goodput_line(run.ledger),
         "Recovered": recovered_line(run.ledger),
+        "Warning": "; ".join(found.warnings),
         "Nodes": None if progress.nodes is None else str(progress.nodes),
         "Ranks": None if ranks is None else str(ranks),
         "Submitted": _moment(progress.submitted),

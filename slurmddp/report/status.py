@@ -15,6 +15,7 @@ from slurmddp.runs.cause import find_cause, hang_line, killed_line
 from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.metrics import tail
+from slurmddp.runs.start_notices import start_notices
 from slurmddp.slurm.base import JobView
 from slurmddp.visible import one_line
 
@@ -62,6 +63,11 @@ class RunStatus:
         return [event for event in self.facts.events if event.get("event") == "rank_exited" and killed_line(event)]
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what the newest preflight warned of, and what the ranks of an own script told of their start."""
+        return (*self.facts.warnings, *start_notices(self.facts.events))
+
+    @property
     def attempt(self) -> int | None:
         """Return the newest attempt; None before the first."""
         return self.facts.attempt
@@ -86,7 +92,7 @@ class RunStatus:
             "network": self.facts.network or None,
             "faults": [{key: event.get(key) for key in _FAULT} for event in self.faults],
             "excluded": dict(self.excluded),
-            "warnings": list(self.facts.warnings),
+            "warnings": list(self.warnings),
             "alerts_undelivered": self.undelivered,
             "log": str(self.folder.job_log),
             "notes": list(self.notes),
@@ -186,7 +192,7 @@ def status_text(
         lines.append(one_line(f"fault    {fault}{before}"))
     for node, reason in found.excluded.items():
         lines.append(one_line(f"without  {node}" + (f": {reason}" if reason else "")))
-    lines += [one_line(f"warning  {warning}") for warning in found.facts.warnings]
+    lines += [one_line(f"warning  {warning}") for warning in found.warnings]
     if found.undelivered:
         lines.append(f"alerts   {found.undelivered} undelivered, in {found.folder.alert_spool}")
     if goodput:

@@ -139,7 +139,7 @@ gather() { # Usage: gather STATE CAUSE NEXT [RANK NODE]
   key=$run_id.$attempt.$kind
   [[ "$kind" != stopping ]] || key+=.${fact[state]} # it is asked to stop, and has stopped
   # These may happen more than once in an attempt; the others are one and the same fact.
-  [[ "$kind" != @(hang|straggler|recovered) ]] || key+=.$now
+  [[ "$kind" != @(hang|straggler|recovered|warning) ]] || key+=.$now
   read -r each _ < <(printf '%s' "$key" | sha256sum)
   fact+=([key]=$key [key_hash]=${each:0:32})
   excerpt "$logs" "$node"

@@ -5,6 +5,7 @@ noted=         # what the ranks of the newest start said of their end: RANK NODE
 noted_cascade= # whether that is only a consequence of another rank's failure
 recovering=    # why the ranks had to start again; empty once they train
 slow_for=300   # seconds before an alert names a straggler: most recover
+warned_alone= # whether an alert of this job has said that its ranks do not work together
 longest_save=0
 longest_start=0 # seconds from the launch of an attempt, or from a failure in it, to the ranks' start
 
@@ -143,6 +144,10 @@ read_events() {
         start_failed=yes
         ;;
       *'"event": "straggler_'*) note_straggler "$line" ;;
+      *'"event": "no_process_group"'*)
+        [[ -n "$warned_alone" ]] || warn "$line"
+        warned_alone=yes
+        ;;
       *'"event": "checkpoint_saved"'*)
         [[ ! "$line" =~ \"seconds\":\ ([0-9]+) ]] || ((BASH_REMATCH[1] <= longest_save)) || longest_save=${BASH_REMATCH[1]}
         ;;
@@ -181,6 +186,12 @@ note() {
   [[ -z "$noted" || -n "$noted_cascade" ]] || return 0
   noted=`unescaped <<<"$rank $node $text" | plain`
   noted_cascade=$cascade
+}
+
+# Send the text of an event, which its writer made for people. Usage: warn EVENT_LINE
+warn() {
+  [[ "$1" =~ \"text\":\ \"(([^\"\\]|\\.)*)\" ]] || return 0
+  alert warning running "`unescaped <<<"${BASH_REMATCH[1]}" | plain`" "nothing is stopped"
 }
 
 # Usage: note_straggler EVENT_LINE

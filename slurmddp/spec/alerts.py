@@ -1,15 +1,15 @@
 """Alerts: targets and the kinds that they receive, the host that sends, and the watchdog job."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
 from slurmddp.spec.types import EnvName, Line, Model, Name, PathStr, SbatchFlag, SbatchValue, TimeLimit
 
-Kind = Literal["started", "requeued", "recovered", "hang", "straggler", "stopping", "failed", "finished"]
+Kind = Literal["started", "requeued", "recovered", "hang", "straggler", "warning", "stopping", "failed", "finished"]
 
 #: What a run tells of, in the order in which it may happen.
-KINDS: tuple[Kind, ...] = ("started", "requeued", "recovered", "hang", "straggler", "stopping", "failed", "finished")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 #: What a target hears of where it does not say: all but that a job began as it was meant to.
 DEFAULT_KINDS: tuple[Kind, ...] = KINDS[1:]

@@ -20,6 +20,7 @@ from slurmddp.runtime.observe.beats import Beat, Beats
 from slurmddp.runtime.observe.comparison import Comparison
 from slurmddp.runtime.observe.ddp_times import DdpTimes
 from slurmddp.runtime.observe.hangs import Hangs, Waiting
+from slurmddp.runtime.observe.process_group import ProcessGroup
 from slurmddp.runtime.observe.progress_lines import ProgressLines
 from slurmddp.runtime.observe.shares import Reader, Shares, figures, line_seconds
 from slurmddp.runtime.observe.signs import Steps, on_gpu
@@ -84,7 +85,7 @@ class Observer(threading.Thread):
         silent = 3 * self._period + 3
         self._hangs = Hangs(env, events, self._beats, place, restart=settings.restart, patience=silent)
         self._lines = ProgressLines(folder, env.attempt, events, self._seconds) if env.rank == 0 else None
-        self._comparison = Comparison(events, env.world)
+        self._comparison, self._group = Comparison(events, env.world), ProcessGroup(events, env.world)
         self._stacks = OwnStacks()
         self._number = 0
         self._looked = self._next = self._asked = time.monotonic()
@@ -98,6 +99,7 @@ class Observer(threading.Thread):
             self._hangs.close(self._waiting)
             if self._lines is not None:
                 self._lines.report(self._steps.done)
+                self._group.look(self._steps, last=True)
         except Exception:  # noqa: BLE001 - the script must not notice
             say(f"slurmddp: warning: rank {self._env.rank} is no longer observed:\n{traceback.format_exc()}")
         self._steps.remove()
@@ -114,6 +116,7 @@ class Observer(threading.Thread):
         self._stacks.look()
         if self._lines is not None:
             self._lines.first(self._steps.done)
+            self._group.look(self._steps)
             found = self._ddp.look()
             if found and now >= self._asked + _ASKED:
                 self._asked, self._steps.asked = now, self._ddp.read

@@ -17,6 +17,8 @@ class Steps:
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
         self._hook = register_optimizer_step_post_hook(self._count)
+        #: Calls of `step` so far, of all optimizers, and whether a process group was there at one of them.
+        self.seen, self.grouped = 0, False
         #: Collectives of all groups when the newest step was done.
         self.issued = 0
         #: Called once after the next step, in the script's own thread. It must be quick, and never raise.
@@ -38,6 +40,8 @@ class Steps:
             self._counts[key] += 1
         else:
             self._counts[key] = _steps_before(optimizer) + 1
+        self.grouped = self.grouped or has_group()
+        self.seen += 1
         self.issued = issued()
         if (asked := self.asked) is not None:
             self.asked = None
@@ -59,6 +63,12 @@ def on_gpu() -> bool:
     """Return whether this process uses a GPU. Asking wakes none."""
     found = (getattr(torch, name, None) for name in ("cuda", "xpu"))  # cuda is also AMD's
     return any(kind is not None and kind.is_initialized() for kind in found)
+
+
+def has_group() -> bool:
+    """Return whether this process has a default process group now."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    return c10d is not None and c10d.is_initialized()
 
 
 def issued() -> int:

@@ -375,6 +375,31 @@ def test_status_names_the_rank_that_an_own_script_waits_for(place: Place, cli: C
     assert "hang" not in cli("status", str(place.run.path)).out
 
 
+def test_status_report_and_doctor_warn_of_ranks_that_do_not_work_together(place: Place, cli: Cli) -> None:
+    place.job("7", "RUNNING", NodeList="n[1-2]")
+    place.started()
+    place.run.node_log(0, "n1").parent.mkdir(parents=True)
+    place.run.node_log(0, "n1").write_text("step 1 loss 2.0\n")
+    for name in ("rendezvous.key", "job.sh"):
+        (place.run.path / name).touch()
+    run, rank = str(place.run.path), {"attempt": 0, "rank": 0, "node": "n1"}
+    place.event("no_process_group", **rank, world=4, text="each of the 4 ranks trains a model of its own")
+    warning = "warning  each of the 4 ranks trains a model of its own"
+    assert warning in cli("status", run).out.splitlines()
+    assert json.loads(cli("status", run, "--json").out)["warnings"] == [warning.removeprefix("warning  ")]
+    page = cli("report", run, "-o", str(place.run.path / "page.html"))
+    assert page.code == 0 and warning.removeprefix("warning  ") in (place.run.path / "page.html").read_text()
+    note = f"note: {warning.removeprefix('warning  ')}"
+    assert note in cli("doctor", run).out.splitlines()
+    place.event("process_group_made", **rank)
+    assert "warning" not in cli("status", run).out and note not in cli("doctor", run).out
+    place.event("no_process_group", **rank, world=4, text="each of the 4 ranks trains a model of its own")
+    place.event("job_ended", attempt=0, node="n1", exit_code=0, decision="done", signal="")
+    assert note in cli("doctor", run).out.splitlines(), "a run that is done may have trained in vain"
+    place.event("rank_started", **rank)
+    assert "warning" not in cli("status", run).out, "of an earlier start"
+
+
 def test_explain_the_lead_of_a_run_that_goes_on(place: Place, desk: Desk, cli: Cli) -> None:
     desk.write("job.yaml", "site: cores\nresources: {time: 1h}\ntrain: {task: lm, data: {path: books}}\n")
     done = cli("plan", "job.yaml", "--explain", "timeouts.stop")

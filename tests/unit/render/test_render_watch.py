@@ -206,3 +206,12 @@ def test_a_start_of_the_ranks_forgets_who_was_slow(stage: Stage) -> None:
     ]
     lines += [stage.event("rank_started"), "read_events", "SECONDS=900", "read_events; name_stragglers"]
     assert "alert" not in stage.bash(*lines)
+
+
+def test_ranks_that_do_not_work_together_are_told_once_per_job(stage: Stage) -> None:
+    event = stage.event("no_process_group", world=4, text='each of the 4 ranks \\"trains\\" rank 9 on n7: x')
+    lines = ['alert() { printf "[%s]" alert "$@"; }', "unescaped() { cat; }", event, event, "read_events"]
+    said = stage.bash(*lines).splitlines()[0]
+    assert said.startswith("[alert][warning][running][each of the 4 ranks")
+    assert said.endswith("[nothing is stopped]alive")
+    assert said.count("[alert]") == 1, "and its prose gives no rank and no node"
