@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from slurmddp.errors import ElsewhereError, UserError, collecting, together
 from slurmddp.images.sif import is_sif, sif_architecture
 from slurmddp.launch import accelerate
 from slurmddp.launch.job_check.cluster import Cluster
-from slurmddp.launch.modules import module_file
+from slurmddp.launch.modules import module_file, of_package
 from slurmddp.launch.named_file import batch_line, near
 from slurmddp.launch.prepare import Prepared
 from slurmddp.plan.layout import partition_of
@@ -242,6 +243,13 @@ def _program(prepared: Prepared) -> Iterator[UserError]:
             f"{program.source} is a batch script (line {line}): slurmddp would run it on each rank",
             where=where,
             todo="convert it to a job file: slurmddp import FILE -o job.yaml",
+        )
+    elif program.script and not program.bash and (found := of_package(Path(program.source))):
+        cd = "" if str(found.folder) == plan.cwd else f"cd {shlex.quote(str(found.folder))}, then "
+        yield UserError(
+            f"{program.source} has a relative import in line {found.line}: Python can only start it as a module",
+            where=where,
+            todo=f"{cd}-m {found.module} in place of the script; in a job file: train: {{module: {found.module}}}",
         )
 
 

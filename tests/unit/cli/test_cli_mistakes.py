@@ -30,6 +30,10 @@ def typed(desk: Desk, cli: Cli) -> Cli:
     desk.write("run.sbatch", "#!/bin/bash\n#SBATCH -N 2\nsrun python train.py\n")
     desk.write("run.sh", "#!/bin/bash\n#SBATCH -N 2\nsrun python train.py\n")
     desk.write("wrong.py", "x")
+    desk.write("mypkg/__init__.py")
+    desk.write("mypkg/sub/main.py", "import os\nfrom ..x import y\n")
+    desk.write("mypkg/main.py", "from . import x\n")
+    desk.write("mypkg/both.py", "try:\n    from . import x\nexcept ImportError:\n    import x\n")
     desk.program("sbatch", "#!/bin/bash\necho 4711\n")
     return cli
 
@@ -55,6 +59,14 @@ TABLE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "a notebook": (("nb.ipynb", *GOOD), ("is a notebook", "jupyter nbconvert --to script nb.ipynb")),
     "a batch script": (("run.sbatch", *GOOD), ("is a batch script (line 2)", "slurmddp import run.sbatch -o job.yaml")),
     "a bash batch script": (("run.sh", *GOOD), ("is a batch script (line 2)", "slurmddp import run.sh -o job.yaml")),
+    "relative imports": (
+        ("mypkg/main.py", *GOOD),
+        ("main.py has a relative import in line 1", "-> -m mypkg.main in place of", "train: {module: mypkg.main}"),
+    ),
+    "relative imports of the folder above": (
+        ("mypkg/sub/main.py", *GOOD),
+        ("has a relative import in line 2", "-> -m mypkg.sub.main in place of"),
+    ),
     "a list": (
         ("train.py", *GOOD, "--set", "setup=source x"),
         ("--set setup: must be a list, not 'source x'", "--set 'setup=[source x]'"),
@@ -114,6 +126,14 @@ def test_a_mistake_in_a_job_file(desk: Desk, typed: Cli, what: str) -> None:
     assert (done.code, done.out) == (2, ""), done
     for part in answer:
         assert part in done.err
+
+
+def test_what_the_refusal_of_a_relative_import_says_to_do_works(desk: Desk, typed: Cli) -> None:
+    assert typed("submit", "--dry-run", *GOOD, "-m", "mypkg.main").code == 0
+    assert typed("submit", "--dry-run", "mypkg/both.py", *GOOD).code == 0  # a guarded import may fail
+    there = (desk.project / "mypkg/main.py").rename(desk.root / "project/wrong.py")
+    there.parent.joinpath("__init__.py").touch()
+    assert f"-> cd {desk.root}, then -m project.wrong in" in typed("submit", "--dry-run", "wrong.py", *GOOD).err
 
 
 def test_a_partition_in_quotes_may_have_any_name(desk: Desk, typed: Cli) -> None:
