@@ -36,7 +36,7 @@ _LONGEST = 2000
 _TELLING = (
     b'"error"', b'"hang"', b'"hang_reported"', b'"hang_over"', b'"node_excluded"', b'"attempt_ended"', b'"job_ended"',
     b'"checkpoint_rejected"', b'"rank_exited"', b'"first_step"', b'"rank_started"',
-    b'"no_process_group"', b'"process_group_made"',
+    b'"no_process_group"', b'"process_group_made"', b'"restarted"',
 )  # fmt: skip
 #: Those of a start of the ranks that failed, or of the end of an attempt.
 _FAILURES = ("error", "hang", "rank_exited", "attempt_ended")

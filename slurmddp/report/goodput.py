@@ -48,10 +48,10 @@ def goodput_line(found: Ledger | None) -> str | None:
 
 
 def recovered_line(found: Ledger | None) -> str | None:
-    """Return `3 times, the longest gap 0:00:21`; None if nothing failed."""
+    """Return `3 times, the longest gap 0:00:21`; None if nothing failed, or nothing is known to have gone on."""
     if found is None or not found.recovered:
         return None
-    gaps = [each.milliseconds for each in found.recoveries if each.failed]
+    gaps = [each.milliseconds for each in found.recoveries if each.recovered]
     times = "once, in" if len(gaps) == 1 else f"{len(gaps)} times, at most in"
     return f"{times} {_clock(max(gaps))}"
 
@@ -92,7 +92,13 @@ def goodput_dict(found: Ledger, *, going: bool) -> dict[str, Any]:
         "failures": found.failures,
         "recovered": found.recovered,
         "recoveries": [
-            {"attempt": each.attempt, "step": each.step, "seconds": each.milliseconds / 1000, "failed": each.failed}
+            {
+                "attempt": each.attempt,
+                "step": each.step,
+                "seconds": each.milliseconds / 1000,
+                "failed": each.failed,
+                "went_on": each.went_on,
+            }
             for each in found.recoveries
         ],
     }

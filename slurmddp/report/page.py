@@ -33,10 +33,13 @@ FAULTS: Mapping[str, tuple[str, ...]] = {
     "node_excluded": ("excluded", "reason"), "step_skipped": ("why",), "checkpoint_failed": ("why",),
     "checkpoint_rejected": ("path", "why"), "links_probed": ("text",), "requeued": ("reason",),
     "stopping": ("reason",), "resumed": ("path",),
+    "restarted": ("text",), "no_process_group": ("text",),
 }  # fmt: skip
 #: Those of them that are no failure by themselves.
-_MILD = frozenset({"hang_over", "links_probed", "requeued", "stopping", "resumed"})
+_MILD = frozenset({"hang_over", "links_probed", "requeued", "stopping", "resumed", "restarted", "no_process_group"})
 
+#: What training that began again went on from.
+_FROM = {True: "", False: "; from step 1 again", None: "; from which step is unknown"}
 #: What of the manifest is shown, besides what it says of git and of the image.
 _MADE = ("slurmddp", "command", "directory", "user", "host", "python", "site", "code_hash", "resumed_from")
 
@@ -239,7 +242,7 @@ def _recoveries(run: Facts) -> Sequence[Sequence[str]]:
             str(each.attempt),
             "" if each.step is None else str(each.step),
             span(each.milliseconds / 1000),
-            "a failure" if each.failed else "a stop",
+            ("a failure" if each.failed else "a stop") + _FROM[each.went_on],
         )
         for each in (run.ledger.recoveries if run.ledger else ())
     ][-_ROWS:]

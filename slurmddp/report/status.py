@@ -15,7 +15,7 @@ from slurmddp.runs.cause import find_cause, hang_line, killed_line
 from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.metrics import tail
-from slurmddp.runs.start_notices import start_notices
+from slurmddp.runs.start_notices import newest_restarts, start_notices
 from slurmddp.slurm.base import JobView
 from slurmddp.visible import one_line
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from slurmddp.report.scaling import Scaling
 
 #: Events that begin a hang of an own script, or end it.
+_RESTART = ("time", "attempt", "how", "step", "before", "best", "lost")
 _FAULT = ("time", "attempt", "rank", "node", "signal")
 _HANGS = ("hang_reported", "hang_over", "rank_started", "attempt_ended", "job_ended")
 
@@ -91,6 +92,7 @@ class RunStatus:
             "metrics": self.metrics,
             "network": self.facts.network or None,
             "faults": [{key: event.get(key) for key in _FAULT} for event in self.faults],
+            "restarts": [{key: event.get(key) for key in _RESTART} for event in newest_restarts(self.facts.events)],
             "excluded": dict(self.excluded),
             "warnings": list(self.warnings),
             "alerts_undelivered": self.undelivered,

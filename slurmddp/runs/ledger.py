@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 from slurmddp.runs.evidence import Evidence, whole
 from slurmddp.runs.rank_starts import (
     FAILURES,
+    FROM_ZERO,
     GAP,
     TRAINING,
+    WENT_ON,
     RankStart,
     Stretch,
     cost_of,
@@ -43,13 +45,21 @@ KINDS = {
 
 
 class Recovery(NamedTuple):
-    """Training continued. attempt: in which; step: its first new one, if known; milliseconds: from the last sign of
-    training before; failed: whether a failure had ended that, and not the time limit."""
+    """The ranks train again. attempt: in which; step: its first new one, if known; milliseconds: from the last sign of
+    training before; failed: whether a failure had ended that, and not the time limit; went_on: whether they went on
+    from where they were, and did not begin again. None if that is unknown, as it may be of a script of the user's own.
+    """
 
     attempt: int
     step: int | None
     milliseconds: int
     failed: bool
+    went_on: bool | None
+
+    @property
+    def recovered(self) -> bool:
+        """Return whether training is known to have gone on after a failure."""
+        return self.failed and self.went_on is True
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class Ledger:
     attempts       starts of torchrun, which the script repeats where nodes were lost
     rank_starts    starts of the ranks, which torchrun repeats inside an attempt
     failures       those that did not exit by themselves (they failed, or were killed)
-    recoveries     each time that training went on, oldest first
+    recoveries     each time that the ranks trained again, oldest first
     exact          whether all metrics lines were read, not some of a long file
     """
 
@@ -78,8 +88,8 @@ class Ledger:
 
     @property
     def recovered(self) -> int:
-        """Return how often the run went on after a failure."""
-        return sum(each.failed for each in self.recoveries)
+        """Return how often the run is known to have gone on after a failure."""
+        return sum(each.recovered for each in self.recoveries)
 
     @property
     def wall(self) -> int:
@@ -128,7 +138,7 @@ def ledger(facts: Evidence, rows: Sequence[Mapping[str, Any]], *, script: bool, 
         attempts=len(found.attempts),
         rank_starts=len(starts),
         failures=sum(not (start.finished or start.alive) for start in starts),
-        recoveries=tuple(_recoveries(starts)) or (tuple(_again(found.attempts)) if script else ()),
+        recoveries=tuple(_recoveries(starts, script=script)) or (tuple(_again(found.attempts)) if script else ()),
     )
 
 
@@ -164,7 +174,7 @@ class _Book:
         self.spent[to] += time
 
 
-def _recoveries(starts: Sequence[RankStart]) -> Iterator[Recovery]:
+def _recoveries(starts: Sequence[RankStart], *, script: bool) -> Iterator[Recovery]:
     """Yield recoveries: from the last sign of training of a start to the first new step of a later start."""
     since: int | None = None
     failed = False
@@ -173,7 +183,8 @@ def _recoveries(starts: Sequence[RankStart]) -> Iterator[Recovery]:
         if first is not None:
             attempt, step = whole(first.facts.get("attempt")), whole(first.facts.get("step"))
             if since is not None:
-                yield Recovery(attempt or 0, step, max(first.at - since, 0), failed)
+                went_on = {WENT_ON: True, FROM_ZERO: False}.get(start.how or "") if script else True
+                yield Recovery(attempt or 0, step, max(first.at - since, 0), failed, went_on)
             since = max(mark.at for mark in start.marks if mark.event in TRAINING)
             failed = False
         failed = failed or not (start.finished or start.alive)
@@ -182,11 +193,11 @@ def _recoveries(starts: Sequence[RankStart]) -> Iterator[Recovery]:
 def _again(attempts: Sequence[Attempt]) -> Iterator[Recovery]:
     """Yield the recoveries of a script whose steps nobody saw: from the end of an attempt to the start of the next one.
 
-    An attempt that failed as well has recovered nothing, as far as anybody can tell.
+    An attempt that failed as well has recovered nothing, as far as anybody can tell. What it went on from is unknown.
     """
     for before, after in pairwise(attempts):
         if before.code == 0 or after.code in (0, None):
-            yield Recovery(after.number, None, max(after.begin - before.end, 0), before.code != 0)
+            yield Recovery(after.number, None, max(after.begin - before.end, 0), before.code != 0, None)
 
 
 def _submitted(facts: Evidence) -> float | None:
@@ -298,8 +309,8 @@ def _move_lost(book: _Book, starts: Sequence[RankStart], *, script: bool) -> Non
     """Steps after the one that a later start resumed from are lost work, with their data waits.
 
     Of ranks that failed and were not (or not yet) followed by others, what is in their newest checkpoint is kept. A
-    script may have checkpoints that it does not tell of: if nothing followed, nothing counts as lost, and if its steps
-    begin at 1 again, the time before is unknown.
+    script may have checkpoints that it does not tell of: if nothing followed, nothing counts as lost. If its steps
+    begin at 1 again, the time before is unknown, unless its ranks saw that it loaded nothing.
     """
     kept: int | None = None
     kind = "lost"
@@ -313,11 +324,11 @@ def _move_lost(book: _Book, starts: Sequence[RankStart], *, script: bool) -> Non
                 _move_stretch(book, stretch, kept, kind)
         if resumed is not None:
             kept = resumed if kept is None else min(kept, resumed)
-            kind = "run" if script and resumed == 0 else kind
+            kind = "lost" if start.how == FROM_ZERO else "run" if script and resumed == 0 else kind
 
 
 def _move_stretch(book: _Book, stretch: Stretch, kept: int, to: str) -> None:
     steps = stretch.end_step - stretch.begin_step
     lost = min(max(stretch.end_step - kept, 0), steps) / steps if steps > 0 else float(stretch.end_step > kept)
-    for kind in ("training", "network", "data"):
+    for kind in {"training", "network", "data", "run"} - {to}:
         book.move(int(stretch.spent.get(kind, 0) * lost), kind, to)

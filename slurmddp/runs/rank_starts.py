@@ -18,6 +18,8 @@ _PARTS = {
 #: Key of a record that stands for several lines (slurmddp/runs/metrics.py): the longest time between two of them.
 GAP = "longest gap"
 FAILURES = ("error", "hang")
+#: What `restarted` says of a start of a script of the user's own.
+WENT_ON, FROM_ZERO, UNKNOWN = "went on", "from zero", "unknown"
 #: Events of rank 0 that tell that it was training.
 TRAINING = frozenset({LINE, "first_step", "checkpoint_saved", "evaluated", "stopping", "finished"})
 #: Events that tell how long training had stood still for them.
@@ -44,13 +46,23 @@ class RankStart:
 
     @property
     def resumed(self) -> int | None:
-        """The step that this start began after; None if it did not come so far."""
-        for event, before in (("resumed", 0), ("ready", 0), ("first_step", 1), (LINE, 1)):
+        """The step that this start began after, 0 if that is unknown; None if it did not come so far."""
+        for event, before in (("resumed", 0), ("ready", 0), ("restarted", 1), ("first_step", 1), (LINE, 1)):
+            if event == "first_step" and self.how == UNKNOWN:
+                return 0
             steps = (whole(mark.facts.get("step")) for mark in self.marks if mark.event == event)
             step = next((step for step in steps if step is not None), None)
             if step is not None:
                 return step - before
         return None
+
+    @property
+    def how(self) -> str | None:
+        """What a script of the user's own began from, if its ranks saw that; the newest word counts."""
+        if any(mark.event == "resumed" for mark in self.marks):
+            return WENT_ON
+        told = [str(mark.facts.get("how")) for mark in self.marks if mark.event == "restarted"]
+        return told[-1] if told else None
 
     @property
     def failed(self) -> bool:

@@ -5,7 +5,7 @@ noted=         # what the ranks of the newest start said of their end: RANK NODE
 noted_cascade= # whether that is only a consequence of another rank's failure
 recovering=    # why the ranks had to start again; empty once they train
 slow_for=300   # seconds before an alert names a straggler: most recover
-warned_alone= # whether an alert of this job has said that its ranks do not work together
+warned_alone=  # whether an alert of this job has said that its ranks do not work together
 longest_save=0
 longest_start=0 # seconds from the launch of an attempt, or from a failure in it, to the ranks' start
 
@@ -151,11 +151,11 @@ read_events() {
       *'"event": "checkpoint_saved"'*)
         [[ ! "$line" =~ \"seconds\":\ ([0-9]+) ]] || ((BASH_REMATCH[1] <= longest_save)) || longest_save=${BASH_REMATCH[1]}
         ;;
-      *'"event": "first_step"'*)
-        if [[ -n "$recovering" ]]; then
-          alert_cause recovered running "$recovering" "training continues"
-          recovering=
-        fi
+      *'"event": "first_step"'*) [[ -n "$own_script" ]] || has_recovered ;;
+      *'"event": "restarted"'*'"how": "went on"'*) has_recovered ;;
+      *'"event": "restarted"'*) # from zero; if it is unknown, only a failure is worth a message
+        [[ -z "$recovering" && "$line" != *'"how": "from zero"'* ]] || warn "$line"
+        recovering=
         ;;
     esac
   done
@@ -186,6 +186,11 @@ note() {
   [[ -z "$noted" || -n "$noted_cascade" ]] || return 0
   noted=`unescaped <<<"$rank $node $text" | plain`
   noted_cascade=$cascade
+}
+
+has_recovered() {
+  [[ -z "$recovering" ]] || alert_cause recovered running "$recovering" "training continues"
+  recovering=
 }
 
 # Send the text of an event, which its writer made for people. Usage: warn EVENT_LINE

@@ -30,7 +30,7 @@ def alone(folder: Path, *, steps: int = 5, first: str = "", in_step: str = "pass
     return path
 
 
-@pytest.mark.parametrize("steps", [2, 5])
+@pytest.mark.parametrize("steps", [pytest.param(2, marks=pytest.mark.long), 5])
 def test_ranks_without_a_process_group_are_told(tmp_path: Path, steps: int) -> None:
     done = launch(tmp_path, alone(tmp_path, steps=steps), observe={})
     assert done.returncode == 0, done.stderr
@@ -56,7 +56,8 @@ def test_a_process_group_that_is_made_late_clears_it(tmp_path: Path) -> None:
     [
         ("", 1),
         ("dist.init_process_group('gloo')", 2),
-        ("sys.modules['horovod'] = sys", 2),  # as if it had been imported: it needs no process group
+        # As if it had been imported: it needs no process group.
+        pytest.param("sys.modules['horovod'] = sys", 2, marks=pytest.mark.long),
     ],
 )
 def test_nothing_is_told(tmp_path: Path, first: str, size: int) -> None:

@@ -22,6 +22,7 @@ from slurmddp.runtime.observe.ddp_times import DdpTimes
 from slurmddp.runtime.observe.hangs import Hangs, Waiting
 from slurmddp.runtime.observe.process_group import ProcessGroup
 from slurmddp.runtime.observe.progress_lines import ProgressLines
+from slurmddp.runtime.observe.restart import Restart
 from slurmddp.runtime.observe.shares import Reader, Shares, figures, line_seconds
 from slurmddp.runtime.observe.signs import Steps, on_gpu
 from slurmddp.runtime.watch.own_stacks import OwnStacks
@@ -84,7 +85,10 @@ class Observer(threading.Thread):
         self._waiting = Waiting(self._steps, shortest, patient=not settings.restart)
         silent = 3 * self._period + 3
         self._hangs = Hangs(env, events, self._beats, place, restart=settings.restart, patience=silent)
-        self._lines = ProgressLines(folder, env.attempt, events, self._seconds) if env.rank == 0 else None
+        self._lines = self._restart = None
+        if env.rank == 0:
+            self._lines = ProgressLines(folder, env.attempt, events, self._seconds)
+            self._restart = Restart(events, folder.events)
         self._comparison, self._group = Comparison(events, env.world), ProcessGroup(events, env.world)
         self._stacks = OwnStacks()
         self._number = 0
@@ -92,6 +96,8 @@ class Observer(threading.Thread):
 
     def run(self) -> None:
         """Look until closed."""
+        if self._restart is not None:
+            self._restart.ignore_this_thread()
         try:
             while not self._closed.wait(_TICK):
                 self._look(time.monotonic())
@@ -99,7 +105,7 @@ class Observer(threading.Thread):
             self._hangs.close(self._waiting)
             if self._lines is not None:
                 self._lines.report(self._steps.done)
-                self._group.look(self._steps, last=True)
+                self._look_at_start(last=True)
         except Exception:  # noqa: BLE001 - the script must not notice
             say(f"slurmddp: warning: rank {self._env.rank} is no longer observed:\n{traceback.format_exc()}")
         self._steps.remove()
@@ -116,7 +122,7 @@ class Observer(threading.Thread):
         self._stacks.look()
         if self._lines is not None:
             self._lines.first(self._steps.done)
-            self._group.look(self._steps)
+            self._look_at_start()
             found = self._ddp.look()
             if found and now >= self._asked + _ASKED:
                 self._asked, self._steps.asked = now, self._ddp.read
@@ -129,6 +135,11 @@ class Observer(threading.Thread):
         if now >= self._next:
             self._next = now + self._period
             self._report()
+
+    def _look_at_start(self, *, last: bool = False) -> None:
+        self._group.look(self._steps, last=last)
+        if self._restart is not None:
+            self._restart.look(self._steps, last=last)
 
     def _report(self) -> None:
         beat = self._beat()

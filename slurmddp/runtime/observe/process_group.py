@@ -3,12 +3,10 @@
 import sys
 
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.observe.signs import Steps
+from slurmddp.runtime.observe.signs import ENOUGH, Steps
 
 #: Libraries that join ranks without a process group of torch.distributed: beside them, its absence says nothing.
 _OTHERS = ("horovod", "mpi4py", "ray", "byteps")
-#: Steps after which a script that trains with other ranks has made its group.
-_ENOUGH = 3
 
 
 class ProcessGroup:
@@ -25,7 +23,7 @@ class ProcessGroup:
             if steps.grouped:
                 self._told, self._world = False, 1
                 self._events.write("process_group_made")
-        elif self._world > 1 and steps.seen >= (1 if last else _ENOUGH) and not steps.grouped:
+        elif self._world > 1 and steps.seen >= (1 if last else ENOUGH) and not steps.grouped:
             if any(name in sys.modules for name in _OTHERS):
                 self._world = 1
                 return

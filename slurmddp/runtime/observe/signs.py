@@ -5,10 +5,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim import Adam, AdamW
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 #: process group -> collectives that this rank has issued in it
 Collectives = dict[str, int]
+#: Steps of a start after which its training has begun: a first one may only make the optimizer's state.
+ENOUGH = 3
 
 
 class Steps:
@@ -16,7 +23,14 @@ class Steps:
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
-        self._hook = register_optimizer_step_post_hook(self._count)
+        self._first: int | None = None
+        self._newest = 0
+        #: Of the optimizer that stepped first: its steps here, `ENOUGH` at most. loaded: whether it had a state before,
+        #: which only a loaded one can have. began: its first step here by its own count, if that can be read. A state
+        #: that is loaded between two steps begins anew.
+        self.calls, self.loaded = 0, False
+        self.began: int | None = None
+        self._hooks = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._count)]
         #: Calls of `step` so far, of all optimizers, and whether a process group was there at one of them.
         self.seen, self.grouped = 0, False
         #: Collectives of all groups when the newest step was done.
@@ -31,7 +45,14 @@ class Steps:
 
     def remove(self) -> None:
         """Count no more."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Called by torch before each step, in the script's own thread: it must be quick, and never raise."""
+        if self._first is None:
+            self._first = id(optimizer)
+            self.loaded = type(optimizer) in (Adam, AdamW) and len(optimizer.state) > 0
 
     def _count(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """Called by torch after each step, in the script's own thread: it must be quick, and never raise."""
@@ -39,7 +60,13 @@ class Steps:
         if key in self._counts:
             self._counts[key] += 1
         else:
-            self._counts[key] = _steps_before(optimizer) + 1
+            self._counts[key] = max(own_count(optimizer) or 1, 1)
+        if key == self._first and self.calls < ENOUGH:
+            count = own_count(optimizer)
+            if count is None or self.began is None or count != self._newest + 1:
+                self.began = count
+            self._newest = count or 0
+            self.calls += 1
         self.grouped = self.grouped or has_group()
         self.seen += 1
         self.issued = issued()
@@ -48,15 +75,14 @@ class Steps:
             asked()
 
 
-def _steps_before(optimizer: Optimizer) -> int:
-    """The steps of a loaded state, where it has them (Adam and its kin), called after one step more."""
+def own_count(optimizer: Optimizer) -> int | None:
+    """Return how many steps an optimizer counts in its state, as Adam and its kin do; None if that is not known."""
     try:
-        step = next(iter(optimizer.state.values()))["step"]
-        if getattr(step, "is_cpu", True):  # reading it from a GPU would wait for the GPU
-            return max(int(step) - 1, 0)
+        counts = [state["step"] for state in optimizer.state.values() if "step" in state]
+        # Reading it from a GPU would wait for the GPU.
+        return max(map(int, counts)) if counts and all(getattr(step, "is_cpu", True) for step in counts) else None
     except Exception:  # noqa: BLE001 - an optimizer of any kind: the script must not notice
-        return 0
-    return 0
+        return None
 
 
 def on_gpu() -> bool:

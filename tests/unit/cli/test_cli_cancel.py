@@ -400,6 +400,39 @@ def test_status_report_and_doctor_warn_of_ranks_that_do_not_work_together(place:
     assert "warning" not in cli("status", run).out, "of an earlier start"
 
 
+def test_status_says_what_a_restarted_script_went_on_from(place: Place, cli: Cli) -> None:
+    """Only what went on has recovered."""
+    place.job("7", "RUNNING", NodeList="n[1-2]")
+    place.started()
+    rank, now = {"attempt": 0, "rank": 0, "node": "n1"}, time.time()
+    zero = {"how": "from zero", "step": 1, "best": 147, "text": "the script started again from step 1: at least N lost"}
+    unknown = {"how": "unknown", "step": None, "before": 9, "best": 147, "lost": None, "text": "unknown: it has read x"}
+
+    def start(at: float, **told: Any) -> list[str]:
+        place.event("rank_started", **rank, seconds=1.0, time=now + at)
+        place.event("first_step", **rank, step=1, seconds=2.0, time=now + at + 1)
+        if told:
+            place.event("restarted", **rank, **told, time=now + at + 2)
+        return cli("status", str(place.run.path)).out.splitlines()
+
+    start(-90)
+    place.event("rank_exited", **{**rank, "rank": 1}, signal="SIGKILL", exit_code=None, time=now - 80)
+    lines = start(-70, **zero, before=147, lost=147)
+    assert f"warning  {zero['text']}" in lines and not any("recovered" in line for line in lines)
+    lines = start(-50, **zero, before=9, lost=9)
+    assert f"warning  {zero['text']} (2 times in this run: 156 steps)" in lines
+    assert f"warning  {unknown['text']}" in start(-30, **unknown)
+    lines = start(-10, how="went on", step=31, before=30, best=147, lost=None, text="it went on")
+    assert sum("warning" in line for line in lines) == 1 and any(line.startswith("recovered once") for line in lines)
+    told = json.loads(cli("status", str(place.run.path), "--json").out)
+    assert [each["how"] for each in told["restarts"]] == ["from zero", "from zero", "unknown", "went on"]
+    assert told["restarts"][0] == {
+        "time": pytest.approx(now - 68), "attempt": 0, "how": "from zero", "step": 1, "before": 147, "best": 147,
+        "lost": 147,
+    }  # fmt: skip
+    assert told["recovered"] == 1
+
+
 def test_explain_the_lead_of_a_run_that_goes_on(place: Place, desk: Desk, cli: Cli) -> None:
     desk.write("job.yaml", "site: cores\nresources: {time: 1h}\ntrain: {task: lm, data: {path: books}}\n")
     done = cli("plan", "job.yaml", "--explain", "timeouts.stop")

@@ -208,6 +208,32 @@ def test_a_start_of_the_ranks_forgets_who_was_slow(stage: Stage) -> None:
     assert "alert" not in stage.bash(*lines)
 
 
+@pytest.mark.parametrize(
+    ("own", "event", "alert"),
+    [
+        ("", {"event": "first_step"}, "recovered running why training continues"),
+        ("yes", {"event": "first_step"}, None),
+        ("yes", {"event": "restarted", "how": "went on"}, "recovered running why training continues"),
+        ("yes", {"event": "restarted", "how": "from zero"}, "warning running 147 steps nothing is stopped"),
+        ("yes", {"event": "restarted", "how": "unknown"}, "warning running 147 steps nothing is stopped"),
+    ],
+)
+def test_recovered_is_what_went_on(desk: Desk, own: str, event: dict[str, str], alert: str | None) -> None:
+    """Of a script of one's own, only its observer can tell. Each start is told once."""
+    stage = Stage(desk, own_script=own)
+    line = stage.event(event["event"], **{key: event[key] for key in event if key != "event"}, step=1, text="147 steps")
+    lines = ['alert() { echo "alert $*"; }', "unescaped() { cat; }", "recovering=why", line, "read_events"]
+    said = [told for told in stage.bash(*lines).splitlines() if told.startswith("alert")]
+    assert said == ([f"alert {alert}"] if alert else [])
+
+
+def test_a_start_from_an_unknown_step_is_told_after_a_failure_only(desk: Desk) -> None:
+    stage = Stage(desk, own_script="yes")
+    unknown, zero = (stage.event("restarted", how=how, text=f"it is {how}") for how in ("unknown", "from zero"))
+    lines = ['alert() { echo "alert $*"; }', "unescaped() { cat; }", unknown, zero, "read_events"]
+    assert stage.bash(*lines).splitlines()[:-1] == ["alert warning running it is from zero nothing is stopped"]
+
+
 def test_ranks_that_do_not_work_together_are_told_once_per_job(stage: Stage) -> None:
     event = stage.event("no_process_group", world=4, text='each of the 4 ranks \\"trains\\" rank 9 on n7: x')
     lines = ['alert() { printf "[%s]" alert "$@"; }', "unescaped() { cat; }", event, event, "read_events"]

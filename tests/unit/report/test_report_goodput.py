@@ -217,6 +217,43 @@ def test_a_script_that_begins_at_step_1_again_may_have_resumed(
     assert found.spent["run"] == (100_000 if step == 1 else 0)
 
 
+@pytest.mark.parametrize(
+    ("told", "expected", "recovered"),
+    [
+        ({"how": "from zero", "step": 1}, {"lost": 100, "training": 80}, 0),
+        ({"how": "went on", "step": 51}, {"lost": 50, "training": 130}, 1),
+        # The thread of the observer came late: the first step that it saw was no longer the first.
+        ({"how": "unknown", "step": None}, {"run": 100, "training": 80}, 0),
+        (None, {"lost": 90, "training": 90}, 0),
+    ],
+)
+def test_what_a_script_went_on_from(told: Record | None, expected: dict[str, float], recovered: int) -> None:
+    """Its steps before are lost, kept as far as it loaded them, or unknown. It recovered only if it went on."""
+    first, row = observed(20, 150, 1, compute=100)
+    then, again = observed(220, 350, 11, 1, compute=80)
+    then += [event(241, "restarted", 1, **told)] if told else []
+    found = account(job(10, 150, *first, code=1) + job(200, 350, *then, attempt=1), [row, again], script=True)
+    kinds = {kind: found.spent[kind] / 1000 for kind in ("lost", "training", "run") if found.spent[kind]}
+    assert kinds == expected and found.recovered == recovered
+    if told and told["how"] == "from zero":
+        unmeasured = [line(150 - 10, 100, unmeasured=100), again]
+        events = job(10, 150, *first, code=1) + job(200, 350, *then, attempt=1)
+        assert account(events, unmeasured, script=True).spent["lost"] == 100_000
+
+
+def test_steps_before_a_start_from_zero_are_lost_whatever_came_later() -> None:
+    first, row = observed(20, 150, 1, compute=100)
+    zero, again = observed(220, 350, 1, 1, compute=80)
+    zero.append(event(241, "restarted", 1, how="from zero", step=1))
+    later, last = observed(420, 550, 1, 2, compute=80)
+    later.append(event(441, "restarted", 2, how="unknown", step=None))
+    events = [*job(10, 150, *first, code=1), *job(200, 350, *zero, attempt=1, code=1)]
+    found = account([*events, *job(400, 550, *later, attempt=2)], [row, again, last], script=True)
+    assert {kind: found.spent[kind] / 1000 for kind in ("lost", "run", "training")} == {
+        "lost": 100, "run": 80, "training": 80,
+    }  # fmt: skip
+
+
 def test_a_cancelled_script_has_lost_nothing_that_anybody_knows() -> None:
     told, row = observed(20, 150, 1, compute=100)
     assert account(job(10, 150, *told, code=143), [row], script=True).spent["training"] == 100_000
@@ -362,7 +399,7 @@ def test_attempts_in_one_job() -> None:
         "restart": 5 + 5 + 5, "other": 1 + 5 + 10,
     }  # fmt: skip
     assert (found.jobs, found.attempts, found.rank_starts, found.failures) == (1, 3, 2, 1)
-    assert [tuple(each) for each in found.recoveries] == [(2, 41, 47_000, True)]
+    assert [tuple(each) for each in found.recoveries] == [(2, 41, 47_000, True, True)]
     assert found.recovered == 1
     assert goodput_text(found, going=False).splitlines()[1] == "recovered once, in 0:00:47"
 
@@ -373,7 +410,7 @@ def test_a_stop_at_the_time_limit_is_no_failure() -> None:
         *job(300, 400, *launch(300, 9, 1), event(390, "finished", 1, step=20), attempt=1),
     ]
     found = account(events, [line(60, 9), line(330, 12, 1)])
-    assert [tuple(each) for each in found.recoveries] == [(1, 12, 255_000, False)]
+    assert [tuple(each) for each in found.recoveries] == [(1, 12, 255_000, False, True)]
     assert (found.recovered, found.spent["requeue"]) == (0, 220_000)
 
 
@@ -383,7 +420,7 @@ def test_ranks_that_failed_before_a_step_are_part_of_the_gap() -> None:
         event(290, "finished", step=60),
     )  # fmt: skip
     found = account(events, [line(40, 30), line(120, 31), line(280, 60)])
-    assert [tuple(each) for each in found.recoveries] == [(0, 31, 80_000, True)]
+    assert [tuple(each) for each in found.recoveries] == [(0, 31, 80_000, True, True)]
 
 
 @pytest.mark.parametrize("told", [False, True])
@@ -398,7 +435,7 @@ def test_a_script_that_tells_no_steps_recovers_between_its_attempts(told: bool) 
     ]
     found = account(events, script=True)
     assert spent(found) == {"queue": 10, "preflight": 6, "run": 62 + 107 + 5, "restart": 5}
-    assert [tuple(each) for each in found.recoveries] == [(1, None, 5_000, True)]
+    assert [tuple(each) for each in found.recoveries] == [(1, None, 5_000, True, None)]
     assert (found.rank_starts, found.failures) == ((2, 1) if told else (0, 0))
 
 

@@ -1,0 +1,69 @@
+"""Whether this process has read anything that an earlier start of the run may have saved."""
+
+import os
+import socket
+import stat
+import sys
+import tempfile
+import threading
+from typing import Any
+
+#: Libraries that read files in native code, which Python does not see.
+_NATIVE = ("safetensors", "h5py", "tensorstore", "s3torchconnector", "tensorizer")
+#: What Python, and what compilers keep, which is no state of a training.
+_CODE = (".py", ".pyc", ".so")
+_CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+
+
+class Reads:
+    """Looks, by an audit hook of Python, at each file that this process opens to read, and at each host that it
+    connects to. It keeps the first that may hold a state: a file that was changed since a moment, or any other host.
+    """
+
+    def __init__(self, since: float) -> None:
+        """Look from now on. since: unix seconds."""
+        self._since, self._found = since, ""
+        #: What was changed later than that does not count, either.
+        self.until = float("inf")
+        #: Threads that are none of the script's.
+        self.ignored: set[int] = set()
+        caches = [path for name in _CACHES if (path := os.environ.get(name))]
+        caches += [os.path.expanduser("~/.triton/"), os.path.join(tempfile.gettempdir(), "torchinductor_")]
+        self._caches = ("/proc/", "/sys/", *caches)
+        self.active = True
+        sys.addaudithook(self._audit)  # which nobody can remove
+
+    @property
+    def found(self) -> str:
+        """Return what may have been loaded, in words; empty if it is certain that nothing was."""
+        if self._found:
+            return self._found
+        native = next((name for name in _NATIVE if name in sys.modules), None)
+        return f"it uses {native}, whose reads are not seen" if native else ""
+
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+        """Called by Python for each event, in any thread: it must be quick, and never raise."""
+        if event not in ("open", "socket.connect") or not self.active or self._found:
+            return
+        try:
+            if threading.get_ident() not in self.ignored:
+                self._found = self._file(args[0], args[2]) if event == "open" else _host(args[0], args[1])
+        except Exception:  # noqa: BLE001 - a path or an address of any kind: the script must not notice
+            return
+
+    def _file(self, path: Any, flags: int) -> str:
+        if isinstance(path, int) or flags & os.O_ACCMODE == os.O_WRONLY:
+            return ""
+        name = os.path.abspath(os.fsdecode(path))
+        if name.endswith(_CODE) or name.startswith(self._caches):
+            return ""
+        facts = os.stat(name)  # one that is not there cannot be read
+        changed = self._since <= max(facts.st_mtime, facts.st_ctime) <= self.until
+        return f"it has read {name}" if changed and stat.S_ISREG(facts.st_mode) else ""
+
+
+def _host(sock: socket.socket, address: Any) -> str:
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return ""
+    host = str(address[0])
+    return "" if host == "localhost" or host.startswith("127.") or host == "::1" else f"it has connected to {host}"

@@ -1,0 +1,130 @@
+"""What a start of somebody else's script went on from, where an earlier start has made steps."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .harness import PATIENCE, ROOT, Run
+
+#: Five steps per start. BEFORE stands before the training, LATER behind it.
+SCRIPT = """\
+import os, sys, time
+import torch
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.OPTIMIZER(model.parameters(), lr=0.1)
+
+def train(steps):
+    for _ in range(steps):
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.05)
+
+BEFORE
+train(5)
+LATER
+"""
+SAVE = "torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict()}, 'last.pt')"
+LOAD = "state = torch.load('last.pt'); model.load_state_dict(state['model'])"
+ALL = f"{LOAD}; optimizer.load_state_dict(state['optimizer'])"
+
+
+def start(folder: Path, attempt: int, *, optimizer: str = "AdamW", before: str = "pass", later: str = "pass") -> Run:
+    """One rank of the script, as node.sh starts it with launch.mode srun."""
+    script = folder / "own.py"
+    script.write_text(SCRIPT.replace("OPTIMIZER", optimizer).replace("BEFORE", before).replace("LATER", later))
+    variables = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "SLURMDDP_RUN": str(folder),
+        "SLURMDDP_NODE": "here",
+        "SLURMDDP_ATTEMPT": str(attempt),
+        "SLURMDDP_OBSERVE": "{}",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+    }
+    command = [sys.executable, "-m", "slurmddp.runtime.begin", str(script)]
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=PATIENCE)
+    assert "slurmddp: warning" not in done.stderr, done.stderr
+    assert done.returncode == (1 if "fails" in before else 0), done.stderr
+    return Run(folder)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose first start has made five steps and saved them."""
+    folder = tmp_path_factory.mktemp("first")
+    assert start(folder, 0, later=SAVE).events("restarted") == [], "nothing was before"
+    return folder
+
+
+@pytest.fixture
+def folder(first: Path, tmp_path: Path) -> Path:
+    """The same again, for a second start."""
+    return Path(shutil.copytree(first, tmp_path / "run"))
+
+
+HIDDEN = "import slurmddp.runtime.observe.signs as signs; signs.own_count = lambda optimizer: None"
+
+
+@pytest.mark.parametrize(
+    ("options", "how", "step"),
+    [
+        ({}, "from zero", 1),
+        pytest.param({"optimizer": "SGD"}, "from zero", 1, marks=pytest.mark.long),
+        pytest.param({"before": HIDDEN}, "from zero", 1, marks=pytest.mark.long),
+        ({"before": ALL}, "went on", 6),
+        # As with a count on a GPU: the state is loaded, and how many steps it has is not read.
+        ({"before": f"{HIDDEN}; {ALL}"}, "went on", None),
+        ({"before": LOAD}, "unknown", None),
+        pytest.param(
+            {"before": LOAD.replace("last.pt'", "last.pt', mmap=True")}, "unknown", None, marks=pytest.mark.long
+        ),
+        pytest.param({"before": LOAD, "optimizer": "SGD"}, "unknown", None, marks=pytest.mark.long),
+        pytest.param({"before": "sys.modules['safetensors'] = sys"}, "unknown", None, marks=pytest.mark.long),
+        # A first step that only makes the state, as torch.distributed.checkpoint does, and then the loaded one.
+        pytest.param({"before": f"train(1); {ALL}"}, "went on", 6, marks=pytest.mark.long),
+    ],
+)
+def test_what_a_start_went_on_from(folder: Path, options: dict[str, str], how: str, step: int | None) -> None:
+    (told,) = start(folder, 1, **options).events("restarted")
+    assert (told["how"], told["step"], told["before"], told["best"]) == (how, step, 5, 5), told
+    assert told["lost"] == (5 if how == "from zero" else None)
+    if how == "from zero":
+        assert told["text"] == "the script started again from step 1: at least 5 steps are lost"
+    if how == "unknown" and "safetensors" not in options["before"]:
+        assert str(folder / "last.pt") in told["text"]
+        assert ("its optimizer began at step 1" in told["text"]) == (options.get("optimizer") != "SGD")
+
+
+def test_a_state_that_is_loaded_after_some_steps_makes_it_unknown(folder: Path) -> None:
+    """A learning rate was looked for first, say. Files that this start has written itself are none."""
+    own = f"train(4); time.sleep(0.3); {SAVE.replace('last', 'own')}; torch.load('own.pt')"
+    assert [told["how"] for told in start(folder, 1, before=own).events("restarted")] == ["from zero"]
+    run = start(folder, 2, before=f"train(4); time.sleep(0.3); {ALL}", later="time.sleep(0.3)")
+    assert [told["how"] for told in run.events("restarted")] == ["from zero", "from zero", "unknown"]
+    assert run.events("restarted")[1]["before"] == 9
+
+
+def test_before_the_first_step_nothing_is_lost(tmp_path: Path) -> None:
+    start(tmp_path, 0, before="raise ValueError('fails')")
+    (told,) = start(tmp_path, 1).events("restarted")
+    facts: dict[str, Any] = {"how": "went on", "step": 1, "before": None, "best": None, "lost": None}
+    assert facts.items() <= told.items()
+
+
+@pytest.mark.long
+def test_the_best_step_of_all(folder: Path) -> None:
+    start(folder, 1, before="train(4)")
+    (*_, told) = start(folder, 2).events("restarted")
+    start(folder, 3)
+    (*_, last) = Run(folder).events("restarted")
+    assert (told["before"], told["best"]) == (9, 9)
+    assert (last["before"], last["best"], last["lost"]) == (5, 9, 5)
