@@ -131,8 +131,8 @@ class Desk:
         user = self.config / "config.yaml"
         sources = Sources(path, sets, environment, [user] if user.exists() else [])
         found = resolve(sources, Catalogue(environment).load, lambda: None, strict=strict)
-        if found.unset:
-            raise together(found.unset)
+        if found.mistakes:
+            raise together(found.mistakes)
         return found
 
     def plan(self, job: str, *options: str, inside: bool = False, strict: bool = True, **variables: str) -> Plan:

@@ -19,12 +19,14 @@ from slurmddp.launch.node_share import with_share
 from slurmddp.launch.this_machine import with_gpus
 from slurmddp.plan.build import make_plan
 from slurmddp.plan.model import Allocation, Context, Plan
+from slurmddp.plan.program import plan_program
 from slurmddp.plan.sbatch import missing_settings
 from slurmddp.runs.version import version
 from slurmddp.sites.catalogue import Catalogue, config_files
 from slurmddp.spec.document import Document, is_null, read_data, read_file
 from slurmddp.spec.resolve import Resolved, Sources, is_site_file, resolve
 from slurmddp.spec.sensitive import refuse_secrets
+from slurmddp.spec.validate import depends_on
 
 if TYPE_CHECKING:
     from slurmddp.runs.layout import RunFolder
@@ -84,9 +86,10 @@ def prepare(request: Request) -> Prepared:
     allocation = _allocation(request.environment) if request.inside else None
     seconds = _save_seconds(resumed)
     if request.strict:
-        errors += [*resolved.unset, *([] if request.inside else missing_settings(resolved))]
+        errors += [*resolved.mistakes, *([] if request.inside else missing_settings(resolved))]
     context = Context(cwd, sys.executable, folders, request.inside, allocation, seconds, version())
     resolved, notes = (resolved, []) if request.inside else with_share(resolved, request.cluster)
+    prepared = None
     with collecting(errors):
         plan = make_plan(resolved, context)
         prepared = Prepared(resolved, plan._replace(notes=(*notes, *plan.notes)), resumed, seconds)
@@ -94,9 +97,24 @@ def prepare(request: Request) -> Prepared:
             from slurmddp.launch.problems import refuse_problems
 
             refuse_problems(prepared, program=not wrong)
+    if prepared is None and not wrong:
+        errors += _absent_script(resolved, context)
     if errors:
-        raise together(errors)
+        first = len(errors) if not resolved.mistakes else errors.index(resolved.mistakes[-1]) + 1
+        later = [each for error in errors[first:] for each in error.parts]
+        raise together([*errors[:first], *(each for each in later if not depends_on(each, resolved.mistakes))])
     return prepared
+
+
+def _absent_script(resolved: Resolved, context: Context) -> list[UserError]:
+    """Return the error for a script that is not there, of a job that has no plan."""
+    from slurmddp.launch.problems import absent_script
+
+    try:
+        found = absent_script(plan_program(resolved.job, context), resolved.location("train", "script"))
+    except UserError:  # it is why there is no plan
+        return []
+    return [found] if found else []
 
 
 def _check_file(request: Request) -> None:
@@ -111,8 +129,8 @@ def _check_file(request: Request) -> None:
 def resolved_job(request: Request, resumed: Sequence[Path] = ()) -> Resolved:
     """Return the job and its site, without a plan. Raises UserError."""
     resolved = _resolved(request, resumed)
-    if resolved.unset:
-        raise together(resolved.unset)
+    if resolved.mistakes:
+        raise together(resolved.mistakes)
     return resolved
 
 

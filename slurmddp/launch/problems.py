@@ -19,7 +19,7 @@ from slurmddp.launch.modules import module_file, of_package
 from slurmddp.launch.named_file import batch_line, near
 from slurmddp.launch.prepare import Prepared
 from slurmddp.plan.layout import partition_of
-from slurmddp.plan.model import Plan
+from slurmddp.plan.model import Plan, Program
 from slurmddp.plan.program import host_path
 from slurmddp.runs.checkpoints import newest
 from slurmddp.runs.create import refuse_root
@@ -232,12 +232,8 @@ def _program(prepared: Prepared) -> Iterator[UserError]:
                 where=prepared.resolved.location("train", "module"),
                 todo="correct its name; a package needs a __main__.py",
             )
-    elif program.script and not os.path.isfile(program.source):
-        yield UserError(
-            f"the script {program.source} does not exist",
-            where=where,
-            todo=near(Path(program.source)) or "correct its path",
-        )
+    elif error := absent_script(program, where):
+        yield error
     elif program.bash and (line := batch_line(Path(program.source))):
         yield UserError(
             f"{program.source} is a batch script (line {line}): slurmddp would run it on each rank",
@@ -251,6 +247,14 @@ def _program(prepared: Prepared) -> Iterator[UserError]:
             where=where,
             todo=f"{cd}-m {found.module} in place of the script; in a job file: train: {{module: {found.module}}}",
         )
+
+
+def absent_script(program: Program, where: str) -> UserError | None:
+    """Return the error for a script that is not there."""
+    if not program.script or os.path.isfile(program.source):
+        return None
+    todo = near(Path(program.source)) or "correct its path"
+    return UserError(f"the script {program.source} does not exist", where=where, todo=todo)
 
 
 def _belongs_to_the_system(folder: str) -> bool:

@@ -47,14 +47,14 @@ class Sources(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """The job as it will run, its site, and where each value came from. unset: variables that must be set to submit."""
+    """The job as it will run, its site, and where each value came from. mistakes: why `submit` refuses it."""
 
     job: Job
     site: Site
     layered: Layered
     warnings: tuple[str, ...]
     site_from: str = ""
-    unset: tuple[UserError, ...] = ()
+    mistakes: tuple[UserError, ...] = ()
 
     def location(self, *key: str) -> str:
         """`FILE:LINE: key` for a message about the value of `key`."""
@@ -67,7 +67,8 @@ class Resolved(NamedTuple):
 
 
 def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: bool) -> Resolved:
-    """Read, merge, validate and expand. `strict`: unset variables are errors in `unset` (submit), else only warnings.
+    """Read, merge, validate and expand. `strict` (submit): wrong values and unset variables are in
+    `mistakes`; else wrong values are raised, and unset variables only warned of.
 
     `detect` is asked only where no layer names a site.
     """
@@ -89,9 +90,10 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
         site, site_layer = find_site(name)
     except UserError as error:
         raise UserError(error.what, where=error.where or named_at, todo=error.todo) from None
-    layered, job = _lay(name, [site_layer, *above])
+    wrong: list[UserError] | None = [] if strict else None
+    layered, job = _lay(name, [site_layer, *above], wrong)
     if conditional := conditional_layers(site, job, site_layer):
-        layered, job = _lay(name, [site_layer, *conditional, *above])
+        layered, job = _lay(name, [site_layer, *conditional, *above], wrong)
     expander = Expander(sources.environment)
     job = expander.model(job)
     data = expand_data(lambda text: expander.text(text, ("train", "data", "path")), job.train.data)
@@ -106,15 +108,18 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
             todo = f"export {variable}=..., or write the path"
             unset.append(ElsewhereError(f"the variable ${variable} is not set", where=where, todo=todo))
         warnings.append(f"{where}: the variable ${variable} is not set on this machine; it is kept as written")
-    return Resolved(job, site, layered, tuple(warnings), named_at, tuple(unset))
+    return Resolved(job, site, layered, tuple(warnings), named_at, (*(wrong or ()), *unset))
 
 
-def _lay(name: str, layers: Sequence[Document]) -> tuple[Layered, Job]:
-    """The layers over one another, and the job that they make. name: what the site was named by."""
+def _lay(name: str, layers: Sequence[Document], wrong: list[UserError] | None) -> tuple[Layered, Job]:
+    """The layers over one another, and the job that they make.
+
+    name: what the site was named by. wrong: as for `validate`.
+    """
     layered = merge(Job, layers)
     # So that the resolved job finds the site again from any folder.
     layered.tree["site"] = os.path.abspath(name) if is_site_file(name) else name
-    return layered, validate(Job, layered)
+    return layered, validate(Job, layered, wrong)
 
 
 def is_site_file(name: str) -> bool:

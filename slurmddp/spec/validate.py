@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from slurmddp.errors import UserError
+from slurmddp.errors import UserError, together
 from slurmddp.spec.document import Key, Origin
 from slurmddp.spec.layers import Layered, submodel
 from slurmddp.spec.renamed import Renamed, advice, row_of
@@ -62,16 +63,55 @@ _RANKS = (
 _SLURM_WORDS = {"ntasks": _RANKS, "ntasks_per_node": _RANKS, "tasks_per_node": _RANKS}
 
 
-def validate(model: type[AnyModel], layered: Layered) -> AnyModel:
-    """Raises one UserError that lists the mistakes, each with its location."""
+class WrongValue(UserError):
+    """A mistake in one value."""
+
+    def __init__(self, what: str, key: Key) -> None:
+        super().__init__(what)
+        self.key = key
+
+
+def validate(model: type[AnyModel], layered: Layered, wrong: list[UserError] | None = None) -> AnyModel:
+    """Raises one UserError that lists the mistakes, each with its location.
+
+    wrong: gets the mistakes instead, if the tree is valid without these values, which are then removed from it.
+    """
     try:
         return model.model_validate(layered.tree)
     except ValidationError as error:
         details = error.errors(include_url=False)
-    messages = list(dict.fromkeys(_message(model, layered, detail) for detail in details[:_TOLD]))
+    mistakes: list[UserError] = [WrongValue(_message(model, layered, each), _key(each)) for each in details[:_TOLD]]
     if len(details) > _TOLD:
-        messages.append(f"and {len(details) - _TOLD:,} more mistakes")
-    raise UserError("\n".join(messages))
+        mistakes.append(UserError(f"and {len(details) - _TOLD:,} more mistakes"))
+    if wrong is None or not all(_remove(layered.tree, _key(each)) for each in details):
+        raise together(mistakes)
+    try:
+        found = model.model_validate(layered.tree)
+    except ValidationError:
+        raise together(mistakes) from None
+    wrong += mistakes
+    return found
+
+
+def depends_on(error: UserError, wrong: Sequence[UserError]) -> bool:
+    """Return whether an error may be nothing but the default in the place of a wrong value."""
+    keys = [mistake.key for mistake in wrong if isinstance(mistake, WrongValue)]
+    names = {next(part for part in reversed(key) if not part.isdecimal()) for key in keys}
+    names |= {"batch", "parallel"} if any(key[0] == "resources" for key in keys) else set()
+    return any(re.search(rf"(^|[\s.]){re.escape(name)}\b", str(error)) for name in names)
+
+
+def _remove(tree: dict[str, Any], key: Key) -> bool:
+    """Remove a value, or the list that holds it; return False where what is wrong is a whole section, or is missing."""
+    node = tree
+    for part in key[:-1]:
+        below = node.get(part)
+        if not isinstance(below, dict):
+            return below is None or node.pop(part, None) is not None
+        node = below
+    if not key or isinstance(node.get(key[-1]), dict):
+        return False
+    return node.pop(key[-1], key) is not key
 
 
 def origin_of(layered: Layered, key: Key) -> Origin | None:
@@ -119,8 +159,12 @@ def _renamed(model: type[BaseModel], key: Key) -> Renamed | None:
     return row if row and row.new[0] in model.model_fields else None
 
 
+def _key(detail: Any) -> Key:
+    return tuple(str(part) for part in detail["loc"] if part not in _NO_KEYS)
+
+
 def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
-    key = tuple(str(part) for part in detail["loc"] if part not in _NO_KEYS)
+    key = _key(detail)
     if detail["type"] == "task_option_needed":
         because = origin_of(layered, tuple(detail["ctx"]["because"].split(".")))
         return f"{because.where}: {detail['msg']}" if because else str(detail["msg"])

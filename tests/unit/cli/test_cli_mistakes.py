@@ -117,6 +117,45 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "list": ("setup: source x\n", ("setup: must be a list, not 'source x'", "write setup: [source x]")),
 }
 
+#: The job file, what its one answer has, and what it has not: that a default in the place of a wrong value is wrong.
+TOGETHER: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "a wrong value and what this machine lacks": (
+        "resources: {time: 24, gpus_per_node: 1}\ncontainer: {image: no.sif, binds: [/nothing]}\n"
+        "train: {script: trian.py}\n",
+        ("24h for hours", "no.sif does not exist", "/nothing does not exist", "did you mean", "train.py?"),
+        (),
+    ),
+    "an unknown key and no image": (
+        "resources: {gpus_per_node: 1, tiem: 1h}\ntrain: {script: train.py}\n",
+        ("resources.tiem: unknown key", "did you mean resources.time?", "container.image is not set"),
+        (),
+    ),
+    "a number of GPUs that is none": (
+        "resources: {gpus_per_node: many}\ntrain: {script: train.py}\n",
+        ("gpus_per_node: must be a whole number, not 'many'", "container.image is not set"),
+        ("does not say how many GPUs",),
+    ),
+    "an item of a list": (
+        "resources: {gpus_per_node: 1}\ncontainer: {binds: [[]]}\ntrain: {script: trian.py}\n",
+        ("container.binds.0", "did you mean", "container.image is not set"),
+        (),
+    ),
+    "a section that is none": ("resources: 4\ntrain: {script: trian.py}\n", ("resources: must be a mapping",), ()),
+}
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+@pytest.mark.parametrize("what", TOGETHER)
+def test_a_wrong_value_hides_no_other_mistake(desk: Desk, typed: Cli, what: str, more: tuple[str, ...]) -> None:
+    text, answer, absent = TOGETHER[what]
+    desk.write("job.yaml", f"site: any\n{text}")
+    done = typed("submit", "job.yaml", *more)
+    assert (done.code, done.out) == (2, ""), done
+    for part in answer:
+        assert done.err.count(part) == 1, done.err
+    for part in absent:
+        assert part not in done.err
+
 
 @pytest.mark.parametrize("what", FILES)
 def test_a_mistake_in_a_job_file(desk: Desk, typed: Cli, what: str) -> None:

@@ -114,7 +114,7 @@ def full(desk: Desk) -> Callable[..., object]:
             {**desk.environment, "SLURMDDP_RESOURCES__ACCOUNT": "environment"} if "environment" in reached else {},
             [files[name] for name in ("etc", "user") if name in reached],
         )
-        found = resolve(sources, Catalogue(desk.environment).load, lambda: None, strict=True)
+        found = resolve(sources, Catalogue(desk.environment).load, lambda: None, strict=False)
         return found.job.resources.account, list(found.job.setup), found.location("resources", "account")
 
     return make
