@@ -1,7 +1,9 @@
 """Help as plain text, in groups, and never cut off: typer's own pretty help imports a library that costs more time than
 all the rest, and its plain help shortens what a command does."""
 
+import inspect
 import shlex
+from collections import UserDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -59,8 +61,41 @@ class Command(TyperCommand):
         _write(_parameters(self, ctx), formatter)
 
 
+class _Outline(TyperCommand):
+    """What a list of commands shows of one, without its parameters: typer needs a millisecond to make them."""
+
+    def __init__(self, function: Callable[..., Any], name: str, **settings: Any) -> None:
+        super().__init__(name, help=inspect.getdoc(function), rich_markup_mode=None, **settings)
+        self._function, self._settings = function, settings
+
+    def command(self) -> Any:
+        """Make the command."""
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        alone.command(self.name, cls=Command, **self._settings)(self._function)
+        return typer.main.get_command(alone)
+
+
+class _Commands(UserDict[str, Any]):
+    """The commands of a group by name, each made when somebody asks for it."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = self.data[name]
+        if isinstance(found, _Outline):
+            found = self.data[name] = found.command()
+        return found
+
+
 class Group(TyperGroup):
-    """A group whose commands are shown by their `rich_help_panel`."""
+    """A group whose commands are shown by their `rich_help_panel`. outlines: its commands, but for groups below it."""
+
+    outlines: dict[str, _Outline]
+
+    def __init__(self, *, commands: dict[str, Any], **settings: Any) -> None:
+        super().__init__(commands=_Commands({**self.outlines, **commands}), **settings)  # type: ignore[arg-type]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """List the names, in the order in which the commands were added."""
+        return list(self.commands)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command. Raises UserError for a word of other tools, and names ours."""
@@ -71,10 +106,9 @@ class Group(TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, then the group's own options."""
         rows = []
-        for name in self.list_commands(ctx):
-            command = self.get_command(ctx, name)
-            if command is not None and not command.hidden:
-                heading = getattr(command, "rich_help_panel", None) or "Commands"
+        for name, command in self.commands.data.items():  # type: ignore[attr-defined]
+            if not command.hidden:
+                heading = command.rich_help_panel or "Commands"
                 rows.append((heading, name, command.get_short_help_str(1000).removesuffix(".")))
         _write([*rows, *_parameters(self, ctx)], formatter)
 
@@ -82,9 +116,10 @@ class Group(TyperGroup):
 class App(typer.Typer):
     """typer.Typer with this help, -h beside --help, and help where no command is given."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, cls: type[Group] = Group, **settings: Any) -> None:
+        self._outlines: dict[str, _Outline] = {}
         super().__init__(
-            cls=settings.pop("cls", Group),
+            cls=type(cls.__name__, (cls,), {"outlines": self._outlines}),
             no_args_is_help=True,
             rich_markup_mode=None,
             pretty_exceptions_enable=False,
@@ -102,11 +137,12 @@ class App(typer.Typer):
     ) -> None:
         """Make commands of functions. group: their heading in the help; example: a command line to show at the end;
         aliases: other names, which no help lists."""
+        epilog = f"Example: {example}" if example else None
         for function in functions:
-            epilog = f"Example: {example}" if example else None
-            self.command(name, cls=Command, rich_help_panel=group, epilog=epilog)(function)
+            own = name or function.__name__.replace("_", "-")
+            self._outlines[own] = _Outline(function, own, rich_help_panel=group, epilog=epilog)
             for alias in aliases:
-                self.command(alias, cls=Command, hidden=True, epilog=epilog)(function)
+                self._outlines[alias] = _Outline(function, alias, hidden=True, epilog=epilog)
 
 
 def _parameters(command: Any, ctx: Any) -> Iterable[Row]:

@@ -10,6 +10,7 @@ import pytest
 from typer.main import get_command
 
 from slurmddp.cli.app import app
+from slurmddp.cli.help import _Outline
 from tests.helpers import ROOT, Desk
 
 
@@ -113,3 +114,13 @@ def test_the_tests_know_every_command() -> None:
     assert {("submit",), ("checkpoint", "export"), ("image", "gc"), ("alert", "test"), ("sites", "diff")} <= set(
         commands()
     )
+
+
+def test_a_command_is_made_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str | None] = []
+    make = _Outline.command
+    monkeypatch.setattr(_Outline, "command", lambda outline: made.append(outline.name) or make(outline))
+    for words in (["-h"], ["sites", "-h"], ["runs", "-h"]):
+        with pytest.raises(SystemExit):
+            app(words, prog_name="slurmddp")
+    assert made == ["runs"]
