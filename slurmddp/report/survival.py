@@ -5,16 +5,19 @@ from __future__ import annotations
 from slurmddp.plan.model import AlertsPlan, Plan
 
 _BACK = {"requeue": "requeued and resumes", "chain": "continued by a new job (this site forbids requeues)"}
+#: Of your own script nobody knows whether it resumes.
+_OWN_BACK = {"requeue": "requeued", "chain": "followed by a new job (this site forbids requeues)"}
+_OWN = "continues if it saves in $SLURMDDP_RUN/checkpoints and loads from there; else it begins at step 1 again"
 _LEAVE = {"node": "sent by job.sh", "proxy": "sent by job.sh through a proxy", "login": "sent from the login node"}
 
 
 def survival_lines(plan: Plan) -> list[str]:
-    """Return one line per kind of fault. Your own script restarts in the same way, but resumes by itself."""
-    back = _BACK.get(plan.recovery.requeue, "")
-    resume = "from the newest checkpoint" if plan.runtime_job else "and the script resumes by itself"
+    """Return one line per kind of fault. Your own script restarts in the same way, but may not resume."""
+    own = plan.runtime_job is None
+    back = (_OWN_BACK if own else _BACK).get(plan.recovery.requeue, "")
     times = f"in place (up to {plan.max_restarts} times)" if plan.max_restarts else "in the next attempt"
     lines = [
-        ("a rank dies", f"all ranks restart {times}, {resume}"),
+        ("a rank dies", f"all ranks restart {times}" + ("" if own else ", from the newest checkpoint")),
         ("a node is lost", _lost(plan, back)),
         ("time limit", _time_limit(plan, back)),
         (
@@ -24,8 +27,10 @@ def survival_lines(plan: Plan) -> list[str]:
     ]
     if plan.srun is not None:
         lines.append(("launch.mode srun", "no restart in place, no signed rendezvous (docs/recovery.md)"))
+    if own:
+        lines.append(("your script", _OWN))
     if plan.scheduler == "local":
-        lines = [line for line in lines if line[0] in ("a rank dies", "no progress")]
+        lines = [line for line in lines if line[0] in ("a rank dies", "no progress", "your script")]
     elif not plan.recovery.preflight:
         lines.append(("preflight", "none: recovery.preflight is false"))
     return [f"{what:<20}{becomes}" for what, becomes in (*lines, ("alerts", _alerts(plan.alerts, plan)))]
@@ -45,7 +50,8 @@ def _time_limit(plan: Plan, back: str) -> str:
     ends = f"the job is {back} until training is done" if back else "the run stops there"
     if plan.stop_lead is None:
         return f"no save before it; {ends}"
-    return f"ranks save {plan.stop_lead} s before it; {ends}"
+    save = "ranks save" if plan.runtime_job else "ranks are asked to save"
+    return f"{save} {plan.stop_lead} s before it; {ends}"
 
 
 def _alerts(alerts: AlertsPlan | None, plan: Plan) -> str:

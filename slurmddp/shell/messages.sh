@@ -98,10 +98,15 @@ settle_alerts() {
   done
 }
 
+# What the next start of the ranks does is known of our own entrypoint only; guard.sh does not know which one it is.
+resumes() {
+  if [[ -z "${own_script-unknown}" ]]; then echo "training resumes"; else echo "it resumes if the script loads what it saved"; fi
+}
+
 about=(- -) # rank and node that the reason of a requeue is about
 # Record that the job was requeued: a line, an event, an alert. Usage: is_requeued REASON NEXT_JOB
 is_requeued() {
   say "requeued as job $2: $1"
   event requeued "\"how\": \"$requeue_policy\", \"reason\": `json "$1"`, \"next_job\": \"$2\""
-  alert requeued requeued "$1" "job $2 is in the queue and will resume" "${about[@]}"
+  alert requeued requeued "$1" "job $2 is in the queue; `resumes`" "${about[@]}"
 }

@@ -56,7 +56,7 @@ run_job() {
   case `awk -F '"event": "' 'split($2, name, "\"") && name[1] ~ /^(job_started|requeued)$/ {last = last " " name[1]} END {print last}' "$run/events.jsonl"` in
     " job_started") alert started running "" "" ;;
     *"requeued job_started") ;; # the alert was sent when the job was requeued
-    *) alert requeued running "its nodes were lost or preempted" "the job has restarted and resumes" ;;
+    *) alert requeued running "its nodes were lost or preempted" "the job has restarted; `resumes`" ;;
   esac
   [[ -z "$guarded" ]] || start_guard
   run_attempt

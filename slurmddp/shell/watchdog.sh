@@ -104,4 +104,4 @@ event alerted "$state"
 export SLURMDDP_JOB_ID=$job SLURMDDP_ALERT_BUDGET=60
 [[ -z "$attempt" ]] || export SLURMDDP_ATTEMPT=$attempt
 bash "$run/alert.sh" failed "${state:-unknown to Slurm}" "$cause" \
-  "not restarted automatically; slurmddp submit --resume ${run##*/} continues from its newest checkpoint" - "$node"
+  "not restarted automatically; slurmddp submit --resume ${run##*/} continues it" - "$node"

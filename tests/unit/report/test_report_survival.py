@@ -11,7 +11,8 @@ SITE = (
     "name: s\ntitle: t\n{more}partitions: {{p: {{gpus_per_node: 1}}}}\n"
     "job: {{resources: {{partition: p, time: 2h}}, container: {{runtime: none}}}}\n"
 )
-AGAIN, CHAIN = "requeued and resumes", "continued by a new job (this site forbids requeues)"
+AGAIN, CHAIN = "requeued", "followed by a new job (this site forbids requeues)"
+ASKED = "ranks are asked to save"
 
 
 def told(desk: Desk, *options: str, more: str = "", job: str = "name: n\nsite: s\ntrain: {script: a.py}\n") -> dict:
@@ -23,8 +24,18 @@ def told(desk: Desk, *options: str, more: str = "", job: str = "name: n\nsite: s
 @pytest.mark.parametrize(
     ("options", "more", "lost", "limit"),
     [
-        ((), "", f"the job is {AGAIN}", f"ranks save 120 s before it; the job is {AGAIN} until training is done"),
-        (("recovery.requeue=false",), "", "the run fails", "ranks save 120 s before it; the run stops there"),
+        (
+            (),
+            "",
+            f"the job is {AGAIN}",
+            f"{ASKED} 120 s before it; the job is {AGAIN} until training is done",
+        ),
+        (
+            ("recovery.requeue=false",),
+            "",
+            "the run fails",
+            f"{ASKED} 120 s before it; the run stops there",
+        ),
         (
             ("resources.nodes={min: 2, max: 4, spares: 1}", "resources.time=2m"),
             "requeue: chain\n",
@@ -36,7 +47,7 @@ def told(desk: Desk, *options: str, more: str = "", job: str = "name: n\nsite: s
             ("resources.nodes=1-2", "timeouts.stop=5m"),
             "",
             f"the run continues on the other nodes (at least 1); with fewer nodes, the job is {AGAIN}",
-            f"ranks save 300 s before it; the job is {AGAIN} until training is done",
+            f"{ASKED} 300 s before it; the job is {AGAIN} until training is done",
         ),
     ],
 )
@@ -47,11 +58,21 @@ def test_nodes_and_time(desk: Desk, options: tuple[str, ...], more: str, lost: s
 
 def test_ranks_and_the_breaker(desk: Desk) -> None:
     own = told(desk, "recovery.no_progress=5")
-    assert own["a rank dies"] == "all ranks restart in place (up to 100 times), and the script resumes by itself"
+    assert own["a rank dies"] == "all ranks restart in place (up to 100 times)"
     assert own["no progress"].startswith("after 5 failed starts") and "preflight" not in own
     ours = told(desk, "launch.rendezvous=static", "recovery.preflight=false", job=LM_JOB)
     assert ours["a rank dies"] == "all ranks restart in the next attempt, from the newest checkpoint"
     assert ours["preflight"] == "none: recovery.preflight is false"
+
+
+def test_only_of_a_bundled_task_it_is_known_that_it_resumes(desk: Desk) -> None:
+    own, ours = told(desk), told(desk, job=LM_JOB)
+    assert own["your script"] == (
+        "continues if it saves in $SLURMDDP_RUN/checkpoints and loads from there; else it begins at step 1 again"
+    )
+    assert not any("resume" in text for text in own.values())
+    assert "your script" not in ours and ours["a node is lost"] == "the job is requeued and resumes"
+    assert ours["time limit"].endswith("the job is requeued and resumes until training is done")
 
 
 def test_who_is_told(desk: Desk) -> None:
@@ -68,4 +89,4 @@ def test_who_is_told(desk: Desk) -> None:
 
 def test_this_machine_has_neither_nodes_nor_limits(desk: Desk) -> None:
     lines = told(desk, job="site: here\ntrain: {script: a.py}\n")
-    assert set(lines) == {"a rank dies", "no progress", "alerts"}
+    assert set(lines) == {"a rank dies", "no progress", "your script", "alerts"}
