@@ -100,8 +100,6 @@ export SINGULARITYENV_HF_HOME="\$SCRATCH/slurmddp/cache/huggingface"
 # compilers' caches, on the node's own disk
 export SINGULARITYENV_TRITON_CACHE_DIR="$scratch"/triton
 export SINGULARITYENV_TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
-# network
-export SINGULARITYENV_NCCL_IB_TIMEOUT=120
 # a thread in each rank watches the script; train.observe: off turns it off
 export SINGULARITYENV_SLURMDDP_OBSERVE='{"hang": 120, "restart": false}'
 # the job's own

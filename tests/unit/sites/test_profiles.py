@@ -174,18 +174,24 @@ def facts_file() -> dict[str, set[bool]]:
 
 #: Read in stored text of the site or vendor on 2026-11-23 and 2026-11-25, after the facts were gathered.
 READ_SINCE = {
-    "https://documentation.sigma2.no/hpc_machines/olivia/nccl.html",
     "https://docs.isambard.ac.uk/user-documentation/guides/example-data/nccl/env_vars.sh",
     "https://docs.isambard.ac.uk/user-documentation/guides/nccl/",
+    "https://documentation.sigma2.no/hpc_machines/olivia/nccl.html",
+    "https://github.com/CSCfi/csc-user-guide/blob/master/docs/computing/containers/overview.md",
     "https://github.com/CSCfi/csc-user-guide/blob/master/docs/computing/containers/run-existing.md",
+    "https://github.com/CSCfi/csc-user-guide/blob/master/docs/computing/systems-mahti.md",
+    "https://github.com/CSCfi/csc-user-guide/blob/master/docs/computing/systems-roihu.md",
     "https://github.com/HewlettPackard/shs-ccl-docs/blob/main/README.md",
     "https://github.com/HewlettPackard/shs-ccl-docs/blob/main/ccl_env.sh",
     "https://github.com/Lumi-supercomputer/LUMI-AI-Guide/pull/118",
     "https://github.com/Lumi-supercomputer/LUMI-AI-Guide/pull/97",
     "https://github.com/NERSC/nersc-dl-multigpu/blob/main/submit_batch_modules.sh",
     "https://github.com/NVIDIA/nccl/pull/2053",
+    "https://github.com/NYU-RTS/rts-docs-dev/blob/main/docs/hpc/01_getting_started/01_intro.md",
     "https://github.com/lumi-ai-factory/laifs-container-recipes/issues/44",
+    "https://github.com/ncsa/Delta_doc/blob/main/docs/source/user_guide/architecture.rst",
     "https://github.com/ncsa/Delta_doc/blob/main/docs/source/user_guide/containers.rst",
+    "https://github.com/ncsa/Delta_doc/blob/main/docs/source/user_guide/running_jobs.rst",
     "https://github.com/stanford-rc/www.sherlock.stanford.edu/blob/main/src/docs/software/containers/apptainer.md",
 }
 
@@ -220,3 +226,10 @@ def test_gh200_on_slingshot_never_uses_ll128(name: str) -> None:
     variables = site(name).job.get("network", {}).get("variables", {})
     assert ("NCCL_PROTO" in variables) == (site(name).fabric == "slingshot11")
     assert variables.get("NCCL_PROTO", "^LL128") == "^LL128"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fabric_brings_its_interface_and_a_value_of_infiniband_is_one_that_the_field_can_hold(name: str) -> None:
+    network = site(name).job.get("network", {})
+    assert site(name).fabric != "slingshot11" or network["interface"].startswith("hsn")
+    assert 0 < int(network.get("variables", {}).get("NCCL_IB_TIMEOUT", 20)) < 32
