@@ -43,6 +43,10 @@ _BY_TIME = 30
 _SIGNALS = 34
 #: Causes that are the exit of a process.
 _EXITS = {"killed", "segfault", "bus-error", "illegal-instruction", "exit-code"}
+#: What the logs of healthy ranks may show after somebody ended the job: containers lose their image, ranks each other.
+AFTER_THE_END = frozenset((*_EXITS, "ended-by-launcher", "connection-lost", "rendezvous-lost"))
+#: The same if the user cancelled the job with slurmddp: everything that ends a job from outside.
+AFTER_A_CANCEL = AFTER_THE_END | _FINAL
 #: Code that follows a frame in a traceback, not output.
 _CODE = re.compile(r"^\s+(?:raise|return|assert|except|self\.|with|if|else|elif|for|while|yield|await) ?")
 _COUNTS = re.compile(r"world_size=(\d+), (?:worker_count|num_workers)=(\d+)")
@@ -102,6 +106,8 @@ class Examination:
     notes: list[str] = field(default_factory=list)
     _kept: Counter[tuple[str, str]] = field(default_factory=Counter)
     budget: Budget = field(default_factory=Budget)
+    #: Causes that this run's end from outside explains: they are none.
+    explained: frozenset[str] = frozenset()
     #: Whether a limit left out a part of what was given.
     incomplete: bool = False
     _ends: dict[str, int] = field(default_factory=dict)
@@ -235,6 +241,7 @@ class Examination:
     def diagnose(self) -> Diagnosis:
         """Judge what was found."""
         self._from_dumps()
+        self.hits = [hit for hit in self.hits if hit.cause.id not in self.explained]
         hits = self._without_consequences(self._without_survived())
         claims = [hit for hit in hits if hit.sure in ("certain", "likely")]
         hints = [hit for hit in hits if hit.sure == "hint"]

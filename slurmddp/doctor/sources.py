@@ -9,7 +9,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from slurmddp.doctor.diagnose import Diagnosis, Examination
+from slurmddp.doctor.diagnose import AFTER_A_CANCEL, AFTER_THE_END, Diagnosis, Examination
 from slurmddp.doctor.flight import is_dump
 from slurmddp.errors import UserError
 from slurmddp.runs.cause import hang_line, killed_line
@@ -36,10 +36,12 @@ _LONGEST = 2000
 _TELLING = (
     b'"error"', b'"hang"', b'"hang_reported"', b'"hang_over"', b'"node_excluded"', b'"attempt_ended"', b'"job_ended"',
     b'"checkpoint_rejected"', b'"rank_exited"', b'"first_step"', b'"rank_started"',
-    b'"no_process_group"', b'"process_group_made"', b'"restarted"',
+    b'"cancel_requested"', b'"no_process_group"', b'"process_group_made"', b'"restarted"',
 )  # fmt: skip
 #: Those of a start of the ranks that failed, or of the end of an attempt.
 _FAILURES = ("error", "hang", "rank_exited", "attempt_ended")
+#: What job.sh calls the end of an attempt that nothing in the attempt caused.
+_FROM_OUTSIDE = ("cancelled", "preemption", "time limit")
 _HANGS = ("hang", "hang_reported", "hang_over")
 
 
@@ -212,10 +214,32 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
         elif kind == "checkpoint_rejected":
             text = f"checkpoint {_text(event, 'path')} is corrupt: {_text(event, 'why')}"
             found.fact(name, number, text, node=node)
+    _explain_the_end(found, folder, attempt)
     if 0 < failed < survived:
         found.notes.append(
             "the ranks have made steps again since the newest failure: slurmddp status shows how they are"
         )
+
+
+def _explain_the_end(found: Examination, folder: RunFolder, attempt: int | None) -> None:
+    """Note that the user cancelled the run. What ends healthy ranks from outside is why their processes exited."""
+    cancelled = ended = failing = False
+    for _, event in _records(folder):
+        kind = event.get("event")
+        if kind == "cancel_requested":
+            cancelled = True
+        elif event.get("attempt") != attempt:
+            continue
+        elif kind == "attempt_ended":
+            ended = event.get("cause") in _FROM_OUTSIDE
+        elif kind == "first_step":
+            failing = False
+        elif kind in _FAILURES and not cancelled:
+            failing = True
+    if cancelled:
+        found.notes.append(f"run {folder.id} was cancelled with slurmddp cancel")
+    if not failing:
+        found.explained = AFTER_A_CANCEL if cancelled else AFTER_THE_END if ended else frozenset()
 
 
 def _text(event: Mapping[str, Any], key: str) -> str:

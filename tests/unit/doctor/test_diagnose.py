@@ -341,6 +341,38 @@ def test_a_run_by_its_events(folder: RunFolder, event: dict[str, object], cause:
     assert (root.first.cause.id, root.first.rank, root.first.line) == (cause, rank, 2)
 
 
+BUS_ERROR = "Fatal Python error: Bus error\n"
+KILLED = {"event": "rank_exited", "rank": 1, "node": "n1", "exit_code": None, "signal": "SIGSEGV"}
+STEP = {"event": "first_step", "rank": 0, "step": 1}
+CANCEL = {"event": "cancel_requested", "now": True}
+
+
+@pytest.mark.parametrize(
+    ("events", "cause"),
+    [
+        # Ranks whose container is taken away die by a bus error: that is not why the job ended.
+        ([STEP, CANCEL, {"event": "attempt_ended", "cause": "cancelled", "decision": "cancelled"}], None),
+        ([STEP, CANCEL, KILLED], None),
+        ([KILLED, STEP, CANCEL], None),
+        ([STEP, {"event": "attempt_ended", "cause": "time limit", "decision": "requeue"}], "time-limit"),
+        # What made the user cancel the run stays its cause.
+        ([STEP, KILLED, CANCEL], "segfault"),
+        ([STEP, {"event": "attempt_ended", "cause": "rank 1 died", "decision": "failed"}], "bus-error"),
+    ],
+)
+def test_what_ends_a_job_from_outside_explains_the_exits(folder: RunFolder, events: list, cause: str | None) -> None:
+    write_events(folder, {"event": "attempt_started", "nodes": "n1"}, *events)
+    late = "slurmstepd-n1: error: *** JOB 1 ON n1 CANCELLED AT 2026-11-25T14:56:52 DUE TO TIME LIMIT ***\n"
+    folder.job_log.write_text(late if cause in (None, "time-limit") else "")
+    folder.node_log(0, "n1").write_text("step 1\n" + ("" if cause == "segfault" else BUS_ERROR))
+    found = Examination()
+    read_run(found, folder)
+    diagnosis = found.diagnose()
+    assert (diagnosis.root and diagnosis.root.first.cause.id) == cause
+    cancelled = f"run {folder.id} was cancelled with slurmddp cancel"
+    assert (cancelled in diagnosis.notes) == (CANCEL in events)
+
+
 def test_a_run_whose_preflight_failed(folder: RunFolder) -> None:
     write_events(folder, {"event": "attempt_started", "nodes": "n1"})
     folder.job_log.write_text("slurmddp: all nodes are bad\n")
