@@ -146,11 +146,16 @@ def gc(
     yes: Annotated[bool, typer.Option("--yes", help="Remove the images; without --yes, only list them")] = False,
 ) -> None:
     """Remove old images that none of your runs uses, and leftovers of killed builds."""
-    from slurmddp.images.inventory import removable, remove
+    from slurmddp.errors import UserError
+    from slurmddp.images.inventory import held, removable, remove
     from slurmddp.launch.image import used_images
     from slurmddp.report.images import removal
 
-    found = removable(folder, keep, used_images())
-    for path in (path for item in found for path in item.paths if yes):
-        remove(path)
+    with held(folder) as opened:
+        found = removable(opened, keep, used_images())
+        for path in (path for item in found for path in item.paths if yes):
+            try:
+                remove(path)
+            except OSError as error:
+                raise UserError(f"cannot remove {path.name}: {error.strerror}", where=str(folder)) from None
     typer.echo(removal(found, done=yes))

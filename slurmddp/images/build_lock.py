@@ -17,10 +17,12 @@ from typing import NamedTuple
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.provenance import writing
+from slurmddp.images.target import other_owner
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 _MARKER = re.compile(r"process ([0-9]{1,10})(?: of job ([0-9]{1,18}))? on (\S+), since ")
 _WAIT = "wait for it, or choose another file"
+_ASK = "ask them to remove it, or choose another file"
 
 
 @contextlib.contextmanager
@@ -49,11 +51,12 @@ class Holder(NamedTuple):
 
 
 def is_held(target: Path) -> bool:
-    """Return whether a build of this image is running, here or, where the file system's locks reach, elsewhere.
+    """Return whether this user is building this image, here or, where the file system's locks reach, elsewhere.
 
+    A lock file of another user is none of these builds': `only_build` does not take it.
     Raises UserError where something else is in its lock's place.
     """
-    return holder(target) is not None
+    return other_owner(_place(target)) is None and holder(target) is not None
 
 
 def holder(target: Path) -> Holder | None:
@@ -63,12 +66,14 @@ def holder(target: Path) -> Holder | None:
     Raises UserError where something else is in the lock's place.
     """
     path = _place(target)
+    if (other := other_owner(path)) is not None:
+        return Holder(f"{other}, who also may have left {path} behind", _ASK)
     try:
         descriptor = _open(path, os.O_RDWR)
     except FileNotFoundError:
         return None
-    except OSError:
-        return Holder("another user", _WAIT)
+    except OSError as error:
+        return Holder(f"nobody knows whom: {path} cannot be opened ({error.strerror})", _WAIT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -147,6 +152,8 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _held(path: Path, report: Callable[[str], None]) -> int:
+    if (other := other_owner(path)) is not None:
+        raise UserError(f"this image is being built by {other}, who also may have left {path} behind", todo=_ASK)
     while True:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
+import os
 import platform
 import re
 import secrets
@@ -25,7 +27,7 @@ from slurmddp.images.process import StopSignals
 from slurmddp.images.provenance import lock_path, lock_text, sha256, writing
 from slurmddp.images.sif import is_sif
 from slurmddp.images.target import check_target
-from slurmddp.images.temporary import RECORD, own_tmp
+from slurmddp.images.temporary import HELD, RECORD, own_tmp
 
 Flavour = Literal["apptainer", "singularityce", "singularity"]
 Report = Callable[[str], None]
@@ -117,7 +119,7 @@ def build(
     """
     check_target(target, force)
     log = log_path(target)
-    with StopSignals() as stop, _drafts(target) as drafts:
+    with StopSignals() as stop, _drafts(target) as (drafts, held):
         draft, draft_definition, draft_lock = drafts / target.name, drafts / "definition", drafts / "lock"
         with writing(target):
             draft_definition.write_text(definition, encoding="utf-8")
@@ -125,9 +127,11 @@ def build(
         with gathered(items, drafts), own as (binds, places):
             command = build_command(builder, draft_definition, draft, (*options, *binds))
             draft_log = BuildLog(log, drafts / "log")
-            said = _run_build(command, {**variables, **places}, definition, draft_log, stop, report, lock)
+            locks = (held,) if lock is None else (held, lock)
+            said = _run_build(command, {**variables, **places}, definition, draft_log, stop, report, locks)
         torch = _inspect(builder, draft, said, stop)
         stop.check()
+        draft.chmod(draft.stat().st_mode & ~0o022)  # whatever the umask: who can change an image runs code as its users
         state = draft.stat()
         digest = sha256(draft, stop.check)
         known = {
@@ -146,6 +150,8 @@ def build(
         final_definition = target.with_name(target.name + ".def")
         with writing(target):
             draft_lock.write_text(lock_text(known), encoding="utf-8")
+            for each in (draft_definition, draft_lock):
+                each.chmod(each.stat().st_mode & ~0o022)
             stop.check()
             # From here on it takes no time. A lock that belongs to another file is recognised by its bytes
             # and mtime.
@@ -162,7 +168,7 @@ def _run_build(
     log: BuildLog,
     stop: StopSignals,
     report: Report,
-    lock: int | None,
+    locks: tuple[int, ...],
 ) -> BuildLog:
     """Run the builder, its output shown and kept: the log, which is closed.
 
@@ -178,7 +184,7 @@ def _run_build(
 
         started = time.monotonic()
         try:
-            code = stop.run(command, environment, keep, Path(command[-1]).parent, lock)
+            code = stop.run(command, environment, keep, Path(command[-1]).parent, locks)
         except OSError as error:
             raise ExternalError(f"`{command[0]}` cannot be started: {error.strerror}") from None
         seconds = time.monotonic() - started
@@ -217,16 +223,21 @@ def _packages(builder: Builder, image: Path, listed: bool, stop: StopSignals) ->
 
 
 @contextlib.contextmanager
-def _drafts(target: Path) -> Iterator[Path]:
-    """A folder beside the target for all that is in the making; gone afterwards.
+def _drafts(target: Path) -> Iterator[tuple[Path, int]]:
+    """A folder beside the target for all that is in the making; gone afterwards. And a file in it that is locked.
 
-    Nobody else can enter it: in a folder that others can write to, they could lay a link in a draft's place.
+    Nobody else can enter it: in a folder that others can write to, they could lay a link in a draft's place, and
+    remove the lock file beside the target. By the locked file, `image gc` knows that the build is running.
     """
     folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700)
+    held = os.open(folder / HELD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        yield folder
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield folder, held
     finally:
+        os.close(held)
         shutil.rmtree(folder, ignore_errors=True)

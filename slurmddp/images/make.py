@@ -19,7 +19,7 @@ from slurmddp.images.image_spec import Wanted
 from slurmddp.images.inputs import Inputs, inputs_of
 from slurmddp.images.provenance import read_lock
 from slurmddp.images.registry.settings import RegistrySettings
-from slurmddp.images.target import check_name, check_target
+from slurmddp.images.target import check_name, check_target, other_owner
 
 if TYPE_CHECKING:
     from slurmddp.images.builder import Built
@@ -190,11 +190,12 @@ def decide(
 def _look(request: Request) -> tuple[Inputs, Path | None]:
     """The inputs' hashes, and the image that was made from just these; None where there is none."""
     if request.target is None:
-        pattern = f"{glob.escape(request.image.name)}-*.sif"
-        paths = sorted(request.path_of(Path(FOLDER)).glob(pattern), key=os.path.getmtime, reverse=True)
+        paths = [*request.path_of(Path(FOLDER)).glob(f"{glob.escape(request.image.name)}-*.sif")]
     else:
         paths = [request.path_of(request.target)]
-    locks = [(path, lock) for path in paths if (lock := read_lock(path)) is not None]
+    # Another user can write into a lock what they want: their images are not known to be made from these inputs.
+    locks = [(path, lock) for path in paths if _stranger(path) is None and (lock := read_lock(path)) is not None]
+    locks.sort(key=lambda found: float(found[1]["mtime"]), reverse=True)
     hashed = ((locks[0][1].get("inputs") or {}).get("files") if locks else None) or {}
     inputs = inputs_of(request.image, hashed)
     made = (path for path, lock in locks if (lock.get("inputs") or {}).get("key") == inputs.key)
@@ -270,10 +271,18 @@ def _build(
 
 def _refuse_other(target: Path, inputs: Inputs, force: bool) -> None:
     """An image of other inputs is replaced only where that is asked for: runs may be using it."""
-    lock = None if force else read_lock(target)
+    lock = None if force or other_owner(target) else read_lock(target)
     if lock is not None:
         raise UserError(
             f"{target} exists, built from other inputs ({inputs.differs(lock)})",
             todo="use --force to replace it after the build, or omit the name to get a new one",
         )
     check_target(target, force)
+
+
+def _stranger(image: Path) -> str | None:
+    """Return who owns an image, if this is neither this user nor root; None also where there is no image."""
+    owner = other_owner(image)
+    if image.is_symlink():
+        owner = owner or other_owner(image.resolve())
+    return None if owner == "root" else owner

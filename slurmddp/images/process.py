@@ -58,12 +58,12 @@ class StopSignals:
         environment: Mapping[str, str],
         line: Callable[[str], None],
         folder: Path | None = None,
-        lock: int | None = None,
+        locks: tuple[int, ...] = (),
     ) -> int:
         """Run the command in `folder`, give each line of its two streams to `line` as it comes; return its exit code.
 
         It gets no input and a process group of its own: the terminal's ctrl-C reaches it through us alone. If this
-        process is killed, the group is stopped, too, and holds the open file `lock` until all of it is gone.
+        process is killed, the group is stopped, too, and holds the open files `locks` until all of it is gone.
         Raises Stopped, after the whole group is gone, and OSError where it cannot be started.
         """
         self.check()
@@ -75,7 +75,7 @@ class StopSignals:
             env=dict(environment),
             cwd=folder,
             start_new_session=True,
-            pass_fds=() if lock is None else (lock,),
+            pass_fds=locks,
         )
         guard = subprocess.Popen(
             ["sh", "-c", _GUARD, "sh", str(child.pid), str(self._grace)],

@@ -11,15 +11,19 @@ import errno
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.shared.files import MAX_BYTES, open_plain
 
 _CHUNK = 1 << 22
 #: Seconds: file systems keep times in steps of up to a microsecond.
 _CLOCK = 1e-5
+#: Of no file: infinity, NaN and numbers that no float holds are not below it.
+_NEVER = 1e12
 
 
 def lock_path(image: Path) -> Path:
@@ -28,20 +32,38 @@ def lock_path(image: Path) -> Path:
 
 
 def read_lock(image: Path) -> dict[str, Any] | None:
-    """The lock of this very file; None where there is none or the image was changed after it."""
+    """The lock of this very file; None where there is none or the image was changed after it.
+
+    Only the image's owner, this user and root write locks: in a folder that others share, anybody can lay one there.
+    """
     try:
         state = image.stat()
-        lock = json.loads(lock_path(image).read_text(encoding="utf-8"))
+        with open_plain(lock_path(image)) as file:
+            writer = os.fstat(file.fileno()).st_uid
+            lock = json.loads(file.read(MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(lock, dict) or lock.get("bytes") != state.st_size:
+    if writer not in (state.st_uid, os.geteuid(), 0) or not _has_types(lock) or lock.get("bytes") != state.st_size:
         return None
     return lock if _same_time(lock.get("mtime"), state.st_mtime) else None
 
 
+def _has_types(lock: Any) -> bool:
+    """Return whether what is read of a lock has the types that slurmddp writes."""
+    if not isinstance(lock, dict):
+        return False
+    parts = {name: lock.get(name) or {} for name in ("registry", "builder", "digests", "inputs")}
+    if not all(isinstance(part, dict) for part in parts.values()):
+        return False
+    registry = (parts["registry"].get(name) for name in ("digest", "torch", "cuda", "driver", "nccl"))
+    texts = (*(lock.get(name) for name in ("recipe", "base", "torch", "sha256")), *registry)
+    files = parts["inputs"].get("files") or {}
+    return isinstance(files, dict) and all(text is None or isinstance(text, str) for text in texts)
+
+
 def _same_time(then: object, now: float) -> bool:
     """Return whether the times agree, or one was cut to whole seconds (scp -p and tar keep no fractions)."""
-    if not isinstance(then, (int, float)) or isinstance(then, bool):
+    if not isinstance(then, (int, float)) or isinstance(then, bool) or not 0 <= then < _NEVER:
         return False
     return abs(then - now) < _CLOCK or now == math.floor(then)
 

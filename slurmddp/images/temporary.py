@@ -22,6 +22,8 @@ _FOLDERS = {"/tmp": "slurmddp-tmp", "/var/tmp": "slurmddp-var-tmp"}
 _PREFIX = "slurmddp-"
 #: The name of the link to a build's temporary folders, in the folder of its drafts.
 RECORD = "temporary"
+#: The name of the file in that folder that is locked while the build is running.
+HELD = "held"
 #: `build --bind` came with Singularity 3.8; every Apptainer has it.
 _FIRST = (3, 8)
 

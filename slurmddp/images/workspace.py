@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmddp.errors import UserError
+from slurmddp.shared.beneath import written_by_others
 
 _FAMILY = ("APPTAINER", "SINGULARITY")
 #: Of the compressed layers' size: what the cache, the unpacked root, and the image itself take. NVIDIA's PyTorch images
 #: unpack to a good two times their layers.
 _CACHED, _UNPACKED, _PACKED = 1.0, 2.5, 1.1
 _GB = 1e9
+_ELSEWHERE = "set APPTAINER_CACHEDIR and APPTAINER_TMPDIR to other folders"
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,13 @@ class Workspace:
     """cache: of layers and blobs, kept between builds; temporary: the root file system while it is built.
 
     variables: for the builder's environment. What the user has set stays as it is.
+    closed: folders that nobody else may write to: the user has not named them.
     """
 
     cache: Path
     temporary: Path
     variables: Mapping[str, str]
+    closed: tuple[str, ...] = ()
 
 
 def workspace(root: Path | None, environment: Mapping[str, str]) -> Workspace:
@@ -35,18 +39,20 @@ def workspace(root: Path | None, environment: Mapping[str, str]) -> Workspace:
     root: the site's folder for caches, off a home with a quota; None where the profile names none.
     """
     variables: dict[str, str] = {}
+    closed: tuple[str, ...] = ()
     cache = _named("CACHEDIR", environment)
     temporary = _named("TMPDIR", environment)
     if root is not None:
-        cache = cache or str(root / "images" / "cache")
-        # Not /tmp, which on many login nodes is small, or memory.
-        temporary = temporary or str(root / "images" / "tmp")
+        ours = str(root / "images" / "cache"), str(root / "images" / "tmp")  # not /tmp: often small, or memory
+        closed = tuple(path for path, given in zip(ours, (cache, temporary), strict=True) if not given)
+        cache, temporary = cache or ours[0], temporary or ours[1]
         variables = {f"{family}_{word}": path for family in _FAMILY for word, path in _words(cache, temporary)}
     home = environment.get("HOME") or "/"
     return Workspace(
         Path(cache or f"{home}/.apptainer/cache"),
         Path(temporary or environment.get("TMPDIR") or "/tmp"),
         variables,
+        closed,
     )
 
 
@@ -106,15 +112,18 @@ def check_space(layers: int | None, target: Path, area: Workspace, roots: int | 
 
 
 def make_folders(area: Workspace) -> None:
-    """The folders of `variables` have to be there before the builder looks for them. Raises UserError."""
+    """The folders of `variables` have to be there before the builder looks for them. Raises UserError.
+
+    The builder believes what it finds in them, so those that the user has not named must be closed to others.
+    """
     for name in set(area.variables.values()):
         try:
             os.makedirs(name, mode=0o700, exist_ok=True)
+            facts = os.stat(name)
         except OSError as error:
-            raise UserError(
-                f"{name} cannot be made: {error.strerror}",
-                todo="set APPTAINER_CACHEDIR and APPTAINER_TMPDIR to other folders",
-            ) from None
+            raise UserError(f"{name} cannot be made: {error.strerror}", todo=_ELSEWHERE) from None
+        if name in area.closed and (facts.st_uid != os.geteuid() or written_by_others(facts)):
+            raise UserError(f"{name} is a folder in which other users can put files", todo=_ELSEWHERE)
 
 
 def _existing(path: Path) -> Path:

@@ -34,7 +34,7 @@ def table(images: Sequence[Shelved]) -> str:
         return "no images in this folder"
     rows = [("IMAGE", "SIZE", "MADE", "RECIPE", "BASE", "TORCH", "STATE")]
     for image in images:
-        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(image.mtime))
+        made = "-" if image.state == "unreadable" else time.strftime("%Y-%m-%d %H:%M", time.localtime(image.mtime))
         facts = (str(image.lock.get(key) or "-") for key in ("recipe", "base", "torch"))
         rows.append((image.path.name, human(image.bytes), made, *facts, image.state))  # type: ignore[arg-type]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
