@@ -1,6 +1,6 @@
 """The command line's cost, against torchx and against importing typer.
 
-    python -m benchmarks.cli [--pairs N]
+    python -m benchmarks.cli [--pairs N] [--write]
 
 Exit code 1 where a target is missed.
 """
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks import environments
+from benchmarks import environments, page
 from benchmarks.measure import Comparison, in_turn, run
 
 #: torchx's `-j 4x8`: 4 nodes with 8 GPUs each.
@@ -40,11 +40,20 @@ RENDER_TARGET = 1.1
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cli", description="The cost of the command line.")
     parser.add_argument("--pairs", type=int, default=21, metavar="N", help="pairs of each (default: %(default)s)")
-    pairs = parser.parse_args().pairs
+    page.options(parser)
+    asked = parser.parse_args()
+    found, about = figures(asked.pairs)
+    return page.finish("cli", found, about, write=asked.write)
+
+
+def figures(pairs: int) -> tuple[list[page.Figure], str]:
+    """Measure the table, and say what it was measured with."""
     ours, torchx = environments.ours(), environments.torchx()
-    packages = ("slurmddp", "typer", "pydantic", "jinja2", "pyyaml")
-    print(f"Python {sys.version.split()[0]}; {environments.versions(ours / 'python', *packages)}")
-    print(environments.versions(torchx / "python", "torchx"))
+    packages = ("typer", "pydantic", "jinja2", "pyyaml")
+    about = (
+        f"Python {sys.version.split()[0]}, {environments.versions(ours / 'python', *packages)}; "
+        f"{environments.versions(torchx / 'python', 'torchx')}; {pairs} pairs"
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "job.yaml").write_text(JOB)
@@ -69,28 +78,15 @@ def main() -> int:
         ]
         check(dry_run, folder, "#SBATCH --nodes=4")
         check(peer, folder, "#SBATCH")
+        typer = [str(ours / "python"), "-c", "import typer"]
         found = [
-            *compare(
-                "slurmddp submit --dry-run / torchx run --dryrun",
-                dry_run,
-                peer,
-                folder,
-                pairs,
-                DRY_RUN_TARGET,
-            ),
-            *compare(
-                "slurmddp --help / python -c 'import typer'",
-                [str(ours / "slurmddp"), "--help"],
-                [str(ours / "python"), "-c", "import typer"],
-                folder,
-                pairs,
-                HELP_TARGET,
-            ),
+            *compare("dry run", dry_run, peer, folder, pairs, DRY_RUN_TARGET),
+            *compare("help", [str(ours / "slurmddp"), "--help"], typer, folder, pairs, HELP_TARGET),
             rendering(ours / "python", folder, pairs),
         ]
     for comparison in found:
         print(f"\n{comparison.report()}")
-    return 0 if all(comparison.holds for comparison in found) else 1
+    return [page.Figure.of(comparison.title, comparison) for comparison in found], about
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -112,8 +108,8 @@ def compare(
     start = partial(run, cwd=folder, environment=_environment(folder))
     mine, others = in_turn(lambda: start(ours), lambda: start(theirs), pairs)
     return [
-        Comparison(f"{title}: CPU", "s", [cost.cpu for cost in mine], [cost.cpu for cost in others], target),
-        Comparison(f"{title}: wall clock", "s", [cost.wall for cost in mine], [cost.wall for cost in others]),
+        Comparison(f"{title}, CPU", "s", [cost.cpu for cost in mine], [cost.cpu for cost in others], target),
+        Comparison(f"{title}, wall clock", "s", [cost.wall for cost in mine], [cost.wall for cost in others]),
     ]
 
 
@@ -126,7 +122,7 @@ def rendering(python: Path, folder: Path, pairs: int) -> Comparison:
     )  # fmt: skip
     measured = json.loads(done.stdout)
     large, small = ([second * 1000 for second in measured[nodes]] for nodes in ("4096", "1"))
-    return Comparison("rendering for 4,096 nodes / for 1: CPU", "ms", large, small, RENDER_TARGET)
+    return Comparison("rendering, CPU", "ms", large, small, RENDER_TARGET)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What `slurmddp build-image` costs beside the build: a definition, and finding that there is nothing to do.
 
-    python -m benchmarks.images [--pairs N] [--bin FOLDER]
+    python -m benchmarks.images [--pairs N] [--bin FOLDER] [--write]
 
 Definitions are measured beyond start-up: the same command with a file that is not there, which it refuses once it has
 read its arguments. Both have loaded Jinja and PyYAML. What is left is reading, checking and rendering, pydantic's
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks import environments
+from benchmarks import environments, page
 from benchmarks.measure import Comparison, in_turn, run
 
 #: Stands for Apptainer: an image that says that it is one.
@@ -82,25 +82,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.images", description="The cost of images, unbuilt.")
     parser.add_argument("--pairs", type=int, default=21, metavar="N", help="pairs of each (default: %(default)s)")
     parser.add_argument("--bin", type=Path, metavar="FOLDER", help="an environment's bin (default: one that is made)")
+    page.options(parser)
     options = parser.parse_args()
-    bin_folder = options.bin or environments.ours()
-    print(f"Python {sys.version.split()[0]}; {environments.versions(bin_folder / 'python', 'slurmddp', 'spython')}")
+    found, about = figures(options.pairs, options.bin)
+    return page.finish("images", found, about, write=options.write)
+
+
+def figures(pairs: int, bin_folder: Path | None = None) -> tuple[list[page.Figure], str]:
+    """Measure the table, and say what it was measured with."""
+    bin_folder = bin_folder or environments.ours()
+    spython = environments.versions(bin_folder / "python", "spython")
+    about = f"Python {sys.version.split()[0]}, {spython}; {pairs} pairs"
     with tempfile.TemporaryDirectory() as name:
         bench = Bench(Path(name), bin_folder / "slurmddp")
         found = [
             bench.rendering("definition of a recipe", "--recipe", "ngc-pytorch"),
             bench.rendering("definition of a Dockerfile", "--dockerfile", "Dockerfile"),
         ]
-        comparisons = [measure(options.pairs) for measure in found]
-        nothing = bench.nothing_to_do(options.pairs)
+        comparisons = [measure(pairs) for measure in found]
+        nothing = bench.nothing_to_do(pairs)
     for comparison in comparisons:
         print(f"\n{comparison.report()}")
-    print(f"\nnothing to do, an image of {IMAGE_BYTES >> 30} GiB: wall clock")
-    middle = statistics.median(nothing)
-    holds = middle <= NOTHING_TARGET
-    print(f"  ours    min {min(nothing):.0f}  median {middle:.0f}  max {max(nothing):.0f} ms ({len(nothing)} runs)")
-    print(f"  target  at most {NOTHING_TARGET:.0f} ms: {'holds' if holds else 'MISSED'}")
-    return 0 if holds and all(comparison.holds for comparison in comparisons) else 1
+    rows = [page.Figure(each.title, each.differences, "ms", each.target) for each in comparisons]
+    title = f"nothing to do, {IMAGE_BYTES >> 30} GiB, wall clock of the whole command"
+    return [*rows, page.Figure(title, nothing, "ms", NOTHING_TARGET)], about
 
 
 class Bench:
@@ -133,7 +138,7 @@ class Bench:
         refused = ["sh", "-c", '"$@"; [ $? = 2 ]', "sh", *absent]
         mine, start = in_turn(lambda: self._run(command), lambda: self._run(refused), pairs)
         ours = [cost.cpu * 1000 for cost in mine]
-        return Beyond(f"{title} / start-up: CPU", ours, [cost.cpu * 1000 for cost in start], RENDER_TARGET)
+        return Beyond(f"{title}, CPU beyond start-up", ours, [cost.cpu * 1000 for cost in start], RENDER_TARGET)
 
     def nothing_to_do(self, runs: int) -> list[float]:
         """Milliseconds of the whole command for an image that is there, of 10 GiB that nobody has to read."""

@@ -1,6 +1,6 @@
 """What job.sh does between the nodes' check and the ranks' start, for 4,096 nodes, and how soon it handles a signal.
 
-    python -m benchmarks.preflight [--rounds N]
+    python -m benchmarks.preflight [--rounds N] [--write]
 
 The verdict is one of a check that found 8 bad nodes. Exit code 1 where a target is missed.
 """
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.measure import spread
+from benchmarks import page
 from slurmddp.runtime.preflight.findings import bad, verdict
 
 SHELL = Path(__file__).resolve().parents[1] / "slurmddp" / "shell"
@@ -32,7 +32,7 @@ SIGNAL_TARGET = 2.0
 #: What job.sh assigns, with stand-ins for what asks Slurm and the nodes.
 SCRIPT = """
 set -uo pipefail
-source {shell}/tell.sh
+source {shell}/messages.sh
 source {shell}/cause.sh
 source {shell}/nodes.sh
 source {shell}/preflight.sh
@@ -64,19 +64,28 @@ class Round(NamedTuple):
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.preflight", description="Judging a preflight.")
     parser.add_argument("--rounds", type=int, default=21, metavar="N", help="rounds of each (default: %(default)s)")
-    rounds = parser.parse_args().rounds
+    page.options(parser)
+    asked = parser.parse_args()
+    about = f"bash and its children, {NODES:,} nodes of which {BAD} are bad, {asked.rounds} rounds"
+    code = page.finish("preflight", found := figures(asked.rounds), about, write=asked.write)
+    return code or int(max(found[-1].values) > SIGNAL_TARGET)
+
+
+def figures(rounds: int) -> list[page.Figure]:
+    """Measure the table."""
     one_round(None)  # warm-up
     plain = [one_round(None) for _ in range(rounds)]
     longest = min(each.wall for each in plain)
     moments = random.Random(0)
     stopped = [one_round(moments.uniform(0, longest)) for _ in range(rounds)]
     handled = [each.handled for each in stopped if each.handled is not None]
-    cpu = sorted(each.cpu for each in plain)
-    print(f"judging {NODES} nodes, {BAD} of them bad, {rounds} rounds")
-    print(f"  CPU         {spread(cpu)} s, target {JUDGE_TARGET} s for the median")
-    print(f"  wall clock  {spread([each.wall for each in plain])} s")
-    print(f"a signal meanwhile, until its trap\n  wall clock  {spread(handled)} s, target {SIGNAL_TARGET} s for each")
-    return 0 if cpu[len(cpu) // 2] <= JUDGE_TARGET and max(handled) <= SIGNAL_TARGET else 1
+    if not handled:
+        raise RuntimeError(f"no signal of {rounds} came before the end: more rounds, please")
+    return [
+        page.Figure("judging, CPU", [each.cpu for each in plain], "s", JUDGE_TARGET),
+        page.Figure("judging, wall clock", [each.wall for each in plain], "s"),
+        page.Figure("a signal, until its trap (each, not the median)", handled, "s", SIGNAL_TARGET),
+    ]
 
 
 def one_round(moment: float | None) -> Round:

@@ -1,6 +1,6 @@
 """The commands that look at runs: a metrics.jsonl of a million lines, and a thousand run folders.
 
-    python -m benchmarks.runs [--lines N] [--folders N] [--pairs N] [--before PROGRAM]
+    python -m benchmarks.runs [--lines N] [--folders N] [--pairs N] [--before PROGRAM] [--write]
 
 PROGRAM: the `slurmddp` of an older version, to compare with; each of its commands may take a minute.
 Exit code 1 where a target is missed.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import page
 from benchmarks.environments import environment
-from benchmarks.measure import Comparison, Cost, in_turn, run, spread
+from benchmarks.measure import Comparison, Cost, in_turn, run
 
 ZERO = 1_793_491_200
 #: CPU seconds and MiB: of `status`, `goodput` and `logs` for any length of the file, of `runs` for a thousand folders,
@@ -43,20 +43,30 @@ def main() -> int:
     parser.add_argument("--folders", type=int, default=1000, metavar="N", help="run folders (%(default)s)")
     parser.add_argument("--pairs", type=int, default=5, metavar="N", help="runs of each command (%(default)s)")
     parser.add_argument("--before", metavar="PROGRAM", help="the slurmddp of an older version")
+    page.options(parser)
     asked = parser.parse_args()
-    held = True
+    found = figures(asked.lines, asked.folders, asked.pairs, asked.before)
+    about = (
+        f"Python {sys.version.split()[0]}, {asked.lines:,} lines, {asked.folders:,} folders, {asked.pairs} runs of each"
+    )
+    return page.finish("runs", found, about, write=asked.write)
+
+
+def figures(lines: int, folders: int, pairs: int, before: str | None = None) -> list[page.Figure]:
+    """Measure the table. before: the slurmddp of an older version, which is compared, and shown on the way."""
+    rows: list[page.Figure] = []
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
         programs(home / "bin")
-        long = make_run(home / "long", asked.lines)
-        many = [make_run(home / "runs" / f"run-{number:04d}", 20) for number in range(asked.folders)]
+        long = make_run(home / "long", lines)
+        many = [make_run(home / "runs" / f"run-{number:04d}", 20) for number in range(folders)]
         index(home, many)
         commands = {
             "status": ["status", str(long)],
             "logs": ["logs", str(long)],
             "goodput": ["goodput", str(long)],
             "goodput --exact": ["goodput", str(long), "--exact"],
-            "runs": ["runs", "-n", str(asked.folders)],
+            "runs": ["runs", "-n", str(folders)],
             "report": ["report", str(long), "-o", "report.html", "--force"],
         }
         kept = environment()
@@ -65,32 +75,26 @@ def main() -> int:
         )
         ours = str(Path(sys.executable).with_name("slurmddp"))
         for title, command in commands.items():
-            if asked.before:
-                mine, theirs = in_turn(
-                    partial(start, [ours, *command]), partial(start, [asked.before, *command]), asked.pairs
-                )
+            if before:
+                mine, theirs = in_turn(partial(start, [ours, *command]), partial(start, [before, *command]), pairs)
                 for unit, name_of in (("s of CPU", "cpu"), ("MiB", "memory")):
                     values = ([getattr(cost, name_of) for cost in costs] for costs in (mine, theirs))
                     print(f"\n{Comparison(f'{title}: {unit}', unit, *values).report()}")
             else:
                 start([ours, *command])
-                mine = [start([ours, *command]) for _ in range(asked.pairs)]
-            held = report(title, mine, TARGETS[title]) and held
-        size = (home / "report.html").stat().st_size
-        print(f"\nreport: {size / 1e6:.3g} MB (target: at most 5 MB)")
-        held = held and size <= 5e6
-    return 0 if held else 1
+                mine = [start([ours, *command]) for _ in range(pairs)]
+            rows += rows_of(title, mine, TARGETS[title])
+        rows.append(page.Figure("size of the report", [(home / "report.html").stat().st_size / 1e6], "MB", 5.0))
+    return rows
 
 
-def report(title: str, costs: Sequence[Cost], target: tuple[float, float] | None) -> bool:
-    """Print a command's cost; whether it meets its target."""
-    cpu, memory = [cost.cpu for cost in costs], [cost.memory for cost in costs]
-    print(f"\n{title}\n  CPU     {spread(cpu)} s\n  memory  {spread(memory)} MiB")
-    if target is None:
-        return True
-    holds = statistics.median(cpu) <= target[0] and max(memory) <= target[1]
-    print(f"  target  at most {target[0]} s and {target[1]:g} MiB: {'holds' if holds else 'MISSED'}")
-    return holds
+def rows_of(title: str, costs: Sequence[Cost], target: tuple[float, float] | None) -> list[page.Figure]:
+    """Return the rows of a command."""
+    cpu, memory = target or (None, None)
+    return [
+        page.Figure(f"`{title}`, CPU", [cost.cpu for cost in costs], "s", cpu),
+        page.Figure(f"`{title}`, memory", [cost.memory for cost in costs], "MiB", memory),
+    ]
 
 
 def programs(folder: Path) -> None:
