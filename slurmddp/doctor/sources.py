@@ -125,7 +125,7 @@ def survived_failures(folder: RunFolder) -> Iterator[str]:
     """Yield what a run that is done survived: one line for each rank that a signal ended."""
     for _, event in _records(folder):
         if event.get("event") == "rank_exited" and (killed := killed_line(event)):
-            yield f"{killed[:_LONGEST]}; the run went on"
+            yield f"{killed[:_LONGEST]}; the ranks started again"
 
 
 def diagnose_run(folder: RunFolder) -> Diagnosis:
@@ -203,7 +203,7 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
                     _dump(found, path, folder)
         elif kind == "rank_exited" and (killed := killed_line(event)):
             if number < survived:
-                found.notes.append(f"{killed[:_LONGEST]}; the run went on")
+                found.notes.append(f"{killed[:_LONGEST]}; the ranks started again")
             else:
                 text = f"terminated with signal {_text(event, 'signal')}: {killed}"[:_LONGEST]
                 found.fact(name, number, text, rank=rank, node=node, otherwise="exit-code")

@@ -98,7 +98,7 @@ class Restart:
         text = {
             WENT_ON: f"the script went on at {'an unknown step' if step is None else f'step {step}'}",
             FROM_ZERO: f"the script started again from step 1: at least {lost} steps are lost",
-            UNKNOWN: f"the script went on, or started again from step 1, which is unknown: {why}",
+            UNKNOWN: f"unknown whether the script went on or started again from step 1: {why}",
         }[how]
         self._events.write(
             "restarted", how=how, step=step, before=before, best=self._earlier.best, lost=lost, text=text

@@ -476,7 +476,7 @@ def test_a_killed_rank_after_which_the_run_went_on_is_a_note(folder: RunFolder) 
     write_events(folder, {"event": "attempt_started"}, killed, {"event": "first_step", "rank": 0, "step": 7})
     folder.node_log(0, "n1").write_text("step 1 loss 2.0\n")
     answer = diagnose_run(folder)
-    told = "rank 3 on n2: killed by SIGKILL (out of memory?); the run went on"
+    told = "rank 3 on n2: killed by SIGKILL (out of memory?); the ranks started again"
     assert answer.root is None and told in answer.notes
     assert any(note.startswith("the ranks have made steps again since") for note in answer.notes)
     assert list(survived_failures(folder)) == [told]
