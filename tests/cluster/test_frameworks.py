@@ -156,6 +156,9 @@ def test_it_survives(framework: Framework, alice: Alice) -> None:
         fault(run)
     run.wait("done", timeout=PATIENCE)
     assert starts(run)[-1][-1] == STEPS
+    resumed = [event for event in run.lines("events.jsonl") if event["event"] == "restarted"]
+    assert {event["how"] for event in resumed} <= {"went on", "unknown"} and resumed, "none began at zero"
+    assert {event["step"] for event in resumed if event["step"]} <= {start[0] for start in starts(run)}, resumed
     job = f"{run.answer['run_folder']}/job.yaml"
     half = ("--set", "resources.ranks_per_node=1")
     more = alice.submit("--resume", run.id, job, *half, "--", f"{SCRIPTS}/{framework.script}", "--steps", str(MORE))

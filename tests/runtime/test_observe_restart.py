@@ -128,3 +128,52 @@ def test_the_best_step_of_all(folder: Path) -> None:
     (*_, last) = Run(folder).events("restarted")
     assert (told["before"], told["best"]) == (9, 9)
     assert (last["before"], last["best"], last["lost"]) == (5, 9, 5)
+
+
+READS = """\
+import os, socket, sys, time
+from slurmddp.runtime.observe.reads import Reads
+
+def found(since, action, until=float("inf")):
+    reads = Reads(since)
+    reads.until = until
+    try:
+        action()
+    except OSError:
+        pass
+    reads.active = False
+    return reads.found
+
+def connect(address, family=socket.AF_INET):
+    with socket.socket(family) as sock:
+        sock.setblocking(False)
+        sock.connect(address)
+
+open("state", "w").close()
+open("code.py", "w").close()
+before, now = time.time() - 60, time.time() + 60
+print(found(before, lambda: open("state", "rb").close()))
+print(found(before, lambda: os.close(os.open(b"state", os.O_RDWR))))
+print(found(before, lambda: connect(("192.0.2.1", 9))))
+for nothing in (
+    found(now, lambda: open("state").close()),  # older
+    found(before, lambda: open("state").close(), until=before + 1),  # newer
+    found(before, lambda: open("state", "a").close()),
+    found(before, lambda: open("code.py").close()),
+    found(before, lambda: open("absent")),
+    found(before, lambda: open("/proc/self/stat").close()),
+    found(before, lambda: connect(("127.0.0.1", 9))),
+    found(before, lambda: connect("socket", socket.AF_UNIX)),
+    found(before, lambda: __import__("json").loads("1")),
+):
+    assert nothing == "", nothing
+"""
+
+
+def test_what_counts_as_read(tmp_path: Path) -> None:
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", READS]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    state = f"it has read {tmp_path / 'state'}"
+    assert done.stdout.splitlines() == [state, state, "it has connected to 192.0.2.1"]
