@@ -61,12 +61,15 @@ def _hand_over(prepared: "Prepared", *, as_json: bool, repeats: str | None = Non
     opt.show_notes(prepared)
     from slurmddp.launch.submit import submit as submit_now
     from slurmddp.report.cost import cost_line
+    from slurmddp.report.plan import workdir_text
     from slurmddp.runs.checkpoints import start_of
 
     handed = submit_now(prepared)
     for warning in handed.warnings:
         opt.say(f"warning: {warning}")
     opt.say(cost_line(prepared.plan))
+    if prepared.plan.program.own:
+        opt.say(f"in      {workdir_text(prepared.plan)}")
     if handed.code:
         opt.say(f"code    {handed.code}")
     if repeats or prepared.resumed_from:

@@ -80,6 +80,7 @@ _SHARED: dict[str, Any] = {
     "exclude": _setting("NODES", "Nodes that the job must not get"),
     "reservation": _setting("NAME", "Slurm reservation"),
     "image": _setting("FILE", "Container image"),
+    "workdir": _setting("submit|run|DIR", "Where your script runs: relative paths start there", "--workdir"),
     "set_": _setting("KEY=VALUE", "Set any key of the job file; may be repeated", "--set", kind=list[str] | None),
     "debug": _setting("", "Enable verbose logs of NCCL and PyTorch (slow)", "--debug", kind=bool),
     "nsys": _setting("", "Record 30 s of the ranks with Nsight Systems (launch.nsys)", "--nsys", kind=bool),
@@ -99,6 +100,7 @@ _KEYS = {
     "account": "resources.account",
     "qos": "resources.qos",
     "image": "container.image",
+    "workdir": "train.workdir",
 }
 #: The key that each option without a value makes true.
 _SWITCHES = {"debug": "network.debug", "nsys": "launch.nsys.enabled"}

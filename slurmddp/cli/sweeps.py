@@ -75,8 +75,11 @@ def submit(
         _show_dry_run(planned, as_json=as_json)
         return
     from slurmddp.report.cost import cost_line
+    from slurmddp.report.plan import workdir_text
 
     opt.say(f"sweep   {planned.sweep.id}")
+    if first.plan.program.own:
+        opt.say(f"in      {workdir_text(first.plan)}")
     opt.say(f"{cost_line(first.plan)}, for each of {len(points)} points")
     told = _Told(quiet=as_json)
     submit_sweep(planned, told)
@@ -115,6 +118,8 @@ def _show_dry_run(planned: "Planned", *, as_json: bool) -> None:
     found = dry_run(first)
     if found.refusals:
         raise found.refusals[0]
+    for warning in found.warnings:
+        opt.say(f"warning: {warning}")
     if as_json:
         points = [{"name": name, "values": dict(values)} for name, values in planned.sweep.points.items()]
         typer.echo(opt.json_text({"points": points, "at_most": planned.sweep.at_most, "first": found.as_dict(first)}))

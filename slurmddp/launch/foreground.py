@@ -11,6 +11,7 @@ from slurmddp.launch.job_check.rule import advice
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.problems import refuse_problems
 from slurmddp.launch.submit import make_run_folder, record, still_going
+from slurmddp.launch.workdir import relative_paths, workdir_in
 from slurmddp.runs.cause import find_cause
 from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder
@@ -34,7 +35,7 @@ def run_foreground(prepared: Prepared, show: Callable[[bytes], None] | None, say
             todo=f"first run salloc --nodes={plan.nodes.max}; or use `slurmddp submit`, or --site local",
         )
     refuse_problems(prepared)
-    warnings = [*advice(prepared), *still_going(prepared)]
+    warnings = [*advice(prepared), *relative_paths(prepared.plan), *still_going(prepared)]
     folder = make_run_folder(prepared, warnings)
     command = ("bash", str(folder.job_sh), str(folder.path))
     with Foreground(folder, say) as job:
@@ -46,6 +47,8 @@ def run_foreground(prepared: Prepared, show: Callable[[bytes], None] | None, say
         for warning in warnings:
             say(f"warning: {warning}")
         say(f"site    {plan.site} ({prepared.resolved.site_from})\n{_where(prepared, outer)}")
+        if plan.program.own:
+            say(f"in      {workdir_in(plan, folder.path)}")
         say(f"run     {folder.id}\nfolder  {folder.path}")
         code = job.follow(show or (lambda _line: None))
     if code == 0 or job.requests:

@@ -18,6 +18,7 @@ from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.modules import module_file, of_package
 from slurmddp.launch.named_file import batch_line, near
 from slurmddp.launch.prepare import Prepared
+from slurmddp.launch.workdir import absent_workdir
 from slurmddp.plan.layout import partition_of
 from slurmddp.plan.model import Plan, Program
 from slurmddp.plan.program import host_path
@@ -57,7 +58,8 @@ def problems(prepared: Prepared, *, program: bool = True) -> Iterator[UserError]
     yield from _finished(prepared)
     yield from _image(plan, resolved.site, resolved.location("container", "image"), of_job)
     yield from absent_inputs(prepared)
-    told = {host for *_, host in _inputs(prepared)}
+    yield from absent_workdir(prepared)
+    told = {plan.workdir, *(host for *_, host in _inputs(prepared))}
     for bind in plan.container.binds:
         if not bind.by_site and bind.source not in told and not os.path.exists(bind.source):
             yield ElsewhereError(

@@ -18,6 +18,7 @@ from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.problems import refuse_problems
 from slurmddp.launch.quotas import home_warning
 from slurmddp.launch.watchdog import submit_watchdog
+from slurmddp.launch.workdir import relative_paths, workdir_in
 from slurmddp.launch.write import run_files, survey_project
 from slurmddp.plan.model import Plan
 from slurmddp.runs import index, manifest, snapshot, submission
@@ -71,7 +72,7 @@ def submit(prepared: Prepared) -> Handed:
     plan = prepared.plan
     refuse_problems(prepared)
     avoided = avoid(prepared)
-    warnings = [*advice(prepared), *still_going(prepared), *avoided.warnings]
+    warnings = [*advice(prepared), *relative_paths(prepared.plan), *still_going(prepared), *avoided.warnings]
     root = Path(plan.runs_root)
     absent = [path for path in (root, *root.parents) if not os.path.lexists(path)]
     copied: list[str] = []
@@ -160,7 +161,7 @@ def _fill(draft: Draft, prepared: Prepared, warnings: list[str], variables: Mapp
         code_hash=snapshot.code_hash(draft.folder.code),
         image=Path(image) if image else None,
         resumed_from=[str(path) for path in prepared.resumed_from],
-        more={"site": plan.site, "origins": origins},
+        more={"site": plan.site, "workdir": workdir_in(plan, draft.final.path), "origins": origins},
     )
     manifest.write(draft.folder, facts)
     return found

@@ -170,6 +170,8 @@ def plan_sweep(asked: Request, points: Sequence[Point], at_most: int | None) -> 
     jobs: dict[str, Prepared] = {}
     for index, (name, point) in enumerate(zip(names, points, strict=True)):
         ours: list[Option] = [("name", name, "sweep"), ("paths.runs", str(folder).replace("$", "$$"), "sweep")]
+        if plan.program.own and job.train.workdir is None and "train.workdir" not in point.values:
+            ours.append(("train.workdir", "run", "sweep"))  # or a point would load the checkpoint of another
         if at_most and plan.scheduler == "slurm":
             # Of all jobs of one name, Slurm runs one at a time, also after a requeue, a cancel or a rerun. So each of
             # these names is a queue of its own.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from slurmddp import __version__
 from slurmddp.errors import UserError
 from slurmddp.launch import accelerate
 from slurmddp.launch.prepare import Prepared
+from slurmddp.launch.workdir import QUOTED
 from slurmddp.plan.model import Plan
 from slurmddp.render.documents import job_json, job_yaml, site_yaml
 from slurmddp.render.scripts import alert_files, job_script, node_script
@@ -50,8 +50,6 @@ def survey_project(plan: Plan, *exclude: Path) -> Survey | None:
     return found
 
 
-#: A relative path in quotes, with a folder or a suffix: what a script calls its data.
-_QUOTED = re.compile(r"""["']((?:\./)?[\w-][\w.-]*(?:/[\w.-]+)*/?)["']""")
 _SCRIPT_BYTES = 512 * 1024
 
 
@@ -64,7 +62,7 @@ def _absent(found: Survey, script: str, no_code: Iterable[Path]) -> Iterator[str
         return  # the copy says so
     copied = {str(parent) for item in found.items for parent in (Path(item.relative), *Path(item.relative).parents)}
     skipped = {os.path.realpath(path) for path in no_code}
-    names = {os.path.normpath(name): None for name in _QUOTED.findall(text) if "/" in name or "." in name}
+    names = {os.path.normpath(name): None for name in QUOTED.findall(text) if "/" in name or "." in name}
     for name in names:
         path = found.root / name
         if (

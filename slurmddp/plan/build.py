@@ -18,6 +18,7 @@ from slurmddp.plan.program import (
     plan_accelerate,
     plan_container,
     plan_program,
+    plan_workdir,
     runtime_job,
 )
 from slurmddp.plan.ranks import plan_srun
@@ -95,7 +96,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         scheduler=site.scheduler,
         inside=context.inside,
         cwd=context.cwd,
-        workdir=context.cwd if program.own or program.project else "",
+        workdir=plan_workdir(job, program, context),
         nodes=nodes,
         layout=layout,
         batch=batch,

@@ -252,7 +252,8 @@ class WatchdogPlan(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """cwd: the folder of submission. workdir: where the ranks' command runs; empty for the run folder.
+    """cwd: the folder of submission. workdir: where the ranks' command runs, which may begin with {run}; empty for the
+    run folder.
 
     time, stop_lead, cancel_grace and the time-outs in seconds, snapshot_limit in bytes; interface as in
     NCCL_SOCKET_IFNAME.

@@ -9,9 +9,11 @@ from typing import Any
 from slurmddp.errors import UserError
 from slurmddp.plan.model import BatchPlan, BindPlan, ContainerPlan, Context, Layout, Program
 from slurmddp.shared import schemas
+from slurmddp.spec.document import RUN
 from slurmddp.spec.expand import begins_open
 from slurmddp.spec.job import Job
 from slurmddp.spec.resolve import Resolved
+from slurmddp.spec.types import WORKDIRS
 
 #: Behind APPTAINER_ and SINGULARITY_: inherited, these would change what a container sees.
 INHERITED = ("BIND", "BINDPATH", "MOUNT", "CONTAIN", "CONTAINALL", "COMPAT")
@@ -42,6 +44,20 @@ def plan_program(job: Job, context: Context) -> Program:
             todo="set train.project to a folder that contains it",
         )
     return Program(f"code/project/{inside}", True, train.args, project, ("code/project",))
+
+
+def plan_workdir(job: Job, program: Program, context: Context) -> str:
+    """Return where the ranks' command runs, which may begin with {run}; empty for the run folder itself."""
+    if not program.own:
+        return context.cwd if program.project else ""
+    wanted = job.train.workdir or "submit"
+    if wanted in WORKDIRS:
+        return context.cwd if wanted == "submit" else f"{RUN}/work"
+    if not wanted.startswith(("/", RUN)) and not begins_open(wanted):
+        raise UserError(
+            f"train.workdir is {wanted}, which is not absolute", todo="write submit, run, or an absolute path"
+        )
+    return wanted if begins_open(wanted) else os.path.normpath(wanted)
 
 
 def plan_accelerate(resolved: Resolved, context: Context) -> str | None:
@@ -145,7 +161,8 @@ def _binds(resolved: Resolved, program: Program, context: Context) -> tuple[Bind
     read_only += [path for path in program.python_path if os.path.isabs(path)]
     implied = [BindPlan(path, path, "ro") for path in read_only if not begins_open(path)]
     if program.own or program.project:
-        implied.append(BindPlan(context.cwd, context.cwd, "rw"))
+        folders = dict.fromkeys((context.cwd, plan_workdir(job, program, context)))
+        implied += [BindPlan(path, path, "rw") for path in folders if path.startswith("/")]
     for new in implied:
         if not any(_is_below(new.destination, bind.destination) for bind in binds):
             binds.append(new)

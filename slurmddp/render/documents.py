@@ -69,7 +69,7 @@ def _drop_defaults(model: BaseModel, data: dict[str, Any]) -> None:
 def _as_written(model: BaseModel, data: dict[str, Any], cwd: str) -> dict[str, Any]:
     """Return values that read back as they are: seconds and MiB get their unit, a path becomes absolute (the job may be
     submitted again from another folder) and a dollar sign in it is doubled."""
-    paths = path_fields(type(model))
+    paths, relative = path_fields(type(model)), path_fields(type(model), relative=True)
     for name, field in type(model).model_fields.items():
         key, value = field.alias or name, getattr(model, name)
         unit = unit_of(field)
@@ -78,7 +78,7 @@ def _as_written(model: BaseModel, data: dict[str, Any], cwd: str) -> dict[str, A
         if unit:
             data[key] = f"{value}{unit}"
         elif name in paths:
-            data[key] = unexpand(absolute(value, cwd))
+            data[key] = unexpand(absolute(value, cwd) if name in relative else value)
         elif isinstance(value, BaseModel):
             _as_written(value, data[key], cwd)
         elif isinstance(value, tuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 # A leading "=" is left out: bash and its checkers read `NAME==value` as a slip.
 _SAFE = re.compile(r"[A-Za-z0-9_@%+:,./-][A-Za-z0-9_@%+=:,./-]*")
+
+#: Stands for the run folder, in what a script passes on; not where its braces are doubled.
+_RUN = re.compile(r"(?<!\{)\{run\}|\{run\}(?!\})")
 
 
 def quote(value: object) -> str:
@@ -32,6 +36,17 @@ def quote(value: object) -> str:
     if any(char in text for char in "$`\\") and not any(char in text for char in "\x01\x7f"):
         return '"' + re.sub(r'([\\"$`])', r"\\\1", text) + '"'
     return "'" + text.replace("'", "'\"'\"'") + "'"
+
+
+def with_run(text: str, run: str, literal: Callable[[str], str] = str) -> str:
+    """Return a text with `run` in the place of {run}, and {run} in that of {{run}}. literal: applied to all else."""
+    parts = [part.replace("{{run}}", "{run}") for part in _RUN.split(text)]
+    return run.join(literal(part) if part else "" for part in parts)
+
+
+def quote_run(value: object) -> str:
+    """One word for bash, in which {run} is the value of its variable `run`."""
+    return with_run(str(value), '"$run"', quote) or "''"
 
 
 def yaml_text(value: str) -> str:
@@ -58,6 +73,7 @@ def environment() -> Environment:
         autoescape=lambda name: name is not None and name.endswith(".html.j2"),
     )
     made.filters["quote"] = quote
+    made.filters["quote_run"] = quote_run
     made.filters["yaml"] = yaml_text
     return made
 

@@ -7,6 +7,7 @@ import shlex
 
 from slurmddp.errors import UserError
 from slurmddp.plan.model import Plan, Variable
+from slurmddp.render.engine import with_run
 
 
 def node_commands(plan: Plan, head: str, port: int) -> list[str]:
@@ -21,6 +22,8 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
         "# First write RUN_FOLDER, which all nodes must see at the same path: slurmddp render JOB.yaml -o RUN_FOLDER",
     ]
     lines += [f"# First, on each node: {line}" for line in plan.setup]
+    if program.own and plan.workdir != plan.cwd:
+        lines.append(f"# First, on each node: {_enter(plan.workdir)}")
     passed = plan.container.environment_prefix
     lines += [f"# First, on each node, as a separate line: export {passed}{name}=..." for name in plan.environment_from]
     if nodes.world is None:
@@ -28,11 +31,11 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
         lines.append(f"# First, on each node: export OMP_NUM_THREADS=N; N is its cores divided by its ranks{cores}")
     own = ["slurmddp.runtime.train", "RUN_FOLDER"]
     if program.own:
-        own = ["slurmddp.runtime.begin", *program.words(program.source)]
+        own = ["slurmddp.runtime.begin", *(with_run(word, "RUN_FOLDER") for word in program.words(program.source))]
     agent = ["slurmddp.runtime.agent"]
     if plan.accelerate:
         agent = ["slurmddp.runtime.agent.accelerate", "RUN_FOLDER/accelerate.yaml"]
-    variables = [f"{variable.name}={variable.value}" for variable in _variables(plan)]
+    variables = [f"{variable.name}={with_run(variable.value, 'RUN_FOLDER')}" for variable in _variables(plan)]
     if plan.recovery.preflight:
         lines.append(
             "# Preflight: one line per node, all at once. Exit code 0: the nodes can train; if not, the first says why"
@@ -55,6 +58,11 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
         ]
         lines.append(shlex.join(["env", *variables, *words]))
     return lines
+
+
+def _enter(workdir: str) -> str:
+    folder = shlex.quote(with_run(workdir, "RUN_FOLDER"))
+    return f"mkdir -p {folder} && cd {folder}"
 
 
 def _preflight(plan: Plan, head: str, port: int, node: int, variables: list[str]) -> str:

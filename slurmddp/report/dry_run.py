@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurmddp.plan.model import Plan
 from slurmddp.report.cost import cost_line
-from slurmddp.report.plan import nodes_text, program_text
+from slurmddp.report.plan import nodes_text, program_text, workdir_text
 from slurmddp.runs.layout import RunFolder
 from slurmddp.spec.resolve import Resolved
 from slurmddp.spec.types import slurm_time
@@ -24,6 +24,7 @@ def summary_lines(plan: Plan, resolved: Resolved, folder: RunFolder, command: Se
         ("time", _time(plan)),
         ("image", plan.container.image or f"none; {plan.container.python} of the nodes"),
         ("program", program_text(plan)),
+        ("directory", workdir_text(plan)),
         ("cost", cost_line(plan).removeprefix("cost: ")),
         ("writes", f"{folder.path} (RUN_ID: {plan.name}-DATE-TIME-XXXX)"),
         ("runs", shlex.join(command)),

@@ -12,6 +12,7 @@ from slurmddp.report.groups import parallel_lines
 from slurmddp.report.interval import interval_lines
 from slurmddp.report.survival import survival_lines
 from slurmddp.shared import batch as dealing
+from slurmddp.spec.document import RUN
 from slurmddp.spec.resolve import Resolved
 from slurmddp.spec.train import Batch
 
@@ -58,6 +59,7 @@ def _layout(plan: Plan) -> list[str]:
         *shape,
         f"cores per node      {cores}, {threads}",
         f"program             {program_text(plan)}",
+        f"directory           {workdir_text(plan)}",
         f"runs in             {plan.container.runtime}" + (f" {plan.container.image}" if plan.container.image else ""),
     ]
 
@@ -71,7 +73,16 @@ def program_text(plan: Plan) -> str:
         python = [] if program.bash else [plan.container.python]
         starter = ["srun", f"--ntasks-per-node={plan.srun.ranks_per_node}", *plan.srun.options, *python]
     variables = f", with the variables of {plan.accelerate}" if plan.accelerate else ""
-    return f"{shlex.join([*starter, *words])}, in {plan.workdir or 'the run folder'}{variables}"
+    return f"{shlex.join([*starter, *words])}{variables}"
+
+
+def workdir_text(plan: Plan) -> str:
+    """Return the working directory of the ranks, and what that means for relative paths."""
+    if not plan.program.own:
+        return plan.workdir or "the run folder"
+    if plan.workdir == plan.cwd:
+        return f"{plan.cwd}, which runs share (train.workdir: submit)"
+    return f"{plan.workdir.replace(RUN, 'RUN_FOLDER')}, where relative paths start (train.workdir)"
 
 
 def nodes_text(plan: Plan) -> str:

@@ -320,6 +320,7 @@ is_host=$((node_rank == 0))
 if [[ -z "$ranks" ]]; then count_ranks; fi
 make_folders
 workdir=${workdir:-$run}
+[[ "$workdir" != "$run"/* ]] || mkdir -p "$workdir" || fail "cannot create the working folder $workdir"
 cd "$workdir" || fail "cannot enter the working folder $workdir"
 [[ -n "$attach" ]] || printf 'slurmddp: node rank %d of %d: host %s, address %s, head %s:%s\n' "$node_rank" "$SLURMDDP_NODES" "$host" "$address" "$head" "$SLURMDDP_PORT"
 if [[ "$runtime" != none ]]; then find_container; fi

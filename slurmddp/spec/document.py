@@ -35,6 +35,10 @@ _CORE_TAGS = {
 }
 
 
+#: Stands for the run folder, as the job sees it.
+RUN = "{run}"
+
+
 class Plain(str):
     """A scalar written without quotes: its type is not decided yet."""
 
@@ -161,8 +165,8 @@ def read_spans(text: str, layer: str, name: str) -> tuple[Document, Mapping[Key,
 
 
 def read_value(text: str, layer: str, where: str) -> Any:
-    """The value of `--set KEY=VALUE`: [..] and {..} are YAML, all else is taken as it stands."""
-    if text[:1] in ("[", "{"):
+    """The value of `--set KEY=VALUE`: [..] and {..} are YAML, all else is taken as it stands, {run}/out too."""
+    if text[:1] in ("[", "{") and not text.startswith(RUN):
         tree = read_text("value: " + text, layer, where).tree
         if len(tree) > 1:
             raise UserError(f"{text!r} is more than one value", where=where)

@@ -96,6 +96,7 @@ def unexpand(path: str) -> str:
 
 
 @cache
-def path_fields(model: type[BaseModel]) -> frozenset[str]:
-    fields = model.model_fields.items()
-    return frozenset(name for name, field in fields if any(isinstance(mark, PathText) for mark in find_marks(field)))
+def path_fields(model: type[BaseModel], *, relative: bool = False) -> frozenset[str]:
+    """Return the fields that hold a path; relative: those whose path may start at the folder of submission."""
+    marked = [(name, mark) for name, field in model.model_fields.items() for mark in find_marks(field)]
+    return frozenset(name for name, mark in marked if isinstance(mark, PathText) and (mark.relative or not relative))

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from slurmddp.spec.tasks import BUNDLED, check_options
-from slurmddp.spec.types import Count, Free, Line, Model, PathStr, Text, Whole, path_text
+from slurmddp.spec.types import Count, Free, Line, Model, PathStr, Text, Whole, Workdir, path_text
 
 
 class Parallel(Model):
@@ -92,6 +92,7 @@ class Train(Model):
     script, a bash script (*.sh), or a Python module.
 
     observe: how a thread in each rank of your own script reacts to a hang.
+    workdir: where it runs: submit (the folder of submission), run (a folder in the run folder), or an absolute path.
     """
 
     task: Line | None = None
@@ -100,6 +101,7 @@ class Train(Model):
     args: tuple[Text, ...] = ()
     observe: Literal["report", "restart", "off"] = "report"
     project: PathStr | None = None
+    workdir: Workdir | None = None
     data: Annotated[dict[str, Free], Field(validate_default=True)] = {}
     model: Annotated[dict[str, Free], Field(validate_default=True)] = {}
     batch: Batch = Batch.model_construct()
@@ -172,6 +174,10 @@ class Train(Model):
         if self.task is not None:
             if self.args:
                 raise ValueError("has args, but only a script can have args: put a task's options in data and model")
+            if self.workdir is not None:
+                raise ValueError(
+                    "has workdir, but only a script or a module has one: a task writes into the run folder"
+                )
             module, _, factory = self.task.partition(":")
             if self.task not in BUNDLED and not (factory.isidentifier() and _is_module(module)):
                 raise ValueError(f"has the unknown task {self.task!r}: use lm, images, or package.module:factory")

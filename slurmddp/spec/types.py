@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from slurmddp.spec.document import Plain, typed
+from slurmddp.spec.document import RUN, Plain, typed
 
 
 class Model(BaseModel):
@@ -27,7 +27,13 @@ class Adds:
 
 
 class PathText:
-    """Marks a text in which $NAME and ${NAME} are expanded, once, at submission."""
+    """Marks a text in which $NAME and ${NAME} are expanded, once, at submission.
+
+    relative: whether a path that is not absolute starts at the folder of submission.
+    """
+
+    def __init__(self, *, relative: bool = True) -> None:
+        self.relative = relative
 
 
 class Unit:
@@ -37,6 +43,8 @@ class Unit:
         self.suffix = suffix
 
 
+#: The values of train.workdir that are no path.
+WORKDIRS = ("submit", "run")
 #: Patterns are texts, which `re` compiles and keeps at their first use: most commands need few of them.
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}"
 SBATCH = r"[A-Za-z0-9_.,:;=@/+*|&!()\[\]%~^-]+"
@@ -110,6 +118,15 @@ def path_text(text: str) -> str:
     _line(text)
     if text.startswith("-"):
         raise ValueError("begins with a dash; write ./-name for a file of that name")
+    return text
+
+
+def _workdir(text: str) -> str:
+    path_text(text)
+    if text not in WORKDIRS and not text.startswith(("/", "$", "~/", RUN)):
+        raise ValueError(f"must be submit, run, or an absolute path, which may begin with {RUN}")
+    if text.rfind(RUN) > 0 or (text.startswith(RUN) and text[len(RUN) :][:1] not in ("", "/")):
+        raise ValueError(f"may have {RUN} only as its first folder, because it is an absolute path: {RUN}/out")
     return text
 
 
@@ -199,6 +216,7 @@ SbatchValue = Annotated[str, BeforeValidator(_no_boolean), AfterValidator(_sbatc
 SbatchFlag = Annotated[str, AfterValidator(_sbatch_flag)]
 RuntimeOption = Annotated[str, AfterValidator(_runtime_option)]
 PathStr = Annotated[str, AfterValidator(path_text), PathText()]
+Workdir = Annotated[str, AfterValidator(_workdir), PathText(relative=False)]
 Interface = Annotated[str, AfterValidator(_interface)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 Seconds = Annotated[int, BeforeValidator(_seconds), Field(gt=0), Unit("s")]

@@ -299,8 +299,9 @@ def test_a_module_is_started_from_the_copy_of_its_folder(ready: Desk, cli: Cli) 
     ready.write("pkg/train.py", "print('hello')\n")
     arguments = ("-m", "pkg.train", "--site", "cores", "fast", "--", "--lr", "3e-4")
     dry = cli("submit", "--dry-run", *arguments)
-    assert "program   torchrun -m pkg.train fast --lr 3e-4, in " in dry.out, dry.err
-    assert "program             torchrun -m pkg.train fast --lr 3e-4, in " in cli("plan", *arguments).out
+    assert "program   torchrun -m pkg.train fast --lr 3e-4\ndirectory " in dry.out, dry.err
+    planned = cli("plan", *arguments).out
+    assert "program             torchrun -m pkg.train fast --lr 3e-4\ndirectory           " in planned
     assert cli("submit", *arguments).code == 0
     run = only_run(ready)
     node = (run / "node.sh").read_text()

@@ -94,6 +94,31 @@ def test_rows_of_a_table_and_arguments_of_a_script(desk: Desk, cli: Cli) -> None
     assert "- --lr=3e-4\n  - --layers=[1,2]\n" in second and "seed: 0\n" in second
 
 
+@pytest.mark.parametrize(
+    ("options", "workdir"),
+    [((), "run"), (("--workdir", "submit"), "submit"), (("--grid", "train.workdir=/tmp"), "/tmp")],
+)
+def test_points_of_a_script_run_in_folders_of_their_own(
+    desk: Desk, cli: Cli, options: tuple[str, ...], workdir: str
+) -> None:
+    desk.write("data.csv", "")
+    common = ("--site", "cores", "--time", "1h", "--grid", "args.lr=1,2", *options)
+    done = cli("sweep", "train.py", *common, "--", "--data=data.csv")
+    assert done.code == 0, done.err
+    names = ("project-train-1", "project-train-2")
+    texts = [(run_of(desk, name) / "job.yaml").read_text() for name in names]
+    assert all(f"workdir: {workdir}\n" in text for text in texts)
+    assert ("data.csv is relative and exists" in done.err) == (workdir != "submit")
+    assert ("in      RUN_FOLDER/work" in done.err) == (workdir == "run")
+    for name in names:
+        end(run_of(desk, name), "failed")
+    old = run_of(desk, names[0])
+    assert cli("sweep", "rerun", "last").code == 0
+    assert (
+        run_of(desk, names[0]) != old and f"workdir: {workdir}\n" in (run_of(desk, names[0]) / "job.yaml").read_text()
+    )
+
+
 def test_a_value_with_a_comma_stands_in_double_quotes(cli: Cli) -> None:
     options = ("--site", "cores", "--time", "1h", "--dry-run", "--grid", 'args.layers="[1,2]", -1..1')
     done = cli("sweep", "train.py", *options)
@@ -123,7 +148,7 @@ def test_a_dry_run_lists_the_points_and_writes_nothing(desk: Desk, cli: Cli) -> 
     assert told["points"][3] == {"name": "gpt-4", "values": {"train.optimizer.lr": "3e-4", "train.seed": "1"}}
     assert told["first"]["name"] == "gpt-1"
     done = cli("sweep", "-m", "pkg.train", "--site", "cores", "--grid", "args.lr=1,2", "--dry-run", "--", "fast")
-    assert "program   torchrun -m pkg.train fast --lr=1, in " in done.out, done.err
+    assert "program   torchrun -m pkg.train fast --lr=1\ndirectory RUN_FOLDER/work, " in done.out, done.err
 
 
 # --- what is refused

@@ -1,0 +1,76 @@
+"""The working directory of an own program: which relative paths it changes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from slurmddp.errors import ElsewhereError, UserError
+from slurmddp.launch.prepare import Prepared
+from slurmddp.plan.model import Plan
+from slurmddp.spec.document import RUN
+from slurmddp.visible import one_line
+
+_SCRIPT_BYTES = 512 * 1024
+_SHOWN = 3
+#: A relative path in quotes, with a folder or a suffix: what a script calls its data.
+QUOTED = re.compile(r"""["']((?:\./)?[\w-][\w.-]*(?:/[\w.-]+)*/?)["']""")
+_WORD = re.compile(r"""(?<![^\s"'=])((?:\./)?[\w-][\w.-]*(?:/[\w.-]+)*/?)(?![^\s"';])""")
+
+
+def workdir_in(plan: Plan, folder: Path) -> str | None:
+    """Return where an own program of this run folder runs; None for a bundled task."""
+    return plan.workdir.replace(RUN, str(folder)) if plan.program.own else None
+
+
+def relative_paths(plan: Plan) -> list[str]:
+    """Return a warning if the program names relative paths that exist where the job is submitted, but runs elsewhere.
+
+    Looked at: its arguments, and quoted texts of the script (of a bash script, all words).
+    """
+    if not plan.program.own or plan.workdir == plan.cwd:
+        return []
+    found = dict.fromkeys(name for name in _named(plan) if _is_here(plan, name))
+    if not found:
+        return []
+    names = ", ".join([one_line(name) for name in [*found][:_SHOWN]])
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    of_many = "are relative and exist" if len(found) > 1 else "is relative and exists"
+    there = plan.workdir.replace(RUN, "RUN_FOLDER")
+    return [
+        f"{names}{more} {of_many} in {plan.cwd}, but train.workdir makes the script look in {there}: give absolute "
+        "paths, or set train.workdir to submit"
+    ]
+
+
+def _named(plan: Plan) -> Iterator[str]:
+    for word in plan.program.args:
+        yield word.rpartition("=")[2] if word.startswith("-") else word
+    if not plan.program.script:
+        return
+    try:
+        with Path(plan.program.source).open(encoding="utf-8", errors="replace") as file:
+            text = file.read(_SCRIPT_BYTES)
+    except OSError:
+        return  # the check of the program says so
+    names = (_WORD if plan.program.bash else QUOTED).findall(text)
+    yield from (name for name in names if "/" in name or "." in name)
+
+
+def _is_here(plan: Plan, name: str) -> bool:
+    if not name or name.startswith(("/", "-")) or "\0" in name or len(name) > 1000:
+        return False
+    return os.path.exists(os.path.join(plan.cwd, name)) and os.path.normpath(name) not in (".", "..")
+
+
+def absent_workdir(prepared: Prepared) -> Iterator[UserError]:
+    """Yield the error of a working directory that is not there, and that no node would make."""
+    plan = prepared.plan
+    if plan.program.own and plan.workdir.startswith("/") and not os.path.isdir(plan.workdir):
+        yield ElsewhereError(
+            f"the working directory {plan.workdir} does not exist",
+            where=prepared.resolved.location("train", "workdir"),
+            todo="create it, or correct train.workdir",
+        )
