@@ -46,6 +46,8 @@ _HOST = re.compile(r"(?:\w[\w.+%-]*@)?\w[\w.-]*", re.ASCII)
 _FOLDER = re.compile(r"(?:~|\$(?P<name>\w+)|\$\{(?P<braced>\w+)\})(?P<rest>(?:/.*)?)")
 #: A path that rsync may hand to a shell without quotes.
 _PLAIN = re.compile(r"[\w./@+,=-]*")
+#: What the login node sends of a report: its path there, of which only the name counts, and the page.
+_REPORT = re.compile(rb"[^\0]*\0[^\0]*/(?P<name>\w[\w.+-]*\.html)\0(?P<html>.*)", re.DOTALL)
 #: Bytes of a socket's path (104 on macOS), less what ssh adds: %C, and a suffix while it makes the socket.
 _LONGEST = 104 - 41 - 18
 _LOST = 255  # exit code of ssh if the connection failed
@@ -249,6 +251,8 @@ def _copy(login: _Login, found: Survey, say: Callable[[str], None]) -> int:
         if done.returncode:
             return done.returncode
         folder = os.fsdecode(done.stdout.rpartition(b"\0")[2])
+        if not folder.startswith("/"):
+            raise ExternalError(f"{login.host} did not say where the copy of the project goes: {_NOT_COPIED}")
         login.rsync(temporary, folder)
     say(f"copied  {len(names)} files ({human(found.size)}) to {login.host}:{folder}")
     return 0
@@ -262,9 +266,11 @@ def _report(login: _Login, words: Sequence[str], lost: str) -> int:
     ours, rest = parser.parse_known_args(words)
     done = login.session("report", ["report", *rest], version(), lost)
     if done.returncode == 0:
-        made, html = done.stdout.split(b"\0", 2)[1:]
-        path = Path(ours.output or "")
-        path = path / os.path.basename(os.fsdecode(made)) if path.is_dir() else path
+        found = _REPORT.fullmatch(done.stdout)
+        if not found:  # a name of its choice would be a file of its choice
+            raise ExternalError(f"{login.host} sent no report\n  -> is slurmddp there as new as here?")
+        html, path = found["html"], Path(ours.output or "")
+        path = path / found["name"].decode() if path.is_dir() else path
         todo = "choose another name with -o, or add --force"
         write_new(path, html.decode("utf-8", errors="surrogateescape"), force=ours.force, todo=todo)
         print(path)

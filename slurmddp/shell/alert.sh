@@ -295,7 +295,7 @@ try() {
       for header in "${headers[@]}"; do printf 'header = "%s"\n' "$header"; done
     } | curl --disable --config - --silent --show-error --globoff --proto =http,https \
       --connect-timeout 8 --max-time "$1" --data-binary @"$entry/body" --output /dev/null --dump-header - \
-      --write-out '\n%{http_code} %{time_total}\n' 2>"$entry/error"
+      --write-out '\n%{http_code} %{time_total}\n' 2>"$entry/error" | tail -c 65536 # older curls bound no headers
   )
   read -r status took <<<"${answer##*$'\n'}"
   [[ "$status" =~ ^[0-9]{3}$ ]] || status=000
@@ -318,7 +318,7 @@ send() {
     [[ -z "${SLURMDDP_ALERT_REPORT:-}" ]] || printf '%s %s %s %s\n' "$name" "$kind" "$status" "${took:-0}" >>"$SLURMDDP_ALERT_REPORT"
     case $status in
       2??) return 0 ;;
-      408 | 429 | 5?? | 000) ;;
+      408 | 429 | 1?? | 5?? | 000) ;;
       3??) return 1 ;; # a redirect names another server, which must not get the message
       *) return 2 ;;
     esac

@@ -103,3 +103,56 @@ def test_sockets_lie_where_nobody_else_looks_and_their_path_is_short(tmp_path: P
 
 def test_csh_can_quote_what_runs_there() -> None:
     assert not set("!\n") & set(remote._SCRIPT + remote._LOGIN_SHELL)
+
+
+@pytest.fixture
+def answers(desk: Desk) -> Callable[[bytes], None]:
+    """`answers(b"...")`: what the login node prints, whatever it is asked. rsync says what it would copy."""
+    desk.environment["XDG_RUNTIME_DIR"] = str(desk.root)
+    desk.program("ssh", f'#!/bin/bash\n[[ "$*" == *"-O check"* ]] || cat {desk.root}/answer\n')
+    desk.program("rsync", f'#!/bin/bash\necho "$*" >>{desk.root}/copied\n')
+    return lambda answer: (desk.root / "answer").write_bytes(answer) and None  # type: ignore[func-returns-value]
+
+
+PAGE = b"<!doctype html>"
+NO_REPORT = [
+    b"", b"\0", b"no report", b"\0" + PAGE, b"\0/x/.bashrc\0alias ls=x", b"\0/x/train.py\0import os", b"\0..\0x",
+    b"\0/x/sitecustomize.py.html/\0x", b"\0/x/\x1b]52;c;x\x07.html\0x", b"\0/x/.x.html\0x", b"\0/x/a\n.html\0x",
+    b"\0-x.html\0x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", NO_REPORT)
+@pytest.mark.parametrize("force", [True, False])
+def test_a_login_node_does_not_choose_what_is_written_here(
+    cli: Callable[..., Result], desk: Desk, answers: Callable[[bytes], None], answer: bytes, force: bool
+) -> None:
+    desk.write("train.py", "print('mine')\n")
+    before = {path: path.read_bytes() for path in desk.project.rglob("*") if path.is_file()}
+    answers(answer)
+    done = cli("--host", "login", "report", "gpt-1", *(["--force"] if force else []))
+    assert done.code == 1 and "login sent no report" in done.err and "Traceback" not in done.err, done.err
+    assert {path: path.read_bytes() for path in desk.project.rglob("*") if path.is_file()} == before
+    assert sorted(path for path in desk.project.rglob("*") if path.is_file()) == sorted(before)
+
+
+def test_a_report_goes_where_it_should(
+    cli: Callable[..., Result], desk: Desk, answers: Callable[[bytes], None]
+) -> None:
+    answers(b"Welcome\0/tmp/x/gpt-1.html\0" + PAGE + b"\0")
+    assert cli("--host", "login", "report", "gpt-1").out == "gpt-1.html\n"
+    assert (desk.project / "gpt-1.html").read_bytes() == PAGE + b"\0"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"\0", b"\0x", b"\0/home/$(touch x)", b"\0/a b", b"\0/x:y", b"\0/x\n/y"],
+)
+def test_a_login_node_does_not_choose_where_rsync_writes(
+    cli: Callable[..., Result], desk: Desk, answers: Callable[[bytes], None], answer: bytes
+) -> None:
+    """Without a folder, it would be the root of the login node; and a path with a colon could be of another host."""
+    desk.write("train.py")
+    answers(answer)
+    done = cli("--host", "login", "plan", "train.py")
+    assert done.code in (1, 2) and "Traceback" not in done.err and not (desk.root / "copied").exists(), done.err
