@@ -217,3 +217,54 @@ def test_an_option_of_the_probe_without_it(desk: Desk, cli: Cli, sbatch: Callabl
     sbatch(RUN)
     done = cli("sites", "init", "-o", "-", "--account", "physics")
     assert (done.code, done.err.splitlines()[0]) == (2, "slurmddp: --account works only with --probe")
+
+
+EVIL = [
+    'x"}\u2028job: {setup: [touch pwned]}\u2029job: {setup: [touch pwned]}\x85job: {setup: [touch pwned]} #',
+    "$(touch${IFS}pwned)`touch pwned`';touch pwned;#",
+    "\x1b]52;c;cm0gLXJmIH4=\x07\r\u202e&anchor *alias !!python/object/apply:os.system [x]",
+    "no",
+    "1e3",
+    "0x10",
+    "2026-01-01",
+    "- x: &a [*a]",
+]
+
+
+@pytest.mark.parametrize("evil", EVIL)
+def test_what_slurm_modules_and_nodes_say_is_only_text(
+    desk: Desk, cli: Cli, slurm: Callable[..., None], sbatch: Callable[[str], None], evil: str
+) -> None:
+    keys = dict.fromkeys(line.split()[1] for line in GPU_NODE.splitlines() if line.startswith("slurmddp-probe"))
+    log = "".join(f"slurmddp-probe {key} {evil}\n" for key in keys if key != "port") + "slurmddp-probe amd_driver x\n"
+    for device in (evil, f"/dev/nvidia0{evil}"):
+        log += f"slurmddp-probe device {device}\n"
+    log += f"slurmddp-probe nvidia {evil.replace(',', '')}, {evil.replace(',', '')}, 535.183.01\n"
+    log += f"slurmddp-probe address 2: {evil.split()[0]} inet {evil.split()[0]} x\n"
+    log += "slurmddp-probe port " + "|".join([evil.replace("|", "")] * 6) + "\n"
+    (desk.root / "log").write_bytes(log.encode())
+    sbatch(f'cat {desk.root}/log >"$log"; echo 7\n')
+    word = re.sub(r"\s", "_", evil)
+    slurm(
+        config=f"ClusterName = {evil}\nJobSubmitPlugins = {evil}\nSelectType = {evil}\n",
+        partitions=f"PartitionName=main AllowAccounts={word} AllowQos={word} Default=YES QoS={word} MaxTime={word} "
+        f"State=UP\nPartitionName={word} State=UP\nPartitionName=off State={word}\n",
+        nodes=f"NodeName={word} Arch={word} CPUTot=2 Gres=gpu:{word}:4 RealMemory=1000 State=IDLE "
+        f"AvailableFeatures={word} Partitions=main,{word}\n",
+        sacctmgr=f"cat {desk.root}/sacctmgr",
+    )
+    (desk.root / "sacctmgr").write_text(f"{evil}|{evil}|{evil}\n")
+    for name in ("apptainer", "module"):
+        desk.program(name, f"#!/bin/sh\ncat {desk.root}/said\n")
+    (desk.root / "said").write_text(f"apptainer/{evil}\n")
+    before = sorted(desk.root.rglob("pwned"))
+    done = cli("sites", "init", "--probe", "-o", "site.yaml", SCRATCH=str(desk.root))
+    path = desk.project / "site.yaml"
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e]", done.err)
+    if done.code == 0:
+        site, text = Catalogue(desk.environment).load(str(path))[0], path.read_text()
+        assert "setup" not in site.job and set(site.partitions) <= {"main", word}
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e]", text)
+    else:  # what no profile can hold is named, and nothing is written
+        assert done.code == 1 and "make no valid profile" in done.err and not path.exists(), done.err
+    assert sorted(desk.root.rglob("pwned")) == before == []
