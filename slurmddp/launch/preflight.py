@@ -22,7 +22,7 @@ from slurmddp.shared.files import read_plain
 
 #: What is changed of the job: DEFAULTS give way to the user's own options, CHANGES do not.
 DEFAULTS = (("resources.time", "10m"), ("network.measure", "true"))
-CHANGES = (("recovery.preflight", "only"), ("recovery.requeue", "false"))
+CHANGES = (("recovery.preflight", "only"), ("recovery.requeue", "never"))
 _LOOK_EVERY = 1.0
 
 

@@ -24,7 +24,7 @@ CHANGES = (
     ("train.log_every", "1"),
     ("checkpoint.interval", "1d"),
     ("checkpoint.every_steps", "null"),
-    ("recovery.requeue", "true"),
+    ("recovery.requeue", "always"),
 )
 #: Steps between two things that happen, so that there is something to compare.
 _STEPS = 5

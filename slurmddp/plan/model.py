@@ -205,12 +205,15 @@ class RecoveryPlan(NamedTuple):
     expedite:    Slurm requeues the job by itself if it exits with another code than 0 (sbatch --requeue=expedite).
     no_progress: starts in a row that end no further than the first of them, after which the run is stopped.
     preflight:   whether the nodes are checked before the ranks start; only: the ranks do not start.
+    must_save:   the job is not requeued at its time limit where it saved nothing: a script of the user's own, which
+                 would begin again.
     """
 
     requeue: Literal["requeue", "chain", "none"]
     no_progress: int
     preflight: bool | Literal["only"]
     expedite: bool = False
+    must_save: bool = False
 
 
 class NetworkPlan(NamedTuple):

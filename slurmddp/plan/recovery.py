@@ -27,7 +27,7 @@ def plan_recovery(resolved: Resolved, nodes: NodePlan, inside: bool) -> tuple[Re
     """
     wanted, site = resolved.job.recovery, resolved.site
     requeue: Literal["requeue", "chain", "none"] = "chain" if site.requeue == "chain" else "requeue"
-    if not wanted.requeue or inside or site.scheduler == "local":
+    if wanted.requeue == "never" or inside or site.scheduler == "local":
         requeue = "none"
     if wanted.preflight == "only" and (inside or site.scheduler == "local"):
         raise UserError(
@@ -40,7 +40,8 @@ def plan_recovery(resolved: Resolved, nodes: NodePlan, inside: bool) -> tuple[Re
         text = f"site {site.name} rejects --no-kill: the whole job fails when one node fails"
         notes.append(Note("warning", text))
     expedite = site.requeue == "expedite" and requeue == "requeue"
-    return RecoveryPlan(requeue, wanted.no_progress, wanted.preflight, expedite), notes
+    must_save = resolved.job.train.task is None and requeue != "none" and wanted.requeue == "auto"
+    return RecoveryPlan(requeue, wanted.no_progress, wanted.preflight, expedite, must_save), notes
 
 
 def max_restarts(job: Job) -> int:

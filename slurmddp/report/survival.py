@@ -48,6 +48,8 @@ def _lost(plan: Plan, back: str) -> str:
 
 def _time_limit(plan: Plan, back: str) -> str:
     ends = f"the job is {back} until training is done" if back else "the run stops there"
+    if plan.recovery.must_save:
+        ends = f"if the script saved in RUN/checkpoints in it, {ends}; else the run stops there (recovery.requeue)"
     if plan.stop_lead is None:
         return f"no save before it; {ends}"
     save = "ranks save" if plan.runtime_job else "ranks are asked to save"

@@ -122,6 +122,8 @@ def _by_slurm(job: JobView, facts: Evidence) -> RunState:
         found = _by_marker(facts, "preempted" if job.state == "PREEMPTED" else "")
         if found is not None:
             return found
+    if job.state == "TIMEOUT" and (kept := _not_requeued(facts)) is not None:
+        return kept
     if job.state == "COMPLETED":
         return RunState("done", _progress(marker))
     if job.state == "FAILED" and facts.cancel_requested:
@@ -190,6 +192,12 @@ def _by_marker(facts: Evidence, why: str = "") -> RunState | None:
     return None
 
 
+def _not_requeued(facts: Evidence) -> RunState | None:
+    """Return the state of a run whose job.sh saw no use in another job, else None."""
+    told = facts.attempt_ended or {}
+    return RunState("stopped", str(told.get("cause") or "")) if told.get("not_requeued") else None
+
+
 def _how_it_exited(facts: Evidence) -> str:
     """How an own script exited after a cancel."""
     if (killed := facts.ranks_terminated) is not None:
@@ -232,6 +240,8 @@ def _by_folder(facts: Evidence) -> RunState:
         if facts.cancel_requested:
             return RunState("cancelled", _join("while pending", _progress(marker)))
         return RunState("lost", f"it was requeued, but {_forgot(facts)}")
+    if state == "timed out" and (kept := _not_requeued(facts)) is not None:
+        return kept
     if state in ("timed out", "node failure", "cancelled", "out of memory"):
         return RunState(state, _progress(marker))
     if on_purpose is not None:

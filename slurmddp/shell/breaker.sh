@@ -25,6 +25,44 @@ no_progress() {
   for ((failed = failed < 1 ? 1 : failed; failed > 0; failed--)); do
     printf '%d %d\n' "$attempt" "$step" >>"$run/failures"
   done
+  stuck
+}
+
+stuck() {
   tail -n "$breaker" "$run/failures" |
     awk -v breaker="$breaker" 'NR == 1 {first = $2} $2 > first {further = 1} END {exit further || NR < breaker}'
+}
+
+# True where nothing is in RUN/checkpoints that is newer than this job; false where that is not known
+saved_nothing() {
+  local newer
+  [[ -e "$run/job_began" ]] || return 1
+  [[ -e "$run/checkpoints" ]] || return 0
+  newer=`timeout 3 find "$run/checkpoints/" ! -type d -newer "$run/job_began" -print -quit 2>/dev/null` && [[ -z "$newer" ]]
+}
+
+# Whether the run may be requeued after its time limit or a preemption; if not, `kept` says why. A start that came no
+# further than an earlier one counts for the breaker; only bundled tasks tell a step of the whole run, "STEP STEPS".
+# Usage: goes_on REASON
+kept=
+goes_on() {
+  local step= steps= best=
+  [[ "$requeue_policy" != none ]] || return 1
+  [[ ! -e "$run/progress" ]] || read -r step steps _ <"$run/progress"
+  if [[ -n "$must_save" && "$1" == "time limit" ]] && saved_nothing; then
+    kept="the script saved nothing in $run/checkpoints since this job began"
+    [[ ! "$step" =~ ^[0-9]+$ ]] || kept+=" (the last step seen is $step)"
+    kept+=": a requeued job would begin again. Save there and load from there (docs/frameworks.md); recovery.requeue: always requeues in any case"
+    return 1
+  fi
+  [[ "$steps" =~ ^[0-9]+$ ]] || return 0
+  [[ ! -e "$run/best" ]] || read -r best <"$run/best"
+  if [[ -z "$best" ]] || ((step > best)); then
+    printf '%d\n' "$step" >"$run/best"
+    return 0
+  fi
+  printf '%d %d\n' "$attempt" "$best" >>"$run/failures"
+  stuck || return 0
+  kept="$breaker starts in a row came no further than step $best (no_progress): save more often, or ask for more time"
+  return 1
 }

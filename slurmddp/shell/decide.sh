@@ -13,7 +13,7 @@ decide() {
     decision=stopped
     [[ "$ending" != cancelled ]] || decision=cancelled
     [[ -z "$back" ]] || decision=requeue
-    cause="- - $ending"
+    cause="- - $ending${kept:+; $kept}"
   elif [[ "$state" == "done" ]]; then
     decision="done"
   elif [[ "$stop" == "cancelled by the user" ]]; then
@@ -44,9 +44,11 @@ decide_after_stop() {
     ask_slurm
     [[ -z "$preempted_at" ]] || reason=preemption
   fi
-  [[ "$requeue_policy" == none || ("$reason" != "time limit" && "$reason" != preemption) ]] || decision=requeue
+  if [[ "$reason" == "time limit" || "$reason" == preemption ]]; then
+    ! goes_on "$reason" || decision=requeue
+  fi
   reason=${reason:-`from_marker reason`}
-  cause="- - $reason"
+  cause="- - $reason${kept:+; $kept}"
   if [[ ! -e "$run/stop" ]] && nobody_asked && [[ "$reason" =~ ^SIGTERM\ received\ by\ rank\ ([0-9]+)\ on\ (.+)$ ]]; then
     cause=`forged`
     cause=${cause:-"${BASH_REMATCH[1]} ${BASH_REMATCH[2]} SIGTERM that neither Slurm nor the user sent (earlyoom, or an administrator?)"}

@@ -5,6 +5,8 @@ back=         # whether the job starts again after that
 signal=
 slurm_state=
 slurm_reason=
+asked="ranks save a checkpoint, then exit"
+[[ -z "$own_script" ]] || asked="the script is asked to save and exit"
 
 # The ranks see the file, save and exit. The first reason stays: -C keeps one that a cancel writes in this moment.
 # Usage: ask_to_stop REASON
@@ -12,7 +14,8 @@ ask_to_stop() {
   [[ ! -e "$run/stop" ]] || return 0
   say "asking the ranks to save a checkpoint, then exit (stop file): $1"
   (set -C && printf '%s\n' "$1" >"$run/stop")
-  [[ "$1" == SIG* ]] || alert stopping stopping "$1" "ranks save a checkpoint, then exit"
+  # Of a job that will end for good, because nothing was saved, the alert at its end tells.
+  [[ "$1" == SIG* ]] || { [[ -n "$must_save" ]] && saved_nothing; } || alert stopping stopping "$1" "$asked"
 }
 
 # True if nothing may start on the nodes any more
@@ -25,7 +28,11 @@ warned() {
 }
 
 # Send the last alert of a job that will not continue. Usage: stopped_for_good CAUSE, as RANK NODE TEXT
-stopped_for_good() { alert_cause stopping stopped "$1" "not restarted automatically; slurmddp submit --resume continues the run"; }
+stopped_for_good() {
+  local next="not restarted automatically"
+  [[ -n "$kept" ]] || next+="; slurmddp submit --resume continues the run"
+  alert_cause stopping stopped "$1" "$next"
+}
 
 terminated() {
   signal=$1
@@ -42,9 +49,10 @@ terminated() {
   case "$ending" in
     cancelled) ;;
     requeued) ! was_requeued "Slurm or an operator has requeued the job" || back=yes ;;
-    *) ! requeue "$ending" || back=yes ;;
+    "node failure") ! requeue "$ending" || back=yes ;;
+    *) { ! goes_on "$ending" || ! requeue "$ending"; } || back=yes ;;
   esac
-  [[ -n "$back" ]] || stopped_for_good "- - $ending (SIG$signal)"
+  [[ -n "$back" ]] || stopped_for_good "- - $ending (SIG$signal)${kept:+; $kept}"
 }
 
 # Wait for the child, and look around meanwhile. Returns the child's exit code. bash runs a trap between two commands

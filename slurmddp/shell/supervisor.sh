@@ -43,6 +43,7 @@ guard= # the process of start_guard
 
 # Attempts, one after the other, until one is the last
 run_job() {
+  : >"$run/job_began" # saved_nothing compares the times of files with it
   event job_started "\"nodes\": `json "$job_nodes"`, \"cancel_grace\": ${cancel_grace:-null}"
   say "job $job_id on $job_nodes"
   exec {events}<"$run/events.jsonl"

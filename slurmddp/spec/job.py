@@ -253,12 +253,17 @@ class Launch(Model):
         return self
 
 
+def _requeue(value: object) -> object:
+    return {"true": "auto", "yes": "auto", "false": "never", "no": "never"}.get(str(value).lower(), value)
+
+
 class Recovery(Model):
     """How slurmddp reacts to faults. requeue: requeue the job at its time limit, after preemption, and if too few nodes
-    remain; no_progress: the run fails after so many failed starts in a row of which none gets further than the first;
-    preflight: check the nodes before each start of the ranks; only: exit after the check."""
+    remain (auto: at the time limit, a script of the user's own only if it saved in this job); no_progress: the
+    run fails after so many failed starts in a row of which none gets further than the first; preflight: check the nodes
+    before each start of the ranks; only: exit after the check."""
 
-    requeue: bool = True
+    requeue: Annotated[Literal["auto", "always", "never"], BeforeValidator(_requeue)] = "auto"
     no_progress: Annotated[int, Field(ge=1, le=1000)] = 3
     preflight: Annotated[bool | Literal["only"], BeforeValidator(_preflight)] = True
 

@@ -268,7 +268,7 @@ def test_accounting_tells_what_the_controller_has_forgotten(cluster: Cluster) ->
 
 
 def test_a_lost_batch_host_is_told_of(fresh_cluster: Cluster, alice: Alice, inbox: Inbox) -> None:
-    run = submit(alice, inbox, recovery={"requeue": False, "preflight": False})
+    run = submit(alice, inbox, recovery={"requeue": "never", "preflight": False})
     node = run.wait_for_event("job_started")["node"]
     fresh_cluster.kill_host(node)
     watchdog(run, "alerted", timeout=120)

@@ -36,7 +36,7 @@ if os.environ["LOCAL_RANK"] == "0":
 print("left", flush=True)
 time.sleep(float(sys.argv[1]))
 """
-TINY = ("--set", "resources.cpus_per_node=1", "--set", "resources.mem_per_node=500M", "--set", "recovery.requeue=false")
+TINY = ("--set", "resources.cpus_per_node=1", "--set", "resources.mem_per_node=500M", "--set", "recovery.requeue=never")
 
 
 @pytest.fixture(scope="module")

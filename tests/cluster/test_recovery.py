@@ -23,7 +23,8 @@ AGENT = """#!/bin/bash
 first() { ((SLURMDDP_ATTEMPT == 0)); }
 case "$WISH" in
   stop) ! first || until [[ -e "$SLURMDDP_RUN/stop" ]]; do sleep 0.1; done ;;
-  sleep) ! first || sleep 300 ;;
+  sleep) ! first || { mkdir -p "$SLURMDDP_RUN/checkpoints" && : >"$SLURMDDP_RUN/checkpoints/save" && sleep 300; } ;;
+  forget) sleep 300 ;;
   fail) exit 1 ;;
   further) echo "$((SLURMDDP_ATTEMPT < 3 ? SLURMDDP_ATTEMPT : 3))" >"$SLURMDDP_PROGRESS_FILE"; exit 1 ;;
 esac
@@ -56,6 +57,12 @@ def short(alice: Alice) -> Run:
 
 
 @pytest.fixture(scope="module")
+def forgetful(alice: Alice) -> Run:
+    """As the one above, but it saves nothing."""
+    return pretend(alice, "forget", minutes=1)
+
+
+@pytest.fixture(scope="module")
 def ranks(alice: Alice) -> Run:
     """Four ranks on two nodes. Each start after a kill may take half a minute on a busy machine."""
     return train(alice, "ranks", nodes=2, time=f"{10 + KILLS}m")
@@ -64,6 +71,8 @@ def ranks(alice: Alice) -> Run:
 def pretend(alice: Alice, wish: str, *settings: str, minutes: int = 5) -> Run:
     """A run of one node whose ranks are the stand-in's."""
     small = ("resources.cpus_per_node=1", "resources.mem_per_node=200M", "recovery.preflight=false")
+    if wish == "stop":
+        settings = ("recovery.requeue=always", *settings)  # it saves nothing
     own = ("container.runtime=none", "container.python=/home/alice/agent", f"environment.WISH={wish}")
     options = [word for setting in (*small, *own, *settings) for word in ("--set", setting)]
     return alice.submit("scripts/own.py", "--site", "testcluster", "--time", f"{minutes}m", *options)
@@ -211,6 +220,13 @@ class TestAlone:
         requeued = short.wait_for_event("requeued")
         assert requeued["reason"] == "time limit"
         assert short.wait_for_event("job_ended")["signal"] == "TERM"
+
+    def test_a_script_that_saves_nothing_is_not_requeued_at_its_time_limit(self, forgetful: Run) -> None:
+        forgetful.wait("stopped", timeout=150)
+        assert not events(forgetful, "requeued")
+        ended = forgetful.wait_for_event("attempt_ended")
+        assert ended["cause"].startswith("time limit; the script saved nothing in ")
+        assert ended["not_requeued"] in forgetful.status()[1]["detail"]
 
 
 class TestRanks:

@@ -34,7 +34,7 @@ def timed_out(alice: Alice) -> Iterator[Run]:
     yield alice.submit(
         "scripts/sleep.py", "--site", "testcluster", "--image", alice.image, "--time", "1m",
         "--set", "resources.cpus_per_node=1", "--set", "resources.mem_per_node=500M",
-        "--set", "recovery.requeue=false",
+        "--set", "recovery.requeue=never",
     )  # fmt: skip
 
 
@@ -328,7 +328,7 @@ def test_a_job_that_slurm_has_forgotten(first: Run) -> None:
 def test_node_failure(alice: Alice, fresh_cluster: Cluster) -> None:
     run = alice.submit(
         alice.job_file("lost", resources={"nodes": 3}, train={"steps": 100000}),
-        "--set", "recovery.requeue=false",
+        "--set", "recovery.requeue=never",
     )  # fmt: skip
     run.wait_for_step(1)
     fresh_cluster.kill_host("node3")

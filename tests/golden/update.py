@@ -76,7 +76,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "chain": ("generic", LM | TWO_NODES),
-    "no-requeue": ("generic", LM | TWO_NODES | {"recovery.requeue": "false", "container.runtime": "singularity"}),
+    "no-requeue": ("generic", LM | TWO_NODES | {"recovery.requeue": "never", "container.runtime": "singularity"}),
     "auto": ("generic", LM | TWO_NODES | {"resources.ranks_per_node": "auto"}),
     "contained": ("lumi", LM | TWO_NODES | {"container.options": ["--containall"], "paths.cache": "/scratch/cache"}),
     "local": (

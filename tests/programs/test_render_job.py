@@ -252,6 +252,65 @@ def test_a_cancelled_run_is_not_requeued_at_its_time_limit(desk: Desk, job: Job,
     assert job.events[-1]["decision"] == ("cancelled" if cancelled else "requeue")
 
 
+#: The job's own warning and its end at the limit, and what of an own script keeps it from another start.
+ENDS = {"asked": "echo 'time limit' >'{run}/stop'", "killed": "kill -TERM $$"}
+SAVES = "sleep 0.1; mkdir -p '{run}/checkpoints/step-7'; touch '{run}/checkpoints/step-7/model'; "
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    ("policy", "before", "decision"),
+    [("auto", "", "stopped"), ("auto", SAVES, "requeue"), ("always", "", "requeue")],
+    ids=["nothing saved", "saved", "always"],
+)
+def test_an_own_script_that_saved_nothing_is_not_requeued_at_its_time_limit(
+    desk: Desk, end: str, policy: str, before: str, decision: str
+) -> None:
+    desk.write("own.py")
+    desk.program("srun", SRUN if end == "asked" else IGNORES)
+    job = Job(desk, job_script(desk.plan(SCRIPT_JOB, f"recovery.requeue={policy}")), TIMEOUT)
+    told = 'printf "%s|" "$@" >>"{run}/told"; echo >>"{run}/told"'
+    job.go(STARTED, before + f"echo 41 >'{{run}}/progress'; echo '{told}' >'{{run}}/alert.sh'; " + ENDS[end])
+    assert job.events[-1]["decision"] == decision
+    (ended,) = (row for row in job.events if row["event"] == "attempt_ended")
+    why = (
+        f"time limit; the script saved nothing in {job.run}/checkpoints since this job began (the last step seen is 41)"
+    )
+    assert str(ended["cause"]).startswith(why) == (decision == "stopped"), ended
+    alerts = (job.run / "told").read_text().splitlines()
+    if decision == "stopped":
+        (only,) = alerts
+        assert only.startswith("stopping|stopped|time limit") and "saved nothing" in only and "--resume" not in only
+
+
+def test_where_it_is_not_known_whether_a_script_saved_it_is_requeued(desk: Desk, own: Job) -> None:
+    """A file system that does not answer."""
+    desk.program("find", "#!/bin/sh\nexit 1\n")
+    own.scontrol = TIMEOUT
+    own.go(STARTED, "mkdir '{run}/checkpoints'; kill -TERM $$")
+    assert own.events[-1]["decision"] == "requeue"
+
+
+@pytest.mark.parametrize(
+    ("best", "failures", "decision"),
+    [
+        ("40", "", "requeue"),
+        ("41", "", "requeue"),
+        ("41", "0 41\n0 41\n", "stopped"),
+        ("40", "0 41\n0 41\n", "requeue"),
+    ],
+    ids=["further", "no further, once", "no further, again and again", "further in the end"],
+)
+def test_starts_that_gain_nothing_until_the_time_limit_count_for_the_breaker(
+    job: Job, best: str, failures: str, decision: str
+) -> None:
+    files = f"echo {best} >'{{run}}/best'; printf {failures!r} >'{{run}}/failures'; echo 41 100 >'{{run}}/progress'; "
+    job.go(STARTED, files + ENDS["asked"])
+    assert job.events[-1]["decision"] == decision
+    assert ("3 starts in a row came no further than step 41" in str(job.end[1])) == (decision == "stopped")
+    assert (job.run / "best").read_text() == "41\n"
+
+
 LOGS = {
     "an exception": (
         "[rank0]: Traceback (most recent call last):\n[rank0]: ValueError: no such book",

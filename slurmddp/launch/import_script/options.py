@@ -96,7 +96,7 @@ def _carry(job: Imported, each: Directive) -> None:
     elif name == "exclusive" and value in ("", "exclusive"):
         job.set("resources.exclusive", True)
     elif name in ("requeue", "no-requeue"):
-        job.set("recovery.requeue", name == "requeue")
+        job.set("recovery.requeue", "auto" if name == "requeue" else "never")
     elif name == "signal":
         job.set("timeouts.stop", f"{value.partition('@')[2] or 60}s")
         why = "imported as timeouts.stop; job.sh sends its own signal (docs/recovery.md)"

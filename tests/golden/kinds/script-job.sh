@@ -28,7 +28,7 @@ nodes_max=2 # nodes that train; further nodes of the job are spares
 nodes_min=2 # minimum nodes of an attempt
 elastic= # may the job lose nodes and continue in its allocation?
 guarded=yes # does guard.sh requeue the job if something kills this script?
-requeue_policy=requeue # requeue: scontrol requeue; chain: sbatch of this file again; none
+requeue_policy=requeue must_save=yes # requeue: scontrol requeue; chain: sbatch of this file again; none. Only if something was saved in this job, at the time limit?
 breaker=3 # starts in a row without progress after which the run fails
 preflight=yes measure=yes # are the nodes checked, and their network measured, before the ranks start? only: then the job exits
 join_timeout=600 # maximum seconds for that check

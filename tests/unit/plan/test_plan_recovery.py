@@ -195,8 +195,8 @@ def test_restarts_in_place(desk: Desk) -> None:
     [
         ("", "", False, "requeue", "--requeue"),
         ("requeue: chain\n", "", False, "chain", "--no-requeue"),
-        ("requeue: chain\n", "recovery.requeue=false", False, "none", "--no-requeue"),
-        ("", "recovery.requeue=no", False, "none", "--no-requeue"),
+        ("requeue: chain\n", "recovery.requeue=never", False, "none", "--no-requeue"),
+        ("", "recovery.requeue=always", False, "requeue", "--requeue"),
         ("", "", True, "none", "--no-requeue"),
     ],
 )
@@ -206,8 +206,16 @@ def test_requeue(desk: Desk, site: str, option: str, inside: bool, requeue: str,
         "job: {resources: {partition: p}, container: {runtime: none}}\n"
     )
     plan = desk.plan("name: n\nsite: s\ntrain: {script: a.py}\n", *([option] if option else ["name=n"]), inside=inside)
-    assert plan.recovery == RecoveryPlan(requeue, 3, True)  # type: ignore[arg-type]
+    saving = requeue != "none" and "always" not in option
+    assert plan.recovery == RecoveryPlan(requeue, 3, True, must_save=saving)  # type: ignore[arg-type]
     assert [line for line in plan.sbatch if "requeue" in line] == [flag]
+
+
+@pytest.mark.parametrize(("value", "requeue"), [("yes", "requeue"), ("true", "requeue"), ("no", "none")])
+def test_yes_is_auto_and_no_is_never(desk: Desk, value: str, requeue: str) -> None:
+    plan = desk.plan(LM_JOB, f"recovery.requeue={value}")
+    assert plan.recovery.requeue == requeue
+    assert "must be one of" in refused(desk, LM_JOB, "recovery.requeue=perhaps")
 
 
 def test_recovery_of_this_machine(desk: Desk) -> None:

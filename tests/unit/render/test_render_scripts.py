@@ -46,7 +46,7 @@ KINDS = {
     "here": (LM_JOB.replace("gpus", "here"), ("resources.ranks_per_node=2",)),
     "elastic": (LM_JOB, ("resources.nodes={min: 2, max: 4, spares: 1}", "resources.time=1h")),
     "alerts": (LM_JOB, ("resources.nodes={min: 1, max: 2}", "alerts=[{to: slack, url_env: X}]")),
-    "no requeue": (LM_JOB, ("resources.nodes=2", "recovery.requeue=false", "recovery.preflight=false")),
+    "no requeue": (LM_JOB, ("resources.nodes=2", "recovery.requeue=never", "recovery.preflight=false")),
     "many": (
         LM_JOB,
         (

@@ -18,7 +18,7 @@ from tests.helpers import SHELL
 VALUES = """
 set -uo pipefail
 scheduler=slurm nodes_max=4096 nodes_min=1 elastic= preflight=yes breaker=3 stop_lead= cancel_grace= own_script=
-join_timeout=600
+must_save= join_timeout=600
 attempt=0 host=node1 job_id=7 slurm_job=7 ending= child= preempted_at= slurm_state=RUNNING
 say() { :; }
 alert() { :; }

@@ -13,6 +13,7 @@ SITE = (
 )
 AGAIN, CHAIN = "requeued", "followed by a new job (this site forbids requeues)"
 ASKED = "ranks are asked to save"
+SAVED, ELSE = "if the script saved in RUN/checkpoints in it, ", "; else the run stops there (recovery.requeue)"
 
 
 def told(desk: Desk, *options: str, more: str = "", job: str = "name: n\nsite: s\ntrain: {script: a.py}\n") -> dict:
@@ -28,10 +29,10 @@ def told(desk: Desk, *options: str, more: str = "", job: str = "name: n\nsite: s
             (),
             "",
             f"the job is {AGAIN}",
-            f"{ASKED} 120 s before it; the job is {AGAIN} until training is done",
+            f"{ASKED} 120 s before it; {SAVED}the job is {AGAIN} until training is done{ELSE}",
         ),
         (
-            ("recovery.requeue=false",),
+            ("recovery.requeue=never",),
             "",
             "the run fails",
             f"{ASKED} 120 s before it; the run stops there",
@@ -41,13 +42,13 @@ def told(desk: Desk, *options: str, more: str = "", job: str = "name: n\nsite: s
             "requeue: chain\n",
             f"a spare node replaces it, then the run continues on the other nodes (at least 2); with "
             f"fewer nodes, the job is {CHAIN}",
-            f"no save before it; the job is {CHAIN} until training is done",
+            f"no save before it; {SAVED}the job is {CHAIN} until training is done{ELSE}",
         ),
         (
             ("resources.nodes=1-2", "timeouts.stop=5m"),
             "",
             f"the run continues on the other nodes (at least 1); with fewer nodes, the job is {AGAIN}",
-            f"{ASKED} 300 s before it; the job is {AGAIN} until training is done",
+            f"{ASKED} 300 s before it; {SAVED}the job is {AGAIN} until training is done{ELSE}",
         ),
     ],
 )
@@ -62,6 +63,7 @@ def test_ranks_and_the_breaker(desk: Desk) -> None:
     assert own["no progress"].startswith("after 5 failed starts") and "preflight" not in own
     ours = told(desk, "launch.rendezvous=static", "recovery.preflight=false", job=LM_JOB)
     assert ours["a rank dies"] == "all ranks restart in the next attempt, from the newest checkpoint"
+    assert "RUN/checkpoints" not in told(desk, "recovery.requeue=always")["time limit"]
     assert ours["preflight"] == "none: recovery.preflight is false"
 
 

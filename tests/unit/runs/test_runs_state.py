@@ -141,6 +141,16 @@ def test_a_marker_of_an_older_attempt_says_nothing() -> None:
     assert judge(None, again).state == "lost"
 
 
+def test_a_run_that_is_not_requeued_at_its_time_limit_is_stopped() -> None:
+    told = {"event": "attempt_ended", "attempt": 0, "decision": "stopped", "cause": "time limit; saved nothing"}
+    ends = ended(143, "TERM", "COMPLETING") | {"slurm_reason": "TimeLimit"}
+    for kept, state in (({"not_requeued": "saved nothing"}, "stopped"), ({}, "timed out")):
+        seen = facts(started(), {**told, **kept}, ends)
+        for view in (JobView("TIMEOUT"), None):
+            found = judge(view, seen)
+            assert (found.state, found.detail) == (state, told["cause"] if kept else "")
+
+
 @pytest.mark.parametrize(
     ("events", "marker", "state"),
     [
