@@ -185,7 +185,7 @@ ASKED = (
     {"awk", "cat", "date", "env", "find", "getent", "grep", "head", "ip", "kill", "scontrol", "sed", "stat", "tail"}
     | {"forged", "id", "namei", "timeout"}
     | {"best_cause", "cause_in_logs", "cause_text", "cd", "compgen", "from_marker", "i", "json", "marker", "plain"}
-    | {"plain_lines", "preflight_warnings", "unescaped"}
+    | {"plain_lines", "preflight_warnings", "resumes", "unescaped"}
     | {"IFS", "command", "declare", "printf"}
     | {"LD_LIBRARY_PATH", "decide", "readlink", "without_compat"}  # in the container: which libcuda is there
 )
