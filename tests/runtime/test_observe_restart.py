@@ -159,6 +159,7 @@ for nothing in (
     found(now, lambda: open("state").close()),  # older
     found(before, lambda: open("state").close(), until=before + 1),  # newer
     found(before, lambda: open("state", "a").close()),
+    found(before, lambda: open("state", "a+").close()),  # as a log, and as slurmddp's own events
     found(before, lambda: open("code.py").close()),
     found(before, lambda: open("absent")),
     found(before, lambda: open("/proc/self/stat").close()),

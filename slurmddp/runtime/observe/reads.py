@@ -52,8 +52,8 @@ class Reads:
             return
 
     def _file(self, path: Any, flags: int) -> str:
-        if isinstance(path, int) or flags & os.O_ACCMODE == os.O_WRONLY:
-            return ""
+        if isinstance(path, int) or flags & os.O_ACCMODE == os.O_WRONLY or flags & (os.O_APPEND | os.O_TRUNC):
+            return ""  # opened by its number, or to write, or as a log
         name = os.path.abspath(os.fsdecode(path))
         if name.endswith(_CODE) or name.startswith(self._caches):
             return ""
