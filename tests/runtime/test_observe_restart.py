@@ -71,6 +71,11 @@ def folder(first: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(first, tmp_path / "run"))
 
 
+#: What slurmddp's library says of a checkpoint that it has loaded, whatever the optimizer counts.
+LIBRARY = """
+line = '{"time": %s, "event": "resumed", "attempt": 1, "node": "here", "rank": 0, "step": 4}' % time.time()
+print(line, file=open("events.jsonl", "a"))
+"""
 HIDDEN = "import slurmddp.runtime.observe.signs as signs; signs.own_count = lambda optimizer: None"
 
 
@@ -83,6 +88,7 @@ HIDDEN = "import slurmddp.runtime.observe.signs as signs; signs.own_count = lamb
         ({"before": ALL}, "went on", 6),
         # As with a count on a GPU: the state is loaded, and how many steps it has is not read.
         ({"before": f"{HIDDEN}; {ALL}"}, "went on", None),
+        ({"before": LIBRARY, "optimizer": "SGD"}, "went on", 5),
         ({"before": LOAD}, "unknown", None),
         pytest.param(
             {"before": LOAD.replace("last.pt'", "last.pt', mmap=True")}, "unknown", None, marks=pytest.mark.long
