@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,9 +13,12 @@ from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.inside import attach_command
 from slurmddp.runs.gate import OwnRun
 from slurmddp.shared import relay
+from slurmddp.shared.peer import distrust
 
 #: Seconds in which the node's end has ended after SIGTERM.
 _PATIENCE = 10
+#: Only Linux shows whose a connection is. Elsewhere, which is a laptop in most cases, a check would refuse all of them.
+_CHECKS = sys.platform == "linux"
 #: Seconds after which Ctrl-C is noticed at the latest.
 _INTERVAL = 0.2
 
@@ -27,8 +31,9 @@ def command(
     node: the attempt's first if None. Raises UserError, ExternalError.
     """
     words = ("-m", "slurmddp.shared.relay", str(port))
-    # srun keeps what a program writes until a line is full, and frames have no lines.
-    return attach_command(folder, node, words, environment, "--unbuffered", needs="shared/relay.py")
+    # srun keeps what a program writes until a line is full, and frames have no lines. A relay without peer.py connects
+    # to the programs of all users.
+    return attach_command(folder, node, words, environment, "--unbuffered", needs="shared/peer.py")
 
 
 def listen(port: int) -> socket.socket:
@@ -75,6 +80,8 @@ def forward(
 def say_address(accepts: socket.socket, say: Callable[[str], None]) -> None:
     """Say where the port is on this machine."""
     say(f"http://127.0.0.1:{accepts.getsockname()[1]} leads to the node; Ctrl-C ends it")
+    if not _CHECKS:
+        say("note: this system does not show who connects, so other users of this machine can use the port, too")
 
 
 def _serve(accepts: socket.socket, stream: relay.Stream, begun: Callable[[], None]) -> None:
@@ -84,10 +91,15 @@ def _serve(accepts: socket.socket, stream: relay.Stream, begun: Callable[[], Non
 
 
 def _accept(accepts: socket.socket, stream: relay.Stream) -> None:
-    for number in itertools.count():
+    numbers = itertools.count()
+    while True:
         connection, _ = accepts.accept()
+        if _CHECKS and (reason := distrust(connection)):
+            connection.close()
+            print(f"slurmddp: refused a connection to port {accepts.getsockname()[1]}: {reason}", file=sys.stderr)
+            continue
         try:
-            stream.join(number, connection, new=True)
+            stream.join(next(numbers), connection, new=True)
         except OSError:
             return  # the stream has ended, and forward() says so
 

@@ -2,7 +2,7 @@
 
 On the node, `python -m slurmddp.shared.relay PORT` connects to the port for each connection that is accepted beside
 the user; its standard input and output are the stream. The stream is made of frames: a kind, the connection's number,
-the length of the data, the data.
+the length of the data, the data. It connects only to a program of the same user.
 """
 
 import contextlib
@@ -14,6 +14,8 @@ import threading
 from collections.abc import Iterator
 from queue import Queue
 from typing import IO
+
+from slurmddp.shared.peer import distrust
 
 _HEADER = struct.Struct(">cII")
 #: READY: the node's end runs. OPEN: a new connection. DATA: for it. END: no more data in this direction.
@@ -79,16 +81,36 @@ class Stream:
         connection.close()
 
 
+def connect(port: int) -> socket.socket:
+    """Connect to this user's program on a port of this machine. Raises OSError if none listens there."""
+    reasons = []
+    for *kind, _, address in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM):  # ::1 and 127.0.0.1
+        connection = socket.socket(*kind)
+        try:
+            connection.settimeout(10)
+            connection.connect(address)
+            reason = distrust(connection)
+        except OSError as error:
+            reason = str(error)
+        if reason is None:
+            return connection
+        connection.close()
+        reasons.append(f"{address[0]}: {reason}")
+    raise OSError("; ".join(reasons))
+
+
 def main(port: int) -> None:
     """Connect to a port of this machine for each OPEN, until standard input ends."""
     stream = Stream(sys.stdin.buffer, sys.stdout.buffer)
     stream.send(READY)
     for _, number, _ in stream.frames():
         try:
-            stream.join(number, socket.create_connection(("localhost", port), timeout=10))
+            stream.join(number, connect(port))
         except OSError as error:
             print(
-                f"slurmddp: {socket.gethostname()} has no answer on port {port}: {error}", file=sys.stderr, flush=True
+                f"slurmddp: {socket.gethostname()} has no program of yours on port {port}: {error}",
+                file=sys.stderr,
+                flush=True,
             )
             stream.send(END, number)
 

@@ -12,12 +12,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import Desk
 from tests.sshd import needs_sshd, started
+from tests.strangers import needs_root, stranger
 
 #: Python, with a torch that node.sh finds; but as the ranks' agent, it waits for the stop file.
 PYTHON = f"""#!/bin/bash
@@ -103,7 +105,7 @@ def test_a_port_of_the_node_is_a_port_of_this_machine(desk: Desk, echo: int) -> 
             with ThreadPoolExecutor(4) as pool:
                 assert list(pool.map(lambda each: through(port, each), data)) == data
             with socket.create_connection(("127.0.0.1", port)) as left:
-                left.sendall(b"x" * 1_000_000)  # and nobody reads what comes back
+                left.sendall(b"x" * 30_000_000)  # more than sockets hold; and nobody reads what comes back
             assert through(port, b"after") == b"after"
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0 and said(process) == ""
@@ -116,11 +118,54 @@ def test_a_port_that_nobody_serves_and_the_end_of_the_run_are_told(desk: Desk) -
     with training(desk), forwarding(desk, "forward", "last", str(dead), "--local-port", str(port)) as process:
         said(process)
         assert through(port, b"") == b""
-        assert f"has no answer on port {dead}: " in said(process)
+        assert f"has no program of yours on port {dead}: " in said(process)
         (started,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(started), signal.SIGKILL)  # what Slurm does to all of the job's steps
         assert process.wait(60) == 1
         assert said(process).startswith("slurmddp: the connection to the node has ended")
+
+
+def bob_connects(pipe: Connection, port: int) -> None:
+    try:
+        pipe.send(through(port, b"from bob"))
+    except ConnectionError:
+        pipe.send(b"")
+    pipe.recv()
+
+
+def bob_listens(pipe: Connection, host: str, port: int) -> None:
+    """Tell what each client sends, and answer it."""
+    with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as accepts:
+        pipe.send(b"listens")
+        while True:
+            connection, _ = accepts.accept()
+            with connection, contextlib.suppress(ConnectionError):
+                pipe.send(connection.recv(100))
+                connection.sendall(b"from bob")
+
+
+@needs_root
+def test_no_other_user_is_at_either_end(desk: Desk, echo: int) -> None:
+    port, other = free_ports()
+    words = ("--local-port", str(port))
+    who = "it belongs to another user, nobody (uid 65534)"
+    with training(desk):
+        with forwarding(desk, "forward", "last", str(echo), *words) as process, contextlib.ExitStack() as stack:
+            said(process)
+            with stranger(bob_connects, port) as bob:
+                assert bob.recv() == b""
+            assert said(process) == f"slurmddp: refused a connection to port {port}: {who}\n"
+            if "::1" in {each[4][0] for each in socket.getaddrinfo("localhost", echo)}:
+                stack.enter_context(stranger(bob_listens, "::1", echo)).recv()
+            assert through(port, b"mine") == b"mine"  # past bob, who listens on ::1
+        with stranger(bob_listens, "127.0.0.1", other) as bob:
+            assert bob.recv() == b"listens"
+            with forwarding(desk, "forward", "last", str(other), *words) as process:
+                said(process)
+                assert through(port, b"mine") == b""
+                assert bob.recv() == b""  # nothing of ours
+                line = said(process)
+                assert f"has no program of yours on port {other}: " in line and f"127.0.0.1: {who}" in line
 
 
 @needs_sshd
