@@ -151,7 +151,7 @@ class Bench:
         state = image.stat()
         facts = {**json.loads(lock.read_text()), "bytes": state.st_size, "mtime": state.st_mtime}
         lock.write_text(json.dumps(facts))
-        if "nothing to do" not in self._output(*words, streams="both"):
+        if "up to date: " not in self._output(*words, streams="both"):
             raise RuntimeError("the image was built again")
         return [self._run([self.program, *words]).wall * 1000 for _ in range(runs + 1)][1:]
 

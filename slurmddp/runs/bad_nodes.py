@@ -14,7 +14,6 @@ from typing import Any
 
 from slurmddp.errors import UserError
 from slurmddp.runs import index
-from slurmddp.runs.cause_rules import rules
 from slurmddp.runs.events import append_line, read_lines
 
 #: Runs of the site that are looked at, newest first: each costs a file on a shared file system.
@@ -74,6 +73,8 @@ def blamed(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, floa
     Not for what the user has to correct, nor where the preflight found more than half of its nodes bad: then something
     else is at fault. After each preflight, job.sh writes the nodes that it excluded, then the event `preflight`.
     """
+    from slurmddp.runs.cause_rules import rules  # here: a dry run asks which nodes are bad, not why
+
     user_error = [rule for rule in rules().rules if rule.kind == "user"]
     found: list[tuple[str, str, float]] = []
     for event in events:
