@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from slurmddp.errors import UserError
+from slurmddp.runs import git
 from slurmddp.runs.layout import RunFolder
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
@@ -94,6 +95,9 @@ class Draft:
             # A setgid bit is the parent's doing, and stays. The mode is also the mask of a default ACL.
             setgid = self.folder.path.stat().st_mode & stat.S_ISGID
             self.folder.path.chmod(self._mode | setgid)
+            root = self.final.path.parent
+            if root in self._made and git.in_work_tree(root) and not os.path.lexists(root / ".gitignore"):
+                write_file(root / ".gitignore", b"*\n")
             # Nobody else makes this folder: whoever does must own the temporary one first.
             self.folder.path.rename(self.final.path)
         except OSError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from slurmddp.errors import UserError
 from slurmddp.runs import git
 from slurmddp.runs.credentials import CODE_SUFFIXES, credentials_in, named_as_credential
-from slurmddp.runs.ignore import read_ignore
+from slurmddp.runs.ignore import NAME, read_ignore
 from slurmddp.runs.snapshot_filter import (
     SKIPPED_FOLDERS,
     SKIPPED_SUFFIXES,
@@ -50,6 +50,7 @@ class Survey:
     items: list[Item] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     size: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)  # reason -> files and folders; git does not count its own
     by_git: bool = False  # git said which files belong to the project
 
     def summary(self) -> str:
@@ -59,7 +60,13 @@ class Survey:
         if self.size > 2**20:
             size, name = largest(self, 1)[0]
             top = f", the largest: {name} ({human(size)})"
-        return f"{files} of {shown(str(self.root))}{', without what git ignores' if self.by_git else ''}{top}"
+        left_out = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
+        without = ", without what git ignores" if self.by_git else ""
+        return f"{files} of {shown(str(self.root))}{without}{top}{f'; left out: {left_out}' if left_out else ''}"
+
+    def leave_out(self, reason: str) -> None:
+        """Count a file, or a folder with all that is in it."""
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
 
 def survey(
@@ -182,6 +189,7 @@ class _Walk:
                 todo="use a smaller train.project, or snapshot: false",
             )
         if self.ignore.ignored(relative):
+            self.found.leave_out(f"by {NAME}")
             return
         source = self.found.root / relative
         try:
@@ -192,6 +200,7 @@ class _Walk:
             raise _unreadable(source, error) from error
         is_folder = stat.S_ISDIR(mode)
         if relative in self.excluded or (is_folder and self.runs_around(relative)):
+            self.found.leave_out("as runs or caches")
             return
         secret, kind = named_as_credential(relative, is_folder=is_folder), ""
         if secret is None and stat.S_ISREG(mode) and self.is_code(source.name, is_repository=is_repository):
@@ -205,8 +214,10 @@ class _Walk:
         elif secret:
             if not (is_folder and os.path.lexists(source / "pyvenv.cfg")):  # .env is also a name for those
                 self.secrets[secret] = kind
+                self.found.leave_out("as credentials")
             return
         elif is_image(relative) and not is_folder:
+            self.found.leave_out("as container images")
             return
         if stat.S_ISLNK(mode):
             self.link(relative, source)

@@ -210,3 +210,18 @@ def test_layout(tmp_path: Path) -> None:
     assert run.marker(0) == tmp_path / "markers" / "attempt-000.json"
     assert [attempt_of(run.marker(n)) for n in (0, 12, 1234)] == [0, 12, 1234]
     assert attempt_of(tmp_path / "attempt-1.json.part") is None
+
+
+def test_a_runs_folder_that_we_make_in_a_work_tree_is_ignored_by_git(tmp_path: Path) -> None:
+    for name in ("repository", "plain"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "repository" / ".git").mkdir()
+    create(tmp_path / "repository" / "runs", "gpt", {})
+    create(tmp_path / "plain" / "runs", "gpt", {})
+    assert (tmp_path / "repository" / "runs" / ".gitignore").read_text() == "*\n"
+    assert not (tmp_path / "plain" / "runs" / ".gitignore").exists()
+    for text in ("!kept\n", None):  # the user's own answer stays
+        ignore = tmp_path / "repository" / "runs" / ".gitignore"
+        ignore.write_text(text) if text else ignore.unlink()
+        create(tmp_path / "repository" / "runs", "gpt", {})
+        assert (ignore.read_text() if ignore.exists() else None) == text

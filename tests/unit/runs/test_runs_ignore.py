@@ -74,7 +74,7 @@ def test_files_that_git_tracks_are_left_out_too(tmp_path: Path) -> None:
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     found = survey(tmp_path)
     assert [item.relative for item in found.items] == [".slurmddpignore", "train.py"]
-    assert found.summary() == f"2 files, {found.size} B of {tmp_path}, without what git ignores"
+    assert found.summary() == f"2 files, {found.size} B of {tmp_path}, without what git ignores; left out: 1 by .slurmddpignore"
 
 
 def test_a_broken_pattern_is_named(tmp_path: Path) -> None:
@@ -82,3 +82,14 @@ def test_a_broken_pattern_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"x\[1.* is broken") as error:
         survey(tmp_path)
     assert str(error.value.where).endswith(".slurmddpignore:2")
+
+
+def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
+    (tmp_path / ".slurmddpignore").write_text("data\n*.log\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "runs").mkdir()
+    for name in ("train.py", "a.log", "b.log", "x.sif", ".npmrc", "data/1", "runs/1"):
+        (tmp_path / name).touch()
+    said = survey(tmp_path, exclude=[tmp_path / "runs"]).summary()
+    expected = {"3 by .slurmddpignore", "1 as credentials", "1 as container images", "1 as runs or caches"}
+    assert set(said.partition("; left out: ")[2].split(", ")) == expected
