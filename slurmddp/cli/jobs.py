@@ -95,7 +95,14 @@ def resume(asked: opt.Asked, run: Run = LAST, yes: Yes = False, as_json: Json = 
     _hand_over(asked.prepare(strict=True, resume=run), as_json=as_json)
 
 
-def rerun(run: Run = LAST, yes: Yes = False, as_json: Json = False) -> None:
+def rerun(
+    run: Run = LAST,
+    workdir: Annotated[
+        str | None, typer.Option(metavar="submit|run|DIR", help="Where your script runs, if not where it ran before")
+    ] = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
     """Submit a run again from its start, with the code, image and configuration that it had."""
     import os
 
@@ -105,7 +112,7 @@ def rerun(run: Run = LAST, yes: Yes = False, as_json: Json = False) -> None:
     todo = "read its job file, then submit it: slurmddp submit RUN_FOLDER/job.yaml"
     folder = find_own_run(run, os.environ, to="run its code with your account", todo=todo)
     confirm(run, folder, "rerun", yes=yes)
-    _hand_over(prepare_again(folder, os.environ, opt.say), as_json=as_json, repeats=folder.id)
+    _hand_over(prepare_again(folder, os.environ, opt.say, workdir=workdir), as_json=as_json, repeats=folder.id)
 
 
 def _dry_run(asked: opt.Asked, resume: str | None, *, as_json: bool, full: bool) -> None:

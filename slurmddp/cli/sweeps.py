@@ -71,6 +71,12 @@ def submit(
     planned = plan_sweep(asked.request(), points, at_most)
     first = next(iter(planned.jobs.values()))
     opt.show_notes(first)
+    places = {each.plan.workdir for each in planned.jobs.values()}
+    if first.plan.program.own and len(planned.jobs) > len(places) and not any("{run}" in place for place in places):
+        opt.say(
+            f"warning: points share {', '.join(sorted(places))} (train.workdir): one may load or overwrite what "
+            "another one saved; --workdir run gives each a folder of its own"
+        )
     if dry_run:
         _show_dry_run(planned, as_json=as_json)
         return

@@ -14,7 +14,7 @@ from slurmddp.launch.job_check.rule import advice
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.problems import refusals
 from slurmddp.launch.submit import command_line, still_going
-from slurmddp.launch.workdir import relative_paths
+from slurmddp.launch.workdir import files_before, relative_paths, shared_files
 from slurmddp.launch.write import run_files, survey_project
 from slurmddp.runs import snapshot
 from slurmddp.runs.layout import RunFolder
@@ -97,7 +97,13 @@ def dry_run(prepared: Prepared, refused: UserError | None = None) -> DryRun:
     except UserError as error:
         raise together([*refused_here, error]) from None
     avoided = avoid(prepared)
-    warnings = [*advice(prepared), *relative_paths(prepared.plan), *still_going(prepared), *avoided.warnings]
+    warnings = [
+        *advice(prepared),
+        *shared_files(plan, files_before(prepared)),
+        *relative_paths(plan),
+        *still_going(prepared),
+        *avoided.warnings,
+    ]
     found: Survey | None = None
     code_hash = None
     try:

@@ -11,7 +11,7 @@ from slurmddp.launch.job_check.rule import advice
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.problems import refuse_problems
 from slurmddp.launch.submit import make_run_folder, record, still_going
-from slurmddp.launch.workdir import relative_paths, workdir_in
+from slurmddp.launch.workdir import files_before, relative_paths, shared_files, workdir_in
 from slurmddp.runs.cause import find_cause
 from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder
@@ -35,8 +35,9 @@ def run_foreground(prepared: Prepared, show: Callable[[bytes], None] | None, say
             todo=f"first run salloc --nodes={plan.nodes.max}; or use `slurmddp submit`, or --site local",
         )
     refuse_problems(prepared)
-    warnings = [*advice(prepared), *relative_paths(prepared.plan), *still_going(prepared)]
-    folder = make_run_folder(prepared, warnings)
+    files = files_before(prepared)
+    warnings = [*advice(prepared), *shared_files(plan, files), *relative_paths(plan), *still_going(prepared)]
+    folder = make_run_folder(prepared, warnings, files=files)
     command = ("bash", str(folder.job_sh), str(folder.path))
     with Foreground(folder, say) as job:
         pid = job.start(command, plan.runs_root)

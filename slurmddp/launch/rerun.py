@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +11,60 @@ from slurmddp.errors import UserError
 from slurmddp.launch.prepare import Prepared, Request, prepare
 from slurmddp.runs import manifest
 from slurmddp.runs.gate import OwnRun
-from slurmddp.runs.snapshot import code_hash
+from slurmddp.runs.snapshot import code_files, hash_of_files, read_list
 from slurmddp.runs.version import version
 from slurmddp.spec.document import read_file
+from slurmddp.visible import one_line
 
 #: What tells whether an image is the one that the run had, the best first.
 _IDENTITY = ("sha256", "sif_id")
+_SHOWN = 3  # files in a message
 
 
 def prepare_again(
-    folder: OwnRun, environment: Mapping[str, str], say: Callable[[str], None], job_file: Path | None = None
+    folder: OwnRun,
+    environment: Mapping[str, str],
+    say: Callable[[str], None],
+    job_file: Path | None = None,
+    workdir: str | None = None,
 ) -> Prepared:
     """Prepare the job of a run with the code that the run folder has. Works from the directory of its submission.
 
-    job_file: another job with the same code. Raises UserError where the code or the image is no longer what it was.
+    job_file: another job with the same code. workdir: another train.workdir. Raises UserError where the code or the
+    image is no longer what it was.
     """
     facts = manifest.read(folder)
-    _refuse_other_code(folder, facts)
+    _refuse_other_code(folder, facts, say)
     _refuse_other_image(facts)
     if (now := version()) != facts.get("slurmddp"):
         say(f"warning: the run was made by slurmddp {facts.get('slurmddp')}, this is {now}: its runtime may differ")
     environment = {**environment, "PWD": _enter(facts.get("directory"), say)}
     job_file = job_file or folder.job_yaml
-    return prepare(Request(str(job_file), (), _code_options(folder, job_file), environment=environment))
+    options = _code_options(folder, job_file)
+    if workdir is not None:
+        options.append(("train.workdir", workdir, "--workdir"))
+    return prepare(Request(str(job_file), (), options, environment=environment))
 
 
-def _refuse_other_code(folder: OwnRun, facts: Mapping[str, Any]) -> None:
-    if not folder.code.is_dir() or code_hash(folder.code) != facts.get("code_hash"):
+def _refuse_other_code(folder: OwnRun, facts: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Raise UserError for a file that is not as it was. What the program wrote there is not code: name it."""
+    now = code_files(folder.code)  # of a folder that is gone: none
+    before = read_list(folder)
+    if before is None:  # an older slurmddp listed no files
+        before = now
+    changed = [path for path, digest in before.items() if now.get(path) != digest]
+    if changed or not before or hash_of_files(before) != facts.get("code_hash"):
         raise UserError(
-            f"the code in {folder.code} is not what the run was submitted with",
+            f"the code in {folder.code} is not what the run was submitted with{_shown(changed)}",
             todo=f"to use your current code, submit its job: slurmddp submit {folder.job_yaml}",
         )
+    if new := [path for path in now if path not in before]:
+        say(f"note: not copied, because they came into {folder.code} after the submission{_shown(new)}")
+
+
+def _shown(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    return (": " + ", ".join(map(one_line, paths[:_SHOWN])) + more) if paths else ""
 
 
 def _refuse_other_image(facts: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.problems import refuse_problems
 from slurmddp.launch.quotas import home_warning
 from slurmddp.launch.watchdog import submit_watchdog
-from slurmddp.launch.workdir import relative_paths, workdir_in
+from slurmddp.launch.workdir import files_before, relative_paths, shared_files, workdir_in
 from slurmddp.launch.write import run_files, survey_project
 from slurmddp.plan.model import Plan
 from slurmddp.runs import index, manifest, snapshot, submission
@@ -72,11 +72,18 @@ def submit(prepared: Prepared) -> Handed:
     plan = prepared.plan
     refuse_problems(prepared)
     avoided = avoid(prepared)
-    warnings = [*advice(prepared), *relative_paths(prepared.plan), *still_going(prepared), *avoided.warnings]
+    files = files_before(prepared)
+    warnings = [
+        *advice(prepared),
+        *shared_files(plan, files),
+        *relative_paths(prepared.plan),
+        *still_going(prepared),
+        *avoided.warnings,
+    ]
     root = Path(plan.runs_root)
     absent = [path for path in (root, *root.parents) if not os.path.lexists(path)]
     copied: list[str] = []
-    folder = make_run_folder(prepared, warnings, copied)
+    folder = make_run_folder(prepared, warnings, copied, files=files)
     scheduler = scheduler_named(plan.scheduler)
     try:
         command = command_line(plan, folder, avoided.options)
@@ -105,11 +112,13 @@ def submit(prepared: Prepared) -> Handed:
     )
 
 
-def make_run_folder(prepared: Prepared, warnings: list[str], copied: list[str] | None = None) -> OwnRun:
+def make_run_folder(
+    prepared: Prepared, warnings: list[str], copied: list[str] | None = None, *, files: Mapping[str, str] | None = None
+) -> OwnRun:
     """Create the run folder with scripts, snapshot and manifest. Raises UserError, and then leaves nothing behind.
 
     Its secrets (addresses of alerts, environment_from) are read here, and leave this process's environment: the job
-    must not inherit them.
+    must not inherit them. files: the `files_before`.
     """
     plan = prepared.plan
     if warning := shared_folder(Path(plan.runs_root)):
@@ -118,7 +127,7 @@ def make_run_folder(prepared: Prepared, warnings: list[str], copied: list[str] |
         warnings.append(warning)
 
     def fill(draft: Draft) -> None:
-        found = _fill(draft, prepared, warnings, variables)
+        found = _fill(draft, prepared, warnings, variables, files or {})
         if copied is not None and found is not None:
             copied.append(found.summary())
 
@@ -136,7 +145,13 @@ def make_run_folder(prepared: Prepared, warnings: list[str], copied: list[str] |
     return folder
 
 
-def _fill(draft: Draft, prepared: Prepared, warnings: list[str], variables: Mapping[str, str]) -> Survey | None:
+def _fill(
+    draft: Draft,
+    prepared: Prepared,
+    warnings: list[str],
+    variables: Mapping[str, str],
+    files_before: Mapping[str, str],
+) -> Survey | None:
     """Return what was copied of the project.
 
     variables: the secrets of `environment_from`, which must stand in none of the files.
@@ -150,6 +165,8 @@ def _fill(draft: Draft, prepared: Prepared, warnings: list[str], variables: Mapp
     if (found := survey_project(plan)) is not None:
         warnings.extend(found.warnings)
         snapshot.copy_project(found, draft.folder.project)
+    files = snapshot.code_files(draft.folder.code)
+    snapshot.write_list(draft.folder, files)
     image = plan.container.image
     set_by = prepared.resolved.layered.origins.items()
     origins = {".".join(key): f"{origin.layer}: {origin.where}" for key, origin in set_by if not origin.implied}
@@ -158,10 +175,15 @@ def _fill(draft: Draft, prepared: Prepared, warnings: list[str], variables: Mapp
         name=plan.name,
         command=redacted(sys.argv, variables.values()),
         project=project,
-        code_hash=snapshot.code_hash(draft.folder.code),
+        code_hash=snapshot.hash_of_files(files),
         image=Path(image) if image else None,
         resumed_from=[str(path) for path in prepared.resumed_from],
-        more={"site": plan.site, "workdir": workdir_in(plan, draft.final.path), "origins": origins},
+        more={
+            "site": plan.site,
+            "workdir": workdir_in(plan, draft.final.path),
+            "files_before": dict(files_before),
+            "origins": origins,
+        },
     )
     manifest.write(draft.folder, facts)
     return found

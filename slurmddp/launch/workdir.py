@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from slurmddp.errors import ElsewhereError, UserError
 from slurmddp.launch.prepare import Prepared
 from slurmddp.plan.model import Plan
+from slurmddp.runs.written import files_text, written_before
 from slurmddp.spec.document import RUN
 from slurmddp.visible import one_line
 
@@ -23,6 +24,29 @@ _WORD = re.compile(r"""(?<![^\s"'=])((?:\./)?[\w-][\w.-]*(?:/[\w.-]+)*/?)(?![^\s
 def workdir_in(plan: Plan, folder: Path) -> str | None:
     """Return where an own program of this run folder runs; None for a bundled task."""
     return plan.workdir.replace(RUN, str(folder)) if plan.program.own else None
+
+
+def files_before(prepared: Prepared) -> dict[str, str]:
+    """Return the files in the working directory that changed while earlier runs ran there, each with its run.
+
+    Empty for a run that continues another one: it is meant to load what that run saved.
+    """
+    plan = prepared.plan
+    if not plan.program.own or not plan.workdir.startswith("/") or prepared.resumed_from:
+        return {}
+    exclude = {path for path in (plan.runs_root, plan.cache, plan.node_folder) if path}
+    return written_before(plan.workdir, exclude)
+
+
+def shared_files(plan: Plan, files: Mapping[str, str]) -> list[str]:
+    """Return the warning about these `files_before`."""
+    if not files:
+        return []
+    it = "one of them" if len(files) > 1 else "it"
+    return [
+        f"{files_text(files)} changed in {plan.workdir} while an earlier run ran there: a script that loads {it} does "
+        "not begin from the start; with --workdir run, it runs in a folder of its own"
+    ]
 
 
 def relative_paths(plan: Plan) -> list[str]:

@@ -16,8 +16,8 @@ from slurmddp.render.documents import job_json, job_yaml, site_yaml
 from slurmddp.render.scripts import alert_files, job_script, node_script
 from slurmddp.runs.create import make_folder, write_file, write_key
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.snapshot import code_hash, copy_project, copy_runtime, hash_of
-from slurmddp.runs.survey import Survey, shown, survey
+from slurmddp.runs.snapshot import code_hash, copy_project, copy_runtime, hash_of, read_list
+from slurmddp.runs.survey import Survey, shown, survey, survey_listed
 
 
 def run_files(prepared: Prepared, run_id: str) -> dict[str, str]:
@@ -42,6 +42,11 @@ def survey_project(plan: Plan, *exclude: Path) -> Survey | None:
     """
     if plan.program.project is None or not plan.snapshot:
         return None
+    folder = RunFolder(Path(plan.program.project).parent.parent)
+    if plan.program.project == str(folder.project) and folder.exists and (listed := read_list(folder)) is not None:
+        # `slurmddp rerun`: what the program wrote there is no code.
+        names = (path.removeprefix("project/") for path in listed if path.startswith("project/"))
+        return survey_listed(folder.project, names)
     no_code = [*exclude, *(Path(path) for path in (plan.runs_root, plan.cache) if path)]
     found = survey(Path(plan.program.project), limit=plan.snapshot_limit, exclude=no_code)
     script = plan.program.script

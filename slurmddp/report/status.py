@@ -16,6 +16,7 @@ from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.metrics import tail
 from slurmddp.runs.start_notices import newest_restarts, start_notices
+from slurmddp.runs.written import written_again
 from slurmddp.slurm.base import JobView
 from slurmddp.visible import one_line
 
@@ -108,7 +109,8 @@ def run_status(folder: RunFolder) -> RunStatus:
     except (ExternalError, UserError) as error:  # also where this machine has no squeue: the folder is here
         facts = evidence(folder)
         return status_of(folder, facts, None, False, [*facts.notes, str(error)])
-    return status_of(folder, facts, view, True, list(facts.notes))
+    again = written_again(folder)
+    return status_of(folder, facts, view, True, [*facts.notes, *([again] if again else [])])
 
 
 def status_of(folder: RunFolder, facts: Evidence, view: JobView | None, answered: bool, notes: list[str]) -> RunStatus:

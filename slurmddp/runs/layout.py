@@ -64,6 +64,11 @@ class RunFolder(run_folder.RunFolder):
         return self.path / "code"
 
     @property
+    def code_list(self) -> Path:
+        """The files of `code` as it was at submission, each with its sha256; absent in older runs."""
+        return self.path / "code.json"
+
+    @property
     def code_runtime(self) -> Path:
         """The snapshot of the package: __init__.py, runtime, shared and shell."""
         return self.code / "slurmddp"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from slurmddp.errors import UserError
 from slurmddp.runs.create import OTHERS_WRITE, make_folder, write_file
+from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.survey import Item, Survey, shown
+from slurmddp.shared.files import read_json
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -108,58 +112,77 @@ def _runtime(package: Path | None) -> list[tuple[str, Path]]:
     return [*((str(path.relative_to(package)), path) for path in python), *machinery(package)]
 
 
-def code_hash(code: Path) -> str:
-    """sha256 (hex) over a folder: the sorted relative paths, each with its content's hash (a link: its text).
+def code_files(code: Path) -> dict[str, str]:
+    """Return the sha256 (hex) of each file in a folder, by its relative path; of a link, that of its text.
 
-    Python's caches are left out: the nodes may write them later, and the hash must still be the same then.
+    Python's caches are left out: the nodes may write them later.
     """
-    entries: list[tuple[bytes, bytes]] = []
+    found: dict[str, str] = {}
     for folder, folders, files in os.walk(code):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for name in (*files, *folders):
             path = Path(folder, name)
-            relative = os.fsencode(path.relative_to(code))
             if path.is_symlink():
                 content = _link(os.fsencode(path.readlink()))
             elif path.is_file():
                 content = path.read_bytes()
             else:
                 continue
-            entries.append(_entry(relative, content))
-    return _hash(entries)
+            found[str(path.relative_to(code))] = _sha256(content)
+    return found
+
+
+def code_hash(code: Path) -> str:
+    """Return the `hash_of_files` of a folder."""
+    return hash_of_files(code_files(code))
 
 
 def hash_of(project: Survey | None, package: Path | None = None) -> str:
     """Return the `code_hash` of a run folder's code/, before there is one. Raises UserError for a file that cannot be
     read.
     """
-    entries = [_entry(os.fsencode(f"slurmddp/{name}"), path.read_bytes()) for name, path in _runtime(package)]
+    files = {f"slurmddp/{name}": _sha256(path.read_bytes()) for name, path in _runtime(package)}
     for item in project.items if project else ():
-        relative = os.fsencode(f"project/{item.relative}")
-        if b"__pycache__" in relative.split(b"/"):
+        if "__pycache__" in item.relative.split("/"):
             continue
         if item.link is not None:
-            entries.append(_entry(relative, _link(os.fsencode(item.link))))
+            files[f"project/{item.relative}"] = _sha256(_link(os.fsencode(item.link)))
         elif (read := _read(item)) is not None:
-            entries.append(_entry(relative, read[1]))
-    return _hash(entries)
+            files[f"project/{item.relative}"] = _sha256(read[1])
+    return hash_of_files(files)
+
+
+def hash_of_files(files: Mapping[str, str]) -> str:
+    """sha256 (hex) over files: the sorted relative paths, each with its content's hash."""
+    import hashlib  # here: only submissions need it
+
+    total = hashlib.sha256()
+    for relative in sorted(map(os.fsencode, files)):
+        total.update(relative + b"\0" + files[os.fsdecode(relative)].encode() + b"\n")
+    return total.hexdigest()
+
+
+def write_list(folder: RunFolder, files: Mapping[str, str]) -> None:
+    """Write which files of the run folder's code/ are its code: what comes later is its program's. Raises OSError."""
+    write_file(folder.code_list, json.dumps(files, indent=0).encode() + b"\n")
+
+
+def read_list(folder: RunFolder) -> dict[str, str] | None:
+    """Return what `write_list` wrote; None if an older slurmddp made the run. Raises UserError."""
+    try:
+        found = read_json(folder.code_list, folder.path)
+        return {str(path): str(digest) for path, digest in found.items()}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"cannot be read: {error}", where=str(folder.code_list), todo="submit the job again") from error
 
 
 def _link(text: bytes) -> bytes:
     return b"link:" + text
 
 
-def _entry(relative: bytes, content: bytes) -> tuple[bytes, bytes]:
-    """A file's relative path and the hash of its content."""
-    import hashlib  # here: only submissions need it
-
-    return relative, hashlib.sha256(content).hexdigest().encode()
-
-
-def _hash(entries: list[tuple[bytes, bytes]]) -> str:
+def _sha256(content: bytes) -> str:
     import hashlib
 
-    total = hashlib.sha256()
-    for relative, digest in sorted(entries):
-        total.update(relative + b"\0" + digest + b"\n")
-    return total.hexdigest()
+    return hashlib.sha256(content).hexdigest()

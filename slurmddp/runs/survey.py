@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,6 +104,15 @@ def survey(
     if found.size > limit:
         raise _too_large(found, limit, f"{human(found.size)} in {len(found.items)} files")
     _resolve_folder_links(found)
+    return found
+
+
+def survey_listed(root: Path, paths: Iterable[str]) -> Survey:
+    """Return these files and links of a copy, as they are. Raises UserError for one that cannot be read."""
+    found = Survey(root)
+    for relative in paths:
+        source = root / relative
+        (_add_link if source.is_symlink() else _add_file)(found, relative, source)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -46,6 +47,13 @@ def test_only_a_run_with_a_folder_of_its_own_begins_from_zero(desk: Desk) -> Non
     assert f"in      {desk.project}\n" in first.err
     second = run(desk)
     assert "begins at epoch 50, []" in second.out, second
+    (run_a,) = (path for path in runs(desk) if path.name in second.err.split(" changed in ")[0])
+    warning = f"warning: snapshot.pt (run {run_a.name}) changed in {desk.project} while an earlier run ran there: "
+    assert warning in second.err and "changed in" not in first.err
+    status = desk.command("status", "last")
+    assert f"changed while this run ran, and before it while others did: snapshot.pt (run {run_a.name})" in (
+        status.out + status.err
+    ), status
     third = run(desk, "--workdir", "run", "--", "--out={run}/out", "{}")
     (own,) = (path for path in runs(desk) if (path / "work").is_dir())
     assert f"begins at epoch 0, ['--out={own}/out', '{{}}']" in third.out, third
@@ -53,3 +61,19 @@ def test_only_a_run_with_a_folder_of_its_own_begins_from_zero(desk: Desk) -> Non
     assert (own / "work/snapshot.pt").read_text() == "50"
     assert (desk.project / "snapshot.pt").read_text() == "100"
     assert json.loads((own / "manifest.json").read_text())["workdir"] == f"{own}/work"
+
+
+def test_rerun_warns_of_what_its_run_wrote_and_can_run_elsewhere(desk: Desk) -> None:
+    run(desk)
+    (first,) = runs(desk)
+    desk.write("notes.md", "edited since")
+    desk.write("older.pt", "")
+    os.utime(desk.project / "older.pt", (1e9, 1e9))
+    again = desk.command("rerun", first.name, "--json")
+    assert again.code == 0, again
+    text = again.err.split(" changed in ")[0]
+    assert text.endswith(f"warning: snapshot.pt (run {first.name})"), again
+    own = desk.command("rerun", first.name, "--workdir", "run", "--json")
+    assert own.code == 0 and "changed in" not in own.err, own
+    facts = json.loads((Path(json.loads(own.out)["run_folder"]) / "manifest.json").read_text())
+    assert facts["workdir"].endswith("/work") and facts["files_before"] == {}

@@ -52,6 +52,7 @@ def carry_commands(job: Imported, launched: Iterable[Command]) -> None:
     own: dict[str, tuple[str, int]] = {}  # variables of the shell that no program sees, until a setup line needs them
     seen = job.script.found.seen
     inside = [each for each, _, scope in seen if scope.task and each.line]
+    first = min((each.line for each in launched if each.line), default=0)
     contained = any(base(word) in ("apptainer", "singularity", "shifter") for _, words, _ in seen for word in words)
     contained |= any("container-image" in each.options for each in job.script.found.steps)
     for command in [*commands(job.script.text), *inside]:
@@ -60,6 +61,9 @@ def carry_commands(job: Imported, launched: Iterable[Command]) -> None:
                 _assign(job, command, word, own, exported=True)
             continue
         words = command.words
+        if words[0] == "exit" and command.line < first and command not in inside and _certain(command):
+            job.leave(command.line, " ".join(words), "the script ends here, and starts nothing of what follows")
+            continue
         if (added := _ADDED.match(words[0])) and added[1] in job.used:
             continue  # the launch has its value
         if contained and command in inside and words[0] in _SETUP:
@@ -93,7 +97,7 @@ def _names(job: Imported, text: str) -> set[str]:
 
 def _command(job: Imported, command: Command, own: dict[str, tuple[str, int]]) -> None:
     words, text = command.words, " ".join(command.words)
-    certain = not (command.branch or command.loops or command.function) and command.then not in ("|", "|&")
+    certain = _certain(command)
     if words[0] == "set" and re.search(r"[-+]\w*a|allexport", text):
         job.export_all = "-" in words[1]
         add_setup(job, text, own)
@@ -118,6 +122,11 @@ def _command(job: Imported, command: Command, own: dict[str, tuple[str, int]]) -
         add_setup(job, text, own)
     else:
         job.leave(command.line, text.replace("\n", " "), _ONCE if certain else "in a branch, loop, function or pipe")
+
+
+def _certain(command: Command) -> bool:
+    """Return whether the batch shell itself runs this command, once."""
+    return not (command.branch or command.loops or command.function) and command.then not in ("|", "|&")
 
 
 def only_prints(job: Imported, command: Command) -> bool:

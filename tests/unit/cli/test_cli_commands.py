@@ -793,6 +793,27 @@ def test_a_rerun_has_the_code_and_arguments_of_the_run(ready: Desk, cli: Cli) ->
     assert third.code == 0 and Path(json.loads(third.out)["run_folder"], "code/project/train.py").exists()
 
 
+def test_what_the_program_wrote_beside_its_code_is_not_code(ready: Desk, cli: Cli) -> None:
+    ready.write("lib/a.py", "")
+    assert cli("submit", "train.py", "--image", "image.sif", "--site", "gpus").code == 0
+    first = only_run(ready)
+    (first / "code/project/snapshot.pt").write_text("50 epochs")
+    (first / "code/project/lib/out.txt").write_text("1")
+    again = cli("rerun", first.name, "--json")
+    assert again.code == 0, again.err
+    assert f"came into {first}/code after the submission: project/" in again.err
+    assert "project/snapshot.pt" in again.err and "project/lib/out.txt" in again.err
+    second = Path(json.loads(again.out)["run_folder"])
+    assert (second / "code/project/lib/a.py").exists()
+    assert not [*second.glob("code/project/**/snapshot.pt"), *second.glob("code/project/**/out.txt")]
+    was, now = (json.loads((run / "manifest.json").read_text())["code_hash"] for run in (first, second))
+    assert was == now
+    for harm in (lambda path: path.write_text("edited"), Path.unlink):
+        harm(first / "code/project/lib/a.py")
+        done = cli("rerun", first.name)
+        assert done.code == 2 and "is not what the run was submitted with: project/lib/a.py" in done.err
+
+
 def test_a_rerun_of_a_bundled_task(ready: Desk, cli: Cli) -> None:
     cli("submit", "job.yaml")
     first = only_run(ready)

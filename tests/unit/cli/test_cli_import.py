@@ -348,6 +348,7 @@ def test_a_launch_that_can_be_read_renders(cli: Cli, desk: Desk) -> None:
         ("export A=$(date); srun torchrun t.py", "A=$(date)  ->  its value is known only"),
         ("echo 1 > hostfile; srun torchrun t.py", "echo 1  ->  ran on the first node only"),
         ("cd /work; srun torchrun t.py", "cd /work  ->  ranks start in the folder that you submit from"),
+        ("exit 0\nsrun torchrun t.py", "exit 0  ->  the script ends here"),
         ("srun accelerate launch --use_fsdp t.py", "--use-fsdp=true  ->  option of accelerate"),
         ("srun torchrun t.py <<EOF\nx\nEOF", "<<  ->  text for the standard input"),
     ],
