@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.process import StopSignals
 from slurmddp.launch.prepare import Prepared, Request, prepare
+from slurmddp.launch.this_machine import python_for_torch
 from slurmddp.plan.model import BindPlan, ContainerPlan
 from slurmddp.plan.program import INHERITED
 from slurmddp.runs import checkpoints
@@ -119,9 +118,8 @@ def export(
 
 def own_command(code: Path, arguments: list[str], environment: Mapping[str, str]) -> Command:
     """Return the command that runs slurmddp.runtime.export in our Python, or in the shell's if ours has no torch."""
-    with_torch = sys.executable if find_spec("torch") else shutil.which("python3", path=environment.get("PATH"))
     variables = {"PYTHONPATH": str(code), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
-    words = [with_torch or sys.executable, "-m", "slurmddp.runtime.export", *arguments]
+    words = [python_for_torch(environment), "-m", "slurmddp.runtime.export", *arguments]
     return _command(code, (), variables, words, dict(clean_environment(environment)))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.modules import module_file
 from slurmddp.launch.named_file import JOB_SUFFIXES, wrong_file
 from slurmddp.launch.node_share import with_share
-from slurmddp.launch.this_machine import with_gpus
+from slurmddp.launch.this_machine import python_for_torch, with_gpus
 from slurmddp.plan.build import make_plan
 from slurmddp.plan.model import Allocation, Context, Plan
 from slurmddp.plan.program import plan_program
@@ -87,7 +86,9 @@ def prepare(request: Request) -> Prepared:
     seconds = _save_seconds(resumed)
     if request.strict:
         errors += [*resolved.mistakes, *([] if request.inside else missing_settings(resolved))]
-    context = Context(cwd, sys.executable, folders, request.inside, allocation, seconds, version())
+    context = Context(
+        cwd, python_for_torch(request.environment), folders, request.inside, allocation, seconds, version()
+    )
     resolved, notes = (resolved, []) if request.inside else with_share(resolved, request.cluster)
     prepared = None
     with collecting(errors):

@@ -1,10 +1,13 @@
-"""The GPUs of this machine, for jobs that run on it without Slurm."""
+"""The GPUs and the Python of this machine, for jobs that run on it without Slurm."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from slurmddp.spec.resolve import Resolved
@@ -52,3 +55,9 @@ def count_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> 
         return len(re.findall(rb"^GPU \d+:", answer.stdout, re.MULTILINE))
     except (OSError, subprocess.SubprocessError):
         return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in devices.glob("nvidia*"))
+
+
+def python_for_torch(environment: Mapping[str, str]) -> str:
+    """Return our own Python, or the shell's if ours has no torch, as in an environment of pipx or uv."""
+    shells = None if find_spec("torch") else shutil.which("python3", path=environment.get("PATH"))
+    return shells or sys.executable

@@ -18,7 +18,8 @@ from slurmddp.slurm.reasons import reason_text
 from slurmddp.visible import one_line
 
 _PER_SECOND = "_per_second"
-#: Events of a start that failed.
+#: Events of a start, and of one that failed.
+_BEGINS = frozenset({"attempt_started", "rank_started"})
 _FAILED = frozenset({"error", "rank_exited", "ranks_stopped"})
 
 
@@ -29,7 +30,8 @@ class Progress:
     speed: per second, by unit; ends: when the last step is expected, while the run trains; slow: stragglers of the
     newest attempt; network: share of the newest steps' time that rank 0 waited for the network; backend: nccl or gloo;
     reason, starts: why a job waits, and when Slurm expects it to start; stepless: starts of the ranks in a row that
-    failed before a step was seen, with the newest one; seen: whether any step of this run was ever seen.
+    failed before a step was seen, with the newest one; seen: whether any step of this run was ever seen; earlier:
+    whether the step is of a start before the newest one.
     """
 
     step: int | None = None
@@ -50,6 +52,7 @@ class Progress:
     starts: str | None = None
     stepless: int = 0
     seen: bool = False
+    earlier: bool = False
 
     @property
     def loops(self) -> bool:
@@ -116,6 +119,7 @@ def find_progress(
         starts=view.start if view and pending else None,
         stepless=stepless,
         seen=seen or step is not None,
+        earlier=_begins_anew(facts),
     )
 
 
@@ -196,6 +200,12 @@ def _stepless(facts: Evidence) -> tuple[int, bool]:
     return count, seen
 
 
+def _begins_anew(facts: Evidence) -> bool:
+    """Return whether an earlier start made steps, and the newest one has made none."""
+    told = [name for event in facts.events if (name := event.get("event")) == "first_step" or name in _BEGINS]
+    return "first_step" in told and told[-1] in _BEGINS
+
+
 def _stragglers(facts: Evidence) -> list[Mapping[str, Any]]:
     """Those of the newest attempt that have not ended."""
     found: dict[tuple[Any, Any], Mapping[str, Any]] = {}
@@ -264,7 +274,8 @@ def progress_lines(found: Progress, *, going: bool) -> list[str]:
     lines = []
     if found.step is not None:
         loss = "" if found.loss is None else f", loss {found.loss:.4g}"
-        lines.append(f"step     {steps_text(found.step, found.steps)}{loss}")
+        earlier = " (of an earlier start)" if found.earlier else ""
+        lines.append(f"step     {steps_text(found.step, found.steps)}{loss}{earlier}")
     if found.loops:
         as_far = "" if found.seen else " (as far as slurmddp sees the script's steps)"
         lines.append(f"starts   0 steps in {found.stepless} starts{as_far}")

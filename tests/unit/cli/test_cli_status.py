@@ -63,6 +63,18 @@ def run(desk: Desk) -> RunFolder:
     return folder
 
 
+def test_a_step_of_an_earlier_start_is_called_so(run: RunFolder, cli: Cli) -> None:
+    assert "step     100 of 1000 (10 %), loss 2\n" in cli("status", str(run.path)).out
+    for event, line in (
+        ("first_step", "loss 2\n"),
+        ("attempt_started", "loss 2 (of an earlier start)\n"),
+        ("rank_started", "loss 2 (of an earlier start)\n"),
+        ("first_step", "loss 2\n"),
+    ):
+        append_event(run.events, event, attempt=1, node="n1", rank=0, step=1)
+        assert line in cli("status", str(run.path)).out
+
+
 def test_a_crash_loop_looks_like_one(run: RunFolder, cli: Cli) -> None:
     """A rank is killed, and two further starts fail before their first step: no speed of the start that went well."""
     rank = {"attempt": 0, "node": "n1", "rank": 0}
