@@ -36,7 +36,7 @@ _LONGEST = 2000
 _TELLING = (
     b'"error"', b'"hang"', b'"hang_reported"', b'"hang_over"', b'"node_excluded"', b'"attempt_ended"', b'"job_ended"',
     b'"checkpoint_rejected"', b'"rank_exited"', b'"first_step"', b'"rank_started"',
-    b'"cancel_requested"', b'"no_process_group"', b'"process_group_made"', b'"restarted"',
+    b'"cancel_requested"', b'"requeued"', b'"no_process_group"', b'"process_group_made"', b'"restarted"',
 )  # fmt: skip
 #: Those of a start of the ranks that failed, or of the end of an attempt.
 _FAILURES = ("error", "hang", "rank_exited", "attempt_ended")
@@ -224,10 +224,13 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
 def _explain_the_end(found: Examination, folder: RunFolder, attempt: int | None) -> None:
     """Note that the user cancelled the run. What ends healthy ranks from outside is why their processes exited."""
     cancelled = ended = failing = False
+    reasons = set()
     for _, event in _records(folder):
         kind = event.get("event")
         if kind == "cancel_requested":
             cancelled = True
+        elif kind == "requeued":
+            reasons.add(_text(event, "reason"))
         elif event.get("attempt") != attempt:
             continue
         elif kind == "attempt_ended":
@@ -240,6 +243,8 @@ def _explain_the_end(found: Examination, folder: RunFolder, attempt: int | None)
         found.notes.append(f"run {folder.id} was cancelled with slurmddp cancel")
     if not failing:
         found.explained = AFTER_A_CANCEL if cancelled else AFTER_THE_END if ended else frozenset()
+    if reasons and "preemption" not in reasons:  # Slurm says of each requeue what it says of a preemption
+        found.explained |= {"preemption"}
 
 
 def _text(event: Mapping[str, Any], key: str) -> str:

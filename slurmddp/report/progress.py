@@ -88,7 +88,8 @@ def find_progress(
     recent = _recent(rows)
     newest = recent[-1] if recent else {}
     told, since = number(newest.get("time")), _time_of(_newest(facts, "rank_started"))
-    if told is not None and since is not None and told < since:
+    earlier = _begins_anew(facts)
+    if earlier or (told is not None and since is not None and told < since):
         recent = ()  # of an earlier start: nothing is known of this one's speed
     stepless, seen = _stepless(facts)
     step, steps = _written(folder)
@@ -119,7 +120,7 @@ def find_progress(
         starts=view.start if view and pending else None,
         stepless=stepless,
         seen=seen or step is not None,
-        earlier=_begins_anew(facts),
+        earlier=earlier,
     )
 
 

@@ -373,6 +373,17 @@ def test_what_ends_a_job_from_outside_explains_the_exits(folder: RunFolder, even
     assert (cancelled in diagnosis.notes) == (CANCEL in events)
 
 
+@pytest.mark.parametrize(("reason", "cause"), [("time limit", None), ("preemption", "preemption")])
+def test_a_requeue_by_job_sh_is_no_preemption(folder: RunFolder, reason: str, cause: str | None) -> None:
+    requeued = {"event": "requeued", "how": "requeue", "reason": reason}
+    write_events(folder, {"event": "attempt_started", "nodes": "n1"}, STEP, requeued)
+    folder.job_log.write_text(
+        "slurmstepd-n1: error: *** JOB 1 ON n1 CANCELLED AT 2026-11-25T15:19:10 DUE TO JOB REQUEUE ***\n"
+    )
+    root = diagnose_run(folder).root
+    assert (root and root.first.cause.id) == cause
+
+
 def test_a_run_whose_preflight_failed(folder: RunFolder) -> None:
     write_events(folder, {"event": "attempt_started", "nodes": "n1"})
     folder.job_log.write_text("slurmddp: all nodes are bad\n")
