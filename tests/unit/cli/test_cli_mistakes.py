@@ -229,14 +229,6 @@ def test_a_laptop_says_what_it_could_not_check(desk: Desk, typed: Cli) -> None:
     assert typed("submit", "--dry-run", "trian.py", *words[1:]).code == 2
 
 
-def test_where_slurmddp_itself_has_no_torch_the_python_of_the_shell_trains(desk: Desk, typed: Cli) -> None:
-    """As where pipx or uv has installed it. (Tests of the login side run without torch.)"""
-    desk.program("python3", "#!/bin/bash\n")
-    assert f"python={desk.bin}/python3 " in typed("submit", "train.py", "--site", "local", "--dry-run").out
-    (desk.bin / "python3").unlink()
-    assert "python=" in typed("submit", "train.py", "--site", "local", "--dry-run", PATH=str(desk.bin)).out
-
-
 def test_runs_in_the_home_folder_are_warned_about(desk: Desk, typed: Cli) -> None:
     home = typed("submit", "train.py", *GOOD, "--set", "paths.runs=~/runs")
     assert home.code == 0 and "runs is in your home folder: its file system has" in home.err, home.err
