@@ -87,7 +87,8 @@ def remove_tree(folder: Path) -> bool:
     shutil.rmtree(folder, ignore_errors=True)
     for ids in (["--map-auto"], []):
         if folder.exists():
-            command = ["unshare", "--user", "--map-root-user", *ids, "rm", "-rf", str(folder)]
+            command = ["unshare", "--user", "--map-root-user", *ids, "rm", "-rf", f"./{folder.name}"]
             with contextlib.suppress(OSError):
-                subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+                # In its folder: in there, a path by a descriptor of this process leads nowhere.
+                subprocess.run(command, cwd=folder.parent, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     return not folder.exists()
