@@ -191,7 +191,8 @@ def runtime_job(job: Job, batch: BatchPlan, context: Context) -> dict[str, Any]:
     paths = data_paths(job, context)
     if paths:
         data["path"] = list(paths) if isinstance(data["path"], list) else paths[0]
-    given = train.model_dump(mode="json", exclude={"script", "module", "args", "observe", "project", "batch"})
+    of_scripts = {"script", "module", "args", "observe", "project", "workdir"}
+    given = train.model_dump(mode="json", exclude={*of_scripts, "batch"})
     init_from = absolute(train.init_from, context.cwd) if train.init_from else None
     checkpoint = job.checkpoint.model_dump(mode="json")
     return {
