@@ -73,7 +73,7 @@ bring_back() {
   if [[ "$decision" == requeue ]] && ! requeue "$host: $why"; then
     decision=failed
   fi
-  [[ "$decision" != failed ]] || alert failed failed "$host: $why" "not restarted automatically; slurmddp submit --resume continues the run" "${about[@]}"
+  [[ "$decision" != failed ]] || alert failed failed "$host: $why" "not restarted automatically; slurmddp submit --resume continues from its newest checkpoint, if it has one" "${about[@]}"
   event job_ended "\"exit_code\": 137, \"signal\": \"KILL\", \"slurm_state\": \"FAILED\", \"slurm_reason\": \"RaisedSignal:9\", \"decision\": \"$decision\""
   settle_alerts 4
 }
