@@ -30,7 +30,7 @@ warned() {
 # Send the last alert of a job that will not continue. Usage: stopped_for_good CAUSE, as RANK NODE TEXT
 stopped_for_good() {
   local next="not restarted automatically"
-  [[ -n "$kept" ]] || next+="; slurmddp submit --resume continues the run"
+  [[ -n "$kept" ]] || next+="; slurmddp submit --resume continues from its newest checkpoint, if it has one"
   alert_cause stopping stopped "$1" "$next"
 }
 
