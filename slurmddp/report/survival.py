@@ -7,7 +7,7 @@ from slurmddp.plan.model import AlertsPlan, Plan
 _BACK = {"requeue": "requeued and resumes", "chain": "continued by a new job (this site forbids requeues)"}
 #: Of your own script nobody knows whether it resumes.
 _OWN_BACK = {"requeue": "requeued", "chain": "followed by a new job (this site forbids requeues)"}
-_OWN = "continues if it saves in $SLURMDDP_RUN/checkpoints and loads from there; else it begins at step 1 again"
+_OWN = "continues if it loads at its start what it saved (docs/frameworks.md); else it begins at step 1 again"
 _LEAVE = {"node": "sent by job.sh", "proxy": "sent by job.sh through a proxy", "login": "sent from the login node"}
 
 

@@ -2,7 +2,7 @@
 
 A connection has two rows in /proc/net/tcp or tcp6, one per end. What Linux 6.18 shows in the row of a listener's end:
 
-    not accepted yet         ESTABLISHED, inode 0, uid of the listener; before 6.17, by its source, uid 0
+    not accepted yet         ESTABLISHED, inode 0, uid of the listener
     accepted                 ESTABLISHED, inode and uid of the program
     closed by the listener   FIN_WAIT2, then TIME_WAIT, inode 0, uid 0: somebody may have sent before that
 

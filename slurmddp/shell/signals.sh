@@ -12,7 +12,7 @@ asked="ranks save a checkpoint, then exit"
 # Usage: ask_to_stop REASON
 ask_to_stop() {
   [[ ! -e "$run/stop" ]] || return 0
-  say "asking the ranks to save a checkpoint, then exit (stop file): $1"
+  say "$asked (stop file): $1"
   (set -C && printf '%s\n' "$1" >"$run/stop")
   # Of a job that will end for good, because nothing was saved, the alert at its end tells.
   [[ "$1" == SIG* ]] || { [[ -n "$must_save" ]] && saved_nothing; } || alert stopping stopping "$1" "$asked"

@@ -70,7 +70,7 @@ def test_ranks_and_the_breaker(desk: Desk) -> None:
 def test_only_of_a_bundled_task_it_is_known_that_it_resumes(desk: Desk) -> None:
     own, ours = told(desk), told(desk, job=LM_JOB)
     assert own["your script"] == (
-        "continues if it saves in $SLURMDDP_RUN/checkpoints and loads from there; else it begins at step 1 again"
+        "continues if it loads at its start what it saved (docs/frameworks.md); else it begins at step 1 again"
     )
     assert not any("resume" in text for text in own.values())
     assert "your script" not in ours and ours["a node is lost"] == "the job is requeued and resumes"
