@@ -5,7 +5,8 @@ import os
 import sys
 from typing import Any
 
-#: The folder, mode 0700, of the file in which the ranks of one start meet. The agent sets it, in jobs on one node only.
+#: The folder of the file in which the ranks of one start meet: nobody else can enter it. Set on one node only, by the
+#: agent, or by node.sh with launch.mode srun.
 STORE = "SLURMDDP_STORE"
 #: Makes the store of `env://` and `tcp://`: torch 2.2 to 2.15. `register_rendezvous_handler` refuses both names.
 _MAKER = "_create_c10d_store"

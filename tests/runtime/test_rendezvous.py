@@ -23,6 +23,8 @@ from slurmddp.runtime.agent import stores
 from slurmddp.runtime.agent.signed import SignedBackend, SignedStore
 from slurmddp.runtime.errors import UserError
 from tests import storeclient
+from tests.helpers import Desk
+from tests.strangers import UID, needs_root
 
 from .harness import PATIENCE, ROOT, free_port
 
@@ -48,7 +50,7 @@ if len(sys.argv) > 1:
 
 #: Gathers objects in two groups, one after the other. Rank 1 comes when the outsider has had his time.
 OBJECTS = """
-import os, pathlib, time
+import os, pathlib, socket, time
 import torch.distributed as dist
 rank, here = int(os.environ["RANK"]), pathlib.Path(os.environ["LOGDIR"])
 (here / f"address-{rank}").write_text(os.environ["MASTER_ADDR"] + " " + os.environ["MASTER_PORT"])
@@ -61,9 +63,10 @@ for _ in range(2):
     dist.all_gather_object(found, rank)
     told.append(found)
     dist.destroy_process_group()
-if rank == 0:
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    print("keys", dist.TCPStore(*address, is_master=False, wait_for_workers=False).num_keys(), flush=True)
+store = pathlib.Path(os.environ["SLURMDDP_STORE"])
+above = [path.stat() for path in (store, *store.parents)]
+print("closed to others", any(at.st_mode & 0o077 == 0 and at.st_uid == os.getuid() for at in above[:3]), flush=True)
+print("groups in it", sorted(path.name for path in store.iterdir()), flush=True)
 print("gathered", *told, flush=True)
 """
 #: Another user's program: joins as rank 1, and sends an object that makes a file where it is unpickled.
@@ -322,21 +325,38 @@ class TestStarts:
     def test_an_outsider_does_not_join_the_ranks(self, agents: Any, run: Path) -> None:
         """Rank 1 comes late. With torch's TCP store the outsider took its place, and rank 0 unpickled what he sent."""
         (run / "script.py").write_text(OBJECTS)
-        (run / "outsider.py").write_text(OUTSIDER)
         one = agents(SIGNED, 1, LOGDIR=str(run), GLOO_SOCKET_IFNAME="lo")
         agent = one.start(0, ranks=2, begin=True)
-        outsider = subprocess.run(
-            [sys.executable, str(run / "outsider.py"), str(run)],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        code, text = output(agent)
-        assert code == 0 and text.count("gathered [0, 1] [0, 1]") == 2, text + outsider.stderr
-        assert not (run / "planted").exists()
-        assert "keys 2\n" in text  # of torch's store itself, and of the outsider: none of the ranks'
-        assert outsider.returncode != 0
+        check_outsider(run, [agent])
+
+    @pytest.mark.ranks(2)
+    def test_an_outsider_does_not_join_the_ranks_that_srun_starts(self, run: Path, tmp_path: Path) -> None:
+        """The same with launch.mode srun, where no agent makes a store: the real node.sh, once for each rank."""
+        desk = Desk(tmp_path / "desk")
+        desk.write("script.py", OBJECTS)
+        python = f"container: {{runtime: none, python: {sys.executable}}}\nrecovery: {{preflight: false}}\n"
+        job = f"name: own\nsite: cores\ntrain: {{script: script.py}}\npaths: {{node: {tmp_path}/disk}}\n{python}"
+        _, script = desk.scripts(job, "launch.mode=srun", "resources.nodes=1", "resources.ranks_per_node=2")
+        (run / "code/project").mkdir(parents=True)
+        (run / "code/slurmddp").symlink_to(ROOT / "slurmddp")
+        (run / "code/project/script.py").write_text(OBJECTS)
+        ours = {"RUN": str(run), "LOGS": str(run / "logs"), "ATTEMPT": "0", "PORT": str(free_port()), "NODES": "1"}
+        slurm = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "here", "SLURM_NTASKS": "2", "LOGDIR": str(run)}
+        names = {**desk.environment, **slurm, **{f"SLURMDDP_{name}": value for name, value in ours.items()}}
+        names["SLURMDDP_RENDEZVOUS_ID"] = "own-7-0"
+        ranks = [
+            subprocess.Popen(
+                ["bash", "-c", script],
+                env={**names, "SLURM_PROCID": rank, "SLURM_LOCALID": rank},
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for rank in "01"
+        ]  # fmt: skip
+        try:
+            check_outsider(run, ranks)
+        finally:
+            for rank in ranks:
+                rank.kill()
 
     def test_after_a_stop_no_failed_rank_starts_again(self, agents: Any, run: Path) -> None:
         (run / "script.py").write_text(
@@ -370,6 +390,14 @@ class TestStarts:
         store = stores.serve(own, 0, SECOND, several_nodes=True)
         assert {line for line in listening(os.getpid()) if line.endswith(f":{store.port}")} == {f"{own}:{store.port}"}
 
+    @pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1"])
+    def test_a_head_whose_name_is_not_its_own_listens_everywhere_and_says_so(
+        self, address: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        store = stores.serve(address, 0, SECOND, several_nodes=True)
+        found = {line.rpartition(":")[0] for line in listening(os.getpid()) if line.endswith(f":{store.port}")}
+        assert found == {"0.0.0.0"} and "so the store listens on all interfaces" in capsys.readouterr().out
+
 
 class TestKey:
     def test_it_is_for_its_owner_alone(self, run: Path) -> None:
@@ -381,7 +409,7 @@ class TestKey:
         with pytest.raises(UserError, match=r"other users can read the run's key .*chmod 600"):
             signing.load(run)
 
-    @pytest.mark.parametrize("what", ["missing", "link", "folder", "short"])
+    @pytest.mark.parametrize("what", ["missing", "link", "folder", "short", pytest.param("his", marks=needs_root)])
     def test_a_bad_one_is_one_message(self, run: Path, agents: Any, what: str) -> None:
         path = run / "rendezvous.key"
         path.rename(run / "other")
@@ -392,9 +420,25 @@ class TestKey:
         elif what == "short":
             path.write_text("x")
             path.chmod(0o600)
+        elif what == "his":
+            write_key(path)
+            os.chown(path, UID, -1)
         code, text = output(agents(SIGNED, 1).start(0))
         assert code == 1 and text.count("slurmddp: node here:") == 1 and str(path) in text
         assert "Traceback" not in text
+
+
+def check_outsider(run: Path, processes: "Sequence[subprocess.Popen[str]]") -> None:
+    """Play the outsider while OBJECTS runs: the ranks of these processes meet each other, and nobody else."""
+    (run / "outsider.py").write_text(OUTSIDER)
+    command = [sys.executable, str(run / "outsider.py"), str(run)]
+    outsider = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    ended = [output(process) for process in processes]
+    text = "".join(text for _, text in ended)
+    shown = text + outsider.stderr
+    assert not any(code for code, _ in ended) and text.count("gathered [0, 1] [0, 1]") == 2, shown
+    assert text.count("closed to others True") == 2 and text.count("groups in it ['group-0', 'group-1']") == 2, shown
+    assert outsider.returncode != 0 and not (run / "planted").exists(), shown
 
 
 def listening(root: int) -> set[str]:
