@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -154,7 +155,11 @@ def _remove(run: OwnRun, path: Path) -> None:
             if name in (_HEAD, _BODY) or name.startswith(f"{_HEAD}.part"):
                 os.unlink(name, dir_fd=folder)
     with run.held.inside(path.parent) as spool:
-        os.rmdir(path.name, dir_fd=spool)
+        try:
+            os.rmdir(path.name, dir_fd=spool)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
 
 
 def _head(run: OwnRun, path: Path) -> dict[str, str]:

@@ -146,12 +146,15 @@ def stranger(folder: RunFolder) -> str | None:
     return problem
 
 
-def hold(path: Path) -> Held | None:
-    """Return a folder that this user owns and nobody else may write to; None for any other. Raises OSError."""
-    descriptor = beneath.open_folder(path)
-    if _problem(os.fstat(descriptor)):
+def hold(path: Path, name: str, *, todo: str) -> Held:
+    """Return a folder that this user owns and nobody else may write to. Raises UserError, with the name in front."""
+    try:
+        descriptor = beneath.open_folder(path)
+    except OSError as error:
+        raise UserError(f"cannot be opened: {error.strerror}", where=str(path)) from None
+    if problem := _problem(os.fstat(descriptor)):
         os.close(descriptor)
-        return None
+        raise UserError(f"{name} {problem}", where=str(path), todo=todo)
     return Held(path, descriptor)
 
 

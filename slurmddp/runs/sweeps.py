@@ -71,16 +71,8 @@ class OwnSweep(Sweep):
 
 def own(sweep: Sweep) -> OwnSweep:
     """Return a sweep as one of this user. Raises UserError if others could have written what it would submit."""
-    try:
-        held = hold(sweep.folder)
-    except OSError as error:
-        raise UserError(f"cannot be opened: {error.strerror}", where=str(sweep.folder)) from None
-    if held is None:
-        raise UserError(
-            f"sweep {sweep.id} belongs to another user, or others can write to its folder",
-            where=str(sweep.folder),
-            todo="submit a sweep of your own: slurmddp sweep JOB.yaml",
-        )
+    todo = "submit a sweep of your own: slurmddp sweep JOB.yaml"
+    held = hold(sweep.folder, f"sweep {sweep.id}", todo=todo)
     return OwnSweep(sweep.folder, sweep.points, sweep.at_most, held)
 
 

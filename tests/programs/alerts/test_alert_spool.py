@@ -156,6 +156,27 @@ def test_a_damaged_message_harms_nobody(waiting: Alerts, head: str) -> None:
         assert {request.path for request in receiver.received} == {"/services/T0SECRET/B1SECRET"}
 
 
+@pytest.mark.parametrize(
+    "name", ["other-1.0.failed.json", "{run}0.failed.json", "{run}.0.failed", "{run}.x.failed.json"]
+)
+def test_a_message_whose_name_is_not_of_the_run_is_not_touched(waiting: Alerts, name: str) -> None:
+    (message,) = waiting.waiting()
+    other = message.rename(message.with_name(name.format(run=waiting.run.id)))
+    with Receiver() as receiver:
+        waiting.address(receiver.url)
+        assert deliver_all([waiting.run]).sent == 0 and receiver.received == []
+    assert sorted(path.name for path in other.iterdir()) == ["body", "head"]
+
+
+def test_of_a_sent_message_only_its_own_files_go(waiting: Alerts) -> None:
+    (message,) = waiting.waiting()
+    (message / "kept").touch()
+    with Receiver() as receiver:
+        waiting.address(receiver.url)
+        assert deliver_all([waiting.run]).sent == 1
+    assert [path.name for path in (waiting.run.path / "alerts/spool").rglob("*") if path.is_file()] == ["kept"]
+
+
 def test_nothing_to_send_is_no_trouble(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     runs = [RunFolder(tmp_path), RunFolder(tmp_path / "none"), RunFolder(tmp_path / "file")]

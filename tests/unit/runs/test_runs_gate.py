@@ -46,8 +46,11 @@ def test_a_run_of_which_a_part_is_another_users(run: RunFolder, name: str) -> No
         own(run, to="cancel it")
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o1777])
+@pytest.mark.parametrize("mode", [0o777, 0o1777, pytest.param(0o770, marks=as_root)])
 def test_a_run_that_others_can_change(run: RunFolder, mode: int) -> None:
+    if mode == 0o770:
+        assert stranger(run) is None  # root's group has no other member
+        os.chown(run.path, -1, BOB)
     run.path.chmod(mode)
     assert stranger(run) == "can be changed by other users (chmod go-w)"
 
@@ -157,7 +160,10 @@ def test_a_sweep_of_another_user_is_not_submitted(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be used: it belongs to another user"):
         sweeps.own(sweep).job_yaml("gpt")
     folder.chmod(0o777)
-    with pytest.raises(UserError, match="others can write to its folder"):
+    with pytest.raises(UserError, match="sweep sweep-1 can be changed by other users"):
+        sweeps.own(sweep)
+    os.chown(folder, BOB, -1)
+    with pytest.raises(UserError, match="sweep sweep-1 belongs to nobody"):
         sweeps.own(sweep)
 
 
