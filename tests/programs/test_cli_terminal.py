@@ -105,5 +105,12 @@ def test_logs_keep_colours_on_a_terminal_and_every_byte_in_a_pipe(desk: Desk, ru
     command = [sys.executable, "-m", "slurmddp", "logs", run.name, "--attempt", "0", "--node", log.stem]
     done = subprocess.run(command, cwd=desk.project, env=desk.environment, capture_output=True, check=True)
     assert done.stdout == raw + b"no end\n"
+    told = desk.command("status", run.name, "--json")
+    assert told.out.isascii() and told.out.isprintable() is False and "\\u001b]52" in told.out
+    assert "\x1b" not in told.out and "gnp" in json.dumps(json.loads(told.out))
+    words = ("submit", "train.py", "--dry-run", "--site", "cores", "--time", "10m", "--", NASTY)
+    command = [sys.executable, "-m", "slurmddp", *words]
+    done = subprocess.run(command, cwd=desk.project, env=desk.environment, capture_output=True, check=True)
+    assert "\u202egnp.exe".encode() in done.stdout, "the exact scripts"
     piped = desk.command("status", run.name)
     assert "\x1b" not in piped.out and "\\x1b]52" in piped.out, "all else is escaped in a pipe as well"

@@ -187,6 +187,25 @@ def test_a_run_that_resumes(
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("length", -1), ("offset", "0"), ("offset", 1.5), ("relative_path", "../x"), ("sizes", (-1,)), ("size", (True,))],
+)
+def test_numbers_and_names_that_lie(good: Run, tmp_path: Path, field: str, value: Any) -> None:
+    metadata = pickle.loads((good.checkpoint(4) / ".metadata").read_bytes())
+    for info in metadata.storage_data.values():
+        if hasattr(info, field):
+            setattr(info, field, value)
+    for stored in metadata.state_dict_metadata.values():
+        for item in (stored, *stored.chunks):
+            if hasattr(item, field):
+                object.__setattr__(item, field, value)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(contents.Refused, match=r"is damaged|is not in the checkpoint's folder"):
+        contents.read(tmp_path / ".metadata")
+
+
+@pytest.mark.ranks(2)
 def test_enums_as_the_first_releases_of_python_3_11_write_them(good: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """They name getattr, which the reader does not call. Debian 12's Python is one of them."""
     folder = good.checkpoint(4)

@@ -284,6 +284,14 @@ def test_a_hold_that_stands_is_told(place: Place, cli: Cli) -> None:
     assert not place.events("hold_released")
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="giving files to another user takes root")
+def test_a_hold_of_another_users_run_stays(place: Place, cli: Cli) -> None:
+    held(place)
+    os.chown(place.run.path, 65534, -1)
+    cli("status", str(place.run.path))
+    assert place.calls == [] and not place.events("hold_released")
+
+
 def test_without_a_count_of_restarts_the_event_tells(place: Place, cli: Cli) -> None:
     held(place, Restarts="N/A")
     cli("status", str(place.run.path))

@@ -50,6 +50,10 @@ def test_the_ranks_get_the_value_and_no_file_has_it(ready: Desk, cli: Callable[.
         assert b"hf_0123456789" not in path.read_bytes(), path
     assert stat.S_IMODE(run.stat().st_mode) == 0o700
     assert "hf_0123456789" not in done.out + done.err
+    key = run / "rendezvous.key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    for path in [path for path in ready.root.rglob("*") if path.is_file() and path != key]:
+        assert key.read_bytes().strip() not in path.read_bytes(), path  # also the ranks' words and environments
 
 
 @pytest.mark.parametrize(("container", "prefix"), [("none", ""), ("apptainer", "APPTAINERENV_")])
@@ -90,6 +94,18 @@ def test_a_variable_that_is_not_set_is_one_message_and_leaves_nothing(ready: Des
         assert not (ready.project / "runs").exists() and not (ready.config / "secrets").exists()
     dry = cli("submit", "job.yaml", "--dry-run")
     assert dry.code == 2 and "slurmddp: environment_from: not set in this shell: HF_TOKEN" in dry.err
+
+
+def test_a_resumed_run_gets_the_value_of_the_shell_that_resumes(ready: Desk, cli: Callable[..., Result]) -> None:
+    assert cli("run", "job.yaml", "--quiet", HF_TOKEN=TOKEN).code == 0
+    (first,) = (ready.project / "runs").iterdir()
+    (first / "checkpoints/last.ckpt").touch()  # what the script could have saved
+    refused = cli("run", "--quiet", "--resume", first.name)
+    assert refused.code == 2 and "not set in this shell: HF_TOKEN" in refused.err
+    assert list((ready.project / "runs").iterdir()) == [first]
+    done = cli("run", "--quiet", "--resume", first.name, HF_TOKEN="another")
+    assert done.code == 0, done.err
+    assert b"HF_TOKEN=another" in (ready.home / "ranks.environment").read_bytes().split(b"\0")
 
 
 def test_a_value_that_stands_in_the_job_as_well_is_refused(ready: Desk, cli: Callable[..., Result]) -> None:

@@ -1,7 +1,8 @@
-"""docs/security.md: each row of the table of defences names tests that exist."""
+"""docs/security.md: each section says which test shows its claims, and which claims have none."""
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
@@ -9,20 +10,38 @@ import pytest
 from tests.helpers import ROOT
 
 PAGE = (ROOT / "docs/security.md").read_text(encoding="utf-8")
-TABLE = PAGE.split("\n## How each was tested\n")[1]
-ROWS = dict(re.findall(r"^\| (?!Defence)([^|]+) \| ([^|]+) \|$", TABLE, re.MULTILINE))
+SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+#: These promise nothing: the first says what is open, the other whom the rest is about.
+WITHOUT_CLAIMS = ("What is open", "Threat model")
+TABLE = re.compile(r"^\| Claim \| Test \|\n\|---\|---\|\n((?:\|[^\n]+\n)+)\nNo test: [^\n]", re.MULTILINE)
+CELLS = [
+    (heading, claim, test)
+    for heading, text in SECTIONS.items()
+    for rows in TABLE.findall(text)
+    for claim, _, test in (row.strip("| ").rpartition(" | ") for row in rows.splitlines())
+]
 
 
-def test_each_row_of_the_table_is_read() -> None:
-    assert len(ROWS) == len(re.findall(r"^\|", TABLE, re.MULTILINE)) - 2  # its heading, and the line below that
+def test_what_is_open_comes_first() -> None:
+    assert next(iter(SECTIONS)) == WITHOUT_CLAIMS[0] and "| Gap | Who could use it |" in SECTIONS["What is open"]
 
 
-@pytest.mark.parametrize("defence", ROWS)
-def test_the_tests_of_a_defence_exist(defence: str) -> None:
-    folder = ROOT / "tests"
-    for name in ROWS[defence].split(", "):
-        assert re.fullmatch(r"(\w+/)*test_\w+\.py", name), name
-        if "/" in name:
-            folder = (ROOT / "tests" / name).parent
-        path = folder / name.rpartition("/")[2]  # a bare name is in the folder of the one before it
-        assert re.search(r"^ *def test_", path.read_text(encoding="utf-8"), re.MULTILINE), path
+@pytest.mark.parametrize("heading", [heading for heading in SECTIONS if heading not in WITHOUT_CLAIMS])
+def test_a_section_names_its_tests_and_what_has_none(heading: str) -> None:
+    assert len(TABLE.findall(SECTIONS[heading])) == 1, heading
+
+
+@functools.cache
+def found_in(file: str) -> frozenset[str]:
+    text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+    return frozenset(re.findall(r"^ *def (test_\w+)\(", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize(("heading", "claim", "cell"), CELLS, ids=[claim for _, claim, _ in CELLS])
+def test_the_tests_of_a_claim_exist(heading: str, claim: str, cell: str) -> None:
+    """A file alone: all tests in it show the claim."""
+    assert heading and claim
+    for part in cell.split("; "):
+        file, _, names = part.partition("::")
+        assert re.fullmatch(r"(\w+/)+test_\w+\.py", file), part
+        assert found_in(file) and (not names or set(names.split(", ")) <= found_in(file)), part

@@ -99,6 +99,26 @@ def test_filters_of_a_submodule_and_of_an_included_file_do_not_run_either(projec
     assert (commit_of(project) or "").endswith("-dirty")
 
 
+def test_a_file_behind_a_filter_counts_as_changed_once_git_has_to_read_it(tmp_path: Path) -> None:
+    """As one of git-lfs: what git has is not what lies in the folder."""
+    project = tmp_path / "project"
+    project.mkdir()
+    ask(project, "init", "-q")
+    ask(project, "config", "filter.x.clean", "tr 1 2")
+    (project / ".gitattributes").write_text("train filter=x\n")
+    (project / "train").write_text("1\n")
+    os.utime(project / "train", (1, 1))
+    ask(project, "add", ".")
+    ask(project, "commit", "-qm", "first")
+    state = git.state(project)
+    assert state is not None and not state.dirty
+    os.utime(project / "train", (2, 2))
+    assert ask(project, "-c", "core.untrackedCache=false", "diff", "--name-only") == ""  # with its filter
+    os.utime(project / "train", (3, 3))
+    state = git.state(project)
+    assert state is not None and state.dirty
+
+
 def test_hooks_and_filters_of_a_strange_name_do_not_run(project: Path) -> None:
     marker = project.parent / "pwned"
     hooks = project / ".git/hooks"

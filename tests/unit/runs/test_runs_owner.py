@@ -1,13 +1,15 @@
 """Folders of runs that other users can change, and run folders that they put in the place of ours."""
 
 import os
+import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from slurmddp.runs.owner import shared_folder
-from tests.helpers import ROOT, SHELL
+from tests.helpers import ROOT, SHELL, Desk, Result
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another group takes root")
@@ -23,6 +25,32 @@ def test_a_folder_that_others_can_change_is_a_warning(tmp_path: Path, mode: int,
         said = shared_folder(root)
         assert (said is not None) == warns, root
         assert not said or f"chmod +t {project}, or" in said
+
+
+def test_submit_warns_of_a_folder_that_others_can_change(desk: Desk, cli: Callable[..., Result]) -> None:
+    desk.write("train.py")
+    desk.program("sbatch", "#!/bin/bash\necho 7\n")
+    (desk.project / "runs").mkdir()
+    (desk.project / "runs").chmod(0o777)
+    done = cli("submit", "train.py", "--site", "cores", "--time", "10m")
+    assert done.code == 0 and f"other users can rename folders in {desk.project}/runs" in done.err, done.err
+
+
+@pytest.mark.parametrize(("mode", "others"), [("0700", "rw-rw-rw-"), ("0755", "rw-r--r--")])
+def test_nobody_else_can_write_to_what_a_job_makes_where_others_can_read(
+    desk: Desk, cli: Callable[..., Result], mode: str, others: str
+) -> None:
+    """A folder of mode 0700 needs no umask."""
+    desk.write("train.py")
+    ranks = desk.program("ranks", '#!/bin/bash\n[[ $1 == -c ]] || : >"$SLURMDDP_RUN/new"\n')
+    words = ("--site", "here", "--quiet", "--set", f"container.python={ranks}", "--set", f"paths.mode={mode}")
+    before = os.umask(0)
+    try:
+        done = cli("run", "train.py", *words)
+    finally:
+        os.umask(before)
+    (run,) = (desk.project / "runs").iterdir()
+    assert done.code == 0 and stat.filemode((run / "new").stat().st_mode) == f"-{others}", done.err
 
 
 def test_a_group_of_the_user_alone_is_no_other(tmp_path: Path) -> None:
