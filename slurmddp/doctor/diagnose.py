@@ -42,7 +42,8 @@ _BY_TIME = 30
 #: Causes from this order on say that a process failed.
 _SIGNALS = 34
 #: Causes that are the exit of a process.
-_EXITS = {"killed", "segfault", "bus-error", "illegal-instruction", "exit-code"}
+SIGNAL_EXITS = frozenset({"killed", "segfault", "bus-error", "illegal-instruction"})
+_EXITS = {*SIGNAL_EXITS, "exit-code"}
 #: What the logs of healthy ranks may show after somebody ended the job: containers lose their image, ranks each other.
 AFTER_THE_END = frozenset((*_EXITS, "ended-by-launcher", "connection-lost", "rendezvous-lost"))
 #: The same if the user cancelled the job with slurmddp: everything that ends a job from outside.

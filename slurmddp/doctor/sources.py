@@ -9,7 +9,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from slurmddp.doctor.diagnose import AFTER_A_CANCEL, AFTER_THE_END, Diagnosis, Examination
+from slurmddp.doctor.diagnose import AFTER_A_CANCEL, AFTER_THE_END, SIGNAL_EXITS, Diagnosis, Examination
 from slurmddp.doctor.flight import is_dump
 from slurmddp.errors import UserError
 from slurmddp.runs.cause import hang_line, killed_line
@@ -40,8 +40,10 @@ _TELLING = (
 )  # fmt: skip
 #: Those of a start of the ranks that failed, or of the end of an attempt.
 _FAILURES = ("error", "hang", "rank_exited", "attempt_ended")
-#: What job.sh calls the end of an attempt that nothing in the attempt caused.
+#: What ends healthy ranks.
 _FROM_OUTSIDE = ("cancelled", "preemption", "time limit")
+#: The causes by which Slurm ends a job, whose line stands in the newest attempt's logs.
+_ENDS = ("time-limit", "preemption")
 _HANGS = ("hang", "hang_reported", "hang_over")
 
 
@@ -182,7 +184,7 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
     hangs = ((at, event.get("attempt")) for at, event in _records(folder) if event.get("event") in _HANGS)
     newest = max((at for at, of in hangs if of == attempt), default=0)
     steps = (at for at, event in _records(folder) if event.get("event") == "first_step")
-    survived, failed = max(steps, default=0), 0
+    survived, failed, first_exit = max(steps, default=0), 0, ""
     for number, event in _records(folder):
         kind, node = event.get("event"), _text(event, "node") or None
         if kind == "job_ended" and (state := _text(event, "slurm_state")):
@@ -207,6 +209,7 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
             else:
                 text = f"terminated with signal {_text(event, 'signal')}: {killed}"[:_LONGEST]
                 found.fact(name, number, text, rank=rank, node=node, otherwise="exit-code")
+                first_exit = first_exit or found.hits[-1].cause.id
         elif kind == "node_excluded":
             found.fact(name, number, f"preflight: {_text(event, 'reason')}", node=_text(event, "excluded"))
         elif kind == "attempt_ended" and event.get("decision") != "done" and not found.hits and _text(event, "cause"):
@@ -215,6 +218,8 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
             text = f"checkpoint {_text(event, 'path')} is corrupt: {_text(event, 'why')}"
             found.fact(name, number, text, node=node)
     _explain_the_end(found, folder, attempt)
+    if first_exit:  # other ranks died of it, of their containers' end, or of what ended them
+        found.explained |= SIGNAL_EXITS - {first_exit}
     if 0 < failed < survived:
         found.notes.append(
             "the ranks have made steps again since the newest failure: slurmddp status shows how they are"
@@ -234,13 +239,16 @@ def _explain_the_end(found: Examination, folder: RunFolder, attempt: int | None)
         elif event.get("attempt") != attempt:
             continue
         elif kind == "attempt_ended":
-            ended = event.get("cause") in _FROM_OUTSIDE
+            ended = event.get("ended_by") in _FROM_OUTSIDE
         elif kind == "first_step":
             failing = False
         elif kind in _FAILURES and not cancelled:
             failing = True
     if cancelled:
         found.notes.append(f"run {folder.id} was cancelled with slurmddp cancel")
+    # job.sh may have had no time to write of the end: then Slurm's own line tells.
+    attempts = [hit for hit in found.hits if hit.path != str(folder.job_log)]  # which tells of earlier attempts, too
+    ended = ended or any(hit.cause.id in _ENDS and hit.sure == "certain" for hit in attempts)
     if not failing:
         found.explained = AFTER_A_CANCEL if cancelled else AFTER_THE_END if ended else frozenset()
     if reasons and "preemption" not in reasons:  # Slurm says of each requeue what it says of a preemption

@@ -12,11 +12,12 @@ from slurmddp.runs import events as event_files
 from slurmddp.runs import submission as submissions
 from slurmddp.runs.layout import RunFolder, attempt_of
 from slurmddp.runs.submission import Submission
-from slurmddp.shared.files import read_json
+from slurmddp.shared.files import open_plain, read_json
 from slurmddp.slurm.base import JobId
 
 #: The first line of a stop file that is final: nothing starts the run again.
 CANCELLED = "cancelled by the user"
+_LONGEST_REASON = 200  # bytes
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Evidence:
     markers: Mapping[int, Marker] | None = None
     events: Sequence[Mapping[str, Any]] = ()
     stop_requested: bool = False
+    stop_reason: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -189,7 +191,19 @@ def evidence(folder: RunFolder) -> Evidence:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             notes.append(f"{path}: damaged ({type(error).__name__}: {error})")
     sent = submissions.read(folder)
-    return Evidence(sent, markers, lines.records, folder.stop.exists(), tuple(notes))
+    stop = _stop_reason(folder)
+    return Evidence(sent, markers, lines.records, stop is not None, stop or "", tuple(notes))
+
+
+def _stop_reason(folder: RunFolder) -> str | None:
+    """Return the first line of the stop file: empty, if somebody made it by hand; None without one."""
+    try:
+        with open_plain(folder.stop, folder.path) as file:
+            return file.readline(_LONGEST_REASON).decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return ""  # whatever it is, the ranks see it
 
 
 def evidence_of(folders: Iterable[RunFolder], say: Callable[[str], None]) -> list[tuple[RunFolder, Evidence]]:

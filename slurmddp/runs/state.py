@@ -138,7 +138,10 @@ def _by_slurm(job: JobView, facts: Evidence) -> RunState:
     if state == "running":
         where = f"on {job.nodes}" if job.nodes else ""
         odd = job.state.lower() if job.state != "RUNNING" else ""
-        return RunState("stopping" if facts.stop_requested else state, _join(where, odd))
+        if not facts.stop_requested:
+            return RunState(state, _join(where, odd))
+        why = f" ({facts.stop_reason})" if facts.stop_reason else ""
+        return RunState("stopping", _join(where, odd, f"asked to save and exit{why}"))
     if state == "requeued":
         todo = f"held: `scontrol release {facts.job_id.id}`" if job.state in _HELD and facts.job_id else ""
         return RunState(state, _join(job.reason, todo))
@@ -185,10 +188,9 @@ def _by_marker(facts: Evidence, why: str = "") -> RunState | None:
     if marker is not None and marker.state == "stopped":
         return _stopped(marker, why)
     if marker is None and told.get("decision") == "stopped":  # a script of the user's own
-        cause = str(told.get("cause") or "")
-        if facts.cancel_requested or cause == CANCELLED:
+        if facts.cancel_requested or told.get("ended_by") == "cancelled":
             return RunState("cancelled", _join("by you", _how_it_exited(facts)))
-        return RunState("stopped", _join(why, cause))
+        return RunState("stopped", _join(why, str(told.get("cause") or "")))
     return None
 
 

@@ -98,6 +98,6 @@ run_attempt() {
 end_attempt() {
   local rank node text
   read -r rank node text <<<"$cause"
-  event attempt_ended "\"exit_code\": $exit_code, \"cause\": `json "$text"`, \"node\": `json "${node#-}"`, \"rank\": ${rank/-/null}, \"decision\": \"$decision\"${kept:+, \"not_requeued\": `json "$kept"`}"
+  event attempt_ended "\"exit_code\": $exit_code, \"cause\": `json "$text"`, \"node\": `json "${node#-}"`, \"rank\": ${rank/-/null}, \"decision\": \"$decision\"${outside:+, \"ended_by\": `json "$outside"`}${kept:+, \"not_requeued\": `json "$kept"`}"
   say "attempt $attempt exited with code $exit_code${text:+, `cause_text "$cause"`}; decision: $decision"
 }

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # --- what comes after an attempt
-# Sets `decision` (done, stopped, failed, cancelled, requeue, next) and `cause`, RANK NODE TEXT. Usage: decide EXIT_CODE
+# Sets `decision` (done, stopped, failed, cancelled, requeue, next), `cause`, RANK NODE TEXT, and `outside`: what ended the
+# attempt, if nothing in it did. Usage: decide EXIT_CODE
 decide() {
   local state stop=
   state=`from_marker state`
@@ -9,6 +10,7 @@ decide() {
     stop=${stop:-stop file}
   fi
   cause="- - "
+  outside=$ending
   if [[ -n "$ending" ]]; then
     decision=stopped
     [[ "$ending" != cancelled ]] || decision=cancelled
@@ -19,6 +21,7 @@ decide() {
   elif [[ "$stop" == "cancelled by the user" ]]; then
     decision=stopped
     cause="- - $stop"
+    outside=cancelled
   elif [[ "$state" == failed || "$state" == "no progress" ]]; then
     decision=failed
     cause=`best_cause "$noted"`
@@ -28,7 +31,7 @@ decide() {
       cause+="; `from_marker cause`"
     fi
   elif [[ -n "$stop" ]] || [[ "$state" == stopped && -z "$abandoned" ]]; then
-    decide_after_stop "$stop"
+    decide_after_stop "$stop" "$1"
   elif (($1 == 0)) && [[ -z "$abandoned" ]]; then
     decision="done" # the user's own script reports it by its exit code
   else
@@ -36,7 +39,7 @@ decide() {
   fi
 }
 
-# A run continues if the cluster was the reason for its stop. Usage: decide_after_stop REASON
+# A run continues if the cluster was the reason for its stop. Usage: decide_after_stop REASON EXIT_CODE
 decide_after_stop() {
   local reason=$1
   decision=stopped
@@ -46,9 +49,14 @@ decide_after_stop() {
   fi
   if [[ "$reason" == "time limit" || "$reason" == preemption ]]; then
     ! goes_on "$reason" || decision=requeue
+    outside=$reason
   fi
   reason=${reason:-`from_marker reason`}
   cause="- - $reason${kept:+; $kept}"
+  if [[ -n "$outside" && -n "$noted" && -z "$noted_cascade" && -z "$state" ]] && (($2 != 0)); then
+    cause="$noted, when the script had been asked to save and exit ($reason)${kept:+; $kept}"
+    outside=
+  fi
   if [[ ! -e "$run/stop" ]] && nobody_asked && [[ "$reason" =~ ^SIGTERM\ received\ by\ rank\ ([0-9]+)\ on\ (.+)$ ]]; then
     cause=`forged`
     cause=${cause:-"${BASH_REMATCH[1]} ${BASH_REMATCH[2]} SIGTERM that neither Slurm nor the user sent (earlyoom, or an administrator?)"}

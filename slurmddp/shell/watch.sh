@@ -154,7 +154,7 @@ read_events() {
       *'"event": "first_step"'*) [[ -n "$own_script" ]] || has_recovered ;;
       *'"event": "restarted"'*'"how": "went on"'*) has_recovered ;;
       *'"event": "restarted"'*) # from zero; if it is unknown, only a failure is worth a message
-        [[ -z "$recovering" && "$line" != *'"how": "from zero"'* ]] || warn "$line"
+        [[ -z "$recovering" && "$line" != *'"how": "from zero"'* ]] || warn "$line" "$recovering"
         recovering=
         ;;
     esac
@@ -193,10 +193,16 @@ has_recovered() {
   recovering=
 }
 
-# Send the text of an event, which its writer made for people. Usage: warn EVENT_LINE
+# Send the text of an event, which its writer made for people, and why it came to that. Usage: warn EVENT_LINE [CAUSE]
 warn() {
+  local text rank= node= _
   [[ "$1" =~ \"text\":\ \"(([^\"\\]|\\.)*)\" ]] || return 0
-  alert warning running "`unescaped <<<"${BASH_REMATCH[1]}" | plain`" "nothing is stopped"
+  text=`unescaped <<<"${BASH_REMATCH[1]}" | plain`
+  if [[ -n "${2:-}" ]]; then
+    read -r rank node _ <<<"$2"
+    text+="; before that: `cause_text "$2"`"
+  fi
+  alert warning running "$text" "nothing is stopped" "$rank" "$node"
 }
 
 # Usage: note_straggler EVENT_LINE

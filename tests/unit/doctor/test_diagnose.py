@@ -354,7 +354,7 @@ CANCEL = {"event": "cancel_requested", "now": True}
         ([STEP, CANCEL, {"event": "attempt_ended", "cause": "cancelled", "decision": "cancelled"}], None),
         ([STEP, CANCEL, KILLED], None),
         ([KILLED, STEP, CANCEL], None),
-        ([STEP, {"event": "attempt_ended", "cause": "time limit", "decision": "requeue"}], "time-limit"),
+        ([STEP, {"event": "attempt_ended", "ended_by": "time limit", "decision": "requeue"}], "time-limit"),
         # What made the user cancel the run stays its cause.
         ([STEP, KILLED, CANCEL], "segfault"),
         ([STEP, {"event": "attempt_ended", "cause": "rank 1 died", "decision": "failed"}], "bus-error"),
@@ -371,6 +371,31 @@ def test_what_ends_a_job_from_outside_explains_the_exits(folder: RunFolder, even
     assert (diagnosis.root and diagnosis.root.first.cause.id) == cause
     cancelled = f"run {folder.id} was cancelled with slurmddp cancel"
     assert (cancelled in diagnosis.notes) == (CANCEL in events)
+
+
+@pytest.mark.parametrize(
+    ("events", "end", "cause"),
+    [
+        # job.sh was killed before it wrote of the end.
+        (
+            [STEP],
+            "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2026-11-25T14:56:52 DUE TO TIME LIMIT ***",
+            "time-limit",
+        ),
+        # One rank was killed; what the others died of came later.
+        ([STEP, {**KILLED, "signal": "SIGKILL"}], "", "killed"),
+    ],
+)
+def test_the_bus_errors_of_containers_that_are_taken_away(
+    folder: RunFolder, events: list, end: str, cause: str
+) -> None:
+    write_events(folder, {"event": "attempt_started", "nodes": "n1"}, *events)
+    folder.node_log(0, "n1").write_text(f"step 1\n{end}\n")
+    folder.node_log(0, "n2").write_text(BUS_ERROR)
+    refused = "srun: error: Unable to create step for job 5: Job/step already completing or completed\n"
+    (folder.attempt_logs(0) / "srun.err").write_text(f"srun: error: n2: task 1: Bus error\n{refused}")
+    root = diagnose_run(folder).root
+    assert root is not None and (root.first.cause.id, root.hosts[:1]) == (cause, ("n1",))
 
 
 @pytest.mark.parametrize(("reason", "cause"), [("time limit", None), ("preemption", "preemption")])

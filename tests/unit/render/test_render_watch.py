@@ -211,18 +211,26 @@ def test_a_start_of_the_ranks_forgets_who_was_slow(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("own", "event", "alert"),
     [
-        ("", {"event": "first_step"}, "recovered running why training continues"),
+        ("", {"event": "first_step"}, "recovered running 1 n2 why training continues"),
         ("yes", {"event": "first_step"}, None),
-        ("yes", {"event": "restarted", "how": "went on"}, "recovered running why training continues"),
-        ("yes", {"event": "restarted", "how": "from zero"}, "warning running 147 steps nothing is stopped"),
-        ("yes", {"event": "restarted", "how": "unknown"}, "warning running 147 steps nothing is stopped"),
+        ("yes", {"event": "restarted", "how": "went on"}, "recovered running 1 n2 why training continues"),
+        (
+            "yes",
+            {"event": "restarted", "how": "from zero"},
+            "warning running 147 steps; before that: 1 n2 why nothing is stopped 1 n2",
+        ),
+        (
+            "yes",
+            {"event": "restarted", "how": "unknown"},
+            "warning running 147 steps; before that: 1 n2 why nothing is stopped 1 n2",
+        ),
     ],
 )
 def test_recovered_is_what_went_on(desk: Desk, own: str, event: dict[str, str], alert: str | None) -> None:
     """Of a script of one's own, only its observer can tell. Each start is told once."""
     stage = Stage(desk, own_script=own)
     line = stage.event(event["event"], **{key: event[key] for key in event if key != "event"}, step=1, text="147 steps")
-    lines = ['alert() { echo "alert $*"; }', "unescaped() { cat; }", "recovering=why", line, "read_events"]
+    lines = ['alert() { echo "alert $*"; }', "unescaped() { cat; }", "recovering='1 n2 why'", line, "read_events"]
     said = [told for told in stage.bash(*lines).splitlines() if told.startswith("alert")]
     assert said == ([f"alert {alert}"] if alert else [])
 
@@ -231,7 +239,31 @@ def test_a_start_from_an_unknown_step_is_told_after_a_failure_only(desk: Desk) -
     stage = Stage(desk, own_script="yes")
     unknown, zero = (stage.event("restarted", how=how, text=f"it is {how}") for how in ("unknown", "from zero"))
     lines = ['alert() { echo "alert $*"; }', "unescaped() { cat; }", unknown, zero, "read_events"]
-    assert stage.bash(*lines).splitlines()[:-1] == ["alert warning running it is from zero nothing is stopped"]
+    assert stage.bash(*lines).splitlines()[:-1] == ["alert warning running it is from zero nothing is stopped  "]
+
+
+ASKED = "when the script had been asked to save and exit"
+
+
+@pytest.mark.parametrize(
+    ("events", "code", "cause"),
+    [
+        (["SIGKILL"], 137, f"0 node1 killed by SIGKILL (out of memory?), {ASKED} (time limit); nothing saved|"),
+        (["SIGKILL"], 0, "- - time limit; nothing saved|time limit"),
+        (["SIGTERM"], 143, "- - time limit; nothing saved|time limit"),
+        ([], 1, "- - time limit; nothing saved|time limit"),
+    ],
+)  # fmt: skip
+def test_a_rank_that_dies_while_it_is_asked_to_save_is_the_cause(
+    stage: Stage, events: list[str], code: int, cause: str
+) -> None:
+    lines = ["unescaped() { cat; }", *(stage.event("rank_exited", signal=each) for each in events), "read_events"]
+    lines += [
+        "kept='nothing saved'; state=; outside=",
+        "goes_on() { return 1; }",
+        f"decide_after_stop 'time limit' {code}",
+    ]
+    assert stage.bash(*lines, 'echo "$decision|$cause|$outside"').splitlines()[0] == f"stopped|{cause}"
 
 
 def test_ranks_that_do_not_work_together_are_told_once_per_job(stage: Stage) -> None:

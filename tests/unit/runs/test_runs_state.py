@@ -93,6 +93,8 @@ def test_slurm_remembers_a_preemption_of_an_earlier_start() -> None:
 
 def test_stop_file() -> None:
     assert judge(JobView("RUNNING"), facts(started(), stop_requested=True)).state == "stopping"
+    asked = judge(JobView("RUNNING", nodes="n1"), facts(started(), stop_requested=True, stop_reason="time limit"))
+    assert asked == RunState("stopping", "on n1, asked to save and exit (time limit)")
     assert judge(JobView("PENDING"), facts(stop_requested=True)).state == "pending"
 
 
