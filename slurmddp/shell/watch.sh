@@ -202,7 +202,7 @@ warn() {
     read -r rank node _ <<<"$2"
     text+="; before that: `cause_text "$2"`"
   fi
-  alert warning running "$text" "nothing is stopped" "$rank" "$node"
+  alert warning running "$text" "nothing is stopped" ${rank:+"$rank" "$node"}
 }
 
 # Usage: note_straggler EVENT_LINE

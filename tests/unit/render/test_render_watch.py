@@ -239,7 +239,7 @@ def test_a_start_from_an_unknown_step_is_told_after_a_failure_only(desk: Desk) -
     stage = Stage(desk, own_script="yes")
     unknown, zero = (stage.event("restarted", how=how, text=f"it is {how}") for how in ("unknown", "from zero"))
     lines = ['alert() { echo "alert $*"; }', "unescaped() { cat; }", unknown, zero, "read_events"]
-    assert stage.bash(*lines).splitlines()[:-1] == ["alert warning running it is from zero nothing is stopped  "]
+    assert stage.bash(*lines).splitlines()[:-1] == ["alert warning running it is from zero nothing is stopped"]
 
 
 ASKED = "when the script had been asked to save and exit"

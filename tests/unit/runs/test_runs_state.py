@@ -217,7 +217,7 @@ def requeued(how: str = "requeue", **more: Any) -> dict[str, Any]:
         (
             "COMPLETED",
             None,
-            [attempt_ended("stopped", 0, cause="cancelled by the user")],
+            [attempt_ended("stopped", 0, cause="cancelled by the user", ended_by="cancelled")],
             "cancelled",
             "by you, exited cleanly",
         ),
