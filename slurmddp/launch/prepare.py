@@ -92,7 +92,7 @@ def prepare(request: Request) -> Prepared:
     resolved, notes = (resolved, []) if request.inside else with_share(resolved, request.cluster)
     prepared = None
     with collecting(errors):
-        plan = make_plan(resolved, context)
+        plan = _planned(resolved, context, errors)
         prepared = Prepared(resolved, plan._replace(notes=(*notes, *plan.notes)), resumed, seconds)
         if errors:
             from slurmddp.launch.problems import refuse_problems
@@ -105,6 +105,21 @@ def prepare(request: Request) -> Prepared:
         later = [each for error in errors[first:] for each in error.parts]
         raise together([*errors[:first], *(each for each in later if not depends_on(each, resolved.mistakes))])
     return prepared
+
+
+def _planned(resolved: Resolved, context: Context, errors: list[UserError]) -> Plan:
+    """Plan the job. errors: gets what is wrong with its GPUs, if a plan without GPUs shows the rest."""
+    try:
+        return make_plan(resolved, context)
+    except UserError as error:
+        resources = resolved.job.resources.model_copy(update={"gpus_per_node": 0})
+        job = resolved.job.model_copy(update={"resources": resources})
+        try:
+            plan = make_plan(resolved._replace(job=job), context)
+        except UserError:
+            raise error from None
+        errors.append(error)
+        return plan
 
 
 def _absent_script(resolved: Resolved, context: Context) -> list[UserError]:

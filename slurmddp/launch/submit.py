@@ -67,6 +67,11 @@ def command_line(plan: Plan, folder: RunFolder, options: Sequence[str] = ()) -> 
     return scheduler.command(options, str(folder.job_sh), (str(folder.path),), log=str(folder.job_log))
 
 
+def _inside_a_job(plan: Plan) -> list[str]:
+    job = None if plan.inside or plan.scheduler != "slurm" else os.environ.get("SLURM_JOB_ID")
+    return [] if job is None else [f"this shell is in Slurm job {job}: this is a new job; `slurmddp run` uses that one"]
+
+
 def submit(prepared: Prepared) -> Handed:
     """Make the run folder and start the job. Raises UserError with nothing left behind."""
     plan = prepared.plan
@@ -74,6 +79,7 @@ def submit(prepared: Prepared) -> Handed:
     avoided = avoid(prepared)
     files = files_before(prepared)
     warnings = [
+        *_inside_a_job(plan),
         *advice(prepared),
         *shared_files(plan, files),
         *relative_paths(prepared.plan),

@@ -129,7 +129,7 @@ check_python() {
   if [[ "$runtime" == none ]]; then
     inherited=${PYTHONPATH:+:$PYTHONPATH}
     where="on this node: correct it, or load or activate it in setup"
-    todo="add \`setup: [source .../activate]\`, or conda or module lines"
+    todo="name its Python, --set container.python=FILE, or add \`setup: [source .../activate]\`, or conda or module lines"
   fi
   [[ ! -e "$run/accelerate.yaml" ]] || modules+=(accelerate)
   if ! said=$(env "${prefix}PYTHONPATH=$own_python_path$inherited" "${container[@]}" "$python" -c '

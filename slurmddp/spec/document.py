@@ -10,11 +10,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurmddp.errors import UserError
+from slurmddp.errors import UserError, together
 from slurmddp.shared.files import open_plain
 
 #: No honest job file or profile comes near; a data file given by mistake is refused before it is parsed.
@@ -35,6 +35,11 @@ _CORE_TAGS = {
 }
 
 
+#: Syntax errors that are looked for in one file.
+_MOST_SYNTAX_ERRORS = 20
+_LINE_END = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+#: A key in the first column: where the next section begins after a syntax error.
+_SECTION = re.compile(r"([A-Za-z_][\w-]*)\s*:")
 #: Stands for the run folder, as the job sees it.
 RUN = "{run}"
 
@@ -66,7 +71,24 @@ class Document(NamedTuple):
     """A tree of dict, list, str, Plain and None, and the origin of every node in it, by key path."""
 
     tree: dict[str, Any]
-    origins: Mapping[Key, Origin]
+    origins: dict[Key, Origin]
+
+
+class WrongValue(UserError):
+    """A mistake in one value, or in the section that a key of the first column begins."""
+
+    def __init__(self, what: str, key: Key, *, where: str | None = None, todo: str | None = None) -> None:
+        super().__init__(what, where=where, todo=todo)
+        self.key = key
+
+
+class WrongYaml(UserError):
+    """Mistakes in a file's YAML, each of them in `parts`. document: the file without the sections that have one."""
+
+    def __init__(self, parts: Sequence[UserError], document: Document) -> None:
+        super().__init__(str(together(parts)))
+        self.parts = parts
+        self.document = document
 
 
 def typed(value: Any) -> Any:
@@ -135,33 +157,56 @@ def read_text(text: str, layer: str, name: str) -> Document:
 
 
 def read_spans(text: str, layer: str, name: str) -> tuple[Document, Mapping[Key, tuple[int, int]]]:
-    """Parse YAML text. Also returns where in it each key is written: begin and end, in characters."""
-    import yaml
+    """Parse YAML text. Also returns where in it each key is written: begin and end, in characters.
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    # Events and not `compose`, whose recursion in C ends the process on a file that is nested deeply enough.
-    reader = _Reader(layer, name, yaml.parse(text, Loader=loader))
-    try:
+    Raises WrongYaml for all its mistakes: after a syntax error, it goes on at the next key of the first column.
+    """
+    lines, wrong = _LINE_END.split(text), list[UserError]()
+    for _ in range(_MOST_SYNTAX_ERRORS):
+        reader = _Reader(layer, name, "\n".join(lines) if wrong else text)
         tree = reader.document()
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        location = f"{name}:{mark.line + 1}" if mark is not None else name
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-        lines = text.splitlines()
-        if mark is not None and mark.line < len(lines) and "\t" in lines[mark.line]:
-            raise UserError(
-                "a tab is not allowed in YAML",
-                where=location,
-                todo="replace each tab by spaces, as your editor indents",
-            ) from None
-        raise UserError(f"is not valid YAML: {problem}", where=location) from None
+        if reader.error is None:
+            break
+        wrong.append(_syntax_error(reader.error, name, lines))
+    wrong += reader.wrong
+    document = Document(tree if isinstance(tree, dict) and reader.error is None else {}, reader.origins)
+    if wrong:
+        raise WrongYaml(wrong, document)
     if tree is None:
         raise UserError("is empty", where=name, todo="`slurmddp init FILE` writes a commented job file")
     if not isinstance(tree, dict):
         raise UserError(
             "is not a mapping of keys to values", where=name, todo="`slurmddp init FILE` writes a valid one"
         )
-    return Document(tree, reader.origins), reader.spans
+    return document, reader.spans
+
+
+def _syntax_error(error: Any, name: str, lines: list[str]) -> UserError:
+    """Return the message of a syntax error, and empty the lines of the section that has it."""
+    mark, context = getattr(error, "problem_mark", None), str(getattr(error, "context", None) or "")
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    if mark is None:
+        lines[:] = [""] * len(lines)
+        return WrongValue(f"is not valid YAML: {problem}", (), where=name)
+    line = min(mark.line, len(lines) - 1)
+    # A quote or a bracket that nothing closes is found at the end of the file: the mistake is where it begins.
+    opened = getattr(error, "context_mark", None) if "block" not in context else None
+    begins = _section(lines, min(line, line if opened is None else opened.line))
+    ends = next((at for at in range(begins + 1, len(lines)) if _SECTION.match(lines[at])), len(lines))
+    found = _SECTION.match(lines[begins])
+    where, key = f"{name}:{line + 1}", (found[1],) if found else ()
+    tab = "\t" in lines[line]
+    since = "" if opened is None or opened.line == line else f", in what begins in line {opened.line + 1}"
+    lines[begins:ends] = [""] * (ends - begins)
+    if tab:
+        todo = "replace each tab by spaces, as your editor indents"
+        return WrongValue("a tab is not allowed in YAML", key, where=where, todo=todo)
+    return WrongValue(f"is not valid YAML: {problem}{since}", key, where=where)
+
+
+def _section(lines: Sequence[str], line: int) -> int:
+    """Return the line in which the section of a line begins."""
+    return next((at for at in range(line, -1, -1) if _SECTION.match(lines[at])), 0)
 
 
 def read_value(text: str, layer: str, where: str) -> Any:
@@ -191,14 +236,28 @@ def as_text(value: Any, where: str) -> str:
 
 
 class _Reader:
-    """Turns the parser's events into values, and keeps the origin of each value and the span of each key."""
+    """Turns the parser's events into values, and keeps the origin of each value and the span of each key.
 
-    def __init__(self, layer: str, name: str, events: Iterator[Any]) -> None:
+    error: the syntax error, at which the events end. wrong: what YAML allows and a job file does not.
+    """
+
+    def __init__(self, layer: str, name: str, text: str) -> None:
         self.layer = layer
         self.name = name
-        self.events = events
+        self.events = self.parsed(text)
         self.origins: dict[Key, Origin] = {}
         self.spans: dict[Key, tuple[int, int]] = {}
+        self.error: Exception | None = None
+        self.wrong: list[UserError] = []
+
+    def parsed(self, text: str) -> Iterator[Any]:
+        """The events of the parser; `compose` would recurse in C, and a deep enough file would end the process."""
+        import yaml
+
+        try:
+            yield from yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except yaml.YAMLError as error:
+            self.error = error
 
     def document(self) -> Any:
         """The value of the only document; None if there is none, or nothing in it."""
@@ -208,9 +267,8 @@ class _Reader:
             if kind == "DocumentStart":
                 documents += 1
                 if documents > 1:
-                    raise UserError(
-                        "contains a second YAML document (---)", where=self.location(event), todo="remove one"
-                    )
+                    self.refuse("contains a second YAML document (---)", event, (), "remove one")
+                    break
             elif kind not in ("StreamStart", "StreamEnd", "DocumentEnd"):
                 value = self.value(event, ())
         return value
@@ -218,17 +276,20 @@ class _Reader:
     def location(self, event: Any) -> str:
         return f"{self.name}:{event.start_mark.line + 1}"
 
-    def check(self, event: Any) -> tuple[str, str]:
-        """Kind and location of a key or value that has neither alias nor foreign tag."""
-        kind, location = _kind(event), self.location(event)
+    def refuse(self, what: str, event: Any, key: Key, todo: str | None = None) -> None:
+        self.wrong.append(WrongValue(what, key, where=self.location(event), todo=todo))
+
+    def check(self, event: Any, key: Key) -> str:
+        """The kind of a key or value, which has neither alias nor foreign tag, or is refused."""
+        kind = _kind(event)
         if kind == "Alias":
-            raise UserError("contains a YAML alias (*name)", where=location, todo="write the value out")
-        if event.tag is not None and event.tag not in _CORE_TAGS[kind]:
-            raise UserError(f"contains a YAML tag ({event.tag})", where=location, todo="write the plain value")
-        return kind, location
+            self.refuse("contains a YAML alias (*name)", event, key, "write the value out")
+        elif event.tag is not None and event.tag not in _CORE_TAGS[kind]:
+            self.refuse(f"contains a YAML tag ({event.tag})", event, key, "write the plain value")
+        return kind
 
     def value(self, event: Any, key: Key) -> Any:
-        kind, location = self.check(event)
+        kind, location = self.check(event, key), self.location(event)
         if len(key) > MAX_DEPTH:
             raise UserError(f"is nested deeper than {MAX_DEPTH} levels", where=location)
         self.origins[key] = Origin(self.layer, location)
@@ -236,6 +297,8 @@ class _Reader:
             return self.mapping(key)
         if kind == "SequenceStart":
             return self.sequence(key)
+        if kind == "Alias":
+            return None
         text: str = event.value
         # Quoted or a block has a style (the C parser gives '' for a plain scalar, the Python one None).
         if event.style or event.tag is not None:
@@ -255,24 +318,37 @@ class _Reader:
         for event in self.events:
             if _kind(event) == "MappingEnd":
                 break
-            kind, location = self.check(event)
-            if kind != "Scalar":
-                raise UserError("has a key that is not text", where=location)
-            name: str = event.value
-            if name == "<<" and not event.style:  # in quotes it is a key as any other
-                raise UserError("contains a YAML merge key (<<)", where=location, todo="write the keys out")
-            path = (*key, name)
-            if name in result:
-                first = self.origins[path].where.rsplit(":", 1)[-1]
-                raise UserError(
-                    f"key {json.dumps(name)} is given twice (first in line {first})",
-                    where=location,
-                    todo="remove one",
-                )
+            path = self.key(event, key, result)
+            value = next(self.events, None)
+            if value is None:
+                break
+            if path is None:
+                self.value(value, (*key, ""))
+                continue
             self.spans[path] = event.start_mark.index, event.end_mark.index
-            result[name] = self.value(next(self.events), path)
-            self.origins[path] = Origin(self.layer, location)
+            result[path[-1]] = self.value(value, path)
+            self.origins[path] = Origin(self.layer, self.location(event))
         return result
+
+    def key(self, event: Any, above: Key, siblings: Mapping[str, Any]) -> Key | None:
+        """The path of a key; None if it is refused."""
+        kind = self.check(event, above)
+        if kind != "Scalar":
+            if kind != "Alias":
+                self.refuse("has a key that is not text", event, above)
+                self.value(event, (*above, ""))
+            return None
+        name: str = event.value
+        if name == "<<" and not event.style:  # in quotes it is a key as any other
+            self.refuse("contains a YAML merge key (<<)", event, above, "write the keys out")
+            return None
+        path = (*above, name)
+        if name in siblings:
+            first = self.origins[path].where.rsplit(":", 1)[-1]
+            what = f"key {json.dumps(name)} is given twice (first in line {first})"
+            self.refuse(what, event, path, "remove one")
+            return None
+        return path
 
 
 def _kind(event: Any) -> str:

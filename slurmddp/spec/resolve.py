@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurmddp.errors import ElsewhereError, UserError
+from slurmddp.errors import ElsewhereError, UserError, collecting, together
 from slurmddp.spec.conditions import conditional_layers
-from slurmddp.spec.document import MAX_DEPTH, Document, Key, Origin, read_file, read_value
+from slurmddp.spec.document import MAX_DEPTH, Document, Key, Origin, WrongYaml, read_file, read_value
 from slurmddp.spec.expand import Expander, expand_data
 from slurmddp.spec.job import Job
 from slurmddp.spec.layers import Layered, adding_lists, merge
 from slurmddp.spec.renamed import read_layer
 from slurmddp.spec.site import Site
-from slurmddp.spec.validate import origin_of, validate
+from slurmddp.spec.validate import depends_on, origin_of, validate
 
 #: The site's profile and the part of it that is a layer of the job.
 SiteLookup = Callable[[str], tuple[Site, Document]]
@@ -72,6 +72,7 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
 
     `detect` is asked only where no layer names a site.
     """
+    wrong: list[UserError] | None = [] if strict else None
     above = [read_file(path, "configuration") for path in sources.config_files]
     for document in above:
         document.tree.pop(REMOTE_DIR, None)
@@ -80,17 +81,15 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
         above.append(layer_of("resumed run", [("site", name, where)]))
     if sources.job_file is not None:
         given = sources.job_file
-        above.append(given if isinstance(given, Document) else read_layer(given, "job file"))
+        above.append(given if isinstance(given, Document) else _job_layer(given, wrong))
     above.append(environment_layer(sources.environment))
     above.append(layer_of("command line", sources.options))
-    name, named_at = _site_name(above) or detect() or _no_site()
-    if isinstance(sources.job_file, Path) and named_at.startswith(f"{sources.job_file}:"):
-        _refuse_others_site(name, named_at, sources.job_file)
     try:
-        site, site_layer = find_site(name)
+        name, named_at, site, site_layer = _site(sources, above, find_site, detect)
     except UserError as error:
-        raise UserError(error.what, where=error.where or named_at, todo=error.todo) from None
-    wrong: list[UserError] | None = [] if strict else None
+        raise _without_site(error, above, wrong) from None
+    if site.scheduler == "local":
+        _gpus_of_one_machine(above[-1])
     layered, job = _lay(name, [site_layer, *above], wrong)
     if conditional := conditional_layers(site, job, site_layer):
         layered, job = _lay(name, [site_layer, *conditional, *above], wrong)
@@ -109,6 +108,47 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
             unset.append(ElsewhereError(f"the variable ${variable} is not set", where=where, todo=todo))
         warnings.append(f"{where}: the variable ${variable} is not set on this machine; it is kept as written")
     return Resolved(job, site, layered, tuple(warnings), named_at, (*(wrong or ()), *unset))
+
+
+def _job_layer(path: Path, wrong: list[UserError] | None) -> Document:
+    """Read the job file. wrong: gets the mistakes in its YAML, if any of it can be read."""
+    try:
+        return read_layer(path, "job file")
+    except WrongYaml as error:
+        if wrong is None or not error.document.tree:
+            raise
+        wrong += error.parts
+        return error.document
+
+
+def _site(
+    sources: Sources, above: Sequence[Document], find_site: SiteLookup, detect: Detect
+) -> tuple[str, str, Site, Document]:
+    """Return the site's name, where that was found, its profile, and its layer of the job."""
+    name, named_at = _site_name(above) or detect() or _no_site()
+    if isinstance(sources.job_file, Path) and named_at.startswith(f"{sources.job_file}:"):
+        _refuse_others_site(name, named_at, sources.job_file)
+    try:
+        return (name, named_at, *find_site(name))
+    except UserError as error:
+        raise UserError(error.what, where=error.where or named_at, todo=error.todo) from None
+
+
+def _gpus_of_one_machine(command_line: Document) -> None:
+    """Take `--gpus N` for the GPUs per node: on one machine, both meanings are the same."""
+    resources = command_line.tree.get("resources", {})
+    if "gpus" in resources and "gpus_per_node" not in resources:
+        resources["gpus_per_node"] = resources.pop("gpus")
+        command_line.origins["resources", "gpus_per_node"] = command_line.origins["resources", "gpus"]
+
+
+def _without_site(error: UserError, above: Sequence[Document], wrong: list[UserError] | None) -> UserError:
+    """Return the error for a job whose site is unknown, with the wrong values that it has on any site."""
+    found = list(wrong or ())
+    if wrong is not None:
+        with collecting(found):
+            _lay("generic", above, found)
+    return together([*([] if depends_on(error, found) else [error]), *found])
 
 
 def _lay(name: str, layers: Sequence[Document], wrong: list[UserError] | None) -> tuple[Layered, Job]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from slurmddp.errors import UserError, together
-from slurmddp.spec.document import Key, Origin
+from slurmddp.spec.document import Key, Origin, WrongValue
 from slurmddp.spec.layers import Layered, submodel
 from slurmddp.spec.renamed import Renamed, advice, row_of
 from slurmddp.visible import one_line
@@ -46,6 +46,9 @@ _BOUNDS = {
 _NO_KEYS = ("[key]", "[number]", "[range]")
 
 
+#: What a job needs, where it is wrong or missing: so that the rest of the job is checked, too.
+_STAND_INS = {("train",): {"module": "__unknown__"}}
+
 #: Mistakes that are shown; the rest are counted.
 _TOLD = 20
 
@@ -63,14 +66,6 @@ _RANKS = (
 _SLURM_WORDS = {"ntasks": _RANKS, "ntasks_per_node": _RANKS, "tasks_per_node": _RANKS}
 
 
-class WrongValue(UserError):
-    """A mistake in one value."""
-
-    def __init__(self, what: str, key: Key) -> None:
-        super().__init__(what)
-        self.key = key
-
-
 def validate(model: type[AnyModel], layered: Layered, wrong: list[UserError] | None = None) -> AnyModel:
     """Raises one UserError that lists the mistakes, each with its location.
 
@@ -80,38 +75,44 @@ def validate(model: type[AnyModel], layered: Layered, wrong: list[UserError] | N
         return model.model_validate(layered.tree)
     except ValidationError as error:
         details = error.errors(include_url=False)
-    mistakes: list[UserError] = [WrongValue(_message(model, layered, each), _key(each)) for each in details[:_TOLD]]
-    if len(details) > _TOLD:
-        mistakes.append(UserError(f"and {len(details) - _TOLD:,} more mistakes"))
+    broken = {each.key for each in wrong or () if isinstance(each, WrongValue)}  # in a section that cannot be read
+    told = [each for each in details if each["type"] != "missing" or _key(each) not in broken]
+    mistakes: list[UserError] = [WrongValue(_message(model, layered, each), _key(each)) for each in told[:_TOLD]]
+    if len(told) > _TOLD:
+        mistakes.append(UserError(f"and {len(told) - _TOLD:,} more mistakes"))
     if wrong is None or not all(_remove(layered.tree, _key(each)) for each in details):
-        raise together(mistakes)
+        raise together([*(wrong or ()), *mistakes])
     try:
         found = model.model_validate(layered.tree)
     except ValidationError:
-        raise together(mistakes) from None
+        raise together([*wrong, *mistakes]) from None
     wrong += mistakes
     return found
 
 
 def depends_on(error: UserError, wrong: Sequence[UserError]) -> bool:
     """Return whether an error may be nothing but the default in the place of a wrong value."""
-    keys = [mistake.key for mistake in wrong if isinstance(mistake, WrongValue)]
+    keys = [mistake.key for mistake in wrong if isinstance(mistake, WrongValue) and any(mistake.key)]
     names = {next(part for part in reversed(key) if not part.isdecimal()) for key in keys}
     names |= {"batch", "parallel"} if any(key[0] == "resources" for key in keys) else set()
-    return any(re.search(rf"(^|[\s.]){re.escape(name)}\b", str(error)) for name in names)
+    names |= {"gpus_per_node"} if "gpus" in names else set()
+    names.discard("")  # what a refused key holds
+    head = str(error).split("\n", 1)[0]
+    return any(re.search(rf"(^|[\s.]){re.escape(name)}\b", head) for name in names)
 
 
 def _remove(tree: dict[str, Any], key: Key) -> bool:
-    """Remove a value, or the list that holds it; return False where what is wrong is a whole section, or is missing."""
+    """Remove a value, or the list or section that holds it; return False where it is missing, and nothing stands in."""
+    if key in _STAND_INS:
+        tree[key[0]] = dict(_STAND_INS[key])
+        return True
     node = tree
     for part in key[:-1]:
         below = node.get(part)
         if not isinstance(below, dict):
             return below is None or node.pop(part, None) is not None
         node = below
-    if not key or isinstance(node.get(key[-1]), dict):
-        return False
-    return node.pop(key[-1], key) is not key
+    return bool(key) and node.pop(key[-1], key) is not key
 
 
 def origin_of(layered: Layered, key: Key) -> Origin | None:

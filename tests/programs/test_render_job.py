@@ -490,7 +490,10 @@ BROKEN = {
     "python": (("container.python=/no/python",), "container.python: there is no /no/python on this node: "),
     "broken": (("container.python=broken",), "container.python: broken does not work: libpython: no such file"),
     "old": (("container.python=old",), "container.python: /usr/bin/old is Python 3.6; the ranks need 3.10"),
-    "torch": (("container.python=bare",), "no torch in /opt/bare: add `setup: [source .../activate]`"),
+    "torch": (
+        ("container.python=bare",),
+        "no torch in /opt/bare: name its Python, --set container.python=FILE, or add `setup: [source .../activate]`",
+    ),
 }
 
 

@@ -42,7 +42,10 @@ def test_a_python_without_torch_fails_once_and_names_the_way_out(desk: Desk) -> 
     desk.write("job.yaml", JOB.format(setup="", python=python))
     done = desk.command("run", "job.yaml")
     assert done.code == 1
-    assert f"no torch in {python}: add `setup: [source .../activate]`" in done.out + done.err
+    assert (
+        f"no torch in {python}: name its Python, --set container.python=FILE, or add `setup: [source .../activate]`"
+        in done.out + done.err
+    )
     (run,) = (desk.project / "runs").glob("own-*")
     assert [path.name for path in run.glob("logs/attempt-*")] == ["attempt-000"]
 

@@ -101,7 +101,7 @@ class TestCases:
         errors = {
             path.stem: [each.rule.id for each in check_script(read(path)) if each.severity == "error"] for path in paths
         }
-        assert len(paths) >= 20 and {name: ids for name, ids in errors.items() if ids} == {
+        assert len(paths) == 20 and {name: ids for name, ids in errors.items() if ids} == {
             "dsp": ["deepspeed-per-node"]
         }
 

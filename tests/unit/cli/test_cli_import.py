@@ -457,3 +457,7 @@ class TestCases:
                 value = value[part]
             assert value == expected, shown.out
         assert "ranks_per_node" not in shown.out or name in ("loop", "tilde")
+
+    def test_every_case_is_judged(self) -> None:
+        judged = next(mark for mark in self.test_the_job_file_is_right_or_says_what_is_not.pytestmark).args[1]  # type: ignore[attr-defined]
+        assert {path.stem for path in CASES.iterdir()} == {row[0] for row in judged}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable
 
@@ -141,7 +142,63 @@ TOGETHER: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         (),
     ),
     "a section that is none": ("resources: 4\ntrain: {script: trian.py}\n", ("resources: must be a mapping",), ()),
+    "a program that is none": (
+        "resources: {time: 24, gpus: 4}\ntrain: train.py\ncontainer: {image: no.sif}\n",
+        ("24h for hours", "resources.gpus_per_node: 4", "train: must be a mapping", "no.sif does not exist"),
+        ("is missing", "does not say how many"),
+    ),
+    "GPUs and an image": (
+        "train: {script: trian.py}\ncontainer: {image: no.sif}\n",
+        ("does not say how many GPUs", "did you mean", "no.sif does not exist"),
+        (),
+    ),
+    "a program that nobody names": (
+        "resources: {gpus_per_node: 1}\ntrian: {script: train.py}\ncontainer: {image: no.sif}\n",
+        ("train: is missing", "did you mean train?", "no.sif does not exist"),
+        (),
+    ),
+    "no YAML in one section": (
+        "resources: {time: 24, gpus_per_node: 1}\ntrain: [x}\ncontainer: {image: no.sif}\n",
+        ("job.yaml:3: is not valid YAML", "24h for hours", "no.sif does not exist"),
+        ("is missing",),
+    ),
+    "no YAML in two sections": (
+        'name: "abc\nresources: {gpus_per_node: 1, tiem: 1}\ntrain:\n   script: trian.py\n  args: [a]\n'
+        "container: {image: no.sif}\n",
+        ("unexpected end of stream, in what begins in line 2", "job.yaml:6: is not", "time?", "no.sif does not exist"),
+        ("is missing",),
+    ),
+    "a tab": (
+        "ntasks: 4\nresources:\n\ttime: 24\ntrain: {script: trian.py}\n",
+        ("job.yaml:4: a tab is not allowed", "ntasks: unknown key", "container.image is not set", "did you mean"),
+        ("gpus_per_node: the profile",),
+    ),
+    "what YAML has and a job file has not": (
+        "ntasks: 4\nntasks: 5\nresources: &a {time: 24}\n[x]: 1\n<<: *a\nname: !x y\ntrain: {script: trian.py}\n",
+        ('key "ntasks" is given twice', "a key that is not text", "merge key", "a YAML tag", "24h for", "did you mean"),
+        ("is missing",),
+    ),
 }
+
+NOWHERE = {
+    "an unknown site": ("site: nosuch\nresources: {time: 24}\n", ("unknown site 'nosuch'", "24h for hours"), ()),
+    "no site": ("resources: {time: 24}\n", ("no site selected", "24h for hours"), ()),
+    "a site that cannot be read": (
+        "site: [any\nsetup: source x\n",
+        ("is not valid YAML", "must be a list"),
+        ("no site",),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NOWHERE)
+def test_an_unknown_site_hides_no_wrong_value(desk: Desk, typed: Cli, what: str) -> None:
+    text, answer, absent = NOWHERE[what]
+    desk.write("job.yaml", f"{text}train: {{script: train.py}}\n")
+    done = typed("submit", "job.yaml")
+    assert (done.code, done.out) == (2, ""), done
+    assert [part for part in answer if done.err.count(part) != 1] == []
+    assert [part for part in absent if part in done.err] == []
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
@@ -209,6 +266,20 @@ def test_no_site_on_a_login_node_offers_a_profile_of_this_cluster(desk: Desk, ty
         (desk.config / "sites" / f"{name}.yaml").unlink()
     done = typed("submit", "train.py")
     assert done.code == 2 and "`slurmddp sites init`" in done.err and "--site generic" in done.err
+
+
+def test_one_machine_knows_what_gpus_means(desk: Desk, typed: Cli) -> None:
+    desk.program("nvidia-smi", "#!/bin/sh\nprintf 'GPU 0: x\\nGPU 1: x\\n'\n")
+    done = typed("plan", "train.py", "--site", "local", "--gpus", "2")
+    assert done.code == 0 and re.search("GPUs per node +2\n", done.out), done
+    assert "3 GPUs per node are more than the 2" in typed("plan", "train.py", "--site", "local", "--gpus", "3").err
+
+
+def test_a_submission_inside_of_a_job_says_so(typed: Cli) -> None:
+    assert (
+        "this shell is in Slurm job 77: this is a new job" in typed("submit", "train.py", *GOOD, SLURM_JOB_ID="77").err
+    )
+    assert "this shell" not in typed("submit", "train.py", *GOOD).err
 
 
 def test_an_image_that_is_ignored_is_said(typed: Cli) -> None:

@@ -68,6 +68,14 @@ def test_the_shared_cases(name: str) -> None:
     is_right(found.diagnose(), ANSWERS[name])
 
 
+@pytest.mark.skipif(not CASES.is_dir(), reason="../shared/cases is not beside this checkout")
+def test_every_shared_case_is_judged() -> None:
+    assert {path.stem for path in CASES.iterdir()} == set(ANSWERS)
+    found = Examination()
+    read_path(found, CASES / "desync.log")
+    assert found.diagnose().message == "the others waited for rank 1: did not join collective #3"
+
+
 def test_what_the_cases_say_beyond_the_cause() -> None:
     lost = examine(FAILED["one node of two, named after the step's line"].log)
     assert lost.message == "exclude it: sbatch --exclude=gpu05"
