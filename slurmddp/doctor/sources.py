@@ -18,6 +18,7 @@ from slurmddp.runs.evidence import evidence, whole
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
 from slurmddp.runs.start_notices import start_notices
+from slurmddp.runs.written import written_again
 from slurmddp.shared.files import bounded_lines, open_plain
 from slurmddp.visible import one_line
 
@@ -119,8 +120,10 @@ def is_done(folder: RunFolder) -> bool:
 
 
 def start_notes(folder: RunFolder) -> Iterator[str]:
-    """Yield what the ranks of an own script told of their start, whatever became of the run."""
+    """Yield what the ranks of an own script told of their start, and which files another run wrote, too."""
     yield from start_notices(event for _, event in _records(folder))
+    if again := written_again(folder):
+        yield again
 
 
 def survived_failures(folder: RunFolder) -> Iterator[str]:

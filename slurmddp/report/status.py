@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ class RunStatus:
 
     facts, view: what the verdict was found from; view is None where the scheduler does not know the job.
     excluded: nodes that the run does without, each with the reason; undelivered: alerts that wait in the run folder.
+    shared: the files of its working directory that another run wrote, too.
     """
 
     folder: RunFolder
@@ -47,6 +48,7 @@ class RunStatus:
     excluded: Mapping[str, str] = field(default_factory=dict)
     undelivered: int = 0
     progress: Progress = field(default_factory=Progress)
+    shared: str | None = None
 
     @property
     def job_id(self) -> str:
@@ -66,8 +68,9 @@ class RunStatus:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return what the newest preflight warned of, and what the ranks of an own script told of their start."""
-        return (*self.facts.warnings, *start_notices(self.facts.events))
+        """Return what the newest preflight warned of, what the ranks of an own script told of their start, and which
+        files another run wrote, too."""
+        return (*self.facts.warnings, *start_notices(self.facts.events), *([self.shared] if self.shared else []))
 
     @property
     def attempt(self) -> int | None:
@@ -109,11 +112,12 @@ def run_status(folder: RunFolder) -> RunStatus:
     except (ExternalError, UserError) as error:  # also where this machine has no squeue: the folder is here
         facts = evidence(folder)
         return status_of(folder, facts, None, False, [*facts.notes, str(error)])
-    again = written_again(folder)
-    return status_of(folder, facts, view, True, [*facts.notes, *([again] if again else [])])
+    return status_of(folder, facts, view, True, facts.notes)
 
 
-def status_of(folder: RunFolder, facts: Evidence, view: JobView | None, answered: bool, notes: list[str]) -> RunStatus:
+def status_of(
+    folder: RunFolder, facts: Evidence, view: JobView | None, answered: bool, notes: Sequence[str]
+) -> RunStatus:
     """Return the status of a run whose folder was read and whose scheduler was asked."""
     rows = tail(folder.metrics)
     verdict = state.judge(view, facts, answered=answered)
@@ -129,6 +133,7 @@ def status_of(folder: RunFolder, facts: Evidence, view: JobView | None, answered
         excluded=facts.excluded,
         undelivered=_undelivered(folder),
         progress=progress,
+        shared=written_again(folder),
     )
 
 

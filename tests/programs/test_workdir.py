@@ -54,6 +54,10 @@ def test_only_a_run_with_a_folder_of_its_own_begins_from_zero(desk: Desk) -> Non
     assert f"changed while this run ran, and before it while others did: snapshot.pt (run {run_a.name})" in (
         status.out + status.err
     ), status
+    told = f"before it while others did: snapshot.pt (run {run_a.name})"
+    assert told in desk.command("doctor", "last").out
+    report = desk.command("report", "last", "-o", "page.html")
+    assert report.code == 0 and told in (desk.project / "page.html").read_text(), report
     third = run(desk, "--workdir", "run", "--", "--out={run}/out", "{}")
     (own,) = (path for path in runs(desk) if (path / "work").is_dir())
     assert f"begins at epoch 0, ['--out={own}/out', '{{}}']" in third.out, third

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from itertools import takewhile
@@ -52,7 +53,8 @@ def carry_commands(job: Imported, launched: Iterable[Command]) -> None:
     own: dict[str, tuple[str, int]] = {}  # variables of the shell that no program sees, until a setup line needs them
     seen = job.script.found.seen
     inside = [each for each, _, scope in seen if scope.task and each.line]
-    first = min((each.line for each in launched if each.line), default=0)
+    lines = [each.line for each in launched if each.line]
+    first, last = min(lines, default=0), max(lines, default=math.inf)
     contained = any(base(word) in ("apptainer", "singularity", "shifter") for _, words, _ in seen for word in words)
     contained |= any("container-image" in each.options for each in job.script.found.steps)
     for command in [*commands(job.script.text), *inside]:
@@ -76,7 +78,7 @@ def carry_commands(job: Imported, launched: Iterable[Command]) -> None:
                 if not word.startswith("-"):
                     _assign(job, command, word, own, exported=exported or job.export_all)
         else:
-            _command(job, command, own)
+            _command(job, command, own, launch=last)
 
 
 def _names(job: Imported, text: str) -> set[str]:
@@ -95,7 +97,7 @@ def _names(job: Imported, text: str) -> set[str]:
     return names
 
 
-def _command(job: Imported, command: Command, own: dict[str, tuple[str, int]]) -> None:
+def _command(job: Imported, command: Command, own: dict[str, tuple[str, int]], launch: float) -> None:
     words, text = command.words, " ".join(command.words)
     certain = _certain(command)
     if words[0] == "set" and re.search(r"[-+]\w*a|allexport", text):
@@ -106,14 +108,17 @@ def _command(job: Imported, command: Command, own: dict[str, tuple[str, int]]) -
             job.leave(command.line, text, "job.sh stops, saves and requeues the job itself", lost=False)
         else:
             job.prints.append(command.line)
+    elif words[0] == "cd" and certain and len(words) == 2 and command.line > launch:
+        job.prints.append(command.line)  # the ranks have started
     elif words[0] == "cd" and certain and len(words) == 2:
         job.enter(command.line, text, expand(words[1], job.script.batch))
     elif words[:2] == ["conda", "init"]:
         job.leave(command.line, text, "changes your ~/.bashrc; no job needs it", lost=False)
     elif words[:2] == ["mkdir", "-p"] and certain and not _COMPUTED.search(text):
         for word in words[2:]:
-            start = "" if re.match(r"['\"]?[/$~]", word) else "$SLURM_SUBMIT_DIR/"
-            add_setup(job, f"mkdir -p {start}{word if start == '' else job.inside(word)}", own)
+            path = word if re.match(r"['\"]?[/$~]", word) else job.inside(word)
+            start = "" if re.match(r"['\"]?[/$~]", path) else "$SLURM_SUBMIT_DIR/"
+            add_setup(job, f"mkdir -p {start}{path}", own)
     elif words[0] == "unset" and certain:
         for name in words[1:]:
             job.keys.pop(("environment", name), None)

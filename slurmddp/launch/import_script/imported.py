@@ -17,6 +17,8 @@ from slurmddp.spec.sensitive import REDACTED, is_secret_name, redacted, secrets_
 _SYMBOL = re.compile("\0([^\0]*)\0")
 #: Variables of the user's shell whose values a job file may show: a script of others may name any.
 _SHOWN = re.compile(r"HOME|USER|LOGNAME|(\w*_)?(SCRATCH|WORK|PROJECT|HOME|PATH|ROOT|FOLDER|\w*DIR)")
+#: Of the variables, those of a temporary folder differ between the machine of submission and the nodes.
+_ABSOLUTE = re.compile(r"/|~/|\$\{(?!\w*(TMP|TEMP))")
 _USER_IN_URL = re.compile(r"://[^/\s@:]+:[^/\s@$]+@")
 
 
@@ -59,11 +61,14 @@ class Imported:
     def enter(self, line: int, text: str, folder: str) -> None:
         """Change the folder in which the ranks would start."""
         path = self.path(folder)
+        self.folder = self.inside(path) if path not in (None, "", ".") else ""
+        self.keys.pop(("train", "workdir"), None)
         if path in ("", "."):
-            self.folder = ""
+            return
+        if _ABSOLUTE.match(self.folder):
+            self.set("train.workdir", self.folder)
             return
         self.leave(line, text, "ranks start in the folder that you submit from: submit from that folder")
-        self.folder = self.inside(path) if path else ""
 
     def text(self, value: str) -> str | None:
         """Return a value as the job file can hold it: the user's folders as they are now; None if only the job knows

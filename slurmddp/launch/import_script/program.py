@@ -199,7 +199,8 @@ def _interpreter(job: Imported, launch: Launch) -> None:
     if name is None:
         job.leave(launch.line, _raw(launch, launch.name), "the Python is known only when the job runs")
     elif slash or re.fullmatch(r"python\d\.\d+", program):
-        job.set("container.python", f"{folder}{slash}{program if program.startswith('python') else 'python3'}")
+        python = f"{folder}{slash}{program if program.startswith('python') else 'python3'}"
+        job.set("container.python", job.inside(python) if slash else python)
 
 
 def _options(job: Imported, launch: Launch) -> None:
@@ -399,6 +400,6 @@ def _image(job: Imported, launch: Launch, word: str) -> None:
 def _bind(job: Imported, launch: Launch, bind: str) -> None:
     text = job.path(bind.strip())
     if text and re.fullmatch(r"[^:,\"\\]+(:[^:,\"\\]+(:(ro|rw))?)?", text):
-        job.add("container.binds", text)
+        job.add("container.binds", job.inside(text))
     else:
         job.leave(launch.line, f"bind {bind}", "container.binds: source:destination:ro")
