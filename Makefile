@@ -82,7 +82,11 @@ demo: $(VENV)/.train
 SELECT := -m "not long"
 # A test that had to run twice counts over all parts; more than two fail the run (tests/reruns.py).
 test: export SLURMDDP_RERUNS := build/reruns
-test: forget-reruns system build-cluster unit lint programs-test runtime-test cluster-test
+# Most of what comes after the unit tests is waiting, so two parts run at once. Each shows its output when it is over.
+TWO_PARTS = --no-print-directory -j2 --output-sync=target SELECT='$(SELECT)'
+test: forget-reruns system build-cluster unit $(VENV)/.test
+	$(MAKE) $(TWO_PARTS) lint programs-test
+	$(MAKE) $(TWO_PARTS) cluster-test runtime-test
 
 test-full: SELECT :=
 test-full: export SLURMDDP_KILLS := 20
@@ -130,7 +134,7 @@ runtime-test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=900 $(SELECT) tests/runtime
 
 cluster-test: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=1800 $(SELECT) tests/cluster
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --reruns 1 --rerun-show-tracebacks --durations=25 --timeout=1800 $(SELECT) tests/cluster
 
 # Other clusters, one after the other: the oldest and the newest Slurm that Debian has, process tracking by cgroups, 64 nodes.
 VARIANTS := slurm-22.05 slurm-26.05 cgroups

@@ -14,6 +14,15 @@ from .errors import ClusterError
 from .images import make_torch_image
 from .runs import story, submitted
 
+#: The files that take longest, longest first: one that starts last would keep one worker busy when the others are done.
+LONGEST = ("recovery", "images", "faults", "runs", "training", "preflight")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the longest files: with `--dist loadfile --no-loadscope-reorder`, workers take files in this order."""
+    first = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: first.get(item.path.name, len(first)))
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:

@@ -86,14 +86,23 @@ class Run:
                 return status
             over = status["state"] not in ("pending", "running", "requeued", "stopping")
             assert time.monotonic() < deadline and not over, f"{status}\n{self.logs()}"
-            time.sleep(0.5)
+            self._wait_for_news(seconds=2)
 
     def wait_for_step(self, step: int, timeout: float = 300) -> None:
         """Wait until the metrics show this step."""
-        deadline = time.monotonic() + timeout
+        begin = asked = time.monotonic()
         while not any(row["step"] >= step for row in self.metrics()):
-            code, status = self.status()
-            assert time.monotonic() < deadline and code in (0, 3), f"{status}\n{self.logs()}"
+            time.sleep(0.2)
+            if time.monotonic() > asked + 3:
+                code, status = self.status()
+                asked = time.monotonic()
+                assert asked < begin + timeout and code in (0, 3), f"{status}\n{self.logs()}"
+
+    def _wait_for_news(self, seconds: float) -> None:
+        """Wait for the next event, at most so long: each `slurmddp status` takes half a second of a core."""
+        events, end = self.folder / "events.jsonl", time.monotonic() + seconds
+        size = events.stat().st_size if events.exists() else 0
+        while time.monotonic() < end and (not events.exists() or events.stat().st_size == size):
             time.sleep(0.2)
 
     def wait_for_event(
