@@ -89,6 +89,11 @@ def lock(alice: Alice, image: str) -> dict[str, Any]:
     return found
 
 
+def left(alice: Alice, name: str) -> list[str]:
+    """The files in her folder that have this in their name."""
+    return sorted(path.name for path in alice.cluster.machine_path(HOME).iterdir() if name in path.name)
+
+
 def test_a_recipe_becomes_an_image_that_is_built_once(alice: Alice) -> None:
     cluster = alice.cluster
     cluster.write(f"{HOME}/src/hello.py", "print('hello')\n")
@@ -138,13 +143,17 @@ def test_no_image_and_no_recipe_of_somebody_else_runs_code_on_the_host(alice: Al
     assert failed.returncode == 2 and "/etc/hostname is outside the recipe's folder" in failed.stderr
     assert not pwned.exists() and not list(cluster.machine_path(HOME).rglob("pwned"))
 
-    # So it is with Apptainer itself, which is what all of this is about.
+
+@pytest.mark.long
+def test_apptainer_itself_runs_their_code_on_the_host(alice: Alice) -> None:
+    """Without our checks, the attacks of the test above work."""
+    cluster = alice.cluster
     head = "Bootstrap: localimage\nFrom: /opt/images/bookworm\n\n"
     for name, text in (("setup", f"%runscript\n  exec {EVIL}"), ("files", f"%files\n  `>{HOME}/pwned` /x")):
         cluster.write(f"{HOME}/{name}.def", f"{head}{text}\n")
         command = ["apptainer", "build", "--force", "evil.sif", f"{name}.def"]
         cluster.run("login", command, cwd=HOME, check=False, timeout=120)
-    assert pwned.exists() and cluster.machine_path(f"{HOME}/pwned").exists()
+    assert all(cluster.machine_path(f"{folder}/pwned").exists() for folder in ("/home/alice", HOME))
 
 
 @pytest.mark.long
@@ -175,8 +184,7 @@ def test_a_failing_test_leaves_no_image_and_says_so(alice: Alice) -> None:
     failed = build(alice, "bad.sif", "--recipe", "bad.yaml", check=False)
     assert failed.returncode == 1, failed.stderr
     assert "the image's own test failed" in failed.stderr and "| what it says" in failed.stderr
-    left = [path.name for path in alice.cluster.machine_path(HOME).iterdir() if "bad.sif" in path.name]
-    assert left == ["bad.sif.build.log"]
+    assert left(alice, "bad.sif") == ["bad.sif.build.log"]
 
 
 @pytest.mark.long
@@ -191,7 +199,8 @@ def test_what_the_registry_does_not_have(alice: Alice) -> None:
         assert failed.returncode == 2 and name.split(":")[0].split("@")[0] in failed.stderr, failed.stderr
 
 
-def test_dockerfiles_behave_as_they_say(alice: Alice) -> None:
+@pytest.mark.long
+def test_a_dockerfile_with_pinned_packages(alice: Alice) -> None:
     cluster = alice.cluster
     example(alice, "pinned")
     done = build(alice, "pinned.sif", "--dockerfile", "pinned/Dockerfile", "--build-arg", f"BASE={BASE}")
@@ -201,6 +210,9 @@ def test_dockerfiles_behave_as_they_say(alice: Alice) -> None:
     inside = ["stat", "-c", "%u %a", "/opt/app/settings.ini"]
     assert cluster.run("login", ["apptainer", "exec", f"{HOME}/pinned.sif", *inside]).stdout.split()[1] == "644"
 
+
+def test_stages_of_a_dockerfile(alice: Alice) -> None:
+    cluster = alice.cluster
     text = f"""
 FROM {BASE} AS made
 ARG WORD=salt
@@ -213,7 +225,7 @@ WORKDIR /opt
 ENTRYPOINT ["cat", "taste"]
 """
     cluster.write(f"{HOME}/stages/Dockerfile", text)
-    build(alice, "stages.sif", "--dockerfile", "stages/Dockerfile", "--build-arg", "WORD=two words")
+    build(alice, "stages.sif", "--dockerfile", "stages/Dockerfile", "--build-arg", "WORD=two words", "--force")
     assert cluster.run("login", ["apptainer", "run", f"{HOME}/stages.sif"]).stdout == "two words\n"
     assert list(lock(alice, f"{HOME}/stages.sif")["digests"]) == [BASE]
     seen = cluster.run("login", ["apptainer", "exec", f"{HOME}/stages.sif", "cat", "/opt/of-the-base"]).stdout
@@ -519,28 +531,31 @@ def test_the_examples_build_and_run(alice: Alice) -> None:
     assert again.stdout == "an other run: 7 steps\n"
 
 
-def test_a_build_on_a_node(alice: Alice, base_image_root: str, plain_image_root: str) -> None:
+def test_a_build_on_a_node(alice: Alice, base_image_root: str) -> None:
     cluster = alice.cluster
-
-    def left(name: str) -> list[str]:
-        return sorted(path.name for path in cluster.machine_path(HOME).iterdir() if name in path.name)
-
     cluster.write(f"{HOME}/onnode.yaml", f"base: {base_image_root}\n")
     done = build(alice, "onnode.sif", "--recipe", "onnode.yaml", "--on-node", "--force")
     assert done.stdout == f"{HOME}/onnode.sif\n" and f"builds {HOME}/onnode.sif\n" in done.stderr
     assert lock(alice, f"{HOME}/onnode.sif")["host"] in cluster.nodes
     shown = cluster.run("login", ["apptainer", "exec", f"{HOME}/onnode.sif", "python3", "-c", "import torch; print(1)"])
     assert shown.stdout == "1\n"
-    assert left("onnode.sif") == ["onnode.sif", "onnode.sif.build.log", "onnode.sif.def", "onnode.sif.lock.json"]
+    assert left(alice, "onnode.sif") == ["onnode.sif", "onnode.sif.build.log", "onnode.sif.def", "onnode.sif.lock.json"]
     assert "up to date" in build(alice, "onnode.sif", "--recipe", "onnode.yaml", "--on-node").stderr
 
+
+@pytest.mark.long
+def test_a_build_on_a_node_that_fails(alice: Alice, plain_image_root: str) -> None:
+    cluster = alice.cluster
     setup = "echo 'E: Unable to locate package gitt'; false"
     cluster.write(f"{HOME}/onbad.yaml", json.dumps({"base": plain_image_root, "setup": [setup]}))
     failed = build(alice, "onbad.sif", "--recipe", "onbad.yaml", "--on-node", check=False)
     assert failed.returncode == 1 and failed.stdout == "", failed.stderr
     assert "has no package gitt" in failed.stderr and "failed to build the image (exit code 1)" in failed.stderr
-    assert left("onbad.sif") == ["onbad.sif.build.log"]
+    assert left(alice, "onbad.sif") == ["onbad.sif.build.log"]
 
+
+def test_a_build_on_a_node_is_stopped_by_ctrl_c(alice: Alice, plain_image_root: str) -> None:
+    cluster = alice.cluster
     cluster.write(f"{HOME}/onslow.yaml", json.dumps({"base": plain_image_root, "setup": ["echo slow now; sleep 4321"]}))
     command = "slurmddp build-image onslow.sif --recipe onslow.yaml --on-node --site testcluster"
     queue = "squeue --noheader --name=build-onslow --format=%T"
@@ -551,7 +566,7 @@ def test_a_build_on_a_node(alice: Alice, base_image_root: str, plain_image_root:
     said = cluster.machine_path(f"{HOME}/onslow.said").read_text()
     assert stopped.stdout.splitlines() == ["RUNNING", "code 130"], f"{said}\n{stopped}"
     assert "cancelling job" in said and "stopped by SIGINT" in said
-    assert left("onslow.sif") == ["onslow.sif.build.log"]
+    assert left(alice, "onslow.sif") == ["onslow.sif.build.log"]
     for node in cluster.nodes:
         assert cluster.run(node, ["pgrep", "-f", "sleep 4321"], check=False).stdout == "", node
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 
 SEED = random.randrange(10**6)
 #: How often a rank is killed; `make test-full` does it 20 times.
-KILLS = int(os.environ.get("SLURMDDP_KILLS", "2"))
+KILLS = int(os.environ.get("SLURMDDP_KILLS", "1"))
 #: Stands in for Python and torchrun where job.sh itself is what is tested: WISH says what becomes of the ranks.
 AGENT = """#!/bin/bash
 [[ "$*" == *slurmddp.runtime.agent* ]] || exit 0

@@ -316,7 +316,9 @@ def _delete_then_write(world: World, root: Path) -> None:
     saving.save_second(world, root)
 
 
-@pytest.mark.parametrize(("save", "loses"), [(saving.save_second, False), (_delete_then_write, True)])
+@pytest.mark.parametrize(
+    ("save", "loses"), [(saving.save_second, False), pytest.param(_delete_then_write, True, marks=pytest.mark.long)]
+)
 def test_dying_before_any_file_system_action(tmp_path: Path, save: Callable[[World, Path], None], loses: bool) -> None:
     first = tmp_path / "first"
     assert saving.end(saving.start(1, saving.save_first, first)) == [0]
@@ -337,10 +339,11 @@ def test_dying_before_any_file_system_action(tmp_path: Path, save: Callable[[Wor
 
 
 @pytest.mark.ranks(2)
-def test_killed_at_random_a_good_one_is_always_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.long)])
+def test_killed_at_random_a_good_one_is_always_left(tmp_path: Path, times: int) -> None:
     chance = random.Random(5)
     before = 0
-    for attempt in range(5):
+    for attempt in range(times):
         ranks = saving.start(2, saving.save_without_end, tmp_path, attempt, 1 + attempt % 2)
         limit = time.monotonic() + 60
         while (

@@ -301,7 +301,9 @@ exec PYTHON "$@"
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("runtime", ["none", "apptainer"])
+@pytest.mark.parametrize(
+    "runtime", ["none", pytest.param("apptainer", marks=pytest.mark.long)]
+)  # tests/cluster/test_training.py has a real one
 def test_the_command_uses_the_runs_own_environment(
     trained: Callable[[int, int], Run], tmp_path: Path, runtime: str
 ) -> None:

@@ -96,6 +96,7 @@ def test_what_the_ranks_would_meet_again_is_final_at_once(tmp_path: Path) -> Non
     marker = json.loads((run.root / "markers/attempt-000.json").read_text())
     assert (marker["state"], marker["restart"]) == ("failed", False)
     assert marker["cause"].startswith("train.data.path: /")
+    assert "rank 0 on here: Traceback" not in result.stderr and "rank 1 on" not in result.stderr
     assert len(run.events("rank_started")) == len(run.events("error")) == 1
 
 

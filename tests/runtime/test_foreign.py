@@ -119,7 +119,9 @@ def test_weights_to_start_from(
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize(("plant", "file", "what"), PLANTED)
+@pytest.mark.parametrize(
+    ("plant", "file", "what"), [PLANTED[0], *(pytest.param(*plant, marks=pytest.mark.long) for plant in PLANTED[1:])]
+)
 def test_the_export(planted: Callable[[Plant], tuple[Run, Path]], plant: Plant, file: str, what: str) -> None:
     run, sign = planted(plant)
     for more in ([], ["--verified"]):

@@ -51,9 +51,13 @@ def test_the_agent_samples_the_gpus_of_the_job(agents: Any, run: Path) -> None: 
     ("environment", "says"),
     [
         ({"NO_DRIVER": "1"}, ""),
-        ({"SLURMDDP_GPU_SECONDS": "0"}, ""),
-        ({"SLURMDDP_GPU_SECONDS": "often"}, "SLURMDDP_GPU_SECONDS is not a number: GPUs are not sampled"),
-        ({"PYTHONPATH": str(ROOT)}, ""),
+        pytest.param({"SLURMDDP_GPU_SECONDS": "0"}, "", marks=pytest.mark.long),
+        pytest.param(
+            {"SLURMDDP_GPU_SECONDS": "often"},
+            "SLURMDDP_GPU_SECONDS is not a number: GPUs are not sampled",
+            marks=pytest.mark.long,
+        ),
+        pytest.param({"PYTHONPATH": str(ROOT)}, "", marks=pytest.mark.long),
         ({}, "GPUs are no longer sampled: NotADirectoryError"),
     ],
     ids=["no driver", "off", "not a number", "no pynvml", "cannot write"],

@@ -27,8 +27,9 @@ def culprit(run: Run) -> tuple[list[int], str, str]:
     return event["ranks"], event["kind"], event["phase"]
 
 
+@pytest.mark.long  # tests/cluster/test_training.py stops one, too
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_process_is_named(tmp_path: Path, rank: int) -> None:
     """Rank 0 hosts the heartbeats: no answer from it is an answer, too."""
     run = Run.create(tmp_path / "run", **{**HANG, "train__steps": 100000}, train__data={"pace": 0.02})

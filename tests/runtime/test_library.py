@@ -476,7 +476,12 @@ work(sys.argv[1] if len(sys.argv) > 1 else os.environ["HOW"])
 
 @pytest.mark.parametrize(
     ("how", "code", "output"),
-    [("raise", 1, ""), ("user", 1, ""), ("exit 0", 0, ""), ("exit 3", 3, ""), ("well", 0, "behind it\n")],
+    [
+        ("raise", 1, ""),
+        ("user", 1, ""),
+        *(pytest.param(how, code, "", marks=pytest.mark.long) for how, code in (("exit 0", 0), ("exit 3", 3))),
+        ("well", 0, "behind it\n"),
+    ],
 )
 def test_how_a_process_ends(tmp_path: Path, how: str, code: int, output: str) -> None:
     done = script(ENDS, tmp_path, HOW=how, SLURMDDP_NODE="here")

@@ -86,8 +86,11 @@ __main__.leave(__main__.main(sys.argv[1:]))
     ("function", "harm", "text"),
     [
         ("groups.use", "time.sleep(600)", " (no answer within 3 s): n1 did not come"),
-        ("dist.new_group", "time.sleep(600)", " (no answer within 3 s): no result on any node"),
-        ("dist.new_group", "os._exit(9)", ": no result on any node"),
+        pytest.param(
+            *("dist.new_group", "time.sleep(600)", " (no answer within 3 s): no result on any node"),
+            marks=pytest.mark.long,
+        ),
+        pytest.param("dist.new_group", "os._exit(9)", ": no result on any node", marks=pytest.mark.long),
     ],
 )
 def test_a_node_that_does_not_join_a_further_group(tmp_path: Path, function: str, harm: str, text: str) -> None:

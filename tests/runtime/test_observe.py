@@ -134,6 +134,7 @@ print("seen", rank, *seen, child, flush=True)
         lines[-1]["time"] - lines[0]["time"], abs=0.5
     )
     assert "slurmddp: warning" not in done.stderr
+    assert run.events("no_process_group") == []
 
 
 def test_without_its_variable_nothing_is_seen(tmp_path: Path) -> None:
@@ -168,6 +169,7 @@ def test_a_step_that_the_script_tells_counts_more(tmp_path: Path) -> None:
     assert (tmp_path / "progress").read_text() == "1008"
 
 
+@pytest.mark.long  # test_observe_restart.py counts them, too
 def test_steps_of_a_loaded_state_count(tmp_path: Path) -> None:
     adam = """
 import io

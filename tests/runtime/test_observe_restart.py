@@ -87,7 +87,7 @@ HIDDEN = "import slurmddp.runtime.observe.signs as signs; signs.own_count = lamb
         pytest.param({"before": HIDDEN}, "from zero", 1, marks=pytest.mark.long),
         ({"before": ALL}, "went on", 6),
         # As with a count on a GPU: the state is loaded, and how many steps it has is not read.
-        ({"before": f"{HIDDEN}; {ALL}"}, "went on", None),
+        pytest.param({"before": f"{HIDDEN}; {ALL}"}, "went on", None, marks=pytest.mark.long),
         ({"before": LIBRARY, "optimizer": "SGD"}, "went on", 5),
         ({"before": LOAD}, "unknown", None),
         pytest.param(
@@ -110,6 +110,7 @@ def test_what_a_start_went_on_from(folder: Path, options: dict[str, str], how: s
         assert ("its optimizer began at step 1" in told["text"]) == (options.get("optimizer") != "SGD")
 
 
+@pytest.mark.long
 def test_a_state_that_is_loaded_after_some_steps_makes_it_unknown(folder: Path) -> None:
     """A learning rate was looked for first, say. Files that this start has written itself are none."""
     own = f"train(4); time.sleep(0.3); {SAVE.replace('last', 'own')}; torch.load('own.pt')"

@@ -30,16 +30,21 @@ def alone(folder: Path, *, steps: int = 5, first: str = "", in_step: str = "pass
     return path
 
 
-@pytest.mark.parametrize("steps", [pytest.param(2, marks=pytest.mark.long), 5])
-def test_ranks_without_a_process_group_are_told(tmp_path: Path, steps: int) -> None:
-    done = launch(tmp_path, alone(tmp_path, steps=steps), observe={})
-    assert done.returncode == 0, done.stderr
-    (told,) = Run(tmp_path).events("no_process_group")
+def check_message(run: Run) -> None:
+    (told,) = run.events("no_process_group")
     assert (told["rank"], told["world"]) == (0, 2)
     assert told["text"] == (
         "no torch.distributed process group was made: unless the script uses another library, "
         "each of the 2 ranks trains a model of its own"
     )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("steps", [2, 5])
+def test_ranks_without_a_process_group_are_told(tmp_path: Path, steps: int) -> None:
+    done = launch(tmp_path, alone(tmp_path, steps=steps), observe={})
+    assert done.returncode == 0, done.stderr
+    check_message(Run(tmp_path))
     assert Run(tmp_path).events("process_group_made") == []
 
 
@@ -49,15 +54,17 @@ def test_a_process_group_that_is_made_late_clears_it(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     names = [event["event"] for event in Run(tmp_path).lines("events.jsonl")]
     assert [name for name in names if "process_group" in name] == ["no_process_group", "process_group_made"]
+    check_message(Run(tmp_path))
 
 
+@pytest.mark.long  # test_observe.py has ranks with a group, too
 @pytest.mark.parametrize(
     ("first", "size"),
     [
         ("", 1),
         ("dist.init_process_group('gloo')", 2),
         # As if it had been imported: it needs no process group.
-        pytest.param("sys.modules['horovod'] = sys", 2, marks=pytest.mark.long),
+        ("sys.modules['horovod'] = sys", 2),
     ],
 )
 def test_nothing_is_told(tmp_path: Path, first: str, size: int) -> None:

@@ -158,8 +158,14 @@ def agree(found: list[tuple[float, float]], wanted: list[tuple[float, float]], r
 
 
 @pytest.mark.ranks(3)
-@pytest.mark.parametrize("kind", ["gpt", "shared"])
-@pytest.mark.parametrize(("world", "shard"), [(1, 1), (2, 1), (3, 1), (2, 2), (3, 3)])
+@pytest.mark.parametrize(
+    ("kind", "world", "shard"),
+    [
+        *(("gpt", 3, 1), ("gpt", 3, 3), ("shared", 2, 2)),
+        *(pytest.param("gpt", *sizes, marks=pytest.mark.long) for sizes in ((1, 1), (2, 1), (2, 2))),
+        *(pytest.param("shared", *sizes, marks=pytest.mark.long) for sizes in ((1, 1), (2, 1), (3, 1), (3, 3))),
+    ],
+)
 def test_the_curve_is_that_of_one_process(ranks: Ranks, kind: str, world: int, shard: int) -> None:
     wanted = reference(kind)
     assert min(norm for _, norm in wanted) > CLIP  # Every step clips.
@@ -169,7 +175,9 @@ def test_the_curve_is_that_of_one_process(ranks: Ranks, kind: str, world: int, s
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize(("replicate", "shard"), [(2, 2), (None, 2), (None, 4)])
+@pytest.mark.parametrize(
+    ("replicate", "shard"), [(2, 2), *(pytest.param(None, shard, marks=pytest.mark.long) for shard in (2, 4))]
+)
 def test_the_curve_with_replicas_of_shards(ranks: Ranks, replicate: int | None, shard: int) -> None:
     found = ranks(4, curve, "gpt", {"parallel__shard": shard, "parallel__replicate": replicate})
     assert all(one == found[0] for one in found)
@@ -267,8 +275,7 @@ def compiled(joined: World, options: dict[str, Any]) -> tuple[list[tuple[float, 
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        pytest.param({"parallel__shard": 2}, marks=pytest.mark.long),
+        *(pytest.param(options, marks=pytest.mark.long) for options in ({}, {"parallel__shard": 2})),
         {"parallel__shard": 2, "train__activation_checkpointing": True},
     ],
 )

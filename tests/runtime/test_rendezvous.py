@@ -155,7 +155,7 @@ def output(process: "subprocess.Popen[str]", timeout: float = PATIENCE) -> tuple
 
 
 class TestState:
-    @pytest.mark.parametrize("backend", [PLAIN, SIGNED])
+    @pytest.mark.parametrize("backend", [pytest.param(PLAIN, marks=pytest.mark.long), SIGNED])
     def test_a_planted_state_runs_no_code(self, agents: Any, run: Path, backend: str) -> None:
         """With torch's own backend it does: then the attack itself is sound."""
         mark = run / "planted"
@@ -214,7 +214,7 @@ class TestStore:
         with pytest.raises(signing.ForgedError, match="somebody else wrote a into"):
             SignedStore(server, signing.load(run), ("id", "0"), start=1).get("a")
 
-    @pytest.mark.parametrize("backend", [PLAIN, SIGNED])
+    @pytest.mark.parametrize("backend", [pytest.param(PLAIN, marks=pytest.mark.long), SIGNED])
     def test_a_forged_master_addr_leads_no_rank_away(self, agents: Any, backend: str) -> None:
         """Planted before the agents meet. It counts where the second one reads it before the first writes its own."""
         names = ["MASTER_ADDR"] if backend == PLAIN else ["MASTER_ADDR", "slurmddp/ranks_store", ASSIGNED]
@@ -244,7 +244,7 @@ class TestStarts:
             assert code == 0, text
             assert f"RANK={node} MASTER_ADDR=127.0.0.1 SLURMDDP_START=0" in text
 
-    @pytest.mark.parametrize("backend", [SIGNED, STATIC])
+    @pytest.mark.parametrize("backend", [SIGNED, pytest.param(STATIC, marks=pytest.mark.long)])
     def test_on_one_node_nobody_reaches_the_agents_store(self, agents: Any, backend: str) -> None:
         """With a store on the endpoint's port, one unsigned SET ended the attempt."""
         one = agents(backend, 1)
@@ -409,7 +409,13 @@ class TestKey:
         with pytest.raises(UserError, match=r"other users can read the run's key .*chmod 600"):
             signing.load(run)
 
-    @pytest.mark.parametrize("what", ["missing", "link", "folder", "short", pytest.param("his", marks=needs_root)])
+    @pytest.mark.parametrize(
+        "what",
+        [
+            *("link", pytest.param("his", marks=needs_root)),
+            *(pytest.param(what, marks=pytest.mark.long) for what in ("missing", "folder", "short")),
+        ],
+    )
     def test_a_bad_one_is_one_message(self, run: Path, agents: Any, what: str) -> None:
         path = run / "rendezvous.key"
         path.rename(run / "other")

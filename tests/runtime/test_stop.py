@@ -69,6 +69,7 @@ def test_signal_to_one_rank_stops_all_after_the_next_step(tmp_path: Path, kind: 
     stopped_alike(run, 6, f"{kind} received by rank {rank} on here")
 
 
+@pytest.mark.long  # tests/cluster/test_training.py writes one, too
 @pytest.mark.ranks(2)
 def test_stop_file_is_seen_within_a_second(tmp_path: Path) -> None:
     """Made in step 5, steps take at least 0.4 s each: at most 3 begin in the second until somebody looks, and the

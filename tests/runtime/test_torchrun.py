@@ -53,6 +53,7 @@ def test_lm_learns_the_standard_library(tmp_path: Path) -> None:
     assert run.lines("events.jsonl")[0]["node"] == "here"
 
 
+@pytest.mark.long  # test_failures.py has no data, too
 @pytest.mark.ranks(2)
 def test_missing_data_is_one_message(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", train__task="lm", train__data={"path": str(tmp_path / "none" / "data")})

@@ -43,7 +43,7 @@ def cause(run: Path) -> str:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("import nothere", "ModuleNotFoundError: No module named 'nothere'"),
+        pytest.param("import nothere", "ModuleNotFoundError: No module named 'nothere'", marks=pytest.mark.long),
         pytest.param(
             "import argparse\nargparse.ArgumentParser().parse_args()",
             "the program exited with code 2",
