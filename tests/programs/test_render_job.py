@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -342,9 +344,17 @@ LOGS = {
 }
 
 
-@pytest.mark.parametrize("awk", ["mawk", "gawk"])
-@pytest.mark.parametrize("kind", LOGS)
-@pytest.mark.parametrize("site", ["gpus", "here"])
+def _logs() -> list[Any]:
+    """Each kind with each site and awk; `make test` has each kind once, and one of them with all."""
+    return [
+        pytest.param(
+            *case, marks=() if case[::2] == ("gpus", "mawk") or case[1] == "an exception" else pytest.mark.long
+        )
+        for case in itertools.product(("gpus", "here"), LOGS, ("mawk", "gawk"))
+    ]
+
+
+@pytest.mark.parametrize(("site", "kind", "awk"), _logs())
 def test_the_cause_is_found_in_the_logs(request: pytest.FixtureRequest, site: str, kind: str, awk: str) -> None:
     """With either awk: Debian's and Ubuntu's is mawk, which reads nothing at all where one of its files is missing."""
     program = shutil.which(awk)
