@@ -32,6 +32,11 @@ Cli = Callable[..., Result]
 BOB = 65534
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="giving files to another user takes root")
 
+#: What acts on a run, or on its job.
+REFUSED = (
+    "cancel RUN", "clean RUN --yes", "resume RUN", "rerun RUN", "sweep rerun RUN", "checkpoint prune RUN --keep 1",
+    "sync RUN --to tensorboard", "attach RUN", "forward RUN 6006", "stacks RUN", "profile RUN",
+)  # fmt: skip
 #: A command that takes longer than this hangs: none of them has anything to wait for.
 PATIENCE = 20
 #: What a run folder has besides its manifest and job.yaml, without which no command goes on to the rest.
@@ -54,6 +59,9 @@ AT_ONCE = ("alerts/spool", "checkpoints", "markers", "tensorboard", "trace/gpus"
 #: Programs that would act on something. Those that only ask answer nothing.
 ACTING = ("scancel", "sbatch", "srun", "curl", "salloc", "apptainer", "singularity", "ssh")
 ASKING = ("squeue", "sacct", "sinfo", "scontrol", "sshare", "sacctmgr", "lfs", "quota", "git", "nvidia-smi")
+
+
+RUNNING = "JobId=4711 JobName=gpt UserId=nobody(65534) JobState=RUNNING Reason=None NodeList=n1 NumNodes=1"
 
 
 class Hostile(NamedTuple):
@@ -284,6 +292,16 @@ def test_another_users_run(place: Place, cli: Cli, sleeper: subprocess.Popen[byt
     assert stranger(RunFolder(run)) == "belongs to nobody"
     for words in (("status", str(run)), ("logs", str(run)), ("report", str(run), "--json")):
         assert str(cli(*words).code) in "013", words  # colleagues read each other's runs
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_is_refused_names_the_owner(place: Place, cli: Cli, words: str) -> None:
+    """Also where the job runs, as the scheduler says."""
+    run = place.run()
+    place.desk.program("scontrol", f'#!/bin/bash\necho "{RUNNING}"\n')
+    done = cli(*words.replace("RUN", str(run)).split(" "))
+    assert done.code == 2 and "nobody" in done.err, done
+    assert place.calls.read_text() == ""
 
 
 def _kinds() -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -84,7 +85,8 @@ def test_what_srun_says_of_a_task_is_about_a_rank(tmp_path: Path) -> None:
 def test_a_rank_has_the_names_of_torchrun_and_of_slurm(desk: Desk) -> None:
     """Behind a prefix, too: past --cleanenv the container has nothing else."""
     job = "name: own\nsite: gpus\ntrain: {script: a.py}\n"
-    _, script = desk.scripts(job, *SRUN[:2], "resources.nodes=1", "resources.ranks_per_node=1")
+    one = ("resources.nodes=1", "resources.ranks_per_node=1", f"paths.node={desk.root}/disk")
+    _, script = desk.scripts(job, *SRUN[:2], *one)
     run = desk.root / "run"
     (run / "logs").mkdir(parents=True)
     make_code(run)
@@ -109,3 +111,6 @@ def test_a_rank_has_the_names_of_torchrun_and_of_slurm(desk: Desk) -> None:
     expected = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "61000",
                 "SLURM_PROCID": "5", "SLURM_NTASKS_PER_NODE": "1", "PMIX_RANK": "5"}  # fmt: skip
     assert {name: found[f"APPTAINERENV_{name}"] for name in expected} == expected
+    store = Path(found["APPTAINERENV_SLURMDDP_STORE"])  # in the folder that the container has, too
+    assert store.is_dir() and store.parents[1].name == f"slurmddp-{os.getuid()}"
+    assert store.parents[1].stat().st_mode & 0o077 == 0
