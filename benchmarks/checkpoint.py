@@ -1,6 +1,6 @@
 """For how long a checkpoint holds up the steps, and the memory that it takes; two ranks with gloo on this machine.
 
-    python -m benchmarks.checkpoint [--pairs N] [--megabytes N ...] [--folder DIR]
+    python -m benchmarks.checkpoint [--pairs N] [--megabytes N ...] [--folder DIR] [--write]
 
 Against gathering the state and torch.save, copying the state once in memory, and DCP's own async_save; all in the
 same processes, in turn, each with nothing else under way. Then what a save costs a training in all, stall and slower
@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks import environments, page
 from benchmarks.environments import CHECKOUT
 from benchmarks.measure import Comparison
 
@@ -35,13 +36,15 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=7, metavar="N", help="default: %(default)s")
     parser.add_argument("--megabytes", type=int, nargs="*", default=MEGABYTES, metavar="N", help="sizes of the state")
     parser.add_argument("--folder", type=Path, help="on a real disk (default: that of temporary files)")
+    page.options(parser)
     options = parser.parse_args()
-    good = True
+    figures: list[page.Figure] = []
     for size in options.megabytes:
         with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=options.folder) as folder:
             found = measured(Path(folder), size, options.pairs)
-        good = report(size, found) and good
-    return 0 if good else 1
+        figures += report(size, found)
+    about = f"{environments.versions(Path(sys.executable), 'torch')}; {RANKS} ranks with gloo, {options.pairs} pairs"
+    return page.finish("checkpoint", figures, about, write=options.write)
 
 
 def measured(folder: Path, size: int, pairs: int) -> dict[str, Any]:
@@ -54,31 +57,28 @@ def measured(folder: Path, size: int, pairs: int) -> dict[str, Any]:
     return found
 
 
-def report(size: int, found: dict[str, Any]) -> bool:
-    """Print the figures of one size; whether the targets hold."""
+def report(size: int, found: dict[str, Any]) -> list[page.Figure]:
+    """Print what is known of one size of the state, and return its rows of the page."""
     ours = found["ours"]
-    title = f"{size} MB of state: stall of the slower rank, ours /"
+    title = f"{size} MB: stall of the slower rank, over"
     both = [
         Comparison(f"{title} gather + torch.save", "ms", ours, found["gather"], GATHER_TARGET),
-        Comparison(f"{title} one copy in memory on one rank", "ms", ours, found["copy"], COPY_TARGET),
+        Comparison(f"{title} one copy in memory", "ms", ours, found["copy"], COPY_TARGET),
     ]
     if "dcp" in found:
         both.append(Comparison(f"{title} DCP async_save", "ms", ours, found["dcp"]))
-    for one in both:
-        print(f"\n{one.report()}")
-    print(f"  the whole save took {statistics.median(found['seconds']):.2f} s")
+    print(f"\n{size} MB: the whole save took {statistics.median(found['seconds']):.2f} s")
     print(f"\n{_whole_cost(size, found)}")
-    fits = True
+    beside = []
     for rank, (rise, staged, state) in enumerate(found["memory"]):
-        part = (rise - staged) / state
-        fits = fits and part <= MEMORY_TARGET
+        beside.append(100 * (rise - staged) / state)
         print(
             f"  memory of rank {rank}: {rise / 1e6:.0f} MB above the {state / 1e6:.0f} MB of state, of which the copy "
-            f"is {staged / 1e6:.0f}; beside it {part:.1%}, target {MEMORY_TARGET:.0%}: "
-            f"{'holds' if part <= MEMORY_TARGET else 'MISSED'}"
+            f"is {staged / 1e6:.0f}"
         )
     sys.stdout.flush()
-    return fits and all(one.holds for one in both)
+    memory = page.Figure(f"{size} MB: memory beside the copy, of the state", beside, "%", 100 * MEMORY_TARGET)
+    return [*(page.Figure.of(one.title, one) for one in both), memory]
 
 
 def _whole_cost(size: int, found: dict[str, Any]) -> str:

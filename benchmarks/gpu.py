@@ -12,6 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from benchmarks import page
 from benchmarks.measure import Comparison
 from benchmarks.step import make_job, measured
 
@@ -32,23 +33,23 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--sizes", nargs="*", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--no-compile", action="store_true")
+    page.options(parser)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("there is no GPU here: nothing to measure")
         return 2
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}")
-    good = True
+    about = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}"
+    figures = []
     for size in options.sizes:
         job = make_job(SIZES[size], 1, precision="bf16", compile=not options.no_compile, workers=4)
         wanted = {"pairs": options.pairs, "block": SIZES[size]["block"], "loops": ["ours", "bare"]}
         found = measured(Path(sys.executable), job, wanted, 1)
         result = Comparison(f"a step of GPT {size}", "ms", found["times"]["ours"], found["times"]["bare"], TARGET)
-        print(result.report())
+        figures.append(page.Figure.of(result.title, result))
         last = found["metrics"][-1]
         shown = {name: last[name] for name in ("mfu", "mfu_sheet", "seconds") if name in last}
         print(f"  ours    {shown}, at most {found['device'] / 2**30:.1f} GiB on the device (both loops)")
-        good = good and result.holds
-    return 0 if good else 1
+    return page.finish("gpu", figures, f"{about}; {options.pairs} pairs", write=options.write)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """From sbatch to the first training step, against a hand-written script of the same job, on the test cluster.
 
-    python -m benchmarks.launch [--pairs N]
+    python -m benchmarks.launch [--pairs N] [--write]
 
 Brings up a cluster of its own (root only, see tests/cluster/README.md) and takes it down again. Exit code 1
 where the target is missed, 2 where nothing could be measured.
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks import page
 from benchmarks.environments import CHECKOUT
 from benchmarks.measure import Comparison, Cost, in_turn
 from tests.cluster.cluster import Cluster
@@ -127,18 +128,19 @@ def _logs(folder: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.launch", description="sbatch to first step.")
     parser.add_argument("--pairs", type=int, default=7, metavar="N", help="default: %(default)s")
-    pairs: int = parser.parse_args().pairs
+    page.options(parser)
+    options = parser.parse_args()
     try:
         with Cluster.started("benchmark") as cluster:
             bench = Bench(cluster)
-            ours, theirs = in_turn(_shown("ours", bench.ours), _shown("by hand", bench.by_hand), pairs)
+            ours, theirs = in_turn(_shown("ours", bench.ours), _shown("by hand", bench.by_hand), options.pairs)
     except ClusterError as error:
         print(f"cannot measure: {error}", file=sys.stderr)
         return 2
-    title = "sbatch to first step, slurmddp / hand-written sbatch + srun + torchrun: wall clock"
+    title = "sbatch to first step, wall clock"
     comparison = Comparison(title, "s", [cost.wall for cost in ours], [cost.wall for cost in theirs], TARGET)
-    print(comparison.report())
-    return 0 if comparison.holds else 1
+    about = f"the test cluster's 2 nodes on this machine; {options.pairs} pairs"
+    return page.finish("launch", [page.Figure.of(title, comparison)], about, write=options.write)
 
 
 def _shown(name: str, measure: Callable[[], Cost]) -> Callable[[], Cost]:

@@ -1,6 +1,6 @@
 """The memory of a training process: ours over a bare DDP loop, each alone in its processes, in turn.
 
-    python -m benchmarks.memory [--pairs N]
+    python -m benchmarks.memory [--pairs N] [--write]
 
 Ours saves a checkpoint on the way: one staging copy of this rank's part of the state is allowed for, and 2 % besides.
 glibc is told to give large blocks back when they are freed, for both: else gradients of just under 32 MB stay in its
@@ -14,6 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from benchmarks import environments, page
 from benchmarks.measure import Comparison
 from benchmarks.step import make_job, measured
 
@@ -28,6 +29,7 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=3)
+    page.options(parser)
     options = parser.parse_args()
     job = make_job(SIZE, RANKS)
     job["checkpoint"]["every_steps"] = STEPS
@@ -41,8 +43,8 @@ def main() -> int:
             ours.append((peak - staged) / 2**20)
             theirs.append(bare / 2**20)
     result = Comparison("peak resident memory of a rank, without the staging copy", "MiB", ours, theirs, TARGET)
-    print(result.report())
-    return 0 if result.holds else 1
+    about = f"{environments.versions(Path(sys.executable), 'torch')}; {options.pairs} pairs of {RANKS} ranks"
+    return page.finish("memory", [page.Figure.of(result.title, result)], about, write=options.write)
 
 
 def _memory(job: dict[str, object], loop: str) -> list[list[int]]:

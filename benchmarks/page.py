@@ -34,7 +34,7 @@ class Figure(NamedTuple):
     @classmethod
     def of(cls, title: str, pairs: Comparison) -> Figure:
         """Return the row of a comparison: its ratios."""
-        ours, theirs = (f"{statistics.median(each):.3g} {pairs.unit}" for each in (pairs.ours, pairs.theirs))
+        ours, theirs = (f"{statistics.median(each):.4g} {pairs.unit}" for each in (pairs.ours, pairs.theirs))
         return cls(title, pairs.ratios, "", pairs.target, ours, theirs)
 
     @property

@@ -1,6 +1,6 @@
 """The time of a training step: ours with all its checks, a bare DDP loop, Lightning Fabric, Hugging Face Accelerate.
 
-    python -m benchmarks.step [--pairs N] [--block STEPS] [--ranks N]
+    python -m benchmarks.step [--pairs N] [--block STEPS] [--ranks N] [--write]
 
 All four run in the same processes, in turn, a block of steps each, at two sizes of the model: what else the machine
 does falls on all of them alike. Prints each ratio with its spread. There is no target: on CPUs the ratio depends on
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environments
+from benchmarks import environments, page
 from benchmarks.measure import Comparison
 from slurmddp.shared import schemas
 
@@ -40,17 +40,20 @@ def main() -> int:
     parser.add_argument("--loops", nargs="*", default=["ours", "bare", "fabric", "accelerate"])
     parser.add_argument("--block", type=int, help="steps in a block; many small ones tell more than few large ones")
     parser.add_argument("--here", action="store_true", help="with this Python, not an environment made for it")
+    page.options(parser)
     options = parser.parse_args()
     python = Path(sys.executable) if options.here else environments.peers() / "python"
-    print(environments.versions(python, "torch", *([] if options.here else ["lightning-fabric", "accelerate"])))
+    about = environments.versions(python, "torch", *([] if options.here else ["lightning-fabric", "accelerate"]))
+    figures = []
     for size in options.sizes:
         wanted = {"pairs": options.pairs, "block": options.block or SIZES[size]["block"], "loops": options.loops}
         times = measured(python, make_job(SIZES[size], options.ranks), wanted, options.ranks)["times"]
         first, *others = options.loops
         for name in others:
-            both = Comparison(f"a step of about {size}: {first} over {name}", "ms", times[first], times[name])
-            print(both.report(), flush=True)
-    return 0
+            title = f"a step of about {size}, {wanted['block']} in a block: {first} over {name}"
+            figures.append(page.Figure.of(title, Comparison(title, "ms", times[first], times[name])))
+    about += f"; {options.ranks} ranks with gloo, {options.pairs} pairs of blocks"
+    return page.finish("step", figures, about, write=options.write)
 
 
 def measured(python: Path, job: dict[str, Any], wanted: dict[str, Any], ranks: int, **more: str) -> dict[str, Any]:
