@@ -105,8 +105,11 @@ def goodput_dict(found: Ledger, *, going: bool) -> dict[str, Any]:
 
 
 def _headline(found: Ledger) -> str:
+    if not found.wall:
+        return "n/a"
     if found.goodput is None:
-        return f"n/a (not measured for your own script), {_clock(found.wall)}"
+        unknown = _clock(found.spent["run"])
+        return f"n/a ({unknown} of your own script were not measured), {_clock(found.wall)}"
     about = "" if found.exact else "about "
     return f"{about}{100 * found.goodput:.3g} % of {_clock(found.wall)}"
 
