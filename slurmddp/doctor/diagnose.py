@@ -32,6 +32,7 @@ _STILL_WRITES, _MANY = 300, 3
 _GOES_ON = 2
 #: What Slurm ends a job by: ranks may still write steps behind it.
 _FINAL = {"time-limit", "preemption", "node-failure", "cancelled"}
+_BLOCK = 1_000_000
 _DIGIT = re.compile(r"\d")
 #: Lines of one cause that are kept, of each of its degrees: comparing them takes their number squared.
 _KEPT = 2000
@@ -115,10 +116,11 @@ class Examination:
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _dumps: list[tuple[str, Waiting]] = field(default_factory=list)
 
-    def read(self, name: str, handle: BinaryIO, *, node: str | None = None) -> None:
-        """Read one log. node: whose log it is, if that is known."""
+    def read(self, name: str, handle: BinaryIO, *, node: str | None = None, begin: int = 0) -> None:
+        """Read one log. node: whose log it is, if that is known. begin: bytes before it, which are not examined."""
         self.files.append(name)
-        lines, tracebacks = Reader(handle), Tracebacks(name)
+        before = sum(handle.read(min(begin - at, _BLOCK)).count(b"\n") for at in range(0, begin, _BLOCK))
+        lines, tracebacks = Reader(handle, before + 1), Tracebacks(name)
         outcome = self._outcomes.setdefault(name, Outcome())
         clock: Clock | None = None
         size, left_out, at_end = 0, 0, False

@@ -25,10 +25,13 @@ _WORDS = (
 
 
 class Reader:
-    """The lines of one log that may matter, with their numbers. skipped: whether a limit left some out."""
+    """The lines of one log that may matter, with their numbers. first: that of the first one.
 
-    def __init__(self, handle: BinaryIO) -> None:
-        self._handle = handle
+    skipped: whether a limit left some out.
+    """
+
+    def __init__(self, handle: BinaryIO, first: int = 1) -> None:
+        self._handle, self._first = handle, first
         self._shapes: dict[bytes, int] = {}
         self._suspicious = self._others = 0
         self._last: deque[tuple[int, bytes]] = deque(maxlen=_LAST)
@@ -79,7 +82,7 @@ class Reader:
 
     def _numbered(self) -> Iterator[tuple[int, bytes]]:
         """Lines as `grep -n` counts them. The parts of a line that progress bars overwrite have one number."""
-        number, rest, cut = 1, b"", False
+        number, rest, cut = self._first, b"", False
         while block := self._handle.read(_BLOCK):
             whole = (rest + block).split(b"\n")
             rest = whole.pop()

@@ -12,14 +12,14 @@ from typing import Any, BinaryIO, cast
 from slurmddp.doctor.diagnose import AFTER_A_CANCEL, AFTER_THE_END, SIGNAL_EXITS, Diagnosis, Examination
 from slurmddp.doctor.flight import is_dump
 from slurmddp.errors import UserError
-from slurmddp.runs.cause import hang_line, killed_line
+from slurmddp.runs.cause import failing_attempt, hang_line, killed_line
 from slurmddp.runs.events import LONGEST, record_of
-from slurmddp.runs.evidence import evidence, whole
+from slurmddp.runs.evidence import Evidence, evidence, whole
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
 from slurmddp.runs.start_notices import start_notices
 from slurmddp.runs.written import written_again
-from slurmddp.shared.files import bounded_lines, open_plain
+from slurmddp.shared.files import bounded_lines, open_plain, read_plain
 from slurmddp.visible import one_line
 
 #: Files of a folder, and bytes of a file of the preflight.
@@ -91,8 +91,16 @@ def read_stream(found: Examination, handle: BinaryIO) -> None:
 
 
 def read_run(found: Examination, folder: RunFolder) -> None:
-    """Read the newest attempt of a run: its logs, what the preflight wrote, and its events."""
-    attempt = evidence(folder).attempt
+    """Read the newest attempt of a run: its logs, what the preflight wrote, and its events.
+
+    Of ranks that start again and again without a step, read the attempt that failed last, as `status` does.
+    """
+    facts = evidence(folder)
+    attempt = facts.attempt
+    if attempt and facts.attempt_ended is None and not _made_steps(facts, attempt):
+        attempt = failing_attempt(folder, attempt)
+        if attempt != facts.attempt:
+            found.notes.append(f"attempt {facts.attempt} has no failure so far: this is why attempt {attempt} failed")
     logs = Follower(folder, attempt=attempt).node_logs()
     if attempt is not None:
         logs.append(folder.attempt_logs(attempt) / "srun.err")
@@ -101,7 +109,8 @@ def read_run(found: Examination, folder: RunFolder) -> None:
         node = path.stem if path.suffix == ".log" and path != folder.job_log else None
         try:
             with open_plain(path, folder.path) as handle:
-                found.read(str(path), handle, node=node)
+                begin = _begin(folder, attempt) if path == folder.job_log else 0
+                found.read(str(path), handle, node=node, begin=begin)
         except OSError:
             continue  # none was written
     if attempt is not None:
@@ -111,6 +120,21 @@ def read_run(found: Examination, folder: RunFolder) -> None:
     _events(found, folder, attempt)
     if not found.files:
         raise UserError(f"run {folder.id} has no logs yet", todo=f"slurmddp status {folder.id}")
+
+
+def _made_steps(facts: Evidence, attempt: int) -> bool:
+    told = (event.get("attempt") for event in facts.events if event.get("event") == "first_step")
+    return any(each in (attempt, attempt - 1) for each in told)
+
+
+def _begin(folder: RunFolder, attempt: int | None) -> int:
+    """Return the size that job.log had when an attempt began; 0 if nobody wrote it down, as older runs do not."""
+    if attempt is None:
+        return 0
+    try:
+        return int(read_plain(folder.attempt_logs(attempt) / "job_log_begin", 20, folder.path))
+    except (OSError, ValueError):
+        return 0
 
 
 def is_done(folder: RunFolder) -> bool:
@@ -190,10 +214,10 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
     survived, failed, first_exit = max(steps, default=0), 0, ""
     for number, event in _records(folder):
         kind, node = event.get("event"), _text(event, "node") or None
-        if kind == "job_ended" and (state := _text(event, "slurm_state")):
-            found.fact(name, number, f"slurm_state {state}")  # of the whole job
         if event.get("attempt") != attempt:
             continue
+        if kind == "job_ended" and (state := _text(event, "slurm_state")):
+            found.fact(name, number, f"slurm_state {state}")
         rank = whole(event.get("rank"))
         failed = number if kind in _FAILURES else failed
         if kind == "error":

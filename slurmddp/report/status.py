@@ -11,7 +11,7 @@ from slurmddp.doctor.rules import known_cause
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.report.progress import Progress, find_progress, progress_lines, waits_text
 from slurmddp.runs import state
-from slurmddp.runs.cause import find_cause, hang_line, killed_line
+from slurmddp.runs.cause import failing_attempt, find_cause, hang_line, killed_line
 from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.metrics import tail
@@ -143,8 +143,7 @@ def _cause(folder: RunFolder, facts: Evidence, verdict: state.RunState, progress
         return find_cause(folder, facts.attempt)
     if not (verdict.going and progress.loops) or facts.attempt is None:
         return None
-    # The newest attempt may have said nothing so far.
-    return find_cause(folder, facts.attempt) or find_cause(folder, facts.attempt - 1)
+    return find_cause(folder, failing_attempt(folder, facts.attempt))
 
 
 def refreshed(found: RunStatus) -> RunStatus:

@@ -43,6 +43,12 @@ def find_cause(folder: RunFolder, attempt: int | None) -> str | None:
     return events[0].line if events else None
 
 
+def failing_attempt(folder: RunFolder, attempt: int) -> int:
+    """Return the attempt that says why ranks start again and again: the one before the newest until that has failed."""
+    waits = attempt > 0 and find_cause(folder, attempt) is None and find_cause(folder, attempt - 1) is not None
+    return attempt - waits
+
+
 def _of_script(folder: RunFolder, attempt: int | None) -> str | None:
     """The cause in the newest attempt_ended, else what the check of the nodes before the start found."""
     told: Mapping[str, Any] = {}

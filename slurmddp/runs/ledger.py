@@ -71,7 +71,7 @@ class Ledger:
     jobs           starts of the job's script
     attempts       starts of torchrun, which the script repeats where nodes were lost
     rank_starts    starts of the ranks, which torchrun repeats inside an attempt
-    failures       those that did not exit by themselves (they failed, or were killed)
+    failures       those that failed or were killed, not by a cancel, the time limit or a preemption
     recoveries     each time that the ranks trained again, oldest first
     exact          whether all metrics lines were read, not some of a long file
     """
@@ -137,7 +137,7 @@ def ledger(facts: Evidence, rows: Sequence[Mapping[str, Any]], *, script: bool, 
         jobs=sum(index == 0 or attempt.begins for index, attempt in enumerate(found.attempts)),
         attempts=len(found.attempts),
         rank_starts=len(starts),
-        failures=sum(not (start.finished or start.alive) for start in starts),
+        failures=sum(start.died for start in starts),
         recoveries=tuple(_recoveries(starts, script=script)) or (tuple(_again(found.attempts)) if script else ()),
     )
 
@@ -177,6 +177,7 @@ class _Book:
 def _recoveries(starts: Sequence[RankStart], *, script: bool) -> Iterator[Recovery]:
     """Yield recoveries: from the last sign of training of a start to the first new step of a later start."""
     since: int | None = None
+    best: int | None = None
     failed = False
     for start in starts:
         first = next((mark for mark in start.marks if mark.event in ("first_step", LINE)), None)
@@ -184,10 +185,13 @@ def _recoveries(starts: Sequence[RankStart], *, script: bool) -> Iterator[Recove
             attempt, step = whole(first.facts.get("attempt")), whole(first.facts.get("step"))
             if since is not None:
                 went_on = {WENT_ON: True, FROM_ZERO: False}.get(start.how or "") if script else True
+                if script and went_on and best is not None and (start.reached or 0) <= best:
+                    went_on = None  # it has not made up for the steps that it lost
                 yield Recovery(attempt or 0, step, max(first.at - since, 0), failed, went_on)
             since = max(mark.at for mark in start.marks if mark.event in TRAINING)
             failed = False
-        failed = failed or not (start.finished or start.alive)
+        failed = failed or start.died
+        best = max((step for step in (best, start.reached) if step is not None), default=None)
 
 
 def _again(attempts: Sequence[Attempt]) -> Iterator[Recovery]:
@@ -224,6 +228,9 @@ def _book_attempt(
         ended_well = script and newest and attempt.code == 0
         start.finished = marked or ended_well or any(mark.event == "finished" for mark in start.marks)
         start.alive = newest and going and not (attempt.ended or start.finished or start.failed)
+        if newest and not (start.finished or start.alive or start.failed):
+            killed = last and not attempt.ended and facts.cancel_requested  # with job.sh
+            start.ended_by = "cancelled" if killed else attempt.ended_by
         begin = process_start(start)
         # How long the container took is not known without its end: it is then in init.
         before = "restart" if index else "image" if begin is not None else "init"

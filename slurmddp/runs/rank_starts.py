@@ -37,11 +37,15 @@ class Stretch:
 
 @dataclass
 class RankStart:
-    """One start of the ranks: what rank 0 told, and what was found out of it."""
+    """One start of the ranks: what rank 0 told, and what was found out of it.
+
+    ended_by: what ended it from outside (cancelled, time limit, preemption): that is no failure of it.
+    """
 
     marks: list[Mark]
     finished: bool = False
     alive: bool = False
+    ended_by: str = ""
     stretches: list[Stretch] = field(default_factory=list)
 
     @property
@@ -68,6 +72,17 @@ class RankStart:
     def failed(self) -> bool:
         """Return whether rank 0 told of an error, or of a hang that it ended."""
         return any(mark.event in FAILURES for mark in self.marks)
+
+    @property
+    def died(self) -> bool:
+        """Return whether it neither finished, nor runs, nor was ended from outside."""
+        return not (self.finished or self.alive or self.ended_by)
+
+    @property
+    def reached(self) -> int | None:
+        """The highest step that rank 0 told of."""
+        steps = (whole(mark.facts.get("step")) for mark in self.marks if mark.event in TRAINING)
+        return max((step for step in steps if step is not None), default=None)
 
     @property
     def saved(self) -> list[int]:

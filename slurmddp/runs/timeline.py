@@ -31,7 +31,8 @@ class Attempt:
 
     A script makes several if it continues without a lost node. begins: whether it is the first one of a start
     of the script; ended: whether the script wrote down its end, and code: the exit code that it gave there; over:
-    whether the script ended with it. script: what the script itself told in between.
+    whether the script ended with it; ended_by: what ended it from outside (cancelled, time limit, preemption), or
+    empty. script: what the script itself told in between.
     """
 
     number: int
@@ -42,6 +43,7 @@ class Attempt:
     marks: tuple[Mark, ...]
     begins: bool = True
     over: bool = False
+    ended_by: str = ""
     script: tuple[Mark, ...] = ()
 
 
@@ -149,6 +151,7 @@ def _attempt(attempt: int, told: _Told) -> Attempt:
         marks=marks,
         begins=job_started is not None,
         over=job_ended is not None,
+        ended_by=str(own_end.facts.get("ended_by") or "") if own_end else "",
         script=tuple(_in_order(script)),
     )
 

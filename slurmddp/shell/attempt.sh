@@ -12,6 +12,7 @@ open_attempt() {
     [[ -d "$logs" ]] || { echo "job.sh: cannot create the folder $logs" >&2; exit 1; }
     attempt=$((attempt + 1))
   done
+  stat -c %s "$run/logs/job.log" >"$logs/job_log_begin" 2>/dev/null || true # doctor reads what this attempt adds to it
   mkdir -p "$logs/flight_recorder" "$logs/preflight" "$logs/sweep"
   printf -v SLURMDDP_STARTED "%(%s)T" -1
   export SLURMDDP_STARTED
@@ -56,6 +57,7 @@ exit_code=1
 decision=failed
 cause="- - "
 run_attempt() {
+  local launched=
   new_attempt
   list_nodes
   [[ -z "$preflight" ]] || must_end || check_nodes || return
@@ -85,6 +87,7 @@ run_attempt() {
   event attempt_started "\"nodes\": `json "${chosen[*]}"`"
   say "attempt $attempt on ${chosen[*]}; node logs: $logs"
   starting_since=$SECONDS
+  launched=yes
   train
   exit_code=$?
   read_events
@@ -96,8 +99,9 @@ run_attempt() {
 
 # The record of how an attempt ended
 end_attempt() {
-  local rank node text
+  local rank node text ended=" ended"
+  [[ -z "${launched:-}" ]] || ended=": its ranks exited with code $exit_code"
   read -r rank node text <<<"$cause"
   event attempt_ended "\"exit_code\": $exit_code, \"cause\": `json "$text"`, \"node\": `json "${node#-}"`, \"rank\": ${rank/-/null}, \"decision\": \"$decision\"${outside:+, \"ended_by\": `json "$outside"`}${kept:+, \"not_requeued\": `json "$kept"`}"
-  say "attempt $attempt exited with code $exit_code${text:+, `cause_text "$cause"`}; decision: $decision"
+  say "attempt $attempt$ended${text:+, `cause_text "$cause"`}; decision: $decision"
 }

@@ -93,6 +93,6 @@ ended() {
   [[ -z "${expedite:-}" || "$decision" == requeue || "$exit_code" == 0 ]] || never_again ||
     say "Slurm did not take Requeue=0: it holds this job in the queue, or starts it again; scancel $slurm_job"
   event job_ended "\"exit_code\": $exit_code, \"signal\": \"$signal\", \"slurm_state\": \"$slurm_state\", \"slurm_reason\": \"$slurm_reason\", \"decision\": \"$decision\""
-  say "exited with code $exit_code; decision: $decision"
+  say "exits with code $exit_code; decision: $decision"
   [[ -z "$guard" ]] || kill -TERM "$guard" 2>/dev/null
 }

@@ -237,6 +237,18 @@ def test_a_cancel_of_a_script_that_does_not_look_ends_with_sigterm(own: Job) -> 
     assert told["waited"] == 2 and own.events[0]["cancel_grace"] == 2
 
 
+def test_a_script_that_ignores_sigterm_is_killed(own: Job) -> None:
+    """job.sh leaves torchrun 45 s to kill its ranks: behind the SIGTERM, its clock is set forward."""
+    own.desk.program("srun", IGNORES.replace("; exit 1' TERM", "' TERM"))
+    forward = '[[ -z "${{overdue:-}}" ]] || {{ trap - DEBUG; SECONDS=$((SECONDS + 60)); }}'
+    steps = own.go(STARTED, f"{CANCEL}; inject() {{{{ {forward}; }}}}")
+    assert steps[:3] == ["preflight", "train", "TERM"] and "late" not in steps, own.done.stdout
+    assert "the ranks ignore SIGTERM: killing them" in own.done.stdout
+    (ended,) = (row for row in own.events if row["event"] == "attempt_ended")
+    assert (ended["decision"], ended["cause"], ended["exit_code"]) == ("stopped", "cancelled by the user", 137)
+    assert not any(row["event"] == "requeued" for row in own.events)
+
+
 #: Slurm ends the job meanwhile, for a reason for which job.sh requeues jobs.
 TIMEOUT = SCONTROL.replace("RUNNING Reason=None", "COMPLETING Reason=TimeLimit").replace(
     "*)", """requeue*) echo requeue >>"$HOME/requeued" ;;\n  *)"""
@@ -533,6 +545,9 @@ def test_what_the_ranks_call_hopeless_is_not_started_again(desk: Desk, code: int
     job.begin()
     job.finish()
     assert job.end == ("failed", text) and job.done.returncode == 1
+    said = [line.partition(" job.sh: ")[2] for line in job.done.stdout.splitlines()]
+    assert f"attempt 0: its ranks exited with code {code}, {text}; decision: failed" in said
+    assert said[-1] == "exits with code 1; decision: failed"
 
 
 ENVIRONMENTS = {

@@ -18,6 +18,7 @@ from slurmddp.doctor.sources import diagnose_run, is_done, read_run, survived_fa
 from slurmddp.doctor.tracebacks import Tracebacks
 from slurmddp.errors import UserError
 from slurmddp.report.doctor import lines
+from slurmddp.runs.cause import failing_attempt
 from slurmddp.runs.layout import RunFolder
 
 BOOM = """\
@@ -339,6 +340,49 @@ def test_a_run_by_its_events(folder: RunFolder, event: dict[str, object], cause:
     root = diagnose_run(folder).root
     assert root is not None
     assert (root.first.cause.id, root.first.rank, root.first.line) == (cause, rank, 2)
+
+
+LIMIT = "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2026-11-25T14:56:52 DUE TO TIME LIMIT ***\n"
+
+
+def test_what_ended_an_earlier_attempt_is_not_why_the_newest_runs(folder: RunFolder) -> None:
+    """job.log goes on over all starts of the job."""
+    folder.job_log.write_text(f"{LIMIT}2026-11-25 14:57:00 job.sh: attempt 1 on n1\n")
+    write_events(
+        folder,
+        STEP,
+        {"event": "job_ended", "slurm_state": "TIMEOUT", "decision": "requeue"},
+        {**STEP, "attempt": 1},
+    )
+    (folder.attempt_logs(1)).mkdir()
+    (folder.attempt_logs(1) / "job_log_begin").write_text(f"{len(LIMIT)}\n")
+    found = diagnose_run(folder)
+    assert (found.root, found.sure) == (None, "none")
+    with folder.job_log.open("a") as file:
+        file.write(f"step 1\n{LIMIT}")
+    root = diagnose_run(folder).root
+    assert root is not None and (root.first.cause.id, root.first.line) == ("time-limit", 4)
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_of_a_crash_loop_doctor_reads_the_attempt_that_status_names(folder: RunFolder, steps: bool) -> None:
+    told = "RuntimeError: operator torchvision::nms does not exist"
+    write_events(
+        folder,
+        *([STEP] if steps else []),
+        {"event": "attempt_ended", "cause": told, "rank": 0, "node": "n1", "decision": "next", "exit_code": 1},
+        {"event": "attempt_started", "attempt": 1},
+    )
+    folder.node_log(0, "n1").write_text(BOOM.format(rank=0).replace("ValueError: boom", told))
+    folder.attempt_logs(1).mkdir()
+    folder.node_log(1, "n1").write_text("loading\n")
+    found = diagnose_run(folder)
+    if steps:
+        assert found.root is None
+    else:
+        assert found.root is not None and told in found.root.first.text
+        assert "attempt 1 has no failure so far: this is why attempt 0 failed" in found.notes
+        assert failing_attempt(folder, 1) == 0
 
 
 BUS_ERROR = "Fatal Python error: Bus error\n"

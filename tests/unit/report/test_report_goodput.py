@@ -284,6 +284,31 @@ def launch(at: float, resumed: int, attempt: int = 0) -> list[Record]:
     return [event(at, "rank_started", attempt), *told, event(at + 10, "ready", attempt, step=resumed)]
 
 
+@pytest.mark.parametrize("script", [False, True])
+@pytest.mark.parametrize("ended_by", ["cancelled", "time limit", "preemption", ""])
+def test_a_start_that_we_ended_has_not_failed(ended_by: str, script: bool) -> None:
+    end = event(100, "attempt_ended", 0, None, exit_code=1, decision="stopped", ended_by=ended_by)
+    assert account(job(0, 101, *launch(0, 0), end, code=1), script=script).failures == int(not ended_by)
+
+
+def test_a_start_that_was_killed_with_its_job_by_a_cancel_has_not_failed() -> None:
+    events = job(0, None, *launch(0, 0))
+    assert account(events).failures == 1
+    assert account([*events, event(90, "cancel_requested", rank=None)]).failures == 0
+    assert account([*events, event(90, "cancel_requested", rank=None), event(91, "error")]).failures == 1
+
+
+@pytest.mark.parametrize(("until", "recovered"), [(147, 0), (148, 1)])
+def test_a_script_has_recovered_once_it_is_behind_the_last_step(until: int, recovered: int) -> None:
+    events = job(
+        0, 300,
+        *launch(0, 0), event(60, "first_step", step=1), *launch(100, 0), event(120, "first_step", step=51),
+        event(121, "restarted", how="went on", step=51), event(299, "finished"),
+    )  # fmt: skip
+    found = account(events, [line(90, 147, forward=1), line(290, until, forward=1)], script=True)
+    assert found.recovered == recovered
+
+
 def test_steps_after_the_checkpoint_that_was_resumed_from_are_lost() -> None:
     events = [
         *job(0, None, *launch(0, 0), event(50, "checkpoint_saved", step=40, seconds=0)),
