@@ -22,6 +22,8 @@ from .variant import variant
 
 #: Less work where a second rank per node would prove nothing more: most of a test's time is the import of torch.
 ONE_RANK_A_NODE = {"ranks_per_node": 1, "cpus_per_node": 1, "mem_per_node": "1500M"}
+#: For `recovery`, where the check of the nodes is not what is tested: it starts Python on each node at each start.
+NO_PREFLIGHT = {"preflight": False}
 #: A job small enough that starting its processes is what takes the time.
 JOB: dict[str, Any] = {
     "site": "testcluster",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from .cluster import Cluster
-from .runs import Alice, Run
+from .runs import NO_PREFLIGHT, Alice, Run
 
 pytestmark = pytest.mark.cluster
 
@@ -55,8 +55,8 @@ def kind(command: str) -> str:
 def run(cluster: Cluster, torch_image: str) -> Run:
     alice = Alice(cluster, torch_image)
     # As many nodes as there may be lost: with the guard.
-    elastic = {"nodes": {"min": 1, "max": 2}}
-    run = alice.submit(alice.job_file("chain", resources=elastic, train={"steps": 100000, "trace_samples": False}))
+    elastic, lasting = {"nodes": {"min": 1, "max": 2}}, {"steps": 100000, "trace_samples": False}
+    run = alice.submit(alice.job_file("chain", resources=elastic, train=lasting, recovery=NO_PREFLIGHT))
     run.wait_for_step(2)
     return run
 

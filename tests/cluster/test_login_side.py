@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster
-from .runs import Alice, Run
+from .runs import NO_PREFLIGHT, Alice, Run
 
 SITE = Path(__file__).resolve().parents[2] / "site_configs" / "testcluster.yaml"
 LONG = {"steps": 100000}
@@ -31,7 +31,9 @@ def alice(cluster: Cluster, torch_image: str) -> Alice:
 def test_a_chain_of_jobs_is_one_run(alice: Alice) -> None:
     profile = SITE.read_text().replace("name: testcluster", "name: chained\nrequeue: chain", 1)
     alice.cluster.write("/home/alice/.config/slurmddp/sites/chained.yaml", profile)
-    run = alice.submit(alice.job_file("chain", site="chained", resources={"nodes": 1}, train=LONG))
+    run = alice.submit(
+        alice.job_file("chain", site="chained", resources={"nodes": 1}, train=LONG, recovery=NO_PREFLIGHT)
+    )
     assert "#SBATCH --no-requeue" in (run.folder / "job.sh").read_text()
     run.wait_for_step(5)
     # What Slurm sends ahead of the time limit

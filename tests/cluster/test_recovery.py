@@ -10,7 +10,7 @@ import time
 import pytest
 
 from .cluster import Cluster
-from .runs import ONE_RANK_A_NODE, Alice, Run
+from .runs import NO_PREFLIGHT, ONE_RANK_A_NODE, Alice, Run
 
 pytestmark = pytest.mark.cluster
 
@@ -65,7 +65,7 @@ def forgetful(alice: Alice) -> Run:
 @pytest.fixture(scope="module")
 def ranks(alice: Alice) -> Run:
     """Four ranks on two nodes. Each start after a kill may take half a minute on a busy machine."""
-    return train(alice, "ranks", nodes=2, time=f"{10 + KILLS}m")
+    return train(alice, "ranks", NO_PREFLIGHT, nodes=2, time=f"{10 + KILLS}m")
 
 
 def pretend(alice: Alice, wish: str, *settings: str, minutes: int = 5) -> Run:
@@ -78,10 +78,12 @@ def pretend(alice: Alice, wish: str, *settings: str, minutes: int = 5) -> Run:
     return alice.submit("scripts/own.py", "--site", "testcluster", "--time", f"{minutes}m", *options)
 
 
-def train(alice: Alice, name: str, **resources: object) -> Run:
+def train(alice: Alice, name: str, recovery: dict[str, bool] | None = None, **resources: object) -> Run:
     """A run that would go on for hours, with a checkpoint every 10 steps."""
     lasting = {"steps": 100000, "trace_samples": False}
-    return alice.submit(alice.job_file(name, resources=resources, train=lasting, checkpoint={"every_steps": 10}))
+    checkpoint = {"every_steps": 10}
+    job = alice.job_file(name, resources=resources, train=lasting, checkpoint=checkpoint, recovery=recovery or {})
+    return alice.submit(job)
 
 
 def batch_host(run: Run) -> str:

@@ -11,7 +11,7 @@ import pytest
 from tests import storeclient
 
 from .cluster import Cluster
-from .runs import Alice, Run
+from .runs import NO_PREFLIGHT, Alice, Run
 
 PLANTED = "/tmp/planted-by-bob"
 #: All that bob needs to know is in the command line of an agent.
@@ -61,7 +61,7 @@ def test_bob_ends_an_attempt_at_most_and_runs_no_code(alice: Alice) -> None:
 
 def test_on_one_node_nothing_listens_beyond_loopback(alice: Alice) -> None:
     cluster = alice.cluster
-    run = alice.submit(alice.job_file("alone", resources={"nodes": 1}, train={"steps": 100000}))
+    run = alice.submit(alice.job_file("alone", resources={"nodes": 1}, train={"steps": 100000}, recovery=NO_PREFLIGHT))
     run.wait_for_step(2)
     node, pid = agent(run)
     seen = cluster.sh(node, "ss -Hltnp", user="root").stdout.splitlines()

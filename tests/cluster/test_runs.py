@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster
-from .runs import Alice, Run
+from .runs import NO_PREFLIGHT, Alice, Run
 
 pytestmark = pytest.mark.cluster
 
@@ -84,7 +84,7 @@ def test_a_second_submit_goes_on_with_the_same_samples_on_three_nodes(alice: Ali
     second = alice.submit(
         "--resume", first.id, "--nodes", "3", "--set", "resources.ranks_per_node=1", "--set", f"train.steps={last}"
     )
-    whole = alice.job_file("whole", resources={"nodes": 1}, train={"steps": last})
+    whole = alice.job_file("whole", resources={"nodes": 1}, train={"steps": last}, recovery=NO_PREFLIGHT)
     second.wait("done")
     reference = alice.submit(whole)
     reference.wait("done")
@@ -162,7 +162,7 @@ def test_an_error_of_the_program_on_all_nodes_ends_the_run_at_its_first_start(al
 
 
 def test_interrupting_a_run_in_an_allocation_saves_first(alice: Alice) -> None:
-    job = alice.job_file("interrupted", resources={"nodes": 1}, train={"steps": 100000})
+    job = alice.job_file("interrupted", resources={"nodes": 1}, train={"steps": 100000}, recovery=NO_PREFLIGHT)
     salloc = ["salloc", "--nodes=1", "--cpus-per-task=2", "--mem=3000M", "--time=5"]
     # A shell of scripts starts background jobs with SIGINT ignored; set -m makes it start them as a terminal's does.
     script = f"set -m; slurmddp run {job} & until grep -q 'step *10/' ~/runs/interrupted-*/logs/*/*.log 2>/dev/null"

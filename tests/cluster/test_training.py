@@ -11,7 +11,7 @@ import pytest
 from tests.checkpoints import flip
 
 from .cluster import Cluster
-from .runs import ONE_RANK_A_NODE, Alice, Run
+from .runs import NO_PREFLIGHT, ONE_RANK_A_NODE, Alice, Run
 
 pytestmark = pytest.mark.cluster
 
@@ -38,7 +38,9 @@ def alice(cluster: Cluster, torch_image: str) -> Alice:
 @pytest.fixture(scope="module")
 def trained(alice: Alice) -> Run:
     """A run with checkpoints of the steps 10, 20, 30, 40."""
-    run = alice.submit(alice.job_file("saved", resources=ONE_RANK_A_NODE, checkpoint={"keep": 9}))
+    run = alice.submit(
+        alice.job_file("saved", resources=ONE_RANK_A_NODE, checkpoint={"keep": 9}, recovery=NO_PREFLIGHT)
+    )
     run.wait("done")
     return run
 
@@ -57,7 +59,11 @@ def resumed(alice: Alice, trained: Run) -> Run:
 def paced(alice: Alice) -> Run:
     """A run on three nodes that knows what is usual."""
     resources = {"nodes": 3, **ONE_RANK_A_NODE}
-    run = alice.submit(alice.job_file("paced", resources=resources, train=PACED, checkpoint={"every_steps": 100000}))
+    run = alice.submit(
+        alice.job_file(
+            "paced", resources=resources, train=PACED, checkpoint={"every_steps": 100000}, recovery=NO_PREFLIGHT
+        )
+    )
     run.wait_for_step(110)  # Ten first steps, then windows of 10, 10 and, a few times, of about a second.
     return run
 
@@ -128,6 +134,7 @@ def test_a_frozen_rank_is_named_and_the_ranks_start_again(alice: Alice) -> None:
             resources=ONE_RANK_A_NODE,
             train={"steps": 100000, "trace_samples": False},
             timeouts={"hang": "3s", "collective": "20s"},
+            recovery=NO_PREFLIGHT,
         )
     )
     run.wait_for_step(20)

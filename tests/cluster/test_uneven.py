@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from .cluster import Cluster
-from .runs import Alice, Run
+from .runs import NO_PREFLIGHT, Alice, Run
 
 pytestmark = pytest.mark.cluster
 
@@ -79,7 +79,9 @@ def test_two_ranks_and_one_train_on_the_same_samples_as_one(alice: Alice) -> Non
     train = {"steps": STEPS}
     uneven = {**train, "batch": {"weights": {"node3": 2}}}
     run = alice.submit(alice.job_file("uneven", site="uneven", resources=auto("--exclude=node1"), train=uneven))
-    reference = alice.submit(alice.job_file("even", resources={"nodes": 1, "ranks_per_node": 1}, train=train))
+    reference = alice.submit(
+        alice.job_file("even", resources={"nodes": 1, "ranks_per_node": 1}, train=train, recovery=NO_PREFLIGHT)
+    )
     run.wait("done", timeout=240)
     reference.wait("done", timeout=240)
 
