@@ -9,6 +9,7 @@ from pathlib import Path
 from slurmddp import __version__
 from slurmddp.errors import UserError
 from slurmddp.launch import accelerate
+from slurmddp.launch.imports import imported_elsewhere
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.workdir import QUOTED
 from slurmddp.plan.model import Plan
@@ -51,7 +52,10 @@ def survey_project(plan: Plan, *exclude: Path) -> Survey | None:
     found = survey(Path(plan.program.project), limit=plan.snapshot_limit, exclude=no_code)
     script = plan.program.script
     if plan.program.in_snapshot and script.startswith("code/project/"):
-        found.warnings.extend(_absent(found, script.removeprefix("code/project/"), no_code))
+        relative = script.removeprefix("code/project/")
+        found.warnings.extend(_absent(found, relative, no_code))
+        if not plan.program.bash:
+            found.warnings.extend(imported_elsewhere(plan, found, relative))
     return found
 
 

@@ -72,6 +72,15 @@ def listed(folder: Path, *, timeout: float) -> list[tuple[str, bool]]:
     return sorted(found.items())
 
 
+def ignored(folder: Path, *, timeout: float) -> int:
+    """Return how many files git ignores below a folder; a folder that it ignores as a whole counts once.
+
+    Raises GitError.
+    """
+    options = ("-o", "-i", "--exclude-standard", "--directory", "--no-empty-directory", "-z")
+    return run(folder, ("ls-files", *options), timeout=timeout).count(b"\0")
+
+
 def state(folder: Path, *, timeout: float = 20.0) -> GitState | None:
     """Return the folder's git state; None if it lies in no work tree.
 

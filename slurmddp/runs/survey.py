@@ -26,6 +26,7 @@ DEFAULT_LIMIT = 50 * 2**20  # bytes
 DEFAULT_FILES = 20_000
 _GIT_TIMEOUT = 30.0  # seconds; only a huge folder with few ignored files takes longer
 _DEEPEST = 100  # folders in folders: no code lies there
+BY_GIT = "that git ignores"
 _NAMED = 30  # paths in a warning
 
 
@@ -50,8 +51,8 @@ class Survey:
     items: list[Item] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     size: int = 0
-    left_out: dict[str, int] = field(default_factory=dict)  # reason -> files and folders; git does not count its own
-    by_git: bool = False  # git said which files belong to the project
+    left_out: dict[str, int] = field(default_factory=dict)  # reason -> files and folders
+    uncounted: bool = False  # nobody knows how many files git ignores
 
     def summary(self) -> str:
         """Return what is copied, on one line."""
@@ -60,13 +61,13 @@ class Survey:
         if self.size > 2**20:
             size, name = largest(self, 1)[0]
             top = f", the largest: {name} ({human(size)})"
-        left_out = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
-        without = ", without what git ignores" if self.by_git else ""
+        left_out = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items() if count)
+        without = ", without what git ignores" if self.uncounted else ""
         return f"{files} of {shown(str(self.root))}{without}{top}{f'; left out: {left_out}' if left_out else ''}"
 
-    def leave_out(self, reason: str) -> None:
-        """Count a file, or a folder with all that is in it."""
-        self.left_out[reason] = self.left_out.get(reason, 0) + 1
+    def leave_out(self, reason: str, count: int = 1) -> None:
+        """Count files, and folders with all that is in them."""
+        self.left_out[reason] = self.left_out.get(reason, 0) + count
 
 
 def survey(
@@ -153,7 +154,10 @@ class _Walk:
             # it.
             self.plain(relative)
             return
-        self.found.by_git = True
+        try:
+            self.found.leave_out(BY_GIT, git.ignored(folder, timeout=_GIT_TIMEOUT))
+        except git.GitError:  # the project itself is known
+            self.found.uncounted = True
         left_out = _unwanted_folders(paths)
         self.tracked |= {posixpath.join(relative, path) for path, tracked in paths if tracked}
         for path, tracked in paths:

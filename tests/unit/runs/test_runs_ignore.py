@@ -70,12 +70,17 @@ def test_files_that_git_tracks_are_left_out_too(tmp_path: Path) -> None:
     (tmp_path / "big.bin").write_text("x")
     (tmp_path / "train.py").write_text("x")
     (tmp_path / ".slurmddpignore").write_text("big.bin\n")
+    (tmp_path / ".gitignore").write_text("data\n*.pyc\n")
+    (tmp_path / "a.pyc").touch()
+    for number in range(3):  # of a folder that is ignored as a whole, nobody counts the files
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / f"data/{number}").touch()
     for command in (["init", "-q"], ["add", "."]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     found = survey(tmp_path)
-    assert [item.relative for item in found.items] == [".slurmddpignore", "train.py"]
-    without = "without what git ignores; left out: 1 by .slurmddpignore"
-    assert found.summary() == f"2 files, {found.size} B of {tmp_path}, {without}"
+    assert [item.relative for item in found.items] == [".gitignore", ".slurmddpignore", "train.py"]
+    without = "; left out: 2 that git ignores, 1 by .slurmddpignore"
+    assert found.summary() == f"3 files, {found.size} B of {tmp_path}{without}"
 
 
 def test_a_broken_pattern_is_named(tmp_path: Path) -> None:
