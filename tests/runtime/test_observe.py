@@ -144,7 +144,7 @@ def test_without_its_variable_nothing_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_failure_of_the_observer_does_not_stop_the_script(tmp_path: Path) -> None:
-    """It cannot start in one rank, and fails later in the other one."""
+    """It fails in one rank, after its start."""
     before = """
 from slurmddp.runtime.observe import observer
 if rank == 0: observer.Observer._look = None
@@ -153,6 +153,10 @@ print("trained", rank, flush=True)
     done = launch(tmp_path, write(tmp_path, before=before, in_step="time.sleep(0.02)"), observe={})
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("rank 0 is no longer observed") == 1 and "rank 1 is" not in done.stderr
+
+
+@pytest.mark.long
+def test_an_observer_with_wrong_settings_does_not_stop_the_script(tmp_path: Path) -> None:
     broken = launch(tmp_path, write(tmp_path, steps=2), size=1, observe={"period": "x"})
     assert broken.returncode == 0, broken.stderr
     assert broken.stderr.count("slurmddp: warning") == 1

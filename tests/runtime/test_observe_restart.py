@@ -120,6 +120,7 @@ def test_a_state_that_is_loaded_after_some_steps_makes_it_unknown(folder: Path) 
     assert run.events("restarted")[1]["before"] == 9
 
 
+@pytest.mark.long
 def test_before_the_first_step_nothing_is_lost(tmp_path: Path) -> None:
     start(tmp_path, 0, before="raise ValueError('fails')")
     (told,) = start(tmp_path, 1).events("restarted")

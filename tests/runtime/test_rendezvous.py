@@ -259,6 +259,7 @@ class TestStarts:
         code, text = output(agent)
         assert code == 0 and "sum=1.0" in text and not reached, text
 
+    @pytest.mark.long  # tests/cluster/test_rendezvous.py looks, too
     @pytest.mark.ranks(2)
     def test_on_one_node_everything_listens_on_loopback_also_after_a_restart(self, agents: Any) -> None:
         one = agents(SIGNED, 1, GLOO_SOCKET_IFNAME="lo")

@@ -95,8 +95,9 @@ def test_stop_file_that_is_there_from_the_start(tmp_path: Path, ranks: Ranks) ->
     assert not run.losses(0)
 
 
+@pytest.mark.long  # the next test shows it without torchrun
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("at_end", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("at_end", [False, True])
 def test_evaluation_is_given_up(tmp_path: Path, at_end: bool) -> None:
     """The signal comes in the third of nine rounds on rank 1: the state of that step is saved, and the marker says
     stopped."""

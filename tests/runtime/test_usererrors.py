@@ -103,6 +103,7 @@ def test_after_the_first_step_a_run_is_started_again(tmp_path: Path) -> None:
     assert starts(tmp_path) == "0" * (1 + RESTARTS) + "1" * (1 + RESTARTS)
 
 
+@pytest.mark.long  # test_failures.py has a task that fails, too
 @pytest.mark.ranks(2)
 def test_a_task_of_ones_own_that_does_not_import(tmp_path: Path) -> None:
     (tmp_path / "broken_task.py").write_text("import nothere\n")
