@@ -1,10 +1,13 @@
 """What the observer tells of a start of somebody else's script: whether its ranks work together."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from .harness import Run
+from .harness import PATIENCE, ROOT, Run
 from .test_observe import launch
 
 #: A program for one GPU. Each rank trains it. FIRST stands before the training, IN_STEP in each step.
@@ -46,6 +49,20 @@ def test_ranks_without_a_process_group_are_told(tmp_path: Path, steps: int) -> N
     assert done.returncode == 0, done.stderr
     check_message(Run(tmp_path))
     assert Run(tmp_path).events("process_group_made") == []
+
+
+@pytest.mark.long
+def test_ranks_that_srun_starts_are_told(tmp_path: Path) -> None:
+    """launch.mode srun: each rank is a process of its own, as node.sh starts it without torchrun."""
+    shared = {
+        **os.environ, "PYTHONPATH": str(ROOT), "SLURMDDP_RUN": str(tmp_path), "SLURMDDP_NODE": "here",
+        "SLURMDDP_ATTEMPT": "0", "SLURMDDP_OBSERVE": "{}", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "slurmddp.runtime.begin", str(alone(tmp_path))]
+    ranks = [subprocess.Popen(command, env={**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
+    assert [rank.wait(PATIENCE) for rank in ranks] == [0, 0]
+    check_message(Run(tmp_path))
 
 
 def test_a_process_group_that_is_made_late_clears_it(tmp_path: Path) -> None:
