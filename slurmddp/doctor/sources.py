@@ -247,7 +247,7 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
     _explain_the_end(found, folder, attempt)
     if first_exit:  # other ranks died of it, of their containers' end, or of what ended them
         found.explained |= SIGNAL_EXITS - {first_exit}
-    if 0 < failed < survived:
+    if 0 < failed < survived and not found.explained >= AFTER_THE_END:
         found.notes.append(
             "the ranks have made steps again since the newest failure: slurmddp status shows how they are"
         )

@@ -413,6 +413,7 @@ def test_what_ends_a_job_from_outside_explains_the_exits(folder: RunFolder, even
     read_run(found, folder)
     diagnosis = found.diagnose()
     assert (diagnosis.root and diagnosis.root.first.cause.id) == cause
+    assert not any("slurmddp status shows how they are" in note for note in diagnosis.notes), "they are no more"
     cancelled = f"run {folder.id} was cancelled with slurmddp cancel"
     assert (cancelled in diagnosis.notes) == (CANCEL in events)
 
