@@ -185,7 +185,7 @@ def _recoveries(starts: Sequence[RankStart], *, script: bool) -> Iterator[Recove
             attempt, step = whole(first.facts.get("attempt")), whole(first.facts.get("step"))
             if since is not None:
                 went_on = {WENT_ON: True, FROM_ZERO: False}.get(start.how or "") if script else True
-                if script and went_on and best is not None and (start.reached or 0) <= best:
+                if script and went_on and not start.finished and best is not None and (start.reached or 0) <= best:
                     went_on = None  # it has not made up for the steps that it lost
                 yield Recovery(attempt or 0, step, max(first.at - since, 0), failed, went_on)
             since = max(mark.at for mark in start.marks if mark.event in TRAINING)

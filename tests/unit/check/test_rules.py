@@ -137,6 +137,9 @@ def test_sbatch_options_are_judged_as_sbatch_judges_them(tmp_path: Path, line: s
     assert told == ({severity} if severity else set())
 
 
+TWO_NODES = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH -G 8\n#SBATCH -t 9\nM=$(scontrol show hostnames | head -n 1)\n"
+
+
 @pytest.mark.parametrize(
     ("srun", "options", "severity"),
     [
@@ -160,7 +163,15 @@ def test_node_rank_is_wrong_only_where_nodes_meet_by_it(
     tmp_path: Path, srun: str, options: str, severity: str | None
 ) -> None:
     options = options.replace("@S", "--master_addr=$M --master_port=$P").replace("@C", "--rdzv_backend=c10d")
-    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH -G 8\n#SBATCH -t 9\nM=$(scontrol show hostnames | head -n 1)\n"
     path = tmp_path / "job.sbatch"
-    path.write_text(f"{head}P=$SLURM_JOB_ID\n{srun} torchrun --nnodes=2 {options} x.py\n", encoding="utf-8")
+    path.write_text(f"{TWO_NODES}P=$SLURM_JOB_ID\n{srun} torchrun --nnodes=2 {options} x.py\n", encoding="utf-8")
     assert {each.severity for each in found(path) if each.rule.id == "node-rank"} == ({severity} if severity else set())
+
+
+def test_a_node_rank_beside_a_file_of_settings_is_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "job.sbatch"
+    meets = "--num_machines=2 --main_process_ip=$M --main_process_port=$P --num_processes=8 --machine_rank=0"
+    for config, expected in (("", "error"), ("--config_file c.yaml ", "warning")):  # which may say otherwise
+        line = f"srun accelerate launch {config}{meets} x.py\n"
+        path.write_text(f"{TWO_NODES}P=$SLURM_JOB_ID\n{line}", encoding="utf-8")
+        assert {each.severity for each in found(path) if each.rule.id == "node-rank"} == {expected}
