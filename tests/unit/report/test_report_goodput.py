@@ -298,12 +298,13 @@ def test_a_start_that_was_killed_with_its_job_by_a_cancel_has_not_failed() -> No
     assert account([*events, event(90, "cancel_requested", rank=None), event(91, "error")]).failures == 1
 
 
-@pytest.mark.parametrize(("until", "recovered"), [(147, 0), (148, 1)])
-def test_a_script_has_recovered_once_it_is_behind_the_last_step(until: int, recovered: int) -> None:
+@pytest.mark.parametrize(("until", "code", "recovered"), [(147, 1, 0), (148, 1, 1), (147, 0, 1)])
+def test_a_script_has_recovered_once_it_is_behind_the_last_step(until: int, code: int, recovered: int) -> None:
+    """Or once it has done its work: the rank may have died behind its last step."""
     events = job(
         0, 300,
         *launch(0, 0), event(60, "first_step", step=1), *launch(100, 0), event(120, "first_step", step=51),
-        event(121, "restarted", how="went on", step=51), event(299, "finished"),
+        event(121, "restarted", how="went on", step=51), code=code,
     )  # fmt: skip
     found = account(events, [line(90, 147, forward=1), line(290, until, forward=1)], script=True)
     assert found.recovered == recovered
