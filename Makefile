@@ -82,11 +82,11 @@ demo: $(VENV)/.train
 SELECT := -m "not long"
 # A test that had to run twice counts over all parts; more than two fail the run (tests/reruns.py).
 test: export SLURMDDP_RERUNS := build/reruns
-# Most of what comes after the unit tests is waiting, so two parts run at once. Each shows its output when it is over.
-TWO_PARTS = --no-print-directory -j2 --output-sync=target SELECT='$(SELECT)'
+# lint and programs-test are light enough for two cores at once; each shows its output when it is over. Ranks and clusters
+# have deadlines: beside one another, two of a hundred tests had to run twice.
 test: forget-reruns system build-cluster unit $(VENV)/.test
-	$(MAKE) $(TWO_PARTS) lint programs-test
-	$(MAKE) $(TWO_PARTS) cluster-test runtime-test
+	$(MAKE) --no-print-directory -j2 --output-sync=target SELECT='$(SELECT)' lint programs-test
+	$(MAKE) --no-print-directory SELECT='$(SELECT)' runtime-test cluster-test
 
 test-full: SELECT :=
 test-full: export SLURMDDP_KILLS := 20
