@@ -381,7 +381,10 @@ def instances() -> list[Cluster]:
 def remove_orphans(report: Callable[[str], None] = lambda line: None) -> None:
     """Bring down the instances of test sessions that were killed before they could."""
     for cluster in instances():
-        owner = cluster.state().owner
+        try:
+            owner = cluster.state().owner
+        except ClusterError:
+            continue  # another session has removed it meanwhile
         if owner and not owner.alive():
             report(f"removing the cluster {cluster.name}, whose owner is gone")
             cluster.down()
