@@ -117,7 +117,7 @@ $(VENV)/.docs: $(VENV)/.made pyproject.toml $(LOCK)
 
 # Whole programs as real processes: much of their time is waiting.
 programs-test: $(VENV)/.unit
-	$(BIN)/python -m pytest -q -n $$(($$(nproc) * 2)) --dist worksteal --timeout=300 $(SELECT) tests/programs
+	$(BIN)/python -m pytest -q -n $$(($$(nproc) * 2)) --dist worksteal --reruns 1 --rerun-show-tracebacks --timeout=300 $(SELECT) tests/programs
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

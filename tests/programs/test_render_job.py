@@ -238,10 +238,12 @@ def test_a_cancel_of_a_script_that_does_not_look_ends_with_sigterm(own: Job) -> 
 
 
 def test_a_script_that_ignores_sigterm_is_killed(own: Job) -> None:
-    """job.sh leaves torchrun 45 s to kill its ranks: behind the SIGTERM, its clock is set forward."""
+    """job.sh leaves torchrun 45 s to kill its ranks: behind the SIGTERM, its clock is set forward. In a subshell of
+    job.sh, the new `inject` would be lost.
+    """
     own.desk.program("srun", IGNORES.replace("; exit 1' TERM", "' TERM"))
     forward = '[[ -z "${{overdue:-}}" ]] || {{ trap - DEBUG; SECONDS=$((SECONDS + 60)); }}'
-    steps = own.go(STARTED, f"{CANCEL}; inject() {{{{ {forward}; }}}}")
+    steps = own.go(f"[[ $BASHPID == $$ ]] && {STARTED}", f"{CANCEL}; inject() {{{{ {forward}; }}}}")
     assert steps[:3] == ["preflight", "train", "TERM"] and "late" not in steps, own.done.stdout
     assert "the ranks ignore SIGTERM: killing them" in own.done.stdout
     (ended,) = (row for row in own.events if row["event"] == "attempt_ended")
