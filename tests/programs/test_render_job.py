@@ -36,13 +36,15 @@ case $2 in
   *) echo 'JobId=7 JobState=RUNNING Reason=None Restarts=0 NodeList=node1' ;;
 esac
 """
-#: Does something once, as soon as a condition holds, between two commands of job.sh: the moment is exact.
+#: Does something once, as soon as a condition holds, between two commands of job.sh: the moment is exact. job.sh and a
+#: subshell of it may come there at the same time: the folder decides.
 INJECT = """
 if [[ "$0" == */job.sh ]]; then
   commands=0 begun=0
   inject() {{
     ((++commands))
     [[ ! -e '{run}/injected' ]] || return 0; {when} || return 0
+    mkdir '{run}/injecting' 2>/dev/null || return 0
     {{ [[ ! -e '{run}/steps' ]] || cat '{run}/steps'; }} >'{run}/injected'
     {what}
   }}
