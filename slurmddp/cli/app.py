@@ -28,6 +28,7 @@ from slurmddp.cli import (
 )
 from slurmddp.cli.help import App
 from slurmddp.errors import SlurmddpError
+from slurmddp.styled import styled
 
 app = App(
     name="slurmddp",
@@ -87,6 +88,10 @@ def _run_on_login_node() -> None:
         sys.exit(remote.run(asked, environment, options.say))
 
 
+def _say_error(text: str) -> None:
+    sys.stderr.write(styled("slurmddp:", "bad") + f" {text}\n")
+
+
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 something outside of us failed, 2 a mistake of the user's."""
     terminal.guard()
@@ -95,14 +100,14 @@ def main() -> None:
         app(prog_name="slurmddp")
         sys.stdout.flush()  # here, where a full disk behind it is still an error that can be told
     except SlurmddpError as error:
-        print(f"slurmddp: {error}", file=sys.stderr)
+        _say_error(str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
         options.drop_output()
         sys.exit(141)
     except OSError as error:
         # Whatever a command did not foresee: a full disk, a folder that may not be read.
-        print(f"slurmddp: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+        _say_error(f"{error.filename or 'output'}: {error.strerror}")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

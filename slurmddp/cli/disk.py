@@ -9,6 +9,7 @@ import typer
 from slurmddp.cli import options as opt
 from slurmddp.cli.follow import Json
 from slurmddp.cli.help import App
+from slurmddp.styled import labelled
 
 if TYPE_CHECKING:
     from slurmddp.runs.layout import RunFolder
@@ -41,7 +42,8 @@ def du(runs: Runs = None, as_json: Json = False) -> None:
     if not runs:
         folders = [entry.folder for entry in known_runs(os.environ)]
     found = biggest_first(
-        usage(folder, lambda error: opt.say(f"warning: {error.filename}: {error.strerror}")) for folder in folders
+        usage(folder, lambda error: opt.say(labelled("warning", f"{error.filename}: {error.strerror}")))
+        for folder in folders
     )
     typer.echo(opt.json_text([as_dict(item) for item in found]) if as_json else table(found))
 
@@ -96,7 +98,7 @@ def clean(
             gone.append(removal)
         else:
             failed = True
-            opt.say(f"error: run {removal.folder.id} stays: {error.filename}: {error.strerror}")
+            opt.say(labelled("error", f"run {removal.folder.id} stays: {error.filename}: {error.strerror}"))
     if as_json:
         typer.echo(opt.json_text(clean_dict(gone, skipped, done=True)))
     elif planned:

@@ -11,6 +11,7 @@ from slurmddp.cli import options as opt
 from slurmddp.cli.alerts import send_waiting
 from slurmddp.cli.help import App
 from slurmddp.cli.terminal import write_line, write_lines
+from slurmddp.styled import join
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -117,7 +118,7 @@ def status(
     if prometheus:
         _show_prometheus(found, output)
     elif not (watch and as_json):
-        typer.echo(_status_json(found) if as_json else _status_text(found, _ledger(found)))
+        typer.echo(_status_json(found) if as_json else join("\n", _status_lines(found, _ledger(found))))
     raise typer.Exit(found.state.exit_code)
 
 
@@ -151,15 +152,15 @@ def _status_json(found: "RunStatus") -> str:
     return opt.json_text({**found.as_dict(), **more})
 
 
-def _status_text(found: "RunStatus", ledger: "Ledger | None") -> str:
+def _status_lines(found: "RunStatus", ledger: "Ledger | None") -> list[str]:
     from slurmddp.report.goodput import goodput_line, recovered_line
     from slurmddp.report.gpus import gpus_line, read_gpus
     from slurmddp.report.scaling import find_scaling
-    from slurmddp.report.status import status_text
+    from slurmddp.report.status import status_lines
 
     scaling = find_scaling(found.folder, found.facts.events)
     gpus = gpus_line(read_gpus(found.folder, found.attempt)) if found.state.going else None
-    return status_text(found, goodput_line(ledger), recovered_line(ledger), scaling, gpus)
+    return status_lines(found, goodput_line(ledger), recovered_line(ledger), scaling, gpus)
 
 
 def _watch(folder: "RunFolder", *, as_json: bool) -> "RunStatus":
@@ -178,8 +179,7 @@ def _watch(folder: "RunFolder", *, as_json: bool) -> "RunStatus":
             if screen is not None:
                 if asked:  # what costs more than a look at the end of a file
                     ledger, more = _ledger(latest), curves(latest) if shows_blocks() else []
-                text = _status_text(latest, ledger)
-                screen.show([*text.splitlines(), "", *more, f"{clock_time()}, Ctrl-C stops watching"])
+                screen.show([*_status_lines(latest, ledger), "", *more, f"{clock_time()}, Ctrl-C stops watching"])
             elif as_json:
                 typer.echo(_status_json(latest))
             elif (line := watch_line(latest)) != shown:

@@ -74,6 +74,7 @@ def build_image(
     """Build an image with Apptainer or Singularity. Skip the build if no input has changed."""
     import os
 
+    from slurmddp.cli.terminal import Progress
     from slurmddp.images.make import Request, preview
     from slurmddp.images.make import build_image as build
     from slurmddp.launch.image import commit_of, image_of_job, rules_of, wanted_image
@@ -102,7 +103,8 @@ def build_image(
     elif on_node:
         _tell_built(*batch.build(opt.say))
     else:
-        result = build(request, opt.say, rules_of(site) if site else lambda: rules_of(None))
+        with Progress() as progress:
+            result = build(request, opt.say, rules_of(site) if site else lambda: rules_of(None), progress.tell)
         _tell_built(result.target, result.up_to_date)
 
 

@@ -8,6 +8,7 @@ import typer
 from slurmddp.cli import options as opt
 from slurmddp.cli.follow import LAST, Json, Run
 from slurmddp.cli.help import App
+from slurmddp.styled import labelled
 
 
 def register(app: App) -> None:
@@ -75,7 +76,7 @@ def stacks(
     attempt, text, failed = raw_stacks(folder, node)
     ranks, missing = read_stacks(text)
     if failed:
-        opt.say(f"warning: {failed}")
+        opt.say(labelled("warning", f"{failed}"))
     if not ranks:
         raise ExternalError(f"no rank of run {folder.id} was found on its nodes: they may just be starting or exiting")
     absent = [] if node else missing

@@ -8,7 +8,8 @@ import typer
 from slurmddp.cli import options as opt
 from slurmddp.cli.follow import LAST, Json, Run, Yes, confirm
 from slurmddp.cli.help import App
-from slurmddp.cli.terminal import write_exactly, write_line
+from slurmddp.cli.terminal import Progress, write_exactly, write_line
+from slurmddp.styled import labelled
 
 if TYPE_CHECKING:
     from slurmddp.launch.dry_run import DryRun
@@ -64,9 +65,10 @@ def _hand_over(prepared: "Prepared", *, as_json: bool, repeats: str | None = Non
     from slurmddp.report.plan import workdir_text
     from slurmddp.runs.checkpoints import start_of
 
-    handed = submit_now(prepared)
+    with Progress() as progress:
+        handed = submit_now(prepared, progress.tell)
     for warning in handed.warnings:
-        opt.say(f"warning: {warning}")
+        opt.say(labelled("warning", f"{warning}"))
     opt.say(cost_line(prepared.plan))
     if prepared.plan.program.own:
         opt.say(f"in      {workdir_text(prepared.plan)}")
@@ -136,7 +138,7 @@ def _dry_run(asked: opt.Asked, resume: str | None, *, as_json: bool, full: bool)
         _show_dry_run(prepared, found, full=full)
     opt.show_notes(prepared, known=found.refusals)
     for warning in found.warnings:
-        opt.say(f"warning: {warning}")
+        opt.say(labelled("warning", f"{warning}"))
     if found.refusals:
         raise together(found.refusals)
     if found.unchecked:
@@ -181,7 +183,8 @@ def run(
     from slurmddp.launch.foreground import run_foreground
 
     try:
-        code = run_foreground(prepared, show=None if quiet else write_line, say=opt.say)
+        with Progress() as progress:
+            code = run_foreground(prepared, None if quiet else write_line, opt.say, progress.tell)
     except BrokenPipeError:
         opt.drop_output()
         code = 1  # cancelled, as `status` reports it
@@ -233,7 +236,7 @@ def plan(
     from slurmddp.report.plan import plan_report
 
     for problem in absent_inputs(prepared):
-        opt.say(f"warning: {problem.what} on this machine")
+        opt.say(labelled("warning", f"{problem.what} on this machine"))
     verdict = driver_verdict(prepared)
     if verdict is not None:
         opt.say(f"{'warning' if verdict.kind == 'impossible' else 'note'}: CUDA: {verdict.why}")

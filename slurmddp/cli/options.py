@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from slurmddp.styled import labelled
+
 if TYPE_CHECKING:
     from slurmddp.errors import UserError
     from slurmddp.launch.prepare import Prepared, Request
@@ -228,7 +230,7 @@ def show_notes(prepared: "Prepared", known: "Sequence[UserError]" = ()) -> None:
     for note in prepared.plan.notes:
         if any(error.what in note.text for error in known):
             continue
-        say(f"{note.level}: {note.text}")
+        say(labelled(note.level, note.text))
     if any(not fact.verified for fact in prepared.resolved.site.facts.values()):
         name, level = prepared.plan.site, prepared.resolved.site.level
         say(f"note: the profile of {name} ({level}) has unverified values: `slurmddp sites {name}` lists them")

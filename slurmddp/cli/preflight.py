@@ -6,6 +6,7 @@ import typer
 
 from slurmddp.cli import options as opt
 from slurmddp.cli.help import App
+from slurmddp.styled import styled
 
 
 def register(app: App) -> None:
@@ -39,8 +40,9 @@ def preflight(
         for line in found.lines:
             typer.echo(one_line(f"node    {line}"))
         typer.echo(one_line(f"network {found.network.get('text')}"))
-        typer.echo(
-            "The job can train on this cluster." if found.passed else one_line(f"FAILED  {found.cause or found.state}")
-        )
+        if found.passed:
+            typer.echo(styled("The job can train on this cluster.", "good"))
+        else:
+            typer.echo(styled("FAILED", "bad") + one_line(f"  {found.cause or found.state}"))
     if not found.passed:
         raise typer.Exit(1)

@@ -6,6 +6,7 @@ import typer
 
 from slurmddp.cli import options as opt
 from slurmddp.cli.help import App
+from slurmddp.styled import styled
 
 
 def register(app: App) -> None:
@@ -33,7 +34,7 @@ def rehearse(
         for step in rehearsal.steps():
             steps.append(step)
             if not as_json:
-                typer.echo(f"ok      {step.name}: {step.detail} ({step.seconds:.0f} s)")
+                typer.echo(styled("ok", "good") + f"      {step.name}: {step.detail} ({step.seconds:.0f} s)")
     except RehearsalFailed as error:
         failed = error
     if as_json:
@@ -41,7 +42,7 @@ def rehearse(
         told = {"schema": 1, "run": rehearsal.folder.id, "survived": failed is None, "failed": why}
         typer.echo(opt.json_text({**told, "steps": [step._asdict() for step in steps]}))
     elif failed is not None:
-        typer.echo(f"FAILED  {failed.step}: {failed}")
+        typer.echo(styled("FAILED", "bad") + f"  {failed.step}: {failed}")
         typer.echo(f"Your job did not survive this step on this cluster. See: slurmddp logs {rehearsal.folder.id}")
     else:
         typer.echo("Your job survives its time limit, a requeue and a crashed rank on this cluster.")

@@ -10,6 +10,7 @@ import typer
 from slurmddp.cli import options as opt
 from slurmddp.cli.follow import LAST, Json, find_sweep, look_after
 from slurmddp.cli.help import App, Group
+from slurmddp.styled import labelled
 
 if TYPE_CHECKING:
     from slurmddp.launch.submit import Handed
@@ -73,10 +74,8 @@ def submit(
     opt.show_notes(first)
     places = {each.plan.workdir for each in planned.jobs.values()}
     if first.plan.program.own and len(planned.jobs) > len(places) and not any("{run}" in place for place in places):
-        opt.say(
-            f"warning: points share {', '.join(sorted(places))} (train.workdir): one may load or overwrite what "
-            "another one saved; --workdir run gives each a folder of its own"
-        )
+        what = f"points share {', '.join(sorted(places))} (train.workdir): one may load or overwrite what another one"
+        opt.say(labelled("warning", f"{what} saved; --workdir run gives each a folder of its own"))
     if dry_run:
         _show_dry_run(planned, as_json=as_json)
         return
@@ -98,7 +97,7 @@ class _Told:
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet
         self.submitted: dict[str, Handed] = {}
-        self.warn = functools.cache(lambda text: opt.say(f"warning: {text}"))  # once for all points
+        self.warn = functools.cache(lambda text: opt.say(labelled("warning", f"{text}")))  # once for all points
 
     def __call__(self, name: str, handed: "Handed") -> None:
         self.submitted[name] = handed
@@ -125,7 +124,7 @@ def _show_dry_run(planned: "Planned", *, as_json: bool) -> None:
     if found.refusals:
         raise found.refusals[0]
     for warning in found.warnings:
-        opt.say(f"warning: {warning}")
+        opt.say(labelled("warning", f"{warning}"))
     if as_json:
         points = [{"name": name, "values": dict(values)} for name, values in planned.sweep.points.items()]
         typer.echo(opt.json_text({"points": points, "at_most": planned.sweep.at_most, "first": found.as_dict(first)}))

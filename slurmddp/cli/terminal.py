@@ -1,14 +1,22 @@
-"""Standard output and error, through which no text of others can command the terminal."""
+"""Standard output and error, through which no text of others can command the terminal. On a terminal, what the program
+styled has colours, and long work has a line of progress."""
 
+import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO, cast
 
+from slurmddp.styled import Style, Styled
 from slurmddp.visible import visible, with_colours
 
 #: Bytes of a log that are written together.
 _AT_ONCE = 2**16
+_COLOURS: dict[Style, str] = {"good": "\x1b[32m", "bad": "\x1b[31m", "warn": "\x1b[33m", "active": "\x1b[36m"}
+_END = "\x1b[0m"
+_NO_LINE = "\r\x1b[K"
 
 
 class _Guarded:
@@ -18,7 +26,8 @@ class _Guarded:
         self.below = below
 
     def write(self, text: str) -> int:
-        return self.below.write(visible(text))
+        Progress.give_way(text)
+        return self.below.write("".join(_pieces(text, coloured=_has_colours(self.below))))
 
     def writelines(self, lines: list[str]) -> None:
         for line in lines:
@@ -41,10 +50,107 @@ def guard() -> None:
             setattr(sys, name, cast(TextIO, _Guarded(stream)))
 
 
+def _commands_work(stream: TextIO) -> bool:
+    """Return whether the stream is a terminal that understands more than plain text."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
+
+
+def _has_colours(stream: TextIO) -> bool:
+    return not os.environ.get("NO_COLOR") and _commands_work(stream)
+
+
+def _pieces(text: str, *, coloured: bool, room: int | None = None) -> Iterator[str]:
+    """Yield the text without control characters, and colours around its styled parts. room: characters at most."""
+    spans = text.spans if coloured and isinstance(text, Styled) else ()
+    at = 0
+    for start, end, style in (*spans, (len(text), len(text), None)):
+        for part, colour in ((text[at:start], None), (text[start:end], style)):
+            shown = visible(part)[:room]
+            if room is not None:
+                room -= len(shown)
+            if shown:
+                yield f"{_COLOURS[colour]}{shown}{_END}" if colour else shown
+        at = end
+
+
+class Progress:
+    """A line at the end of the terminal that says what is being done, and for how long; nothing where stderr is no
+    terminal. It gives way to what is written meanwhile, and is removed at the end."""
+
+    #: Seconds until it shows, and between two looks.
+    _PATIENCE = 1.0
+    _EVERY = 0.2
+    _open: "Progress | None" = None
+
+    def __init__(self, text: str = "") -> None:
+        self._stream = getattr(sys.stderr, "below", sys.stderr)
+        self._text, self._since = text, time.monotonic()
+        self._drawn = False
+        self._at_line_start = True
+        self._over = threading.Event()
+        self._lock = threading.RLock()
+        self._thread = threading.Thread(target=self._draw_on, daemon=True)
+
+    def tell(self, text: str) -> None:
+        """Say what is being done now; "" for nothing. The time goes on until it is nothing."""
+        with self._lock:
+            if not self._text:
+                self._since = time.monotonic()
+            self._text = text
+            if not text:
+                self._remove()
+
+    def __enter__(self) -> "Progress":
+        if _commands_work(self._stream):
+            Progress._open = self
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if Progress._open is self:
+            self._over.set()
+            self._thread.join()
+            self._remove()
+            Progress._open = None
+
+    @classmethod
+    def give_way(cls, text: str) -> None:
+        """Remove the line before `text` is written to a standard stream."""
+        if cls._open is not None:
+            with cls._open._lock:
+                cls._open._remove()
+                cls._open._at_line_start = text.endswith("\n")
+
+    def _draw_on(self) -> None:
+        while not self._over.wait(self._EVERY):
+            with self._lock:
+                seconds = int(time.monotonic() - self._since)
+                if self._text and seconds >= self._PATIENCE and self._at_line_start:
+                    self._draw(f"{self._text}, {seconds // 60}:{seconds % 60:02d}")
+
+    def _draw(self, text: str) -> None:
+        columns = os.get_terminal_size(self._stream.fileno()).columns or 80
+        self._write(f"\r{visible(text).replace(chr(10), ' ')[: columns - 1]}\x1b[K")
+        self._drawn = True
+
+    def _remove(self) -> None:
+        if self._drawn:
+            self._drawn = False
+            self._write(_NO_LINE)
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:  # the terminal has gone; what the command itself writes meets the error
+            self._over.set()
+
+
 def write_exactly(data: bytes) -> None:
     """Write to stdout what must arrive byte for byte in a file or pipe; on a terminal, colours are all that is let
     through, and a carriage return (of a progress bar) begins a line."""
     stream = getattr(sys.stdout, "below", sys.stdout)
+    Progress.give_way("\n")
     if stream.isatty():
         lines = data.decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n").split("\n")
         stream.write("\n".join(map(with_colours, lines)))
@@ -66,8 +172,9 @@ class Screen:
     def show(self, lines: Sequence[str]) -> None:
         """Show these lines, cut to what the terminal has room for."""
         size = shutil.get_terminal_size()
-        shown = [visible(line).replace("\n", " ")[: size.columns - 1] for line in lines[: size.lines - 1]]
-        self._write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J")
+        coloured = _has_colours(self._stream)
+        shown = ("".join(_pieces(line, coloured=coloured, room=size.columns - 1)) for line in lines[: size.lines - 1])
+        self._write("\x1b[H" + "".join(line.replace("\n", " ") + "\x1b[K\n" for line in shown) + "\x1b[J")
 
     def __exit__(self, *error: object) -> None:
         self._write("\x1b[?25h\x1b[?1049l")

@@ -20,6 +20,7 @@ from slurmddp.images.inputs import Inputs, inputs_of
 from slurmddp.images.provenance import read_lock
 from slurmddp.images.registry.settings import RegistrySettings
 from slurmddp.images.target import check_name, check_target, other_owner
+from slurmddp.styled import labelled
 
 if TYPE_CHECKING:
     from slurmddp.images.builder import Built
@@ -107,12 +108,15 @@ def preview(request: Request, report: Callable[[str], None]) -> BuildResult:
         else:
             _refuse_other(target, inputs, request.force)
     except UserError as error:
-        report(f"warning: {error}")
+        report(labelled("warning", f"{error}"))
     return BuildResult(target, request.image.definition({}, None), None)
 
 
 def build_image(
-    request: Request, report: Callable[[str], None], rules: Rules | Callable[[], Rules] | None = None
+    request: Request,
+    report: Callable[[str], None],
+    rules: Rules | Callable[[], Rules] | None = None,
+    tell: Callable[[str], None] = lambda doing: None,
 ) -> BuildResult:
     """Build the image, unless one of these inputs is there.
 
@@ -120,6 +124,7 @@ def build_image(
     own time, until --update or --force asks again.
     report: gets every line for people: what is about to happen, and the builder's own output as it comes.
     rules:  of the site, or how to find them out, which is not asked for where there is nothing to do.
+    tell:   gets what is being done while it takes long.
 
     Raises UserError, ExternalError (the build failed), and Stopped (ctrl-C, SIGTERM, SIGHUP): what was there is then
     as it was.
@@ -133,7 +138,7 @@ def build_image(
     request = replace(request, image=request.image.with_bases(decision.bases))
     for note in request.image.notes:
         report(f"note: {note}")
-    built, definition = _build(decision.target, request, decision.inputs, decision.bases, found_out(), report)
+    built, definition = _build(decision.target, request, decision.inputs, decision.bases, found_out(), report, tell)
     return BuildResult(decision.target, definition, built)
 
 
@@ -215,6 +220,7 @@ def _build(
     bases: Mapping[str, RegistryImage],
     rules: Rules,
     report: Callable[[str], None],
+    tell: Callable[[str], None],
 ) -> tuple[Built, str]:
     # Here: most calls find that there is nothing to do, or print a definition
     from slurmddp.images.build_lock import only_build
@@ -259,6 +265,7 @@ def _build(
         report(f"building {target} from {image.base.reference} with {builder.name} {builder.version}")
         if way.note:
             report(f"note: {way.note}")
+        tell(f"building {target.name}")
         with downloaded(image.items, area.temporary, rules.registries, report) as (items, facts["downloads"]):
             built = build(
                 definition, target, builder,

@@ -12,6 +12,7 @@ from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.process import StopSignals
 from slurmddp.images.provenance import read_lock
 from slurmddp.slurm.base import ENDED, JobId, JobView, Scheduler
+from slurmddp.styled import labelled
 
 #: Seconds between two looks at the log, and between two questions to Slurm, which have time: the log tells of the end.
 LOOK_EVERY = 0.3
@@ -73,7 +74,7 @@ def end(job: BuildJob, report: Callable[[str], None]) -> None:
         except (ExternalError, UserError):
             pass  # busy, or ended by the terminal's second ctrl-C: once more
         time.sleep(0.5)
-    tell(f"warning: job {job.id} is still running: check squeue, and cancel it with `scancel {job.id.id}`")
+    tell(labelled("warning", f"job {job.id} is still running: check squeue, and cancel it with `scancel {job.id.id}`"))
 
 
 class _Log:

@@ -19,6 +19,7 @@ from slurmddp.runs.pruning import Removal, Skipped
 from slurmddp.runs.state import RunState, judge
 from slurmddp.runs.usage import changed, usage
 from slurmddp.slurm.choose import ask_all
+from slurmddp.styled import labelled
 
 #: A run whose scheduler does not know it, here, may be training on another cluster or machine that shares the folder:
 #: it counts as active until nothing was written for so many seconds.
@@ -45,7 +46,7 @@ def plan(
     chosen, skipped = select(wanted, environment, say)
     found = []
     for folder, state in chosen:
-        measured = usage(folder, lambda error: say(f"warning: {error.filename}: {error.strerror}"))
+        measured = usage(folder, lambda error: say(labelled("warning", f"{error.filename}: {error.strerror}")))
         if wanted.keep is None:
             found.append(Removal(measured, state))
             continue
@@ -98,7 +99,7 @@ def carry_out(
     still = {_key(folder) for folder, _ in select(wanted, environment, say)[0]}
     for removal in planned:
         if _key(removal.folder) not in still:
-            say(f"warning: run {removal.folder.id} has changed: it stays")
+            say(labelled("warning", f"run {removal.folder.id} has changed: it stays"))
             continue
         try:
             run = own(removal.folder, to="clean it")

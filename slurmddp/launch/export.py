@@ -24,6 +24,7 @@ from slurmddp.runs.gate import stranger
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.snapshot import copy_runtime
 from slurmddp.slurm.base import clean_environment
+from slurmddp.styled import labelled
 
 FORMATS = {"pt": ".pt", "safetensors": ".safetensors"}
 CONTENTS = ("model", "all")
@@ -228,7 +229,9 @@ def _checkpoint(folder: RunFolder, found: list[Stored], step: int | None, say: C
             where=str(item.path),
             todo="export another one: `slurmddp checkpoint verify` shows which are good",
         )
-    good = checkpoints.newest_good(found, lambda item: say(f"warning: skipping {item.path.name}: {item.fault}"))
+    good = checkpoints.newest_good(
+        found, lambda item: say(labelled("warning", f"skipping {item.path.name}: {item.fault}"))
+    )
     if good is None:
         raise UserError(f"run {folder.id} has no good checkpoint to export")
     return good

@@ -17,13 +17,19 @@ from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import judge
 from slurmddp.slurm.local import job_id_of
+from slurmddp.styled import labelled
 from slurmddp.visible import one_line
 
 
-def run_foreground(prepared: Prepared, show: Callable[[bytes], None] | None, say: Callable[[str], None]) -> int:
+def run_foreground(
+    prepared: Prepared,
+    show: Callable[[bytes], None] | None,
+    say: Callable[[str], None],
+    tell: Callable[[str], None] = lambda doing: None,
+) -> int:
     """Run job.sh as a child and follow its logs to its end. Whatever ends the following cancels the run.
 
-    show: gets the lines of the logs, None for none of them.
+    show: gets the lines of the logs, None for none of them; tell: what is being done before the job starts.
     Returns the exit code of `status` if the run was cancelled, else that of job.sh.
     Raises UserError where a Slurm site's job is asked for outside of any allocation.
     """
@@ -37,7 +43,7 @@ def run_foreground(prepared: Prepared, show: Callable[[bytes], None] | None, say
     refuse_problems(prepared)
     files = files_before(prepared)
     warnings = [*advice(prepared), *shared_files(plan, files), *relative_paths(plan), *still_going(prepared)]
-    folder = make_run_folder(prepared, warnings, files=files)
+    folder = make_run_folder(prepared, warnings, files=files, tell=tell)
     command = ("bash", str(folder.job_sh), str(folder.path))
     with Foreground(folder, say) as job:
         pid = job.start(command, plan.runs_root)
@@ -46,7 +52,7 @@ def run_foreground(prepared: Prepared, show: Callable[[bytes], None] | None, say
         else:
             record(folder, str(job_id_of(pid)), "local", command, prepared, warnings)
         for warning in warnings:
-            say(f"warning: {warning}")
+            say(labelled("warning", f"{warning}"))
         say(f"site    {plan.site} ({prepared.resolved.site_from})\n{_where(prepared, outer)}")
         if plan.program.own:
             say(f"in      {workdir_in(plan, folder.path)}")

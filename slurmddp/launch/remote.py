@@ -28,6 +28,7 @@ from slurmddp.shared.units import human
 from slurmddp.sites.catalogue import config_files
 from slurmddp.spec.document import read_file
 from slurmddp.spec.resolve import REMOTE_DIR
+from slurmddp.styled import labelled
 
 #: Commands that read the project: they get a copy of it first.
 _READ_PROJECT = frozenset(
@@ -203,7 +204,8 @@ class _Login(NamedTuple):
     def command(self, mode: str, words: Sequence[str], version: str, *, terminal: bool = False) -> list[str]:
         """Return the command line that runs _SCRIPT."""
         facts = (mode, self.host, version, self.variable, self.folder)
-        there = shlex.join(["sh", "-c", _LOGIN_SHELL, "sh", _SCRIPT, "slurmddp", *facts, *words])
+        plain = ["env", "NO_COLOR=1"] if terminal and os.environ.get("NO_COLOR") else []  # ssh sends TERM alone
+        there = shlex.join([*plain, "sh", "-c", _LOGIN_SHELL, "sh", _SCRIPT, "slurmddp", *facts, *words])
         # The level leaves out "Shared connection closed".
         return [*self.ssh, "-oLogLevel=ERROR", "-t" if terminal else "-T", "--", self.host, there]
 
@@ -233,11 +235,11 @@ def _surveyed(words: Sequence[str], say: Callable[[str], None]) -> Survey:
         todo = "start in the folder of your project, or let its .gitignore name what is no code"
         raise UserError(error.what, where="--host", todo=todo) from None
     for warning in found.warnings:
-        say(f"warning: {warning}")
+        say(labelled("warning", f"{warning}"))
     names = {item.relative for item in found.items}
     for word in words:
         if word.endswith((".yaml", ".yml", ".py")) and os.path.isfile(word) and os.path.relpath(word) not in names:
-            say(f"warning: {word} is not copied: git ignores it, or it is outside of this folder")
+            say(labelled("warning", f"{word} is not copied: git ignores it, or it is outside of this folder"))
     return found
 
 

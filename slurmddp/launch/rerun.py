@@ -14,6 +14,7 @@ from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.snapshot import code_files, hash_of_files, read_list
 from slurmddp.runs.version import version
 from slurmddp.spec.document import read_file
+from slurmddp.styled import labelled
 from slurmddp.visible import one_line
 
 #: What tells whether an image is the one that the run had, the best first.
@@ -37,7 +38,8 @@ def prepare_again(
     _refuse_other_code(folder, facts, say)
     _refuse_other_image(facts)
     if (now := version()) != facts.get("slurmddp"):
-        say(f"warning: the run was made by slurmddp {facts.get('slurmddp')}, this is {now}: its runtime may differ")
+        made_by = facts.get("slurmddp")
+        say(labelled("warning", f"the run was made by slurmddp {made_by}, this is {now}: its runtime may differ"))
     environment = {**environment, "PWD": _enter(facts.get("directory"), say)}
     job_file = job_file or folder.job_yaml
     options = _code_options(folder, job_file)
@@ -89,7 +91,7 @@ def _enter(directory: object, say: Callable[[str], None]) -> str:
     try:
         os.chdir(str(directory))
     except OSError as error:
-        say(f"warning: the directory of the submission is not used: {directory}: {error.strerror}")
+        say(labelled("warning", f"the directory of the submission is not used: {directory}: {error.strerror}"))
     return os.getcwd()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,11 @@ def _inside_a_job(plan: Plan) -> list[str]:
     return [] if job is None else [f"this shell is in Slurm job {job}: this is a new job; `slurmddp run` uses that one"]
 
 
-def submit(prepared: Prepared) -> Handed:
-    """Make the run folder and start the job. Raises UserError with nothing left behind."""
+def submit(prepared: Prepared, tell: Callable[[str], None] = lambda doing: None) -> Handed:
+    """Make the run folder and start the job. tell: gets what is being done while it takes long.
+
+    Raises UserError with nothing left behind.
+    """
     plan = prepared.plan
     refuse_problems(prepared)
     avoided = avoid(prepared)
@@ -89,7 +92,7 @@ def submit(prepared: Prepared) -> Handed:
     root = Path(plan.runs_root)
     absent = [path for path in (root, *root.parents) if not os.path.lexists(path)]
     copied: list[str] = []
-    folder = make_run_folder(prepared, warnings, copied, files=files)
+    folder = make_run_folder(prepared, warnings, copied, files=files, tell=tell)
     scheduler = scheduler_named(plan.scheduler)
     try:
         command = command_line(plan, folder, avoided.options)
@@ -119,7 +122,12 @@ def submit(prepared: Prepared) -> Handed:
 
 
 def make_run_folder(
-    prepared: Prepared, warnings: list[str], copied: list[str] | None = None, *, files: Mapping[str, str] | None = None
+    prepared: Prepared,
+    warnings: list[str],
+    copied: list[str] | None = None,
+    *,
+    files: Mapping[str, str] | None = None,
+    tell: Callable[[str], None] = lambda doing: None,
 ) -> OwnRun:
     """Create the run folder with scripts, snapshot and manifest. Raises UserError, and then leaves nothing behind.
 
@@ -133,7 +141,7 @@ def make_run_folder(
         warnings.append(warning)
 
     def fill(draft: Draft) -> None:
-        found = _fill(draft, prepared, warnings, variables, files or {})
+        found = _fill(draft, prepared, warnings, variables, files or {}, tell)
         if copied is not None and found is not None:
             copied.append(found.summary())
 
@@ -157,6 +165,7 @@ def _fill(
     warnings: list[str],
     variables: Mapping[str, str],
     files_before: Mapping[str, str],
+    tell: Callable[[str], None],
 ) -> Survey | None:
     """Return what was copied of the project.
 
@@ -170,9 +179,10 @@ def _fill(
     project = Path(plan.program.project) if plan.program.project else None
     if (found := survey_project(plan)) is not None:
         warnings.extend(found.warnings)
-        snapshot.copy_project(found, draft.folder.project)
+        snapshot.copy_project(found, draft.folder.project, tell)
     files = snapshot.code_files(draft.folder.code)
     snapshot.write_list(draft.folder, files)
+    tell("")
     image = plan.container.image
     set_by = prepared.resolved.layered.origins.items()
     origins = {".".join(key): f"{origin.layer}: {origin.where}" for key, origin in set_by if not origin.implied}

@@ -19,6 +19,7 @@ from slurmddp.runs.create import make_folder, write_file, write_key
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.snapshot import code_hash, copy_project, copy_runtime, hash_of, read_list
 from slurmddp.runs.survey import Survey, shown, survey, survey_listed
+from slurmddp.styled import labelled
 
 
 def run_files(prepared: Prepared, run_id: str) -> dict[str, str]:
@@ -149,5 +150,5 @@ def _project(prepared: Prepared, folder: Path, say: Callable[[str], None]) -> Su
         return None
     found = survey_project(prepared.plan, folder)
     for warning in found.warnings if found else ():
-        say(f"warning: {warning}")
+        say(labelled("warning", f"{warning}"))
     return found

@@ -10,6 +10,7 @@ from slurmddp.check.finding import Finding
 from slurmddp.check.fix import Fixed
 from slurmddp.check.rule import SEVERITIES
 from slurmddp.check.script import Script
+from slurmddp.styled import labelled, styled
 from slurmddp.visible import one_line
 
 
@@ -25,7 +26,7 @@ def fix_lines(script: Script, fixed: Fixed) -> Iterator[str]:
     those of the file."""
     path = one_line(str(script.path))
     for each in fixed.done:
-        yield f"{path}:{each.line}: fixed: {one_line(each.message)} [{each.rule.id}]"
+        yield f"{path}:{each.line}: " + styled("fixed:", "good") + f" {one_line(each.message)} [{each.rule.id}]"
     yield from _explained(fixed.left)
     left = total(Counter(each.severity for each in fixed.left)) if fixed.left else "none"
     yield f"{len(fixed.done)} fixed, not fixed: {left}"
@@ -38,7 +39,9 @@ def fix_lines(script: Script, fixed: Fixed) -> Iterator[str]:
 def _explained(found: Sequence[Finding]) -> Iterator[str]:
     explained: set[str] = set()
     for each in found:
-        yield f"{one_line(each.path)}:{each.line}: {each.severity}: {one_line(each.message)} [{each.rule.id}]"
+        yield f"{one_line(each.path)}:{each.line}: " + labelled(
+            each.severity, f"{one_line(each.message)} [{each.rule.id}]"
+        )
         if each.rule.id not in explained:
             explained.add(each.rule.id)
             yield f"    why: {each.rule.reason}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from slurmddp.report.check import total
+from slurmddp.styled import labelled
 from slurmddp.visible import one_line
 
 
@@ -14,7 +15,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     explained: set[str] = set()
     for each in found["findings"]:
         where = f"{one_line(each['where'])}: " if each["where"] else ""
-        yield f"{where}{each['severity']}: {one_line(each['message'])} [{each['rule']}]"
+        yield where + labelled(each["severity"], f"{one_line(each['message'])} [{each['rule']}]")
         if each["rule"] not in explained:
             explained.add(each["rule"])
             yield f"    why: {each['reason']}"

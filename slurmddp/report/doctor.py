@@ -7,6 +7,7 @@ from typing import Any
 
 from slurmddp.doctor.diagnose import Diagnosis, Hit, Seen
 from slurmddp.doctor.rules import UNKNOWN
+from slurmddp.styled import styled
 from slurmddp.visible import one_line
 
 #: Characters of a log line that are shown, lines of a traceback, and causes that followed.
@@ -19,9 +20,10 @@ def lines(found: Diagnosis) -> Iterator[str]:
     """Yield the answer: the cause, its evidence, what to do, and what followed from it."""
     if found.root is None:
         where = _files(found)
-        yield (
-            f"no failure found in {where}" if found.sure == "none" else f"unknown   a part of {where} was not examined"
-        )
+        if found.sure == "none":
+            yield styled("no failure found", "good") + f" in {where}"
+        else:
+            yield styled("unknown", "warn") + f"   a part of {where} was not examined"
     else:
         yield from _root(found, found.root)
     for each in found.cascades[:_FOLLOWED]:
@@ -35,10 +37,10 @@ def lines(found: Diagnosis) -> Iterator[str]:
 def _root(found: Diagnosis, root: Seen) -> Iterator[str]:
     first = root.first
     if found.sure == "unknown":
-        yield "cause     unknown"
+        yield "cause     " + styled("unknown", "warn")
         yield f"known     {f'the log says: {_text(first)}' if first.cause.id == UNKNOWN else first.cause.title}"
     else:
-        yield f"cause     {first.cause.title} ({found.sure}) [{first.cause.id}]"
+        yield "cause     " + styled(first.cause.title, "bad") + f" ({found.sure}) [{first.cause.id}]"
     if where := _where(root).removesuffix(": "):
         yield f"where     {where}"
     if found.message:

@@ -15,6 +15,7 @@ from slurmddp.shared import batch as dealing
 from slurmddp.spec.document import RUN
 from slurmddp.spec.resolve import Resolved
 from slurmddp.spec.train import Batch
+from slurmddp.styled import join, labelled
 
 #: So many numbers of nodes are shown, where there may be fewer of them.
 SHOWN = 8
@@ -35,8 +36,8 @@ def plan_report(plan: Plan, resolved: Resolved) -> str:
         "",
         cost_line(plan),
     ]
-    lines += [f"{note.level}: {note.text}" for note in plan.notes]
-    return "\n".join(lines)
+    lines += [labelled(note.level, note.text) for note in plan.notes]
+    return join("\n", lines)
 
 
 def _layout(plan: Plan) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.report.progress import span, waits_text
-from slurmddp.report.status import RunStatus, status_of
+from slurmddp.report.status import RunStatus, status_of, styled_state
 from slurmddp.runs import index
 from slurmddp.runs.evidence import evidence_of
 from slurmddp.runs.index import Entry
@@ -22,6 +22,7 @@ from slurmddp.runs.state import EXIT_CODES, RunState
 from slurmddp.runs.summaries import Summaries
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.slurm.choose import ask_all
+from slurmddp.styled import join
 from slurmddp.visible import one_line
 
 
@@ -142,19 +143,21 @@ def runs_table(found: Sequence[Row]) -> str:
         lines.append(line)
         if row and (waits := row.told["waits"]):
             lines.append(f"  waits: {waits_text(waits['reason'], row.told['expected_start'])}")
-    return "\n".join(lines)
+    return join("\n", lines)
 
 
 def columns(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:
     """Return a line per row with its cells in columns. left: how many columns begin at their left end; None: all."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if left is None or index < left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    lines: list[str] = []
+    for row in rows:
+        pads = [" " * (width - len(cell)) for cell, width in zip(row, widths, strict=True)]
+        cells = [
+            cell + pad if left is None or index < left else pad + cell
+            for index, (cell, pad) in enumerate(zip(row, pads, strict=True))
+        ]
+        lines.append(join("  ", cells).rstrip())
+    return lines
 
 
 class Cells(NamedTuple):
@@ -179,7 +182,7 @@ def told_cells(told: Mapping[str, Any], now: float) -> Cells:
     took = "" if told["started"] is None or end is None else span(end - told["started"])
     nodes = "" if told["nodes"] is None else str(told["nodes"])
     run, site, state = (one_line(told[key]) for key in ("run_id", "site", "state"))
-    return Cells(run, site, state, done, age, took, nodes)
+    return Cells(run, site, styled_state(state), done, age, took, nodes)
 
 
 def age_text(seconds: float) -> str:

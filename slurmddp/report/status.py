@@ -16,8 +16,10 @@ from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.metrics import tail
 from slurmddp.runs.start_notices import newest_restarts, start_notices
+from slurmddp.runs.state import EXIT_CODES
 from slurmddp.runs.written import written_again
 from slurmddp.slurm.base import JobView
+from slurmddp.styled import Style, styled
 from slurmddp.visible import one_line
 
 if TYPE_CHECKING:
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
 _RESTART = ("time", "attempt", "how", "step", "before", "best", "lost")
 _FAULT = ("time", "attempt", "rank", "node", "signal")
 _HANGS = ("hang_reported", "hang_over", "rank_started", "attempt_ended", "job_ended")
+#: Of the states that are neither bad nor without a style.
+_STYLES: dict[str, Style] = {
+    "done": "good", "running": "active", "stopping": "active",
+    "stopped": "warn", "cancelled": "warn", "requeued": "warn", "not submitted": "warn",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -162,18 +169,25 @@ def _undelivered(folder: RunFolder) -> int:
         return 0
 
 
-def status_text(
+def styled_state(state: str) -> str:
+    """Return the state's word in its style."""
+    others: Style | None = "bad" if EXIT_CODES[state] == 1 else None
+    return styled(state, _STYLES.get(state, others))
+
+
+def status_lines(
     found: RunStatus,
     goodput: str | None = None,
     recovered: str | None = None,
     scaling: Scaling | None = None,
     gpus: str | None = None,
-) -> str:
+) -> list[str]:
     """Return the lines of `slurmddp status`. goodput, recovered, gpus: the lines of `report.goodput` and `.gpus`."""
     told = found.state.line
     if found.progress.step is not None:  # it has a line of its own below
         told = re.sub(rf"[:,] step {found.progress.step}( of \d+)?$", "", told)
-    lines = [f"run      {one_line(found.folder.id)}", f"state    {one_line(told)}"]
+    state = styled_state(found.state.state)
+    lines = [f"run      {one_line(found.folder.id)}", "state    " + state + one_line(told.removeprefix(state))]
     # The breaker's sentence is the state's detail already.
     if found.cause and found.cause != found.state.detail:
         lines.append(f"cause    {one_line(found.cause.removesuffix(f'; {found.state.detail}'))}")
@@ -200,10 +214,10 @@ def status_text(
         lines.append(one_line(f"fault    {fault}{before}"))
     for node, reason in found.excluded.items():
         lines.append(one_line(f"without  {node}" + (f": {reason}" if reason else "")))
-    lines += [one_line(f"warning  {warning}") for warning in found.warnings]
+    lines += [styled("warning", "warn") + one_line(f"  {warning}") for warning in found.warnings]
     if found.undelivered:
         lines.append(f"alerts   {found.undelivered} undelivered, in {found.folder.alert_spool}")
     if goodput:
         lines.append(f"goodput  {goodput}")
     lines += [one_line(f"folder   {found.folder.path}"), one_line(f"log      {found.folder.job_log}")]
-    return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
+    return [*lines, *(line for note in found.notes for line in f"note: {note}".split("\n"))]

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.report.runs import Row, columns, rows_of, told_cells
+from slurmddp.report.status import styled_state
 from slurmddp.runs.events import read_lines
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.metrics import records
 from slurmddp.runs.state import EXIT_CODES
 from slurmddp.runs.sweeps import Sweep
 from slurmddp.shared.files import open_plain
+from slurmddp.styled import join, labelled
 from slurmddp.visible import one_line
 
 #: States of runs that `sweep rerun` submits again. Users cancel on purpose, and what was stopped can be resumed.
@@ -68,10 +70,8 @@ def to_rerun(points: Sequence[PointRow], say: Callable[[str], None]) -> list[str
             command = "resume" if point.state == "stopped" else "rerun"
             say(f"note: {point.name} is {point.state}: `slurmddp {command} {point.row.folder.id}` continues it")
         elif point.row is not None and point.state == _NOT_SUBMITTED:
-            say(
-                f"warning: {point.name} may be in the queue, because sbatch did not answer: check squeue. If it is "
-                f"not there, remove {point.row.folder.path} and run this again"
-            )
+            what = f"{point.name} may be in the queue, because sbatch did not answer: check squeue"
+            say(labelled("warning", f"{what}. If it is not there, remove {point.row.folder.path} and run this again"))
     return [point.name for point in points if point.state in AGAIN or point.row is None]
 
 
@@ -90,7 +90,7 @@ def status_text(sweep: Sweep, points: Sequence[PointRow]) -> str:
         if point.row:
             cells = told_cells(point.row.told, now)
             state, step, took, run = cells.state, cells.step, cells.took, point.row.folder.id
-        rows.append((*_cells(sweep, point), state or point.state, step, took, run))
+        rows.append((*_cells(sweep, point), state or styled_state(point.state), step, took, run))
     counts = Counter(point.state for point in points)
     most = f", at most {sweep.at_most} at once" if sweep.at_most else ""
     lines = [f"sweep  {sweep.id}: {len(points)} points{most}"]
@@ -98,10 +98,10 @@ def status_text(sweep: Sweep, points: Sequence[PointRow]) -> str:
         lines.append(line)
         if each and each.row and (cause := each.row.told["cause"]):
             lines.append(f"  cause: {one_line(cause)}")
-    lines.append(", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
+    lines.append(join(", ", (f"{count} " + styled_state(state) for state, count in sorted(counts.items()))))
     if any(point.state in AGAIN or point.row is None for point in points):
         lines.append(f"to repeat the points that failed: slurmddp sweep rerun {sweep.id}")
-    return "\n".join(lines)
+    return join("\n", lines)
 
 
 def rank(points: Sequence[PointRow], metric: str, *, largest: bool) -> list[Ranked]:
@@ -125,9 +125,9 @@ def rank_text(sweep: Sweep, metric: str, ranked: Sequence[Ranked]) -> str:
     """Return a line per point, the best first."""
     rows = [("POINT", *sweep.keys, metric, "STEP", "STATE", "RUN")]
     for point, value, step in ranked:
-        run = point.row.folder.id if point.row else ""
-        rows.append((*_cells(sweep, point), f"{value:.6g}", "" if step is None else str(step), point.state, run))
-    return "\n".join(columns(rows))
+        run, state = point.row.folder.id if point.row else "", styled_state(point.state)
+        rows.append((*_cells(sweep, point), f"{value:.6g}", "" if step is None else str(step), state, run))
+    return join("\n", columns(rows))
 
 
 def _cells(sweep: Sweep, point: PointRow) -> tuple[str, ...]:

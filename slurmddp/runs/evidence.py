@@ -14,6 +14,7 @@ from slurmddp.runs.layout import RunFolder, attempt_of
 from slurmddp.runs.submission import Submission
 from slurmddp.shared.files import open_plain, read_json
 from slurmddp.slurm.base import JobId
+from slurmddp.styled import labelled
 
 #: The first line of a stop file that is final: nothing starts the run again.
 CANCELLED = "cancelled by the user"
@@ -213,7 +214,7 @@ def evidence_of(folders: Iterable[RunFolder], say: Callable[[str], None]) -> lis
         try:
             found.append((folder, evidence(folder)))
         except (UserError, OSError) as error:
-            say(f"warning: {folder.path}: {error}")
+            say(labelled("warning", f"{folder.path}: {error}"))
     return found
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import posixpath
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slurmddp.errors import UserError
@@ -18,17 +18,18 @@ from slurmddp.shared.files import read_json
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-def copy_project(found: Survey, destination: Path) -> None:
+def copy_project(found: Survey, destination: Path, tell: Callable[[str], None] = lambda doing: None) -> None:
     """Copy what `survey` found below a new folder: bytes, paths and the permissions that the umask leaves.
 
     Nobody may read a copy who may not read its source, and nobody else may write it. Files that change meanwhile are
     copied as they are at that moment. Raises UserError for a file that cannot be read, OSError where the destination
-    cannot be written (the caller knows how to put that).
+    cannot be written (the caller knows how to put that). tell: gets how far it is, before each file.
     """
     make_folder(destination.parent)
     made: set[str] = set()
     _make_folder(found.root, destination, "", made)
-    for item in found.items:
+    for index, item in enumerate(found.items):
+        tell(f"copying the code: {index} of {len(found.items)} files")
         target = destination / item.relative
         _make_folder(found.root, destination, posixpath.dirname(item.relative), made)
         if item.link is not None:

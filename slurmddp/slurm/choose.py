@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.slurm.base import JobId, JobView, Scheduler
+from slurmddp.styled import labelled
 
 
 def scheduler_named(name: str) -> Scheduler:
@@ -37,6 +38,6 @@ def ask_all(job_ids: Iterable[JobId], say: Callable[[str], None]) -> tuple[dict[
         try:
             views |= scheduler_for(several[0]).jobs(several)
         except (ExternalError, UserError) as error:
-            say(f"warning: {error}")
+            say(labelled("warning", f"{error}"))
             silent.add(is_local)
     return views, silent

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from slurmddp.visible import one_line, visible, with_colours
 from tests.helpers import Desk
+from tests.programs.test_docs_commands import SBATCH
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4K\x07"
 NASTY = f"{CLIPBOARD}\x1b[2J\x1bc\x9b31m\x9d0;title\x07 \u202egnp.exe\u2066 \u200f a\x08b \x7f"
@@ -40,11 +43,15 @@ def test_colours_pass_where_they_may_and_end() -> None:
         assert with_colours(f"\x1b[31m{code}") == f"\x1b[31m{visible(code)}\x1b[0m"
 
 
-def on_terminal(desk: Desk, *arguments: str) -> tuple[bytes, int]:
-    """What `slurmddp ARGUMENTS` writes to a terminal, both its streams, and its exit code."""
+def on_terminal(
+    desk: Desk, *arguments: str, look: Callable[[bytes], object] = len, **variables: str
+) -> tuple[bytes, int]:
+    """What `slurmddp ARGUMENTS` writes to a terminal, both its streams, and its exit code. look: gets what is written
+    so far, after each write."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "slurmddp", *arguments]
-    child = subprocess.Popen(command, cwd=desk.project, env=desk.environment, stdout=theirs, stderr=theirs)
+    environment = {**desk.environment, **variables}
+    child = subprocess.Popen(command, cwd=desk.project, env=environment, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""
     while True:
@@ -53,6 +60,7 @@ def on_terminal(desk: Desk, *arguments: str) -> tuple[bytes, int]:
         except OSError:  # Linux's end of file: nobody else has the terminal
             break
         shown += data
+        look(shown)
     os.close(ours)
     return shown.replace(b"\r\n", b"\n"), child.wait(timeout=60)
 
@@ -114,3 +122,101 @@ def test_logs_keep_colours_on_a_terminal_and_every_byte_in_a_pipe(desk: Desk, ru
     assert "\u202egnp.exe".encode() in done.stdout, "the exact scripts"
     piped = desk.command("status", run.name)
     assert "\x1b" not in piped.out and "\\x1b]52" in piped.out, "all else is escaped in a pipe as well"
+
+
+AGE = re.compile(" +[0-9]+s ")
+RED, GREEN, YELLOW, END = "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
+
+
+def test_states_and_errors_have_colours_on_a_terminal_only(desk: Desk, run: Path) -> None:
+    commands = {
+        ("status", run.name): f"state    {RED}failed{END}",
+        ("runs",): f"{RED}failed{END}",
+        ("status", f"{RED}no"): f"{RED}slurmddp:{END} ",
+        ("check", "train.py", "--site", "cores"): f"{RED}error:{END} ",
+        ("doctor", run.name): f"cause     {RED}",
+        ("plan", "train.py", "--site", "cores", "--image", "x.sif"): f"{YELLOW}warning:{END} ",
+    }
+    for command, coloured in commands.items():
+        shown = on_terminal(desk, *command, TERM="xterm")[0].decode()
+        assert coloured in shown, shown
+        plain = shown
+        for code in (RED, GREEN, YELLOW, END):
+            plain = plain.replace(code, "")
+        assert not [char for char in UNSAFE if char in plain], (command, plain)
+        for variables in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}, {}):
+            again = on_terminal(desk, *command, **variables)[0].decode()
+            assert AGE.sub("", again) == AGE.sub("", plain), variables
+        piped = desk.command(*command, TERM="xterm")
+        assert sorted(AGE.sub("", piped.out + piped.err).splitlines()) == sorted(AGE.sub("", plain).splitlines())
+    assert f"{RED}no" not in on_terminal(desk, "status", f"{RED}no", TERM="xterm")[0].decode(), "a colour of others"
+
+
+def test_a_watched_status_has_colours_too(desk: Desk, run: Path) -> None:
+    shown = on_terminal(desk, "status", run.name, "--watch", TERM="xterm")[0].decode()
+    assert f"state    {RED}failed{END}" in shown and CLIPBOARD not in shown
+
+
+#: Waits in front of each file until the line of progress was seen.
+SLOW_COPY = """
+import os, time
+from slurmddp.runs import snapshot
+read = snapshot._read
+def slowly(item):
+    while not os.path.exists(os.environ["HOME"] + "/seen"):
+        time.sleep(0.1)
+    return read(item)
+snapshot._read = slowly
+"""
+
+
+def test_a_slow_copy_shows_how_far_it_is(desk: Desk, tmp_path: Path) -> None:
+    desk.write("train.py")
+    desk.program("sbatch", SBATCH)
+    (tmp_path / "sitecustomize.py").write_text(SLOW_COPY)
+    drawn = b"\rcopying the code: 0 of 1 files, 0:0"
+
+    def look(shown: bytes) -> None:
+        if drawn in shown:
+            (desk.home / "seen").touch()
+
+    words = ("submit", "train.py", "--site", "cores", "--nodes", "1", "--time", "1h")
+    path = f"{tmp_path}:{desk.environment['PYTHONPATH']}"
+    shown, code = on_terminal(desk, *words, look=look, TERM="xterm", PYTHONPATH=path)
+    assert code == 0 and b"copying" not in shown.rpartition(b"\r\x1b[K")[2], shown
+
+
+BUILDER = """#!/bin/bash
+case $1 in
+  --version) echo "apptainer version 1.4.5-1" ;;
+  inspect) echo '{"data": {"attributes": {"labels": {}}}, "type": "container"}' ;;
+  build)
+    printf 'INFO: \\033[2J\\n'
+    while [[ ! -e $HOME/seen ]]; do read -rt 0.1 < <(:); done
+    echo "INFO: done"
+    printf '#!/usr/bin/env run-singularity\\n\\0SIF_MAGIC\\00001\\00000\\0' > "${@: -2:1}" ;;
+esac
+"""
+
+
+def test_a_build_shows_how_long_it_takes_on_a_terminal_only(desk: Desk) -> None:
+    desk.program("apptainer", BUILDER)
+    (desk.project / "base.sif").write_bytes(b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\00001\00000\0")
+    drawn = b"\rbuilding new.sif, 0:0"
+
+    def look(shown: bytes) -> None:
+        if drawn in shown:
+            (desk.home / "seen").touch()
+
+    shown, code = on_terminal(desk, "build-image", "new.sif", "--base", "base.sif", look=look, TERM="xterm")
+    assert code == 0, shown
+    before, _, after = shown.partition(drawn)
+    assert b"INFO: \\x1b[2J\n" in before and b"\r\x1b[KINFO: done\n" in after, "the line gives way, and is removed"
+    assert b"\x1b" not in after.partition(b"INFO: done")[2].replace(b"\r\x1b[K", b"")
+    assert b"building new.sif, 0:" not in after.rpartition(b"\r\x1b[K")[2], "nothing of it is left"
+    for variables in ({"TERM": "dumb"}, {}):
+        shown, code = on_terminal(desk, "build-image", "new.sif", "--base", "base.sif", "--force", **variables)
+        assert code == 0 and b"\x1b" not in shown and drawn not in shown
+    piped = desk.command("build-image", "new.sif", "--base", "base.sif", "--force", TERM="xterm")
+    assert piped.code == 0 and "\r" not in piped.err and "building new.sif," not in piped.err
+    assert "building new.sif," not in (desk.project / "new.sif.build.log").read_text()

@@ -179,6 +179,14 @@ def test_a_terminal_reaches_across(login: Login) -> None:
     assert child.returncode == 0 and b"terminal\r\n" in text and b"closed" not in text, text
 
 
+def test_no_color_reaches_the_login_node(login: Login) -> None:
+    login.program('echo "[$NO_COLOR]"')
+    for value in ("1", ""):
+        login.laptop.environment["NO_COLOR"] = value
+        with login.on_terminal("status") as (_, terminal):
+            assert f"[{value}]".encode() in shown(terminal)
+
+
 def test_a_submission_is_finished_without_its_connection(slurm: Login) -> None:
     there, laptop = slurm.there, slurm.laptop
     there.program("taken", SBATCH)

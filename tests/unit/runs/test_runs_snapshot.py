@@ -249,6 +249,15 @@ def test_a_single_script(project: Path, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["train.py"]
 
 
+def test_a_copy_says_how_far_it_is(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "project").mkdir(exist_ok=True)
+        (tmp_path / "project" / name).write_text(name)
+    said: list[str] = []
+    copy_project(survey(tmp_path / "project"), tmp_path / "copy", said.append)
+    assert said == ["copying the code: 0 of 2 files", "copying the code: 1 of 2 files"]
+
+
 def test_bytes_names_and_modes(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
