@@ -53,11 +53,14 @@ def plan_workdir(job: Job, program: Program, context: Context) -> str:
     wanted = job.train.workdir or "submit"
     if wanted in WORKDIRS:
         return context.cwd if wanted == "submit" else f"{RUN}/work"
-    if not wanted.startswith(("/", RUN)) and not begins_open(wanted):
-        raise UserError(
-            f"train.workdir is {wanted}, which is not absolute", todo="write submit, run, or an absolute path"
-        )
-    return wanted if begins_open(wanted) else os.path.normpath(wanted)
+    return absolute_workdir(wanted, context.cwd)
+
+
+def absolute_workdir(wanted: str, cwd: str) -> str:
+    """Return train.workdir with its path absolute; `submit`, `run` and what begins with {run} stay."""
+    if wanted in WORKDIRS:
+        return wanted
+    return os.path.normpath(wanted) if wanted.startswith(RUN) else absolute(wanted, cwd)
 
 
 def plan_accelerate(resolved: Resolved, context: Context) -> str | None:

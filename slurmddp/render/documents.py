@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from slurmddp.plan.model import Plan
-from slurmddp.plan.program import absolute
+from slurmddp.plan.program import absolute, absolute_workdir
 from slurmddp.spec.document import Plain, is_null, typed
 from slurmddp.spec.expand import expand_data, path_fields, unexpand
 from slurmddp.spec.resolve import SLURM_LAYER, Resolved
@@ -27,7 +27,9 @@ def job_yaml(resolved: Resolved, plan: Plan) -> str:
         job = job.model_copy(update={"train": job.train.model_copy(update={"batch": batch})})
     title = f"# The resolved job for site {resolved.site.name}. You can submit this file as it is."
     data = expand_data(lambda path: unexpand(absolute(path, plan.cwd)), job.train.data)
-    return _yaml(title, job.model_copy(update={"train": job.train.model_copy(update={"data": data})}), plan.cwd)
+    workdir = job.train.workdir and absolute_workdir(job.train.workdir, plan.cwd)
+    train = job.train.model_copy(update={"data": data, "workdir": workdir})
+    return _yaml(title, job.model_copy(update={"train": train}), plan.cwd)
 
 
 def site_yaml(resolved: Resolved) -> str:

@@ -92,7 +92,7 @@ class Train(Model):
     script, a bash script (*.sh), or a Python module.
 
     observe: how a thread in each rank of your own script reacts to a hang.
-    workdir: where it runs: submit (the folder of submission), run (a folder in the run folder), or an absolute path.
+    workdir: where it runs: submit (the folder of submission), run (a folder in the run folder), or a path.
     """
 
     task: Line | None = None

@@ -123,8 +123,8 @@ def path_text(text: str) -> str:
 
 def _workdir(text: str) -> str:
     path_text(text)
-    if text not in WORKDIRS and not text.startswith(("/", "$", "~/", RUN)):
-        raise ValueError(f"must be submit, run, or an absolute path, which may begin with {RUN}")
+    if re.match("~[^/]", text):
+        raise ValueError(f"begins with {text.partition('/')[0]}: write an absolute path")
     if text.rfind(RUN) > 0 or (text.startswith(RUN) and text[len(RUN) :][:1] not in ("", "/")):
         raise ValueError(f"may have {RUN} only as its first folder, because it is an absolute path: {RUN}/out")
     return text

@@ -13,12 +13,15 @@ from slurmddp.check.script import Script
 from slurmddp.check.values import likely
 from slurmddp.spec.expand import unexpand
 from slurmddp.spec.sensitive import REDACTED, is_secret_name, redacted, secrets_in_line
+from slurmddp.spec.types import WORKDIRS
 
 _SYMBOL = re.compile("\0([^\0]*)\0")
 #: Variables of the user's shell whose values a job file may show: a script of others may name any.
 _SHOWN = re.compile(r"HOME|USER|LOGNAME|(\w*_)?(SCRATCH|WORK|PROJECT|HOME|PATH|ROOT|FOLDER|\w*DIR)")
-#: Of the variables, those of a temporary folder differ between the machine of submission and the nodes.
-_ABSOLUTE = re.compile(r"/|~/|\$\{(?!\w*(TMP|TEMP))")
+#: Folders of another user, patterns, and the temporary folder, which differs between this machine and the nodes.
+_UNKNOWN = re.compile(r"-|~[^/]|.*([*?\[]|\{[^{}]*,|\$\{\w*(TMP|TEMP))")
+_HERE = re.compile(r"^\$\{PWD\}(?:(/)|(?=:|$))")
+_SUBMITTED = re.compile(r"^\$\{SLURM_SUBMIT_DIR\}(?:(/)|(?=:|$))")
 _USER_IN_URL = re.compile(r"://[^/\s@:]+:[^/\s@$]+@")
 
 
@@ -36,7 +39,7 @@ class Imported:
     lost: list[tuple[int, str, str]] = field(default_factory=list)  # those without which another job would start
     prints: list[int] = field(default_factory=list)  # lines that only print or check something
     export_all: bool = False  # since set -a
-    folder: str = ""  # which the script has changed to
+    folder: str = ""  # which the script has changed to, as seen from where you submit
     used: set[str] = field(default_factory=set)  # variables that the launch consists of
 
     def set(self, dotted: str, value: Any) -> None:
@@ -61,14 +64,16 @@ class Imported:
     def enter(self, line: int, text: str, folder: str) -> None:
         """Change the folder in which the ranks would start."""
         path = self.path(folder)
-        self.folder = self.inside(path) if path not in (None, "", ".") else ""
         self.keys.pop(("train", "workdir"), None)
-        if path in ("", "."):
+        if path is None or _UNKNOWN.match(path):
+            self.folder = ""
+            self.leave(line, text, "a folder that only the job knows: set train.workdir")
             return
-        if _ABSOLUTE.match(self.folder):
-            self.set("train.workdir", self.folder)
-            return
-        self.leave(line, text, "ranks start in the folder that you submit from: submit from that folder")
+        there = self.inside("~/" if path == "~" else path or ".")
+        there = there if re.match(r"[$~]", there) else os.path.normpath(there)  # what is above a variable is not known
+        self.folder = "" if there == "." else there
+        if self.folder:
+            self.set("train.workdir", f"./{there}" if there in WORKDIRS else there)
 
     def text(self, value: str) -> str | None:
         """Return a value as the job file can hold it: the user's folders as they are now; None if only the job knows
@@ -99,11 +104,7 @@ class Imported:
         parts[::2] = [unexpand(part) for part in parts[::2]]
         parts[1::2] = [f"${{{name}}}" for name in names]
         text = home + "".join(parts)
-        for name, folder in (("SLURM_SUBMIT_DIR", ""), ("PWD", self.folder)):  # a path starts where you submit
-            if re.match(rf"\$\{{{name}\}}(?![^/:])", text):
-                rest = text[len(name) + 3 :]
-                text = folder + rest if folder else rest[1:] if rest[:1] == "/" else f".{rest}"
-        return text
+        return _HERE.sub(lambda match: "" if match[1] else ".", text)
 
     def withhold(self) -> None:
         """Take each secret out of what is written, and say on which line of the script it stands."""
@@ -132,7 +133,9 @@ class Imported:
         return True
 
     def inside(self, path: str) -> str:
-        """Return a path as seen from the folder that the script has changed to."""
-        if not self.folder or path.startswith(("/", "$", "~")):
-            return path
-        return f"{self.folder.rstrip('/')}/{path.removeprefix('./')}"
+        """Return a path of the script, as seen from the folder that you submit from."""
+        submitted = _SUBMITTED.sub(lambda match: "" if match[1] else ".", path)
+        if submitted != path or not self.folder or path.startswith(("/", "$", "~")):
+            return submitted
+        folder = self.folder.rstrip("/")
+        return f"{folder}{path[1:]}" if re.match(r"\.(:|$)", path) else f"{folder}/{path.removeprefix('./')}"

@@ -34,11 +34,14 @@ def script(desk: Desk) -> None:
         ("/data/$NAME/", "/data/x"),
         ("$HOME/out", "HOME/out"),
         ("~/out", "HOME/out"),
+        ("src", "PROJECT/src"),
+        ("./run", "PROJECT/run"),
+        ("$REL/../out", "PROJECT/out"),
     ],
 )
 def test_where_the_ranks_run(desk: Desk, workdir: str | None, there: str) -> None:
     options = [] if workdir is None else [f"train.workdir={workdir}"]
-    plan = desk.plan(JOB, *options, NAME="x")
+    plan = desk.plan(JOB, *options, NAME="x", REL="rel")
     there = there.replace("PROJECT", str(desk.project)).replace("HOME", str(desk.home))
     assert plan.workdir == there
 
@@ -46,16 +49,23 @@ def test_where_the_ranks_run(desk: Desk, workdir: str | None, there: str) -> Non
 @pytest.mark.parametrize(
     ("workdir", "message"),
     [
-        ("out", "must be submit, run, or an absolute path"),
-        ("./out", "must be submit, run, or an absolute path"),
+        ("~bob/out", "begins with ~bob: write an absolute path"),
+        ("-x", "begins with a dash"),
         ("/data/{run}", "only as its first folder"),
         ("{run}x", "only as its first folder"),
-        ("$REL/out", "train.workdir is rel/out, which is not absolute"),
     ],
 )
 def test_a_workdir_that_cannot_be(desk: Desk, workdir: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        desk.plan(JOB, f"train.workdir={workdir}", REL="rel")
+        desk.plan(JOB, f"train.workdir={workdir}")
+
+
+def test_a_folder_that_is_not_there_is_named(desk: Desk) -> None:
+    (desk.project / "src").mkdir()
+    words = ("check", "train.py", "--site", "here", "--workdir")
+    assert "working directory" not in (done := desk.command(*words, "src")).out + done.err
+    missing = desk.command(*words, "sumbit")
+    assert missing.code == 1 and f"the working directory {desk.project}/sumbit does not exist" in missing.out
 
 
 def test_a_task_has_no_workdir(desk: Desk) -> None:
@@ -63,11 +73,12 @@ def test_a_task_has_no_workdir(desk: Desk) -> None:
         desk.plan("site: here\ntrain: {task: lm, data: {path: .}, batch: {global: 1}, workdir: run}\n")
 
 
-@pytest.mark.parametrize("workdir", ["submit", "run", "{run}/x", "/data/x"])
+@pytest.mark.parametrize("workdir", ["submit", "run", "{run}/x", "/data/x", "src"])
 def test_the_resolved_job_says_the_same_from_any_folder(desk: Desk, tmp_path: Path, workdir: str) -> None:
     resolved = desk.resolve(JOB, f"train.workdir={workdir}")
     text = job_yaml(resolved, plan_of(resolved, desk.project))
-    assert f"workdir: {workdir}" in text.replace("'", "").replace('"', "")
+    written = f"{desk.project}/src" if workdir == "src" else workdir
+    assert f"workdir: {written}\n" in text.replace("'", "").replace('"', "")
     again = desk.resolve(text)
     expected = str(tmp_path) if workdir == "submit" else plan_of(resolved, desk.project).workdir
     assert plan_of(again, tmp_path).workdir == expected
