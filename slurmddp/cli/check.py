@@ -34,8 +34,8 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout")] = False,
     resume: opt.Resume = None,
 ) -> None:
-    """Check a job for what would make it fail. Submits nothing. Exit codes: 0 no errors, 1 errors found, 2 a
-    file cannot be read."""
+    """Check a job for what would make it fail. Submits nothing. Exit codes: 0 no errors, 1 errors found, 2 the
+    job file has mistakes, or a file cannot be read."""
     from slurmddp.errors import UserError
 
     for given, option, met, needs in (

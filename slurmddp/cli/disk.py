@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 Runs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="RUN", help="Run ids, job ids, run folders, or last", autocompletion=opt.run_names),
+    typer.Argument(
+        metavar="RUN", help="Run ids, job ids, run folders, or last  [default: all]", autocompletion=opt.run_names
+    ),
 ]
 
 

@@ -288,11 +288,12 @@ def confirm(run: str, folder: "RunFolder", action: str, *, yes: bool) -> None:
 
 def cancel(
     run: Run = LAST,
-    now: Annotated[bool, typer.Option("--now", help="Cancel at once, without saving a checkpoint")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Cancel at once, with no time to save")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has exited")] = False,
     yes: Yes = False,
 ) -> None:
-    """Cancel a run. A running job saves a checkpoint first. The job is not requeued."""
+    """Cancel a run. A bundled task saves a checkpoint first; a script of your own has some time to save, then gets
+    SIGTERM. The job is not requeued."""
     from slurmddp.launch.cancel import cancel_run, wait_until_over
     from slurmddp.launch.find import find_own_run
 

@@ -18,7 +18,7 @@ _SUBMIT = "slurmddp submit train.py submits a job; slurmddp run train.py runs it
 _OTHER_TOOLS = {
     **dict.fromkeys(("queue", "squeue", "list", "jobs", "history"), _RUNS),
     **dict.fromkeys(("start", "launch", "sbatch", "train"), _SUBMIT),
-    **dict.fromkeys(("kill", "scancel", "abort"), "slurmddp cancel RUN saves a checkpoint, then stops the run"),
+    **dict.fromkeys(("kill", "scancel", "abort"), "slurmddp cancel RUN lets a run save a checkpoint, then stops it"),
     **dict.fromkeys(
         ("why", "explain", "debug"), "slurmddp doctor RUN says why a run failed; slurmddp runs, why one waits"
     ),

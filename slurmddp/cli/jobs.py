@@ -88,7 +88,8 @@ def _hand_over(prepared: "Prepared", *, as_json: bool, repeats: str | None = Non
 
 @opt.job_command(without=("job", "args", "module"))
 def resume(asked: opt.Asked, run: Run = LAST, yes: Yes = False, as_json: Json = False) -> None:
-    """Continue a run from its newest checkpoint, in a new run. The same as `submit --resume RUN`."""
+    """Continue a run from its newest checkpoint, in a new run. The same as `submit --resume RUN`. A script of your own
+    gets the checkpoint folders of the older runs in SLURMDDP_RESUME_FROM."""
     import os
 
     from slurmddp.launch.find import find_run
