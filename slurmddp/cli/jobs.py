@@ -27,7 +27,6 @@ def register(app: App) -> None:
     app.add("Jobs", rerun, example="slurmddp rerun last")
     app.add("Jobs", run, example="slurmddp run train.py --ranks 2")
     app.add("Jobs", render)
-    app.add("Jobs", migrate, example="slurmddp migrate --check job.yaml")
 
 
 @opt.job_command()
@@ -320,27 +319,4 @@ def import_(
     if found.lost:
         opt.say("The job file starts another job than the script: do these lines by hand before you submit it.")
     if found.lost or not found.valid:
-        raise typer.Exit(1)
-
-
-def migrate(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Job files, site files, config.yaml")],
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Write nothing: print a diff, and exit with 1 if a key is old"),
-    ] = False,
-) -> None:
-    """Rename the old keys in job and site files. Comments, order and layout stay as they are."""
-    from slurmddp.launch.migrate import migrations, write
-
-    found = migrations(files)
-    for migration in found:
-        if not migration.changes:
-            opt.say(f"{migration.path}: no old keys")
-        elif check:
-            write_exactly("".join(migration.diff()).encode())
-        else:
-            write(migration)
-            typer.echo("\n".join(migration.changes))
-    if check and any(migration.changes for migration in found):
         raise typer.Exit(1)

@@ -128,7 +128,7 @@ def _made_steps(facts: Evidence, attempt: int) -> bool:
 
 
 def _begin(folder: RunFolder, attempt: int | None) -> int:
-    """Return the size that job.log had when an attempt began; 0 if nobody wrote it down, as older runs do not."""
+    """Return the size that job.log had when an attempt began; 0 if that is unknown."""
     if attempt is None:
         return 0
     try:

@@ -23,9 +23,8 @@ from slurmddp.shared.beneath import open_folder
 
 #: What a build writes beside an image.
 _BESIDE = (".def", ".build.log", ".lock.json")
-#: What a build that was killed leaves: .NAME.sif.0123abcd.part, a folder; .job: a batch job's log (--on-node). The
-#: others, and a .part that is a file, are of older versions.
-_DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.(part|def|lock|job)")
+#: What a build that was killed leaves: .NAME.sif.0123abcd.part, a folder; .job: a batch job's log (--on-node).
+_DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.(part|job)")
 State = Literal["whole", "changed", "no lock", "unreadable"]
 
 

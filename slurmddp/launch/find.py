@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import UserError
-from slurmddp.runs import index
+from slurmddp.runs import index, manifest
 from slurmddp.runs.gate import OwnRun, own
 from slurmddp.runs.index import Entry
 from slurmddp.runs.layout import RunFolder
@@ -18,7 +18,16 @@ _LOOKED_AT = 100
 
 
 def find_run(text: str, environment: Mapping[str, str]) -> RunFolder:
-    """RUN: id, prefix, job id, folder or `last`. Raises UserError that names the nearest ones."""
+    """RUN: id, prefix, job id, folder or `last`.
+
+    Raises UserError that names the nearest ones, and for a run of another version of slurmddp.
+    """
+    folder = _find(text, environment)
+    manifest.require_version(folder)
+    return folder
+
+
+def _find(text: str, environment: Mapping[str, str]) -> RunFolder:
     try:
         return index.find(text)
     except UserError:

@@ -37,7 +37,7 @@ _READ_PROJECT = frozenset(
 #: Commands that submit jobs: they finish although the connection is lost.
 _SUBMIT = frozenset(("submit", "resume", "rerun", "sweep"))
 #: Commands that write a file of the project, which lies on this machine.
-_WRITE_PROJECT = frozenset(("init", "import", "migrate"))
+_WRITE_PROJECT = frozenset(("init", "import"))
 _DEFAULT_PARENT = "~/slurmddp"
 #: Of a project, uncompressed. The job's own snapshot_limit holds on the login node.
 _LIMIT = 10 * DEFAULT_LIMIT

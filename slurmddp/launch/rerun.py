@@ -52,8 +52,6 @@ def _refuse_other_code(folder: OwnRun, facts: Mapping[str, Any], say: Callable[[
     """Raise UserError for a file that is not as it was. What the program wrote there is not code: name it."""
     now = code_files(folder.code)  # of a folder that is gone: none
     before = read_list(folder)
-    if before is None:  # an older slurmddp listed no files
-        before = now
     changed = [path for path, digest in before.items() if now.get(path) != digest]
     if changed or not before or hash_of_files(before) != facts.get("code_hash"):
         raise UserError(

@@ -45,9 +45,9 @@ def survey_project(plan: Plan, *exclude: Path) -> Survey | None:
     if plan.program.project is None or not plan.snapshot:
         return None
     folder = RunFolder(Path(plan.program.project).parent.parent)
-    if plan.program.project == str(folder.project) and folder.exists and (listed := read_list(folder)) is not None:
+    if plan.program.project == str(folder.project) and folder.exists:
         # `slurmddp rerun`: what the program wrote there is no code.
-        names = (path.removeprefix("project/") for path in listed if path.startswith("project/"))
+        names = (path.removeprefix("project/") for path in read_list(folder) if path.startswith("project/"))
         return survey_listed(folder.project, names)
     no_code = [*exclude, *(Path(path) for path in (plan.runs_root, plan.cache) if path)]
     found = survey(Path(plan.program.project), limit=plan.snapshot_limit, exclude=no_code)

@@ -65,7 +65,7 @@ class RunFolder(run_folder.RunFolder):
 
     @property
     def code_list(self) -> Path:
-        """The files of `code` as it was at submission, each with its sha256; absent in older runs."""
+        """The files of `code` as it was at submission, each with its sha256."""
         return self.path / "code.json"
 
     @property

@@ -78,7 +78,7 @@ def write(folder: RunFolder, facts: Mapping[str, Any]) -> None:
 def read(folder: RunFolder) -> dict[str, Any]:
     """manifest.json as it was written.
 
-    Raises UserError where it is absent, damaged or of a newer slurmddp.
+    Raises UserError where it is absent, damaged or of another version.
     """
     try:
         facts = read_json(folder.manifest, folder.path)
@@ -88,19 +88,31 @@ def read(folder: RunFolder) -> dict[str, Any]:
         ) from error
     if not isinstance(facts, dict) or not isinstance(facts.get("schema"), int):
         raise UserError("this file is not a slurmddp manifest", where=str(folder.manifest))
-    if facts["schema"] > SCHEMA or _newer(facts.get("schemas")):
-        raise UserError(
-            f"this run was made by a newer slurmddp ({facts.get('slurmddp')})",
-            where=str(folder.manifest),
-            todo="update slurmddp",
-        )
+    _refuse_other_version(folder, facts)
     return facts
 
 
-def _newer(versions: object) -> bool:
-    """Return whether a file has a higher version than this slurmddp knows. Runs from before `schemas` name none."""
-    known = versions.items() if isinstance(versions, dict) else ()
-    return any(isinstance(number, int) and number > SCHEMAS.get(name, number) for name, number in known)
+def require_version(folder: RunFolder) -> None:
+    """Raise UserError for a run folder of another version. A manifest that cannot be read is not refused here."""
+    try:
+        facts = read_json(folder.manifest, folder.path)
+    except (OSError, ValueError):
+        return
+    if isinstance(facts, dict):
+        _refuse_other_version(folder, facts)
+
+
+def _refuse_other_version(folder: RunFolder, facts: Mapping[str, Any]) -> None:
+    named = facts.get("schemas")
+    found = {"manifest.json": facts.get("schema"), **(named if isinstance(named, dict) else {})}
+    for name, number in {"manifest.json": SCHEMA, **SCHEMAS}.items():
+        if found.get(name, number) != number:
+            raise UserError(
+                f"made by slurmddp {facts.get('slurmddp')}: its {name} has version {found[name]}, and this slurmddp "
+                f"({version()}) reads only version {number}",
+                where=str(folder.manifest),
+                todo=f"use the slurmddp that made it, or submit its job again: slurmddp submit {folder.job_yaml}",
+            )
 
 
 def git_facts(project: Path) -> dict[str, Any] | None:

@@ -168,13 +168,11 @@ def write_list(folder: RunFolder, files: Mapping[str, str]) -> None:
     write_file(folder.code_list, json.dumps(files, indent=0).encode() + b"\n")
 
 
-def read_list(folder: RunFolder) -> dict[str, str] | None:
-    """Return what `write_list` wrote; None if an older slurmddp made the run. Raises UserError."""
+def read_list(folder: RunFolder) -> dict[str, str]:
+    """Return what `write_list` wrote. Raises UserError."""
     try:
         found = read_json(folder.code_list, folder.path)
         return {str(path): str(digest) for path, digest in found.items()}
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"cannot be read: {error}", where=str(folder.code_list), todo="submit the job again") from error
 

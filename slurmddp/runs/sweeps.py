@@ -108,8 +108,8 @@ def read(folder: Path) -> Sweep:
         raise UserError(f"cannot be read: {error.strerror}", where=str(path)) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"is damaged ({type(error).__name__}: {error})", where=str(path)) from None
-    if schema > SCHEMA:
-        raise UserError("was written by a newer slurmddp", where=str(path), todo="update slurmddp")
+    if schema != SCHEMA:
+        raise UserError("was written by another version of slurmddp", where=str(path), todo="use that version")
     return Sweep(folder, points, at_most if isinstance(at_most, int) else None)
 
 

@@ -62,7 +62,7 @@ def written_again(folder: RunFolder) -> str | None:
         facts = read_json(folder.manifest, folder.path)
         workdir, before = str(facts["workdir"]), dict(facts["files_before"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # an older run; `status` does not need its manifest
+        return None  # `status` does not need the manifest
     span = _span(folder) if before else None
     if span is None:
         return None

@@ -10,10 +10,9 @@ from typing import Any
 
 from slurmddp.assets import asset_folder
 from slurmddp.errors import UserError
-from slurmddp.spec.document import Document, read_text, text_of
+from slurmddp.spec.document import Document, read_file, read_text, text_of
 from slurmddp.spec.job import Job
 from slurmddp.spec.layers import Layered, merge
-from slurmddp.spec.renamed import read_layer
 from slurmddp.spec.site import Detect, Site
 from slurmddp.spec.types import Model
 from slurmddp.spec.validate import validate
@@ -99,7 +98,7 @@ class Catalogue:
         if path in read:
             return []
         read.add(path)
-        document = read_layer(path, f"site {path.stem}", _shown(path))
+        document = read_file(path, f"site {path.stem}", _shown(path))
         if above:  # else a profile laid over a shipped one would match wherever that one does
             document.tree.pop("detect", None)
         bases = document.tree.get("bases") or []

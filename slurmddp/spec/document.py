@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from slurmddp.errors import UserError, together
 from slurmddp.shared.files import open_plain
+from slurmddp.shared.run_folder import RunFolder
 
 #: No honest job file or profile comes near; a data file given by mistake is refused before it is parsed.
 MAX_BYTES = 1_000_000
@@ -122,6 +123,8 @@ def read_file(path: Path, layer: str, shown: str | None = None, below: Path | No
     Raises UserError for all that is not a UTF-8 mapping of at most 1 MB.
     """
     name = shown or str(path)
+    if below is None and RunFolder(path.parent).exists:
+        below = path.parent
     return read_text(text_of(path, name, below), layer, name)
 
 
@@ -152,12 +155,7 @@ def text_of(path: Path, name: str, below: Path | None = None) -> str:
 
 
 def read_text(text: str, layer: str, name: str) -> Document:
-    """Parse YAML text; `name` stands for the file in messages and origins."""
-    return read_spans(text, layer, name)[0]
-
-
-def read_spans(text: str, layer: str, name: str) -> tuple[Document, Mapping[Key, tuple[int, int]]]:
-    """Parse YAML text. Also returns where in it each key is written: begin and end, in characters.
+    """Parse YAML text; `name` stands for the file in messages and origins.
 
     Raises WrongYaml for all its mistakes: after a syntax error, it goes on at the next key of the first column.
     """
@@ -178,7 +176,7 @@ def read_spans(text: str, layer: str, name: str) -> tuple[Document, Mapping[Key,
         raise UserError(
             "is not a mapping of keys to values", where=name, todo="`slurmddp init FILE` writes a valid one"
         )
-    return document, reader.spans
+    return document
 
 
 def _syntax_error(error: Any, name: str, lines: list[str]) -> UserError:
@@ -236,7 +234,7 @@ def as_text(value: Any, where: str) -> str:
 
 
 class _Reader:
-    """Turns the parser's events into values, and keeps the origin of each value and the span of each key.
+    """Turns the parser's events into values, and keeps the origin of each value.
 
     error: the syntax error, at which the events end. wrong: what YAML allows and a job file does not.
     """
@@ -246,7 +244,6 @@ class _Reader:
         self.name = name
         self.events = self.parsed(text)
         self.origins: dict[Key, Origin] = {}
-        self.spans: dict[Key, tuple[int, int]] = {}
         self.error: Exception | None = None
         self.wrong: list[UserError] = []
 
@@ -325,7 +322,6 @@ class _Reader:
             if path is None:
                 self.value(value, (*key, ""))
                 continue
-            self.spans[path] = event.start_mark.index, event.end_mark.index
             result[path[-1]] = self.value(value, path)
             self.origins[path] = Origin(self.layer, self.location(event))
         return result

@@ -14,7 +14,6 @@ from slurmddp.spec.document import MAX_DEPTH, Document, Key, Origin, WrongYaml, 
 from slurmddp.spec.expand import Expander, expand_data
 from slurmddp.spec.job import Job
 from slurmddp.spec.layers import Layered, adding_lists, merge
-from slurmddp.spec.renamed import read_layer
 from slurmddp.spec.site import Site
 from slurmddp.spec.validate import depends_on, origin_of, validate
 
@@ -113,7 +112,7 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
 def _job_layer(path: Path, wrong: list[UserError] | None) -> Document:
     """Read the job file. wrong: gets the mistakes in its YAML, if any of it can be read."""
     try:
-        return read_layer(path, "job file")
+        return read_file(path, "job file")
     except WrongYaml as error:
         if wrong is None or not error.document.tree:
             raise

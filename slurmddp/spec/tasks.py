@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from slurmddp.shared.task_options import OPTIONS, Mistake, mistakes
-from slurmddp.spec.renamed import row_of
 
 BUNDLED = frozenset(OPTIONS)
 
@@ -33,8 +32,6 @@ def _detail(task: str, part: str, mistake: Mistake) -> InitErrorDetails:
     if mistake.kind == "value":
         wrong = PydanticCustomError("task_option", "must be {wanted}", {"wanted": mistake.wanted})
         return InitErrorDetails(type=wrong, loc=loc, input=mistake.value)
-    if row_of(("train", part, mistake.key)):
-        return InitErrorDetails(type="extra_forbidden", loc=loc, input=mistake.value)
     error = f"is not an option of the task {task}\n  -> {_hint(task, part, mistake.key)}"
     return InitErrorDetails(type=PydanticCustomError("value_error", "{error}", {"error": error}), loc=loc, input=None)
 

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ValidationError
 from slurmddp.errors import UserError, together
 from slurmddp.spec.document import Key, Origin, WrongValue
 from slurmddp.spec.layers import Layered, submodel
-from slurmddp.spec.renamed import Renamed, advice, row_of
 from slurmddp.visible import one_line
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -138,8 +137,6 @@ def nearest_key(model: type[BaseModel], key: Key) -> str | None:
     """The known key that an unknown one most likely means: the same word elsewhere, or a similar spelling."""
     import difflib
 
-    if row := _renamed(model, key):
-        return ".".join(row.new)
     known = [".".join(path) for path in known_keys(model)]
     same_word = [name for name in known if name.rsplit(".", 1)[-1] == key[-1]]
     siblings = [name for name in known if name.split(".")[:-1] == list(key[:-1])]
@@ -152,12 +149,6 @@ def nearest_key(model: type[BaseModel], key: Key) -> str | None:
     anywhere = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}
     close = difflib.get_close_matches(key[-1], anywhere, 1, 0.7)
     return anywhere[close[0]] if close else None
-
-
-def _renamed(model: type[BaseModel], key: Key) -> Renamed | None:
-    """The row of an old key of this model: those of jobs and of sites are in one table."""
-    row = row_of(key)
-    return row if row and row.new[0] in model.model_fields else None
 
 
 def _key(detail: Any) -> Key:
@@ -175,8 +166,6 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
     if origin and shown == "resources.gpus" and origin.where == "--gpus":
         head = origin.where
     kind = detail["type"]
-    if kind == "extra_forbidden" and origin and (row := _renamed(model, key)):
-        return f"{head}: {advice(row, origin, layered.origins.get(row.new))}"
     if kind == "extra_forbidden" and "train" in model.model_fields and key in (("gpus",), ("resources", "gpus")):
         return _gpus_message(layered, head, detail["input"], origin)
     if kind == "extra_forbidden":

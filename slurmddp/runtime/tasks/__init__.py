@@ -58,12 +58,6 @@ def create(name: str, data: Mapping[str, Any], model: Mapping[str, Any]) -> Task
     if missing:
         raise UserError(
             f"train.task is {name!r}, but what it returns (a {type(task).__name__}) lacks "
-            f"{', '.join(missing)}; {_hint(task, missing)}"
+            f"{', '.join(missing)}; slurmddp/runtime/tasks/protocol.py says what a task has"
         )
     return task
-
-
-def _hint(task: object, missing: list[str]) -> str:
-    if "validation_samples" in missing and hasattr(task, "held_out_samples"):
-        return "its method held_out_samples is called validation_samples since 0.1.0: rename it"
-    return "slurmddp/runtime/tasks/protocol.py says what a task has"

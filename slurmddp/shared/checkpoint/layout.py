@@ -144,7 +144,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Rejected(folder, MANIFEST, f"is not a manifest: {error!r}") from error
     if schema != SCHEMA:
-        raise Rejected(folder, MANIFEST, f"has schema {schema}, and this version reads {SCHEMA}: update slurmddp")
+        raise Rejected(folder, MANIFEST, f"has schema {schema}, and this version of slurmddp reads {SCHEMA}")
     try:
         numbers = [manifest["step"], manifest["world"], *(item["bytes"] for item in manifest["files"].values())]
         hashes = [item["sha256"] for item in manifest["files"].values()]

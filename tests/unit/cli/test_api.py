@@ -106,7 +106,7 @@ def test_the_secrets_of_the_job_stay_in_the_environment_of_the_program(
         (JOB, {"resources.nodes": "many"}, "settings: resources.nodes"),
         (JOB, {"nodes": 4}, "settings: nodes"),
         ({**JOB, "train": {1, 2}}, {}, "job: cannot be written as YAML: "),
-        ({"site": "gpus", "train": {"not_finite": "stop"}}, {}, "renamed to train.on_nonfinite in 0.1.0"),
+        ({"site": "gpus", "train": {"on_nonfinit": "stop"}}, {}, "did you mean train.on_nonfinite?"),
         ("none.yaml", {}, "none.yaml: no such file"),
         ({}, {}, "no site selected"),
     ],

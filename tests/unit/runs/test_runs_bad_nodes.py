@@ -41,7 +41,9 @@ def test_a_bad_node_among_good_ones() -> None:
 def test_what_most_nodes_have_is_no_node_s_fault() -> None:
     assert names(excluded("n1"), excluded("n2"), preflight("n1 n2", 3)) == []
     assert names(excluded("n1"), preflight("n1", 1)) == [], "nobody knows what another node would have said"
-    assert names(excluded("n1"), {"time": NOW, "event": "preflight", "bad": "n1"}) == [], "of an older slurmddp"
+    assert names(excluded("n1"), {"time": NOW, "event": "preflight", "bad": "n1"}) == [], (
+        "of how many nodes, it does not say"
+    )
     assert names(excluded("n1")) == []
 
 

@@ -46,12 +46,7 @@ def test_build_write_read(tmp_path: Path) -> None:
     assert facts["git"] is None and facts["image"] is None
 
 
-NEWER_EVENTS = '{"schema": 1, "slurmddp": "9", "schemas": {"events.jsonl": 4}}'
-
-
-@pytest.mark.parametrize(
-    "text", [None, "", "{", "[]", "{}", '{"schema": "x"}', '{"schema": 2, "slurmddp": "9"}', NEWER_EVENTS]
-)
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", '{"schema": "x"}'])
 def test_damaged(tmp_path: Path, text: "str | None") -> None:
     run = RunFolder(tmp_path)
     if text is not None:
@@ -60,11 +55,30 @@ def test_damaged(tmp_path: Path, text: "str | None") -> None:
         manifest.read(run)
 
 
-@pytest.mark.parametrize("versions", ["", ', "schemas": {}', ', "schemas": {"events.jsonl": 1, "a later file": 7}'])
-def test_older_runs_and_files_that_are_not_known_are_read(tmp_path: Path, versions: str) -> None:
+@pytest.mark.parametrize(
+    ("versions", "what"),
+    [
+        ('"schema": 1, "schemas": {"events.jsonl": 1}', "events.jsonl has version 1"),
+        ('"schema": 1, "schemas": {"job.json": 99}', "job.json has version 99"),
+        ('"schema": 2', "manifest.json has version 2"),
+    ],
+)
+def test_a_run_of_another_version_is_refused_in_one_message(tmp_path: Path, versions: str, what: str) -> None:
     run = RunFolder(tmp_path)
-    run.manifest.write_text(f'{{"schema": 1, "run": "a"{versions}}}')
-    assert manifest.read(run)["run"] == "a"
+    run.manifest.write_text(f'{{{versions}, "slurmddp": "0.0.9"}}')
+    for refuse in (manifest.read, manifest.require_version):
+        with pytest.raises(UserError) as caught:
+            refuse(run)
+        assert f"made by slurmddp 0.0.9: its {what}" in str(caught.value)
+        assert f"slurmddp submit {run.job_yaml}" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 1, "schemas": {"events.jsonl": 3, "another file": 7}}'])
+def test_what_names_no_other_version_is_not_refused_for_it(tmp_path: Path, text: str) -> None:
+    run = RunFolder(tmp_path)
+    manifest.require_version(run)
+    run.manifest.write_text(text)
+    manifest.require_version(run)
 
 
 def test_git(tmp_path: Path) -> None:

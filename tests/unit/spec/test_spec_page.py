@@ -12,7 +12,6 @@ from pydantic_core import PydanticUndefined
 from slurmddp.spec.alerts import Target
 from slurmddp.spec.job import Job
 from slurmddp.spec.layers import submodel
-from slurmddp.spec.renamed import RENAMED
 from tests.helpers import Desk
 
 PAGE = Path(__file__).parents[3] / "docs" / "job.md"
@@ -70,8 +69,3 @@ def test_its_example_is_a_job(desk: Desk) -> None:
         job.replace("leonardo", "here").replace("resources: {nodes: 4, time: 8h, account: ABC}\n", "")
     )
     assert resolved.job.train.batch.global_ == 512
-
-
-def test_it_has_every_renamed_key() -> None:
-    rows = re.findall(r"^\| ([a-z_.]+)(?:,.*?)? \| ([a-z_.]+) \| ([0-9.]+) \|", PAGE.read_text(), re.MULTILINE)
-    assert rows == [(".".join(row.old), ".".join(row.new), row.since) for row in RENAMED]
