@@ -1,4 +1,4 @@
-"""The build hook: a wheel or an sdist remembers the commit that it was built from, in slurmddp/_assets/commit."""
+"""The build hook: adds to a wheel or an sdist the commit that it was built from, and to a wheel the JSON Schemas."""
 
 import sys
 import tempfile
@@ -7,23 +7,28 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-INSIDE = "slurmddp/_assets/commit"
+ASSETS = "slurmddp/_assets"
 
 
-class CommitHook(BuildHookInterface):
+class AssetsHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        root = Path(self.root)
-        # An editable installation asks its checkout. An sdist has the file already, and is no checkout.
-        if version == "editable" or (root / INSIDE).exists():
+        if version == "editable":  # an editable installation asks its checkout
             return
         sys.path.insert(0, self.root)
         from slurmddp.runs.version import checkout_commit
+        from slurmddp.spec.schema import KINDS, schema_text
 
-        if commit := checkout_commit(root):
-            self._folder = tempfile.TemporaryDirectory()
-            made = Path(self._folder.name) / "commit"
-            made.write_text(commit + "\n", encoding="utf-8")
-            build_data["force_include"][str(made)] = INSIDE
+        # An sdist has the commit already, and is no checkout.
+        commit = None if Path(self.root, ASSETS, "commit").exists() else checkout_commit(Path(self.root))
+        texts = {"commit": f"{commit}\n"} if commit else {}
+        if self.target_name == "wheel":
+            texts |= {f"schemas/{kind}.schema.json": schema_text(kind) for kind in KINDS}
+        self._folder = tempfile.TemporaryDirectory()
+        for name, text in texts.items():
+            made = Path(self._folder.name, name)
+            made.parent.mkdir(exist_ok=True)
+            made.write_text(text, encoding="utf-8")
+            build_data["force_include"][str(made)] = f"{ASSETS}/{name}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if hasattr(self, "_folder"):

@@ -241,15 +241,15 @@ def site_schema() -> None:
 
 
 def schema(
-    kind: Annotated[str, typer.Argument(metavar="job|site|recipe|doctor", help="Kind of file")],
-    path: Annotated[bool, typer.Option("--path", help="Print the path of the installed schema instead")] = False,
+    kind: Annotated[str, typer.Argument(metavar="job|site|recipe", help="Kind of file")],
+    path: Annotated[bool, typer.Option("--path", help="Print the path of a file with the schema instead")] = False,
 ) -> None:
-    """Print the JSON Schema of job, site or recipe files, or of doctor --json, for editors and other programs."""
+    """Print the JSON Schema of job, site or recipe files, for editors and other programs."""
     _print_schema(kind, path=path)
 
 
 def _print_schema(kind: str, *, path: bool = False) -> None:
-    from slurmddp.assets import schema_file
+    from slurmddp.launch.schemas import schema_file
+    from slurmddp.spec.schema import schema_text
 
-    file = schema_file(kind)
-    typer.echo(file if path else file.read_text(encoding="utf-8"), nl=path)
+    typer.echo(schema_file(kind) if path else schema_text(kind), nl=path)

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from slurmddp.assets import schema_file
 from slurmddp.errors import UserError
 from slurmddp.launch.new_file import write_new
 from slurmddp.launch.prepare import job_name
+from slurmddp.launch.schemas import schema_file
 from slurmddp.render.engine import render
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.sites.select import select

@@ -57,7 +57,7 @@ def _root(found: Diagnosis, root: Seen) -> Iterator[str]:
 
 
 def as_dict(found: Diagnosis) -> dict[str, Any]:
-    """Return the diagnosis for --json, as slurmddp/schemas/doctor.schema.json describes it."""
+    """Return the diagnosis for --json, as docs/doctor.md describes it."""
     return {
         "schema": 1,
         "files": list(found.files),

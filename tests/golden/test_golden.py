@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.golden import schemas
 from tests.golden.update import HERE, expected, present
 
 
@@ -11,12 +10,6 @@ def test_scripts_are_as_they_were() -> None:
         shown = path.relative_to(HERE)
         assert path.is_file(), f"{shown} is missing: python -m tests.golden.update"
         assert text == path.read_text(encoding="utf-8"), f"{shown}; if this was meant: python -m tests.golden.update"
-
-
-def test_schemas_are_those_of_the_models() -> None:
-    for path, text in schemas.expected().items():
-        assert path.is_file(), f"{path.name} is missing: python -m tests.golden.update"
-        assert text == path.read_text(encoding="utf-8"), f"{path.name} is old: python -m tests.golden.update"
 
 
 def test_nothing_is_left_of_kinds_and_sites_that_are_gone() -> None:

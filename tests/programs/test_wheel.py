@@ -12,6 +12,7 @@ import pytest
 
 from slurmddp import __version__
 from slurmddp.runs.version import checkout_commit
+from slurmddp.spec.schema import schema_text
 from tests.helpers import ROOT
 
 JOB = "site: local\nresources: {ranks_per_node: 2}\ntrain: {script: train.py}\n"
@@ -81,8 +82,9 @@ def test_it_has_the_sites_and_the_schemas(installed: Path, tmp_path: Path) -> No
         assert path.stem in listed
     assert "broken" not in listed
     for kind in ("job", "site", "recipe"):
-        shipped = (ROOT / "slurmddp" / "schemas" / f"{kind}.schema.json").read_text()
-        assert run(installed, tmp_path, "schema", kind).stdout == shipped
+        assert run(installed, tmp_path, "schema", kind).stdout == schema_text(kind)
+        path = Path(run(installed, tmp_path, "schema", kind, "--path").stdout.strip())
+        assert path.is_relative_to(installed.parent) and path.read_text() == schema_text(kind)
 
 
 def test_it_runs_a_local_job_from_its_own_snapshot(installed: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurmddp.assets import schema_file
 from slurmddp.check.fix import fix_script
 from slurmddp.check.script import parse, read
 from slurmddp.errors import UserError
@@ -18,6 +17,7 @@ from slurmddp.launch.import_script.program import carry_program, launch_commands
 from slurmddp.launch.init import Made, address, choose_site
 from slurmddp.launch.named_file import JOB_SUFFIXES
 from slurmddp.launch.prepare import Request, job_name, prepare
+from slurmddp.launch.schemas import schema_file
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.spec.job import Resources
 from slurmddp.visible import one_line

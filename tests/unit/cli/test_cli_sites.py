@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.assets import schema_file
+from slurmddp.launch.schemas import schema_file
+from slurmddp.spec.schema import schema_text
 from tests.helpers import Desk, Result
 
 Cli = Callable[..., Result]
@@ -243,20 +244,32 @@ def test_validate_reports_what_no_model_sees(own: Desk, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("kind", ["job", "site", "recipe"])
-def test_schema_prints_the_installed_file(desk: Desk, cli: Cli, kind: str) -> None:
+def test_schema_prints_the_schema_and_a_path_of_it(desk: Desk, cli: Cli, kind: str) -> None:
     done = cli("schema", kind)
-    assert done.out == schema_file(kind).read_text()
+    assert done.out == schema_text(kind)
     assert json.loads(done.out)["title"] == f"slurmddp {kind} file"
-    assert cli("schema", kind, "--path").out == f"{schema_file(kind)}\n"
+    path = Path(cli("schema", kind, "--path").out.strip())
+    assert path.read_text() == done.out, "a checkout writes it"
+
+
+def test_a_schema_that_cannot_be_written(desk: Desk, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(desk.write("a-file", "")))
+    done = cli("schema", "job", "--path")
+    assert (done.code, done.out) == (2, "")
+    assert (
+        "a-file/slurmddp/schemas/job.schema.json: cannot be written: Not a directory\n  -> set XDG_STATE_HOME"
+        in done.err
+    )
+    assert cli("schema", "job").code == 0
 
 
 def test_sites_schema_is_that_of_site_files(desk: Desk, cli: Cli) -> None:
-    assert cli("sites", "schema").out == schema_file("site").read_text()
+    assert cli("sites", "schema").out == schema_text("site")
 
 
 def test_an_unknown_schema(desk: Desk, cli: Cli) -> None:
     done = cli("schema", "jobs")
-    assert (done.code, done.err) == (2, "slurmddp: unknown kind of file 'jobs'\n  -> use job, site, recipe or doctor\n")
+    assert (done.code, done.err) == (2, "slurmddp: unknown kind of file 'jobs'\n  -> use job, site, recipe\n")
 
 
 def test_init_names_the_schema_of_the_editor(desk: Desk, cli: Cli) -> None:

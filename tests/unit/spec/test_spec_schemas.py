@@ -1,4 +1,4 @@
-"""The shipped JSON Schemas are right about every file that we ship, and refuse mistakes."""
+"""The JSON Schemas are right about every file that we ship, and refuse mistakes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from slurmddp.assets import asset_folder, schema_file
+from slurmddp.assets import asset_folder
 from slurmddp.launch.init import write_job_file
 from slurmddp.spec.document import read_file, read_text, typed
+from slurmddp.spec.schema import schema_text
 from tests.golden.update import SITES
 from tests.helpers import LM_JOB, ROOT, Desk
 
@@ -25,7 +26,7 @@ RECIPES = sorted([*asset_folder("containers").glob("*.yaml"), *(ROOT / "examples
 @cache
 def validator(kind: str, *, part: bool = False) -> Callable[[Any], Any]:
     """part: a base of a profile, which has no name and title."""
-    schema = json.loads(schema_file(kind).read_text(encoding="utf-8"))
+    schema = json.loads(schema_text(kind))
     if part:
         del schema["definitions"]["Site"]["required"]
     checked: Callable[[Any], Any] = fastjsonschema.compile(schema)
@@ -111,7 +112,7 @@ def test_what_a_file_must_not_say(kind: str, line: str) -> None:
 @pytest.mark.parametrize("kind", ["job", "site", "recipe"])
 def test_most_keys_have_a_description(kind: str) -> None:
     """An editor shows it. What no page and no docstring tells has none."""
-    schema = json.loads(schema_file(kind).read_text())
+    schema = json.loads(schema_text(kind))
     keys = [
         (name, key, field.get("description"))
         for name, model in schema["definitions"].items()

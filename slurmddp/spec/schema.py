@@ -1,4 +1,7 @@
-"""The JSON Schemas in slurmddp/schemas, made from the models and from the tables of the docs."""
+"""JSON Schemas for editors, made from the models and from the tables of keys in docs/job.md and docs/sites.md.
+
+A wheel has no docs: hatch_build.py writes the schemas into it.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,18 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from slurmddp.assets import schema_file
+from slurmddp.assets import asset_folder, built_schema
+from slurmddp.errors import UserError
 from slurmddp.spec import types as forms
 from slurmddp.spec.job import _NODES, Bind, Job, Nodes
 from slurmddp.spec.layers import submodel
 from slurmddp.spec.recipe import Copied, Recipe
 from slurmddp.spec.site import Site, When
-from slurmddp.spec.types import Unit
-from tests.helpers import ROOT
 
 Schema = dict[str, Any]
 
@@ -60,24 +61,31 @@ _LAYERS = (Job, Recipe, Nodes)
 _LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
 
-def expected() -> dict[Path, str]:
-    """Path -> text of every schema."""
-    job, site = _rows("job.md", 2), _rows("sites.md", 1)
-    models = {"job": (Job, job), "site": (Site, site), "recipe": (Recipe, {})}
-    return {
-        schema_file(kind): json.dumps(_whole(kind, model, rows, job), indent=1, ensure_ascii=False) + "\n"
-        for kind, (model, rows) in models.items()
-    }
+KINDS: dict[str, type[BaseModel]] = {"job": Job, "site": Site, "recipe": Recipe}
+
+
+def schema_text(kind: str) -> str:
+    """Return the JSON Schema of `job`, `site` or `recipe` files. Raises UserError for others."""
+    if kind not in KINDS:
+        raise UserError(f"unknown kind of file {kind!r}", todo=f"use {', '.join(KINDS)}")
+    built = built_schema(kind)
+    return built.read_text(encoding="utf-8") if built.is_file() else _from_models(kind)
+
+
+def _from_models(kind: str) -> str:
+    job = _rows("job.md", 2)
+    rows = {"job": job, "site": _rows("sites.md", 1), "recipe": {}}[kind]
+    return json.dumps(_whole(kind, KINDS[kind], rows, job), indent=1, ensure_ascii=False) + "\n"
 
 
 def _rows(page: str, column: int) -> dict[str, str]:
     """Key -> what the page's table says of it."""
-    found = {}
-    for line in (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines():
+    found: dict[str, str] = {}
+    for line in (asset_folder("docs") / page).read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if line.startswith("| `") and len(cells) > column:
             text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cells[column]).strip("| ")
-            found |= {key: text for key in re.findall(r"`([A-Za-z_.]+)`", cells[0])}
+            found |= dict.fromkeys(re.findall(r"`([A-Za-z_.]+)`", cells[0]), text)
     return found
 
 
@@ -114,7 +122,9 @@ class _Builder:
             whole: Schema = {"type": "object", "description": about, "properties": properties}
             self.known[name] = whole | {"additionalProperties": False} | ({"required": required} if required else {})
         reference = {"$ref": f"#/definitions/{name}"}
-        return {"anyOf": [{"type": "string", "pattern": _AS_TEXT[model]}, reference]} if model in _AS_TEXT else reference
+        return (
+            {"anyOf": [{"type": "string", "pattern": _AS_TEXT[model]}, reference]} if model in _AS_TEXT else reference
+        )
 
     def field(self, model: type[BaseModel], key: str, field: FieldInfo, rows: Mapping[str, str], above: str) -> Schema:
         if model in (Site, When) and key == "job":
@@ -155,7 +165,8 @@ class _Builder:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return self.model(kind, rows, above)
         unknown = {_function(mark) for mark in marks} - {"", "_count", "_no_sign"}
-        assert kind is not int or not unknown, f"say in _FORMS what {unknown} accept"
+        if kind is int and unknown:
+            raise TypeError(f"say in _FORMS what {unknown} accept")
         return _SCALARS[kind] | _limits(marks)
 
 
@@ -189,7 +200,7 @@ def _docstring(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
     text = " ".join((model.__doc__ or "").split())
     name = rf"`?(?:{'|'.join(map(re.escape, [*model.model_fields, 'from', 'global']))})`?"
     about, *pairs = re.split(rf"(?:(?<=[.;] )|^)({name}(?:, {name})*): ", text)
-    of_fields = {}
+    of_fields: dict[str, str] = {}
     for names, said in zip(pairs[::2], pairs[1::2], strict=True):
         of_fields |= dict.fromkeys(re.findall(r"\w+", names), said.strip().rstrip(".;, "))
     return about.strip(), of_fields
