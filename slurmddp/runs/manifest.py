@@ -106,7 +106,7 @@ def _refuse_other_version(folder: RunFolder, facts: Mapping[str, Any]) -> None:
     named = facts.get("schemas")
     found = {"manifest.json": facts.get("schema"), **(named if isinstance(named, dict) else {})}
     for name, number in {"manifest.json": SCHEMA, **SCHEMAS}.items():
-        if found.get(name, number) != number:
+        if isinstance(found.get(name), int) and found[name] != number:  # what is missing says nothing
             raise UserError(
                 f"made by slurmddp {facts.get('slurmddp')}: its {name} has version {found[name]}, and this slurmddp "
                 f"({version()}) reads only version {number}",

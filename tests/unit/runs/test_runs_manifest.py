@@ -73,7 +73,7 @@ def test_a_run_of_another_version_is_refused_in_one_message(tmp_path: Path, vers
         assert f"slurmddp submit {run.job_yaml}" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 1, "schemas": {"events.jsonl": 3, "another file": 7}}'])
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"schema": 1, "schemas": {"events.jsonl": 3, "another file": 7}}'])
 def test_what_names_no_other_version_is_not_refused_for_it(tmp_path: Path, text: str) -> None:
     run = RunFolder(tmp_path)
     manifest.require_version(run)
