@@ -85,7 +85,6 @@ _SHARED: dict[str, Any] = {
     "workdir": _setting("submit|run|DIR", "Where your script runs: relative paths start there", "--workdir"),
     "set_": _setting("KEY=VALUE", "Set any key of the job file; may be repeated", "--set", kind=list[str] | None),
     "debug": _setting("", "Enable verbose logs of NCCL and PyTorch (slow)", "--debug", kind=bool),
-    "nsys": _setting("", "Record 30 s of the ranks with Nsight Systems (launch.nsys)", "--nsys", kind=bool),
 }
 
 #: The key that each of the named options sets.
@@ -105,7 +104,7 @@ _KEYS = {
     "workdir": "train.workdir",
 }
 #: The key that each option without a value makes true.
-_SWITCHES = {"debug": "network.debug", "nsys": "launch.nsys.enabled"}
+_SWITCHES = {"debug": "network.debug"}
 #: The options that become an #SBATCH line as they are.
 _PASSED_ON = ("exclude", "reservation")
 #: What only a new job can ask Slurm for, not one that runs inside an allocation.

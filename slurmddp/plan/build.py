@@ -65,7 +65,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         nodes, notes = plan_nodes(resolved, gpus, context.allocation)
         layout, more = plan_layout(resolved, nodes, gpus, context.allocation)
     with collecting(errors):
-        program = plan_program(job, context)
+        program = plan_program(job, context)._replace(wrap=job.launch.wrap)
     with collecting(errors):
         check_image(resolved)
     if errors:

@@ -32,7 +32,6 @@ def plan_environment(
         _network(job),
         _debug() if job.network.debug else None,
         _observe(job) if job.train.task is None and job.train.observe != "off" else None,
-        _nsys(job) if job.launch.nsys.enabled else None,
         VariableGroup("the job's own", tuple(Variable(name, value) for name, value in job.environment.items())),
     ]
     return tuple(group for group in groups if group and group.variables)
@@ -59,17 +58,6 @@ def _flight_recorder(*, gpus: bool) -> VariableGroup:
 def _observe(job: Job) -> VariableGroup:
     wanted = json.dumps({"hang": job.timeouts.hang, "restart": job.train.observe == "restart"})
     return _group("a thread in each rank watches the script; train.observe: off turns it off", SLURMDDP_OBSERVE=wanted)
-
-
-def _nsys(job: Job) -> VariableGroup:
-    wanted = job.launch.nsys
-    return VariableGroup(
-        "Nsight Systems records the ranks of each node; its files are large until they are complete",
-        (
-            Variable("SLURMDDP_NSYS", json.dumps(wanted.model_dump(exclude={"enabled"}))),
-            Variable("SLURMDDP_NSYS_FOLDER", "nsys", "scratch"),
-        ),
-    )
 
 
 def _group(title: str, **variables: str) -> VariableGroup:

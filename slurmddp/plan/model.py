@@ -158,7 +158,7 @@ class VariableGroup(NamedTuple):
 class Program(NamedTuple):
     """What runs on each rank. script: below code/ of the run folder, or an absolute path; module: a Python module.
 
-    Both are empty for the bundled entrypoint, which gets the run folder as its argument.
+    Both are empty for the bundled entrypoint, which gets the run folder as its argument. wrap: a command before it.
     """
 
     script: str
@@ -167,6 +167,12 @@ class Program(NamedTuple):
     project: str | None
     python_path: tuple[str, ...]
     module: str = ""
+    wrap: tuple[str, ...] = ()
+
+    @property
+    def wrapper(self) -> tuple[str, ...]:
+        """Return the words between python and its `-m MODULE`; each may name {run}."""
+        return ("-m", "slurmddp.runtime.wrap", str(len(self.wrap)), *self.wrap) if self.wrap else ()
 
     @property
     def own(self) -> bool:

@@ -54,6 +54,7 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
             f"--nproc-per-node={ranks}",
             f"--max-restarts={plan.max_restarts}",
             *_rendezvous(plan, head, port, node),
+            *(with_run(word, "RUN_FOLDER") for word in program.wrapper),
             *("-m", *own),
         ]
         lines.append(shlex.join(["env", *variables, *words]))

@@ -74,7 +74,8 @@ def program_text(plan: Plan) -> str:
         python = [] if program.bash else [plan.container.python]
         starter = ["srun", f"--ntasks-per-node={plan.srun.ranks_per_node}", *plan.srun.options, *python]
     variables = f", with the variables of {plan.accelerate}" if plan.accelerate else ""
-    return f"{shlex.join([*starter, *words])}{variables}"
+    wrapped = f", each rank behind: {shlex.join(program.wrap)}" if program.wrap else ""
+    return f"{shlex.join([*starter, *words])}{variables}{wrapped}"
 
 
 def workdir_text(plan: Plan) -> str:

@@ -22,6 +22,8 @@ from slurmddp.shared.run_folder import RunFolder
 _PR_SET_PDEATHSIG = 1
 #: A variable that the agent has from node.sh, and whatever adopts an orphan has not.
 _MARK = b"SLURMDDP_RUN="
+#: The rank, where a command of launch.wrap has started it (slurmddp/runtime/wrap.py).
+WRAPPED = "SLURMDDP_WRAPPED_RANK"
 
 
 def tell_start() -> None:
@@ -43,14 +45,14 @@ def main(words: list[str]) -> NoReturn:
         usage = "python -m slurmddp.runtime.begin {SCRIPT | -m MODULE | bash SCRIPT} [ARGS ...]"
         print(f"slurmddp: error: usage: {usage}", file=sys.stderr)
         raise SystemExit(2)
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # else Slurm has started this rank, and ends it
+    if has_agent():
         stay_with_agent()
     for check in CHECKS:
         check()
     sys.stdout.flush()
     sys.stderr.flush()
     _see_the_end()
-    options = _options(words)
+    options = interpreter_options(words)
     if words[0] == "bash":
         # The errors of other programs that it starts are not the rank's. This id stays with `exec python` in it.
         os.environ["SLURMDDP_RANK_PID"] = str(os.getpid())
@@ -58,6 +60,11 @@ def main(words: list[str]) -> NoReturn:
     if words[0] == "-m":
         words = [str(Path(__file__).with_name("run_module.py")), *words[1:]]
     os.execv(sys.executable, [sys.executable, *options, *words])
+
+
+def has_agent() -> bool:
+    """Return whether torchrun has started this process: not Slurm, which ends it, nor a command of launch.wrap."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and WRAPPED not in os.environ
 
 
 def stay_with_agent() -> None:
@@ -106,8 +113,8 @@ def _see_the_end() -> None:
     os.environ["PYTHONPATH"] = hooks if before is None else hooks + os.pathsep + before
 
 
-def _options(words: list[str]) -> list[str]:
-    """The interpreter's own options (-u, -X ...) of this process: what stands before `-m slurmddp.runtime.begin`."""
+def interpreter_options(words: list[str]) -> list[str]:
+    """Return the interpreter's own options (-u, -X ...) of this process: what stands before `-m MODULE`."""
     before = sys.orig_argv[1 : len(sys.orig_argv) - len(words)]
     return before[:-2] if before[-2:-1] == ["-m"] else []
 

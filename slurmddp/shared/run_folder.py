@@ -96,10 +96,6 @@ class RunFolder:
         """The trace of torch.profiler that one rank wrote, from `step` on."""
         return self.trace / f"attempt-{attempt:03d}" / f"profile-{step:08d}-rank-{rank:05d}.json.gz"
 
-    def nsys_report(self, attempt: int, node: str) -> Path:
-        """What Nsight Systems recorded of one node's ranks; nsys adds the name's ending."""
-        return self.trace / f"attempt-{attempt:03d}" / f"nsys-{node}"
-
     def observed(self, attempt: int, start: str) -> Path:
         """Return the folder of one start of an own script's ranks: their beats, and their stacks in a hang."""
         return self.trace / f"attempt-{attempt:03d}" / f"observed-{start}"

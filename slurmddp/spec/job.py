@@ -22,6 +22,7 @@ from slurmddp.spec.types import (
     SbatchFlag,
     SbatchValue,
     Seconds,
+    Text,
     TimeLimit,
 )
 
@@ -204,22 +205,13 @@ def _preflight(value: Any) -> Any:
     return value
 
 
-class Nsys(Model):
-    """Record the ranks with NVIDIA Nsight Systems, on each node once per attempt. command: name or path of nsys, as the
-    ranks see it. delay: seconds from the start of torchrun to the recording; duration: seconds that it takes."""
-
-    enabled: bool = False
-    command: Annotated[str, Field(min_length=1)] = "nsys"
-    delay: Seconds = 60
-    duration: Seconds = 30
-
-
 class Launch(Model):
     """How the ranks start. mode: `srun` starts them as tasks of Slurm, without torchrun; mpi: the option --mpi of srun.
 
     accelerate: a config file of Accelerate; the ranks get the variables that `accelerate launch` makes of it.
     rendezvous: how torchrun's agents find each other. max_restarts: how often they restart the ranks in place. null:
-    with c10d up to 100 times (recovery.no_progress may stop them earlier), never with static.
+    with c10d up to 100 times (recovery.no_progress may stop them earlier), never with static. wrap: a command and its
+    arguments, which starts each rank's program, such as a profiler.
     """
 
     mode: Literal["torchrun", "srun"] = "torchrun"
@@ -227,7 +219,7 @@ class Launch(Model):
     accelerate: PathStr | None = None
     rendezvous: Literal["c10d", "static"] = "c10d"
     max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
-    nsys: Nsys = Nsys()
+    wrap: tuple[Text, ...] = ()
 
     @model_validator(mode="after")
     def _of_its_mode(self) -> "Launch":
@@ -235,8 +227,6 @@ class Launch(Model):
             raise ValueError(
                 "has mode srun with rendezvous static or max_restarts, which are for torchrun: remove them"
             )
-        if self.mode == "srun" and self.nsys.enabled:
-            raise ValueError("has mode srun with nsys, which torchrun's agents start: remove one of them")
         if self.mode == "srun" and self.accelerate is not None:
             raise ValueError("has mode srun with accelerate, which torchrun's agents read: remove one of them")
         if self.mode == "torchrun" and self.mpi is not None:

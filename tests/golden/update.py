@@ -43,6 +43,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "name": "own",
             "train.script": "src/train.py",
             "train.args": ["--lr", "3e-4", "--text", "it's $HOME"],
+            "launch.wrap": ["strace", "--output={run}/logs/it's $RANK {rank}"],
             "environment": {"WANDB_MODE": "offline", "PYTHONPATH": "/own lib"},
             "environment_from": ["WANDB_API_KEY"],
             "setup": ["module load tools"],
@@ -82,7 +83,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "local",
         {"name": "own", "train.script": "train.py", "snapshot": "false", "resources.ranks_per_node": "2", "setup": ["source env/bin/activate"]},
     ),
-    "local-lm": ("local", LM | {"resources.ranks_per_node": "2", "environment": {"PYTHONPATH": "/own"}}),
+    "local-lm": ("local", LM | {"launch.wrap": ["perf", "stat"], "resources.ranks_per_node": "2", "environment": {"PYTHONPATH": "/own"}}),
 }
 
 

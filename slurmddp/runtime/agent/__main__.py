@@ -8,7 +8,7 @@ from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.run import main as torchrun
 
 from slurmddp.runtime import signing
-from slurmddp.runtime.agent import exits, gpu_sampling, handlers, nsys
+from slurmddp.runtime.agent import exits, gpu_sampling, handlers
 from slurmddp.runtime.environment import own_node
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events
@@ -29,12 +29,7 @@ def main(words: list[str]) -> None:
         # The handlers open the ranks' store, one for each start: torch must neither open another one nor share the
         # agents', where ranks would meet addresses of the start before.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        recording = nsys.start(folder, attempt, events)
-        try:
-            torchrun(words[1:])
-        finally:
-            if recording is not None:
-                recording.close()
+        torchrun(words[1:])
     except (UserError, RendezvousStateError, signing.ForgedError, handlers.StopRequested) as error:
         # As node.sh says what it met: job.sh and `status` look for such lines.
         print(f"slurmddp: node {own_node()}: {error}", file=sys.stderr)

@@ -40,7 +40,7 @@ torchrun=(
   --rdzv-conf="is_host=$is_host,join_timeout=600,read_timeout=600"
   --local-addr="$address"
 )
-program=(-m slurmddp.runtime.train "$run")
+program=(-m slurmddp.runtime.wrap 2 perf stat -m slurmddp.runtime.train "$run")
 
 prepare # check Python, read the user's secrets, prepare the preflight
 

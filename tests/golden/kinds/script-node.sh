@@ -57,7 +57,7 @@ torchrun=(
   --local-addr="$address"
 )
 program=(
-  -m slurmddp.runtime.begin "$run"/code/project/train.py
+  -m slurmddp.runtime.wrap 2 strace --output="$run""/logs/it's \$RANK {rank}" -m slurmddp.runtime.begin "$run"/code/project/train.py
   --lr
   3e-4
   --text

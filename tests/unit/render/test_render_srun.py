@@ -38,6 +38,23 @@ def test_plan_shows_the_command_and_what_this_mode_lacks(desk: Desk) -> None:
     assert "--cpus-per-task=4 bash code/project/a.sh" in plan_report(plan_of(resolved, desk.project), resolved)
 
 
+@pytest.mark.parametrize("mode", [(), SRUN], ids=["torchrun", "srun"])
+def test_a_command_before_each_rank(desk: Desk, mode: tuple[str, ...]) -> None:
+    options = ('launch.wrap=[strace, "-o", "{run}/it\'s {rank}"]', *mode)
+    wrap = """-m slurmddp.runtime.wrap 3 strace -o "$run"'/it'"'"'s {rank}' -m slurmddp.runtime.begin "$run"/code"""
+    node, python = desk.scripts(JOB, *options)[1], '"$python" ' if mode else ""
+    assert f"program=(\n  {python}{wrap}" in node
+    check_bash(node, "node.sh", desk.root)
+    resolved = desk.resolve(JOB, *options)
+    shown = plan_report(plan_of(resolved, desk.project), resolved)
+    assert """ code/project/a.py --lr 1, each rank behind: strace -o '{run}/it'"'"'s {rank}'\n""" in shown
+    if not mode:
+        line = node_commands(desk.plan(JOB, *options), "n1", 29400)[-1]
+        assert (
+            """ -m slurmddp.runtime.wrap 3 strace -o 'RUN_FOLDER/it'"'"'s {rank}' -m slurmddp.runtime.begin """ in line
+        )
+
+
 @pytest.mark.parametrize(
     ("job", "options", "said"),
     [

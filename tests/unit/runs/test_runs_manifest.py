@@ -39,7 +39,7 @@ def test_build_write_read(tmp_path: Path) -> None:
     assert b"/data/\xff" in run.manifest.read_bytes()
     assert (facts["schema"], facts["run"], facts["name"]) == (1, "gpt-1", "gpt")
     assert (facts["slurmddp"], facts["site"], facts["resumed_from"]) == (version(), "local", ["gpt-0"])
-    assert facts["schemas"] == {"job.json": 4, "events.jsonl": 3, "metrics.jsonl": 1}
+    assert facts["schemas"] == {"job.json": 4, "events.jsonl": 4, "metrics.jsonl": 1}
     assert datetime.fromisoformat(facts["created"]).tzinfo is not None
     assert facts["directory"] == str(Path.cwd())
     assert facts["user"] and facts["host"] and facts["python"]
@@ -73,7 +73,7 @@ def test_a_run_of_another_version_is_refused_in_one_message(tmp_path: Path, vers
         assert f"slurmddp submit {run.job_yaml}" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"schema": 1, "schemas": {"events.jsonl": 3, "another file": 7}}'])
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"schema": 1, "schemas": {"events.jsonl": 4, "another file": 7}}'])
 def test_what_names_no_other_version_is_not_refused_for_it(tmp_path: Path, text: str) -> None:
     run = RunFolder(tmp_path)
     manifest.require_version(run)
