@@ -141,7 +141,7 @@ class Run:
         from slurmddp.runs.metrics import behind
 
         for rows, _ in behind(self._folder.metrics, 0):
-            yield from rows
+            yield from (row.write() for row in rows)
 
     def cancel(self, *, now: bool = False) -> None:
         """Cancel the run for good. It returns at once: `wait` waits until the job has exited.

@@ -125,7 +125,7 @@ def status(
 def _ledger(found: "RunStatus") -> "Ledger | None":
     from slurmddp.report.goodput import run_ledger
 
-    return run_ledger(found.folder, going=found.state.going, quick=True)
+    return run_ledger(found.folder, going=found.state.going)
 
 
 def _show_prometheus(found: "RunStatus", output: Path | None) -> None:
@@ -209,9 +209,6 @@ def _looks(first: "RunStatus") -> "Iterator[tuple[RunStatus, bool]]":
 
 def goodput(
     run: Run = LAST,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Read each line of a metrics.jsonl above 2 MiB, not a sample")
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show where a run's time went."""
@@ -220,7 +217,7 @@ def goodput(
 
     found = look(find_run(run, os.environ))
     going = found.state.going
-    ledger = run_ledger(found.folder, going=going, quick=not exact)
+    ledger = run_ledger(found.folder, going=going)
     if ledger is None:
         raise never_submitted(found.folder)
     if as_json:
@@ -229,8 +226,6 @@ def goodput(
         typer.echo(goodput_text(ledger, going=going))
         for note in found.notes:
             opt.say(f"note: {note}")
-        if not ledger.exact:
-            opt.say("note: estimated from a sample of metrics.jsonl, which is long: --exact reads it all")
 
 
 def logs(

@@ -12,9 +12,10 @@ from typing import Any, BinaryIO, cast
 from slurmddp.doctor.diagnose import AFTER_A_CANCEL, AFTER_THE_END, SIGNAL_EXITS, Diagnosis, Examination
 from slurmddp.doctor.flight import is_dump
 from slurmddp.errors import UserError
+from slurmddp.records.values import whole
 from slurmddp.runs.cause import failing_attempt, hang_line, killed_line
 from slurmddp.runs.events import LONGEST, record_of
-from slurmddp.runs.evidence import Evidence, evidence, whole
+from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
 from slurmddp.runs.start_notices import start_notices

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 from slurmddp.errors import UserError
-from slurmddp.runs import metrics
 from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.ledger import KINDS, Ledger, ledger
+from slurmddp.runs.metrics import ledger_lines
 
 #: How many kinds the one line of `slurmddp status` names.
 _NAMED = 3
 
 
-def run_ledger(folder: RunFolder, *, going: bool, quick: bool = False) -> Ledger | None:
+def run_ledger(folder: RunFolder, *, going: bool) -> Ledger | None:
     """Account for the time of a run. going: whether it may still change, so that its time ends now.
 
-    quick: of a long metrics.jsonl read some lines only; the ledger is an estimate then (`exact` is False).
     None for a run that was never submitted. Raises UserError for a damaged submission.json, OSError.
     """
     now = time.time() if going else None
     facts = evidence(folder)
-    rows, exact = metrics.read(folder.metrics, facts.events, quick=quick)
-    found = ledger(facts, rows, script=not folder.job_json.exists(), now=now)
-    return found and replace(found, exact=exact)
+    rows = ledger_lines(folder.metrics, facts.events)
+    return ledger(facts, rows, script=not folder.job_json.exists(), now=now)
 
 
 def never_submitted(folder: RunFolder) -> UserError:
@@ -84,7 +81,6 @@ def goodput_dict(found: Ledger, *, going: bool) -> dict[str, Any]:
         "end": found.end / 1000,
         "wall_seconds": found.wall / 1000,
         "goodput": None if found.goodput is None else round(found.goodput, 6),
-        "exact": found.exact,
         "seconds": {kind: milliseconds / 1000 for kind, milliseconds in found.spent.items()},
         "jobs": found.jobs,
         "attempts": found.attempts,
@@ -110,8 +106,7 @@ def _headline(found: Ledger) -> str:
     if found.goodput is None:
         unknown = _clock(found.spent["run"])
         return f"n/a ({unknown} of your own script were not measured), {_clock(found.wall)}"
-    about = "" if found.exact else "about "
-    return f"{about}{100 * found.goodput:.3g} % of {_clock(found.wall)}"
+    return f"{100 * found.goodput:.3g} % of {_clock(found.wall)}"
 
 
 def _percent(part: int, whole: int) -> str:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmddp.records.values import number
+from slurmddp.runs.events import tail_records
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.metrics import tail
-from slurmddp.runs.timeline import number
 from slurmddp.visible import one_line
 
 #: Bytes at the end of a node's file that hold its newest line.
@@ -50,7 +50,7 @@ def read_gpus(folder: RunFolder, attempt: int | None) -> list[Gpu]:
 
 
 def _newest(file: Path, below: Path) -> list[Gpu]:
-    record = next(iter(tail(file, _TAIL, below)[::-1]), {})
+    record = next(iter(tail_records(file, _TAIL, below)[::-1]), {})
     told, moment = record.get("gpus"), number(record.get("time"))
     found = []
     for each in told if isinstance(told, list) and moment is not None else ():

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from slurmddp.errors import UserError
+from slurmddp.records.values import whole
 from slurmddp.report.status import RunStatus
 from slurmddp.runs.events import read_lines
-from slurmddp.runs.evidence import Evidence, whole
+from slurmddp.runs.evidence import Evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
 from slurmddp.shared.files import read_plain

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from itertools import islice
 from typing import Any
 
+from slurmddp.records.values import number, whole
 from slurmddp.render.engine import render
 from slurmddp.report.charts import Chart, figure, line_chart
 from slurmddp.report.goodput import goodput_line, recovered_line
@@ -16,10 +17,9 @@ from slurmddp.report.page_facts import Facts, read_facts
 from slurmddp.report.progress import count_nodes, span, speed_text, steps_text
 from slurmddp.report.scaling import find_scaling
 from slurmddp.runs.curves import Point
-from slurmddp.runs.evidence import whole
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.ledger import KINDS
-from slurmddp.runs.timeline import Attempt, number
+from slurmddp.runs.timeline import Attempt
 from slurmddp.shared.units import human
 from slurmddp.visible import visible
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.records.metrics import Metrics
+from slurmddp.records.values import whole
 from slurmddp.report.explain import leaves, raw
 from slurmddp.report.gpus import Gpu, read_gpus
 from slurmddp.report.status import RunStatus, run_status, status_of
-from slurmddp.runs import manifest, metrics
+from slurmddp.runs import manifest
 from slurmddp.runs.curves import Point, read_curves
-from slurmddp.runs.evidence import evidence, whole
+from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.ledger import Ledger, ledger
-from slurmddp.runs.timeline import Timeline, number, timeline
+from slurmddp.runs.metrics import ledger_lines
+from slurmddp.runs.timeline import Timeline, timeline
 from slurmddp.slurm.client import Slurm
 from slurmddp.spec.document import read_file
 from slurmddp.spec.layers import Layered
@@ -74,10 +78,7 @@ def read_facts(folder: RunFolder, label: str = "") -> Facts:
         found = status_of(folder, evidence(folder), None, False, [])
     facts, going = found.facts, found.state.going
     now = time.time() if going else None
-    rows, exact = metrics.read(folder.metrics, facts.events, quick=True)
-    book = ledger(facts, rows, script=not folder.job_json.exists(), now=now)
-    if not exact:
-        notes.append("metrics.jsonl is long: goodput and the parts of a step come from lines spread over it")
+    rows = ledger_lines(folder.metrics, facts.events)
     keys = [f"{unit}_per_second" for unit in found.progress.speed]
     keys = ["loss", *keys, "mfu"]
     made: Mapping[str, Any] = {}
@@ -89,7 +90,7 @@ def read_facts(folder: RunFolder, label: str = "") -> Facts:
         label=label,
         folder=folder,
         status=found,
-        ledger=book and replace(book, exact=exact),
+        ledger=ledger(facts, rows, script=not folder.job_json.exists(), now=now),
         timeline=timeline(found.progress.submitted, facts.events, rows, now=now),
         curves=read_curves(folder.metrics, keys),
         parts=_parts(rows),
@@ -106,14 +107,12 @@ def _joules(found: RunStatus) -> float | None:
     return Slurm().energy(jobs) if jobs and not jobs[0].is_local else None
 
 
-def _parts(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds by part of a step, of all lines together."""
+def _parts(rows: Sequence[Metrics]) -> dict[str, float]:
+    """Seconds by part of a step, of all starts together."""
     found = dict.fromkeys(_PARTS, 0.0)
-    for row in rows:
-        told = row.get("seconds")
-        for name, value in told.items() if isinstance(told, dict) else ():
-            key = name if name in found else "other"
-            found[key] += max(number(value) or 0.0, 0.0)
+    for before, row in pairwise([None, *rows]):
+        for name, seconds in row.since(before).items() if row else ():
+            found[name if name in found else "other"] += seconds
     return found
 
 

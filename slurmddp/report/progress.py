@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from slurmddp.runs.evidence import Evidence, whole
+from slurmddp.records.metrics import Metrics
+from slurmddp.records.values import number
+from slurmddp.runs.evidence import Evidence
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.timeline import number
 from slurmddp.shared.files import read_plain
 from slurmddp.shared.units import short
 from slurmddp.slurm.base import JobView
@@ -82,20 +83,21 @@ class Progress:
 
 
 def find_progress(
-    folder: RunFolder, facts: Evidence, view: JobView | None, rows: Sequence[Mapping[str, Any]], *, running: bool
+    folder: RunFolder, facts: Evidence, view: JobView | None, rows: Sequence[Metrics], *, running: bool
 ) -> Progress:
     """Put it together. rows: the newest metrics lines; running: whether the job runs, so that it may train."""
     recent = _recent(rows)
-    newest = recent[-1] if recent else {}
-    told, since = number(newest.get("time")), _time_of(_newest(facts, "rank_started"))
+    newest = recent[-1] if recent else None
+    since = _time_of(_newest(facts, "rank_started"))
     earlier = _begins_anew(facts)
+    told = newest.time if newest else None
     if earlier or (told is not None and since is not None and told < since):
         recent = ()  # of an earlier start: nothing is known of this one's speed
     stepless, seen = _stepless(facts)
     step, steps = _written(folder)
     marker = facts.marker
-    if step is None:
-        step = whole(newest.get("step"))
+    if step is None and newest:
+        step = newest.step
     if step is None and marker is not None:
         step = marker.step
     if steps is None and marker is not None:
@@ -104,8 +106,8 @@ def find_progress(
     return Progress(
         step=step,
         steps=steps,
-        loss=number(newest.get("loss")),
-        speed=_speed(newest) if recent else {},
+        loss=number(newest.figures.get("loss")) if newest else None,
+        speed=_speed(newest) if newest and recent else {},
         ends=_ends(recent, steps) if running else None,
         submitted=_submitted(facts),
         started=_time_of(next((event for event in facts.events if event.get("event") == "job_started"), None)),
@@ -124,7 +126,7 @@ def find_progress(
     )
 
 
-def _recent(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def _recent(rows: Sequence[Metrics]) -> Sequence[Metrics]:
     """The newest lines of one start of the ranks: their steps and times only grow."""
     first = len(rows) - 1
     while first > 0 and _follows(rows[first - 1], rows[first]):
@@ -132,12 +134,10 @@ def _recent(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     return rows[max(first, 0) :]
 
 
-def _follows(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    steps = whole(before.get("step")), whole(after.get("step"))
-    times = number(before.get("time")), number(after.get("time"))
-    if before.get("attempt") != after.get("attempt") or None in steps or None in times:
+def _follows(before: Metrics, after: Metrics) -> bool:
+    if not before.same_start(after) or before.time is None or after.time is None:
         return False
-    return steps[0] < steps[1] and times[0] <= times[1]  # type: ignore[operator]
+    return before.step < after.step and before.time <= after.time
 
 
 def _written(folder: RunFolder) -> tuple[int | None, int | None]:
@@ -150,36 +150,30 @@ def _written(folder: RunFolder) -> tuple[int | None, int | None]:
     return (numbers[0] if numbers else None), (numbers[1] if len(numbers) > 1 else None)
 
 
-def _speed(row: Mapping[str, Any]) -> dict[str, float]:
+def _speed(row: Metrics) -> dict[str, float]:
     """`tokens: 1.2e6, samples: 512.0`: what the line says per second, the samples last."""
     found = {
         name.removesuffix(_PER_SECOND): value
-        for name, told in row.items()
+        for name, told in row.figures.items()
         if name.endswith(_PER_SECOND) and (value := number(told)) is not None
     }
     return dict(sorted(found.items(), key=lambda pair: pair[0] == "samples"))
 
 
-def _ends(recent: Sequence[Mapping[str, Any]], steps: int | None) -> float | None:
+def _ends(recent: Sequence[Metrics], steps: int | None) -> float | None:
     """Return when the last step is expected, at the mean speed of the newest lines, saving and evaluating included."""
     if steps is None or len(recent) < 2:
         return None
     first, last = recent[0], recent[-1]
-    per_step = (last["time"] - first["time"]) / (last["step"] - first["step"])
-    return float(last["time"] + max(steps - last["step"], 0) * per_step)
+    if first.time is None or last.time is None:
+        return None
+    per_step = (last.time - first.time) / (last.step - first.step)
+    return last.time + max(steps - last.step, 0) * per_step
 
 
-def _network(recent: Sequence[Mapping[str, Any]]) -> float | None:
-    total = waited = 0.0
-    for row in recent:
-        parts = row.get("seconds")
-        if not isinstance(parts, Mapping) or "unmeasured" in parts:
-            continue
-        for name, told in parts.items():
-            seconds = number(told) or 0.0
-            total += seconds
-            waited += seconds if name == "network" else 0.0
-    return waited / total if total > 0 else None
+def _network(recent: Sequence[Metrics]) -> float | None:
+    spent = recent[-1].since(recent[0] if len(recent) > 1 else None) if recent else {}
+    return spent.get("network", 0.0) / sum(spent.values()) if spent and "unmeasured" not in spent else None
 
 
 def _newest(facts: Evidence, name: str) -> Mapping[str, Any] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from slurmddp.report.status import RunStatus
 from slurmddp.runs.index import entry_of
 from slurmddp.runs.ledger import Ledger
-from slurmddp.runs.timeline import number
 
 #: Name -> type and help, of which each scrape must show the same.
 METRICS = {
@@ -31,7 +30,7 @@ def prometheus_text(found: RunStatus, ledger: Ledger | None) -> str:
         "slurmddp_samples_per_second": progress.speed.get("samples") if going else None,
         "slurmddp_goodput_ratio": ledger and ledger.goodput,
         "slurmddp_restarts_total": max(ledger.rank_starts - 1, 0) if ledger else 0,
-        "slurmddp_metrics_timestamp_seconds": number((found.metrics or {}).get("time")),
+        "slurmddp_metrics_timestamp_seconds": found.metrics.time if found.metrics else None,
     }
     entry = entry_of(found.folder)
     names = {"run": found.folder.id, "site": entry.site if entry else "", "job_id": found.job_id}

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.records.values import number, whole
 from slurmddp.runs import index, metrics
 from slurmddp.runs.events import read_lines
-from slurmddp.runs.evidence import whole
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.timeline import number
 from slurmddp.shared.files import read_json
 from slurmddp.shared.units import short
 
@@ -103,6 +102,6 @@ def _speed(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> Speed | No
     nodes, since = whole(started.get("nodes")), number(started.get("time"))
     if not nodes or since is None:
         return None
-    newest = [row for row in metrics.tail(folder.metrics) if (number(row.get("time")) or 0) > since]
-    samples = [speed for row in newest if (speed := number(row.get("samples_per_second")))]
+    newest = [row for row in metrics.tail(folder.metrics) if (row.time or 0) > since]
+    samples = [speed for row in newest if (speed := number(row.figures.get("samples_per_second")))]
     return Speed(folder.id, nodes, statistics.median(samples)) if len(samples) >= _FEWEST else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurmddp.doctor.rules import known_cause
 from slurmddp.errors import ExternalError, UserError
+from slurmddp.records.metrics import Metrics
 from slurmddp.report.progress import Progress, find_progress, progress_lines, waits_text
 from slurmddp.runs import state
 from slurmddp.runs.cause import failing_attempt, find_cause, hang_line, killed_line
@@ -49,7 +50,7 @@ class RunStatus:
     state: state.RunState
     facts: Evidence
     view: JobView | None
-    metrics: dict[str, Any] | None
+    metrics: Metrics | None
     notes: tuple[str, ...]
     cause: str | None = None
     excluded: Mapping[str, str] = field(default_factory=dict)
@@ -100,7 +101,7 @@ class RunStatus:
             "attempt": self.attempt,
             "step": self.progress.step,
             **self.progress.as_dict(),
-            "metrics": self.metrics,
+            "metrics": self.metrics and self.metrics.write(),
             "network": self.facts.network or None,
             "faults": [{key: event.get(key) for key in _FAULT} for event in self.faults],
             "restarts": [{key: event.get(key) for key in _RESTART} for event in newest_restarts(self.facts.events)],

@@ -13,10 +13,9 @@ from slurmddp.report.runs import Row, columns, rows_of, told_cells
 from slurmddp.report.status import styled_state
 from slurmddp.runs.events import read_lines
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.metrics import records
+from slurmddp.runs.metrics import behind
 from slurmddp.runs.state import EXIT_CODES
 from slurmddp.runs.sweeps import Sweep
-from slurmddp.shared.files import open_plain
 from slurmddp.styled import join, labelled
 from slurmddp.visible import one_line
 
@@ -25,7 +24,7 @@ AGAIN = frozenset({"failed", "timed out", "node failure", "out of memory", "lost
 _NOT_SUBMITTED = "not submitted"
 #: Figures of an evaluation are events, not metrics: validation_loss is `loss` of `evaluated`.
 _VALIDATION = "validation_"
-_NO_METRICS = ("time", "attempt", "rank", "seconds")
+_NO_METRICS = ("time", "attempt", "rank", "seconds", "step")
 
 
 class PointRow(NamedTuple):
@@ -136,12 +135,9 @@ def _cells(sweep: Sweep, point: PointRow) -> tuple[str, ...]:
 
 def _figures(folder: RunFolder) -> Iterator[tuple[str, float, int | None]]:
     """Yield name, value and step of each finite number in the metrics, and in the evaluations."""
-    try:
-        with open_plain(folder.metrics, folder.path) as file:
-            for record in records(file):
-                yield from _numbers("", record)
-    except FileNotFoundError:
-        pass
+    for rows, _ in behind(folder.metrics, 0):
+        for row in rows:
+            yield from _numbers("", {**row.figures, "step": row.step})
     for event in read_lines(folder.events, folder.path).records:
         if event.get("event") == "evaluated":
             yield from _numbers(_VALIDATION, event)

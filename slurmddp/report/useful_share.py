@@ -67,7 +67,7 @@ def _recovery(folders: Iterable[RunFolder]) -> tuple[float, str]:
     starts: list[float] = []
     for folder in folders:
         with suppress(OSError, UserError):  # one damaged run leaves the others
-            found = run_ledger(folder, going=False, quick=True)
+            found = run_ledger(folder, going=False)
             if found is not None and found.rank_starts:
                 gaps += [each.milliseconds / 1000 for each in found.recoveries if each.failed]
                 starts.append((found.spent["image"] + found.spent["init"]) / 1000 / found.rank_starts)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
+from slurmddp.records.metrics import Metrics
+from slurmddp.records.values import number
 from slurmddp.report.progress import steps_text
 from slurmddp.report.status import RunStatus
-from slurmddp.runs.evidence import whole
 from slurmddp.runs.metrics import spread
-from slurmddp.runs.timeline import number
 from slurmddp.shared.units import short
 from slurmddp.visible import one_line
 
@@ -20,7 +19,7 @@ _WIDTH = 50
 
 def curves(found: RunStatus) -> list[str]:
     """Return a line each for loss and throughput over the steps of the whole run. Raises OSError."""
-    rows = spread(found.folder.metrics, found.facts.events)
+    rows = spread(found.folder.metrics)
     speed = next(iter(found.progress.speed), None)
     lines = []
     for title, key, low in (("loss", "loss", None), ("speed", f"{speed}_per_second", 0.0)):
@@ -30,13 +29,12 @@ def curves(found: RunStatus) -> list[str]:
     return lines
 
 
-def by_step(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+def by_step(rows: Sequence[Metrics], key: str) -> list[float]:
     """Return the values in the order of their steps; the last line of a step counts."""
     found: dict[int, float] = {}
     for row in rows:
-        step, value = whole(row.get("step")), number(row.get(key))
-        if step is not None and value is not None:
-            found[step] = value
+        if (value := number(row.figures.get(key))) is not None:
+            found[row.step] = value
     return [found[step] for step in sorted(found)]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from slurmddp.records.values import number
 from slurmddp.runs.events import read_lines
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.timeline import number
 
 
 def longest_save(runs: Iterable[Path]) -> float | None:

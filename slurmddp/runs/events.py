@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -46,6 +47,30 @@ def read_lines(path: Path, below: Path | None = None) -> Lines:
                 _known.pop(next(iter(_known)))
             _known[path] = state, _parse(file)
     return _known[path][1]
+
+
+def tail_records(
+    path: Path, length: int = 2**16, below: Path | None = None, sound: Callable[[dict[str, Any]], object] = bool
+) -> list[dict[str, Any]]:
+    """Return the newest sound records, in the file's order: at least one if there is one. Raises OSError.
+
+    length: how many bytes at the file's end are read, if they hold a record. below: the run folder, if the file does
+    not lie in it directly.
+    """
+    try:
+        file = open_plain(path, below or path.parent)
+    except FileNotFoundError:
+        return []
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        while True:
+            begin = max(size - length, 0)
+            file.seek(begin)
+            lines = file.read(size - begin).split(b"\n")[1 if begin else 0 : -1]
+            found = [record for line in lines if (record := record_of(line)) is not None and sound(record)]
+            if found or begin == 0 or length > 4 * LONGEST:
+                return found
+            length *= 8
 
 
 def _parse(file: BinaryIO) -> Lines:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.records.values import whole
 from slurmddp.runs import events as event_files
 from slurmddp.runs import submission as submissions
 from slurmddp.runs.layout import RunFolder, attempt_of
@@ -216,8 +217,3 @@ def evidence_of(folders: Iterable[RunFolder], say: Callable[[str], None]) -> lis
         except (UserError, OSError) as error:
             say(labelled("warning", f"{folder.path}: {error}"))
     return found
-
-
-def whole(value: Any) -> int | None:
-    """Return a whole number of a JSON file that something can be counted with, or None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**15 else None

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from slurmddp.runs.evidence import Evidence, whole
+from slurmddp.records.metrics import Metrics
+from slurmddp.records.values import number, whole
+from slurmddp.runs.evidence import Evidence
+from slurmddp.runs.metrics import NEWEST
 from slurmddp.runs.rank_starts import (
     FAILURES,
     FROM_ZERO,
-    GAP,
     TRAINING,
     WENT_ON,
     RankStart,
@@ -22,7 +24,7 @@ from slurmddp.runs.rank_starts import (
     process_start,
     split,
 )
-from slurmddp.runs.timeline import CHECKS, LINE, Attempt, Mark, number, timeline
+from slurmddp.runs.timeline import CHECKS, LINE, Attempt, timeline
 
 #: The kinds of time, in the order in which they are shown, and what counts as each.
 KINDS = {
@@ -73,7 +75,6 @@ class Ledger:
     rank_starts    starts of the ranks, which torchrun repeats inside an attempt
     failures       those that failed or were killed, not by a cancel, the time limit or a preemption
     recoveries     each time that the ranks trained again, oldest first
-    exact          whether all metrics lines were read, not some of a long file
     """
 
     begin: int
@@ -84,7 +85,6 @@ class Ledger:
     rank_starts: int
     failures: int
     recoveries: tuple[Recovery, ...] = ()
-    exact: bool = True
 
     @property
     def recovered(self) -> int:
@@ -102,20 +102,20 @@ class Ledger:
         return self.spent["training"] / self.wall if self.wall and not self.spent["run"] else None
 
 
-def ledger(facts: Evidence, rows: Sequence[Mapping[str, Any]], *, script: bool, now: float | None) -> Ledger | None:
+def ledger(facts: Evidence, rows: Sequence[Metrics], *, script: bool, now: float | None) -> Ledger | None:
     """Account for a run's time. Pure; None for a run that was never submitted and never began.
 
     rows: the lines of metrics.jsonl; script: whether the ranks run a script of the user's own; now: unix seconds
     while the run continues, None once it is over.
 
-    A metrics line tells in `seconds` what the time since the line before it went into, and the event `timing` at a
-    clean end what all of the time since `ready` did. Where they do not, it is training but for the stalls that events
-    tell. Of a script whose lines do not, nothing is known.
+    A metrics line and, at a clean end, the event `timing` tell in `seconds` what the time since `ready` went into.
+    Where they do not, it is training but for the stalls that events tell. Of a script whose lines do not, nothing is
+    known.
     """
     found = timeline(_submitted(facts), facts.events, rows, now=now)
     if found is None:
         return None
-    unknown = script and not any(row.get("seconds") for row in rows)
+    unknown = script and not any(row.seconds for row in rows)
     book = _Book(found.begin)
     starts: list[RankStart] = []
     for index, attempt in enumerate(found.attempts):
@@ -271,9 +271,8 @@ def _book_start(book: _Book, start: RankStart, *, unknown: bool) -> str:
             phase = "training" if mark.event in ("ready", "first_step") else phase
         elif mark.event in (LINE, "timing", "finished"):
             parts = parts_of(mark)
-            if mark.event == "timing":
-                parts = {kind: max(part - told.get(kind, 0), 0) for kind, part in parts.items()}
-            told = {kind: told.get(kind, 0) + parts.get(kind, 0) for kind in (*told, *parts)}
+            totals, told = told, {**told, **parts}
+            parts = {kind: part - totals.get(kind, 0) for kind, part in parts.items() if part > totals.get(kind, 0)}
             kind = "init" if phase == "init" else "other" if parts or mark.event == "finished" else rest
             reached = whole(mark.facts.get("step"))
             added = book.to(mark.at, kind, parts or costs)
@@ -293,23 +292,17 @@ def _book_start(book: _Book, start: RankStart, *, unknown: bool) -> str:
 def _book_error(book: _Book, start: RankStart) -> None:
     """The steps between the last line and the error that ended a start are lost.
 
-    A hang also ends in an error, but much later: no more is taken for steps than was ever between two lines, and the
-    rest up to its notice is the hang.
+    A hang also ends in an error, but much later: no more is taken for steps than was between two of the newest lines,
+    and the rest up to its notice is the hang.
     """
-    lines = [mark for mark in start.marks if mark.event == LINE]
-    longest = max((_gap(before, after) for before, after in pairwise(lines)), default=0)
+    lines = [mark.at for mark in start.marks if mark.event == LINE][-NEWEST:]
+    longest = max((after - before for before, after in pairwise(lines)), default=0)
     error = next((mark.at for mark in start.marks if mark.event in FAILURES and mark.at >= book.at), None)
     if error is not None:
         book.to(min(error, book.at + longest), "lost")
     hang = next((mark.at for mark in start.marks if mark.event == "hang"), None)
     if hang is not None:
         book.to(hang, "hang")
-
-
-def _gap(before: Mark, after: Mark) -> int:
-    """Milliseconds between two lines, or the longest between those that the second one stands for."""
-    seconds = number(after.facts.get(GAP))
-    return after.at - before.at if seconds is None else round(seconds * 1000)
 
 
 def _move_lost(book: _Book, starts: Sequence[RankStart], *, script: bool) -> None:

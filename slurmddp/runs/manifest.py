@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.records import metrics
 from slurmddp.runs import git
 from slurmddp.runs.create import write_file
 from slurmddp.runs.layout import RunFolder
@@ -21,7 +22,7 @@ from slurmddp.shared.files import read_json
 
 SCHEMA = 1
 #: Versions of the run folder's other files that programs read.
-SCHEMAS = {"job.json": schemas.JOB, "events.jsonl": schemas.EVENTS, "metrics.jsonl": schemas.METRICS}
+SCHEMAS = {"job.json": schemas.JOB, "events.jsonl": schemas.EVENTS, "metrics.jsonl": metrics.VERSION}
 _HASH_BELOW = 2**30  # bytes: below a GiB a hash takes a second or two, a large image would take a minute
 _CHUNK = 2**22
 # Apptainer's header (github.com/apptainer/sif, pkg/sif/sif.go, type header): launch string 32 bytes, magic

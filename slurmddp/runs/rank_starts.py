@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from slurmddp.runs.evidence import whole
-from slurmddp.runs.timeline import LINE, Mark, number
+from slurmddp.records.values import number, whole
+from slurmddp.runs.timeline import LINE, Mark
 
 #: Parts of a metrics line's `seconds` -> kind. A part that is not known here is "other".
 _PARTS = {
@@ -15,8 +15,6 @@ _PARTS = {
     "network": "network",
     "compute": "training", "unmeasured": "run",  # of a script of the user's own
 }  # fmt: skip
-#: Key of a record that stands for several lines (slurmddp/runs/metrics.py): the longest time between two of them.
-GAP = "longest gap"
 FAILURES = ("error", "hang")
 #: What `restarted` says of a start of a script of the user's own.
 WENT_ON, FROM_ZERO, UNKNOWN = "went on", "from zero", "unknown"

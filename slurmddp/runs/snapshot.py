@@ -7,6 +7,7 @@ import os
 import posixpath
 import stat
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 
 from slurmddp.errors import UserError
@@ -86,7 +87,7 @@ def _mode(source: os.stat_result, parent: Path) -> int:
 def copy_runtime(destination: Path, package: Path | None = None) -> None:
     """Copy what a run needs of the installed package to `destination` (code/slurmddp).
 
-    That is __init__.py, runtime/**/*.py, shared/**/*.py and `machinery`.
+    That is __init__.py, runtime/**/*.py, shared/**/*.py, records/**/*.py and `machinery`.
 
     The nodes and job.sh run nothing of slurmddp but this copy.
 
@@ -108,8 +109,8 @@ def machinery(package: Path | None = None) -> list[tuple[str, Path]]:
 def _runtime(package: Path | None) -> list[tuple[str, Path]]:
     """Return what `copy_runtime` copies: (path relative to the package, file)."""
     package = package or _PACKAGE
-    runtime, shared = (sorted((package / name).rglob("*.py")) for name in ("runtime", "shared"))
-    python = (package / "__init__.py", *runtime, *shared)
+    folders = (sorted((package / name).rglob("*.py")) for name in ("runtime", "shared", "records"))
+    python = (package / "__init__.py", *chain.from_iterable(folders))
     return [*((str(path.relative_to(package)), path) for path in python), *machinery(package)]
 
 

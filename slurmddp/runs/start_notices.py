@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from slurmddp.runs.evidence import whole
+from slurmddp.records.values import whole
 from slurmddp.runs.rank_starts import FROM_ZERO, UNKNOWN
 
 Event = Mapping[str, Any]

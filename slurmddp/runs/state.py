@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from slurmddp.runs.evidence import CANCELLED, Evidence, Marker, evidence, whole
+from slurmddp.records.values import whole
+from slurmddp.runs.evidence import CANCELLED, Evidence, Marker, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import JobView
 from slurmddp.slurm.choose import scheduler_for

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from heapq import merge
 from typing import Any
 
+from slurmddp.records.metrics import Metrics
+from slurmddp.records.values import number, whole
+
 #: The name of a mark that is a metrics line.
 LINE = "line"
 #: Checks before the ranks start: told when they have ended, with their seconds.
@@ -59,7 +62,7 @@ class Timeline:
 def timeline(
     submitted: float | None,
     events: Sequence[Mapping[str, Any]],
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Metrics],
     *,
     now: float | None,
 ) -> Timeline | None:
@@ -91,13 +94,6 @@ def timeline(
     return Timeline(begin, max(cursor, moment or 0), tuple(attempts))
 
 
-def number(value: Any) -> float | None:
-    """Return a number of a JSON file that one can calculate with, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e12:  # nan fails, too
-        return None
-    return float(value)
-
-
 def _milliseconds(value: Any) -> int | None:
     seconds = number(value)
     return None if seconds is None else max(round(seconds * 1000), 0)
@@ -112,18 +108,23 @@ class _Told:
     lines: list[Mark] = field(default_factory=list)
 
 
-def _by_attempt(events: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> dict[int, _Told]:
+def _by_attempt(events: Sequence[Mapping[str, Any]], rows: Sequence[Metrics]) -> dict[int, _Told]:
     told: dict[int, _Told] = {}
-    for which, records in enumerate((events, rows)):
-        for record in records:
-            at, attempt = _milliseconds(record.get("time")), record.get("attempt")
-            if at is None or not isinstance(attempt, int) or isinstance(attempt, bool):
-                continue
-            name = LINE if which else str(record.get("event"))
-            own = not which and (name in _OF_SCRIPT or "rank" not in record)
-            if own or name == "hang" or record.get("rank", 0) == 0:
-                mine = told.setdefault(attempt, _Told())
-                (mine.script if own else mine.lines if which else mine.events).append(Mark(at, name, record))
+    for record in events:
+        at, attempt = _milliseconds(record.get("time")), whole(record.get("attempt"))
+        if at is None or attempt is None:
+            continue
+        name = str(record.get("event"))
+        own = name in _OF_SCRIPT or "rank" not in record
+        if own or name == "hang" or record.get("rank", 0) == 0:
+            mine = told.setdefault(attempt, _Told())
+            (mine.script if own else mine.events).append(Mark(at, name, record))
+    for row in rows:
+        at = _milliseconds(row.time)
+        if at is None or row.attempt is None:
+            continue
+        facts = {"attempt": row.attempt, "step": row.step, "seconds": row.seconds}
+        told.setdefault(row.attempt, _Told()).lines.append(Mark(at, LINE, facts))
     return told
 
 

@@ -2,6 +2,7 @@
 
 import time
 
+from slurmddp.records.metrics import Metrics
 from slurmddp.runtime import console
 from slurmddp.runtime.evaluation import Evaluation
 from slurmddp.runtime.journal import Journal
@@ -42,7 +43,8 @@ class Reporter:
         self._utilisation = Utilisation(None, None, None)
         self._evaluation_seconds = 0.0
         self._computed = self._padding = self._skipped = self._row = 0
-        self._total = dict.fromkeys(timing.PARTS, 0.0)
+        self._total: dict[str, float] = {}
+        self._trains_since = time.time()
 
     @property
     def wants_probe(self) -> bool:
@@ -53,6 +55,7 @@ class Reporter:
         """Training begins: what it takes is counted from here. `utilisation`: what the machine could do."""
         self._utilisation = utilisation
         self._speed = console.Speed()
+        self._trains_since = time.time()
         self._session.record("ready", step=self._start.step, **utilisation.record())
 
     def pause(self, seconds: float) -> None:
@@ -109,7 +112,7 @@ class Reporter:
         self._stragglers.close()
         self._dashboard.close()
         self._add_up()
-        parts = {part: round(seconds, 3) for part, seconds in self._total.items() if seconds}
+        parts = {part: round(seconds, 3) for part, seconds in self._total.items()}
         self._session.events.write("timing", seconds=parts)
 
     def _tell(self, step: int) -> None:
@@ -143,9 +146,6 @@ class Reporter:
         samples = self._start.samples_at(step, session.job.batch.total)
         seconds = self._add_up()
         facts: dict[str, object] = {
-            "time": round(time.time(), 3),
-            "attempt": session.world.attempt,
-            "step": step,
             "epoch": round(samples / session.data.length, 6),
             **outcome.means,
             "lr": rate,
@@ -154,7 +154,6 @@ class Reporter:
             "samples_per_second": round(samples_speed, 3),
             f"{unit}_per_second": round(targets_speed, 3),
             **{name: round(value, 5) for name, value in self._utilisation.of(targets_speed).items()},
-            "seconds": {part: round(value, 5) for part, value in seconds.items()},
         }
         if self._computed:
             facts["padding"] = round(self._padding / self._computed, 5)
@@ -162,7 +161,8 @@ class Reporter:
         if self._skipped:
             facts["skipped"] = self._skipped
             self._skipped = 0
-        metrics.write(facts)
+        told = Metrics(step, time.time(), session.world.attempt, self._trains_since, self._total, facts)
+        metrics.write(told.write())
         numbers = {f"train/{name}": value for name, value in facts.items() if isinstance(value, int | float)}
         self._dashboard.scalars(step, {**numbers, **{f"seconds/{part}": value for part, value in seconds.items()}})
         progress = console.progress(

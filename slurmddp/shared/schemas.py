@@ -5,4 +5,3 @@ manifest.json of each run names them; its own version is in slurmddp/runs/manife
 
 JOB = 4
 EVENTS = 4
-METRICS = 1

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import ExternalError, SlurmddpError, UserError
+from slurmddp.records.metrics import Metrics, read
+from slurmddp.records.values import number
 from slurmddp.runs import manifest
-from slurmddp.runs.evidence import whole
 from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.metrics import behind
 from slurmddp.runs.state import RunState
-from slurmddp.runs.timeline import number
 from slurmddp.shared.files import read_json
 from slurmddp.spec.document import read_file, typed
 from slurmddp.trackers.base import Facts, Point, Tracker
@@ -27,15 +27,13 @@ from slurmddp.trackers.base import Facts, Point, Tracker
 TRACKERS = {"wandb": "Wandb", "mlflow": "MLflow", "tensorboard": "TensorBoard"}
 #: Parts of job.yaml that a tracker gets. The others have accounts, addresses and variables.
 _TOLD = ("train", "parallel", "checkpoint")
-#: Keys of a metrics line that are no values.
-_NO_VALUES = ("time", "step", "rank")
 
 
 @dataclass(frozen=True)
 class Sent:
     """How far a run was sent: bytes and lines of metrics.jsonl, the last step, and the tracker's run.
 
-    key: of that run; state: how slurmddp's run ended, if the tracker was told.
+    key: of that run; state: how slurmddp's run ended, if the tracker was told; newest: the last line with `seconds`.
     """
 
     offset: int = 0
@@ -44,6 +42,7 @@ class Sent:
     key: str | None = None
     where: str | None = None
     state: str | None = None
+    newest: Mapping[str, Any] | None = None
 
 
 def sync(
@@ -109,13 +108,14 @@ class _Sync:
 
     def _send(self) -> None:
         for rows, offset in behind(self._folder.metrics, self.sent.offset):
-            points = _points(rows, self.sent.lines)
+            points, newest = _points(rows, self.sent)
             if points:
                 tracker = self._opened()
                 with _failures(self._to):
                     tracker.send(points)
             step = points[-1].step if points else self.sent.step
-            self.sent = replace(self.sent, offset=offset, lines=self.sent.lines + len(rows), step=step)
+            lines, told = self.sent.lines + len(rows), newest.write() if newest else None
+            self.sent = replace(self.sent, offset=offset, lines=lines, step=step, newest=told)
             if self._tracker is not None and self._tracker.durable:
                 self._save()
 
@@ -165,21 +165,19 @@ def _read(path: Path, below: Path) -> Sent:
         raise UserError(f"is damaged: {error}", where=str(path), todo=todo) from None
 
 
-def _points(rows: Sequence[Mapping[str, Any]], lines: int) -> list[Point]:
-    """Return the lines that have a step and a time."""
-    points = []
-    for index, row in enumerate(rows, lines + 1):
-        step, time = whole(row.get("step")), number(row.get("time"))
-        if step is not None and time is not None:
-            points.append(Point(index, time, step, _values(row)))
-    return points
+def _points(rows: Sequence[Metrics], sent: Sent) -> tuple[list[Point], Metrics | None]:
+    """Return the lines that have a time, and the newest line with `seconds`."""
+    points, newest = [], read(sent.newest or {})
+    for index, row in enumerate(rows, sent.lines + 1):
+        if row.time is not None:
+            points.append(Point(index, row.time, row.step, _values(row, newest)))
+        newest = row if row.seconds else newest
+    return points, newest
 
 
-def _values(row: Mapping[str, Any]) -> dict[str, float]:
-    parts = row.get("seconds")
-    parts = parts.items() if isinstance(parts, Mapping) else ()
-    told = {**row, **{f"seconds/{name}": seconds for name, seconds in parts}}
-    found = {name: number(value) for name, value in told.items() if name not in _NO_VALUES}
+def _values(row: Metrics, before: Metrics | None) -> dict[str, float]:
+    parts = {f"seconds/{part}": seconds for part, seconds in row.since(before).items()}
+    found = {name: number(value) for name, value in {"attempt": row.attempt, **row.figures, **parts}.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 

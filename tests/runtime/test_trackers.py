@@ -37,8 +37,8 @@ def run(tmp_path: Path) -> RunFolder:
 def add(run: RunFolder, attempt: int, *steps: int) -> None:
     with run.metrics.open("a") as file:
         for step in steps:
-            row = {"time": 1e9 + step, "attempt": attempt, "step": step, "loss": 1 / step, "seconds": {"data": 0.5}}
-            file.write(json.dumps(row) + "\n")
+            row = {"time": 1e9 + step, "attempt": attempt, "step": step, "loss": 1 / step, "start": attempt}
+            file.write(json.dumps({**row, "seconds": {"data": 0.5 * (1 + steps.index(step))}}) + "\n")
 
 
 def sync(run: RunFolder, to: str, **variables: str) -> dict[str, Any]:

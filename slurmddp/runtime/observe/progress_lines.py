@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from slurmddp.records.metrics import Metrics
 from slurmddp.runtime import environment
 from slurmddp.runtime.journal import Events, Journal
 from slurmddp.runtime.watch.failures import Progress
@@ -27,14 +28,16 @@ class ProgressLines:
         self._seen = 0
         self._told: int | None = None
         self._at = time.monotonic()
+        self._start = time.time()
+        self._total: dict[str, float] = {}
 
     def first(self, done: int) -> None:
         """Tell once that training has begun. done: steps so far."""
         if done and not self._seen:
             self._events.write("first_step", step=done, seconds=round(environment.seconds_since_start(), 3))
-            self._seen, self._at = done, time.monotonic()
+            self._seen, self._at, self._start = done, time.monotonic(), time.time()
             self._seconds()  # from here on
-            self._write(done, None, {})
+            self._write(done, {})
 
     def report(self, done: int) -> None:
         """Write a line, if there are new steps. done: steps so far."""
@@ -44,16 +47,14 @@ class ProgressLines:
         now = time.monotonic()
         speed = (done - self._seen) / max(now - self._at, 1e-9)
         self._seen, self._at = done, now
-        self._write(done, speed, self._seconds())
+        for part, seconds in self._seconds().items():
+            self._total[part] = self._total.get(part, 0.0) + seconds
+        figures = {"steps_per_second": round(speed, 4)}
+        self._write(done, figures)
 
-    def _write(self, done: int, speed: float | None, seconds: dict[str, float]) -> None:
-        step = self._tell(done)
-        facts: dict[str, object] = {"time": round(time.time(), 3), "attempt": self._attempt, "step": step}
-        if speed is not None:
-            facts["steps_per_second"] = round(speed, 4)
-        if seconds:
-            facts["seconds"] = seconds
-        self._metrics.write(facts)
+    def _write(self, done: int, figures: dict[str, float]) -> None:
+        told = Metrics(self._tell(done), time.time(), self._attempt, self._start, self._total, figures)
+        self._metrics.write(told.write())
 
     def _tell(self, done: int) -> int:
         """Keep the progress file up to date, unless the script does: then its step is returned."""

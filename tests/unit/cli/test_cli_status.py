@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from slurmddp.records.metrics import Metrics
 from slurmddp.report.progress import Progress, count_nodes, find_progress, progress_lines, span
 from slurmddp.report.prometheus import METRICS
 from slurmddp.report.watch import by_step, sparkline
@@ -53,7 +54,8 @@ def run(desk: Desk) -> RunFolder:
     rows = [
         {
             "time": now - 2 * (100 - step), "attempt": 0, "step": step, "loss": 200 / step,
-            "samples_per_second": 512.0, "tokens_per_second": 1.2e6, "seconds": {"forward": 1.5, "network": 0.5},
+            "samples_per_second": 512.0, "tokens_per_second": 1.2e6,
+            "seconds": {"forward": 1.5 * step, "network": 0.5 * step},
         }
         for step in range(1, 101)
     ]  # fmt: skip
@@ -140,7 +142,7 @@ def test_the_network_of_a_script_counts_where_it_was_measured(run: RunFolder, cl
         return told
 
     assert share({"data": 1, "unmeasured": 9}) is None
-    assert share({"data": 1, "unmeasured": 9}, {"compute": 6, "overlap": 2, "network": 2}) == 0.2
+    assert share({"data": 1, "compute": 9}, {"data": 1, "compute": 15, "overlap": 2, "network": 2}) == 0.2
 
 
 def test_the_step_of_a_finished_run_has_one_line(run: RunFolder, desk: Desk, cli: Cli) -> None:
@@ -222,8 +224,8 @@ def test_the_file_for_prometheus_is_replaced_whole_and_labels_are_escaped(run: R
 def test_lines_that_make_no_sense_are_no_progress(run: RunFolder) -> None:
     facts = evidence(run)
     run.progress.write_text("x y")
-    rows = [{"step": 5, "time": 2.0}, {"step": 5, "time": 3.0}, {"step": None, "time": "x", "loss": "y", "seconds": 3}]
-    for count in range(4):
+    rows = [Metrics(5, 2.0), Metrics(5, 3.0, figures={"loss": "y", "x_per_second": None})]
+    for count in range(3):
         found = find_progress(run, facts, None, rows[:count], running=True)
         assert found.ends is None and found.speed == {} and found.network is None
         assert progress_lines(found, going=True)
@@ -239,7 +241,8 @@ def test_nodes_are_counted(text: str, nodes: int) -> None:
 
 
 def test_a_curve_is_the_mean_of_its_parts_and_later_lines_count() -> None:
-    rows = [{"step": step, "loss": value} for step, value in ((1, 9.0), (2, 8.0), (1, 0.0), (3, 7.0), (None, 5.0))]
+    told = ((1, 9.0), (2, 8.0), (1, 0.0), (3, 7.0), (4, None))
+    rows = [Metrics(step, figures={"loss": value}) for step, value in told]
     assert by_step(rows, "loss") == [0.0, 8.0, 7.0]
     assert sparkline([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 8) == "▁▂▃▄▅▆▇█"
     assert sparkline([0.0, 0.0, 7.0, 7.0], 2) == "▁█"

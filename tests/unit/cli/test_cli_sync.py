@@ -121,7 +121,7 @@ def test_each_line_is_sent_once(run: RunFolder, desk: Desk, cli: Cli, recorder: 
     with run.metrics.open("a") as file:
         file.write('no JSON\n{"time": 1.0}\n{"time": 130.0, "step": 30')
     assert json.loads(cli("sync", str(run.path), "--to", "fake", "--json").out) == {
-        "run_id": "gpt-1", "to": "fake", "where": "the list", "lines": 2, "step": 20,
+        "run_id": "gpt-1", "to": "fake", "where": "the list", "lines": 1, "step": 20,
     }  # fmt: skip
     values = {"attempt": 1.0, "loss": 0.1, "skipped": 1.0, "seconds/data": 0.5}
     assert recorder.calls == [("open", "new", 20), Point(3, 120.0, 20, values), ("close", None)]
@@ -130,7 +130,7 @@ def test_each_line_is_sent_once(run: RunFolder, desk: Desk, cli: Cli, recorder: 
         file.write(', "loss": 1}\n')
     end(desk, run, "failed")
     cli("sync", str(run.path), "--to", "fake")
-    assert recorder.calls == [("open", "new", 20), Point(5, 130.0, 30, {"loss": 1.0}), ("close", "failed")]
+    assert recorder.calls == [("open", "new", 20), Point(4, 130.0, 30, {"loss": 1.0}), ("close", "failed")]
     cli("sync", str(run.path), "--to", "fake")
     assert len(recorder.calls) == 3, "neither lines nor the end are told again"
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
+from slurmddp.records import metrics
 from slurmddp.runs import manifest
 from slurmddp.runs.events import append_event
 from slurmddp.runtime.job import Job
@@ -156,7 +157,7 @@ def test_the_page_has_the_versions() -> None:
         "manifest.json": manifest.SCHEMA,
         "job.json": schemas.JOB,
         "events.jsonl": schemas.EVENTS,
-        "metrics.jsonl": schemas.METRICS,
+        "metrics.jsonl": metrics.VERSION,
     }
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from slurmddp.records.metrics import Metrics
 from tests.helpers import ROOT
 
 #: `**x.record()` of an event: the class whose `record` it is.
@@ -162,9 +163,9 @@ def metrics() -> tuple[set[str], set[str]]:
         else:
             assert "self._utilisation.of(" in ast.unparse(value), ast.unparse(value)
             found |= keys_of(ast.Name("peaks"), function("runtime/measure/peak.py", "of", "Utilisation"))
-    of_own_script = function("runtime/observe/progress_lines.py", "_write")
-    found |= keys_of(ast.Name("facts"), of_own_script)
-    return found | keys_of(plain, log), parts_of_a_step()
+    of_own_script = function("runtime/observe/progress_lines.py", "report")
+    found |= keys_of(ast.Name("figures"), of_own_script)
+    return found | keys_of(plain, log) | set(Metrics._fields) - {"figures"}, parts_of_a_step()
 
 
 def parts_of_a_step() -> set[str]:

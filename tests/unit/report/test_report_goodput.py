@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from slurmddp.records.metrics import read
 from slurmddp.report.goodput import goodput_dict, goodput_line, goodput_text, run_ledger
 from slurmddp.runs import metrics
 from slurmddp.runs import submission as submissions
@@ -56,7 +57,8 @@ def account(
     markers: Mapping[int, Marker] | None = None,
 ) -> Ledger:
     moment = None if now is None else ZERO + now
-    found = ledger(Evidence(sent, markers, events), rows or [], script=script, now=moment)
+    lines = [told for row in rows or [] if (told := read(row))]
+    found = ledger(Evidence(sent, markers, events), lines, script=script, now=moment)
     assert found is not None
     assert sum(found.spent.values()) == found.wall
     assert min(found.spent.values()) >= 0
@@ -84,8 +86,8 @@ def test_a_run_whose_ranks_tell_everything() -> None:
     )  # fmt: skip
     rows = [
         line(101, 101, data=2, forward=3, backward=3, network=1, optimizer=1, other=1),
-        line(210, 150, data=4, forward=50, backward=30, overlap=10, network=5, optimizer=4, checkpoint=1.5),
-        line(260, 200, data=10, forward=40),
+        line(210, 150, data=6, forward=53, backward=33, overlap=10, network=6, optimizer=5, checkpoint=1.5, other=1),
+        line(260, 200, data=16, forward=93, backward=33, overlap=10, network=6, optimizer=5, checkpoint=1.5, other=1),
     ]
     found = account(events, rows)
     assert spent(found) == {
@@ -315,7 +317,7 @@ def test_steps_after_the_checkpoint_that_was_resumed_from_are_lost() -> None:
         *job(0, None, *launch(0, 0), event(50, "checkpoint_saved", step=40, seconds=0)),
         *job(200, 300, *launch(200, 40, 1), event(290, "finished", 1, step=100), attempt=1),
     ]
-    rows = [line(60, 50, data=10, forward=40), line(110, 100, data=10, forward=40), line(290, 100, 1, forward=80)]
+    rows = [line(60, 50, data=10, forward=40), line(110, 100, data=20, forward=80), line(290, 100, 1, forward=80)]
     found = account(events, rows)
     # A fifth of the first stretch (steps 41 to 50) and all of the second.
     assert spent(found) == {"init": 20, "training": 32 + 80, "data": 8, "lost": 60, "restart": 90, "other": 10}
@@ -643,17 +645,14 @@ def test_the_commands(folder: RunFolder, cli: Callable[..., Result]) -> None:
     assert "goodput  89 % of 3:12:04" in cli("status", str(folder.path)).out
 
 
-def test_a_long_file_is_sampled_unless_all_is_asked_for(
+def test_a_long_file_says_the_same(
     folder: RunFolder, cli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "SMALL", 0)
     folder.manifest.write_text("{}")
     submissions.write(own(folder, to="write"), replace(SENT, job_id="local-999999999-1", scheduler="local"))
     shown = cli("goodput", str(folder.path))
-    assert "goodput  about 89 % of 3:12:04" in shown.out and "--exact reads it all" in shown.err
-    assert json.loads(cli("goodput", str(folder.path), "--json").out)["exact"] is False
-    shown = cli("goodput", str(folder.path), "--exact")
-    assert "goodput  89 % of 3:12:04" in shown.out and "--exact" not in shown.err
+    assert "goodput  89 % of 3:12:04" in shown.out and shown.err == "", shown.err
 
 
 def test_a_run_that_was_not_submitted_is_refused(folder: RunFolder, cli: Callable[..., Result]) -> None:

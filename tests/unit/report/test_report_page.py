@@ -142,9 +142,11 @@ def write_run(
     told = [(100 + step, 0, step) for step in range(1, steps // 2 + 1)]
     told += [(120 + step, 1, step) for step in range(steps // 2 - 9, steps + 1)]
     rows = [
-        {"time": ZERO + at, "attempt": attempt, "step": step, "loss": round(loss / step, 4),
-         "tokens_per_second": 1e6 + step, "mfu": 0.4, "seconds": {"data": 0.1, "forward": 0.5, "network": 0.4}}
+        {"time": ZERO + at, "attempt": attempt, "step": step, "start": ZERO + attempt, "loss": round(loss / step, 4),
+         "tokens_per_second": 1e6 + step, "mfu": 0.4,
+         "seconds": {"data": 0.1 * lines, "forward": 0.5 * lines, "network": 0.4 * lines}}
         for at, attempt, step in told
+        for lines in [step - attempt * (steps // 2 - 10)]
     ]  # fmt: skip
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return run

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from slurmddp.records.metrics import Metrics, read
 from slurmddp.runs import metrics
 from slurmddp.runs.events import record_of
 from slurmddp.runs.evidence import Evidence
@@ -44,6 +45,7 @@ def history() -> tuple[list[Record], list[Record]]:
         at += 5
         event("resumed", attempt, step=first - 1)
         event("ready", attempt, step=first - 1)
+        begin, totals = ZERO + at, dict[str, float]()
         for step in range(first, last + 1):
             parts = {"data": 0.01 * (1 + step % 3), "forward": 0.2, "backward": 0.3, "network": 0.04, "other": 0.01}
             at += sum(parts.values()) + 0.005
@@ -51,8 +53,9 @@ def history() -> tuple[list[Record], list[Record]]:
                 at += 0.7
                 parts["checkpoint"] = 0.7
                 event("checkpoint_saved", attempt, step=step, seconds=3, stall=0.7)
-            row = {"time": ZERO + at, "attempt": attempt, "step": step, "loss": 5 / step, "seconds": parts}
-            rows.append(row)
+            totals = {part: round(totals.get(part, 0) + parts.get(part, 0), 5) for part in {**totals, **parts}}
+            row = {"time": round(ZERO + at, 3), "attempt": attempt, "step": step, "start": round(begin, 3)}
+            rows.append({**row, "loss": 5 / step, "seconds": totals})
             if step == first:
                 event("first_step", attempt, step=step, seconds=9)
         at += 3
@@ -71,7 +74,7 @@ def write(path: Path, rows: list[Record]) -> Path:
     return path
 
 
-def account(events: list[Record], rows: list[Record]) -> Ledger:
+def account(events: list[Record], rows: list[Metrics]) -> Ledger:
     found = ledger(Evidence(SENT, None, events), rows, script=False, now=None)
     assert found is not None
     return found
@@ -83,11 +86,15 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "SMALL", 0)
 
 
-def test_the_condensed_lines_say_what_all_lines_say(tmp_path: Path, large: None) -> None:
+@pytest.mark.parametrize("foreign", [False, True])
+@pytest.mark.usefixtures("large")
+def test_a_few_lines_say_what_all_lines_say(tmp_path: Path, foreign: bool) -> None:
+    """foreign: the script adds lines of its own."""
     events, rows = history()
-    few, exact = metrics.read(write(tmp_path / "m", rows), events, quick=False)
-    assert exact and len(few) < len(rows) / 10
-    whole, short = account(events, rows), account(events, few)
+    lines = [line for row in rows for line in (row, *([{"step": row["step"], "accuracy": 0.5}] if foreign else []))]
+    few = metrics.ledger_lines(write(tmp_path / "m", lines), events)
+    assert len(few) < len(rows) / 10
+    whole, short = account(events, list(filter(None, map(read, rows)))), account(events, few)
     assert (short.recoveries, short.rank_starts, short.failures) == (
         whole.recoveries,
         whole.rank_starts,
@@ -98,64 +105,54 @@ def test_the_condensed_lines_say_what_all_lines_say(tmp_path: Path, large: None)
         assert abs(short.spent[kind] - time) <= 8 * len(rows), "all but the milliseconds that each line is rounded by"
 
 
-def test_some_of_the_lines_say_about_the_same(tmp_path: Path, large: None) -> None:
-    events, rows = history()
-    some, exact = metrics.read(write(tmp_path / "m", rows), events, quick=True)
-    assert not exact and len(some) < len(rows) / 10
-    whole, short = account(events, rows), account(events, some)
-    assert (short.recoveries, short.rank_starts, short.failures) == (
-        whole.recoveries,
-        whole.rank_starts,
-        whole.failures,
-    )
-    for kind, time in whole.spent.items():
-        assert abs(short.spent[kind] - time) <= 0.01 * whole.wall, kind
-
-
 def test_a_small_file_is_read_whole(tmp_path: Path) -> None:
     events, rows = history()
     path = write(tmp_path / "m", rows[:50])
-    assert metrics.read(path, events, quick=True) == (rows[:50], True)
-    assert metrics.spread(path) == rows[:50]
-    assert metrics.read(tmp_path / "none", events, quick=True) == ([], True)
+    assert [line.write() for line in metrics.ledger_lines(path, events)] == rows[:50]
+    assert [line.write() for line in metrics.spread(path)] == rows[:50]
+    assert metrics.ledger_lines(tmp_path / "none", events) == metrics.spread(tmp_path / "none") == []
 
 
 @pytest.mark.usefixtures("large")
 def test_status_reads_little_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, rows = history()
-    path = write(tmp_path / "m", rows * 10)
+    events, rows = history()
+    path = write(tmp_path / "m", [{**row, "attempt": 3 * lap + row["attempt"]} for lap in range(10) for row in rows])
     looked: list[bytes] = []
     monkeypatch.setattr(metrics, "record_of", lambda line: looked.append(line) or record_of(line))
-    assert metrics.tail(path)[-1] == rows[-1]
-    metrics.estimated(path, [])
-    assert sum(map(len, looked)) < path.stat().st_size / 3
+    assert metrics.tail(path)[-1].write() == {**rows[-1], "attempt": 28}
+    metrics.ledger_lines(path, events)
+    metrics.spread(path)
+    assert 0 < sum(map(len, looked)) < path.stat().st_size / 3
 
 
 @pytest.mark.usefixtures("large")
-def test_times_in_no_order_and_damaged_lines_cost_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"time": ZERO + (step * 7919) % 10007, "attempt": step % 2, "step": step} for step in range(60_000)]
+def test_lines_in_no_order_and_damaged_ones(tmp_path: Path) -> None:
+    rows = [{"time": ZERO + (step * 7919) % 10007, "attempt": step % 2, "step": step} for step in range(2000)]
     path = write(tmp_path / "m", rows)
     with path.open("ab") as file:
         file.write(b"\0" * 100_000 + b"\n" + b"[" * 100_000 + b"\n" + b'{"time": null, "attempt": "x"}\n')
-    events = [{"time": ZERO + second, "event": "started", "rank": 0} for second in range(0, 10_000, 10)]
-    looks = 0
-    lines = metrics._lines
+    found = metrics.ledger_lines(path, [])
+    assert found[0].write() == rows[0] and found[-1].write() == rows[-1]
+    account([{"time": ZERO, "event": "started", "rank": 0, "attempt": 0}], found)
+    assert metrics.spread(path)[-1].step == 1999
 
-    def count(*args: Any, **options: Any) -> Any:
-        nonlocal looks
-        looks += 1
-        return lines(*args, **options)
 
-    monkeypatch.setattr(metrics, "_lines", count)
-    account([*events, {"time": ZERO, "event": "started", "rank": 0, "attempt": 0}], metrics.estimated(path, events))
-    assert looks <= metrics._LOOKS * 2 + metrics._POINTS * 2
-    account(events, metrics.condensed(path, events))
+def test_what_a_line_says_is_read_as_it_was_written() -> None:
+    line = Metrics(7, 1.5, 0, 0.5, {"data": 1.25, "network": 3.0}, {"loss": 2.0, "note": None})
+    assert read(line.write()) == line
+    assert line.since(None) == line.since(line._replace(start=0.25)) == {"data": 1.25, "network": 3.0}
+    assert line.since(line._replace(seconds={"data": 1.0})) == {"data": 0.25, "network": 3.0}
+    assert line.since(line) == {}
+    odd = {"step": 3, "time": "x", "attempt": True, "seconds": {"data": None, "network": 1e99, "other": 2}}
+    assert read(odd) == Metrics(3, seconds={"other": 2.0})
+    for step in (None, 1.5, "3", True):
+        assert read({"step": step, "time": 1.0, "attempt": 0}) is None
 
 
 @pytest.mark.parametrize("length", [0, 10, 70_000, 3_000_000])
 def test_the_newest_line_behind_a_long_one(tmp_path: Path, length: int) -> None:
     path = tmp_path / "m"
     path.write_bytes(b'{"step": 1}\n{"step": 2}\n' + b"x" * length + b"\n\n" * (length % 2) + b'{"step": 3')
-    assert metrics.tail(path)[-1] == {"step": 2}
+    assert metrics.tail(path)[-1] == Metrics(2)
     os.truncate(path, 0)
     assert metrics.tail(path) == metrics.tail(tmp_path / "none") == []
