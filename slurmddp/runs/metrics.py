@@ -89,7 +89,7 @@ def spread(path: Path) -> list[Metrics]:
     with open_plain(path, path.parent) as file:
         size = os.fstat(file.fileno()).st_size
         found = (next(_lines(file, size * point // _POINTS), None) for point in range(_POINTS))
-        lines = {line.begin: line.says for line in found if line}
+        lines = {line.begin: line.says for line in takewhile(bool, found) if line}
     return [*lines.values(), *tail(path)[-1:]]
 
 

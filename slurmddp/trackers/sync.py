@@ -167,7 +167,8 @@ def _read(path: Path, below: Path) -> Sent:
 
 def _points(rows: Sequence[Metrics], sent: Sent) -> tuple[list[Point], Metrics | None]:
     """Return the lines that have a time, and the newest line with `seconds`."""
-    points, newest = [], read(sent.newest or {})
+    points: list[Point] = []
+    newest = read(sent.newest or {})
     for index, row in enumerate(rows, sent.lines + 1):
         if row.time is not None:
             points.append(Point(index, row.time, row.step, _values(row, newest)))
