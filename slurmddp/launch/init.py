@@ -14,7 +14,7 @@ from typing import NamedTuple
 from slurmddp.errors import UserError
 from slurmddp.launch.new_file import write_new
 from slurmddp.launch.prepare import job_name
-from slurmddp.launch.schemas import schema_file
+from slurmddp.launch.schemas import schema_file, schema_path
 from slurmddp.render.engine import render
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.sites.select import select
@@ -54,7 +54,7 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
         "job.yaml.j2",
         name=job_name(path),
         file=shlex.quote(str(path)),
-        schema=address(schema_file("job")),
+        schema=address(schema_path("job")),
         site=made.site,
         title=profile.title,
         script=None if script is None else unexpand(script),
@@ -70,6 +70,7 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
         slurm=profile.scheduler == "slurm",
     )
     write_new(path, text)
+    schema_file("job")
     return made
 
 

@@ -11,14 +11,16 @@ from slurmddp.shared.files import write_whole
 from slurmddp.spec.schema import schema_text
 
 
-def schema_file(kind: str) -> Path:
-    """Return the file with the JSON Schema of `job`, `site` or `recipe` files.
+def schema_path(kind: str) -> Path:
+    """Return where the JSON Schema of `job`, `site` or `recipe` files is: of a checkout, in the user's state folder."""
+    path = built_schema(kind)
+    return path if path.is_file() else state_folder() / "schemas" / path.name
 
-    A checkout has no such file, so it is written to the user's state folder. Raises UserError.
-    """
-    text, path = schema_text(kind), built_schema(kind)
-    if not path.is_file():
-        path = state_folder() / "schemas" / path.name
+
+def schema_file(kind: str) -> Path:
+    """Return the file of `schema_path`, which exists then: of a checkout, it is written. Raises UserError."""
+    text, path = schema_text(kind), schema_path(kind)
+    if path != built_schema(kind):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text)

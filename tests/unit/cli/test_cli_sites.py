@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.launch.schemas import schema_file
 from slurmddp.spec.schema import schema_text
 from tests.helpers import Desk, Result
 
@@ -252,9 +251,8 @@ def test_schema_prints_the_schema_and_a_path_of_it(desk: Desk, cli: Cli, kind: s
     assert path.read_text() == done.out, "a checkout writes it"
 
 
-def test_a_schema_that_cannot_be_written(desk: Desk, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(desk.write("a-file", "")))
-    done = cli("schema", "job", "--path")
+def test_a_schema_that_cannot_be_written(desk: Desk, cli: Cli) -> None:
+    done = cli("schema", "job", "--path", XDG_STATE_HOME=str(desk.write("a-file", "")))
     assert (done.code, done.out) == (2, "")
     assert (
         "a-file/slurmddp/schemas/job.schema.json: cannot be written: Not a directory\n  -> set XDG_STATE_HOME"
@@ -275,4 +273,5 @@ def test_an_unknown_schema(desk: Desk, cli: Cli) -> None:
 def test_init_names_the_schema_of_the_editor(desk: Desk, cli: Cli) -> None:
     assert cli("init", "new.yaml", "--site", "gpus").code == 0
     lines = (desk.project / "new.yaml").read_text().splitlines()
-    assert lines[1] == f"# yaml-language-server: $schema={schema_file('job')}"
+    schema = desk.home / ".local/state/slurmddp/schemas/job.schema.json"
+    assert lines[1] == f"# yaml-language-server: $schema={schema}" and schema.read_text() == schema_text("job")

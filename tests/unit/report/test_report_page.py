@@ -24,7 +24,6 @@ Cli = Callable[..., Result]
 
 ZERO = 1_793_491_200
 EVIL = "<script>alert(1)</script>"
-OLDER = ROOT / "tests/unit/runs/older/old-20261123-073106-8yhg"
 VOID = {"meta", "br"}
 LOST = list(KINDS).index("lost")
 
@@ -250,13 +249,10 @@ def test_the_same_facts_for_programs(desk: Desk, cli: Cli) -> None:
     assert refused.code == 2 and "> FILE" in refused.err and not (desk.project / "page.json").exists()
 
 
-@pytest.mark.parametrize("kind", ["nothing", "own script", "older", "damaged"])
+@pytest.mark.parametrize("kind", ["nothing", "own script", "damaged"])
 def test_whatever_a_run_folder_holds(kind: str, desk: Desk, cli: Cli) -> None:
     folder = desk.project / "runs" / "gpt-1"
-    if kind == "older":
-        shutil.copytree(OLDER, folder)
-    else:
-        run = write_run(folder)
+    run = write_run(folder)
     if kind == "nothing":
         for path in (run.events, run.metrics, run.job_yaml, run.submission, run.job_json):
             path.unlink()
