@@ -164,14 +164,6 @@ def test_a_task_that_is_none(name: str, message: str) -> None:
         tasks.create(name, {}, {})
 
 
-def test_a_task_whose_method_has_its_old_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "class Older:\n    held_out_samples = None\n\ndef create(data, model):\n    return Older()\n"
-    (tmp_path / "older_task.py").write_text(text)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UserError, match=r"held_out_samples is called validation_samples since 0\.1\.0: rename it"):
-        tasks.create("older_task:create", {}, {})
-
-
 def test_an_error_inside_a_users_module_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "users_task.py").write_text("import a_module_that_is_not_there\n")
     monkeypatch.syspath_prepend(str(tmp_path))
