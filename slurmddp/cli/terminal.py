@@ -82,34 +82,39 @@ class Progress:
     _EVERY = 0.2
     _open: "Progress | None" = None
 
-    def __init__(self, text: str = "") -> None:
+    def __init__(self) -> None:
         self._stream = getattr(sys.stderr, "below", sys.stderr)
-        self._text, self._since = text, time.monotonic()
+        self._text, self._since = "", 0.0
         self._drawn = False
         self._at_line_start = True
         self._over = threading.Event()
         self._lock = threading.RLock()
-        self._thread = threading.Thread(target=self._draw_on, daemon=True)
+        self._thread: threading.Thread | None = None  # while there is a text
 
     def tell(self, text: str) -> None:
         """Say what is being done now; "" for nothing. The time goes on until it is nothing."""
+        if Progress._open is not self:
+            return
         with self._lock:
             if not self._text:
                 self._since = time.monotonic()
             self._text = text
             if not text:
                 self._remove()
+            elif self._thread is None:
+                self._thread = threading.Thread(target=self._draw_on, daemon=True)
+                self._thread.start()
 
     def __enter__(self) -> "Progress":
         if _commands_work(self._stream):
             Progress._open = self
-            self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         if Progress._open is self:
             self._over.set()
-            self._thread.join()
+            if thread := self._thread:
+                thread.join()
             self._remove()
             Progress._open = None
 
@@ -124,12 +129,18 @@ class Progress:
     def _draw_on(self) -> None:
         while not self._over.wait(self._EVERY):
             with self._lock:
+                if not self._text:
+                    self._thread = None
+                    return
                 seconds = int(time.monotonic() - self._since)
-                if self._text and seconds >= self._PATIENCE and self._at_line_start:
+                if seconds >= self._PATIENCE and self._at_line_start:
                     self._draw(f"{self._text}, {seconds // 60}:{seconds % 60:02d}")
 
     def _draw(self, text: str) -> None:
-        columns = os.get_terminal_size(self._stream.fileno()).columns or 80
+        try:
+            columns = os.get_terminal_size(self._stream.fileno()).columns or 80
+        except OSError:  # the terminal has gone
+            return
         self._write(f"\r{visible(text).replace(chr(10), ' ')[: columns - 1]}\x1b[K")
         self._drawn = True
 
