@@ -19,8 +19,9 @@ def schema_path(kind: str) -> Path:
 
 def schema_file(kind: str) -> Path:
     """Return the file of `schema_path`, which exists then: of a checkout, it is written. Raises UserError."""
-    text, path = schema_text(kind), schema_path(kind)
+    path = schema_path(kind)
     if path != built_schema(kind):
+        text = schema_text(kind)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text)

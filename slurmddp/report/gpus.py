@@ -50,7 +50,7 @@ def read_gpus(folder: RunFolder, attempt: int | None) -> list[Gpu]:
 
 
 def _newest(file: Path, below: Path) -> list[Gpu]:
-    record = next(iter(tail_records(file, _TAIL, below)[::-1]), {})
+    record = next(iter(tail_records(file, lambda record: record or None, _TAIL, below)[::-1]), {})
     told, moment = record.get("gpus"), number(record.get("time"))
     found = []
     for each in told if isinstance(told, list) and moment is not None else ():

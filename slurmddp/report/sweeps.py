@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slurmddp.errors import UserError
@@ -137,14 +137,13 @@ def _figures(folder: RunFolder) -> Iterator[tuple[str, float, int | None]]:
     """Yield name, value and step of each finite number in the metrics, and in the evaluations."""
     for rows, _ in behind(folder.metrics, 0):
         for row in rows:
-            yield from _numbers("", {**row.figures, "step": row.step})
+            yield from _numbers("", row.figures, row.step)
     for event in read_lines(folder.events, folder.path).records:
         if event.get("event") == "evaluated":
-            yield from _numbers(_VALIDATION, event)
+            yield from _numbers(_VALIDATION, event, event.get("step"))
 
 
-def _numbers(prefix: str, record: dict[str, Any]) -> Iterator[tuple[str, float, int | None]]:
-    step = record.get("step")
-    for name, value in record.items():
+def _numbers(prefix: str, told: Mapping[str, Any], step: object) -> Iterator[tuple[str, float, int | None]]:
+    for name, value in told.items():
         if type(value) in (int, float) and name not in _NO_METRICS and math.isfinite(value):
             yield prefix + name, value, step if type(step) is int else None

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from slurmddp.shared.files import bounded_lines, open_plain
 from slurmddp.shared.journal import JsonLines
+
+Record = TypeVar("Record")
 
 #: Bytes of a line; a longer one is none that a run writes.
 LONGEST = 2**20
@@ -50,12 +52,12 @@ def read_lines(path: Path, below: Path | None = None) -> Lines:
 
 
 def tail_records(
-    path: Path, length: int = 2**16, below: Path | None = None, sound: Callable[[dict[str, Any]], object] = bool
-) -> list[dict[str, Any]]:
+    path: Path, read: Callable[[dict[str, Any]], Record | None], length: int = 2**16, below: Path | None = None
+) -> list[Record]:
     """Return the newest sound records, in the file's order: at least one if there is one. Raises OSError.
 
-    length: how many bytes at the file's end are read, if they hold a record. below: the run folder, if the file does
-    not lie in it directly.
+    read: makes a record of a line's object, or None of one that is not sound. length: how many bytes at the file's end
+    are read, if they hold a record. below: the run folder, if the file does not lie in it directly.
     """
     try:
         file = open_plain(path, below or path.parent)
@@ -67,7 +69,8 @@ def tail_records(
             begin = max(size - length, 0)
             file.seek(begin)
             lines = file.read(size - begin).split(b"\n")[1 if begin else 0 : -1]
-            found = [record for line in lines if (record := record_of(line)) is not None and sound(record)]
+            told = (record for line in lines if (record := record_of(line)) is not None)
+            found = [says for record in told if (says := read(record)) is not None]
             if found or begin == 0 or length > 4 * LONGEST:
                 return found
             length *= 8

@@ -34,7 +34,7 @@ class _Line(NamedTuple):
 
 def tail(path: Path) -> list[Metrics]:
     """Return the newest lines, in the file's order: at least one if there is one. Raises OSError."""
-    return _sound(tail_records(path, sound=read))
+    return tail_records(path, read)
 
 
 def behind(path: Path, offset: int) -> Iterator[tuple[list[Metrics], int]]:
@@ -59,10 +59,9 @@ def ledger_lines(path: Path, events: Iterable[Mapping[str, Any]]) -> list[Metric
     each start of the ranks, and those around each step that another start went on from. Raises OSError."""
     if _is_small(path):
         return [says for says in _sound(read_lines(path, path.parent).records) if says.of_ranks]
-    kept = {"resumed": set[int](), "checkpoint_saved": set[int]()}
-    for event in events:
-        if (name := event.get("event")) in kept and (step := whole(event.get("step"))) is not None:
-            kept[name] = {*kept[name], step} if name == "resumed" else {step}
+    told = [(event.get("event"), step) for event in events if (step := whole(event.get("step"))) is not None]
+    resumed = [step for name, step in told if name == "resumed"]
+    saved = [step for name, step in told if name == "checkpoint_saved"][-1:]
     with open_plain(path, path.parent) as file:
         end = os.fstat(file.fileno()).st_size
         starts: list[tuple[_Line, _Line]] = []
@@ -70,7 +69,7 @@ def ledger_lines(path: Path, events: Iterable[Mapping[str, Any]]) -> list[Metric
         while first:
             starts.append((first, _last(file, first, end, first.says.same_start)))
             first = _line_from(file, starts[-1][1].end)
-        steps = set.union(*kept.values(), {first.says.step - 1 for first, _ in starts})
+        steps = {*resumed, *saved, *(first.says.step - 1 for first, _ in starts)}
         found: dict[int, Metrics] = {}
         for first, last in starts:
             lines = [first, *_newest(file, first, last)]

@@ -29,11 +29,10 @@ def main(words: list[str]) -> NoReturn:
         begin.stay_with_agent()
     rank = os.environ["RANK"]
     command = [_filled(word) for word in command]
-    os.environ[begin.WRAPPED] = os.environ.pop("RANK")
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"} | {begin.WRAPPED: rank}
     try:
-        os.execvp(command[0], [*command, *python, "-m", "slurmddp.runtime.wrap", "0", *program])
+        os.execvpe(command[0], [*command, *python, "-m", "slurmddp.runtime.wrap", "0", *program], environment)
     except OSError as error:
-        os.environ["RANK"] = rank
         failed = UserError(f"launch.wrap: {command[0]} cannot be started where the ranks run: {error.strerror}")
         print(f"slurmddp: rank {rank} on node {own_node()}: {failed}", file=sys.stderr, flush=True)
         usererrors.note(failed)

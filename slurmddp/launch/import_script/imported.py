@@ -20,8 +20,6 @@ _SYMBOL = re.compile("\0([^\0]*)\0")
 _SHOWN = re.compile(r"HOME|USER|LOGNAME|(\w*_)?(SCRATCH|WORK|PROJECT|HOME|PATH|ROOT|FOLDER|\w*DIR)")
 #: Folders of another user, patterns, and the temporary folder, which differs between this machine and the nodes.
 _UNKNOWN = re.compile(r"-|~[^/]|.*([*?\[]|\{[^{}]*,|\$\{\w*(TMP|TEMP))")
-_HERE = re.compile(r"^\$\{PWD\}(?:(/)|(?=:|$))")
-_SUBMITTED = re.compile(r"^\$\{SLURM_SUBMIT_DIR\}(?:(/)|(?=:|$))")
 _USER_IN_URL = re.compile(r"://[^/\s@:]+:[^/\s@$]+@")
 
 
@@ -104,7 +102,7 @@ class Imported:
         parts[::2] = [unexpand(part) for part in parts[::2]]
         parts[1::2] = [f"${{{name}}}" for name in names]
         text = home + "".join(parts)
-        return _HERE.sub(lambda match: "" if match[1] else ".", text)
+        return _from("PWD", text)
 
     def withhold(self) -> None:
         """Take each secret out of what is written, and say on which line of the script it stands."""
@@ -134,8 +132,13 @@ class Imported:
 
     def inside(self, path: str) -> str:
         """Return a path of the script, as seen from the folder that you submit from."""
-        submitted = _SUBMITTED.sub(lambda match: "" if match[1] else ".", path)
+        submitted = _from("SLURM_SUBMIT_DIR", path)
         if submitted != path or not self.folder or path.startswith(("/", "$", "~")):
             return submitted
         folder = self.folder.rstrip("/")
         return f"{folder}{path[1:]}" if re.match(r"\.(:|$)", path) else f"{folder}/{path.removeprefix('./')}"
+
+
+def _from(folder: str, path: str) -> str:
+    """Return a path as seen from the folder that a variable names, if it begins there."""
+    return re.sub(rf"^\$\{{{folder}\}}(?:(/)|(?=:|$))", lambda match: "" if match[1] else ".", path)
