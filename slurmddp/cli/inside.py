@@ -76,7 +76,7 @@ def stacks(
     attempt, text, failed = raw_stacks(folder, node)
     ranks, missing = read_stacks(text)
     if failed:
-        opt.say(labelled("warning", f"{failed}"))
+        opt.say(labelled("warning", failed))
     if not ranks:
         raise ExternalError(f"no rank of run {folder.id} was found on its nodes: they may just be starting or exiting")
     absent = [] if node else missing

@@ -67,7 +67,7 @@ def _hand_over(prepared: "Prepared", *, as_json: bool, repeats: str | None = Non
     with Progress() as progress:
         handed = submit_now(prepared, progress.tell)
     for warning in handed.warnings:
-        opt.say(labelled("warning", f"{warning}"))
+        opt.say(labelled("warning", warning))
     opt.say(cost_line(prepared.plan))
     if prepared.plan.program.own:
         opt.say(f"in      {workdir_text(prepared.plan)}")
@@ -138,7 +138,7 @@ def _dry_run(asked: opt.Asked, resume: str | None, *, as_json: bool, full: bool)
         _show_dry_run(prepared, found, full=full)
     opt.show_notes(prepared, known=found.refusals)
     for warning in found.warnings:
-        opt.say(labelled("warning", f"{warning}"))
+        opt.say(labelled("warning", warning))
     if found.refusals:
         raise together(found.refusals)
     if found.unchecked:
@@ -239,7 +239,7 @@ def plan(
         opt.say(labelled("warning", f"{problem.what} on this machine"))
     verdict = driver_verdict(prepared)
     if verdict is not None:
-        opt.say(f"{'warning' if verdict.kind == 'impossible' else 'note'}: CUDA: {verdict.why}")
+        opt.say(labelled("warning" if verdict.kind == "impossible" else "note", f"CUDA: {verdict.why}"))
     typer.echo(plan_report(prepared.plan, prepared.resolved))
     if mtbf is not None:
         from slurmddp.report.useful_share import useful_share_lines

@@ -97,7 +97,7 @@ class _Told:
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet
         self.submitted: dict[str, Handed] = {}
-        self.warn = functools.cache(lambda text: opt.say(labelled("warning", f"{text}")))  # once for all points
+        self.warn = functools.cache(lambda text: opt.say(labelled("warning", text)))  # once for all points
 
     def __call__(self, name: str, handed: "Handed") -> None:
         self.submitted[name] = handed
@@ -124,7 +124,7 @@ def _show_dry_run(planned: "Planned", *, as_json: bool) -> None:
     if found.refusals:
         raise found.refusals[0]
     for warning in found.warnings:
-        opt.say(labelled("warning", f"{warning}"))
+        opt.say(labelled("warning", warning))
     if as_json:
         points = [{"name": name, "values": dict(values)} for name, values in planned.sweep.points.items()]
         typer.echo(opt.json_text({"points": points, "at_most": planned.sweep.at_most, "first": found.as_dict(first)}))

@@ -52,7 +52,7 @@ def run_foreground(
         else:
             record(folder, str(job_id_of(pid)), "local", command, prepared, warnings)
         for warning in warnings:
-            say(labelled("warning", f"{warning}"))
+            say(labelled("warning", warning))
         say(f"site    {plan.site} ({prepared.resolved.site_from})\n{_where(prepared, outer)}")
         if plan.program.own:
             say(f"in      {workdir_in(plan, folder.path)}")

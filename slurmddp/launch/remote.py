@@ -235,7 +235,7 @@ def _surveyed(words: Sequence[str], say: Callable[[str], None]) -> Survey:
         todo = "start in the folder of your project, or let its .gitignore name what is no code"
         raise UserError(error.what, where="--host", todo=todo) from None
     for warning in found.warnings:
-        say(labelled("warning", f"{warning}"))
+        say(labelled("warning", warning))
     names = {item.relative for item in found.items}
     for word in words:
         if word.endswith((".yaml", ".yml", ".py")) and os.path.isfile(word) and os.path.relpath(word) not in names:

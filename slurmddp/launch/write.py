@@ -150,5 +150,5 @@ def _project(prepared: Prepared, folder: Path, say: Callable[[str], None]) -> Su
         return None
     found = survey_project(prepared.plan, folder)
     for warning in found.warnings if found else ():
-        say(labelled("warning", f"{warning}"))
+        say(labelled("warning", warning))
     return found
