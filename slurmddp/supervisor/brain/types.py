@@ -1,0 +1,223 @@
+"""The values that the brain takes and gives."""
+
+from typing import Any, List, Mapping, NamedTuple, Optional, Tuple, Union
+
+from slurmddp.records.cause import Cause
+
+#: Why a job is ended from outside.
+CANCELLED, TIME_LIMIT, PREEMPTION, NODE_FAILURE, REQUEUED = (
+    "cancelled",
+    "time limit",
+    "preemption",
+    "node failure",
+    "requeued",
+)
+#: The stop file's line after `slurmddp cancel`: nothing starts the run again, whatever ends it.
+CANCELLED_BY_USER = "cancelled by the user"
+#: What comes after an attempt.
+DONE, STOPPED, FAILED, REQUEUE, NEXT = "done", "stopped", "failed", "requeue", "next"
+
+
+class Moment(NamedTuple):
+    """The time, as the loop knows it. seconds: of a clock that nobody sets. unix: of the node's clock."""
+
+    seconds: float
+    unix: float
+
+
+class Settings(NamedTuple):
+    """Values of the job that never change.
+
+    requeue_policy: requeue, chain or none: how the job gets back into the queue. must_save: whether an own script goes
+    back at the time limit only with evidence that its next start continues. stop_lead: seconds before the time limit at
+    which the ranks are asked to save; None: never. cancel_grace: seconds from a cancel to SIGTERM, for an own script;
+    None: never. breaker: starts in a row without progress that fail the run. max_gpu_hours: of all starts of the run;
+    None: no limit. breaker_from_zero: starts from step 1 after a fault that an own script may make; None: any number.
+    checkpoints: folders that an own script saves into, for people.
+    """
+
+    run: str
+    scheduler: str = "slurm"
+    own_script: bool = False
+    requeue_policy: str = "requeue"
+    must_save: bool = False
+    preflight: str = ""
+    breaker: int = 3
+    stop_lead: Optional[int] = None
+    cancel_grace: Optional[int] = None
+    nodes_min: int = 1
+    nodes_max: int = 1
+    max_gpu_hours: Optional[float] = None
+    breaker_from_zero: Optional[int] = None
+    checkpoints: Tuple[str, ...] = ()
+
+
+class Marker(NamedTuple):
+    """What the marker of an attempt says. state: done, stopped, failed, no progress; empty if it cannot be read."""
+
+    state: str = ""
+    reason: str = ""
+    cause: str = ""
+
+
+class Progress(NamedTuple):
+    """How far the run has come, as its ranks tell. steps: of the whole run; only bundled tasks know it."""
+
+    step: int = 0
+    steps: Optional[int] = None
+
+
+class Failure(NamedTuple):
+    """A start that failed, or gained nothing: a line of the run folder's file `failures`."""
+
+    attempt: int
+    step: int
+
+
+class Ledger(NamedTuple):
+    """What all starts of the run, over all requeues, have come to.
+
+    failures: the oldest first; the ranks' side adds some. best: the step of the best start that ended at its limit.
+    gpu_seconds: of all jobs so far, this one included. from_zero: starts after a fault that began at step 1 again.
+    last_error: what all ranks of the newest failed start raised before their first step; empty: they did not.
+    went_on: whether the newest start that followed another one went on behind its last step; None: not known.
+    started_again: whether there was such a start, in which a step was made before.
+    """
+
+    failures: Tuple[Failure, ...] = ()
+    progress: Optional[Progress] = None
+    best: Optional[int] = None
+    gpu_seconds: float = 0.0
+    from_zero: int = 0
+    last_error: str = ""
+    started_again: bool = False
+    went_on: Optional[bool] = None
+
+
+class Job(NamedTuple):
+    """What Slurm says of the job; where it did not answer, what it said last. On one machine without Slurm: RUNNING.
+
+    restarts: how often Slurm has restarted it by now. restarts_then: when this script began.
+    """
+
+    state: str = ""
+    reason: str = ""
+    preempted: bool = False
+    restarts: int = 0
+    restarts_then: int = 0
+
+
+class Facts(NamedTuple):
+    """What is known when an attempt has ended.
+
+    exit_code: of the ranks' command (128 + N after signal N). marker: None if there is none. stop: the first line of
+    the stop file ("stop file" if that is empty); None if there is none. ending: why the job is ended from outside;
+    empty if it is not. back: whether the job has been put back into the queue for it. kept: why it was not, if this was
+    looked at. noted, abandoned, uncounted, error: of `Watch`. logged: what the search in the logs gives,
+    with `noted` handed to it; None: nothing, or nobody looked. saved: whether a file was saved since the job began;
+    None: not known.
+    chosen: the nodes of the attempt. lost: those that Slurm has lost in it. refused: what node.sh said on nodes that
+    cannot start the ranks until the user corrects something. unreached: nodes on which srun could start nothing, with
+    its words. killed_agents: nodes of the tasks that srun names first as Killed. signalled: nodes whose logs show that
+    torchrun got SIGTERM. stranger: what the first node said that got messages of somebody else.
+    """
+
+    attempt: int
+    exit_code: int
+    job: Job = Job()
+    marker: Optional[Marker] = None
+    stop: Optional[str] = None
+    ending: str = ""
+    back: bool = False
+    kept: str = ""
+    noted: Optional[Cause] = None
+    logged: Optional[Cause] = None
+    abandoned: str = ""
+    uncounted: int = 0
+    error: str = ""
+    saved: Optional[bool] = None
+    chosen: Tuple[str, ...] = ()
+    lost: Tuple[str, ...] = ()
+    refused: Mapping[str, str] = {}
+    unreached: Tuple[Tuple[str, str], ...] = ()
+    killed_agents: Tuple[str, ...] = ()
+    signalled: int = 0
+    stranger: Optional[Cause] = None
+
+
+class Decision(NamedTuple):
+    """What comes next, and what is to be written before it.
+
+    what: DONE, STOPPED, FAILED, CANCELLED, REQUEUE or NEXT. ended_by: what ended the attempt from outside; empty:
+    nothing did. not_requeued: why another job would be of no use. exclude: nodes never to use again, with the reason.
+    suspects: nodes to use only where too few others are left. ledger: to be kept, if it differs from the one handed in.
+    marker: to be written for this attempt, so that ranks that start late do not train.
+    """
+
+    what: str
+    cause: Cause
+    ledger: Ledger
+    ended_by: str = ""
+    not_requeued: str = ""
+    exclude: Tuple[Tuple[str, str], ...] = ()
+    suspects: Tuple[str, ...] = ()
+    marker: Optional[Marker] = None
+
+
+class Around(NamedTuple):
+    """What a look around has found. Where the run folder does not answer, what it said last.
+
+    newest_start: the number of the newest start that torchrun made a folder for, in this attempt; None: none.
+    failures: lines of this attempt in the file `failures`. end_time: unix seconds of the job's time limit; None: not
+    known. gpu_seconds: of all jobs of the run so far.
+    """
+
+    marker: Optional[Marker] = None
+    stop: Optional[str] = None
+    newest_start: Optional[int] = None
+    failures: int = 0
+    end_time: Optional[float] = None
+    gpu_seconds: float = 0.0
+
+
+class Say(NamedTuple):
+    """A line of job.log."""
+
+    text: str
+
+
+class Write(NamedTuple):
+    """An event of the supervisor, one of slurmddp/records/events.py."""
+
+    event: Any
+
+
+class Terminate(NamedTuple):
+    """SIGTERM to what runs on the nodes."""
+
+
+class Kill(NamedTuple):
+    """SIGKILL to it."""
+
+
+class AskToStop(NamedTuple):
+    """Make the stop file, unless there is one, and tell people about it."""
+
+    reason: str
+
+
+class AskEndTime(NamedTuple):
+    """Ask Slurm for the job's time limit, and hand the answer to `Watch.end_time_is`."""
+
+
+class Alert(NamedTuple):
+    """A message to people. next: what follows."""
+
+    kind: str
+    state: str
+    cause: Cause
+    next: str
+
+
+Action = Union[Say, Write, Terminate, Kill, AskToStop, AskEndTime, Alert]
+Actions = List[Action]
