@@ -12,9 +12,10 @@ from typing import Any, BinaryIO, cast
 from slurmddp.doctor.diagnose import AFTER_A_CANCEL, AFTER_THE_END, SIGNAL_EXITS, Diagnosis, Examination
 from slurmddp.doctor.flight import is_dump
 from slurmddp.errors import UserError
+from slurmddp.records import json_lines
+from slurmddp.records.json_lines import LONGEST
 from slurmddp.records.values import whole
 from slurmddp.runs.cause import failing_attempt, hang_line, killed_line
-from slurmddp.runs.events import LONGEST, record_of
 from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
@@ -301,5 +302,5 @@ def _records(folder: RunFolder) -> Iterator[tuple[int, Mapping[str, Any]]]:
         return
     with handle:
         for number, line in enumerate(bounded_lines(handle, LONGEST), 1):
-            if any(word in line for word in _TELLING) and (record := record_of(line)) is not None:
+            if any(word in line for word in _TELLING) and (record := json_lines.load(line)) is not None:
                 yield number, record

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from slurmddp.runs.events import LONGEST
+from slurmddp.records.json_lines import LONGEST
 from slurmddp.shared.files import open_plain
 
 #: Points of a curve, at most: the file is read in so many pieces.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -10,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from slurmddp.records import json_lines
+from slurmddp.records.json_lines import LONGEST
 from slurmddp.shared.files import bounded_lines, open_plain
 from slurmddp.shared.journal import JsonLines
 
 Record = TypeVar("Record")
 
-#: Bytes of a line; a longer one is none that a run writes.
-LONGEST = 2**20
 #: What was read last, by path: a command reads the same file several times. One of another size or time is read anew.
 _KNOWN = 4
 _known: dict[Path, tuple[tuple[int, ...], Lines]] = {}
@@ -69,7 +68,7 @@ def tail_records(
             begin = max(size - length, 0)
             file.seek(begin)
             lines = file.read(size - begin).split(b"\n")[1 if begin else 0 : -1]
-            told = (record for line in lines if (record := record_of(line)) is not None)
+            told = (record for line in lines if (record := json_lines.load(line)) is not None)
             found = [says for record in told if (says := read(record)) is not None]
             if found or begin == 0 or length > 4 * LONGEST:
                 return found
@@ -84,23 +83,12 @@ def _parse(file: BinaryIO) -> Lines:
             continue
         if not line.endswith(b"\n"):
             break
-        record = record_of(line)
+        record = json_lines.load(line)
         if record is None:
             damaged += 1
         else:
             records.append(record)
     return Lines(tuple(records), damaged)
-
-
-def record_of(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object of a line; None for anything else."""
-    if line.lstrip()[:1] != b"{":  # a file may have millions of them
-        return None
-    try:
-        record = json.loads(line) if len(line) <= LONGEST else None
-    except (ValueError, RecursionError):  # ValueError: bad UTF-8 or JSON, or a number of thousands of digits
-        return None
-    return record if isinstance(record, dict) else None
 
 
 def append_event(path: Path, event: str, inside: int | None = None, **fields: Any) -> None:

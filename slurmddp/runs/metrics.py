@@ -9,9 +9,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from slurmddp.records import json_lines
+from slurmddp.records.json_lines import LONGEST
 from slurmddp.records.metrics import Metrics, read
 from slurmddp.records.values import whole
-from slurmddp.runs.events import LONGEST, read_lines, record_of, tail_records
+from slurmddp.runs.events import read_lines, tail_records
 from slurmddp.shared.files import bounded_lines, open_plain
 
 #: Files of this size are read whole.
@@ -115,7 +117,11 @@ def _lines(file: BinaryIO, begin: int) -> Iterator[_Line]:
     at = file.tell()
     for line in bounded_lines(file, LONGEST):
         begin, at = at, file.tell()
-        if line.endswith(b"\n") and (record := record_of(line)) is not None and (says := read(record)) is not None:
+        if (
+            line.endswith(b"\n")
+            and (record := json_lines.load(line)) is not None
+            and (says := read(record)) is not None
+        ):
             yield _Line(begin, at, says)
 
 

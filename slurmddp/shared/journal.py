@@ -1,13 +1,12 @@
 """Append-only JSON lines that many processes, attempts and commands may write to at once."""
 
-import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from slurmddp.records import json_lines
 from slurmddp.shared import beneath
 
 
@@ -37,11 +36,8 @@ class JsonLines:
         self._cut = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one object. Numbers that JSON lacks (nan, inf) are written as null; names of files that are no UTF-8
-        as the bytes that they are. Raises OSError.
-        """
-        text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
-        line = text.encode(errors="surrogateescape")
+        """Append one object. Raises OSError."""
+        line = json_lines.dump(record)
         if self._cut:
             line = b"\n" + line
         written = os.write(self._descriptor, line)
@@ -60,13 +56,3 @@ class JsonLines:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

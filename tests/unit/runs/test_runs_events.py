@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import UserError
+from slurmddp.records.json_lines import LONGEST
 from slurmddp.runs import submission
-from slurmddp.runs.events import LONGEST, append_event, append_line, read_lines
+from slurmddp.runs.events import append_event, append_line, read_lines
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.submission import Submission

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from slurmddp.records import json_lines
 from slurmddp.records.metrics import Metrics, read
 from slurmddp.runs import metrics
-from slurmddp.runs.events import record_of
 from slurmddp.runs.evidence import Evidence
 from slurmddp.runs.ledger import Ledger, ledger
 from slurmddp.runs.submission import Submission
@@ -118,7 +118,8 @@ def test_status_reads_little_of_a_long_file(tmp_path: Path, monkeypatch: pytest.
     events, rows = history()
     path = write(tmp_path / "m", [{**row, "attempt": 3 * lap + row["attempt"]} for lap in range(10) for row in rows])
     looked: list[bytes] = []
-    monkeypatch.setattr(metrics, "record_of", lambda line: looked.append(line) or record_of(line))
+    load = json_lines.load
+    monkeypatch.setattr(json_lines, "load", lambda line: looked.append(line) or load(line))
     assert metrics.tail(path)[-1].write() == {**rows[-1], "attempt": 28}
     metrics.ledger_lines(path, events)
     metrics.spread(path)
