@@ -1,9 +1,10 @@
-"""A run folder with the real alert.sh, as the batch host would run it."""
+"""A run folder, and what sends its alerts: alert.sh, and the supervisor's own sender as a program."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,20 @@ import pytest
 from slurmddp.plan.model import Plan
 from slurmddp.render.scripts import alert_files
 from slurmddp.runs.layout import RunFolder
-from tests.helpers import Desk
+from tests.helpers import ROOT, Desk
 
 TARGETS = ("slack", "discord", "teams", "ntfy", "json")
 
 
 @dataclass
 class Alerts:
-    """One run at a site of the desk. `run`: its folder."""
+    """One run at a site of the desk. `run`: its folder; `sender`: bash or python; `memory`: KiB for each process."""
 
     desk: Desk
     plan: Plan
     run: RunFolder
+    sender: str
+    memory: int | None = None
 
     @property
     def secrets(self) -> Path:
@@ -44,11 +47,16 @@ class Alerts:
         return path
 
     def start(self, kind: str, *words: str | bytes, budget: int = 5, **more: str) -> subprocess.Popen[bytes]:
-        """alert.sh with kind, state, cause and what happens next."""
-        script = self.run.path / "alert.sh"
+        """The sender with kind, state, cause and what happens next."""
         environment = {**self.desk.environment, "SLURMDDP_ALERT_BUDGET": str(budget), **more}
+        command: list[str | bytes] = ["bash", str(self.run.path / "alert.sh")]
+        if self.sender == "python":
+            command = [sys.executable, "-m", "slurmddp.supervisor.notify", str(self.run.path)]
+            environment["PYTHONPATH"] = str(ROOT)
+        if self.memory:
+            command = ["bash", "-c", f'ulimit -v {self.memory}; exec "$@"', "-", *command]
         return subprocess.Popen(
-            ["bash", str(script), kind, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [*command, kind, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
 
     def alert(self, kind: str, *words: str | bytes, budget: int = 5, **more: str) -> str:
@@ -71,8 +79,13 @@ class Alerts:
         return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.fixture(params=["bash", "python"])
+def sender(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def alerts_of(desk: Desk) -> Any:
+def alerts_of(desk: Desk, sender: str) -> Any:
     """`alerts_of("{to: slack}, {to: json}", "alerts: {from: login}")`: targets, and lines of the site's profile.
 
     name: the job's; runs: the folder of its run folder.
@@ -89,6 +102,6 @@ def alerts_of(desk: Desk) -> Any:
         for name, text in alert_files(plan).items():
             (run.path / name).parent.mkdir(exist_ok=True)
             (run.path / name).write_text(text)
-        return Alerts(desk, plan, run)
+        return Alerts(desk, plan, run, sender)
 
     return make

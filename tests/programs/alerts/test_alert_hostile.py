@@ -26,6 +26,8 @@ ONCE = {
     "a status of four digits": b"HTTP/1.1 2000 x\r\n\r\n",
     "a bomb": b"HTTP/1.1 500 x\r\nContent-Encoding: gzip\r\nContent-Length: 9\r\n\r\n\x1f\x8b\x08\0\0\0\0\0\0",
 }
+#: KiB for each process of the sender: the answer of a fast server does not fit.
+MEMORY = 400_000
 FOR_EVER = {
     "headers": (b"HTTP/1.1 500 x\r\n", b"X-Header: " + b"x" * 4000 + b"\r\n"),
     "informational answers": (b"", b"HTTP/1.1 103 x\r\nX: " + b"x" * 60000 + b"\r\n\r\n"),
@@ -75,12 +77,6 @@ def check(one: Alerts, said: str, before: set[str]) -> None:
     assert {path.name for path in one.waiting()[0].iterdir()} == {"head", "body"}
 
 
-def bound(one: Alerts) -> None:
-    """Give each process of alert.sh so many KiB of memory: the answer of a fast server does not fit."""
-    script = one.run.path / "alert.sh"
-    script.write_text(script.read_text().replace("set -uo pipefail", "set -uo pipefail; ulimit -v 400000", 1))
-
-
 def kinds(known: dict[str, Any], short: set[str]) -> list[Any]:
     """All of them, those that are not `short` in the long tests."""
     return [pytest.param(kind, marks=() if kind in short else pytest.mark.long) for kind in known]
@@ -112,7 +108,7 @@ def test_an_answer_without_end_takes_the_time_of_one_try_and_no_memory(one: Aler
     before = {path.name for path in one.run.path.iterdir()}
     with answering(answer) as (url, _):
         one.address(url)
-        bound(one)
+        one.memory = MEMORY
         check(one, one.alert("failed", "FAILED", "boom", budget=5), before)
         assert deliver_all([one.run]).sent == 0
     assert one.waiting()
@@ -122,7 +118,7 @@ def test_headers_without_end_for_a_curl_without_a_limit(one: Alerts) -> None:
     """Those before 8.3 have none (CVE-2023-38039)."""
     one.address("http://127.0.0.1:9/services/T0SECRET/B1SECRET")
     one.desk.program("curl", "#!/bin/bash\nhead -c 600000000 /dev/zero | tr '\\0' x\nprintf '\\n500 1\\n'\n")
-    bound(one)
+    one.memory = MEMORY
     before = {path.name for path in one.run.path.iterdir()}
     said = one.alert("failed", "FAILED", "boom", budget=3)
     assert "status 500" in said

@@ -1,0 +1,344 @@
+"""Composes an alert for each target of the run that wants it, writes it down, and sends it.
+
+All of it may take long: the run folder or the home folder may hang, and a receiver may be slow. So this runs in a
+process of its own (see `notify`). A folder that does not answer in time is left alone from then on.
+"""
+
+import json
+import os
+import re
+import stat
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+from slurmddp.records.address import LONGEST, is_address, secret_parts
+from slurmddp.records.alert import Alert, Message
+from slurmddp.supervisor import compose, post
+from slurmddp.supervisor.compose import Composed
+from slurmddp.supervisor.post import Sent
+from slurmddp.supervisor.spool import Box
+
+#: Bytes of a payload, and of the variables of environment_from.
+_LARGEST = 2**20
+
+
+class Settings(NamedTuple):
+    """Where a run's alerts come from, and where they wait.
+
+    secrets: the folder of its addresses, in the home folder. disk: a folder on the node's own disk. logs: those of the
+    attempt; empty: found by its number.
+    """
+
+    run: str
+    secrets: str
+    disk: str
+    job_id: str = ""
+    host: str = ""
+    logs: str = ""
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run folder."""
+        return os.path.basename(self.run)
+
+
+class Targets(NamedTuple):
+    """By name of a target: its payload and its address; and what no message may hold."""
+
+    payloads: Mapping[str, str] = {}
+    addresses: Mapping[str, str] = {}
+    secrets: Tuple[str, ...] = ()
+
+
+_NONE = Targets()
+
+
+class Outcome(NamedTuple):
+    """What became of an alert at one target. spooled: it will be tried again; recorded: events.jsonl says so."""
+
+    target: str
+    kind: str
+    attempt: Optional[int]
+    sent: Sent
+    spooled: bool
+    recorded: bool
+
+    def event(self) -> Dict[str, Any]:
+        """Return the fields of the event `alert`."""
+        delivered = self.sent.outcome == post.ARRIVED
+        return {"kind": self.kind, "target": self.target, "delivered": delivered, "spooled": self.spooled}
+
+
+def from_environment(run: str, environment: Mapping[str, str]) -> Settings:
+    """Return the settings of a process of the job. run: the path of the run folder."""
+    run = os.path.abspath(run)
+    home = environment.get("XDG_CONFIG_HOME") or os.path.join(environment.get("HOME", ""), ".config")
+    array = environment.get("SLURM_ARRAY_JOB_ID")
+    job_id = f"{array}_{environment.get('SLURM_ARRAY_TASK_ID', '')}" if array else environment.get("SLURM_JOB_ID", "")
+    return Settings(
+        run=run,
+        secrets=os.path.join(home, "slurmddp", "secrets", os.path.basename(run)),
+        disk=os.path.join(environment.get("TMPDIR") or tempfile.gettempdir(), f"slurmddp-alerts-{os.geteuid()}"),
+        job_id=environment.get("SLURMDDP_JOB_ID") or job_id,
+        host=environment.get("SLURMD_NODENAME") or os.uname().nodename,
+        logs=environment.get("SLURMDDP_LOGS", ""),
+    )
+
+
+class Sender:
+    """Sends alerts of one run, and waits for them. known: the targets, as they were before a folder went away.
+
+    stored: called with a target's name once a disk has its message. patience: seconds after which a folder counts as
+    away.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        known: Targets = _NONE,
+        stored: "Callable[[str], None]" = lambda target: None,
+        patience: float = 2.5,
+    ) -> None:
+        self.settings = settings
+        self.known = known
+        self._stored = stored
+        self._patience = patience
+        self._away: Set[str] = set()
+
+    def read_targets(self) -> Targets:
+        """Return the targets as they are now, or, as far as that is not known, as they were."""
+        run, secrets = self.settings.run, self.settings.secrets
+        try:
+            self.known = self.known._replace(payloads=self._within(run, lambda: _payloads(Path(run, "payloads"))))
+        except OSError:
+            pass  # purged, or away
+        try:
+            addresses, values = self._within(secrets, lambda: _secrets(Path(secrets)))
+            self.known = self.known._replace(addresses=addresses, secrets=(*secret_parts(addresses.values()), *values))
+        except OSError:
+            pass  # each message says that its address is missing
+        return self.known
+
+    def send(self, alert: Alert, seconds: float) -> List[Outcome]:
+        """Send an alert to each target that wants it, in this time. Each by itself: none waits for a slow one."""
+        end = time.monotonic() + seconds
+        targets = self.read_targets()
+        if targets.addresses and not targets.payloads:
+            complain(f"{self.settings.run}/payloads is missing: was the file system purged? No alert is sent")
+        alert = self._with_facts(alert)
+        found = [compose.compose(name, text, alert) for name, text in sorted(targets.payloads.items())]
+        outcomes: List[Outcome] = []
+        threads = [
+            threading.Thread(target=self._one, args=(each, alert, end, outcomes), daemon=True) for each in found if each
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(end + 3 - time.monotonic(), 0))
+        return outcomes
+
+    def send_waiting(self, seconds: float) -> List[Outcome]:
+        """Send what earlier alerts of this run have left in its boxes, also those on this node's disk."""
+        end = time.monotonic() + seconds
+        targets = self.read_targets()
+        ways = {name: compose.way(text) for name, text in targets.payloads.items()}
+
+        def send(message: Message, left: float) -> Optional[Sent]:
+            leave, proxy = ways.get(message.target, ("login", ""))
+            url = targets.addresses.get(message.target)
+            return None if leave == "login" or url is None else post.post(message, url, left, proxy, targets.secrets)
+
+        (run, shared), *others = self._boxes()
+        try:
+            for _, box in others:
+                self._within(run, lambda: box.hand_over(shared))  # noqa: B023
+            done = self._within(run, lambda: shared.deliver(send, end - time.monotonic()), seconds + 1)
+        except OSError:
+            return []  # still away: they wait
+        return [self._recorded(message, None, sent, sent.outcome == post.WAITS) for message, sent in done]
+
+    def _with_facts(self, alert: Alert) -> Alert:
+        settings = self.settings
+        alert = alert._replace(run=settings.run_id, folder=settings.run, job_id=alert.job_id or settings.job_id)
+        end, whole = b"", True
+        try:
+            alert, end, whole = self._within(settings.run, lambda: _facts(alert, settings))
+        except OSError:
+            pass  # the message says what is known
+        tail = compose.end_of_log(end, whole, self.known.secrets)
+        return compose.safe(alert, self.known.secrets)._replace(log_tail=tail)
+
+    def _one(self, composed: Composed, alert: Alert, end: float, outcomes: List[Outcome]) -> None:
+        message = composed.message._replace(until=int(time.time() + end - time.monotonic() + 15))
+        try:
+            place = self._store(message)
+        except FileExistsError:
+            return  # it was sent, or another process sends it
+        if place is not None:
+            self._stored(message.target)
+        url = self.known.addresses.get(message.target)
+        if composed.leave == "login":
+            sent = Sent(post.WAITS, why="messages leave this site from the login node")
+        elif url is None:
+            sent = Sent(post.WAITS, why=f"its address is not in {self.settings.secrets}/{message.target}")
+        else:
+            sent = post.deliver(message, url, end - time.monotonic(), composed.proxy, self.known.secrets)
+        kept = self._finish(message, sent, place)
+        if sent.outcome != post.ARRIVED and (composed.leave != "login" or kept is None):
+            where = f"kept in {kept}" if kept else "lost: no disk could store it"
+            complain(f"{alert.kind}: target {message.target}: {sent.why}; {where}")
+        spooled = sent.outcome == post.WAITS and kept is not None
+        outcomes.append(self._recorded(message, alert.attempt, sent, spooled))
+
+    def _store(self, message: Message) -> "Optional[Tuple[str, Box]]":
+        """Write a message down before it is sent; None if no disk takes it. Raises FileExistsError if it is known."""
+        for folder, box in self._boxes():
+            try:
+                known = self._within(folder, lambda: box.knows(message))  # noqa: B023
+            except OSError:
+                continue
+            if known:
+                raise FileExistsError(message.name)
+        for folder, box in self._boxes(make=True):
+            try:
+                self._within(folder, lambda: box.store(message))  # noqa: B023
+            except FileExistsError:
+                raise
+            except OSError:
+                continue
+            return folder, box
+        return None
+
+    def _finish(self, message: Message, sent: Sent, place: "Optional[Tuple[str, Box]]") -> Optional[Path]:
+        if place is None:
+            return None
+        folder, box = place
+        try:
+            kept: Optional[Path] = self._within(folder, lambda: box.finish(message, sent.outcome))
+            return kept
+        except OSError:
+            return box.spool / f".{message.name}"  # taken up later, as that of a sender that was killed
+
+    def _boxes(self, make: bool = False) -> "Iterator[Tuple[str, Box]]":
+        """Yield the run's boxes, each with the folder that may be away. make: make the folder on the node's disk."""
+        settings = self.settings
+        yield settings.run, Box(Path(settings.run, "alerts"), settings.run_id)
+        yield settings.secrets, Box(Path(settings.secrets, ".alerts"), settings.run_id)
+        try:
+            if make:
+                os.makedirs(settings.disk, mode=0o700, exist_ok=True)
+            facts = os.lstat(settings.disk)
+        except OSError:
+            return
+        # Others may write to the folder above it.
+        if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o022:
+            yield settings.disk, Box(Path(settings.disk, settings.run_id), settings.run_id)
+
+    def _recorded(self, message: Message, attempt: Optional[int], sent: Sent, spooled: bool) -> Outcome:
+        settings = self.settings
+        outcome = Outcome(message.target, message.kind, attempt, sent, spooled, True)
+        facts = {"time": round(time.time(), 3), "event": "alert", "attempt": attempt}
+        line = json.dumps(dict(facts, job_id=settings.job_id, node=settings.host, **outcome.event()))
+        try:
+            self._within(settings.run, lambda: _append_line(os.path.join(settings.run, "events.jsonl"), line))
+        except OSError:
+            return outcome._replace(recorded=False)
+        return outcome
+
+    def _within(self, folder: str, call: "Callable[[], Any]", seconds: Optional[float] = None) -> Any:
+        """Return what a call returns. Raises what it raises; OSError if the folder is away.
+
+        A system call in a folder that hangs cannot be interrupted: the thread stays behind.
+        """
+        if folder in self._away:
+            raise OSError(f"{folder} does not answer")
+        results: List[Tuple[Any, Optional[Exception]]] = []
+
+        def run() -> None:
+            try:
+                results.append((call(), None))
+            except Exception as error:  # noqa: BLE001 - raised below
+                results.append((None, error))
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(self._patience if seconds is None else seconds)
+        if not results:
+            self._away.add(folder)
+            raise OSError(f"{folder} does not answer")
+        value, error = results[0]
+        if error is not None:
+            raise error
+        return value
+
+
+def complain(text: str) -> None:
+    """Say something in the job's log."""
+    print(f"slurmddp: alert: {text}", file=sys.stderr, flush=True)
+
+
+def _payloads(folder: Path) -> Dict[str, str]:
+    files = [folder / name for name in os.listdir(str(folder)) if not name.startswith(".")]
+    return {path.name: _text(path, _LARGEST) for path in files if path.is_file()}
+
+
+def _secrets(folder: Path) -> "Tuple[Dict[str, str], List[str]]":
+    """The addresses of a run, and the values of environment_from."""
+    lines = {path.name: _text(path, LONGEST + 1).split("\n")[0] for path in folder.iterdir() if path.name[0] != "."}
+    variables = folder / ".environment"
+    pairs = _text(variables, _LARGEST).split("\0") if variables.exists() else []
+    values = [pair.partition("=")[2] for pair in pairs]
+    return {name: line for name, line in lines.items() if is_address(line)}, [each for each in values if len(each) >= 8]
+
+
+def _facts(alert: Alert, settings: Settings) -> "Tuple[Alert, bytes, bool]":
+    """Add attempt, progress and log to an alert. Returns the end of the log, and whether that is all of it."""
+    run = Path(settings.run)
+    attempt = alert.attempt
+    if attempt is None:
+        names = [path.name for path in run.glob("logs/attempt-*")]
+        attempt = max([int(name[8:]) for name in names if re.fullmatch("attempt-[0-9]{3,9}", name)] or [0])
+    logs = Path(settings.logs or run / "logs" / f"attempt-{attempt:03d}")
+    step, steps = _progress(run / "progress")
+    alert = alert._replace(attempt=attempt, step=step, steps=steps)
+    log = _log(run, logs, alert.node)
+    if log is None:
+        return alert, b"", True
+    with open(str(log), "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - compose.LOG_BYTES, 0))
+        return alert._replace(log=str(log)), file.read(compose.LOG_BYTES), size <= compose.LOG_BYTES
+
+
+def _log(run: Path, logs: Path, node: str) -> Optional[Path]:
+    """The log that the cause is about, else the newest one; None if none has a line."""
+    about = logs / f"{node}.log"
+    if node and "/" not in node and about.exists() and about.stat().st_size:
+        return about
+    sizes = [(path.stat(), path) for path in logs.glob("*.log")]
+    found = [(facts.st_mtime, path) for facts, path in sizes if facts.st_size]
+    job = run / "logs" / "job.log"
+    return max(found)[1] if found else job if job.exists() and job.stat().st_size else None
+
+
+def _progress(path: Path) -> "Tuple[Optional[int], Optional[int]]":
+    words = (_text(path, 4096) if path.exists() else "").split(" ")
+    step, steps = [int(word) if re.fullmatch("[0-9]{1,15}", word.strip()) else None for word in (*words, "", "")[:2]]
+    return step, steps if step is not None else None
+
+
+def _text(path: Path, limit: int) -> str:
+    with open(str(path), "rb") as file:
+        return file.read(limit).decode("utf-8", "ignore")
+
+
+def _append_line(path: str, line: str) -> None:
+    """Append a line. If a full disk or a killed process has left half a line, this one must not be joined to it."""
+    with open(path, "ab+") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        file.write((b"\n" if file.read(1) not in (b"", b"\n") else b"") + line.encode("utf-8") + b"\n")
