@@ -6,7 +6,6 @@ Both are read at submission, kept outside of the run folder in files of mode 060
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import stat
 import time
@@ -15,15 +14,11 @@ from pathlib import Path
 
 from slurmddp.errors import UserError
 from slurmddp.plan.model import AlertTarget
+from slurmddp.records.address import LONGEST, is_address, may_be_sent_to
 from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder
-from slurmddp.shared.hosts import is_loopback
+from slurmddp.supervisor.spool import BESIDE_ADDRESSES
 
-#: As alert.sh takes them: one word of plain ASCII that curl's configuration can hold, and short enough that a log's
-#: excerpt which is cut somewhere never holds half of it.
-_ADDRESS = re.compile(r"(?P<scheme>https?)://(?:[^/?#@]*@)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^/?#:@]+)(?::\d+)?(?:[/?#].*)?")
-_LONGEST = 2000
-_ALLOWED = frozenset(map(chr, range(0x21, 0x7F))) - set('"\\')
 #: The file in a run's secrets that says where its folder is; alert.sh takes no name with a dot for an address.
 _OWNER = ".run"
 #: The file with the variables of `environment_from`, which node.sh reads: NAME=VALUE, a NUL byte behind each.
@@ -129,7 +124,13 @@ def address(run_id: str, name: str, environment: Mapping[str, str]) -> str | Non
     except (OSError, ValueError):
         return None
     text = lines[0] if lines else ""
-    return text if _is_address(text) else None
+    return text if is_address(text) else None
+
+
+def waiting(folder: RunFolder, environment: Mapping[str, str]) -> list[Path]:
+    """Return the alerts of a run that wait to be sent: those that a node has kept beside the addresses, too."""
+    spools = (folder.alert_spool, of_run(folder.id, environment) / BESIDE_ADDRESSES / "spool")
+    return [entry for spool in spools if spool.is_dir() for entry in spool.iterdir()]
 
 
 def forget(run_id: str, environment: Mapping[str, str]) -> None:
@@ -140,8 +141,8 @@ def forget(run_id: str, environment: Mapping[str, str]) -> None:
 def forget_old(environment: Mapping[str, str], now: float | None = None) -> list[str]:
     """Remove the addresses of runs that need them no more, and return those runs' ids.
 
-    That is: the run folder is gone while the folder above it is there (a file system that is away is no reason), or
-    the job ended a month ago, for good, and nothing waits to be sent. Never raises.
+    That is: nothing waits to be sent, and the run folder is gone while the folder above it is there (a file system that
+    is away is no reason), or the job ended a month ago, for good. Never raises.
     """
     removed = []
     now = time.time() if now is None else now
@@ -152,7 +153,7 @@ def forget_old(environment: Mapping[str, str], now: float | None = None) -> list
     for secrets in folders:
         try:
             path = Path((secrets / _OWNER).read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n"))
-            if _is_needless(RunFolder(path), now):
+            if _is_needless(RunFolder(path), environment, now):
                 forget(secrets.name, environment)
                 removed.append(secrets.name)
         except (OSError, UserError, ValueError):
@@ -160,14 +161,12 @@ def forget_old(environment: Mapping[str, str], now: float | None = None) -> list
     return removed
 
 
-def _is_needless(folder: RunFolder, now: float) -> bool:
+def _is_needless(folder: RunFolder, environment: Mapping[str, str], now: float) -> bool:
+    if waiting(folder, environment):
+        return False
     if not folder.path.exists():
         return folder.path.parent.is_dir()
-    if not folder.events.exists() or now - folder.events.stat().st_mtime < _KEPT_SECONDS:
-        return False
-    spool = folder.alert_spool
-    waiting = spool.is_dir() and any(spool.iterdir())
-    return not waiting and _is_over(folder)
+    return folder.events.exists() and now - folder.events.stat().st_mtime >= _KEPT_SECONDS and _is_over(folder)
 
 
 def _is_over(folder: RunFolder) -> bool:
@@ -205,22 +204,14 @@ def _read(path: Path, target: AlertTarget, project: str | None) -> str:
     return next((line for line in lines if line.strip() and not line.startswith("#")), "")
 
 
-def may_be_sent_to(url: str, *, insecure: bool) -> bool:
-    """Return whether a message may go to this address: it is https, or on this host, or http was asked for
-    (`insecure`).
-    """
-    found = _ADDRESS.fullmatch(url)
-    return found is not None and (insecure or found["scheme"] == "https" or is_loopback(found["host"]))
-
-
 def _checked(text: str, target: AlertTarget, where: str) -> str:
     """The address, if it is one that a message may go to. Raises UserError that does not show it."""
     text = text.strip()
-    if not _is_address(text):
+    if not is_address(text):
         raise UserError(
             f"the address of alert target {target.name} is not of the form https://HOST/PATH",
             where=where,
-            todo=f"copy it again: one line, plain characters, at most {_LONGEST}",
+            todo=f"copy it again: one line, plain characters, at most {LONGEST}",
         )
     if not may_be_sent_to(text, insecure=target.insecure):
         raise UserError(
@@ -229,7 +220,3 @@ def _checked(text: str, target: AlertTarget, where: str) -> str:
             todo="use the https address; or, in a network that you trust, set `insecure: true` for this target",
         )
     return text
-
-
-def _is_address(text: str) -> bool:
-    return len(text) <= _LONGEST and set(text) <= _ALLOWED and _ADDRESS.fullmatch(text) is not None

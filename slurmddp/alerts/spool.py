@@ -6,15 +6,27 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from slurmddp.alerts import secrets
+from slurmddp.errors import UserError
+from slurmddp.records.address import secret_parts
 from slurmddp.records.alert import Message
-from slurmddp.runs.gate import Held, hold, own_or_none
+from slurmddp.runs.gate import Held, OwnRun, hold, own_or_none
 from slurmddp.runs.layout import RunFolder
 from slurmddp.supervisor import post
-from slurmddp.supervisor.spool import Box, Delivered, Disk, is_part_of_message, total
+from slurmddp.supervisor.post import Sent
+from slurmddp.supervisor.spool import BESIDE_ADDRESSES, Box, Disk, is_part_of_message
+
+
+class Delivered(NamedTuple):
+    """Messages that have gone out now, and those that still wait; why: what the last failure was, "" without one."""
+
+    sent: int = 0
+    left: int = 0
+    why: str = ""
 
 
 class _HeldDisk(Disk):
@@ -57,13 +69,48 @@ class _HeldDisk(Disk):
 
 
 def deliver_all(folders: Iterable[RunFolder], *, seconds: float = 2.0) -> Delivered:
-    """Send what waits in run folders, taking `seconds` at most (and a second for what hangs in spite of that).
+    """Send what waits of these runs, taking `seconds` at most (and a second for what hangs in spite of that).
 
     Only the run's owner sends. Never raises: what does not go out now waits for the next time.
     """
     end = time.monotonic() + seconds
-    found = Delivered()
+    sent, left, why = 0, 0, ""
     for folder in folders:
-        for box, record in _boxes(folder):
-            ...
-    return found
+        for box, run in _boxes(folder):
+            try:
+                done = box.deliver(lambda message, left: _post(folder.id, message, left), end - time.monotonic())  # noqa: B023
+                waiting = box.count()
+                for message, found in done:
+                    if found.outcome == post.ARRIVED and run is not None:
+                        run.record("alert", kind=message.kind, target=message.target, delivered=True, spooled=False)
+            except (OSError, ValueError) as error:
+                why = str(error)
+                continue
+            failed = [f"{message.target}: {found.why}" for message, found in done if found.outcome != post.ARRIVED]
+            refused = sum(found.outcome == post.REFUSED for _, found in done)
+            sent, left = sent + len(done) - len(failed), left + waiting + refused
+            why = failed[-1] if failed else why
+    return Delivered(sent, left, why)
+
+
+def _boxes(folder: RunFolder) -> Iterator[tuple[Box, OwnRun | None]]:
+    """Yield the boxes of a run where something waits, with the run if its folder is there.
+
+    A node writes to the one beside the addresses where the run folder is away.
+    """
+    if os.path.lexists(folder.alert_spool) and (run := own_or_none(folder)) is not None:
+        yield Box(run.path / "alerts", run.id, _HeldDisk(run.held)), run
+    beside = secrets.of_run(folder.id, os.environ)
+    if os.path.lexists(beside / BESIDE_ADDRESSES):
+        try:
+            held = hold(beside, "the folder of the addresses", todo="")
+        except UserError:
+            return
+        yield Box(beside / BESIDE_ADDRESSES, folder.id, _HeldDisk(held)), None
+
+
+def _post(run_id: str, message: Message, seconds: float) -> Sent:
+    url = secrets.address(run_id, message.target, os.environ)
+    if url is None:
+        return Sent(post.WAITS, why=f"the address is not in {secrets.of_run(run_id, os.environ) / message.target}")
+    return post.once(message, url, seconds, secrets=secret_parts([url]))

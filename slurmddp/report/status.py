@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from slurmddp.alerts.secrets import waiting
 from slurmddp.doctor.rules import known_cause
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.records.metrics import Metrics
@@ -42,7 +44,7 @@ class RunStatus:
     """One run: its verdict, the scheduler's job, and the newest line of its metrics.
 
     facts, view: what the verdict was found from; view is None where the scheduler does not know the job.
-    excluded: nodes that the run does without, each with the reason; undelivered: alerts that wait in the run folder.
+    excluded: nodes that the run does without, each with the reason; undelivered: alerts that wait on a disk.
     shared: the files of its working directory that another run wrote, too.
     """
 
@@ -163,9 +165,9 @@ def refreshed(found: RunStatus) -> RunStatus:
 
 
 def _undelivered(folder: RunFolder) -> int:
-    """Alerts that could not be sent yet, each an entry of the spool."""
+    """Alerts that could not be sent yet, without those that are being sent."""
     try:
-        return sum(not path.name.startswith(".") for path in folder.alert_spool.iterdir())
+        return sum(not path.name.startswith(".") for path in waiting(folder, os.environ))
     except OSError:
         return 0
 

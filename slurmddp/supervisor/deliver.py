@@ -20,7 +20,7 @@ from slurmddp.records.alert import Alert, Message
 from slurmddp.supervisor import compose, post
 from slurmddp.supervisor.compose import Composed
 from slurmddp.supervisor.post import Sent
-from slurmddp.supervisor.spool import Box
+from slurmddp.supervisor.spool import BESIDE_ADDRESSES, Box
 
 #: Bytes of a payload, and of the variables of environment_from.
 _LARGEST = 2**20
@@ -150,7 +150,7 @@ class Sender:
         def send(message: Message, left: float) -> Optional[Sent]:
             leave, proxy = ways.get(message.target, ("login", ""))
             url = targets.addresses.get(message.target)
-            return None if leave == "login" or url is None else post.post(message, url, left, proxy, targets.secrets)
+            return None if leave == "login" or url is None else post.once(message, url, left, proxy, targets.secrets)
 
         (run, shared), *others = self._boxes()
         try:
@@ -227,7 +227,7 @@ class Sender:
         """Yield the run's boxes, each with the folder that may be away. make: make the folder on the node's disk."""
         settings = self.settings
         yield settings.run, Box(Path(settings.run, "alerts"), settings.run_id)
-        yield settings.secrets, Box(Path(settings.secrets, ".alerts"), settings.run_id)
+        yield settings.secrets, Box(Path(settings.secrets, BESIDE_ADDRESSES), settings.run_id)
         try:
             if make:
                 os.makedirs(settings.disk, mode=0o700, exist_ok=True)

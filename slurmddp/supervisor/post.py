@@ -39,12 +39,10 @@ def deliver(
     rest: Callable[[float], None] = time.sleep,
 ) -> Sent:
     """Try until the message has arrived, is refused, or the time is over."""
-    if not may_be_sent_to(url, insecure=message.insecure):
-        return Sent(REFUSED, why="its address is not https")
     end, delay, tries, sent = time.monotonic() + seconds, 1, 0, Sent(WAITS, why="no time left")
     while time.monotonic() < end:
         tries += 1
-        sent = post(message, url, end - time.monotonic(), proxy, secrets)._replace(tries=tries)
+        sent = once(message, url, end - time.monotonic(), proxy, secrets)._replace(tries=tries)
         pause = delay if sent.pause is None else sent.pause
         # A redirect names another server, which must not get the message.
         if sent.outcome != WAITS or sent.status.startswith("3") or time.monotonic() + pause >= end:
@@ -54,8 +52,10 @@ def deliver(
     return sent
 
 
-def post(message: Message, url: str, seconds: float, proxy: str = "", secrets: Sequence[str] = ()) -> Sent:
+def once(message: Message, url: str, seconds: float, proxy: str = "", secrets: Sequence[str] = ()) -> Sent:
     """Try once. No command line has the address: curl reads it, and the message, from its standard input."""
+    if not may_be_sent_to(url, insecure=message.insecure):
+        return Sent(REFUSED, why="its address is not https")
     values = [("url", url), *([("proxy", proxy)] if proxy else []), *(("header", each) for each in message.headers)]
     texts = [(word, value.encode("utf-8")) for word, value in values] + [("data-raw", message.body)]
     config = b"".join(b'%s = "%s"\n' % (word.encode(), _quoted(value)) for word, value in texts)

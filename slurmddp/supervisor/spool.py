@@ -10,11 +10,13 @@ import re
 import stat
 import time
 from pathlib import Path
-from typing import Callable, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Callable, List, Optional, Tuple
 
 from slurmddp.records.alert import Message, read_message
 from slurmddp.supervisor.post import ARRIVED, REFUSED, Sent
 
+#: The name of the box beside a run's addresses.
+BESIDE_ADDRESSES = ".alerts"
 HEAD, BODY = "head", "body"
 #: Bytes of a message; the largest that a target accepts has some kB.
 LARGEST = 2**20
@@ -69,14 +71,6 @@ class Disk:
 def is_part_of_message(name: str) -> bool:
     """Return whether a file of this name is ours."""
     return name in (HEAD, BODY) or name.startswith((f"{HEAD}.part", f"{BODY}.part"))
-
-
-class Delivered(NamedTuple):
-    """Messages that have gone out now, and those that still wait; why: what the last failure was, "" without one."""
-
-    sent: int = 0
-    left: int = 0
-    why: str = ""
 
 
 class Box:
@@ -211,11 +205,3 @@ class Box:
             return self._disk.read(path, 2**20).decode("utf-8", "replace").split("\n")
         except FileNotFoundError:
             return []
-
-
-def total(done: Iterable[Tuple[Message, Sent]]) -> Delivered:
-    """Return a summary of what was tried."""
-    done = list(done)
-    failed = [(message, sent) for message, sent in done if sent.outcome != ARRIVED]
-    why = f"{failed[-1][0].target}: {failed[-1][1].why}" if failed else ""
-    return Delivered(len(done) - len(failed), len(failed), why)

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from slurmddp.errors import UserError
 from slurmddp.images.registry.reference import DOCKER_HUB, Reference, canonical_registry
-from slurmddp.shared import hosts
+from slurmddp.records import address
 
 # Docker Hub's registry answers under another name than its images have.
 _API_HOSTS = {DOCKER_HUB: "registry-1.docker.io"}
@@ -148,7 +148,7 @@ def parse_proxy(text: str, where: str) -> Proxy:
 def is_loopback(host: str) -> bool:
     """Return whether this host (with or without a port) is this machine itself."""
     name = _hostname(host)
-    return name.endswith(".localhost") or hosts.is_loopback(name)
+    return name.endswith(".localhost") or address.is_loopback(name)
 
 
 def _hostname(host: str) -> str:

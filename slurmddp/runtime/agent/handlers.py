@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from slurmddp.records.address import is_loopback
 from slurmddp.runtime.agent import stores
 from slurmddp.runtime.agent.signed import SignedBackend, SignedStore
 from slurmddp.runtime.environment import START
@@ -31,7 +32,6 @@ from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.signing import Key
 from slurmddp.runtime.torch_private import STORE
-from slurmddp.shared.hosts import is_loopback
 
 C10D, STATIC = "slurmddp-c10d", "slurmddp-static"
 _RANKS_STORE = "slurmddp/ranks_store"

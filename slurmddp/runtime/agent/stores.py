@@ -8,8 +8,8 @@ from functools import partial
 
 from torch.distributed import TCPStore
 
+from slurmddp.records.address import is_loopback
 from slurmddp.runtime.errors import UserError
-from slurmddp.shared.hosts import is_loopback
 
 LOOPBACK = "127.0.0.1"
 _ANY = "0.0.0.0"

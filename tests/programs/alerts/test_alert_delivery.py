@@ -190,7 +190,9 @@ def test_a_users_own_curlrc_changes_nothing(one: Alerts) -> None:
 def family(pid: int) -> list[int]:
     """A process and all that came from it: other tests, which may run at the same time, have the same address."""
     try:
-        children = [each for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()]
+        children = [
+            each for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()
+        ]
     except OSError:
         return []
     return [pid, *(each for child in children for each in family(int(child)))]

@@ -2,8 +2,7 @@
 
 import pytest
 
-from slurmddp.alerts.secrets import may_be_sent_to
-from slurmddp.shared.hosts import is_loopback
+from slurmddp.records.address import is_loopback, may_be_sent_to
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1", "[::1]"])
