@@ -95,10 +95,8 @@ def _run(command: List[str], config: bytes, seconds: float) -> Tuple[bytes, byte
     """Run curl: the end of its output, and the start of its errors. Raises OSError."""
     end = time.monotonic() + seconds
     kept: Dict[str, bytes] = {"answer": b"", "error": b""}
-    with (
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child,
-        selectors.DefaultSelector() as ready,
-    ):
+    ready = selectors.DefaultSelector()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdin and child.stdout and child.stderr
         try:
             child.stdin.write(config)
@@ -115,4 +113,5 @@ def _run(command: List[str], config: bytes, seconds: float) -> Tuple[bytes, byte
                     ready.unregister(key.fileobj)
             kept = {"answer": kept["answer"][-_ANSWER:], "error": kept["error"][:_ERROR]}
         child.kill()
+    ready.close()
     return kept["answer"], kept["error"]
