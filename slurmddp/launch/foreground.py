@@ -68,10 +68,11 @@ def _where(prepared: Prepared, outer: str | None) -> str:
     """Return on what the job runs: the nodes of this shell's Slurm job, or this machine."""
     plan = prepared.plan
     gpus, ranks = plan.layout.gpus_per_node, plan.nodes.ranks_per_node
-    each = f", {ranks} ranks" if ranks else ""
-    each += f" on {gpus} GPUs" if gpus else " on the cores"
+    each = f", {ranks} rank{'s' * (ranks > 1)}" if ranks else ""
+    each += f" on {gpus} GPU{'s' * (gpus > 1)}" if gpus else " on the cores"
     if plan.scheduler == "slurm":
-        return f"uses    the allocation of Slurm job {outer}: {plan.nodes.max} nodes{each} per node"
+        count = plan.nodes.max
+        return f"uses    the allocation of Slurm job {outer}: {count} node{'s' * (count > 1)}{each} per node"
     beside = f"; Slurm job {outer}, in which this shell is, has nodes that it does not use" if outer else ""
     return f"uses    this machine{each}{beside}"
 

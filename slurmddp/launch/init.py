@@ -15,6 +15,7 @@ from slurmddp.errors import UserError
 from slurmddp.launch.new_file import write_new
 from slurmddp.launch.prepare import job_name
 from slurmddp.launch.schemas import schema_file, schema_path
+from slurmddp.launch.this_machine import count_gpus
 from slurmddp.render.engine import render
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.sites.select import select
@@ -50,6 +51,7 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
     known = layer.tree.get("resources") or {}
     container = layer.tree.get("container") or {}
     asks = [key.removeprefix("resources.") for key in profile.required if key.startswith("resources.")]
+    here = profile.scheduler == "local" and count_gpus(os.environ) > 0
     text = render(
         "job.yaml.j2",
         name=job_name(path),
@@ -62,8 +64,8 @@ def write_job_file(path: Path, site: str | None, task: str | None, script: str |
         standard_library=unexpand(sysconfig.get_path("stdlib")),
         asks=[key for key in asks if key not in known],
         recipe={"nvidia": "ngc-pytorch", "none": "cpu-debian"}.get(profile.gpu_vendor),
-        has_gpus=profile.gpu_vendor != "none",
-        knows_gpus=_knows_gpus(profile) or "gpus_per_node" in known,
+        has_gpus=here or profile.gpu_vendor != "none",
+        knows_gpus=here or _knows_gpus(profile) or "gpus_per_node" in known,
         knows_partitions=bool(profile.partitions),
         in_container=container.get("runtime", "apptainer") != "none",
         site_image=container.get("image"),

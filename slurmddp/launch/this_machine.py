@@ -20,15 +20,19 @@ _PATIENCE = 15
 def with_gpus(resolved: Resolved, environment: Mapping[str, str]) -> Resolved:
     """Return the job with the GPUs of this machine, if its site is this machine and says nothing of GPUs.
 
-    Each rank gets a GPU. With more ranks than GPUs, and no GPUs asked for, the ranks use the cores.
+    Each rank gets a GPU. With more ranks than GPUs, and no GPUs asked for, the ranks use the cores: they see no GPU.
     """
     site, wanted = resolved.site, resolved.job.resources
-    if site.scheduler != "local" or site.gpu_vendor != "none" or wanted.gpus_per_node == 0:
+    if site.scheduler != "local" or site.gpu_vendor != "none":
         return resolved
+    if wanted.gpus_per_node == 0:
+        return _on_the_cores(resolved)
     count = count_gpus(environment)
     ranks = wanted.ranks_per_node if isinstance(wanted.ranks_per_node, int) else None
-    if not count or (wanted.gpus_per_node is None and (ranks or 0) > count):
+    if not count:
         return resolved
+    if wanted.gpus_per_node is None and (ranks or 0) > count:
+        return _on_the_cores(resolved)
     known = {"": Partition.model_construct(gpus_per_node=count)}
     if wanted.gpus_per_node is None:
         wanted = wanted.model_copy(update={"gpus_per_node": ranks or count})
@@ -36,6 +40,12 @@ def with_gpus(resolved: Resolved, environment: Mapping[str, str]) -> Resolved:
         site=site.model_copy(update={"gpu_vendor": "nvidia", "gpu_request": "none", "partitions": known}),
         job=resolved.job.model_copy(update={"resources": wanted}),
     )
+
+
+def _on_the_cores(resolved: Resolved) -> Resolved:
+    """Return the job with the GPUs hidden from its ranks, which would take them where they see them."""
+    environment = {"CUDA_VISIBLE_DEVICES": "", **resolved.job.environment}
+    return resolved._replace(job=resolved.job.model_copy(update={"environment": environment}))
 
 
 def count_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> int:

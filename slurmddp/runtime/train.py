@@ -1,7 +1,10 @@
 """The bundled entrypoint, started by torchrun on every rank: python -m slurmddp.runtime.train RUN_DIR."""
 
 import os
+import signal
 import sys
+import threading
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -18,6 +21,8 @@ from slurmddp.shared.run_folder import RunFolder
 
 #: What the same ranks would meet again, however often they started: of no use to repeat.
 FINAL = (UserError, NotFiniteError)
+#: Seconds that a rank which does not speak waits for the one that does, at most.
+SPEAKER_PATIENCE = 10
 
 
 def main(arguments: list[str]) -> None:
@@ -76,6 +81,8 @@ def fail(
             _report(error, env)
             if events is not None:
                 events.write("error", kind=type(error).__name__, message=str(error) or repr(error))
+        else:
+            _wait_for_the_speaker()
         if not (folder and env and isinstance(error, FINAL)):
             usererrors.note(error, root=folder.path if folder else None)
         elif env.rank == 0 or not error.shared:
@@ -102,6 +109,15 @@ def _speaks(error: BaseException, env: environment.Environment | None) -> bool:
     if isinstance(error, UserError):
         return env.local_rank == 0
     return True
+
+
+def _wait_for_the_speaker() -> None:
+    """Leave the rank that speaks the time to do so: torchrun ends it, unheard, once another one has exited."""
+    end_workers()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)  # torchrun's, once the other has spoken
+    time.sleep(SPEAKER_PATIENCE)
 
 
 def _report(error: BaseException, env: environment.Environment | None) -> None:

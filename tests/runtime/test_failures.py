@@ -111,3 +111,27 @@ def test_ranks_that_are_killed_at_the_same_step_again_and_again(tmp_path: Path) 
     assert (marker["state"], marker["restart"]) == ("no progress", False)
     assert len(run.events("rank_started")) == 3
     assert (run.root / "ranks").read_text() == "here\nhere\n"
+
+
+def test_a_rank_that_says_nothing_leaves_the_one_that_speaks_time(tmp_path: Path) -> None:
+    """Rank 0 comes to a user's mistake after the others: torchrun would end it as soon as one of them is gone."""
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from slurmddp.runtime import environment, train\n"
+        "from slurmddp.runtime.errors import UserError\n"
+        "from slurmddp.runtime.journal import Events\n"
+        "env = environment.read()\n"
+        "time.sleep(3 * (env.rank == 0))\n"
+        "events = Events(Path(sys.argv[1]), attempt=0, node=env.node, rank=env.rank)\n"
+        "train.fail(UserError('there is one GPU for 2 ranks'), env, events)\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    command += [str(tmp_path / "events.jsonl")]
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT), "SLURMDDP_ATTEMPT": "0"}, timeout=PATIENCE
+    )
+    assert ended.returncode != 0
+    (event,) = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert (event["event"], event["rank"], event["message"]) == ("error", 0, "there is one GPU for 2 ranks")
