@@ -93,7 +93,7 @@ class Run:
             state=found.state.state,
             detail=found.state.detail,
             going=found.state.going,
-            cause=found.cause,
+            cause=found.cause and found.cause.line_with_log(),
             job_id=found.job_id,
             step=found.progress.step,
             steps=found.progress.steps,

@@ -171,11 +171,12 @@ class Desk:
 
 
 def make_code(run: Path) -> None:
-    """What the scripts of a run folder need of its code/: the runtime's folder, and the shell functions."""
+    """What the scripts of a run folder need of its code/: the runtime's folder, shell functions, rules for causes."""
     code = run / "code" / "slurmddp"
     (code / "runtime").mkdir(parents=True, exist_ok=True)
-    if not (code / "shell").exists():
-        (code / "shell").symlink_to(SHELL)
+    for name in ("shell", "causes"):
+        if not (code / name).exists():
+            (code / name).symlink_to(ROOT / "slurmddp" / name)
 
 
 def shape(plan: Plan) -> tuple[int | None, ...]:

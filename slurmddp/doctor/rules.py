@@ -1,4 +1,4 @@
-"""The causes that doctor knows: the second part of slurmddp/shell/cause.rules. Its head says what the keys mean."""
+"""The causes that doctor knows: the second part of causes/cause.rules. Its head says what the keys mean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from slurmddp.runs.cause_rules import RULES, split_rules
+from slurmddp.causes.rules import RULES, split_rules
 
 #: How sure a pattern makes us, the surest first.
 SURE = ("certain", "likely", "hint", "note")

@@ -15,7 +15,7 @@ from slurmddp.errors import UserError
 from slurmddp.records import json_lines
 from slurmddp.records.json_lines import LONGEST
 from slurmddp.records.values import whole
-from slurmddp.runs.cause import failing_attempt, hang_line, killed_line
+from slurmddp.runs.cause import failing_attempt, hang_of, killed_of
 from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
@@ -155,8 +155,8 @@ def start_notes(folder: RunFolder) -> Iterator[str]:
 def survived_failures(folder: RunFolder) -> Iterator[str]:
     """Yield what a run that is done survived: one line for each rank that a signal ended."""
     for _, event in _records(folder):
-        if event.get("event") == "rank_exited" and (killed := killed_line(event)):
-            yield f"{killed[:_LONGEST]}; the ranks started again"
+        if event.get("event") == "rank_exited" and (killed := killed_of(event)):
+            yield f"{killed.line()[:_LONGEST]}; the ranks started again"
 
 
 def diagnose_run(folder: RunFolder) -> Diagnosis:
@@ -228,15 +228,15 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
         elif kind in ("hang", "hang_reported") and (kind == "hang" or number == newest):
             first, where = _first(event.get("ranks")), _first(event.get("nodes"))
             node = where[:_LONGEST] if isinstance(where, str) else None
-            found.fact(name, number, hang_line(event)[:_LONGEST], rank=whole(first), node=node, otherwise="hang")
+            found.fact(name, number, hang_of(event).line()[:_LONGEST], rank=whole(first), node=node, otherwise="hang")
             if number == newest and attempt is not None:
                 for path in _dumps(folder, attempt):
                     _dump(found, path, folder)
-        elif kind == "rank_exited" and (killed := killed_line(event)):
+        elif kind == "rank_exited" and (killed := killed_of(event)):
             if number < survived:
-                found.notes.append(f"{killed[:_LONGEST]}; the ranks started again")
+                found.notes.append(f"{killed.line()[:_LONGEST]}; the ranks started again")
             else:
-                text = f"terminated with signal {_text(event, 'signal')}: {killed}"[:_LONGEST]
+                text = f"terminated with signal {_text(event, 'signal')}: {killed.line()}"[:_LONGEST]
                 found.fact(name, number, text, rank=rank, node=node, otherwise="exit-code")
                 first_exit = first_exit or found.hits[-1].cause.id
         elif kind == "node_excluded":

@@ -81,5 +81,5 @@ def _tell_cause(folder: RunFolder, say: Callable[[str], None]) -> None:
     """Print why the run failed, and which command shows more, after torchrun's long traceback."""
     cause = find_cause(folder, evidence(folder).attempt)
     if cause is not None:
-        say(f"failed: {one_line(cause)}")
+        say(f"failed: {one_line(cause.line_with_log())}")
     say(f"more: slurmddp status {folder.id}")

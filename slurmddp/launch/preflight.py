@@ -76,7 +76,8 @@ class Preflight:
         passed = state.state == "done"
         cause = None if passed else find_cause(self.folder, facts.attempt)
         network = measured[-1] if measured else {"text": f"not measured: {unmeasured(self._plan, passed=passed)}"}
-        return Checked(passed, state.line, cause, lines, dict(facts.excluded), network)
+        told = cause and cause.line_with_log()
+        return Checked(passed, state.line, told, lines, dict(facts.excluded), network)
 
 
 def unmeasured(plan: Plan, *, passed: bool) -> str:

@@ -35,7 +35,7 @@ class Cause(NamedTuple):
     def line(self) -> str:
         """Return one line for people, such as `rank 3 on node2: ValueError: boom`."""
         if self.rank is None:
-            return f"{self.node}: {self.text}" if self.node and self.node not in self.text else self.text
+            return f"{self.node}: {self.text}" if self.node else self.text
         return f"rank {self.rank}{self.node and f' on {self.node}'}: {self.text}"
 
     def line_with_log(self) -> str:

@@ -98,7 +98,7 @@ def _summary(run: Facts) -> dict[str, str | None]:
     ranks = whole(run.newest("started").get("world"))
     return {
         "State": found.state.line,
-        "Cause": found.cause,
+        "Cause": found.cause and found.cause.line_with_log(),
         "Step": steps_text(progress.step, progress.steps),
         "Loss": None if progress.loss is None else figure(progress.loss),
         "Validation loss": None if validated is None else figure(validated),

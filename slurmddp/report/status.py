@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from slurmddp.alerts.secrets import waiting
 from slurmddp.doctor.rules import known_cause
 from slurmddp.errors import ExternalError, UserError
+from slurmddp.records.cause import Cause
 from slurmddp.records.metrics import Metrics
 from slurmddp.report.progress import Progress, find_progress, progress_lines, waits_text
 from slurmddp.runs import state
-from slurmddp.runs.cause import failing_attempt, find_cause, hang_line, killed_line
+from slurmddp.runs.cause import failing_attempt, find_cause, hang_of, killed_of
 from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.metrics import tail
@@ -54,7 +55,7 @@ class RunStatus:
     view: JobView | None
     metrics: Metrics | None
     notes: tuple[str, ...]
-    cause: str | None = None
+    cause: Cause | None = None
     excluded: Mapping[str, str] = field(default_factory=dict)
     undelivered: int = 0
     progress: Progress = field(default_factory=Progress)
@@ -74,7 +75,7 @@ class RunStatus:
     @property
     def faults(self) -> list[Mapping[str, Any]]:
         """Return the events of ranks that a signal ended, oldest first."""
-        return [event for event in self.facts.events if event.get("event") == "rank_exited" and killed_line(event)]
+        return [event for event in self.facts.events if event.get("event") == "rank_exited" and killed_of(event)]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -99,7 +100,7 @@ class RunStatus:
             "job_id": self.job_id,
             "state": self.state.state,
             "detail": self.state.detail,
-            "cause": self.cause,
+            "cause": self.cause and self.cause.line_with_log(),
             "attempt": self.attempt,
             "step": self.progress.step,
             **self.progress.as_dict(),
@@ -147,7 +148,7 @@ def status_of(
     )
 
 
-def _cause(folder: RunFolder, facts: Evidence, verdict: state.RunState, progress: Progress) -> str | None:
+def _cause(folder: RunFolder, facts: Evidence, verdict: state.RunState, progress: Progress) -> Cause | None:
     """Why a run failed; of one whose ranks start again and again without a step, the newest error."""
     if verdict.state == "failed":
         return find_cause(folder, facts.attempt)
@@ -192,9 +193,10 @@ def status_lines(
     state = styled_state(found.state.state)
     lines = [f"run      {one_line(found.folder.id)}", "state    " + state + one_line(told.removeprefix(state))]
     # The breaker's sentence is the state's detail already.
-    if found.cause and found.cause != found.state.detail:
-        lines.append(f"cause    {one_line(found.cause.removesuffix(f'; {found.state.detail}'))}")
-    if found.cause and (known := known_cause(found.cause)):
+    cause = found.cause.line_with_log() if found.cause else ""
+    if cause and cause != found.state.detail:
+        lines.append(f"cause    {one_line(cause.removesuffix(f'; {found.state.detail}'))}")
+    if cause and (known := known_cause(cause)):
         lines.append(one_line(f"doctor   {known.title}: slurmddp doctor {found.folder.id}"))
     if found.state.state == "pending" or found.progress.reason:
         lines.append(f"waits    {waits_text(found.progress.reason, found.progress.starts)}")
@@ -209,12 +211,14 @@ def status_lines(
     if gpus:
         lines.append(f"gpus     {gpus}")
     if found.hang and found.state.going:
-        lines.append(one_line(f"hang     {hang_line(found.hang)}; stacks in {found.hang.get('stacks', 'the logs')}"))
+        lines.append(
+            one_line(f"hang     {hang_of(found.hang).line()}; stacks in {found.hang.get('stacks', 'the logs')}")
+        )
     if recovered:
         lines.append(f"recovered {recovered}")
-    if found.faults and (fault := killed_line(found.faults[-1])) and fault != found.cause:
+    if found.faults and (fault := killed_of(found.faults[-1])) and fault.line() != cause:
         before = f" (and {len(found.faults) - 1} before)" if len(found.faults) > 1 else ""
-        lines.append(one_line(f"fault    {fault}{before}"))
+        lines.append(one_line(f"fault    {fault.line()}{before}"))
     for node, reason in found.excluded.items():
         lines.append(one_line(f"without  {node}" + (f": {reason}" if reason else "")))
     lines += [styled("warning", "warn") + one_line(f"  {warning}") for warning in found.warnings]

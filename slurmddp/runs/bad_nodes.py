@@ -73,9 +73,8 @@ def blamed(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, floa
     Not for what the user has to correct, nor where the preflight found more than half of its nodes bad: then something
     else is at fault. After each preflight, job.sh writes the nodes that it excluded, then the event `preflight`.
     """
-    from slurmddp.runs.cause_rules import rules  # here: a dry run asks which nodes are bad, not why
+    from slurmddp.causes.rules import is_user_error  # here: a dry run asks which nodes are bad, not why
 
-    user_error = [rule for rule in rules().rules if rule.kind == "user"]
     found: list[tuple[str, str, float]] = []
     for event in events:
         when, name = event.get("time"), event.get("event")
@@ -89,7 +88,7 @@ def blamed(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, floa
         elif name == "node_excluded":
             reason = str(event.get("reason") or "")
             text = reason.removeprefix(_PREFLIGHT)
-            if _EITHER in text or any(rule.has("match", text.encode()) for rule in user_error):
+            if _EITHER in text or is_user_error(text):
                 continue
             told = (str(event.get("excluded")), reason, float(when))
             if reason == text:

@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-from slurmddp.runs.cause_rules import Cause, cause_in_logs, rules
+from slurmddp.causes import events as told
+from slurmddp.causes.find import find
+from slurmddp.records.cause import NODE, Cause
+from slurmddp.records.values import number, whole
 from slurmddp.runs.events import read_lines
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
-from slurmddp.shared.files import read_plain
+from slurmddp.shared.files import open_plain, read_plain
 
 #: Bytes of a file of the preflight, and characters of a message that are shown.
 _BYTES = 1_000_000
 _LINE = 2000
-#: Signals with which torchrun, Slurm and process groups end ranks after another failure.
-_CLEANUP = frozenset({"SIGTERM", "SIGINT", "SIGABRT"})
 
 
-class _Event(NamedTuple):
-    """What an event says, as one line. cascade: it may follow from another rank's failure."""
-
-    line: str
-    cascade: bool
-
-
-def find_cause(folder: RunFolder, attempt: int | None) -> str | None:
-    """Return one line that names rank, node, error and log; None if nobody wrote one.
+def find_cause(folder: RunFolder, attempt: int | None) -> Cause | None:
+    """Return why an attempt failed; None if nobody wrote it.
 
     What job.sh found at the end of the attempt comes first: it saw the nodes as well. Then come the events, which the
     bundled entrypoint writes, then the logs. What ranks see after another rank failed counts only where nothing else
-    is found. `best_cause` of slurmddp/shell/cause.sh decides the same way.
+    is found.
     """
-    if told := _of_script(folder, attempt):
-        return told
-    events = _of_events(folder, attempt)
-    root = next((event.line for event in events if not event.cascade), None)
-    if root is not None:
-        return root
-    if found := _of_logs(folder, attempt, better_than_cascade=bool(events)):
-        return found.line
-    return events[0].line if events else None
+    return _of_script(folder, attempt) or _of_logs(folder, attempt, _of_events(folder, attempt))
 
 
 def failing_attempt(folder: RunFolder, attempt: int) -> int:
@@ -49,34 +36,26 @@ def failing_attempt(folder: RunFolder, attempt: int) -> int:
     return attempt - waits
 
 
-def _of_script(folder: RunFolder, attempt: int | None) -> str | None:
+def _of_script(folder: RunFolder, attempt: int | None) -> Cause | None:
     """The cause in the newest attempt_ended, else what the check of the nodes before the start found."""
-    told: Mapping[str, Any] = {}
+    ended: Mapping[str, Any] = {}
     bad: dict[str, str] = {}
     for event in read_lines(folder.events, folder.path).records:
         if event.get("attempt") != attempt:
             continue
         if event.get("event") == "attempt_ended":
-            told = event
+            ended = event
         elif event.get("event") == "node_excluded":
             bad[str(event.get("excluded"))] = str(event.get("reason") or "")
-    cause = _first_line(str(told.get("cause") or "").strip())
-    if told and cause and not cause.startswith("unknown"):
-        return _named(cause, told.get("rank"), told.get("node"))
-    return None if told or attempt is None else _of_preflight(folder, attempt, bad)
+    text = _first_line(str(ended.get("cause") or "").strip())
+    if ended and text and not text.startswith("unknown"):
+        if text.startswith("rank "):  # a marker's, which names them itself
+            return Cause(text)
+        return Cause(text, whole(ended.get("rank")), str(ended.get("node") or ""))
+    return None if ended or attempt is None else _of_preflight(folder, attempt, bad)
 
 
-def _named(cause: str, rank: Any, node: Any) -> str:
-    """`rank 3 on node2: ...`; the node of the event is the cause's, empty if nobody knows it."""
-    where = str(node or "")
-    if cause.startswith("rank "):
-        return cause
-    if isinstance(rank, int):
-        return f"rank {rank} on {where}: {cause}" if where else f"rank {rank}: {cause}"
-    return f"{where}: {cause}" if where and where not in cause else cause
-
-
-def _of_preflight(run: RunFolder, attempt: int, excluded: Mapping[str, str]) -> str | None:
+def _of_preflight(run: RunFolder, attempt: int, excluded: Mapping[str, str]) -> Cause | None:
     """The first node that the check before the start found bad, and how many more there were.
 
     excluded: what the script wrote of nodes after the check.
@@ -101,47 +80,55 @@ def _of_preflight(run: RunFolder, attempt: int, excluded: Mapping[str, str]) -> 
         return None
     node, reason = next(iter(bad.items()))
     more = f" (and {len(bad) - 1} more: {folder})" if len(bad) > 1 else ""
-    return f"{node}: {reason}{more}"
+    return Cause(f"{reason}{more}", None, node, NODE)
 
 
-def _of_events(folder: RunFolder, attempt: int | None) -> list[_Event]:
+def _of_events(folder: RunFolder, attempt: int | None) -> Cause | None:
     """The newest start of the ranks first: what ended an earlier one, after which torchrun went on, ended no job."""
-    starts: list[list[_Event]] = [[]]
+    starts: list[list[Cause]] = [[]]
     for event in read_lines(folder.events, folder.path).records:
         if event.get("attempt") != attempt:
             continue
         if event.get("event") == "rank_started":
             starts.append([])
-        elif event.get("event") == "error":
-            kind = event.get("kind", "error")
-            message = str(event.get("message", "")).strip()
-            line = f"rank {event.get('rank', '?')} on {event.get('node', '?')}: {kind}: {_first_line(message)}"
-            starts[-1].append(_Event(line, rules().is_cascade(f"{kind}: {message}")))
-        elif event.get("event") in ("hang", "hang_reported"):
-            starts[-1].append(_Event(hang_line(event), False))
         elif event.get("event") == "hang_over":
             starts[-1] = starts[-1][:-1]
-        elif event.get("event") == "rank_exited":
-            killed = killed_line(event)
-            starts[-1].append(_Event(killed or _exit_line(event), killed is None))
-    return next((found for found in reversed(starts) if found), [])
+        elif found := _of_event(event):
+            starts[-1].append(found)
+    newest = next((found for found in reversed(starts) if found), [])
+    return next((cause for cause in newest if not cause.weak), newest[0] if newest else None)
 
 
-def killed_line(event: Mapping[str, Any]) -> str | None:
-    """Return `rank 3 on node2: killed by SIGKILL (out of memory?)` for a rank_exited.
+def _of_event(event: Mapping[str, Any]) -> Cause | None:
+    rank, node, when = whole(event.get("rank")), str(event.get("node") or ""), number(event.get("time"))
+    if event.get("event") == "error":
+        found = told.raised(rank, node, str(event.get("kind", "error")), str(event.get("message", "")), when)
+        more = "\n" in str(event.get("message", "")).strip()
+        return found._replace(text=f"{found.text[:_LINE]} (more in events.jsonl)") if more else found
+    if event.get("event") in ("hang", "hang_reported"):
+        return hang_of(event)
+    if event.get("event") == "rank_exited":
+        return told.exited(rank, node, _signal(event), whole(event.get("exit_code")), when)
+    return None
 
-    None for signals of a cleanup, and where no signal ended the rank: its log then has the error.
-    """
-    signal = str(event.get("signal") or "")
-    if not signal or signal in _CLEANUP:
-        return None
-    named = next((name for name in rules().signals.values() if name.split(" ")[0] == signal), signal)
-    return f"rank {event.get('rank', '?')} on {event.get('node', '?')}: killed by {named}"
+
+def killed_of(event: Mapping[str, Any]) -> Cause | None:
+    """Return what the signal of a rank_exited says; None for signals of a cleanup, and where no signal ended it."""
+    node, when = str(event.get("node") or ""), number(event.get("time"))
+    return told.killed(whole(event.get("rank")), node, _signal(event), when)
 
 
-def _exit_line(event: Mapping[str, Any]) -> str:
-    how = f"ended by {event['signal']}" if event.get("signal") else f"exited with code {event.get('exit_code', '?')}"
-    return f"rank {event.get('rank', '?')} on {event.get('node', '?')}: {how}"
+def hang_of(event: Mapping[str, Any]) -> Cause:
+    """Return what a hang, or a hang_reported, says."""
+    ranks, nodes = event.get("ranks"), event.get("nodes")
+    both = list(zip(ranks, nodes, strict=False)) if isinstance(ranks, list) and isinstance(nodes, list) else []
+    where = f"{event.get('phase', '?')} at step {event.get('step', '?')}"
+    text = f"no progress in {where} for {event.get('waited', '?')} s"
+    return told.hung([rank for rank, _ in both], [str(node) for _, node in both], text, number(event.get("time")))
+
+
+def _signal(event: Mapping[str, Any]) -> str | None:
+    return str(event.get("signal") or "") or None
 
 
 def _first_line(message: str) -> str:
@@ -149,23 +136,12 @@ def _first_line(message: str) -> str:
     return f"{first.rstrip()} (more in events.jsonl)" if rest else first
 
 
-def hang_line(event: Mapping[str, Any]) -> str:
-    """Return the ranks that the others waited for; without any, a collective itself did not end."""
-    ranks, nodes = event.get("ranks"), event.get("nodes")
-    both = list(zip(ranks, nodes, strict=False)) if isinstance(ranks, list) and isinstance(nodes, list) else []
-    more = f" and {len(both) - 1} more" if len(both) > 1 else ""
-    who = f"rank {both[0][0]} on {both[0][1]}{more}" if both else "no rank is behind the others"
-    where = f"{event.get('phase', '?')} at step {event.get('step', '?')}"
-    return f"{who}: hang: no progress in {where} for {event.get('waited', '?')} s"
-
-
-def _of_logs(folder: RunFolder, attempt: int | None, *, better_than_cascade: bool) -> Cause | None:
-    """Return what the nodes' logs and srun's errors say. RUN/ranks: the node of each rank."""
-    logs = Follower(folder, attempt=attempt).node_logs()
-    if attempt is not None:
-        logs.append(folder.attempt_logs(attempt) / "srun.err")
+def _of_logs(folder: RunFolder, attempt: int | None, noted: Cause | None) -> Cause | None:
+    """Return what the nodes' logs and srun's errors say, if that is better. RUN/ranks: the node of each rank."""
+    logs = list(map(str, Follower(folder, attempt=attempt).node_logs()))
+    errors = None if attempt is None else str(folder.attempt_logs(attempt) / "srun.err")
     try:
         ranks = read_plain(folder.ranks, _BYTES, folder.path).decode("utf-8", errors="replace").split("\n")
     except OSError:
         ranks = []  # no start of the bundled entrypoint came so far
-    return cause_in_logs(logs, ranks, folder.path, better_than_cascade=better_than_cascade)
+    return find(logs, errors, ranks, noted, opener=lambda path: open_plain(Path(path), folder.path))

@@ -87,7 +87,7 @@ def _mode(source: os.stat_result, parent: Path) -> int:
 def copy_runtime(destination: Path, package: Path | None = None) -> None:
     """Copy what a run needs of the installed package to `destination` (code/slurmddp).
 
-    That is __init__.py, runtime/**/*.py, shared/**/*.py, records/**/*.py and `machinery`.
+    That is __init__.py, runtime/**/*.py, shared/**/*.py, records/**/*.py, causes/**/*.py and `machinery`.
 
     The nodes and job.sh run nothing of slurmddp but this copy.
 
@@ -102,14 +102,14 @@ def copy_runtime(destination: Path, package: Path | None = None) -> None:
 def machinery(package: Path | None = None) -> list[tuple[str, Path]]:
     """Return the shell functions of job.sh and node.sh, and their rules: (path relative to the package, file)."""
     package = package or _PACKAGE
-    found = (path for path in (package / "shell").rglob("*") if path.suffix in (".sh", ".rules"))
-    return [(str(path.relative_to(package)), path) for path in sorted(found)]
+    found = (*(package / "causes").glob("*.rules"), *sorted((package / "shell").rglob("*.sh")))
+    return [(str(path.relative_to(package)), path) for path in found]
 
 
 def _runtime(package: Path | None) -> list[tuple[str, Path]]:
     """Return what `copy_runtime` copies: (path relative to the package, file)."""
     package = package or _PACKAGE
-    folders = (sorted((package / name).rglob("*.py")) for name in ("runtime", "shared", "records"))
+    folders = (sorted((package / name).rglob("*.py")) for name in ("runtime", "shared", "records", "causes"))
     python = (package / "__init__.py", *chain.from_iterable(folders))
     return [*((str(path.relative_to(package)), path) for path in python), *machinery(package)]
 

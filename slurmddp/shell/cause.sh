@@ -14,13 +14,14 @@ alert_cause() {
   alert "$1" "$2" "`cause_text "$3"`" "$4" "$rank" "$node"
 }
 
-# The rules, which the login node's Python reads too. The head of the file says what they mean. The second part of the
-# file is for `slurmddp doctor`.
-cause_rules=`<"${BASH_SOURCE[0]%/*}/cause.rules"` || return
+# The rules, which slurmddp/causes reads too. The head of the file says what they mean. The second part of the file is
+# for `slurmddp doctor`.
+cause_rules=`<"${BASH_SOURCE[0]%/*}/../causes/cause.rules"` || return
 cause_rules=${cause_rules%%$'\n'"# ---- "*}
-# launch.mode srun: what srun says of a task is about a rank, not about an agent.
-[[ -z "${tasks_per_node:-}" ]] ||
-  cause_rules=${cause_rules/says the torchrun agent:/$'rank : tasks?[ ]\nsays srun\'s task:'}
+if [[ -n "${tasks_per_node:-}" ]]; then # launch.mode srun: of a key that is given twice, awk takes the last one
+  cause_rules=${cause_rules//$'\n'task /$'\n'rank }
+  cause_rules=${cause_rules//says_of_task/says}
+fi
 
 # Sets two patterns of texts, for =~. `consequence`: what ranks report after another rank has failed. `user_error`: what
 # node.sh and the preflight report if the user has to correct something; it would be the same on another node.
@@ -32,7 +33,7 @@ read_kinds() {
     case "$key $kind" in
       rule*) kind= ;;
       kind*) kind=$value ;;
-      "match cascade") consequence+="${consequence:+|}$value" ;;
+      "match consequence") consequence+="${consequence:+|}$value" ;;
       "match user") user_error+="${user_error:+|}$value" ;;
     esac
   done <<<"$cause_rules"
@@ -50,7 +51,7 @@ best_cause() {
 }
 
 # What the nodes' logs say, and srun of agents that were killed, by the rules. With NOTED, only what is better than the
-# cascade that was noted. RUN/ranks: the node of each rank. slurmddp/runs/cause_rules.py does the same: change both.
+# cascade that was noted. RUN/ranks: the node of each rank. slurmddp/causes/find.py does the same: change both.
 # Usage: cause_in_logs NOTED
 cause_in_logs() {
   local -x LC_ALL=C # Bytes, for each awk. Names in the order that Python sorts them in.
@@ -76,7 +77,7 @@ cause_in_logs() {
           sub(/^[0-9]+ /, "", value)
           signal[number] = value
         } else rule[count, key] = value
-        if (key == "match" && rule[count, "kind"] == "cascade") {
+        if (key == "match" && rule[count, "kind"] == "consequence") {
           cascade = cascade (cascade == "" ? "" : "|") value
           cascade_order = rule[count, "order"] + 0
         }
@@ -105,7 +106,8 @@ cause_in_logs() {
       if ((i, "text") in rule && match($0, rule[i, "text"])) text = substr($0, RSTART + RLENGTH)
       order = text ~ cascade ? cascade_order : rule[i, "order"] + 0
       stamp = $1 " " $2
-      if (order > best_order || order == best_order && !((i, "take") in rule && stamp > best_stamp)) return
+      if (order > best_order) return
+      if (order == best_order && (!((i, "take") in rule) || order == cascade_order || stamp <= best_stamp)) return
       if ((i, "number") in rule) text = number_behind(rule[i, "number"])
       if ((i, "signal") in rule) {
         text = number_behind(rule[i, "signal"])

@@ -73,8 +73,10 @@ class Job:
         (self.run / "logs").mkdir(parents=True)
         make_code(self.run)
         shell = self.run / "code" / "slurmddp" / "shell"
-        shell.unlink()
-        shutil.copytree(SHELL, shell)
+        for folder in (shell, shell.with_name("causes")):
+            original = folder.resolve()
+            folder.unlink()
+            shutil.copytree(original, folder)
         for name, text in (("job.sh", self.text), ("node.sh", self.node), (shell / "sweep.sh", SRUN)):
             (self.run / name).write_text(text)
 
@@ -178,7 +180,7 @@ def test_what_is_asked_to_stop_early_does_not_start_its_ranks(
     assert early >= (3 if site == "gpus" else 1)
 
 
-@pytest.mark.parametrize("gone", ["", "watch.sh", "cause.rules", "requeue/requeue.sh"])
+@pytest.mark.parametrize("gone", ["", "watch.sh", "../causes/cause.rules", "requeue/requeue.sh"])
 def test_a_run_folder_without_the_functions_fails_with_a_message_and_an_alert(job: Job, gone: str) -> None:
     """All of them, or one: a purge of the file system deletes what nobody has read for long."""
     job.begin()

@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.runs.cause import find_cause
+from slurmddp.runs import cause as module
 from slurmddp.runs.events import append_event
 from slurmddp.runs.layout import RunFolder
+
+
+def find_cause(folder: RunFolder, attempt: int) -> str | None:
+    """The cause as `status` shows it."""
+    found = module.find_cause(folder, attempt)
+    return found and found.line_with_log()
+
 
 TORCHRUN = """\
 [rank3]: Traceback (most recent call last):

@@ -402,20 +402,21 @@ def test_code_hash(project: Path) -> None:
 
 def test_runtime(tmp_path: Path) -> None:
     package = make(tmp_path / "slurmddp", "__init__.py", "errors.py", "cli/app.py", "runtime/__init__.py")
-    make(package, "shell/node.sh", "shell/cause.rules", "shell/requeue/chain.sh", "shell/README.md")
+    make(package, "shell/node.sh", "causes/cause.rules", "causes/find.py", "shell/requeue/chain.sh", "shell/README.md")
     make(package, "runtime/train.py", "runtime/tasks/lm.py", "runtime/__pycache__/train.pyc", "runtime/x.txt")
     make(package, "shared/__init__.py", "shared/checkpoint/layout.py", "records/metrics.py")
     copy_runtime(tmp_path / "code" / "slurmddp", package)
     copied = sorted(str(path.relative_to(tmp_path / "code")) for path in (tmp_path / "code").rglob("*.*"))
     assert copied == [
         "slurmddp/__init__.py",
+        "slurmddp/causes/cause.rules",
+        "slurmddp/causes/find.py",
         "slurmddp/records/metrics.py",
         "slurmddp/runtime/__init__.py",
         "slurmddp/runtime/tasks/lm.py",
         "slurmddp/runtime/train.py",
         "slurmddp/shared/__init__.py",
         "slurmddp/shared/checkpoint/layout.py",
-        "slurmddp/shell/cause.rules",
         "slurmddp/shell/node.sh",
         "slurmddp/shell/requeue/chain.sh",
     ]
@@ -428,18 +429,19 @@ def test_the_installed_runtime(tmp_path: Path) -> None:
     assert not (tmp_path / "slurmddp" / "errors.py").exists()
 
 
-def test_the_copied_records_import_under_the_oldest_python(tmp_path: Path) -> None:
+def test_what_the_batch_host_runs_imports_under_the_oldest_python(tmp_path: Path) -> None:
     """The batch host of RHEL 8 and SLES 15 has no newer one."""
     found = sorted(Path.home().glob(".pyenv/versions/3.6.*/bin/python3.6"))
     if not found:
         pytest.skip("no Python 3.6 below ~/.pyenv/versions")
     copy_runtime(tmp_path / "slurmddp")
     (tmp_path / "slurmddp/__init__.py").write_text("")
-    modules = sorted((tmp_path / "slurmddp/records").glob("*.py"))
-    names = [f"slurmddp.records.{path.stem}" for path in modules if path.stem != "__init__"]
+    folders = (tmp_path / "slurmddp" / name for name in ("records", "causes", "supervisor"))
+    modules = sorted(path for folder in folders for path in folder.rglob("[!_]*.py"))
+    names = [".".join(path.relative_to(tmp_path).with_suffix("").parts) for path in modules]
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfor name in {names!r}: __import__(name)\n"
     subprocess.run([found[0], "-I", "-S", "-B", "-c", code], check=True)
-    assert "slurmddp.records.metrics" in names
+    assert {"slurmddp.records.metrics", "slurmddp.causes.find"} <= set(names)
 
 
 def test_the_copied_shared_modules_import_with_the_standard_library_alone(tmp_path: Path) -> None:

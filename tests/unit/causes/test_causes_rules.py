@@ -15,8 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slurmddp.causes.find import find, node_logs
+from slurmddp.causes.rules import PATTERNS, RULES, Rule, rules, split_rules
+from slurmddp.records.cause import CONSEQUENCE, USER, Cause
 from slurmddp.runs.cause import find_cause
-from slurmddp.runs.cause_rules import PATTERNS, RULES, Rule, cause_in_logs, rules, split_rules
 from slurmddp.runs.layout import RunFolder
 from tests.helpers import SHELL
 from tests.programs.test_render_job import LOGS
@@ -35,6 +37,7 @@ class Attempt:
     """The logs of one attempt, judged by cause.sh with one awk, and by Python."""
 
     def __init__(self, root: Path, awk: str) -> None:
+        self.tasks = False
         self.run = root / "run"
         self.logs = self.run / "logs"
         self.logs.mkdir(parents=True)
@@ -56,6 +59,7 @@ class Attempt:
         """What job.sh finds: RANK NODE TEXT, "" for nothing."""
         lines = [f"source {SHELL}/messages.sh", f"source {SHELL}/cause.sh", "set -uo pipefail"]
         lines += [f"run={self.run} logs={self.logs}", f"cause_in_logs '{noted}'"]
+        lines[:0] = ["tasks_per_node=2"] * self.tasks
         done = subprocess.run(
             ["bash", "-c", "\n".join(lines)], env=self.environment, stdin=subprocess.DEVNULL, capture_output=True
         )
@@ -64,11 +68,11 @@ class Attempt:
 
     def by_python(self, noted: str = "") -> str:
         """The same by Python, with what `plain` of messages.sh leaves of it."""
-        logs = [path for path in sorted(self.logs.glob("*.log")) if not path.name.startswith("nccl.")]
         place = self.run / "ranks"
         ranks = place.read_text().splitlines() if place.exists() else []
-        found = cause_in_logs([*logs, self.logs / "srun.err"], ranks, self.run, better_than_cascade=bool(noted))
-        if found is None:
+        told = Cause(noted, kind=CONSEQUENCE) if noted else None
+        found = find(node_logs(str(self.logs)), str(self.logs / "srun.err"), ranks, told, tasks_are_ranks=self.tasks)
+        if found is None or found is told:
             return ""
         line = f"{'-' if found.rank is None else found.rank} {found.node} {found.text}"
         # What is no UTF-8 counts as a byte where the text is cut, and is dropped then.
@@ -242,7 +246,7 @@ def test_both_weigh_an_event_against_the_logs_the_same_way(tmp_path: Path, event
     lines += ['note "$(<"$run/events.jsonl")"', 'cause_text "$(best_cause "$noted")"']
     done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
     by_python = find_cause(folder, 0)
-    assert by_python is not None and re.sub(r" \((in|more in) [^()]*\)$", "", by_python) == done.stdout[:-1]
+    assert by_python is not None and re.sub(r" \(more in [^()]*\)$", "", by_python.line()) == done.stdout[:-1]
 
 
 #: Patterns that a line contains or does not: where their match ends does not matter.
@@ -253,8 +257,8 @@ BRACKET = re.compile(r"\[(\^?\]?[^\]]*)\]")
 @pytest.mark.parametrize("rule", KNOWN.rules, ids=[rule.name for rule in KNOWN.rules])
 def test_a_rule_stays_within_the_dialect_of_all_readers(rule: Rule) -> None:
     assert rule.finds and rule.examples and rule.source in ("log", "srun.err", "text")
-    assert (rule.source == "text") == ("kind" in rule.keys) and rule.kind in ("cascade", "user", "root")
-    keys = {"in", "kind", "order", "take", "says", "advice", *PATTERNS}
+    assert rule.source != "text" or rule.kind in (CONSEQUENCE, USER)
+    keys = {"in", "kind", "order", "take", "says", "says_of_task", *PATTERNS}
     assert set(rule.keys) <= keys, set(rule.keys) - keys
     for key in set(PATTERNS) & set(rule.keys):
         pattern = rule.keys[key]
@@ -280,10 +284,12 @@ def test_each_place_of_a_key_is_where_its_readers_expect_it() -> None:
         names = [line.split(" ")[0] for line in block.splitlines() if not line.startswith("#")]
         assert names[:1] in ([], ["rule"], ["signal_name"])
         assert "kind" not in names or names.index("kind") < names.index("match")
-    assert len({rule.order for rule in KNOWN.cascades}) == 1
+    assert len({rule.order for rule in KNOWN.consequences}) == 1
     orders = [rule.order for rule in KNOWN.rules if rule.source != "text"]
     assert all(orders.count(rule.order) == 1 for rule in KNOWN.rules if rule.newest)
-    assert not any("^" in rule.keys["match"] for rule in KNOWN.cascades), "cause.sh also matches them on whole lines"
+    assert not any("^" in rule.keys["match"] for rule in KNOWN.consequences), (
+        "cause.sh also matches them on whole lines"
+    )
 
 
 #: Every pattern, and whether it says where a value begins: then its end counts, too.
@@ -324,7 +330,7 @@ def test_each_pattern_matches_the_same_bytes_in_awk_and_in_python(attempt: Attem
     texts = [line.decode("latin-1") for line in file.read_bytes().split(b"\n")[:-1]]
     expected = []
     for text in texts:
-        for kind in ("cascade", "user"):
+        for kind in (CONSEQUENCE, USER):
             matches = [
                 re.search(rule.keys["match"], text)
                 for rule in KNOWN.rules
