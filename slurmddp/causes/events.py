@@ -33,6 +33,6 @@ def exited(
 def hung(ranks: Sequence[int], nodes: Sequence[str], text: str, time: Optional[float] = None) -> Cause:
     """Return what a hang says. ranks: those that the others waited for; without any, a collective did not end."""
     who = "" if ranks else "no rank is behind the others: "
-    more = f" (and {len(ranks) - 1} ranks more)" if len(ranks) > 1 else ""
+    more = f" (and {len(ranks) - 1} more)" if len(ranks) > 1 else ""
     rank, node = (ranks[0], nodes[0]) if ranks and nodes else (None, "")
     return Cause(f"{who}hang: {text}{more}", rank, node, HANG, time)

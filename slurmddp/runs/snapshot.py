@@ -87,7 +87,7 @@ def _mode(source: os.stat_result, parent: Path) -> int:
 def copy_runtime(destination: Path, package: Path | None = None) -> None:
     """Copy what a run needs of the installed package to `destination` (code/slurmddp).
 
-    That is __init__.py, runtime/**/*.py, shared/**/*.py, records/**/*.py, causes/**/*.py and `machinery`.
+    That is __init__.py, {runtime,shared,records,causes}/**/*.py, causes/*.rules and `machinery`.
 
     The nodes and job.sh run nothing of slurmddp but this copy.
 
@@ -100,18 +100,17 @@ def copy_runtime(destination: Path, package: Path | None = None) -> None:
 
 
 def machinery(package: Path | None = None) -> list[tuple[str, Path]]:
-    """Return the shell functions of job.sh and node.sh, and their rules: (path relative to the package, file)."""
+    """Return the shell functions of job.sh and node.sh: (path relative to the package, file)."""
     package = package or _PACKAGE
-    found = (*(package / "causes").glob("*.rules"), *sorted((package / "shell").rglob("*.sh")))
-    return [(str(path.relative_to(package)), path) for path in found]
+    return [(str(path.relative_to(package)), path) for path in sorted((package / "shell").rglob("*.sh"))]
 
 
 def _runtime(package: Path | None) -> list[tuple[str, Path]]:
     """Return what `copy_runtime` copies: (path relative to the package, file)."""
     package = package or _PACKAGE
     folders = (sorted((package / name).rglob("*.py")) for name in ("runtime", "shared", "records", "causes"))
-    python = (package / "__init__.py", *chain.from_iterable(folders))
-    return [*((str(path.relative_to(package)), path) for path in python), *machinery(package)]
+    found = (package / "__init__.py", *chain.from_iterable(folders), *(package / "causes").glob("*.rules"))
+    return [*((str(path.relative_to(package)), path) for path in found), *machinery(package)]
 
 
 def code_files(code: Path) -> dict[str, str]:

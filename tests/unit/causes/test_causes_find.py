@@ -80,7 +80,7 @@ def test_causes_of_events() -> None:
     assert events.killed(0, "n", "SIGTERM") is None and events.killed(0, "n", None) is None
     assert events.exited(0, "n", "SIGTERM", None) == Cause("ended by SIGTERM", 0, "n", EXIT)
     assert events.exited(0, "n", None, 2).text == "exited with code 2"
-    assert events.hung([3, 4], ["a", "b"], "no progress") == Cause("hang: no progress (and 1 ranks more)", 3, "a", HANG)
+    assert events.hung([3, 4], ["a", "b"], "no progress") == Cause("hang: no progress (and 1 more)", 3, "a", HANG)
     assert events.hung([], [], "x").line() == "no rank is behind the others: hang: x"
 
 

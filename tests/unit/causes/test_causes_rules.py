@@ -174,6 +174,12 @@ def test_both_find_the_same_cause(attempt: Attempt, kind: str) -> None:
     assert (attempt.by_bash(), attempt.by_python()) == (cause, cause)
 
 
+def test_with_a_task_for_each_rank_both_name_the_rank(attempt: Attempt) -> None:
+    attempt.tasks = True
+    attempt.write({"srun.err": b"srun: error: node2: tasks 3-4: Killed\n"})
+    assert attempt.by_bash() == attempt.by_python() == "3 node2 srun's task: Killed"
+
+
 @pytest.mark.parametrize("kind", ["a cascade alone", "an exit code", "a cascade before an exit code", "a signal"])
 def test_beside_a_cascade_of_an_event_only_what_is_better_counts(attempt: Attempt, kind: str) -> None:
     texts, cause = TABLE[kind]
