@@ -106,13 +106,15 @@ def status(
 ) -> None:
     """Show the state of a run. Exit code: 0 done; 1 failed, stopped or cancelled; 3 still pending or running."""
     from slurmddp.errors import UserError
-    from slurmddp.launch.find import find_run
+    from slurmddp.launch.find import find_any_version
+    from slurmddp.launch.other_version import refuse_other_version
 
     if prometheus and (watch or as_json):
         raise UserError("--prometheus excludes --watch and --json", todo="remove one of them")
     if output and not prometheus:
         raise UserError("-o needs --prometheus", todo="add --prometheus, or remove -o")
-    folder = find_run(run, os.environ)
+    folder = find_any_version(run, os.environ)
+    refuse_other_version(folder)
     send_waiting([folder])
     found = _watch(folder, as_json=as_json) if watch else look(folder)
     if prometheus:
@@ -290,10 +292,18 @@ def cancel(
     """Cancel a run. A bundled task saves a checkpoint first; a script of your own has some time to save, then gets
     SIGTERM. The job is not requeued."""
     from slurmddp.launch.cancel import cancel_run, wait_until_over
-    from slurmddp.launch.find import find_own_run
+    from slurmddp.launch.find import find_any_version
+    from slurmddp.launch.other_version import cancel_other_version, wait_for_job
+    from slurmddp.runs.gate import own
+    from slurmddp.runs.manifest import other_version
 
-    folder = find_own_run(run, os.environ, to="cancel it")
+    folder = own(find_any_version(run, os.environ), to="cancel it")
     confirm(run, folder, "cancel", yes=yes)
+    if other_version(folder):
+        typer.echo(cancel_other_version(folder, now=now))
+        if wait:
+            typer.echo(wait_for_job(folder))
+        return
     typer.echo(cancel_run(folder, now=now))
     if wait:
         state = wait_until_over(lambda: look(folder).state)

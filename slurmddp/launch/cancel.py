@@ -14,9 +14,9 @@ from slurmddp.slurm.base import ENDED, JobId
 from slurmddp.slurm.choose import scheduler_for
 
 #: Slurm's states of a job whose script runs, so that it can be asked.
-_RUNNING = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"})
+RUNNING = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"})
 #: Seconds between two looks while the end is waited for.
-_LOOK_EVERY = 2.0
+LOOK_EVERY = 2.0
 
 Done = Literal["asked", "cancelled", "over"]
 
@@ -49,7 +49,7 @@ def cancel_run(folder: OwnRun, *, now: bool) -> str:
 def wait_until_over(look: Callable[[], RunState]) -> RunState:
     """Look every two seconds until the run has ended."""
     while (state := look()).going:
-        time.sleep(_LOOK_EVERY)
+        time.sleep(LOOK_EVERY)
     return state
 
 
@@ -77,7 +77,7 @@ def _end(folder: OwnRun, facts: Evidence, job_id: JobId, now: bool) -> Done:
         finally:  # a full disk must not keep the job alive
             was_there = scheduler.cancel(job_id)
         return "cancelled" if was_there else "over"
-    if view is not None and view.state in _RUNNING and _began(facts, job_id):
+    if view is not None and view.state in RUNNING and _began(facts, job_id):
         ask_to_stop(folder)
         return "asked"
     if view is None:

@@ -22,12 +22,13 @@ def find_run(text: str, environment: Mapping[str, str]) -> RunFolder:
 
     Raises UserError that names the nearest ones, and for a run of another version of slurmddp.
     """
-    folder = _find(text, environment)
+    folder = find_any_version(text, environment)
     manifest.require_version(folder)
     return folder
 
 
-def _find(text: str, environment: Mapping[str, str]) -> RunFolder:
+def find_any_version(text: str, environment: Mapping[str, str]) -> RunFolder:
+    """Return the run that `text` names, whichever slurmddp made it: little in its folder may be read."""
     try:
         return index.find(text)
     except UserError:

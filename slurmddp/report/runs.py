@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from slurmddp.errors import UserError
 from slurmddp.report.progress import span, waits_text
 from slurmddp.report.status import RunStatus, status_of, styled_state
-from slurmddp.runs import index
+from slurmddp.runs import index, manifest
 from slurmddp.runs.evidence import evidence_of
 from slurmddp.runs.index import Entry
 from slurmddp.runs.layout import RunFolder
@@ -116,8 +116,11 @@ def rows_of(entries: Sequence[Entry], say: Callable[[str], None]) -> list[Row]:
 
 
 def _statuses(folders: Sequence[RunFolder], say: Callable[[str], None]) -> dict[Path, RunStatus]:
-    """Read the folders, ask each scheduler once."""
-    found = evidence_of(folders, say)
+    """Read the folders, ask each scheduler once. Runs of other versions are counted only."""
+    readable = [folder for folder in folders if not manifest.other_version(folder)]
+    if others := len(folders) - len(readable):
+        say(f"note: not shown: {others} {'run' if others == 1 else 'runs'} of other versions of slurmddp")
+    found = evidence_of(readable, say)
     views, silent = ask_all((facts.job_id for _, facts in found if facts.job_id is not None), say)
     return {
         folder.path: status_of(

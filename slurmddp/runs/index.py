@@ -133,7 +133,7 @@ def _searched(roots: Iterable[Path]) -> list[Entry]:
 def entry_of(folder: RunFolder) -> Entry | None:
     """Return what the index should say of a run folder, from its own files; None if it is none of ours."""
     try:
-        facts = manifest.read(folder)
+        facts = manifest.read_any(folder)
     except UserError:
         return None  # somebody else's folder with a manifest.json
     try:

@@ -81,6 +81,14 @@ def read(folder: RunFolder) -> dict[str, Any]:
 
     Raises UserError where it is absent, damaged or of another version.
     """
+    facts = read_any(folder)
+    if other := _other_version(facts):
+        raise _refusal(folder, other)
+    return facts
+
+
+def read_any(folder: RunFolder) -> dict[str, Any]:
+    """manifest.json of whichever version. Raises UserError where it is absent or damaged."""
     try:
         facts = read_json(folder.manifest, folder.path)
     except (OSError, ValueError) as error:
@@ -89,31 +97,46 @@ def read(folder: RunFolder) -> dict[str, Any]:
         ) from error
     if not isinstance(facts, dict) or not isinstance(facts.get("schema"), int):
         raise UserError("this file is not a slurmddp manifest", where=str(folder.manifest))
-    _refuse_other_version(folder, facts)
     return facts
 
 
-def require_version(folder: RunFolder) -> None:
-    """Raise UserError for a run folder of another version. A manifest that cannot be read is not refused here."""
+def other_version(folder: RunFolder) -> str | None:
+    """Return which version made the run, if it is not this one. None for a manifest that cannot be read, too."""
     try:
         facts = read_json(folder.manifest, folder.path)
     except (OSError, ValueError):
-        return
-    if isinstance(facts, dict):
-        _refuse_other_version(folder, facts)
+        return None
+    return _other_version(facts) if isinstance(facts, dict) else None
 
 
-def _refuse_other_version(folder: RunFolder, facts: Mapping[str, Any]) -> None:
+def require_version(folder: RunFolder, more: str = "") -> None:
+    """Raise UserError for a run folder of another version. A manifest that cannot be read is not refused here.
+
+    more: a sentence about the run, for the message.
+    """
+    if other := other_version(folder):
+        raise _refusal(folder, other, more)
+
+
+def _other_version(facts: Mapping[str, Any]) -> str | None:
     named = facts.get("schemas")
     found = {"manifest.json": facts.get("schema"), **(named if isinstance(named, dict) else {})}
     for name, number in {"manifest.json": SCHEMA, **SCHEMAS}.items():
         if isinstance(found.get(name), int) and found[name] != number:  # what is missing says nothing
-            raise UserError(
+            return (
                 f"made by slurmddp {facts.get('slurmddp')}: its {name} has version {found[name]}, and this slurmddp "
-                f"({version()}) reads only version {number}",
-                where=str(folder.manifest),
-                todo=f"use the slurmddp that made it, or submit its job again: slurmddp submit {folder.job_yaml}",
+                f"({version()}) reads only version {number}"
             )
+    return None
+
+
+def _refusal(folder: RunFolder, other: str, more: str = "") -> UserError:
+    return UserError(
+        f"{other}{f'. {more}' if more else ''}",
+        where=str(folder.manifest),
+        todo=f"use the slurmddp that made it, or read its logs in {folder.logs}. `slurmddp cancel {folder.id}` works. "
+        f"To submit its job again: slurmddp submit {folder.job_yaml}",
+    )
 
 
 def git_facts(project: Path) -> dict[str, Any] | None:

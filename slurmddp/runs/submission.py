@@ -64,5 +64,5 @@ def read(folder: RunFolder) -> Submission | None:
         raise UserError(
             f"this file is damaged ({type(error).__name__}: {error})",
             where=str(folder.submission),
-            todo="find the job with squeue or sacct: its name is the run id",
+            todo="find the job with `squeue --me`, or with sacct: its name is `name` in job.yaml",
         ) from error
