@@ -50,7 +50,7 @@ def cancel_other_version(folder: OwnRun, *, now: bool) -> str:
         _cancel(folder, job_id)
         lines.append(f"Cancelled job {job_id}.")
     if not inside and not job_id.is_local:
-        lines.append(f"Unknown: whether the run has further jobs. To look: squeue --me")
+        lines.append("Unknown: whether the run has further jobs. To look: squeue --me")
     return "\n".join(lines)
 
 
