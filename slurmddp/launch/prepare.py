@@ -85,10 +85,15 @@ def prepare(request: Request) -> Prepared:
     allocation = _allocation(request.environment) if request.inside else None
     seconds = _save_seconds(resumed)
     if request.strict:
-        errors += [*resolved.mistakes, *([] if request.inside else missing_settings(resolved))]
+        errors += [
+            *resolved.mistakes,
+            *([] if request.inside or not resolved.site_known else missing_settings(resolved)),
+        ]
     context = Context(
         cwd, python_for_torch(request.environment), folders, request.inside, allocation, seconds, version()
     )
+    if not resolved.site_known:
+        raise _all_of([*errors, *_on_any_site(resolved, context, program=not wrong)], resolved.mistakes)
     resolved, notes = (resolved, []) if request.inside else with_share(resolved, request.cluster)
     prepared = None
     with collecting(errors):
@@ -101,10 +106,15 @@ def prepare(request: Request) -> Prepared:
     if prepared is None and not wrong:
         errors += _absent_script(resolved, context)
     if errors:
-        first = len(errors) if not resolved.mistakes else errors.index(resolved.mistakes[-1]) + 1
-        later = [each for error in errors[first:] for each in error.parts]
-        raise together([*errors[:first], *(each for each in later if not depends_on(each, resolved.mistakes))])
+        raise _all_of(errors, resolved.mistakes)
     return prepared
+
+
+def _all_of(errors: Sequence[UserError], mistakes: Sequence[UserError]) -> UserError:
+    """Return one error that lists these, without those that only follow from one of the mistakes among them."""
+    first = len(errors) if not mistakes else errors.index(mistakes[-1]) + 1
+    later = [each for error in errors[first:] for each in error.parts]
+    return together([*errors[:first], *(each for each in later if not depends_on(each, mistakes))])
 
 
 def _planned(resolved: Resolved, context: Context, errors: list[UserError]) -> Plan:
@@ -120,6 +130,22 @@ def _planned(resolved: Resolved, context: Context, errors: list[UserError]) -> P
             raise error from None
         errors.append(error)
         return plan
+
+
+def _on_any_site(resolved: Resolved, context: Context, *, program: bool) -> list[UserError]:
+    """Return what a job whose site is unknown names and this machine lacks. What a site may add is not missed."""
+    from slurmddp.launch.problems import absent_here
+
+    resources = resolved.job.resources.model_copy(update={"gpus_per_node": 0})
+    container = resolved.job.container
+    if container.image is None:
+        container = container.model_copy(update={"runtime": "none"})
+    job = resolved.job.model_copy(update={"resources": resources, "container": container})
+    try:
+        plan = make_plan(resolved._replace(job=job), context)
+    except UserError:  # perhaps because of the site
+        return _absent_script(resolved, context) if program else []
+    return list(absent_here(Prepared(resolved, plan, tuple(map(Path, context.resume_from))), program=program))
 
 
 def _absent_script(resolved: Resolved, context: Context) -> list[UserError]:

@@ -52,6 +52,25 @@ def refuse_problems(prepared: Prepared, *, program: bool = True) -> None:
 
 def problems(prepared: Prepared, *, program: bool = True) -> Iterator[UserError]:
     """Everything that is missing here, the most likely slip first."""
+    plan = prepared.plan
+    yield from absent_here(prepared, program=program)
+    if plan.scheduler == "slurm":
+        command, todo = ("srun", "run it inside an allocation") if plan.inside else ("sbatch", "use a login node")
+        if shutil.which(command) is None:
+            yield ElsewhereError(
+                f"{command} is not in PATH",
+                todo=f"{todo} (or module load slurm); `slurmddp submit --dry-run` shows the scripts anywhere",
+            )
+    yield from _expedite(plan)
+    if any(char in plan.runs_root for char in ':,"\\'):
+        yield UserError(
+            f"the runs folder {plan.runs_root} contains a character that --bind does not accept",
+            todo="choose another one: --set paths.runs=FOLDER",
+        )
+
+
+def absent_here(prepared: Prepared, *, program: bool = True) -> Iterator[UserError]:
+    """Yield what the job names and this machine lacks, whatever the site. program: as for `refusals`."""
     plan, resolved = prepared.plan, prepared.resolved
     said = resolved.job.container
     of_job = " --job JOB.yaml" if said.recipe or said.base else ""
@@ -70,19 +89,6 @@ def problems(prepared: Prepared, *, program: bool = True) -> Iterator[UserError]
     if program:
         yield from _program(prepared)
     yield from accelerate.problems(prepared)
-    if plan.scheduler == "slurm":
-        command, todo = ("srun", "run it inside an allocation") if plan.inside else ("sbatch", "use a login node")
-        if shutil.which(command) is None:
-            yield ElsewhereError(
-                f"{command} is not in PATH",
-                todo=f"{todo} (or module load slurm); `slurmddp submit --dry-run` shows the scripts anywhere",
-            )
-    yield from _expedite(plan)
-    if any(char in plan.runs_root for char in ':,"\\'):
-        yield UserError(
-            f"the runs folder {plan.runs_root} contains a character that --bind does not accept",
-            todo="choose another one: --set paths.runs=FOLDER",
-        )
 
 
 def _expedite(plan: Plan) -> Iterator[UserError]:

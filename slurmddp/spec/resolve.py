@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurmddp.errors import ElsewhereError, UserError, collecting, together
+from slurmddp.errors import ElsewhereError, UserError
 from slurmddp.spec.conditions import conditional_layers
 from slurmddp.spec.document import MAX_DEPTH, Document, Key, Origin, WrongYaml, read_file, read_value
 from slurmddp.spec.expand import Expander, expand_data
@@ -27,6 +27,8 @@ Detect = Callable[[], "tuple[str, str] | None"]
 ENVIRONMENT_PREFIX = "SLURMDDP_"
 #: The layer of what Slurm said at submission. It is no part of a run's job.yaml: the next submission asks again.
 SLURM_LAYER = "Slurm"
+#: The site in the place of an unknown one: it knows nothing of partitions, so it adds no mistake to the job's own.
+_STANDS_IN = "generic"
 #: The key of a configuration file that is not about a job: the folder of `slurmddp --host` on a login node.
 REMOTE_DIR = "remote_dir"
 
@@ -46,7 +48,10 @@ class Sources(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """The job as it will run, its site, and where each value came from. mistakes: why `submit` refuses it."""
+    """The job as it will run, its site, and where each value came from. mistakes: why `submit` refuses it.
+
+    site_known: False if one of the mistakes is the site's name; `site` then is the generic one.
+    """
 
     job: Job
     site: Site
@@ -54,6 +59,7 @@ class Resolved(NamedTuple):
     warnings: tuple[str, ...]
     site_from: str = ""
     mistakes: tuple[UserError, ...] = ()
+    site_known: bool = True
 
     def location(self, *key: str) -> str:
         """`FILE:LINE: key` for a message about the value of `key`."""
@@ -66,8 +72,8 @@ class Resolved(NamedTuple):
 
 
 def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: bool) -> Resolved:
-    """Read, merge, validate and expand. `strict` (submit): wrong values and unset variables are in
-    `mistakes`; else wrong values are raised, and unset variables only warned of.
+    """Read, merge, validate and expand. `strict` (submit): wrong values, an unknown site and unset variables are in
+    `mistakes`; else wrong values and the site are raised, and unset variables only warned of.
 
     `detect` is asked only where no layer names a site.
     """
@@ -83,10 +89,14 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
         above.append(given if isinstance(given, Document) else _job_layer(given, wrong))
     above.append(environment_layer(sources.environment))
     above.append(layer_of("command line", sources.options))
+    no_site: UserError | None = None
     try:
         name, named_at, site, site_layer = _site(sources, above, find_site, detect)
     except UserError as error:
-        raise _without_site(error, above, wrong) from None
+        if wrong is None:
+            raise
+        no_site = error
+        name, named_at, (site, site_layer) = _STANDS_IN, "", find_site(_STANDS_IN)
     if site.scheduler == "local":
         _gpus_of_one_machine(above[-1])
     layered, job = _lay(name, [site_layer, *above], wrong)
@@ -106,7 +116,10 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
             todo = f"export {variable}=..., or write the path"
             unset.append(ElsewhereError(f"the variable ${variable} is not set", where=where, todo=todo))
         warnings.append(f"{where}: the variable ${variable} is not set on this machine; it is kept as written")
-    return Resolved(job, site, layered, tuple(warnings), named_at, (*(wrong or ()), *unset))
+    mistakes = [*(wrong or ()), *unset]
+    if no_site is not None and not depends_on(no_site, mistakes):
+        mistakes.insert(0, no_site)
+    return Resolved(job, site, layered, tuple(warnings), named_at, tuple(mistakes), no_site is None)
 
 
 def _job_layer(path: Path, wrong: list[UserError] | None) -> Document:
@@ -139,15 +152,6 @@ def _gpus_of_one_machine(command_line: Document) -> None:
     if "gpus" in resources and "gpus_per_node" not in resources:
         resources["gpus_per_node"] = resources.pop("gpus")
         command_line.origins["resources", "gpus_per_node"] = command_line.origins["resources", "gpus"]
-
-
-def _without_site(error: UserError, above: Sequence[Document], wrong: list[UserError] | None) -> UserError:
-    """Return the error for a job whose site is unknown, with the wrong values that it has on any site."""
-    found = list(wrong or ())
-    if wrong is not None:
-        with collecting(found):
-            _lay("generic", above, found)
-    return together([*([] if depends_on(error, found) else [error]), *found])
 
 
 def _lay(name: str, layers: Sequence[Document], wrong: list[UserError] | None) -> tuple[Layered, Job]:

@@ -180,7 +180,28 @@ TOGETHER: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     ),
 }
 
+LACKS = "container: {image: no.sif, binds: [/nothing]}\ntrain: {script: trian.py}\n"
+LACKING = ("train.py?", "no.sif does not exist", "/nothing does not exist")
+FOR_ANY = ("gpus_per_node", "sbatch is not", "--partition")
+
 NOWHERE = {
+    "an unknown site, and what this machine lacks": (f"site: nosuch\n{LACKS}", ("unknown site", *LACKING), FOR_ANY),
+    "no site, and what this machine lacks": (
+        f"resources: {{tiem: 1}}\npaths: {{runs: $NO/x}}\n{LACKS}",
+        ("no site selected", "resources.tiem: unknown key", "$NO is not set", *LACKING),
+        FOR_ANY,
+    ),
+    "a profile with a mistake": (f"site: ./p.yaml\n{LACKS}", ("p.yaml:1: nmae", *LACKING), FOR_ANY),
+    "no GPUs, no image": (
+        "site: nosuch\ntrain: {script: trian.py}\n",
+        ("unknown site", "did you mean"),
+        (*FOR_ANY, "container.image"),
+    ),
+    "a program that cannot be planned": (
+        "site: nosuch\ntrain: {script: trian.py, batch: {global: 3, micro: 2}}\n",
+        ("unknown site", "did you"),
+        FOR_ANY,
+    ),
     "an unknown site": ("site: nosuch\nresources: {time: 24}\n", ("unknown site 'nosuch'", "24h for hours"), ()),
     "no site": ("resources: {time: 24}\n", ("no site selected", "24h for hours"), ()),
     "a site that cannot be read": (
@@ -192,9 +213,10 @@ NOWHERE = {
 
 
 @pytest.mark.parametrize("what", NOWHERE)
-def test_an_unknown_site_hides_no_wrong_value(desk: Desk, typed: Cli, what: str) -> None:
+def test_an_unknown_site_hides_no_other_mistake(desk: Desk, typed: Cli, what: str) -> None:
     text, answer, absent = NOWHERE[what]
-    desk.write("job.yaml", f"{text}train: {{script: train.py}}\n")
+    desk.write("p.yaml", "nmae: x\n")
+    desk.write("job.yaml", text if "train:" in text else f"{text}train: {{script: train.py}}\n")
     done = typed("submit", "job.yaml")
     assert (done.code, done.out) == (2, ""), done
     assert [part for part in answer if done.err.count(part) != 1] == []
