@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 Style = Literal["good", "bad", "warn", "active"]
@@ -52,3 +52,17 @@ def join(separator: str, parts: Iterable[str]) -> Styled:
 def labelled(level: str, text: str) -> str:
     """Return a message that begins with its level: `warning: ...`."""
     return styled(f"{level}:", _LEVELS.get(level)) + f" {text}"
+
+
+def columns(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:
+    """Return a line per row with its cells in columns. left: how many columns begin at their left end; None: all."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines: list[str] = []
+    for row in rows:
+        pads = [" " * (width - len(cell)) for cell, width in zip(row, widths, strict=True)]
+        cells = [
+            cell + pad if left is None or index < left else pad + cell
+            for index, (cell, pad) in enumerate(zip(row, pads, strict=True))
+        ]
+        lines.append(join("  ", cells).rstrip())
+    return lines

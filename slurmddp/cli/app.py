@@ -26,7 +26,7 @@ from slurmddp.cli import (
     sync,
     terminal,
 )
-from slurmddp.cli.help import App
+from slurmddp.cli.help import App, ClickError, usage_error_text
 from slurmddp.errors import SlurmddpError
 from slurmddp.styled import styled
 
@@ -85,7 +85,8 @@ def _run_on_login_node() -> None:
 
     asked = remote.asked(words, environment)
     if asked is not None:
-        sys.exit(remote.run(asked, environment, options.say))
+        with terminal.Progress() as progress:
+            sys.exit(remote.run(asked, environment, options.say, progress.tell))
 
 
 def _say_error(text: str) -> None:
@@ -97,8 +98,15 @@ def main() -> None:
     terminal.guard()
     try:
         _run_on_login_node()
-        app(prog_name="slurmddp")
+        code = app(prog_name="slurmddp", standalone_mode=False)
         sys.stdout.flush()  # here, where a full disk behind it is still an error that can be told
+        sys.exit(code)
+    except ClickError as error:
+        sys.stderr.write(usage_error_text(error))
+        sys.exit(2)
+    except typer.Abort:  # a question was not answered
+        sys.stderr.write("Aborted!\n")
+        sys.exit(1)
     except SlurmddpError as error:
         _say_error(str(error))
         sys.exit(error.exit_code)

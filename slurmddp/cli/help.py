@@ -2,6 +2,7 @@
 all the rest, and its plain help shortens what a command does."""
 
 import inspect
+import io
 import shlex
 from collections import UserDict
 from collections.abc import Callable, Iterable
@@ -11,6 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from slurmddp.errors import UserError
+from slurmddp.styled import styled
 
 _RUNS = "slurmddp runs lists your runs, and why one waits"
 _SUBMIT = "slurmddp submit train.py submits a job; slurmddp run train.py runs it here"
@@ -28,6 +30,9 @@ _OTHER_TOOLS = {
     **dict.fromkeys(("rm", "delete"), "slurmddp clean removes old runs"),
     **dict.fromkeys(("shell", "exec", "ssh"), "slurmddp attach RUN opens a shell beside the ranks"),
 }
+
+#: The base of click's errors: of click's own, or of typer's copy of it.
+ClickError: type[Exception] = typer.BadParameter.mro()[2]
 
 #: (heading, name, text)
 Row = tuple[str, str, str]
@@ -143,6 +148,16 @@ class App(typer.Typer):
             self._outlines[own] = _Outline(function, own, rich_help_panel=group, epilog=epilog)
             for alias in aliases:
                 self._outlines[alias] = _Outline(function, alias, hidden=True, epilog=epilog)
+
+
+def usage_error_text(error: Any) -> str:
+    """Return what click prints of an error of its own, with the style of the other errors."""
+    printed = io.StringIO()
+    error.show(printed)
+    text, end = printed.getvalue(), f" {error.format_message()}\n"
+    if not text.endswith(f"Error:{end}"):  # the help of a group without a command
+        return text
+    return text.removesuffix(f"Error:{end}") + styled("Error:", "bad") + end
 
 
 def _parameters(command: Any, ctx: Any) -> Iterable[Row]:

@@ -10,6 +10,7 @@ import typer
 from slurmddp.cli import options as opt
 from slurmddp.cli.follow import LAST, Json, find_sweep, look_after
 from slurmddp.cli.help import App, Group
+from slurmddp.cli.terminal import Progress
 from slurmddp.styled import labelled
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def submit(
         opt.say(f"in      {workdir_text(first.plan)}")
     opt.say(f"{cost_line(first.plan)}, for each of {len(points)} points")
     told = _Told(quiet=as_json)
-    submit_sweep(planned, told)
+    with Progress() as progress:
+        submit_sweep(planned, told, progress.tell)
     _finish(planned.sweep, told, as_json=as_json)
 
 
@@ -168,7 +170,9 @@ def rerun(sweep: SweepName = LAST, as_json: Json = False) -> None:
     names = to_rerun(_points(found), opt.say)
     told = _Told(quiet=as_json)
     if names:
-        submit_points(found, prepare_rest(found, names, os.environ, functools.cache(opt.say)), told)
+        jobs = prepare_rest(found, names, os.environ, functools.cache(opt.say))
+        with Progress() as progress:
+            submit_points(found, jobs, told, progress.tell)
     else:
         opt.say("nothing to submit: no point has failed, and all were submitted")
     _finish(found, told, as_json=as_json)

@@ -129,13 +129,21 @@ def asked(words: Sequence[str], environment: Mapping[str, str]) -> Asked | None:
     return Asked(host, given.get("--remote-dir"), rest)
 
 
-def run(asked: Asked, environment: Mapping[str, str], say: Callable[[str], None]) -> int:
-    """Run the command on the login node; its exit code. Raises UserError, and ExternalError if a connection fails."""
+def run(
+    asked: Asked,
+    environment: Mapping[str, str],
+    say: Callable[[str], None],
+    tell: Callable[[str], None] = lambda doing: None,
+) -> int:
+    """Run the command on the login node; its exit code. tell: gets what is being done while it takes long.
+
+    Raises UserError, and ExternalError if a connection fails.
+    """
     command = asked.words[0]
     login = _Login(asked.host, _sockets(environment), *_folder(asked.remote_dir, environment))
     found = _surveyed(asked.words, say) if command in _READ_PROJECT else None
     login.connect()
-    if found is not None and (code := _copy(login, found, say)):
+    if found is not None and (code := _copy(login, found, say, tell)):
         return code
     again = "runs" if command in _READ_PROJECT | _SUBMIT else shlex.join(asked.words)
     lost = (
@@ -243,7 +251,7 @@ def _surveyed(words: Sequence[str], say: Callable[[str], None]) -> Survey:
     return found
 
 
-def _copy(login: _Login, found: Survey, say: Callable[[str], None]) -> int:
+def _copy(login: _Login, found: Survey, say: Callable[[str], None], tell: Callable[[str], None]) -> int:
     """Copy the project, and remove there what was copied before and is gone here. Return the exit code."""
     names = {item.relative for item in found.items}
     with tempfile.TemporaryDirectory(prefix="slurmddp-") as temporary:
@@ -255,7 +263,11 @@ def _copy(login: _Login, found: Survey, say: Callable[[str], None]) -> int:
         folder = os.fsdecode(done.stdout.rpartition(b"\0")[2])
         if not folder.startswith("/"):
             raise ExternalError(f"{login.host} did not say where the copy of the project goes: {_NOT_COPIED}")
-        login.rsync(temporary, folder)
+        tell(f"copying {len(names)} {'file' if len(names) == 1 else 'files'} ({human(found.size)}) to {login.host}")
+        try:
+            login.rsync(temporary, folder)
+        finally:
+            tell("")
     say(f"copied  {len(names)} files ({human(found.size)}) to {login.host}:{folder}")
     return 0
 

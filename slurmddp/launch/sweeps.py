@@ -196,13 +196,16 @@ def _options(point: Point, args: Sequence[str] | None = None) -> list[Option]:
     return [*options, ("train.args", [*args, *own], point.where)] if own and args is not None else options
 
 
-def submit_sweep(planned: Planned, told: Callable[[str, Handed], None]) -> None:
-    """Write the sweep's folder and submit its points. told: called after each. Raises UserError, ExternalError."""
+def submit_sweep(planned: Planned, told: Callable[[str, Handed], None], tell: Callable[[str], None]) -> None:
+    """Write the sweep's folder and submit its points. told: called after each; tell: as of `submit_points`.
+
+    Raises UserError, ExternalError.
+    """
     sweep, jobs = planned
     texts = {name: job_yaml(each.resolved, each.plan) for name, each in jobs.items()}
     try:
         sweeps.write(sweep, texts, next(iter(jobs.values())).plan.runs_mode)
-        submit_points(sweep, jobs, told)
+        submit_points(sweep, jobs, told, tell)
     finally:
         if (
             not sweep.newest_runs()
@@ -210,11 +213,20 @@ def submit_sweep(planned: Planned, told: Callable[[str, Handed], None]) -> None:
             shutil.rmtree(sweep.folder, ignore_errors=True)
 
 
-def submit_points(sweep: Sweep, jobs: Mapping[str, Prepared], told: Callable[[str, Handed], None]) -> None:
-    """Submit these points in their order. Raises the first refusal, which names what was submitted."""
+def submit_points(
+    sweep: Sweep,
+    jobs: Mapping[str, Prepared],
+    told: Callable[[str, Handed], None],
+    tell: Callable[[str], None],
+) -> None:
+    """Submit these points in their order. tell: gets what is being done while it takes long.
+
+    Raises the first refusal, which names what was submitted.
+    """
     environment = dict(os.environ)
     done: list[str] = []
     for name, prepared in jobs.items():
+        tell(f"submitting {name}, {len(done) + 1} of {len(jobs)}")
         os.environ.update(environment)  # `submit` removes the secrets, and the next point needs them, too
         try:
             handed = submit(prepared)
@@ -225,6 +237,7 @@ def submit_points(sweep: Sweep, jobs: Mapping[str, Prepared], told: Callable[[st
             raise type(error)(f"{name} {what} ({before}): {error}{todo}") from None
         done.append(name)
         told(name, handed)
+    tell("")
 
 
 def prepare_rest(

@@ -13,6 +13,7 @@ from slurmddp.runs.checkpoints import Leftover, Stored
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.pruning import Pruning
 from slurmddp.shared.units import human
+from slurmddp.styled import columns, join, styled
 from slurmddp.visible import one_line
 
 #: Bytes between two lines of progress while a checkpoint is hashed: a few seconds' work.
@@ -38,29 +39,29 @@ def as_dict(item: Stored, found: list[Stored]) -> dict[str, Any]:
 
 def table(folder: RunFolder, found: list[Stored], left: list[Leftover]) -> str:
     """Return one line per checkpoint: step, time, size, files, ranks, run and state."""
-    lines = []
+    lines: list[str] = []
     if found:
         others = any(not item.own for item in found)
         chosen = checkpoints.resumed_from(found)
         rows = [("STEP", "SAVED", "SIZE", "FILES", "RANKS", "RUN", "STATE")]
         for item in found:
-            state = "complete (content not compared)" if item.fault is None else f"not usable: {item.fault}"
+            if item.fault is None:
+                state = styled("complete", "good") + " (content not compared)"
+            else:
+                state = styled("not usable", "bad") + f": {one_line(item.fault)}"
             world = "" if item.world is None else str(item.world)
+            more = "; --resume starts here" if item is chosen else ""
             rows.append(
-                (str(item.step), _when(item.saved), human(item.bytes), str(item.files), world, item.run,
-                 state + ("; --resume starts here" if item is chosen else ""))
+                (str(item.step), _when(item.saved), human(item.bytes), str(item.files), world, one_line(item.run),
+                 state + more)
             )  # fmt: skip
-        shown = [row if others else (*row[:5], row[6]) for row in rows]
-        widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]) - 1)]
-        for row in shown:
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-            lines.append(one_line("  ".join([*cells, row[-1]])))
+        lines += columns([row if others else (*row[:5], row[6]) for row in rows])
         if chosen is None:
             lines.append("no usable checkpoint: a resumed run would start from the beginning")
     else:
         lines.append(f"run {folder.id} has no checkpoints yet")
     lines += [one_line(f"unfinished save: {item.path.name}, {human(item.bytes)}") for item in left]
-    return "\n".join(lines)
+    return join("\n", lines)
 
 
 def checked(item: Stored, say: Callable[[str], None]) -> Stored:

@@ -9,9 +9,11 @@ from typing import Any
 from slurmddp.images.driver import check
 from slurmddp.images.inventory import Removable, Shelved
 from slurmddp.shared.units import human
+from slurmddp.styled import Style, columns, join, styled
 from slurmddp.visible import one_line
 
 _PACKAGES = 12
+_STYLES: dict[str, Style] = {"whole": "good", "changed": "warn", "unreadable": "bad"}
 _BY_TABLE = " (by the table of NGC releases: the lock file has no answer of a registry)"
 
 
@@ -32,15 +34,13 @@ def table(images: Sequence[Shelved]) -> str:
     """Return one line per image, newest first."""
     if not images:
         return "no images in this folder"
-    rows = [("IMAGE", "SIZE", "MADE", "RECIPE", "BASE", "TORCH", "STATE")]
+    rows: list[tuple[str, ...]] = [("IMAGE", "SIZE", "MADE", "RECIPE", "BASE", "TORCH", "STATE")]
     for image in images:
         made = "-" if image.state == "unreadable" else time.strftime("%Y-%m-%d %H:%M", time.localtime(image.mtime))
-        facts = (str(image.lock.get(key) or "-") for key in ("recipe", "base", "torch"))
-        rows.append((image.path.name, human(image.bytes), made, *facts, image.state))  # type: ignore[arg-type]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        one_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()) for row in rows
-    )
+        facts = (one_line(str(image.lock.get(key) or "-")) for key in ("recipe", "base", "torch"))
+        state = styled(image.state, _STYLES.get(image.state))
+        rows.append((one_line(image.path.name), human(image.bytes), made, *facts, state))
+    return join("\n", columns(rows))
 
 
 def details(image: Shelved, driver: str | None, gpu: str | None) -> str:

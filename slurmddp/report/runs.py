@@ -22,7 +22,7 @@ from slurmddp.runs.state import EXIT_CODES, RunState
 from slurmddp.runs.summaries import Summaries
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.slurm.choose import ask_all
-from slurmddp.styled import join
+from slurmddp.styled import columns, join
 from slurmddp.visible import one_line
 
 
@@ -147,20 +147,6 @@ def runs_table(found: Sequence[Row]) -> str:
         if row and (waits := row.told["waits"]):
             lines.append(f"  waits: {waits_text(waits['reason'], row.told['expected_start'])}")
     return join("\n", lines)
-
-
-def columns(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:
-    """Return a line per row with its cells in columns. left: how many columns begin at their left end; None: all."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines: list[str] = []
-    for row in rows:
-        pads = [" " * (width - len(cell)) for cell, width in zip(row, widths, strict=True)]
-        cells = [
-            cell + pad if left is None or index < left else pad + cell
-            for index, (cell, pad) in enumerate(zip(row, pads, strict=True))
-        ]
-        lines.append(join("  ", cells).rstrip())
-    return lines
 
 
 class Cells(NamedTuple):

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slurmddp.errors import UserError
-from slurmddp.report.runs import Row, columns, rows_of, told_cells
+from slurmddp.report.runs import Row, rows_of, told_cells
 from slurmddp.report.status import styled_state
 from slurmddp.runs.events import read_lines
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.metrics import behind
 from slurmddp.runs.state import EXIT_CODES
 from slurmddp.runs.sweeps import Sweep
-from slurmddp.styled import join, labelled
+from slurmddp.styled import columns, join, labelled
 from slurmddp.visible import one_line
 
 #: States of runs that `sweep rerun` submits again. Users cancel on purpose, and what was stopped can be resumed.

@@ -136,7 +136,12 @@ def test_states_and_errors_have_colours_on_a_terminal_only(desk: Desk, run: Path
         ("check", "train.py", "--site", "cores"): f"{RED}error:{END} ",
         ("doctor", run.name): f"cause     {RED}",
         ("plan", "train.py", "--site", "cores", "--image", "x.sif"): f"{YELLOW}warning:{END} ",
+        ("status", run.name, "--no-such"): f"{RED}Error:{END} No such option",
+        ("image", "list", "."): f"{RED}unreadable{END}",
+        ("checkpoint", "list", run.name): f"{RED}not usable{END}: ",
     }
+    (desk.project / "x.sif").symlink_to("nowhere")
+    (run / "checkpoints" / "step-00000001").mkdir(parents=True)
     for command, coloured in commands.items():
         shown = on_terminal(desk, *command, TERM="xterm")[0].decode()
         assert coloured in shown, shown
@@ -184,6 +189,29 @@ def test_a_slow_copy_shows_how_far_it_is(desk: Desk, tmp_path: Path) -> None:
     path = f"{tmp_path}:{desk.environment['PYTHONPATH']}"
     shown, code = on_terminal(desk, *words, look=look, TERM="xterm", PYTHONPATH=path)
     assert code == 0 and b"copying" not in shown.rpartition(b"\r\x1b[K")[2], shown
+
+
+SEEN_SBATCH = """#!/bin/bash
+until [[ -e $HOME/seen ]]; do sleep 0.1; done
+exec "$HOME/sbatch" "$@"
+"""
+
+
+def test_a_sweep_shows_which_point_it_submits(desk: Desk) -> None:
+    desk.write("train.py")
+    desk.program("sbatch", SEEN_SBATCH)
+    (desk.home / "sbatch").write_text(SBATCH)
+    (desk.home / "sbatch").chmod(0o755)
+    (desk.project / "job.yaml").write_text("train: {script: train.py}\nresources: {nodes: 1, time: 1h}\n")
+    drawn = b"\rsubmitting job-1, 1 of 2, 0:0"
+
+    def look(shown: bytes) -> None:
+        if drawn in shown:
+            (desk.home / "seen").touch()
+
+    words = ("sweep", "job.yaml", "--site", "cores", "--grid", "args.lr=1,2")
+    shown, code = on_terminal(desk, *words, look=look, TERM="xterm")
+    assert code == 0 and drawn in shown and b"submitting" not in shown.rpartition(b"\r\x1b[K")[2], shown
 
 
 BUILDER = """#!/bin/bash

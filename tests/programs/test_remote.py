@@ -207,6 +207,20 @@ def test_a_submission_is_finished_without_its_connection(slurm: Login) -> None:
     assert slurm.run("status").code == 0
 
 
+def test_a_slow_copy_shows_how_long_it_takes(login: Login) -> None:
+    login.laptop.write("train.py")
+    rsync = '#!/bin/bash\nuntil [[ -e $HOME/seen ]]; do sleep 0.1; done\nexec /usr/bin/rsync "$@"\n'
+    login.laptop.program("rsync", rsync)
+    login.laptop.environment["TERM"] = "xterm"
+    with login.on_terminal("plan", "train.py", "--site", "cores") as (child, terminal):
+        text = b""
+        while b"\rcopying 1 file (" not in text:
+            text += os.read(terminal, 4096)
+        (login.laptop.home / "seen").touch()
+        text += shown(terminal)
+        assert child.wait(timeout=60) == 0 and b"copying" not in text.rpartition(b"\r\x1b[K")[2], text
+
+
 def test_what_is_missing_there_is_named(login: Login) -> None:
     login.laptop.write("train.py")
     assert login.run("plan", "train.py", "--site", "cores", SLURMDDP_HOST="nobody@nowhere").code == 0
