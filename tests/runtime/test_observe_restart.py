@@ -110,6 +110,42 @@ def test_what_a_start_went_on_from(folder: Path, options: dict[str, str], how: s
         assert ("its optimizer began at step 1" in told["text"]) == (options.get("optimizer") != "SGD")
 
 
+WEIGHTS = "import safetensors.torch as st; st.save_file(model.state_dict(), 'last.safetensors')"
+LOAD_WEIGHTS = "from safetensors import safe_open; file = safe_open('last.safetensors', framework='pt')"
+
+
+@pytest.mark.parametrize(
+    ("before", "how"),
+    [
+        ("import safetensors.torch", "from zero"),
+        (f"{LOAD_WEIGHTS}; assert isinstance(file, safe_open) and file.keys()", "unknown"),
+        pytest.param(f"{WEIGHTS}; st.load_file(filename='first.safetensors')", "unknown", marks=pytest.mark.long),
+    ],
+)
+def test_what_safetensors_has_read_is_seen(folder: Path, before: str, how: str) -> None:
+    start(folder, 1, later=f"{WEIGHTS}; os.link('last.safetensors', 'first.safetensors')")
+    (told,) = [told for told in start(folder, 2, before=before).events("restarted") if told["attempt"] == 2]
+    assert told["how"] == how, told
+    name = "first" if "first" in before else "last"
+    assert how == "from zero" or f"it has read {folder / name}.safetensors" in told["text"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_safetensors_that_may_read_unseen_makes_it_unknown(
+    folder: Path, newer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that others may know from before, and one of a version with more ways to read."""
+    lines = "import torch, safetensors" if newer else "import safetensors, torch"
+    monkeypatch.setitem(globals(), "SCRIPT", SCRIPT.replace("import torch", lines, 1))
+    if newer:
+        (folder / "safetensors").mkdir()
+        (folder / "safetensors/_safetensors_rust.py").write_text("class safe_open: ...\nread_elsewhere = print\n")
+        (folder / "safetensors/__init__.py").write_text("from ._safetensors_rust import safe_open\n")
+    (told,) = start(folder, 1).events("restarted")
+    assert told["how"] == "unknown" and "it uses safetensors, whose reads are not seen" in told["text"]
+
+
 @pytest.mark.long
 def test_a_state_that_is_loaded_after_some_steps_makes_it_unknown(folder: Path) -> None:
     """A learning rate was looked for first, say. Files that this start has written itself are none."""

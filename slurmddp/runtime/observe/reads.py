@@ -8,16 +8,19 @@ import tempfile
 import threading
 from typing import Any
 
+from slurmddp.runtime.observe.safetensors_reads import SafetensorsReads
+
 #: Libraries that read files in native code, which Python does not see.
-_NATIVE = ("safetensors", "h5py", "tensorstore", "s3torchconnector", "tensorizer")
+_NATIVE = ("h5py", "tensorstore", "s3torchconnector", "tensorizer")
 #: What Python, and what compilers keep, which is no state of a training.
 _CODE = (".py", ".pyc", ".so")
 _CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 
 
 class Reads:
-    """Looks, by an audit hook of Python, at each file that this process opens to read, and at each host that it
-    connects to. It keeps the first that may hold a state: a file that was changed since a moment, or any other host.
+    """Looks, by an audit hook of Python and in front of safetensors, at each file that this process opens to read, and
+    at each host that it connects to. It keeps the first that may hold a state: a file that was changed since a moment,
+    or any other host.
     """
 
     def __init__(self, since: float) -> None:
@@ -31,6 +34,7 @@ class Reads:
         caches += [os.path.expanduser("~/.triton/"), os.path.join(tempfile.gettempdir(), "torchinductor_")]
         self._caches = ("/proc/", "/sys/", *caches)
         self.active = True
+        self._safetensors = SafetensorsReads(lambda path: self._audit("open", (path, None, os.O_RDONLY)))
         sys.addaudithook(self._audit)  # which nobody can remove
 
     @property
@@ -38,7 +42,8 @@ class Reads:
         """Return what may have been loaded, in words; empty if it is certain that nothing was."""
         if self._found:
             return self._found
-        native = next((name for name in _NATIVE if name in sys.modules), None)
+        unseen = _NATIVE if self._safetensors.sure else ("safetensors", *_NATIVE)
+        native = next((name for name in unseen if name in sys.modules), None)
         return f"it uses {native}, whose reads are not seen" if native else ""
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
