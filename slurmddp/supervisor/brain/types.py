@@ -53,11 +53,15 @@ class Settings(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """What the marker of an attempt says. state: done, stopped, failed, no progress; empty if it cannot be read."""
+    """What the marker of an attempt says. state: done, stopped, failed, no progress; empty if it cannot be read.
+
+    signalled: rank and node of the rank that got a SIGTERM, if it is stopped for that; None: it is not.
+    """
 
     state: str = ""
     reason: str = ""
     cause: str = ""
+    signalled: Optional[Tuple[Optional[int], str]] = None
 
 
 class Progress(NamedTuple):
@@ -80,8 +84,10 @@ class Ledger(NamedTuple):
     failures: the oldest first; the ranks' side adds some. best: the step of the best start that ended at its limit.
     gpu_seconds: of all jobs so far, this one included. from_zero: starts after a fault that began at step 1 again.
     last_error: what all ranks of the newest failed start raised before their first step; empty: they did not.
-    went_on: whether the newest start that followed another one went on behind its last step; None: not known.
-    started_again: whether there was such a start, in which a step was made before.
+    strangers: attempts that somebody else has ended, and that count as no failure of the run.
+    started_again: whether an own script made steps in a start that followed another one with steps. went_on: whether
+    the newest of these starts went on behind the other's steps; None: not known. step_of_run: whether its steps count
+    from the beginning of the run.
     """
 
     failures: Tuple[Failure, ...] = ()
@@ -90,8 +96,10 @@ class Ledger(NamedTuple):
     gpu_seconds: float = 0.0
     from_zero: int = 0
     last_error: str = ""
+    strangers: int = 0
     started_again: bool = False
     went_on: Optional[bool] = None
+    step_of_run: bool = False
 
 
 class Job(NamedTuple):
@@ -113,11 +121,11 @@ class Facts(NamedTuple):
     exit_code: of the ranks' command (128 + N after signal N). marker: None if there is none. stop: the first line of
     the stop file ("stop file" if that is empty); None if there is none. ending: why the job is ended from outside;
     empty if it is not. back: whether the job has been put back into the queue for it. kept: why it was not, if this was
-    looked at. noted, abandoned, uncounted, error: of `Watch`. logged: what the search in the logs gives,
+    looked at. noted, abandoned, uncounted, hopeless: of `Watch`. logged: what the search in the logs gives,
     with `noted` handed to it; None: nothing, or nobody looked. saved: whether a file was saved since the job began;
     None: not known.
-    chosen: the nodes of the attempt. lost: those that Slurm has lost in it. refused: what node.sh said on nodes that
-    cannot start the ranks until the user corrects something. unreached: nodes on which srun could start nothing, with
+    chosen: the nodes of the attempt. lost: those that Slurm has lost in it. refused: what node.sh said on nodes
+    where it could not start the ranks. unreached: nodes on which srun could start nothing, with
     its words. killed_agents: nodes of the tasks that srun names first as Killed. signalled: nodes whose logs show that
     torchrun got SIGTERM. stranger: what the first node said that got messages of somebody else.
     """
@@ -134,7 +142,7 @@ class Facts(NamedTuple):
     logged: Optional[Cause] = None
     abandoned: str = ""
     uncounted: int = 0
-    error: str = ""
+    hopeless: str = ""
     saved: Optional[bool] = None
     chosen: Tuple[str, ...] = ()
     lost: Tuple[str, ...] = ()
@@ -168,15 +176,13 @@ class Around(NamedTuple):
     """What a look around has found. Where the run folder does not answer, what it said last.
 
     newest_start: the number of the newest start that torchrun made a folder for, in this attempt; None: none.
-    failures: lines of this attempt in the file `failures`. end_time: unix seconds of the job's time limit; None: not
-    known. gpu_seconds: of all jobs of the run so far.
+    failures: lines of this attempt in the file `failures`. gpu_seconds: of all jobs of the run so far.
     """
 
     marker: Optional[Marker] = None
     stop: Optional[str] = None
     newest_start: Optional[int] = None
     failures: int = 0
-    end_time: Optional[float] = None
     gpu_seconds: float = 0.0
 
 
@@ -210,14 +216,21 @@ class AskEndTime(NamedTuple):
     """Ask Slurm for the job's time limit, and hand the answer to `Watch.end_time_is`."""
 
 
+class FindCause(NamedTuple):
+    """Search the logs of the attempt for what is better than this cause, and hand the answer to `Watch.cause_is`."""
+
+    noted: Optional[Cause]
+
+
 class Alert(NamedTuple):
-    """A message to people. next: what follows."""
+    """A message to people. next: what follows. text: what they read; empty: the line of the cause."""
 
     kind: str
     state: str
     cause: Cause
     next: str
+    text: str = ""
 
 
-Action = Union[Say, Write, Terminate, Kill, AskToStop, AskEndTime, Alert]
+Action = Union[Say, Write, Terminate, Kill, AskToStop, AskEndTime, FindCause, Alert]
 Actions = List[Action]

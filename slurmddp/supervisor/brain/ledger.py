@@ -1,0 +1,172 @@
+"""How far the run has come over all of its starts and jobs, and whether another one is of use.
+
+Three parts of the ledger are files that the ranks write, too: see slurmddp/runtime/watch/failures.py.
+"""
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from slurmddp.records.rank_events import Restarted
+from slurmddp.records.values import number, whole
+from slurmddp.supervisor.brain.types import TIME_LIMIT, Failure, Ledger, Progress, Settings
+
+#: Attempts of a run that somebody else may end: who can do it again and again must not keep the job in a loop.
+MOST_STRANGERS = 10
+#: What the file of the brain holds; the ranks write the other parts.
+_OWN = ("gpu_seconds", "from_zero", "last_error", "strangers", "started_again", "went_on", "step_of_run")
+
+
+class GoesOn(NamedTuple):
+    """Whether the run may go back into the queue; if not, `why_not` says it, where it is worth a word."""
+
+    yes: bool
+    ledger: Ledger
+    why_not: str = ""
+
+
+def goes_on(settings: Settings, ledger: Ledger, reason: str, saved: Optional[bool], attempt: int) -> GoesOn:
+    """Decide whether the run goes back into the queue after its time limit or a preemption.
+
+    A start that came no further than an earlier one counts as a failure, where its steps are known to count from the
+    beginning of the run: those of a bundled task, and of an own script that was seen to go on. An own script needs
+    evidence that its next start continues: what is not known is no evidence.
+    """
+    if settings.requeue_policy == "none":
+        return GoesOn(False, ledger)
+    if hours_are_used(settings, ledger.gpu_seconds):
+        return GoesOn(False, ledger, hours_text(settings, ledger.gpu_seconds))
+    if reason == TIME_LIMIT:
+        missing = missing_evidence(settings, ledger, saved)
+        if missing:
+            return GoesOn(False, ledger, missing)
+    progress = ledger.progress
+    if progress is None or not (progress.steps is not None or ledger.step_of_run):
+        return GoesOn(True, ledger)
+    step, best = progress.step, best_step(ledger)
+    if best is None or step > best:
+        return GoesOn(True, ledger._replace(best=step))
+    ledger = ledger._replace(failures=(*ledger.failures, Failure(attempt, best)))
+    if stuck(ledger.failures, settings.breaker) is None:
+        return GoesOn(True, ledger)
+    text = "{} starts in a row came no further than step {} (no_progress): save more often, or ask for more time"
+    return GoesOn(False, ledger, text.format(settings.breaker, best))
+
+
+def missing_evidence(settings: Settings, ledger: Ledger, saved: Optional[bool]) -> str:
+    """Return why a requeued job of an own script might begin at step 1 again; empty if it would not, or may."""
+    if not settings.must_save:
+        return ""
+    where = " or ".join(settings.checkpoints or (settings.run + "/checkpoints",))
+    again = ": a requeued job would begin again. Save there and load from there (docs/frameworks.md)"
+    always = "; recovery.requeue: always requeues in any case"
+    if saved is False:
+        seen = "" if ledger.progress is None else " (the last step seen is {})".format(ledger.progress.step)
+        return "the script saved nothing in {} since this job began{}".format(where, seen) + again + always
+    if saved is None:
+        return "it is not known whether the script saved something in {} since this job began{}".format(where, always)
+    if ledger.started_again and not ledger.went_on:
+        how = (
+            "began at step 1 again"
+            if ledger.went_on is False
+            else "cannot be seen to have gone on behind its last step"
+        )
+        return "when it was started again, the script {}: a requeued job might do the same{}".format(how, always)
+    return ""
+
+
+def best_step(ledger: Ledger) -> Optional[int]:
+    """Return the step of the best start that has ended; None if none has."""
+    steps = [failure.step for failure in ledger.failures]
+    return max(steps if ledger.best is None else [*steps, ledger.best], default=None)
+
+
+def hours_are_used(settings: Settings, gpu_seconds: float) -> bool:
+    """Return whether all starts of the run together have used the GPU hours that it may use."""
+    return settings.max_gpu_hours is not None and gpu_seconds >= settings.max_gpu_hours * 3600
+
+
+def hours_text(settings: Settings, gpu_seconds: float) -> str:
+    """Return the reason for a stop at this limit."""
+    text = "the run has used {:.1f} GPU hours, and recovery.max_gpu_hours is {:g}"
+    return text.format(gpu_seconds / 3600, settings.max_gpu_hours or 0)
+
+
+def stuck(failures: Sequence[Failure], limit: int) -> Optional[int]:
+    """Return the step that none of the last `limit` failed starts got beyond, which is the first one's; None if one
+    did, or there are fewer.
+    """
+    last = [failure.step for failure in failures[-limit:]]
+    return last[0] if len(last) == limit and max(last) <= last[0] else None
+
+
+def count_failure(settings: Settings, ledger: Ledger, attempt: int, uncounted: int) -> Ledger:
+    """Add the failed starts of an attempt. uncounted: those of them that the ranks could not count themselves.
+
+    Never so many that this alone is the last attempt: before the next one, nodes are checked, and a container that has
+    lost its image fails all starts in place.
+    """
+    count = max(1, uncounted if uncounted < settings.breaker else settings.breaker - 1)
+    step = 0 if ledger.progress is None else ledger.progress.step
+    return ledger._replace(failures=ledger.failures + (Failure(attempt, step),) * count)
+
+
+def note_restart(ledger: Ledger, event: Restarted) -> Ledger:
+    """Keep what a start of an own script went on from."""
+    if event.before is None:
+        return ledger  # no earlier start made a step: there was nothing to lose
+    if event.how == "went on":
+        steps = [step for step in (ledger.best, event.best) if step is not None]
+        known = event.step is not None
+        ledger = ledger._replace(best=max(steps, default=None)) if known else ledger
+        return ledger._replace(started_again=True, went_on=True, from_zero=0, step_of_run=known)
+    if event.how == "from zero":
+        from_zero = ledger.from_zero + 1
+        return ledger._replace(started_again=True, went_on=False, from_zero=from_zero, step_of_run=False)
+    return ledger._replace(started_again=True, went_on=None, step_of_run=False)
+
+
+# --- files
+
+
+def read(own: Mapping[str, Any]) -> Ledger:
+    """Return what the object of the brain's own file says. What is not sound is left out."""
+    went_on, error = own.get("went_on"), own.get("last_error")
+    return Ledger(
+        gpu_seconds=number(own.get("gpu_seconds")) or 0.0,
+        from_zero=whole(own.get("from_zero")) or 0,
+        strangers=whole(own.get("strangers")) or 0,
+        last_error=error if isinstance(error, str) else "",
+        started_again=own.get("started_again") is True,
+        went_on=went_on if isinstance(went_on, bool) else None,
+        step_of_run=own.get("step_of_run") is True,
+    )
+
+
+def with_files(ledger: Ledger, failures: str, progress: str, best: str) -> Ledger:
+    """Return the ledger with what the texts of the files say that ranks write, too."""
+    rows = [_numbers(line) for line in failures.splitlines()]
+    steps, known = _numbers(progress), _numbers(best)
+    return ledger._replace(
+        failures=tuple(Failure(*row) for row in rows if len(row) == 2),
+        progress=Progress(*steps[:2]) if steps else None,
+        best=max([*known[:1], *([] if ledger.best is None else [ledger.best])], default=None),
+    )
+
+
+def own_part(ledger: Ledger) -> Dict[str, Any]:
+    """Return the object of the brain's own file."""
+    return {name: getattr(ledger, name) for name in _OWN}
+
+
+def lines_to_add(before: Ledger, after: Ledger) -> List[str]:
+    """Return what is to be appended to the file `failures`."""
+    return ["{} {}".format(*failure) for failure in after.failures[len(before.failures) :]]
+
+
+def _numbers(line: str) -> Tuple[int, ...]:
+    """Return the whole numbers at the start of a line."""
+    found: List[int] = []
+    for word in line.split():
+        if not (word.isdigit() and len(word) < 16):
+            break
+        found.append(int(word))
+    return tuple(found)
