@@ -16,7 +16,7 @@ from slurmddp.supervisor.brain.decide import decide
 from slurmddp.supervisor.brain.types import Facts, Job, Ledger, Marker, Settings
 from tests.helpers import SHELL
 
-CASES = 240
+CASES = 160
 NODES = ("node1", "node2", "node3")
 SETUP = "setup line failed with exit code 3: module load x"
 LOST = Cause("RuntimeError: Connection reset by peer", 2, "node2", CONSEQUENCE)
