@@ -10,20 +10,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from slurmddp.records.cause import CONSEQUENCE, EXCEPTION, SIGNAL, Cause
+from slurmddp.records.cause import Cause
 from slurmddp.supervisor.brain import ledger as ledgers
 from slurmddp.supervisor.brain.decide import decide
-from slurmddp.supervisor.brain.types import Facts, Job, Ledger, Marker, Settings
+from slurmddp.supervisor.brain.types import Facts, Ledger, Settings
 from tests.helpers import SHELL
+from tests.unit.supervisor.ends import FORGED, LOST, NODES, made
 
 CASES = 160
-NODES = ("node1", "node2", "node3")
-SETUP = "setup line failed with exit code 3: module load x"
-LOST = Cause("RuntimeError: Connection reset by peer", 2, "node2", CONSEQUENCE)
-BOOM = Cause('ValueError: no "such\\" book', 1, "node1", EXCEPTION)
-KILLED = Cause("killed by SIGKILL (out of memory?)", 0, "node1", SIGNAL)
-TERMED = "SIGTERM received by rank 1 on node2"
-FORGED = "somebody else changed the state of rendezvous 7 (not signed)"
 
 #: What job.sh's other files do is given: the answers of Slurm, the search in the logs, what was saved.
 BASH = """
@@ -54,61 +48,6 @@ done
 """
 
 
-def made(random: Random) -> tuple[Settings, Facts, Ledger]:
-    """One end of an attempt, and what was known before."""
-    pick, chance = random.choice, lambda share: random.random() < share
-    policy = pick(("requeue", "requeue", "chain", "none"))
-    settings = Settings(
-        "RUN",
-        scheduler=pick(("slurm", "slurm", "local")),
-        own_script=chance(0.5),
-        requeue_policy=policy,
-        must_save=policy != "none" and chance(0.3),
-        preflight=pick(("", "yes")),
-        breaker=pick((1, 2, 3, 4)),
-    )
-    ending = pick(("cancelled", "time limit", "preemption", "node failure", "requeued")) if chance(0.1) else ""
-    marker = None
-    if chance(0.5):
-        reason = pick((TERMED, TERMED, TERMED, "stop file", "time limit", ""))
-        signalled = (1, "node2") if reason == TERMED else None
-        state = pick(("stopped", "stopped", "stopped", "done", "failed", "no progress", ""))
-        cause = pick(("OSError: no space", "3 starts in a row crashed before step 1"))
-        marker = Marker(state, reason, cause, signalled) if state else Marker()
-    stop = pick(("stop file", "cancelled by the user", "time limit", "time limit", "preemption", "SIGTERM"))
-    noted = pick((None, None, BOOM, KILLED, LOST))
-    logged = None if noted in (BOOM, KILLED) else pick((None, BOOM, KILLED, *([LOST] if noted is None else [])))
-    facts = Facts(
-        attempt=4,
-        exit_code=pick((0, 1, 1, 1, 137, 143)),
-        job=Job(pick(("RUNNING", "RUNNING", "COMPLETING")), preempted=chance(0.2)),
-        marker=marker,
-        stop=stop if chance(0.3) else None,
-        ending=ending,
-        back=bool(ending) and chance(0.5),
-        kept="nothing was saved" if ending and chance(0.5) else "",
-        noted=noted,
-        logged=logged,
-        abandoned="the ranks did not restart within 45 s" if chance(0.2) else "",
-        uncounted=pick((0, 0, 0, 1, 2, 3, 5)),
-        saved=chance(0.5),
-        chosen=NODES,
-        lost=NODES[: random.randint(1, 2)] if chance(0.1) else (),
-        refused=dict.fromkeys(random.sample(NODES, random.randint(1, 3)), SETUP) if chance(0.25) else {},
-        unreached=(("node3", "Socket timed out"), ("node1", "Down"))[: random.randint(1, 2)] if chance(0.15) else (),
-        killed_agents=("node2",) if chance(0.2) else (),
-        signalled=random.randint(0, 3),
-        stranger=Cause(FORGED, node="node1") if chance(0.15) else None,
-    )
-    step = pick((0, 10, 57, 57, 60))
-    failures = tuple(sorted(ledgers.Failure(3, pick((0, 10, 57))) for _ in range(random.randint(0, 4))))
-    # The brain also compares with failed starts, and job.sh only with those that reached a limit.
-    most = max((failure.step for failure in failures), default=None)
-    best = most if most is not None else pick((None, 10, 57))
-    progress = pick((None, ledgers.Progress(step), ledgers.Progress(step, 100), ledgers.Progress(step, 100)))
-    return settings, facts, Ledger(failures, progress, best, strangers=pick((0, 0, 9, 10)))
-
-
 def words(cause: Cause | None) -> str:
     """RANK NODE TEXT."""
     return "" if cause is None else f"{'-' if cause.rank is None else cause.rank} {cause.node or '-'} {cause.text}"
@@ -137,9 +76,9 @@ def write(folder: Path, settings: Settings, facts: Facts, ledger: Ledger) -> Non
     (logs / "srun.err").write_text(
         "".join(f"{line}\n" for line in [*srun, "srun: error: node9: task 0: Killed"][: len(srun)])
     )
-    for name, text in files(ledger).items():
-        if text is not None:
-            (folder / name).write_text(text)
+    for name, content in files(ledger).items():
+        if content is not None:
+            (folder / name).write_text(content)
     values: dict[str, Any] = {
         "scheduler": settings.scheduler,
         "own_script": "yes" if settings.own_script else "",

@@ -1,7 +1,7 @@
-"""Signals, requests to stop and the ledger: whether a run goes back into the queue. Runs on Python 3.6, too."""
+"""Signals, requests to stop and the ledger: whether a run goes back into the queue."""
 
 from random import Random
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 
@@ -17,14 +17,14 @@ OWN = Settings("/run", own_script=True, must_save=True, breaker_from_zero=2)
 STEP = Progress(41)
 
 
-def after_limit(settings: Settings, ledger: Ledger, saved: Optional[bool]) -> ledgers.GoesOn:
+def after_limit(settings: Settings, ledger: Ledger, saved: bool | None) -> ledgers.GoesOn:
     return ledgers.goes_on(settings, ledger, "time limit", saved, 3)
 
 
 # --- evidence
 
 
-def restarted(how: str, step: Optional[int], before: Optional[int] = 147) -> Restarted:
+def restarted(how: str, step: int | None, before: int | None = 147) -> Restarted:
     return Restarted(how, step, before, before, None, "")
 
 
@@ -44,7 +44,7 @@ def restarted(how: str, step: Optional[int], before: Optional[int] = 147) -> Res
         ([("went on", 148), ("unknown", None)], True, False),
     ],
 )
-def test_an_own_script_is_requeued_with_evidence_only(events: Any, saved: Optional[bool], goes_on: bool) -> None:
+def test_an_own_script_is_requeued_with_evidence_only(events: Any, saved: bool | None, goes_on: bool) -> None:
     """It saved in this job and, once it was started again, it went on. What is not known is no evidence."""
     ledger = Ledger(progress=Progress(200))
     for how, step in events:
@@ -59,8 +59,9 @@ def test_an_own_script_is_requeued_with_evidence_only(events: Any, saved: Option
 def test_what_keeps_a_script_from_the_queue_is_said() -> None:
     why = after_limit(OWN, Ledger(progress=STEP), False).why_not
     assert why == (
-        "the script saved nothing in /run/checkpoints since this job began (the last step seen is 41): a requeued job would "
-        "begin again. Save there and load from there (docs/frameworks.md); recovery.requeue: always requeues in any case"
+        "the script saved nothing in /run/checkpoints since this job began (the last step seen is 41): a requeued job "
+        "would begin again. Save there and load from there (docs/frameworks.md); "
+        "recovery.requeue: always requeues in any case"
     )
     where = OWN._replace(checkpoints=("/run/checkpoints", "/data/out"))
     assert "saved something in /run/checkpoints or /data/out since" in after_limit(where, Ledger(), None).why_not
@@ -98,7 +99,7 @@ def test_an_own_script_that_was_seen_to_go_on_is_measured_by_its_steps() -> None
     ],
 )
 def test_a_start_that_gains_nothing_counts_whatever_ended_it(
-    best: Optional[int], failures: Any, goes_on: bool, best_then: Optional[int]
+    best: int | None, failures: Any, goes_on: bool, best_then: int | None
 ) -> None:
     """Starts that failed and starts that reached their limit are in one list."""
     ledger = Ledger(tuple(Failure(0, step) for step in failures), Progress(41, 100), best)
@@ -132,7 +133,7 @@ def test_the_files_of_a_ledger_are_read_as_they_are_written() -> None:
         )
         failures = "".join(line + "\n" for line in ledgers.lines_to_add(Ledger(), ledger))
         progress = " ".join(str(number) for number in ledger.progress or () if number is not None)
-        best = "" if ledger.best is None else "{}\n".format(ledger.best)
+        best = "" if ledger.best is None else f"{ledger.best}\n"
         assert ledgers.with_files(ledgers.read(ledgers.own_part(ledger)), failures, progress, best) == ledger
 
 
@@ -184,7 +185,7 @@ def test_a_recorded_cancel_wins_over_everything(why: str) -> None:
         ("time limit", None, stopping.STAYS_OUT),
     ],
 )
-def test_what_becomes_of_a_job_that_a_signal_ends(why: str, saved: Optional[bool], back: str) -> None:
+def test_what_becomes_of_a_job_that_a_signal_ends(why: str, saved: bool | None, back: str) -> None:
     ending = stopping.ending(OWN, why, Ledger(), None, saved, 0)
     assert (ending.why, ending.back, ending.withdraw) == (why, back, False)
     assert bool(ending.kept) == (why == "time limit" and saved is not True)
@@ -233,7 +234,7 @@ def test_an_attempt_after_which_no_start_is_of_use_is_the_last(abandoned: str) -
     ],
 )
 def test_a_rank_that_dies_while_it_is_asked_to_save_is_the_cause(
-    events: Optional[Cause], code: int, cause: str, ended_by: str
+    events: Cause | None, code: int, cause: str, ended_by: str
 ) -> None:
     facts = Facts(attempt=0, exit_code=code, stop="time limit", noted=events, saved=False)
     decision = decide(OWN, facts, Ledger())

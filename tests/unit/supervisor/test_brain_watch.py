@@ -1,6 +1,6 @@
-"""What is done about what is seen while ranks run: events and clocks are injected. Runs on Python 3.6, too."""
+"""What is done about what is seen while ranks run: events and clocks are injected."""
 
-from typing import Any, List, Optional
+from typing import Any
 
 import pytest
 
@@ -15,7 +15,8 @@ from slurmddp.supervisor.brain.watch import Watch
 SETTINGS = Settings("/run")
 OWN = SETTINGS._replace(own_script=True, breaker_from_zero=2)
 STOPS_IN_PLACE = "terminating the attempt: "
-NO_COPY = "Connection reset by peer"
+RESET = "Connection reset by peer"
+NOTHING_YET = Ledger()
 
 
 def at(seconds: float) -> Moment:
@@ -27,49 +28,49 @@ class Stage:
     """A watch over an attempt on two nodes, and a clock."""
 
     def __init__(
-        self, settings: Settings = SETTINGS, ledger: Ledger = Ledger(), end_time: Optional[float] = None
+        self, settings: Settings = SETTINGS, ledger: Ledger = NOTHING_YET, end_time: float | None = None
     ) -> None:
         self.now = 0.0
         self.watch = Watch(settings, ledger, end_time, at(0))
         self.watch.launched(at(0), 2, 4)
         self.around = Around()
 
-    def see(self, seconds: float, *facts: Any, rank: Optional[int] = 0, node: str = "node1") -> List[Any]:
+    def see(self, seconds: float, *facts: Any, rank: int | None = 0, node: str = "node1") -> list[Any]:
         """Events of one rank at a time."""
         self.now = seconds
         event = [Event(one, 1000.0 + seconds, 0, "7", node, rank) for one in facts]
         return [action for one in event for action in self.watch.see(one, at(seconds))]
 
-    def look(self, seconds: float, **around: Any) -> List[Any]:
+    def look(self, seconds: float, **around: Any) -> list[Any]:
         """Look around at a time."""
         self.now = seconds
         self.around = self.around._replace(**around)
         return self.watch.look(self.around, at(seconds))
 
-    def looks(self, begin: int, end: int, **around: Any) -> List[Any]:
+    def looks(self, begin: int, end: int, **around: Any) -> list[Any]:
         """Look around every second. The second and what was done, where something was."""
         found = [(second, self.look(second, **around)) for second in range(begin, end)]
         return [(second, actions) for second, actions in found if actions]
 
 
-def stopped(actions: List[Any]) -> str:
+def stopped(actions: list[Any]) -> str:
     """Why the attempt was terminated; empty if it was not."""
     if not any(isinstance(action, brain.Terminate) for action in actions):
         return ""
     return next(action.text for action in actions if isinstance(action, brain.Say)).replace(STOPS_IN_PLACE, "")
 
 
-def alerts(actions: List[Any]) -> List[Alert]:
+def alerts(actions: list[Any]) -> list[Alert]:
     return [action for action in actions if isinstance(action, Alert)]
 
 
 STARTED = ranks.RankStarted(1.0)
 STOPPED = ranks.RanksStopped()
 BOOM = ranks.Error("ValueError", "boom")
-LOST = ranks.Error("RuntimeError", NO_COPY)
+LOST = ranks.Error("RuntimeError", RESET)
 
 
-def killed(rank: int, signal: Optional[str], code: Optional[int] = None) -> ranks.RankExited:
+def killed(rank: int, signal: str | None, code: int | None = None) -> ranks.RankExited:
     return ranks.RankExited(rank, code, signal)
 
 
@@ -107,7 +108,7 @@ def test_an_own_script_may_save_until_all_agents_have_stopped_its_ranks(agents: 
         stage.see(100, STOPPED, node="node2")
         since = 100
     assert stage.look(since + bound) == []
-    assert stopped(stage.look(since + bound + 1)) == "the ranks did not restart within {} s".format(bound)
+    assert stopped(stage.look(since + bound + 1)) == f"the ranks did not restart within {bound} s"
 
 
 def test_agents_of_the_start_before_are_not_counted_again() -> None:
@@ -154,10 +155,10 @@ def test_starts_that_the_ranks_have_counted_do_not() -> None:
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 2, 0], [2, 3, 1, 0]])
-def test_the_signal_that_killed_a_rank_is_the_cause(order: List[int]) -> None:
+def test_the_signal_that_killed_a_rank_is_the_cause(order: list[int]) -> None:
     """Before what other ranks see of it; not the signals with which torchrun ends the others, and no exit code."""
     stage = Stage()
-    facts = [LOST, killed(2, "SIGTERM"), killed(3, "SIGKILL"), killed(1, None, 1)]
+    facts: list[Any] = [LOST, killed(2, "SIGTERM"), killed(3, "SIGKILL"), killed(1, None, 1)]
     for index in order:
         stage.see(5, facts[index], rank=0 if index == 0 else facts[index].rank, node="node2")
     noted = stage.watch.noted
@@ -209,9 +210,9 @@ def test_a_hang_that_ranks_end_begins_a_restart() -> None:
 # --- recovered, or begun again
 
 
-def restarted(how: str, step: Optional[int] = 1, before: Optional[int] = 147) -> ranks.Restarted:
+def restarted(how: str, step: int | None = 1, before: int | None = 147) -> ranks.Restarted:
     lost = before if how == "from zero" else None
-    return ranks.Restarted(how, step, before, before, lost, "the script {}\nsecond line".format(how))
+    return ranks.Restarted(how, step, before, before, lost, f"the script {how}\nsecond line")
 
 
 def test_a_bundled_task_has_recovered_with_its_first_step() -> None:
@@ -227,7 +228,7 @@ def test_a_bundled_task_has_recovered_with_its_first_step() -> None:
 
 
 @pytest.mark.parametrize("noted", [None, LOST])
-def test_the_logs_are_asked_where_the_events_do_not_know_better(noted: Optional[ranks.Error]) -> None:
+def test_the_logs_are_asked_where_the_events_do_not_know_better(noted: ranks.Error | None) -> None:
     stage = Stage()
     stage.see(1, STARTED)
     if noted:
@@ -249,7 +250,7 @@ def test_of_an_own_script_only_what_went_on_has_recovered(how: str, kind: str) -
     (alert,) = stage.see(6, restarted(how))
     assert alert.kind == kind and alert.cause[:3] == ("why", 1, "n2")
     if kind == "warning":
-        assert alert.text == "the script {}; before that: rank 1 on n2: why".format(how)
+        assert alert.text == f"the script {how}; before that: rank 1 on n2: why"
         assert alert.next == "nothing is stopped"
 
 
@@ -279,7 +280,7 @@ def test_starts_from_zero_are_not_counted_where_nobody_wants_it() -> None:
 # --- the same exception on all ranks
 
 
-def fail(stage: Stage, second: float, kind: str, message: str, count: int = 4) -> List[Any]:
+def fail(stage: Stage, second: float, kind: str, message: str, count: int = 4) -> list[Any]:
     facts = ranks.Error(kind, message)
     return [action for rank in range(count) for action in stage.see(second, facts, rank=rank)]
 
