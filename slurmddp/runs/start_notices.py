@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slurmddp.records.values import whole
-from slurmddp.runs.rank_starts import FROM_ZERO, UNKNOWN
+from slurmddp.runs.rank_starts import FROM_ZERO, UNKNOWN, WENT_ON
 
 Event = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ def start_notices(events: Iterable[Event]) -> tuple[str, ...]:
         lost = sum(whole(event.get("lost")) or 0 for event in zero)
         often = f" ({len(zero)} times in this run: {lost} steps)" if len(zero) > 1 else ""
         found.append(_text(zero[-1]) + often)
-    if _how(newest) == UNKNOWN:
+    if _how(newest) == UNKNOWN or (_how(newest) == WENT_ON and newest["restarted"].get("step") is None):
         found.append(_text(newest["restarted"]))
     return tuple(found)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from slurmddp.runs.start_notices import start_notices
+
 from .harness import PATIENCE, ROOT, Run
 
 #: Five steps per start. BEFORE stands before the training, LATER behind it.
@@ -87,7 +89,7 @@ HIDDEN = "import slurmddp.runtime.observe.signs as signs; signs.own_count = lamb
         pytest.param({"before": HIDDEN}, "from zero", 1, marks=pytest.mark.long),
         ({"before": ALL}, "went on", 6),
         # As with a count on a GPU: the state is loaded, and how many steps it has is not read.
-        pytest.param({"before": f"{HIDDEN}; {ALL}"}, "went on", None, marks=pytest.mark.long),
+        ({"before": f"{HIDDEN}; {ALL}"}, "went on", None),
         ({"before": LIBRARY, "optimizer": "SGD"}, "went on", 5),
         ({"before": LOAD}, "unknown", None),
         pytest.param(
@@ -103,6 +105,10 @@ def test_what_a_start_went_on_from(folder: Path, options: dict[str, str], how: s
     (told,) = start(folder, 1, **options).events("restarted")
     assert (told["how"], told["step"], told["before"], told["best"]) == (how, step, 5, 5), told
     assert told["lost"] == (5 if how == "from zero" else None)
+    notices = start_notices([{"event": "rank_started"}, told])
+    assert bool(notices) == (step is None or how == "from zero"), "its step is not shown as one of the run"
+    if how == "went on" and step is None:
+        assert notices == ("the script went on at an unknown step: its steps are counted from there",)
     if how == "from zero":
         assert told["text"] == "the script started again from step 1: at least 5 steps are lost"
     if how == "unknown" and "safetensors" not in options["before"]:
@@ -176,6 +182,7 @@ def test_the_best_step_of_all(folder: Path) -> None:
 
 READS = """\
 import os, socket, sys, time
+from slurmddp.runs.start_notices import start_notices
 from slurmddp.runtime.observe.reads import Reads
 
 def found(since, action, until=float("inf")):

@@ -95,11 +95,15 @@ class Restart:
         assert self._earlier is not None  # else nobody looks
         before, self._how = self._earlier.before, how
         lost = before if how == FROM_ZERO else None
-        text = {
-            WENT_ON: f"the script went on at {'an unknown step' if step is None else f'step {step}'}",
-            FROM_ZERO: f"the script started again from step 1: at least {lost} steps are lost",
-            UNKNOWN: f"unknown whether the script went on or started again from step 1: {why}",
-        }[how]
+        if how == FROM_ZERO:
+            steps = "1 step is" if lost == 1 else f"{lost} steps are"
+            text = f"the script started again from step 1: at least {steps} lost"
+        elif how == UNKNOWN:
+            text = f"unknown whether the script went on or started again from step 1: {why}"
+        elif step is None:
+            text = "the script went on at an unknown step: its steps are counted from there"
+        else:
+            text = f"the script went on at step {step}"
         self._events.write(
             "restarted", how=how, step=step, before=before, best=self._earlier.best, lost=lost, text=text
         )
