@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from slurmddp.assets import package_folder
 from slurmddp.plan.model import Plan, Variable
 from slurmddp.render.alert_texts import payload
 from slurmddp.render.engine import render
+
+#: The environment variable that has tests render job.sh with the supervisor in Python ("python") instead of bash.
+SUPERVISOR = "SLURMDDP_SUPERVISOR"
 
 
 def job_script(plan: Plan) -> str:
@@ -21,7 +27,7 @@ def job_script(plan: Plan) -> str:
     overlap = [] if plan.inside or counts_gpus else ["--overlap"]
     cpus = [f"--cpus-per-task={plan.layout.cpus_per_node}"] if plan.layout.cpus_per_node else []
     return render(
-        "sbatch/job.sh.j2",
+        "sbatch/job_python.sh.j2" if os.environ.get(SUPERVISOR) == "python" else "sbatch/job.sh.j2",
         plan=plan,
         slurm=plan.scheduler == "slurm",
         preflight=("only" if plan.recovery.preflight == "only" else "yes") if _preflight(plan) else "",
@@ -29,6 +35,7 @@ def job_script(plan: Plan) -> str:
         step_options=[*cpus, *overlap, *step],
         counts_gpus=counts_gpus,
         guarded=_guarded(plan),
+        python=getattr(sys, "_base_executable", sys.executable),  # a virtual environment may be gone by then
     )
 
 

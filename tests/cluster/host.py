@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from slurmddp.render.scripts import SUPERVISOR
+
 from . import accounting, network
 from .build import Parts
 from .errors import ClusterError
@@ -126,8 +128,8 @@ def start_init(command: Sequence[str], log: Path) -> tuple[subprocess.Popen[str]
 
 
 def entry(init: ProcessId, argv: Sequence[str], user: str, cwd: str | None, env: Mapping[str, str]) -> list[str]:
-    """The command that runs `argv` in a host as a login would: that user, nothing of our environment, and no signal
-    ignored, which tests that run in the background or under nohup would hand down."""
+    """The command that runs `argv` in a host as a login would: that user, nothing of our environment but which
+    supervisor tests ask for, and no signal ignored, which tests in the background or under nohup would hand down."""
     home = "/root" if user == "root" else f"/home/{user}"
     path = "/usr/local/bin:/usr/bin:/bin" + (":/usr/local/sbin:/usr/sbin:/sbin" if user == "root" else "")
     login = {
@@ -137,6 +139,8 @@ def entry(init: ProcessId, argv: Sequence[str], user: str, cwd: str | None, env:
         "SHELL": "/bin/bash",
         "PATH": path,
         "LANG": "C.UTF-8",
+        # Which supervisor jobs are rendered with.
+        **({SUPERVISOR: os.environ[SUPERVISOR]} if SUPERVISOR in os.environ else {}),
     }
     return [
         "nsenter", "--target", str(init.pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--",

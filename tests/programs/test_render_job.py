@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from slurmddp.render.scripts import job_script, node_script
-from tests.helpers import GPU_SITE, LM_JOB, SHELL, Desk, make_code
+from slurmddp.render.scripts import SUPERVISOR, job_script, node_script
+from slurmddp.runs.snapshot import copy_runtime
+from tests.helpers import GPU_SITE, LM_JOB, SHELL, Desk
 
 #: The ranks: they run until the stop file appears or SIGTERM comes, for 20 s at most. The other steps succeed at once.
 SRUN = """#!/bin/bash
@@ -36,6 +38,9 @@ case $2 in
   *) echo 'JobId=7 JobState=RUNNING Reason=None Restarts=0 NodeList=node1' ;;
 esac
 """
+#: Whether the job is rendered with the supervisor in Python, and the folder of its code.
+PYTHON = os.environ.get(SUPERVISOR) == "python"
+CODE = "supervisor" if PYTHON else "shell"
 #: Does something once, as soon as a condition holds, between two commands of job.sh: the moment is exact. job.sh and a
 #: subshell of it may come there at the same time: the folder decides.
 INJECT = """
@@ -52,8 +57,57 @@ if [[ "$0" == */job.sh ]]; then
   trap inject DEBUG
 fi
 """
+#: The same in the supervisor in Python, and in the child process that touches the run folder: between two lines of it.
+INJECT_PYTHON = """\
+import os, subprocess, sys
+begun, job = 0, str(os.getppid())
+def read(name):
+    try:
+        with open({run!r} + "/" + name) as file:
+            return file.read()
+    except OSError:
+        return ""
+def inject(frame, event, _):
+    global begun
+    if "/supervisor/" not in frame.f_code.co_filename:
+        return None
+    if event != "line" or os.path.exists({run!r} + "/injected"):
+        return inject
+    try:
+        if not ({when}):
+            return inject
+        os.mkdir({run!r} + "/injecting")
+    except OSError:
+        return inject
+    with open({run!r} + "/injected", "w") as file:
+        file.write(read("steps"))
+    subprocess.run(["bash", "-c", {what!r}.replace("$$", job)])
+    return inject
+def count(holds):
+    global begun
+    begun += bool(holds)
+    return begun if holds else 0
+sys.settrace(inject)
+"""
+
+
+class When(NamedTuple):
+    """A moment, as a condition in bash between two commands of job.sh, and in Python between two lines."""
+
+    bash: str
+    python: str
+
+
+def started(more: str) -> When:
+    """So many commands or lines after job_started: more, such as `> 3`."""
+    there = "os.path.getsize({run!r} + '/events.jsonl') > 0"
+    return When("[[ -s '{run}/events.jsonl' ]] && ((++begun " + more + "))", f"count({there}) {more}")
+
+
 #: What `slurmddp cancel` does.
 CANCEL = "echo 'cancelled by the user' >'{run}/stop.part'; mv '{run}/stop.part' '{run}/stop'"
+
+STARTED = When("[[ -e '{run}/steps' && \"$(<'{run}/steps')\" == *train* ]]", "'train' in read('steps')")
 
 
 @dataclass
@@ -71,12 +125,8 @@ class Job:
         self.count += 1
         self.run = self.desk.root / f"run{self.count}"
         (self.run / "logs").mkdir(parents=True)
-        make_code(self.run)
+        copy_runtime(self.run / "code" / "slurmddp")
         shell = self.run / "code" / "slurmddp" / "shell"
-        for folder in (shell, shell.with_name("causes")):
-            original = folder.resolve()
-            folder.unlink()
-            shutil.copytree(original, folder)
         for name, text in (("job.sh", self.text), ("node.sh", self.node), (shell / "sweep.sh", SRUN)):
             (self.run / name).write_text(text)
 
@@ -91,14 +141,22 @@ class Job:
         if self.scontrol:  # else what job.sh leaves behind for a requeued job would ask for three minutes
             self.desk.program("scontrol", self.scontrol.replace("RUNNING", "COMPLETED"))
 
-    def go(self, when: str, what: str, *, before: str = "") -> list[str]:
-        """Run job.sh with something injected: the steps that it started. before: the stop file of an earlier job."""
+    def go(self, when: When, what: str, *, before: str = "", prepare: str = "") -> list[str]:
+        """Run job.sh with something injected: the steps that it started. before: the stop file of an earlier job.
+        prepare: a line of Python that changes the supervisor.
+        """
         self.begin()
         if before:
             (self.run / "stop").write_text(f"{before}\n")
-        hook = self.desk.root / "hook"
-        hook.write_text(INJECT.format(run=self.run, when=when.format(run=self.run), what=what.format(run=self.run)))
-        self.finish(BASH_ENV=str(hook))
+        run, hook, what = str(self.run), self.desk.root / "hook", what.format(run=self.run)
+        if PYTHON:
+            program = self.run / "code" / "slurmddp" / "supervisor" / "__main__.py"
+            text = program.read_text().replace("        rules()\n", f"        rules()\n        {prepare}\n")
+            program.write_text(INJECT_PYTHON.format(run=run, when=when.python.format(run=run), what=what) + text)
+            self.finish()
+        else:
+            hook.write_text(INJECT.format(run=run, when=when.bash.format(run=run), what=what))
+            self.finish(BASH_ENV=str(hook))
         assert (self.run / "injected").exists(), self.done.stdout + self.done.stderr
         steps = self.run / "steps"
         return steps.read_text().splitlines() if steps.exists() else []
@@ -130,8 +188,7 @@ def here(desk: Desk) -> Job:
 )
 def test_a_cancel_of_a_job_that_has_just_begun_is_kept(job: Job, later: int) -> None:
     """`slurmddp cancel` asks by the stop file as soon as there is a job_started; an older stop file goes."""
-    started = "[[ -s '{run}/events.jsonl' ]] && ((++begun > " + str(later) + "))"
-    assert "late" not in job.go(started, CANCEL, before="time limit")
+    assert "late" not in job.go(started(f"> {later}"), CANCEL, before="time limit")
     assert job.end == ("stopped", "cancelled by the user")
     assert (job.run / "stop").read_text() == "cancelled by the user\n"
 
@@ -139,13 +196,16 @@ def test_a_cancel_of_a_job_that_has_just_begun_is_kept(job: Job, later: int) -> 
 @pytest.mark.parametrize("command", range(1, 16, 2))
 def test_a_cancel_while_an_older_stop_file_is_taken_away(job: Job, command: int) -> None:
     """Of a job that Slurm has started again: its earlier start has said job_started."""
-    taken = f'{{{{ ((begun)) || [[ "$BASH_COMMAND" == forget_stop* ]]; }}}} && ((++begun == {command}))'
+    taken = When(
+        f'{{{{ ((begun)) || [[ "$BASH_COMMAND" == forget_stop* ]]; }}}} && ((++begun == {command}))',
+        f"count(begun or frame.f_code.co_name == 'forget_stop') == {command}",
+    )
     assert "train" not in job.go(taken, CANCEL, before="time limit")
     assert job.end == ("stopped", "cancelled by the user")
 
 
 def test_the_stop_file_of_an_earlier_job_is_not_for_this_one(job: Job) -> None:
-    assert job.go("[[ -e '{run}/steps' && \"$(<'{run}/steps')\" == *train* ]]", CANCEL, before="time limit") == [
+    assert job.go(STARTED, CANCEL, before="time limit") == [
         "preflight",
         "train",
         "saved",
@@ -170,7 +230,7 @@ def test_what_is_asked_to_stop_early_does_not_start_its_ranks(
     what, (decision, cause) = ASKS[asked]
     early = 0
     for command in range(3, 400, 31):
-        steps = job.go("[[ -s '{run}/events.jsonl' ]] && ((++begun == " + str(command) + "))", what)
+        steps = job.go(started(f"== {command}"), what)
         if "train" in (job.run / "injected").read_text().split():
             break
         early += "train" not in steps
@@ -180,11 +240,16 @@ def test_what_is_asked_to_stop_early_does_not_start_its_ranks(
     assert early >= (3 if site == "gpus" else 1)
 
 
-@pytest.mark.parametrize("gone", ["", "watch.sh", "../causes/cause.rules", "requeue/requeue.sh"])
+PARTS = ["watch.sh", "../causes/cause.rules", "requeue/requeue.sh"]
+if PYTHON:
+    PARTS = ["brain/watch.py", "../causes/cause.rules", "release.py"]
+
+
+@pytest.mark.parametrize("gone", ["", *PARTS])
 def test_a_run_folder_without_the_functions_fails_with_a_message_and_an_alert(job: Job, gone: str) -> None:
     """All of them, or one: a purge of the file system deletes what nobody has read for long."""
     job.begin()
-    shell = job.run / "code" / "slurmddp" / "shell"
+    shell = job.run / "code" / "slurmddp" / CODE
     shutil.rmtree(shell) if not gone else (shell / gone).unlink()
     (job.run / "alert.sh").write_text('printf "%s|" "$@" >"${0%/*}/told"\n')
     job.finish()
@@ -209,7 +274,8 @@ def test_sigterm_during_the_preflight(job: Job) -> None:
     """The preflight itself gets it, and nothing is started after it."""
     hold = SRUN.replace('[[ "$step" == train ]] || exit 0', "")
     job.desk.program("srun", hold)
-    assert job.go("[[ -e '{run}/steps' ]]", "kill -TERM $$") in (["preflight", "TERM"], ["preflight", "saved"])
+    steps = job.go(When("[[ -e '{run}/steps' ]]", "read('steps')"), "kill -TERM $$")
+    assert steps in (["preflight", "TERM"], ["preflight", "saved"])
     assert job.end == ("cancelled", "cancelled")
 
 
@@ -231,9 +297,6 @@ def own(desk: Desk) -> Job:
     return Job(desk, job_script(desk.plan(SCRIPT_JOB)), SCONTROL)
 
 
-STARTED = "[[ -e '{run}/steps' && \"$(<'{run}/steps')\" == *train* ]]"
-
-
 def test_a_cancel_of_a_script_that_does_not_look_ends_with_sigterm(own: Job) -> None:
     assert own.go(STARTED, CANCEL)[:3] == ["preflight", "train", "TERM"]
     assert own.end == ("stopped", "cancelled by the user")
@@ -247,7 +310,11 @@ def test_a_script_that_ignores_sigterm_is_killed(own: Job) -> None:
     """
     own.desk.program("srun", IGNORES.replace("; exit 1' TERM", "' TERM"))
     forward = '[[ -z "${{overdue:-}}" ]] || {{ trap - DEBUG; SECONDS=$((SECONDS + 60)); }}'
-    steps = own.go(f"[[ $BASHPID == $$ ]] && {STARTED}", f"{CANCEL}; inject() {{{{ {forward}; }}}}")
+    if PYTHON:
+        steps = own.go(STARTED, CANCEL, prepare="import slurmddp.supervisor.brain.watch as w; w._KILL_AFTER = 3")
+    else:
+        main = STARTED._replace(bash=f"[[ $BASHPID == $$ ]] && {STARTED.bash}")
+        steps = own.go(main, f"{CANCEL}; inject() {{{{ {forward}; }}}}")
     assert steps[:3] == ["preflight", "train", "TERM"] and "late" not in steps, own.done.stdout
     assert "the ranks ignore SIGTERM: killing them" in own.done.stdout
     (ended,) = (row for row in own.events if row["event"] == "attempt_ended")
@@ -303,12 +370,12 @@ def test_an_own_script_that_saved_nothing_is_not_requeued_at_its_time_limit(
         assert only.startswith("stopping|stopped|time limit") and "saved nothing" in only and "--resume" not in only
 
 
-def test_where_it_is_not_known_whether_a_script_saved_it_is_requeued(desk: Desk, own: Job) -> None:
-    """A file system that does not answer."""
+def test_where_it_is_not_known_whether_a_script_saved(desk: Desk, own: Job) -> None:
+    """A file system that does not answer. For the supervisor in Python, what is not known is no evidence."""
     desk.program("find", "#!/bin/sh\nexit 1\n")
     own.scontrol = TIMEOUT
     own.go(STARTED, "mkdir '{run}/checkpoints'; kill -TERM $$")
-    assert own.events[-1]["decision"] == "requeue"
+    assert own.events[-1]["decision"] == ("stopped" if PYTHON else "requeue")
 
 
 @pytest.mark.parametrize(
@@ -317,7 +384,7 @@ def test_where_it_is_not_known_whether_a_script_saved_it_is_requeued(desk: Desk,
         ("40", "", "requeue"),
         ("41", "", "requeue"),
         ("41", "0 41\n0 41\n", "stopped"),
-        ("40", "0 41\n0 41\n", "requeue"),
+        ("40", "0 40\n0 40\n", "requeue"),
     ],
     ids=["further", "no further, once", "no further, again and again", "further in the end"],
 )
@@ -503,7 +570,7 @@ def test_a_failed_job_that_slurm_would_requeue_by_itself_is_kept_from_it(
     assert updates.exists() == update
     if update:
         assert updates.read_text() == "20 scontrol update JobId=7 Requeue=0\n"
-        shutil.rmtree(job.run / "code" / "slurmddp" / "shell")  # job.sh cannot even start
+        shutil.rmtree(job.run / "code" / "slurmddp" / CODE)  # job.sh cannot even start
         job.finish()
         assert job.done.returncode == 1 and len(updates.read_text().splitlines()) == 2
 

@@ -1,0 +1,150 @@
+"""One attempt: check the nodes, choose them, train, decide, clean up."""
+
+from typing import Any, Dict, List, Optional
+
+from slurmddp.records.cause import Cause
+from slurmddp.records.job_events import AttemptEnded, AttemptStarted, Cleaned, NodeExcluded
+from slurmddp.supervisor.brain.decide import decide
+from slurmddp.supervisor.brain.types import DONE, NEXT, REQUEUE, Decision, Facts
+from slurmddp.supervisor.job import Job
+from slurmddp.supervisor.nodes import without
+from slurmddp.supervisor.preflight import check_nodes, measure_network
+from slurmddp.supervisor.watching import Watching, marker_of
+
+
+class Attempts:
+    """The attempts of this job. `Job` holds how the newest one ended."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.watching = Watching(job)
+        self._measured: List[List[str]] = []
+
+    def make(self) -> None:
+        """Make the attempt that `job` has opened."""
+        job, look = self.job, self.watching.look
+        self.watching.new_attempt()
+        self.list_nodes()
+        if job.settings.preflight and not job.must_end() and not check_nodes(job, look):
+            return
+        if not job.must_end() and not job.nodes.choose():
+            job.decision = REQUEUE
+            job.cause = Cause("too few usable nodes: {}".format(" ".join(job.nodes.usable) or "none"))
+            return
+        if job.values.yes("measure") and not job.must_end() and not measure_network(job, look, self._measured):
+            self._record(None, launched=False)
+            return
+        if job.settings.preflight == "only" and not job.must_end():
+            job.say("recovery.preflight is only: no ranks are started")
+            job.exit_code, job.decision = 0, DONE
+            return
+        if job.must_end():
+            job.say("asked to stop before the ranks started")
+            job.exit_code = 0
+            self._record(self.decide(), launched=False)
+            return
+        self._train()
+
+    def _train(self) -> None:
+        job = self.job
+        job.choose_port(job.head)
+        nodes = " ".join(job.nodes.chosen)
+        job.event(AttemptStarted(nodes))
+        job.say("attempt {} on {}; node logs: {}".format(job.attempt, nodes, job.logs))
+        self.job.watch.launched(job.moment(), len(job.nodes.chosen))
+        job.exit_code = job.on_nodes(job.logs + "/%N.log", self._command(), self.watching.look, together=True)
+        job.folder.known(None, "show", job.logs, patience=30)
+        self.watching.read_events()
+        self._record(self.decide(), launched=True)
+        if job.decision == NEXT and job.cause is not None:
+            self.job.watch.failed(job.cause)
+        if not job.ending:
+            self._sweep()
+
+    def _command(self) -> List[str]:
+        job, words = self.job, ["bash", self.job.run + "/node.sh"]
+        each = job.values.number("tasks_per_node")
+        if each is None:
+            return words
+        # launch.mode srun; of an option that is given twice, srun takes the last one
+        tasks = ["--ntasks={}".format(len(job.nodes.chosen) * each), "--ntasks-per-node={}".format(each)]
+        return [*tasks, *job.values.rank_options, *words]
+
+    def list_nodes(self) -> List[str]:
+        """Take the nodes that the job has now; return those that Slurm has lost."""
+        job = self.job
+        job.scheduler.ask()
+        allocated = job.scheduler.nodes()
+        lost = job.nodes.renew(allocated) if allocated is not None else ()
+        job.exclude("Slurm lost the node", lost, NodeExcluded)
+        return list(lost)
+
+    def decide(self) -> Decision:
+        """Decide what comes next, and carry out what belongs to that."""
+        job = self.job
+        facts, before = self._facts(), job.ledger()
+        decision = decide(job.settings, facts, before)
+        job.keep(before, decision.ledger)
+        job.kept = decision.not_requeued
+        for node, reason in decision.exclude:
+            job.exclude(reason, [node], NodeExcluded)
+        job.nodes.suspects += decision.suspects
+        if decision.marker is not None:
+            job.folder.tell("write_marker", job.attempt, *decision.marker[:3])
+        job.decision, job.cause = decision.what, decision.cause
+        return decision
+
+    def _facts(self) -> Facts:
+        """Find out what is known at the end of the attempt."""
+        job, watch = self.job, self.job.watch
+        marker = marker_of(job.folder.known(None, "marker", job.attempt))
+        stop = job.stop_file()
+        failed = job.exit_code != 0 or bool(watch.abandoned) or (marker is not None and marker.state != DONE)
+        logs: Dict[str, Any] = {"refused": {}, "unreached": [], "killed_agents": [], "signalled": 0, "stranger": None}
+        if failed and not job.ending:
+            logs = job.folder.known(logs, "ended", job.logs, job.nodes.chosen, patience=60)
+        stranger = logs["stranger"]
+        lost = self.list_nodes() if failed and not (job.ending or stop or marker) else []
+        return Facts(
+            attempt=job.attempt,
+            exit_code=job.exit_code,
+            job=job.scheduler.job,
+            marker=marker,
+            stop=stop,
+            ending=job.ending,
+            back=job.back,
+            kept=job.kept,
+            noted=watch.noted,
+            logged=job.find_cause(watch.noted) if failed and not job.ending else None,
+            abandoned=watch.abandoned,
+            uncounted=watch.uncounted,
+            hopeless=watch.hopeless,
+            saved=job.saved() if stop is not None else None,
+            chosen=tuple(job.nodes.chosen),
+            lost=tuple(lost),
+            refused=logs["refused"],
+            unreached=tuple((node, text) for node, text in logs["unreached"]),
+            killed_agents=tuple(logs["killed_agents"]),
+            signalled=logs["signalled"],
+            stranger=Cause(stranger[1], None, stranger[0]) if stranger else None,
+        )
+
+    def _record(self, decision: Optional[Decision], launched: bool) -> None:
+        """Record how the attempt ended."""
+        job, cause = self.job, self.job.cause or Cause("")
+        ended_by, kept = (decision.ended_by, decision.not_requeued) if decision else ("", "")
+        job.event(AttemptEnded(job.exit_code, cause.text, cause.node, cause.rank, job.decision, ended_by, kept))
+        how = ": its ranks exited with code {}".format(job.exit_code) if launched else " ended"
+        text = ", " + cause.line() if cause.text else ""
+        job.say("attempt {}{}{}; decision: {}".format(job.attempt, how, text, job.decision))
+
+    def _sweep(self) -> None:
+        """Remove what the attempt left on its nodes: processes, shared memory, scratch."""
+        job = self.job
+        job.nodes.chosen = without(job.nodes.excluded, job.nodes.chosen)
+        if job.nodes.chosen:
+            env = {"SLURMDDP_SWEEP": job.env["SLURMDDP_RENDEZVOUS_ID"], "SLURMDDP_SCHEDULER": job.settings.scheduler}
+            env["SLURMDDP_NODE_FOLDER"] = job.values.words["node_folder"]
+            script = job.run + "/code/slurmddp/shell/sweep.sh"
+            job.on_nodes(job.logs + "/sweep.out", ["bash", script], self.watching.look, 20, env=env)
+        job.event(Cleaned(job.folder.known("", "removed", job.logs)))

@@ -1,0 +1,205 @@
+"""What the supervisor reads and writes in the run folder. Only the child process of `folder` calls these methods.
+
+Their arguments and answers travel as JSON.
+"""
+
+import glob
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any, Dict, List, Optional
+
+from slurmddp.supervisor.logs import Logs, plain
+
+#: torchrun's folder of a start: attempt_0, attempt_1, ...
+_START = re.compile(r"attempt_(\d+)$")
+#: Bytes of a file that is read whole.
+_MOST = 2**20
+
+
+class Foreign(Exception):
+    """The run folder belongs to somebody else."""
+
+
+class Files(Logs):
+    """A run folder."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._events: Optional[int] = None
+
+    def path(self, *names: str) -> str:
+        return os.path.join(self._run, *names)
+
+    def read(self, *names: str) -> Optional[str]:
+        """Return a file's text; None where there is none. Raises OSError."""
+        try:
+            with open(self.path(*names), "rb") as file:
+                return file.read(_MOST).decode("utf-8", "replace")
+        except FileNotFoundError:
+            return None
+
+    # --- before the first attempt
+
+    def forget_stop(self) -> None:
+        """Remove the stop file of an earlier job, by a rename: one that `slurmddp cancel` writes now stays."""
+        stop, taken = self.path("stop"), self.path(".stop")
+        try:
+            os.rename(stop, taken)
+        except FileNotFoundError:
+            return
+        if (self.read(".stop") or "").split("\n")[0] == "cancelled by the user":
+            try:
+                os.link(taken, stop)
+            except FileExistsError:
+                pass
+        os.unlink(taken)
+
+    def begin(self) -> List[str]:
+        """Note when this job began, and return the names of the events job_started and requeued before it."""
+        with open(self.path("job_began"), "w"):
+            pass
+        if os.stat(self._run).st_mode & 0o077:
+            os.umask(os.umask(0) | 0o022)  # others may read here: they must still not write
+        self._events = os.open(self.path("events.jsonl"), os.O_RDONLY | os.O_CREAT, 0o644)
+        names = []
+        for line in self.new_lines():
+            try:
+                name = json.loads(line).get("event")
+            except (ValueError, AttributeError):
+                continue
+            if name in ("job_started", "requeued"):
+                names.append(name)
+        return names
+
+    def open_attempt(self, attempt: int) -> List[Any]:
+        """Make the folders of the first attempt from this number on that has none. Return its number and logs."""
+        if os.path.exists(self._run) and os.stat(self._run).st_uid != os.geteuid():
+            raise Foreign("{} belongs to another user: nothing in it is run".format(self._run))
+        while True:
+            logs = self.path("logs", "attempt-{:03d}".format(attempt))
+            try:
+                os.mkdir(logs)
+                break
+            except FileExistsError:
+                attempt += 1
+        for name in ("flight_recorder", "preflight", "sweep"):
+            os.makedirs(os.path.join(logs, name), exist_ok=True)
+        try:
+            size = os.stat(self.path("logs", "job.log")).st_size
+            with open(os.path.join(logs, "job_log_begin"), "w") as file:
+                file.write("{}\n".format(size))  # doctor reads what this attempt adds to it
+        except OSError:
+            pass
+        return [attempt, logs]
+
+    # --- writing
+
+    def say(self, line: str) -> None:
+        """Write a line of job.log."""
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    def append(self, name: str, line: str) -> None:
+        """Append a line to a file. If a full disk or a killed rank left half a line, it is not joined to that."""
+        descriptor = os.open(self.path(name), os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            size = os.fstat(descriptor).st_size
+            broken = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            os.write(descriptor, ("\n" if broken else "").encode() + line.encode("utf-8", "surrogateescape") + b"\n")
+        finally:
+            os.close(descriptor)
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file, whole or not at all."""
+        path = self.path(name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        part = "{}.{}.part".format(path, os.getpid())
+        with open(part, "wb") as file:
+            file.write(text.encode("utf-8", "surrogateescape"))
+        os.rename(part, path)
+
+    def write_marker(self, attempt: int, state: str, reason: str, cause: str) -> None:
+        """Write the marker of an attempt that is over, so that ranks that start late do not train."""
+        record = {"state": state, "restart": False, "attempt": attempt, "reason": reason, "cause": cause}
+        self.write("markers/attempt-{:03d}.json".format(attempt), json.dumps(record, indent=1) + "\n")
+
+    def remove(self, name: str) -> None:
+        try:
+            os.unlink(self.path(name))
+        except FileNotFoundError:
+            pass
+
+    def ask_to_stop(self, reason: str) -> bool:
+        """Make the stop file. The first reason stays: return whether this is it."""
+        try:
+            descriptor = os.open(self.path("stop"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            return False
+        with os.fdopen(descriptor, "w") as file:
+            file.write(reason + "\n")
+        return True
+
+    # --- looking
+
+    def stop(self) -> Optional[str]:
+        """Return the first line of the stop file; None if there is none."""
+        text = self.read("stop")
+        return None if text is None else text.split("\n")[0].strip() or "stop file"
+
+    def marker(self, attempt: int) -> Optional[Dict[str, str]]:
+        """Return state, reason and cause of an attempt's marker, empty if it is damaged; None if there is none."""
+        text = self.read("markers", "attempt-{:03d}.json".format(attempt))
+        if text is None:
+            return None
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        record = found if isinstance(found, dict) else {}
+        return {key: plain(str(record.get(key) or "")) for key in ("state", "reason", "cause")}
+
+    def look(self, attempt: int, logs: str, now: int, starts: bool) -> Dict[str, Any]:
+        """Return what has changed. now: for the heartbeat, which guard.sh reads. starts: count torchrun's, too."""
+        with open(self.path("heartbeat"), "w") as file:
+            file.write("{}\n".format(now))
+        found: Dict[str, Any] = {"marker": self.marker(attempt), "stop": self.stop(), "events": self.new_lines()}
+        if starts:
+            failures = (self.read("failures") or "").splitlines()
+            found["failures"] = sum(line.startswith("{} ".format(attempt)) for line in failures)
+            starts_made = glob.glob(os.path.join(glob.escape(logs), "torchrun/*/*/attempt_*"))
+            numbers = [_START.search(path) for path in starts_made]
+            found["newest_start"] = max((int(number.group(1)) for number in numbers if number), default=None)
+        return found
+
+    def ledger(self) -> List[str]:
+        """Return the texts of the breaker's files: failures, progress, best."""
+        return [self.read(name) or "" for name in ("failures", "progress", "best")]
+
+    def saved(self) -> Optional[bool]:
+        """Return whether a file in checkpoints/ is newer than this job; None where that is not known."""
+        began, checkpoints = self.path("job_began"), self.path("checkpoints")
+        if not os.path.exists(began):
+            return None
+        if not os.path.exists(checkpoints):
+            return False
+        words = ["timeout", "3", "find", checkpoints + "/", "!", "-type", "d", "-newer", began, "-print", "-quit"]
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        return bool(done.stdout) if done.returncode == 0 else None
+
+    def new_lines(self) -> List[str]:
+        """Return the whole lines that events.jsonl has got since the last time."""
+        if self._events is None:
+            return []
+        begin = os.lseek(self._events, 0, os.SEEK_CUR)
+        parts = []
+        while True:
+            part = os.read(self._events, 1 << 20)
+            if not part:
+                break
+            parts.append(part)
+        whole, newline, _ = b"".join(parts).rpartition(b"\n")
+        os.lseek(self._events, begin + len(whole) + len(newline), os.SEEK_SET)
+        return whole.decode("utf-8", "replace").split("\n") if whole else []

@@ -1,0 +1,161 @@
+"""The run folder, by way of one child process: a mount that hangs stops whoever touches it, signals included.
+
+The loop asks with a deadline, and hands over what is to be written; that waits in memory until it is written.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any, Dict, List, Set
+
+from slurmddp.supervisor.files import Files
+from slurmddp.supervisor.loop import SIGNALS, Loop
+
+#: Seconds that an answer may take, and that nobody waits longer than where an earlier one is still missing.
+PATIENCE, HURRY = 10.0, 0.2
+#: Seconds between two tries to write what could not be written.
+_AGAIN = 2.0
+
+
+class Unavailable(Exception):
+    """The run folder did not answer in time, or what was asked for failed there."""
+
+
+class Folder:
+    """Asks the child, and hands over what is to be written."""
+
+    def __init__(self, loop: Loop, run: str) -> None:
+        self._loop, self._run = loop, run
+        self._number = 0
+        self._answers: Dict[int, Dict[str, Any]] = {}
+        self._unanswered: Set[int] = set()
+        self._unwritten: Dict[int, List[Any]] = {}
+        self._begin()
+
+    def ask(self, name: str, *arguments: Any, patience: float = PATIENCE) -> Any:
+        """Return the answer of a method of Files. Raises Unavailable."""
+        late = bool(self._unanswered)
+        number = self._send(name, arguments)
+        self._unanswered.add(number)
+        if not self._loop.run_until(lambda: number in self._answers, HURRY if late else patience):
+            raise Unavailable("{} does not answer".format(self._run))
+        answer = self._answers.pop(number)
+        if "error" in answer:
+            raise Unavailable(answer["error"])
+        return answer["is"]
+
+    def known(self, default: Any, name: str, *arguments: Any, patience: float = PATIENCE) -> Any:
+        """Return the answer of a method of Files, or the default where there is none."""
+        try:
+            return self.ask(name, *arguments, patience=patience)
+        except Unavailable:
+            return default
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        """Have a method of Files write something, as soon as the folder can be written."""
+        number = self._send(name, arguments, keep=True)
+        self._unwritten[number] = [name, list(arguments)]
+
+    def settle(self, seconds: float) -> bool:
+        """Wait until all is written, this long at most. Return whether it is."""
+        return self._loop.run_until(lambda: not self._unwritten, seconds)
+
+    @property
+    def behind(self) -> bool:
+        """Return whether something is not written yet."""
+        return bool(self._unwritten)
+
+    def _begin(self) -> None:
+        ours, theirs = socket.socketpair()
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            _serve(theirs, Files(self._run))
+        theirs.close()
+        self._socket = ours
+        ours.setblocking(False)
+        self._outgoing = self._incoming = b""
+        self._loop.watch(ours.fileno(), self._read)
+
+    def _send(self, name: str, arguments: Any, keep: bool = False) -> int:
+        self._number += 1
+        self._put(self._number, name, list(arguments), keep)
+        return self._number
+
+    def _put(self, number: int, name: str, arguments: List[Any], keep: bool) -> None:
+        self._outgoing += json.dumps([number, name, arguments, keep]).encode("ascii") + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing:
+                self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
+        except BlockingIOError:
+            pass  # with the next answer, or the next request
+        except OSError:
+            pass  # the child is gone: _read sees it, and begins another one
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.forget(self._socket.fileno())
+            self._socket.close()
+            self._unanswered.clear()
+            self._begin()
+            for number, (name, arguments) in self._unwritten.items():
+                self._put(number, name, arguments, True)
+            return
+        *lines, self._incoming = (self._incoming + data).split(b"\n")
+        for line in lines:
+            answer = json.loads(line.decode("ascii"))
+            number = answer["number"]
+            self._unwritten.pop(number, None)
+            if number in self._unanswered:
+                self._unanswered.discard(number)
+                self._answers[number] = answer
+        self._flush()
+
+
+def _serve(connection: socket.socket, files: Files) -> None:
+    """Answer requests until the other end is closed. What cannot be written is tried again, in its order."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # Slurm sends them to all processes of the job
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    kept: List[Any] = []
+    data = b""
+    while True:
+        connection.settimeout(_AGAIN if kept else None)
+        try:
+            part = connection.recv(1 << 20)
+            if not part:
+                break
+        except socket.timeout:
+            part = b""
+        *lines, data = (data + part).split(b"\n")
+        requests = [json.loads(line.decode("ascii")) for line in lines]
+        if kept and not part:
+            requests, kept = kept, []
+        for number, name, arguments, keep in requests:
+            if keep and kept:
+                kept.append([number, name, arguments, keep])
+                continue
+            answer = {"number": number}
+            try:
+                answer["is"] = getattr(files, name)(*arguments)
+            except Exception as error:  # noqa: BLE001 - this process must answer whatever happens in it
+                if keep and isinstance(error, OSError):
+                    kept.append([number, name, arguments, keep])
+                    continue
+                answer["error"] = "{}: {}".format(type(error).__name__, error)
+            connection.settimeout(None)
+            connection.sendall(json.dumps(answer).encode("ascii") + b"\n")
+    os._exit(0)

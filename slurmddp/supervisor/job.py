@@ -1,0 +1,194 @@
+"""What all parts of the supervisor share: the job, its run folder, its nodes, and what runs on them now."""
+
+import json
+import os
+import signal
+import time
+import zlib
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from slurmddp.records import json_lines
+from slurmddp.records.cause import Cause
+from slurmddp.records.cause import read as read_cause
+from slurmddp.supervisor.brain import ledger as ledgers
+from slurmddp.supervisor.brain.types import CANCELLED_BY_USER, FAILED, Alert, Ledger, Moment
+from slurmddp.supervisor.brain.watch import Watch
+from slurmddp.supervisor.folder import Folder
+from slurmddp.supervisor.loop import Child, Loop
+from slurmddp.supervisor.messages import Messages
+from slurmddp.supervisor.nodes import Nodes
+from slurmddp.supervisor.requeue import Chain, Never, Requeue
+from slurmddp.supervisor.scheduler import Local, Slurm
+from slurmddp.supervisor.values import Values
+
+#: Seconds between two looks around while something runs on the nodes.
+_LOOK = 2.0
+
+
+class Job:
+    """The job and its newest attempt.
+
+    ending: why the job is ended from outside; empty if it is not. back: whether it starts again after that. signal:
+    the name of the one that it got. kept: why another start would be of no use. decision, cause, exit_code: of the newest
+    attempt.
+    """
+
+    def __init__(self, values: Values) -> None:
+        self.values = values
+        self.settings = values.settings()
+        self.run = values.run
+        self.loop = Loop()
+        self.folder = Folder(self.loop, self.run)
+        slurm = values.words["scheduler"] == "slurm"
+        self.scheduler: Any = Slurm(self.loop) if slurm else Local(values.words["pid"])
+        self.env = dict(os.environ, SLURMDDP_RUN=self.run, SLURMDDP_JOB_ID=self.scheduler.job_id)
+        self.messages = Messages(self.loop, self.folder, self.run, self.scheduler.job_id, self.scheduler.host, self.env)
+        self.say, self.event, self.alert = self.messages.say, self.messages.event, self.messages.alert
+        self.nodes = Nodes(self.settings.nodes_min, self.settings.nodes_max)
+        self.requeue = self._way_back()
+        self._own = ""  # of the ledger, as it was written last
+        end = os.environ.get("SLURM_JOB_END_TIME", "") if slurm else ""
+        self.watch = Watch(self.settings, self._read_ledger(), float(end) if end.isdigit() else None, self.moment())
+        self.step_options = list(values.step_options)
+        self.attempt, self.logs = 0, ""
+        self.child: Optional[Child] = None
+        self.ending = self.signal = self.kept = ""
+        self.back = False
+        self.decision, self.exit_code = FAILED, 1
+        self.cause: Optional[Cause] = None
+
+    def send(self, alert: Optional[Alert]) -> None:
+        """Send what the brain wants people to know."""
+        if alert is not None:
+            self.alert(alert.kind, alert.state, alert.cause, alert.next, alert.text)
+
+    def _way_back(self) -> Any:
+        job, policy = self.scheduler, self.settings.requeue_policy
+        if policy == "requeue":
+            return Requeue(self.loop, job.slurm_job, job.job_id, job.host, self.run)
+        if policy == "chain":
+            return Chain(self.loop, job.job_id, self.run, self.values.yes("singleton"))
+        return Never()
+
+    # --- the attempt
+
+    def open_attempt(self) -> None:
+        """Begin the first attempt that has no folder yet, so numbers continue after a requeue. Raises Unavailable."""
+        self.attempt, self.logs = self.folder.ask("open_attempt", self.attempt, patience=60)
+        self.messages.attempt = self.attempt
+        self.env.update(
+            SLURMDDP_STARTED=str(int(time.time())),
+            SLURMDDP_ATTEMPT=str(self.attempt),
+            SLURMDDP_LOGS=self.logs,
+            # Two jobs with one id would silently merge.
+            SLURMDDP_RENDEZVOUS_ID="{}-{}-{}".format(os.path.basename(self.run), self.scheduler.job_id, self.attempt),
+        )
+
+    def stop_file(self) -> Optional[str]:
+        """Return the first line of the stop file; None if there is none, or the run folder does not answer."""
+        found = self.folder.known(None, "stop")
+        return None if found is None else str(found)
+
+    def cancelled(self) -> bool:
+        """Return whether the user has cancelled the run: nothing starts it again, whatever ends it."""
+        return self.stop_file() == CANCELLED_BY_USER
+
+    def must_end(self) -> bool:
+        """Return whether nothing may start on the nodes any more."""
+        stop = self.stop_file()
+        return bool(self.ending) or stop is not None
+
+    def ledger(self) -> Ledger:
+        """Return what the starts of the run have come to, as far as the run folder answers."""
+        failures, progress, best = self.folder.known(["", "", ""], "ledger")
+        return ledgers.with_files(self.watch.ledger, failures, progress, best)
+
+    def keep(self, before: Ledger, after: Ledger) -> None:
+        """Write what a decision has added to the ledger."""
+        self.watch.ledger = after
+        for line in ledgers.lines_to_add(before, after):
+            self.folder.tell("append", "failures", line)
+        if after.best != before.best:
+            self.folder.tell("write", "best", "{}\n".format(after.best))
+        own = json.dumps(ledgers.own_part(after))
+        if own != self._own:
+            self.folder.tell("write", "ledger.json", own + "\n")
+            self._own = own
+
+    def _read_ledger(self) -> Ledger:
+        text = self.folder.known(None, "read", "ledger.json")
+        own = ledgers.read(json_lines.load(text.encode()) or {} if text else {})
+        self._own = json.dumps(ledgers.own_part(own))
+        return own
+
+    def exclude(self, reason: str, nodes: Sequence[str], note: Callable[[str, str], Any]) -> None:
+        """Never use these nodes in this run again. note: makes the event."""
+        for node in nodes:
+            self.say("node {} is excluded: {}".format(node, reason))
+            self.event(note(node, reason))
+        self.nodes.exclude(nodes)
+
+    # --- what runs on the nodes
+
+    def on_nodes(
+        self,
+        log: str,
+        words: List[str],
+        look: Callable[[], None],
+        seconds: Optional[int] = None,
+        together: bool = False,
+        env: Optional[Dict[str, str]] = None,
+    ) -> int:
+        """Start one process on each chosen node, and wait for them; return the exit code. look: called meanwhile.
+
+        seconds: after which they are terminated. together: if one node fails, the others are ended.
+        """
+        if self.ending:
+            return 128 + signal.SIGTERM  # the signal came before there was a child
+        nodes = self.nodes.chosen
+        options = ["--nodelist=" + ",".join(nodes)] if self.values.yes("elastic") else []
+        options += ["--cpu-bind=none", *self.step_options, "--kill-on-bad-exit={}".format(int(together))]
+        step = self.scheduler.step(nodes, options, log, words)
+        if seconds is not None:
+            step = ["timeout", "--kill-after=5", str(seconds), *step]
+        if self.scheduler.slurm:
+            step = ["bash", "-c", 'exec "$@" 2>>"$0"', self.logs + "/srun.err", *step]
+        count = str(len(nodes)) if self.scheduler.slurm else "1"
+        self.child = child = self.loop.start(step, dict(self.env, SLURMDDP_NODES=count, **(env or {})))
+        while child.code is None:
+            look()
+            self.loop.run_until(lambda: child.code is not None, _LOOK)
+        self.child = None
+        return child.code
+
+    def choose_port(self, head: str) -> None:
+        """Choose the port on which the agents of an attempt meet: above Linux's ephemeral ports; from job, run and
+        attempt, so that those side by side differ; probed, since others may listen.
+        """
+        seed = "{} {} {}".format(self.scheduler.job_id, self.run, self.attempt)
+        port = 61000 + zlib.crc32(seed.encode("utf-8", "surrogateescape")) % 4500
+        for _ in range(20):
+            if self.loop.run(["bash", "-c", 'exec 3<>"/dev/tcp/$0/$1"', head, str(port)], 2).code != 0:
+                break
+            port = 61000 + (port - 60999) % 4500
+        self.env["SLURMDDP_PORT"] = str(port)
+
+    def find_cause(self, noted: Optional[Cause]) -> Optional[Cause]:
+        """Return what the logs say of the attempt, if it is better than what was noted."""
+        known, tasks = noted.write() if noted else None, self.values.yes("tasks_per_node")
+        found = self.folder.known(None, "cause", self.logs, known, tasks, patience=60)
+        return read_cause(found) if found else None
+
+    @property
+    def head(self) -> str:
+        return str(self.scheduler.head_address or self.nodes.chosen[0])
+
+    # --- for the brain
+
+    def moment(self) -> Moment:
+        return Moment(time.monotonic(), time.time())
+
+    def saved(self) -> Optional[bool]:
+        """Return whether a file was saved since the job began; None where that is not known."""
+        found = self.folder.known(None, "saved")
+        return None if found is None else bool(found)

@@ -1,0 +1,140 @@
+"""The order of things in a job: its start, its attempts, and its end."""
+
+import signal
+import subprocess
+from typing import List, Optional, Sequence
+
+from slurmddp.records.cause import Cause
+from slurmddp.records.job_events import JobEnded, JobStarted
+from slurmddp.supervisor import values
+from slurmddp.supervisor.attempt import Attempts
+from slurmddp.supervisor.brain.stopping import stopped_alert
+from slurmddp.supervisor.brain.types import CANCELLED, DONE, FAILED, NEXT, REQUEUE, STOPPED
+from slurmddp.supervisor.folder import Unavailable
+from slurmddp.supervisor.job import Job
+from slurmddp.supervisor.loop import Child
+from slurmddp.supervisor.stopping import put_back, resumes, terminated, warned
+
+_NEVER_AGAIN = "not restarted automatically"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Supervise the job. Return job.sh's exit code, which is also in the file `finished` of its folder on the node."""
+    job = Job(values.read(arguments))
+    try:
+        job.folder.ask("forget_stop", patience=60)
+        _handle_signals(job)
+        job.open_attempt()
+    except Unavailable as error:
+        job.say(str(error))
+        job.folder.settle(10)
+        return 1
+    guard: Optional[Child] = None
+    attempts = Attempts(job)
+    try:
+        if _begin(job):
+            guard = _start_guard(job, attempts)
+            attempts.make()
+            while job.decision == NEXT and not job.ending:
+                job.open_attempt()
+                attempts.make()
+            _finish(job, attempts)
+    except Unavailable as error:
+        job.decision, job.exit_code, job.cause = FAILED, 1, Cause(str(error))
+        job.alert("failed", "failed", job.cause, _NEVER_AGAIN)
+    job.messages.settle(8)
+    _end(job, guard)
+    return job.exit_code
+
+
+def _handle_signals(job: Job) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        job.loop.on_signal(number, lambda number=number: terminated(job, number))  # type: ignore[misc]
+    if job.scheduler.slurm:
+        job.loop.on_signal(signal.SIGUSR2, lambda: warned(job))
+    # What job.sh received before this moment, it has noted; what it receives from now on, it passes on.
+    with open(job.values.folder + "/ready", "w"):
+        pass
+    try:
+        with open(job.values.folder + "/signals", encoding="ascii") as file:
+            names = file.read().split()
+    except FileNotFoundError:
+        names = []
+    for name in names:
+        job.loop.deliver(signal.Signals["SIG" + name])
+
+
+def _begin(job: Job) -> bool:
+    """Tell that the job has started. Return whether it can go on."""
+    before: List[str] = job.folder.ask("begin", patience=60)
+    job.event(JobStarted(job.scheduler.job_nodes, job.settings.cancel_grace))
+    job.say("job {} on {}".format(job.scheduler.job_id, job.scheduler.job_nodes))
+    if job.values.yes("counts_gpus"):
+        gpus = job.scheduler.count_gpus(job.env)
+        job.step_options = ["--gpus={}".format(gpus), *job.step_options]
+        if not gpus:
+            job.say("Slurm gave this job no GPUs (JOB_GRES of scontrol show job -d)")
+            job.alert("failed", "failed", Cause("Slurm gave this job no GPUs"), _NEVER_AGAIN)
+            return False
+    if not before:
+        job.alert("started", "running", None, "")
+    elif before[-1] != "requeued":  # else the alert was sent when the job was requeued
+        following = "the job has restarted; " + resumes(job)
+        job.alert("requeued", "running", Cause("its nodes were lost or preempted"), following)
+    return True
+
+
+def _start_guard(job: Job, attempts: Attempts) -> Optional[Child]:
+    """Start guard.sh beside this script, or on every node of a job that may lose nodes: it brings the job back where
+    job.sh is killed, or dies with its node and the others live on.
+    """
+    if not job.values.yes("guarded"):
+        return None
+    where = ["--nodes=1", "--ntasks=1", "--nodelist=" + job.scheduler.host]
+    if job.values.yes("elastic"):
+        attempts.list_nodes()
+        count = str(len(job.nodes.usable))
+        where = ["--no-kill", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1"]
+    step = ["srun", "--overlap", *where, "--cpus-per-task=1", "--mem=0", "--gres=none", "--export=ALL", "--input=none"]
+    step += ["--output=none", "--error=none", "bash", job.run + "/code/slurmddp/shell/guard.sh"]
+    step += [job.settings.requeue_policy, str(job.settings.breaker), job.values.words["elastic"]]
+    # srun tells of its end, which is no news
+    errors = ["bash", "-c", 'exec "$@" 2>>"$0"', job.run + "/logs/guard.err"]
+    return job.loop.start([*errors, *step], job.env)
+
+
+def _finish(job: Job, attempts: Attempts) -> None:
+    """Carry out the decision about the last attempt, and send alerts."""
+    job.messages.budget = 8
+    if job.decision == NEXT:
+        attempts.decide()  # a signal came between two attempts
+    cause = job.cause or Cause("")
+    if job.decision == REQUEUE and not job.ending and not put_back(job, cause):
+        job.decision = FAILED
+    if job.decision == DONE:
+        job.alert("finished", "done", None, "")
+    elif job.decision == FAILED:
+        job.alert("failed", "failed", cause, _NEVER_AGAIN)
+    elif job.decision in (STOPPED, CANCELLED) and not job.ending:
+        job.send(stopped_alert(cause, job.kept))  # else the alert was sent at once
+    if job.decision == DONE:
+        job.exit_code = 0
+    elif job.decision == FAILED and job.exit_code == 0:
+        job.exit_code = 1
+
+
+def _end(job: Job, guard: Optional[Child]) -> None:
+    """Write the last record of the job, however it ended."""
+    state = job.scheduler.job
+    if job.values.yes("expedite") and job.decision != REQUEUE and job.exit_code != 0:
+        words = ["timeout", "20", "scontrol", "update", "JobId=" + job.scheduler.job_id, "Requeue=0"]
+        if job.loop.run(words, 25, errors=subprocess.STDOUT).code != 0:
+            text = "Slurm did not take Requeue=0: it holds this job in the queue, or starts it again; scancel "
+            job.say(text + job.scheduler.slurm_job)
+    job.event(JobEnded(job.exit_code, job.signal, state.state, state.reason, job.decision))
+    job.say("exits with code {}; decision: {}".format(job.exit_code, job.decision))
+    job.folder.settle(60)
+    if guard is not None:
+        guard.kill(signal.SIGTERM)
+    with open(job.values.folder + "/finished", "w") as file:
+        file.write("{}\n".format(job.exit_code))

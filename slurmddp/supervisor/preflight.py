@@ -1,0 +1,122 @@
+"""Before the ranks start: can these nodes train, and how fast is the network between them?"""
+
+import time
+from typing import Any, Callable, Dict, List
+
+from slurmddp.causes.rules import is_user_error
+from slurmddp.records.cause import Cause
+from slurmddp.records.job_events import Measured, Network, NodeExcluded, Preflight
+from slurmddp.supervisor.brain.types import FAILED, NEXT, REQUEUE
+from slurmddp.supervisor.job import Job
+
+
+def check_nodes(job: Job, look: Callable[[], None]) -> bool:
+    """Check all nodes, spares too, and exclude those that cannot train. Return False if this attempt is over."""
+    began = time.monotonic()
+    job.nodes.chosen = list(job.nodes.usable)
+    found = _ask(job, look)
+    if job.must_end():
+        return True
+    bad = _bad(job, found)
+    for node, line in bad.items():
+        job.exclude("preflight: " + line, [node], NodeExcluded)
+    checked = len(job.nodes.chosen)
+    seconds = int(time.monotonic() - began)
+    job.event(Preflight(seconds, " ".join(bad), checked, tuple(found["warnings"])))
+    if not bad:
+        job.folder.tell("remove", "preflight-failed")
+        return True
+    node, line = next(iter(bad.items()))
+    job.cause = Cause("preflight: " + line, None, node)
+    # If all nodes have the same problem, or earlier nodes had it, other nodes would not help.
+    job.decision = FAILED
+    if sum(is_user_error(line) for line in bad.values()) >= checked or (checked > 1 and len(bad) == checked):
+        return False
+    if not job.nodes.choose():
+        if job.folder.known(None, "read", "preflight-failed") is None:
+            job.decision = REQUEUE
+        job.folder.tell("write", "preflight-failed", "")
+        return False
+    job.decision = NEXT
+    return found["verdict"] is not None  # without one, the others are not checked yet
+
+
+def _bad(job: Job, found: Dict[str, Any]) -> Dict[str, str]:
+    """Return why which nodes cannot train."""
+    missed = dict(found["unreached"])
+    if missed:  # whether the others can train is seen once they are asked without these
+        return {
+            node: "Slurm could not start a process there: " + missed[node]
+            for node in job.nodes.chosen
+            if node in missed
+        }
+    bad = {}
+    for node in job.nodes.chosen:
+        if node in found["failed"]:
+            line = "bad " + found["failed"][node]
+        elif found["verdict"] is None and node != job.nodes.chosen[0]:
+            continue  # the first node should have said it
+        else:
+            line = (found["verdict"] or {}).get(node, "")
+        if not line.startswith("ok"):
+            line = line[len("bad ") :] if line.startswith("bad ") else line
+            bad[node] = line or "no answer: see {}/preflight/{}.log".format(job.logs, node)
+    return bad
+
+
+def _ask(job: Job, look: Callable[[], None]) -> Any:
+    """Have the nodes checked. If srun could not reach one, try once more: its slurmd may just be starting."""
+    again = True
+    while True:
+        job.choose_port(job.nodes.chosen[0])
+        words = ["bash", job.run + "/node.sh"]
+        env = {"SLURMDDP_STEP": "preflight", "SLURMDDP_PREFLIGHT_NODES": " ".join(job.nodes.chosen)}
+        limit = job.values.number("join_timeout")
+        job.on_nodes(job.logs + "/preflight/%N.log", words, look, limit, env=env)
+        found = job.folder.ask("preflight", job.logs, job.nodes.chosen, patience=60)
+        if not (found["unreached"] and again) or job.must_end():
+            return found
+        again = False
+        node, text = found["unreached"][0]
+        job.say("Slurm could not start the preflight on {}: {}; trying once more".format(node, text))
+        job.folder.ask("preflight_again", job.logs)
+        job.loop.rest(5)
+
+
+def measure_network(job: Job, look: Callable[[], None], measured: List[List[str]]) -> bool:
+    """Measure the network, unless these nodes were measured before. Replace slow nodes while there are enough others.
+
+    measured: the nodes of earlier measurements. Return False if the run must not continue.
+    """
+    found: Dict[str, Any] = {"word": ""}
+    for first in (True, False):
+        if len(job.nodes.chosen) < 2 or job.nodes.chosen in measured[-1:]:
+            return True
+        measured.append(job.nodes.chosen)
+        began = time.monotonic()
+        _ask_network(job, look)
+        if job.must_end():
+            return True
+        found = job.folder.ask("network", job.logs, patience=60)
+        job.say("network: " + found["text"])
+        facts = {name: value for name, value in found["facts"].items() if name in Measured._fields}
+        job.event(Network(int(time.monotonic() - began), found["text"], Measured(**facts)))
+        bad = [tuple(line) for line in found["bad"]]
+        if not (first and bad and job.nodes.enough_without([node for node, _ in bad])):
+            break
+        for node, text in bad:
+            job.exclude("network: " + text, [node], NodeExcluded)
+        job.nodes.choose()
+    if found["word"] != "tcp":
+        return True
+    job.decision, job.exit_code, job.cause = FAILED, 1, Cause(found["text"])
+    return False
+
+
+def _ask_network(job: Job, look: Callable[[], None]) -> None:
+    """Start one process per node, like the ranks."""
+    job.folder.ask("prepare_network", job.logs)
+    job.choose_port(job.head)
+    env = {"SLURMDDP_STEP": "network", "SLURMDDP_NETWORK_NODES": " ".join(job.nodes.chosen)}
+    words, limit = ["bash", job.run + "/node.sh"], job.values.number("join_timeout")
+    job.on_nodes(job.logs + "/network/%N.log", words, look, limit, env=env)

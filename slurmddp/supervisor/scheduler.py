@@ -1,0 +1,125 @@
+"""The job as the scheduler knows it: Slurm, or one machine without Slurm."""
+
+import os
+import re
+import socket
+from typing import Dict, List, Optional, Sequence
+
+from slurmddp.supervisor.brain.types import Job
+from slurmddp.supervisor.loop import Loop
+
+#: Seconds for an answer of Slurm's controller.
+_PATIENCE = 5.0
+_FIELDS = {
+    "state": re.compile(r"JobState=([A-Z_]+)"),
+    "reason": re.compile(r"Reason=([A-Za-z_]+)"),
+    "restarts": re.compile(r" Restarts=(\d+)"),
+    "began": re.compile(r" StartTime=(\d\S*)"),
+    "preempted": re.compile(r" PreemptTime=(\d\S*)"),
+    "nodes": re.compile(r" NodeList=([A-Za-z0-9]\S*)"),
+    "end": re.compile(r" EndTime=(\S+)"),
+}
+
+
+class Local:
+    """One machine without Slurm; Slurm has the same methods."""
+
+    head_address = "127.0.0.1"
+    slurm = False
+
+    def __init__(self, pid: str) -> None:
+        self.host = socket.gethostname()
+        self.job_id = self.slurm_job = "local-" + pid
+        self.job_nodes = self.host
+        self.job = Job()
+
+    def ask(self) -> None:
+        """Ask how the job is now."""
+
+    def withdraw(self) -> None:
+        """Cancel the job, so that nothing starts it again."""
+
+    def nodes(self) -> Optional[List[str]]:
+        """Return the nodes that the job has now; None if that is not known."""
+        return [self.host]
+
+    def count_gpus(self, env: Dict[str, str]) -> int:
+        raise NotImplementedError
+
+    def end_time(self) -> Optional[float]:
+        """Return the job's time limit, in unix seconds."""
+        return None
+
+    def step(self, nodes: Sequence[str], options: Sequence[str], log: str, words: List[str]) -> List[str]:
+        """Return the command that starts one process on each node. `%N` in log: the node."""
+        return ["bash", "-c", 'exec "$@" >>"$0" 2>&1', log.replace("%N", self.host), *words]
+
+
+class Slurm:
+    """A job of Slurm. Where Slurm does not answer, it is what it was last."""
+
+    head_address = ""
+    slurm = True
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        env = os.environ
+        self.host = env.get("SLURMD_NODENAME") or socket.gethostname()
+        self.job_id = env["SLURM_JOB_ID"]
+        self.slurm_job = self.job_id  # of a task of an array, the job id is that of the whole array
+        if env.get("SLURM_ARRAY_JOB_ID"):
+            self.slurm_job = "{}_{}".format(env["SLURM_ARRAY_JOB_ID"], env.get("SLURM_ARRAY_TASK_ID", ""))
+        self.job_nodes = self._node_list = env["SLURM_JOB_NODELIST"]
+        restarts = int(env.get("SLURM_RESTART_COUNT") or 0)
+        self.job = Job(restarts=restarts, restarts_then=restarts)
+
+    def report(self) -> str:
+        """Return what scontrol says of the job; empty if it does not answer."""
+        return self._loop.run(["scontrol", "show", "job", self.slurm_job, "-o"], _PATIENCE).text
+
+    def ask(self) -> None:
+        report = self.report()
+        found = {name: pattern.search(report) for name, pattern in _FIELDS.items()}
+        text = {name: match.group(1) for name, match in found.items() if match}
+        # Slurm keeps the time of a preemption that was before this start.
+        preempted = "preempted" in text and text["preempted"] >= text.get("began", "")
+        self.job = self.job._replace(
+            state=text.get("state", self.job.state),
+            reason=text.get("reason", self.job.reason),
+            preempted=preempted or self.job.preempted,
+            restarts=int(text.get("restarts", self.job.restarts)),
+        )
+        self._node_list = text.get("nodes", self._node_list)
+
+    def withdraw(self) -> None:
+        self._loop.run(["scancel", self.slurm_job], _PATIENCE)
+
+    def nodes(self) -> Optional[List[str]]:
+        done = self._loop.run(["scontrol", "show", "hostnames", self._node_list], 20)
+        return done.text.split() if done.code == 0 else None
+
+    def count_gpus(self, env: Dict[str, str]) -> int:
+        """Return the job's GPUs, for nodes that may differ in them. A step gets the GPUs that were asked for, not those
+        that came with whole nodes: it has to ask for all of the job's.
+        """
+        for name in ("SLURM_GPUS", "SLURM_GPUS_PER_NODE"):  # the job's own wish, which srun would take for the step's
+            env.pop(name, None)
+        report = self._loop.run(["scontrol", "show", "job", "-d", self.job_id, "-o"], 60).text
+        given = re.search(r"JOB_GRES=(\S*)", report)
+        kinds = given.group(1).split(",") if given else []
+        counts = [re.match(r"gpu(?::[^:]*)?:(\d+)", kind) for kind in kinds]  # gpu:4 or gpu:a100:4
+        return sum(int(count.group(1)) for count in counts if count)
+
+    def end_time(self) -> Optional[float]:
+        """Ask for the job's time limit: an operator may have given it more time."""
+        match = _FIELDS["end"].search(self.report())
+        if match is None:
+            return None
+        done = self._loop.run(["date", "-d", match.group(1), "+%s"], _PATIENCE)
+        return float(done.text) if done.code == 0 else None
+
+    def step(self, nodes: Sequence[str], options: Sequence[str], log: str, words: List[str]) -> List[str]:
+        count = str(len(nodes))
+        head = ["srun", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1"]
+        tail = ["--wait=0", "--export=ALL", "--input=none", "--output=" + log, "--open-mode=append"]
+        return [*head, *options, *tail, *words]

@@ -1,0 +1,56 @@
+"""The values of the job, as job.sh hands them over."""
+
+import os
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from slurmddp.supervisor.brain.types import Settings
+
+
+class Values(NamedTuple):
+    """What job.sh says of the job, and where it runs.
+
+    words: by name; empty: no, none or unknown. step_options: of the ranks' srun. rank_options: further ones of
+    launch.mode srun. folder: of this script on the node's disk, where job.sh and the supervisor leave each other word.
+    """
+
+    run: str
+    folder: str
+    words: Dict[str, str]
+    step_options: Tuple[str, ...]
+    rank_options: Tuple[str, ...]
+
+    def number(self, name: str) -> Optional[int]:
+        text = self.words[name]
+        return int(text) if text else None
+
+    def yes(self, name: str) -> bool:
+        return bool(self.words[name])
+
+    def settings(self) -> Settings:
+        return Settings(
+            run=self.run,
+            scheduler=self.words["scheduler"],
+            own_script=self.yes("own_script"),
+            requeue_policy=self.words["requeue_policy"],
+            must_save=self.yes("must_save"),
+            preflight=self.words["preflight"],
+            breaker=self.number("breaker") or 3,
+            stop_lead=self.number("stop_lead"),
+            cancel_grace=self.number("cancel_grace"),
+            nodes_min=self.number("nodes_min") or 1,
+            nodes_max=self.number("nodes_max") or 1,
+        )
+
+
+def read(arguments: Sequence[str]) -> Values:
+    """Read RUN FOLDER NAME=VALUE... -- STEP_OPTION... -- RANK_OPTION..."""
+    run, folder, *rest = arguments
+    parts: List[List[str]] = [[]]
+    for word in rest:
+        if word == "--" and len(parts) < 3:
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    parts += [[]] * (3 - len(parts))
+    words = dict(word.split("=", 1) for word in parts[0])
+    return Values(os.path.abspath(run), folder, words, tuple(parts[1]), tuple(parts[2]))

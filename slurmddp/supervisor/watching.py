@@ -1,0 +1,100 @@
+"""What happens while something runs on the nodes: the supervisor looks around, and does what the brain makes of it."""
+
+import re
+import signal
+import time
+from typing import Any, Dict, Optional
+
+from slurmddp.records import events
+from slurmddp.supervisor.brain.types import (
+    Actions,
+    Alert,
+    Around,
+    AskEndTime,
+    AskToStop,
+    FindCause,
+    Kill,
+    Marker,
+    Say,
+    Terminate,
+    Write,
+)
+from slurmddp.supervisor.folder import Unavailable
+from slurmddp.supervisor.job import Job
+from slurmddp.supervisor.stopping import ask_to_stop
+
+#: Seconds between two looks at torchrun's folders: there may be many nodes.
+_STARTS = 10.0
+_SIGNALLED = re.compile(r"SIGTERM received by rank (\d+) on (.+)$")
+
+
+def marker_of(found: Optional[Dict[str, str]]) -> Optional[Marker]:
+    """Return the marker that Files has read; None if there is none."""
+    if found is None:
+        return None
+    signalled = _SIGNALLED.match(found["reason"])
+    return Marker(signalled=(int(signalled.group(1)), signalled.group(2)) if signalled else None, **found)
+
+
+class Watching:
+    """The brain's watch, and its eyes and hands."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._watch = job, job.watch
+        self.new_attempt()
+
+    def new_attempt(self) -> None:
+        self._watch.new_attempt(self._job.moment())
+        self._around = Around()
+        self._starts_at = 0.0
+
+    def look(self) -> None:
+        """Look around. Where the run folder does not answer, what it said last still holds."""
+        job, now = self._job, time.monotonic()
+        starts = now >= self._starts_at
+        if starts:
+            self._starts_at = now + _STARTS
+        try:
+            found = job.folder.ask("look", job.attempt, job.logs, int(time.time()), starts)
+        except Unavailable:
+            found = None
+        if found is not None:
+            self._read(found)
+        self.carry_out(self._watch.look(self._around, job.moment()))
+
+    def read_events(self) -> None:
+        """Read what the ranks wrote until their end."""
+        for line in self._job.folder.known([], "new_lines"):
+            self._event(line)
+
+    def _read(self, found: Dict[str, Any]) -> None:
+        for line in found["events"]:
+            self._event(line)
+        self._around = self._around._replace(marker=marker_of(found["marker"]), stop=found["stop"])
+        if "failures" in found:
+            self._around = self._around._replace(failures=found["failures"], newest_start=found["newest_start"])
+
+    def _event(self, line: str) -> None:
+        event = events.parse(line.encode("utf-8", "replace"))
+        if event is not None:
+            self.carry_out(self._watch.see(event, self._job.moment()))
+
+    def carry_out(self, actions: Actions) -> None:
+        """Do what the brain asks for."""
+        job = self._job
+        for action in actions:
+            if isinstance(action, Say):
+                job.say(action.text)
+            elif isinstance(action, Write):
+                job.event(action.event)
+            elif isinstance(action, (Terminate, Kill)):
+                if job.child is not None:
+                    job.child.kill(signal.SIGKILL if isinstance(action, Kill) else signal.SIGTERM)
+            elif isinstance(action, AskToStop):
+                ask_to_stop(job, action.reason)
+            elif isinstance(action, AskEndTime):
+                self.carry_out(self._watch.end_time_is(job.scheduler.end_time(), job.moment()))
+            elif isinstance(action, FindCause):
+                self._watch.cause_is(job.find_cause(action.noted))
+            elif isinstance(action, Alert):
+                job.send(action)
