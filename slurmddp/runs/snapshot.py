@@ -87,7 +87,7 @@ def _mode(source: os.stat_result, parent: Path) -> int:
 def copy_runtime(destination: Path, package: Path | None = None) -> None:
     """Copy what a run needs of the installed package to `destination` (code/slurmddp).
 
-    That is __init__.py, {runtime,shared,records,causes}/**/*.py, causes/*.rules and `machinery`.
+    That is __init__.py, {runtime,shared,records,causes,supervisor}/**/*.py, causes/*.rules and `machinery`.
 
     The nodes and job.sh run nothing of slurmddp but this copy.
 
@@ -108,7 +108,8 @@ def machinery(package: Path | None = None) -> list[tuple[str, Path]]:
 def _runtime(package: Path | None) -> list[tuple[str, Path]]:
     """Return what `copy_runtime` copies: (path relative to the package, file)."""
     package = package or _PACKAGE
-    folders = (sorted((package / name).rglob("*.py")) for name in ("runtime", "shared", "records", "causes"))
+    names = ("runtime", "shared", "records", "causes", "supervisor")
+    folders = (sorted((package / name).rglob("*.py")) for name in names)
     found = (package / "__init__.py", *chain.from_iterable(folders), *(package / "causes").glob("*.rules"))
     return [*((str(path.relative_to(package)), path) for path in found), *machinery(package)]
 

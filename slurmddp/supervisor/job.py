@@ -29,8 +29,8 @@ class Job:
     """The job and its newest attempt.
 
     ending: why the job is ended from outside; empty if it is not. back: whether it starts again after that. signal:
-    the name of the one that it got. kept: why another start would be of no use. decision, cause, exit_code: of the newest
-    attempt.
+    the name of the one that it got. kept: why another start would be of no use. decision, cause, exit_code: of the
+    newest attempt.
     """
 
     def __init__(self, values: Values) -> None:
