@@ -1,10 +1,10 @@
-"""`slurmddp alert test`: the job's own alert.sh, with a run folder made up for it, to its real targets."""
+"""`slurmddp alert test`: the job's own sender, with a run folder made up for it, to its real targets."""
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
+import time
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +12,12 @@ from typing import NamedTuple
 from slurmddp.alerts import secrets
 from slurmddp.errors import UserError
 from slurmddp.plan.model import AlertsPlan, Plan
+from slurmddp.records.alert import Alert
 from slurmddp.render.scripts import alert_files
 from slurmddp.runs.layout import RunFolder
-from slurmddp.slurm.base import clean_environment
 from slurmddp.spec.alerts import KINDS
+from slurmddp.supervisor.deliver import Sender, from_environment
+from slurmddp.supervisor.post import ARRIVED, WAITS, Sent
 
 #: Seconds for one kind of message, to all targets: as for the last one of a job.
 _BUDGET = 20
@@ -23,25 +25,11 @@ _CAUSE = "a test by `slurmddp alert test`: nothing happened (rank 0 on node1)"
 _LOG = "This is a test of the alerts of slurmddp.\nThe last lines of the log go here: <b> & @everyone `code` *stars*\n"
 
 
-#: What alert.sh says on stderr of a message that it could not send: target and reason.
-_COMPLAINT = re.compile(r": target (\S+): (.*); kept in ")
-
-
 class Results(NamedTuple):
     """A line for each message, and whether every one was taken."""
 
     lines: tuple[str, ...]
     all_arrived: bool
-
-
-class _Answer(NamedTuple):
-    """The last of the tries to send one message. status: of HTTP, 000 without an answer; tries: 0 if none was made;
-    why: what alert.sh said of a failure."""
-
-    status: str = "000"
-    seconds: str = "0"
-    tries: int = 0
-    why: str = ""
 
 
 def send_samples(plan: Plan, environment: MutableMapping[str, str]) -> Results:
@@ -84,46 +72,31 @@ def _make_up(folder: RunFolder) -> None:
     (folder.path / "progress").write_text("120 1000\n", encoding="utf-8")
 
 
-def _send(folder: RunFolder, kind: str, environment: MutableMapping[str, str]) -> dict[str, _Answer]:
-    """Run alert.sh once: the answer by target. One that arrived or failed has one, others were not asked for."""
-    import subprocess
-
-    report = folder.path / "report"
-    report.unlink(missing_ok=True)
-    variables = {
-        **clean_environment(environment),
-        "SLURMDDP_ALERT_BUDGET": str(_BUDGET),
-        "SLURMDDP_ALERT_REPORT": str(report),
-        "SLURMDDP_JOB_ID": "0",
-    }
-    words = ("bash", str(folder.path / "alert.sh"), kind, "TEST", _CAUSE, "nothing: this is a test", "0", "node1")
-    done = subprocess.run(
-        words, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=_BUDGET + 30, check=False
+def _send(folder: RunFolder, kind: str, environment: MutableMapping[str, str]) -> dict[str, Sent]:
+    """Send one kind: what became of it, by target. Others did not ask for it."""
+    settings = from_environment(str(folder.path), environment)
+    alert = Alert(
+        kind, "TEST", _CAUSE, "nothing: this is a test", 0, "node1", job_id="0", attempt=0, time=int(time.time())
     )
-    found: dict[str, _Answer] = {}
-    for line in report.read_text(encoding="utf-8").splitlines() if report.exists() else ():
-        name, _, status, seconds = line.split(" ")
-        found[name] = _Answer(status, seconds, found.get(name, _Answer()).tries + 1)
-    for name, why in _COMPLAINT.findall(done.stderr.decode("utf-8", errors="replace")):
-        found[name] = found.get(name, _Answer())._replace(why=why.replace(" )", ")"))
-    return found
+    return {outcome.target: outcome.sent for outcome in Sender(settings, says=lambda text: None).send(alert, _BUDGET)}
 
 
-def _rows(alerts: AlertsPlan, kind: str, found: dict[str, _Answer]) -> list[tuple[str, bool]]:
+def _rows(alerts: AlertsPlan, kind: str, found: dict[str, Sent]) -> list[tuple[str, bool]]:
     rows = []
     for target in alerts.targets:
         head = f"{kind:<10} {target.name:<16}"
         if kind not in target.on:
             rows.append((f"{head} skipped (not in `on`)", True))
             continue
-        answer = found.get(target.name, _Answer())
-        if not answer.tries:
-            rows.append((f"{head} not sent{answer.why and ': '}{answer.why}", False))
+        sent = found.get(target.name, Sent(WAITS, why="no answer in time"))
+        if not sent.tries:
+            rows.append((f"{head} not sent: {sent.why}", False))
             continue
-        good = answer.status.startswith("2")
-        said = f"status {answer.status}" if answer.status != "000" else "no answer"
-        # What curl said stands in parentheses behind the status.
-        reason = "" if good or "(" not in answer.why else f" {answer.why[answer.why.index('(') :]}"
-        tries = f", {answer.tries} tries" if answer.tries > 1 else ""
-        rows.append((f"{head} {'arrived' if good else 'FAILED '}  {said}{reason}, {answer.seconds} s{tries}", good))
+        arrived = sent.outcome == ARRIVED
+        said = f"status {sent.status}" if sent.status != "000" else "no answer"
+        reason = f" ({sent.error})" if sent.error and not arrived else ""
+        tries = f", {sent.tries} tries" if sent.tries > 1 else ""
+        rows.append(
+            (f"{head} {'arrived' if arrived else 'FAILED '}  {said}{reason}, {sent.seconds:g} s{tries}", arrived)
+        )
     return rows

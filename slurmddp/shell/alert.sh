@@ -285,7 +285,7 @@ allowed() { [[ "$url" == https://* || "$insecure" == 1 || "$url_host" =~ ^(local
 
 asked_pause=$'\nretry-after: *([0-9]{1,6})'
 
-# One try. Usage: try SECONDS; sets `status` (000 without an answer), `pause` (what the server asks for), `took` (seconds)
+# One try. Usage: try SECONDS; sets `status` (000 without an answer), `pause` (what the server asks for)
 try() {
   local answer header
   answer=$(
@@ -295,9 +295,9 @@ try() {
       for header in "${headers[@]}"; do printf 'header = "%s"\n' "$header"; done
     } | curl --disable --config - --silent --show-error --globoff --proto =http,https \
       --connect-timeout 8 --max-time "$1" --data-binary @"$entry/body" --output /dev/null --dump-header - \
-      --write-out '\n%{http_code} %{time_total}\n' 2>"$entry/error" | tail -c 65536 # older curls bound no headers
+      --write-out '\n%{http_code}\n' 2>"$entry/error" | tail -c 65536 # older curls bound no headers
   )
-  read -r status took <<<"${answer##*$'\n'}"
+  status=${answer##*$'\n'}
   [[ "$status" =~ ^[0-9]{3}$ ]] || status=000
   pause=
   [[ ! "${answer,,}" =~ $asked_pause ]] || pause=$((10#${BASH_REMATCH[1]}))
@@ -315,7 +315,6 @@ send() {
   allowed || { why="its address is not https"; return 2; }
   while left=$((deadline - SECONDS)) && ((left > 0)); do
     try "$left"
-    [[ -z "${SLURMDDP_ALERT_REPORT:-}" ]] || printf '%s %s %s %s\n' "$name" "$kind" "$status" "${took:-0}" >>"$SLURMDDP_ALERT_REPORT"
     case $status in
       2??) return 0 ;;
       408 | 429 | 1?? | 5?? | 000) ;;

@@ -89,11 +89,16 @@ def from_environment(run: str, environment: Mapping[str, str]) -> Settings:
     )
 
 
+def complain(text: str) -> None:
+    """Say something in the job's log."""
+    print(f"slurmddp: alert: {text}", file=sys.stderr, flush=True)
+
+
 class Sender:
     """Sends alerts of one run, and waits for them. known: the targets, as they were before a folder went away.
 
-    stored: called with a target's name once a disk has its message. patience: seconds after which a folder counts as
-    away.
+    stored: called with a target's name once a disk has its message. says: what people should read in the job's log.
+    patience: seconds after which a folder counts as away.
     """
 
     def __init__(
@@ -101,11 +106,13 @@ class Sender:
         settings: Settings,
         known: Targets = _NONE,
         stored: "Callable[[str], None]" = lambda target: None,
+        says: "Callable[[str], None]" = complain,
         patience: float = 2.5,
     ) -> None:
         self.settings = settings
         self.known = known
         self._stored = stored
+        self._says = says
         self._patience = patience
         self._away: Set[str] = set()
 
@@ -128,7 +135,7 @@ class Sender:
         end = time.monotonic() + seconds
         targets = self.read_targets()
         if targets.addresses and not targets.payloads:
-            complain(f"{self.settings.run}/payloads is missing: was the file system purged? No alert is sent")
+            self._says(f"{self.settings.run}/payloads is missing: was the file system purged? No alert is sent")
         alert = self._with_facts(alert)
         found = [compose.compose(name, text, alert) for name, text in sorted(targets.payloads.items())]
         outcomes: List[Outcome] = []
@@ -190,7 +197,7 @@ class Sender:
         kept = self._finish(message, sent, place)
         if sent.outcome != post.ARRIVED and (composed.leave != "login" or kept is None):
             where = f"kept in {kept}" if kept else "lost: no disk could store it"
-            complain(f"{alert.kind}: target {message.target}: {sent.why}; {where}")
+            self._says(f"{alert.kind}: target {message.target}: {sent.why}; {where}")
         spooled = sent.outcome == post.WAITS and kept is not None
         outcomes.append(self._recorded(message, alert.attempt, sent, spooled))
 
@@ -274,11 +281,6 @@ class Sender:
         if error is not None:
             raise error
         return value
-
-
-def complain(text: str) -> None:
-    """Say something in the job's log."""
-    print(f"slurmddp: alert: {text}", file=sys.stderr, flush=True)
 
 
 def _payloads(folder: Path) -> Dict[str, str]:

@@ -154,7 +154,7 @@ def _send(settings: Settings, targets: Targets, alert: Optional[Alert], seconds:
         def tell(word: str, value: Any) -> None:
             os.write(writer, json.dumps([word, value]).encode("ascii") + b"\n")
 
-        sender = Sender(settings, targets, lambda name: tell("stored", name), max(1.0, min(2.5, seconds / 4)))
+        sender = Sender(settings, targets, lambda name: tell("stored", name), patience=max(1.0, min(2.5, seconds / 4)))
         outcomes = sender.send_waiting(seconds) if alert is None else sender.send(alert, seconds)
         tell("targets", sender.known)
         for outcome in outcomes:

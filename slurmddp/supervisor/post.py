@@ -19,14 +19,15 @@ _ANSWER, _ERROR = 65536, 500
 
 
 class Sent(NamedTuple):
-    """What became of a message. status: of the last answer, 000 without one; tries: 0 if none was made; why: what
-    failed, for people, without secrets; pause: for how many seconds the server asks."""
+    """What became of a message. status: of the last answer, 000 without one; tries: 0 if none was made; error: what
+    curl said; why: what failed, for people; neither has secrets. pause: for how many seconds the server asks."""
 
     outcome: str
     status: str = "000"
     seconds: float = 0.0
     tries: int = 0
     why: str = ""
+    error: str = ""
     pause: Optional[int] = None
 
 
@@ -73,7 +74,7 @@ def once(message: Message, url: str, seconds: float, proxy: str = "", secrets: S
     asked = _RETRY_AFTER.search(answer)
     said = redacted(plain(error.decode("utf-8", "ignore")).replace("\n", " ").strip(), secrets)
     why = f"status {status}" + (f" ({said})" if said else "")
-    return Sent(_outcome(status), status, _number(took), 1, why, int(asked.group(1)) if asked else None)
+    return Sent(_outcome(status), status, _number(took), 1, why, said, int(asked.group(1)) if asked else None)
 
 
 def _outcome(status: str) -> str:
