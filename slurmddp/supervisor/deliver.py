@@ -4,17 +4,16 @@ All of it may take long: the run folder or the home folder may hang, and a recei
 process of its own (see `notify`). A folder that does not answer in time is left alone from then on.
 """
 
-import json
 import os
 import re
 import stat
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
+from slurmddp.records import events, job_events, json_lines
 from slurmddp.records.address import LONGEST, is_address, secret_parts
 from slurmddp.records.alert import Alert, Message
 from slurmddp.supervisor import compose, post
@@ -67,10 +66,9 @@ class Outcome(NamedTuple):
     spooled: bool
     recorded: bool
 
-    def event(self) -> Dict[str, Any]:
-        """Return the fields of the event `alert`."""
-        delivered = self.sent.outcome == post.ARRIVED
-        return {"kind": self.kind, "target": self.target, "delivered": delivered, "spooled": self.spooled}
+    def event(self) -> job_events.Alert:
+        """Return the event that tells of it."""
+        return job_events.Alert(self.kind, self.target, self.sent.outcome == post.ARRIVED, self.spooled)
 
 
 def from_environment(run: str, environment: Mapping[str, str]) -> Settings:
@@ -91,7 +89,10 @@ def from_environment(run: str, environment: Mapping[str, str]) -> Settings:
 
 def complain(text: str) -> None:
     """Say something in the job's log."""
-    print(f"slurmddp: alert: {text}", file=sys.stderr, flush=True)
+    try:
+        os.write(2, f"slurmddp: alert: {text}\n".encode("utf-8", "replace"))
+    except OSError:
+        pass  # the log's own disk is full or away
 
 
 class Sender:
@@ -195,11 +196,11 @@ class Sender:
         else:
             sent = post.deliver(message, url, end - time.monotonic(), composed.proxy, self.known.secrets)
         kept = self._finish(message, sent, place)
-        if sent.outcome != post.ARRIVED and (composed.leave != "login" or kept is None):
-            where = f"kept in {kept}" if kept else "lost: no disk could store it"
-            self._says(f"{alert.kind}: target {message.target}: {sent.why}; {where}")
         spooled = sent.outcome == post.WAITS and kept is not None
         outcomes.append(self._recorded(message, alert.attempt, sent, spooled))
+        if sent.outcome != post.ARRIVED and (composed.leave != "login" or kept is None):  # last: the log may hang
+            where = f"kept in {kept}" if kept else "lost: no disk could store it"
+            self._says(f"{alert.kind}: target {message.target}: {sent.why}; {where}")
 
     def _store(self, message: Message) -> "Optional[Tuple[str, Box]]":
         """Write a message down before it is sent; None if no disk takes it. Raises FileExistsError if it is known."""
@@ -248,8 +249,8 @@ class Sender:
     def _recorded(self, message: Message, attempt: Optional[int], sent: Sent, spooled: bool) -> Outcome:
         settings = self.settings
         outcome = Outcome(message.target, message.kind, attempt, sent, spooled, True)
-        facts = {"time": round(time.time(), 3), "event": "alert", "attempt": attempt}
-        line = json.dumps(dict(facts, job_id=settings.job_id, node=settings.host, **outcome.event()))
+        event = events.Event(outcome.event(), time.time(), attempt, settings.job_id, settings.host)
+        line = json_lines.dump(event.write())
         try:
             self._within(settings.run, lambda: _append_line(os.path.join(settings.run, "events.jsonl"), line))
         except OSError:
@@ -338,9 +339,9 @@ def _text(path: Path, limit: int) -> str:
         return file.read(limit).decode("utf-8", "ignore")
 
 
-def _append_line(path: str, line: str) -> None:
+def _append_line(path: str, line: bytes) -> None:
     """Append a line. If a full disk or a killed process has left half a line, this one must not be joined to it."""
     with open(path, "ab+") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))
-        file.write((b"\n" if file.read(1) not in (b"", b"\n") else b"") + line.encode("utf-8") + b"\n")
+        file.write((b"\n" if file.read(1) not in (b"", b"\n") else b"") + line)

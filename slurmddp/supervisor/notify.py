@@ -85,10 +85,12 @@ class Notifier:
         while any(child.alert for child in self._children) and self._clock() < end:
             select.select(self.descriptors(), [], [], min(end - self._clock(), 1.0))
             outcomes += self.poll()
-        for child in self._children:
-            if child.alert is not None and b'["stored"' not in child.text:
-                complain(f"{child.alert.kind} was not sent, and no disk has it yet: {child.alert.cause}")
         return outcomes
+
+    def unstored(self) -> List[Alert]:
+        """Return the alerts that no disk has yet: if the job ends now, they are lost."""
+        alerts = [(child.alert, child.text) for child in self._children]
+        return [alert for alert, text in alerts if alert is not None and b'["stored"' not in text]
 
     def _start(self, alert: Optional[Alert], seconds: float) -> None:
         if alert is None:
@@ -186,6 +188,8 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     notifier = Notifier(from_environment(run, environment))
     notifier.send(alert, seconds)
     notifier.settle(seconds + _OVERTIME)
+    for alert in notifier.unstored():
+        complain(f"{alert.kind}: not sent, and no disk could store it: {alert.cause}")
     return 0
 
 
