@@ -166,9 +166,12 @@ def _binds(resolved: Resolved, program: Program, context: Context) -> tuple[Bind
     if program.own or program.project:
         folders = dict.fromkeys((context.cwd, plan_workdir(job, program, context)))
         implied += [BindPlan(path, path, "rw") for path in folders if path.startswith("/")]
+    asked = tuple(binds)
     for new in implied:
-        if not any(_is_below(new.destination, bind.destination) for bind in binds):
-            binds.append(new)
+        above = asked if new.mode == "rw" else binds  # code that runs in place may be where the script writes
+        if not any(_is_below(new.destination, bind.destination) for bind in above):
+            hidden = [bind for bind in binds[len(asked) :] if _is_below(bind.destination, new.destination)]
+            binds = [bind for bind in binds if bind not in hidden] + [new]
     places = [BindPlan(path, path, "rw") for path in (job.paths.cache, job.paths.node) if path]
     for made in (*binds, *places):
         if any(char in made.source + made.destination for char in ':,"\\'):

@@ -22,7 +22,7 @@ HOME = "/home/alice/frameworks"
 SCRIPTS = f"{HOME}/scripts"
 BREAK_SAVE = "break-save"
 #: Packages whose releases have no wheel. pip builds them here: the image has no compiler.
-WITHOUT_WHEEL = {"deepspeed": {"DS_BUILD_OPS": "0"}}
+WITHOUT_WHEEL = {"deepspeed": {"DS_BUILD_OPS": "0"}, "antlr4-python3-runtime==4.9.3": {}}
 #: Starts SCRIPT with its arguments. Each optimizer step takes a while, so that there is time to break something, and
 #: rank 0 notes the step that AdamW's state has, behind the number of the start. If the run folder has a file
 #: BREAK_SAVE, rank 0 dies in its next torch.save, and leaves half a file.
@@ -133,4 +133,4 @@ def _build(package: str, folder: Path) -> str:
     done = subprocess.run(pip, env={**os.environ, **WITHOUT_WHEEL[package]}, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"pip cannot build {package}: {debian.tail(done.stderr)}")
-    return str(next(folder.glob(f"{package}-*.whl")))
+    return str(next(folder.glob(f"{package.partition('==')[0].replace('-', '_')}-*.whl")))

@@ -122,6 +122,20 @@ def test_a_container_sees_the_working_directory(desk: Desk) -> None:
     assert '--pwd "$workdir"' in desk.scripts(job, "train.workdir=run")[1]
 
 
+def test_a_script_that_runs_in_place_can_write_where_it_runs(desk: Desk) -> None:
+    job = "name: own\nsite: gpus\nresources: {time: 1h}\ncontainer: {image: i.sif}\ntrain: {script: train.py}\n"
+
+    def binds(*options: str) -> list[str]:
+        return [bind.spec for bind in desk.plan(job, "snapshot=false", *options).container.binds]
+
+    here = str(desk.project)
+    assert binds() == [f"{here}:{here}:rw"]
+    # The one mounted last is on top: a folder that is written to, on the one of the code around it.
+    assert binds("train.project=..")[-1] == f"{here}:{here}:rw"
+    assert binds("train.project=src") == [f"{here}:{here}:rw"]
+    assert binds(f"container.binds=['{here}:{here}:ro']") == [f"{here}:{here}:ro"], "as the job says"
+
+
 def test_plan_says_where_the_script_runs(desk: Desk) -> None:
     assert workdir_text(desk.plan(JOB)) == f"{desk.project}, which runs share (train.workdir: submit)"
     assert workdir_text(desk.plan(JOB, "train.workdir=run")).startswith("RUN_FOLDER/work, where relative paths start")
