@@ -212,7 +212,7 @@ class RecoveryPlan(NamedTuple):
     no_progress: starts in a row that end no further than the first of them, after which the run is stopped.
     preflight:   whether the nodes are checked before the ranks start; only: the ranks do not start.
     must_save:   the job is not requeued at its time limit where it saved nothing: a script of the user's own, which
-                 would begin again.
+                 may begin again.
     """
 
     requeue: Literal["requeue", "chain", "none"]

@@ -128,10 +128,11 @@ def _own_settings(folder: RunFolder, made: Mapping[str, Any], notes: list[str]) 
     origins, found = made.get("origins"), {}
     for key in filter(None, leaves(Layered(document.tree, document.origins, {}))):
         name = ".".join(key)
-        item = re.sub(r"(\.[0-9]+)+$", "", name)  # of a list that was set as a whole
+        listed = re.sub(r"\.[0-9]+(\.[^.]+)*$", "", name)  # the list that the value is in, or the value itself
         by = "not recorded"
         if isinstance(origins, dict):
-            by = str(origins.get(name) or origins.get(item) or "built-in")
+            whole = listed if not any(set_by.startswith(f"{listed}.") for set_by in origins) else ""
+            by = str(origins.get(name) or origins.get(whole) or "built-in")
         value = raw(document.tree, key)
         found[name] = ("null" if value is None else str(value), by)
     return found

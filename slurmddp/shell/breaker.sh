@@ -52,7 +52,7 @@ goes_on() {
   if [[ -n "$must_save" && "$1" == "time limit" ]] && saved_nothing; then
     kept="the script saved nothing in $run/checkpoints since this job began"
     [[ ! "$step" =~ ^[0-9]+$ ]] || kept+=" (the last step seen is $step)"
-    kept+=": a requeued job would begin again. Save there and load from there (docs/frameworks.md); recovery.requeue: always requeues in any case"
+    kept+=": a requeued job may begin again. Save there and load from there (docs/frameworks.md); if it saves and loads elsewhere, set recovery.requeue: always"
     return 1
   fi
   [[ "$steps" =~ ^[0-9]+$ ]] || return 0

@@ -368,6 +368,8 @@ def test_an_own_script_that_saved_nothing_is_not_requeued_at_its_time_limit(
     if decision == "stopped":
         (only,) = alerts
         assert only.startswith("stopping|stopped|time limit") and "saved nothing" in only and "--resume" not in only
+        # It may save and load elsewhere, as minGPT-ddp does.
+        assert "a requeued job may begin again" in only and "set recovery.requeue: always" in only
 
 
 def test_where_it_is_not_known_whether_a_script_saved(desk: Desk, own: Job) -> None:

@@ -200,8 +200,9 @@ def connect(address, family=socket.AF_INET):
         sock.setblocking(False)
         sock.connect(address)
 
-open("state", "w").close()
-open("code.py", "w").close()
+print("weights", file=open("state", "w"), flush=True)
+print("code", file=open("code.py", "w"), flush=True)
+open("lock", "w").close()
 before, now = time.time() - 60, time.time() + 60
 print(found(before, lambda: open("state", "rb").close()))
 print(found(before, lambda: os.close(os.open(b"state", os.O_RDWR))))
@@ -212,6 +213,7 @@ for nothing in (
     found(before, lambda: open("state", "a").close()),
     found(before, lambda: open("state", "a+").close()),  # as a log, and as slurmddp's own events
     found(before, lambda: open("code.py").close()),
+    found(before, lambda: open("lock", "r+").close()),  # empty
     found(before, lambda: open("absent")),
     found(before, lambda: open("/proc/self/stat").close()),
     found(before, lambda: connect(("127.0.0.1", 9))),

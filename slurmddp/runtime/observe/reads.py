@@ -64,7 +64,8 @@ class Reads:
             return ""
         facts = os.stat(name)  # one that is not there cannot be read
         changed = self._since <= max(facts.st_mtime, facts.st_ctime) <= self.until
-        return f"it has read {name}" if changed and stat.S_ISREG(facts.st_mode) else ""
+        # An empty file, such as a lock, holds no state.
+        return f"it has read {name}" if changed and facts.st_size and stat.S_ISREG(facts.st_mode) else ""
 
 
 def _host(sock: socket.socket, address: Any) -> str:

@@ -165,8 +165,10 @@ def written(cli: Cli, desk: Desk, *words: str) -> Page:
 def test_one_run_when_the_job_is_gone_and_there_is_no_slurm(desk: Desk, cli: Cli) -> None:
     without_slurm(desk)
     where = {"train.steps": "job file: job.yaml:3", "train.data": "job file: job.yaml:2"}
-    where |= {"train.data.exclude": "command line: --set train.data.exclude"}
+    where |= {"train.data.exclude": "command line: --set train.data.exclude", "alerts": "command line: --set alerts"}
     run = write_run(desk.project / "runs" / "gpt-1", origins=where)
+    with run.job_yaml.open("a") as file:
+        file.write("alerts: [{to: ntfy, on: [failed]}]\n")
     page = written(cli, desk, str(run.path))
     titles = [text for tag, text in page.texts if tag == "h2"]
     assert titles == [
@@ -183,6 +185,7 @@ def test_one_run_when_the_job_is_gone_and_there_is_no_slurm(desk: Desk, cli: Cli
     assert page.after("name") == "gpt" and page.after("gpt") == "built-in"
     assert page.after("/data/") == "built-in", "a map that the file has says nothing about its other keys"
     assert page.after("a.txt") == "command line: --set train.data.exclude"
+    assert page.after("ntfy") == page.after("failed") == "command line: --set alerts", "a list that was set as a whole"
     assert sum(each.get("class") == "failed" for each in page.all("rect")) == 1
     lines = page.all("polyline")
     assert len(lines) == 4, "training, validation, tokens per second, mfu"
