@@ -15,7 +15,7 @@ from .images import make_torch_image
 from .runs import story, submitted
 
 #: The files that take longest, longest first: one that starts last would keep one worker busy when the others are done.
-LONGEST = ("recovery", "images", "faults", "runs", "training", "preflight")
+LONGEST = ("others", "recovery", "images", "faults", "runs", "training", "preflight")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -100,6 +100,12 @@ class Told:
     def causes(self, kind: str) -> list[str]:
         return [str(each["cause"]) for each in self.alerts if each["kind"] == kind]
 
+    def kinds(self) -> list[str]:
+        return [each["kind"] for each in self.alerts]
+
+    def job_starts(self) -> int:
+        return len(self.events("job_started"))
+
     def log(self) -> str:
         return (self.run.folder / "logs/job.log").read_text()
 
@@ -162,35 +168,57 @@ def test_a_killed_rank(other: Other, start: Any) -> None:
     trains(told, other.kill_at)
     node, rank = kill(told)
     restarted = told.run.wait_for_event("restarted", timeout=PATIENCE)
-    time.sleep(15)
+    time.sleep(15)  # until the next line of metrics.jsonl, so that the commands have something to say
     told.look("restarted")
-    told.run.wait("stopped", "done", timeout=PATIENCE)
-    told.look("end")
-    told.report()
-    told.save()
-    assert restarted["how"] in other.after_a_kill, restarted
+    ended(told)
+    killed = f"rank {rank} on {node}: killed by SIGKILL"
+    went_on = other.after_a_kill == "went on"
+    word = {"went on": "recovered once", "from zero": "started again from step 1", "unknown": "unknown whether"}
+    assert restarted["how"] == other.after_a_kill, restarted
+    for when in ("restarted", "end"):
+        status, doctor, goodput = (told.looks[f"{when} {name}"] for name in ("status", "doctor", "goodput"))
+        assert killed in status and word[other.after_a_kill] in status, status
+        assert killed in doctor and (went_on or word[other.after_a_kill] in doctor), doctor
+        assert ("recovered once" in goodput) == ("recovered once" in status) == went_on, goodput
+        assert ("goodput  n/a" in goodput) == (other.after_a_kill == "unknown"), goodput
+        assert ("\nlost " in goodput) == (other.after_a_kill != "unknown"), goodput
+    (alert,) = (each for each in told.alerts if each["kind"] in ("recovered", "warning"))
+    assert (alert["kind"] == "recovered", alert["node"], alert["rank"]) == (went_on, node, rank), alert
+    assert killed in alert["cause"] and (went_on or word[other.after_a_kill] in alert["cause"]), alert
+    stopped_at_the_limit(told)
 
 
 @each_program
 def test_the_time_limit(other: Other, start: Any) -> None:
     told = start(other, "limit", "2m30s")
-    told.run.wait("stopped", timeout=PATIENCE)
-    told.look("end")
-    told.report()
-    told.save()
+    ended(told)
+    stopped_at_the_limit(told)
+    assert told.kinds() == ["started", "stopping"], told.alerts
 
 
 @each_program
 def test_a_cancelled_run(other: Other, start: Any) -> None:
     told = start(other, "cancel", "10m")
     trains(told, 10)
-    told.look("trains")
     told.looks["cancel"] = told.command("cancel", told.run.id)
     told.look("asked")
-    told.run.wait("cancelled", timeout=PATIENCE)
-    told.look("end")
-    told.report()
-    told.save()
+    ended(told)
+    promise = re.match(
+        rf"Job {told.run.job_id} has (\d+) s to save and exit, then its ranks are terminated. It will not be requeued.",
+        told.looks["cancel"],
+    )
+    assert promise, told.looks["cancel"]
+    (asked,), (over,), (terminated,) = map(told.events, ("cancel_requested", "job_ended", "ranks_terminated"))
+    grace = int(promise[1])
+    assert grace <= over["time"] - asked["time"] < grace + 60 and terminated["waited"] == grace, (asked, over)
+    assert f"cancelled by you, its ranks did not exit within {grace} s" in told.looks["end status"]
+    assert f"cancelled by you, its ranks did not exit within {grace} s" in told.looks["end report"]
+    assert told.status()["state"] == "cancelled" and told.job_starts() == 1
+    (row,) = (line for line in told.looks["end runs"].splitlines() if line.startswith(told.run.id))
+    assert " cancelled " in row, row
+    assert "was cancelled with slurmddp cancel" in told.looks["end doctor"] and told.doctor()["root"] is None
+    assert told.kinds() == ["started", "stopping"] and told.causes("stopping") == ["cancelled by the user"]
+    assert "cancelled by the user; decision: stopped" in told.log()
 
 
 def trains(told: Told, step: int) -> None:
@@ -204,3 +232,26 @@ def kill(told: Told) -> tuple[str, int]:
     node, process, _ = min(found, key=lambda each: each[1])
     told.run.cluster.run(node, ["kill", "-KILL", str(process)], user="root")
     return node, rank
+
+
+def ended(told: Told) -> None:
+    """Wait for the end of the run, and keep all that is said of it then."""
+    told.run.wait("stopped", "timed out", "cancelled", timeout=PATIENCE)
+    told.look("end")
+    told.report()
+    told.save()
+
+
+def stopped_at_the_limit(told: Told) -> None:
+    """Nothing was saved where slurmddp looks: it is said so, once, and the job does not start again."""
+    assert told.job_starts() == 1 and not told.events("requeued")
+    assert told.doctor()["root"]["cause"] == "time-limit"
+    (cause,) = told.causes("stopping")
+    why = f"the script saved nothing in {told.run.answer['run_folder']}/checkpoints since this job began"
+    assert cause.startswith("time limit") and why in cause and "a requeued job may begin again" in cause, cause
+    if told.events("job_ended"):  # on a busy machine, Slurm kills job.sh before it has written that
+        assert f"stopped: time limit; {why}" in told.looks["end status"], told.looks["end status"]
+        assert f"stopped: time limit; {why}" in told.looks["end report"]
+        assert told.log().splitlines()[-1].endswith("decision: stopped")
+    else:
+        assert told.status()["state"] == "timed out", told.looks["end status"]
