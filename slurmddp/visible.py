@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 
-# Control characters (C0, DEL, C1) but line break and tab; characters that change the direction of text, or end a line
-# or paragraph (Unicode Standard Annex 9; U+2028, U+2029).
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+from slurmddp.records.text import UNSAFE
+
 _COLOUR = re.compile("(\x1b\\[[0-9;]{0,30}m)")
 
 
 def visible(text: str) -> str:
     r"""The text with each unsafe character written as \x1b or \u202e."""
-    return _UNSAFE.sub(_escaped, text)
+    return UNSAFE.sub(_escaped, text)
 
 
 def one_line(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import BinaryIO, Callable, Dict, Iterator, List, Optional, Sequence
 
 from slurmddp.causes.rules import Rule, RuleSet, rules
 from slurmddp.records.cause import CONSEQUENCE, Cause
+from slurmddp.records.text import plain_line
 
 #: Bytes of a log's end that are read, of one log and of all together, with a least for each; of a line that are looked
 #: at. cause.sh reads all of it.
@@ -124,7 +125,7 @@ class _Search:
             return
         shown = self._shown(rule, line, text)
         if not shown:
-            return
+            return  # it lacks what the rule shows
         node = rule.node(line, re.sub(r"[.]log$", "", os.path.basename(path)))
         rank = progress.rank if "after" in rule.patterns else rule.number("rank", line)
         if self._tasks_are_ranks and "task" in rule.patterns:
@@ -140,7 +141,7 @@ class _Search:
 
     def _shown(self, rule: Rule, line: bytes, text: bytes) -> str:
         """Return the text of the cause; an empty one if the line lacks what the rule shows."""
-        shown = text.decode("utf-8", errors="replace")
+        shown = plain_line(text)
         for key in ("number", "signal"):
             if key in rule.patterns:
                 number = rule.number(key, line)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Pattern, Sequence, Tuple
 
 from slurmddp.records import cause
+from slurmddp.records.text import plain_line
 
 RULES = Path(__file__).resolve().with_name("cause.rules")
 #: Begins the second part of the file, which only slurmddp/doctor reads.
@@ -44,7 +45,7 @@ class Rule:
     def node(self, line: bytes, otherwise: str) -> str:
         """Return the node that the line names, else the log's."""
         found = self._value("node", line, _NODE)
-        return found.decode("utf-8", errors="replace") if found else otherwise
+        return plain_line(found) if found else otherwise
 
     def text(self, line: bytes) -> bytes:
         """Return what stands behind the pattern `text`, else the whole line."""

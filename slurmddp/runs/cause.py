@@ -104,7 +104,7 @@ def _of_event(event: Mapping[str, Any]) -> Cause | None:
     if event.get("event") == "error":
         found = told.raised(rank, node, str(event.get("kind", "error")), str(event.get("message", "")), when)
         more = "\n" in str(event.get("message", "")).strip()
-        return found._replace(text=f"{found.text[:_LINE]} (more in events.jsonl)") if more else found
+        return found._replace(text=f"{found.text} (more in events.jsonl)") if more else found
     if event.get("event") in ("hang", "hang_reported"):
         return hang_of(event)
     if event.get("event") == "rank_exited":

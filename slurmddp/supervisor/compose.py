@@ -10,13 +10,12 @@ import re
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurmddp.records.alert import Alert, Message, is_header
+from slurmddp.records.text import UNSAFE
 
 #: Bytes at the end of a log that are looked at; of a longer log, the first are dropped: they may hold half an address.
 LOG_BYTES, _DROPPED = 65536, 2048
 _LOG_LINES = 15
 _COLOURS = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)|\x1b[ -~]")
-# Control characters but line break and tab; characters that change the direction of text, or end a line.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _SLOT = re.compile(r"@(\w+)(?::(\w+))?@")
 _LEFT_OUT = "[left out: it holds the address of an alert]"
 
@@ -32,7 +31,7 @@ class Composed(NamedTuple):
 def plain(text: str) -> str:
     """Return valid text without control characters (but line breaks and tabs) and colours."""
     valid = text.encode("utf-8", "ignore").decode("utf-8").replace("\0", "").replace("\r", "\n")
-    return _UNSAFE.sub("", _COLOURS.sub("", valid))
+    return UNSAFE.sub("", _COLOURS.sub("", valid))
 
 
 def redacted(text: str, secrets: Sequence[str]) -> str:
