@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from slurmddp.errors import UserError, together
 from slurmddp.plan.build import make_plan
 from slurmddp.plan.model import Allocation, Context, Plan
 from slurmddp.render.scripts import job_script, node_script
+from slurmddp.runs.events import append_line
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.spec.resolve import Resolved, Sources, resolve
 
@@ -225,3 +227,8 @@ def check_bash(script: str, name: str, folder: Path) -> None:
 
 def has(program: str) -> bool:
     return any(os.access(os.path.join(folder, program), os.X_OK) for folder in os.environ["PATH"].split(":"))
+
+
+def append_event(path: Path, event: str, **fields: Any) -> None:
+    """Append an event with any keys, as any version of any writer may have done."""
+    append_line(path, {"time": round(time.time(), 3), "event": event, **fields})

@@ -14,6 +14,7 @@ from slurmddp.alerts import secrets
 from slurmddp.errors import UserError
 from slurmddp.records.address import secret_parts
 from slurmddp.records.alert import Message
+from slurmddp.records.job_events import Alert
 from slurmddp.runs.gate import Held, OwnRun, hold, own_or_none
 from slurmddp.runs.layout import RunFolder
 from slurmddp.supervisor import post
@@ -82,7 +83,7 @@ def deliver_all(folders: Iterable[RunFolder], *, seconds: float = 2.0) -> Delive
                 waiting = box.count()
                 for message, found in done:
                     if found.outcome == post.ARRIVED and run is not None:
-                        run.record("alert", kind=message.kind, target=message.target, delivered=True, spooled=False)
+                        run.record(Alert(message.kind, message.target, delivered=True, spooled=False))
             except (OSError, ValueError) as error:
                 why = str(error)
                 continue

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from slurmddp.errors import UserError
+from slurmddp.records.job_events import CancelRequested
 from slurmddp.runs.evidence import CANCELLED, Evidence, evidence
 from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.state import RunState
@@ -42,7 +43,7 @@ def cancel_run(folder: OwnRun, *, now: bool) -> str:
                 done.append((job_id, each))
     finally:
         if done:  # of a run that had ended, it would make a failure look cancelled
-            folder.record("cancel_requested", job_id=str(facts.job_id), now=now)
+            folder.record(CancelRequested(now), str(facts.job_id))
     return _told(folder, done, facts)
 
 
@@ -62,7 +63,7 @@ def _cancel_inside(folder: OwnRun, facts: Evidence, now: bool) -> str:
         )
     if facts.ended:
         return f"Run {folder.id} was already over."
-    folder.record("cancel_requested", job_id=str(facts.job_id), now=False)
+    folder.record(CancelRequested(now=False), str(facts.job_id))
     ask_to_stop(folder)
     return f"Run {folder.id} {_asked(facts)} Job {facts.job_id}, inside which it runs, continues."
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from slurmddp.launch.cancel import ask_to_stop
+from slurmddp.records.job_events import CancelRequested, JobEnded
 from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.logs import Follower
 
@@ -118,8 +119,8 @@ class Foreground:
 
     def _record_kill(self) -> None:
         """Write the end of the run for job.sh, which could not: else `status` would call the run lost."""
-        self._folder.record("cancel_requested", now=True)
-        self._folder.record("job_ended", exit_code=137, signal="KILL", decision="cancelled")
+        self._folder.record(CancelRequested(now=True))
+        self._folder.record(JobEnded(137, "KILL", "", "", "cancelled"))
 
     def _wait(self) -> int | None:
         """Wait a moment for the job: its exit code, or None while it runs."""

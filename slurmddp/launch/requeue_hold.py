@@ -6,6 +6,7 @@ import contextlib
 from datetime import datetime
 
 from slurmddp.errors import ExternalError, UserError
+from slurmddp.records.job_events import HoldReleased
 from slurmddp.runs.evidence import Evidence
 from slurmddp.runs.gate import own_or_none
 from slurmddp.runs.layout import RunFolder
@@ -57,5 +58,5 @@ def release_hold(folder: RunFolder, facts: Evidence, view: JobView | None) -> st
         until = f" until {view.start}" if view and view.start else ""
         return f"Slurm holds the requeued job{until}, and slurmddp could not release it: {error}"
     with contextlib.suppress(OSError):  # a run folder on a full disk: the job continues anyway
-        own_run.record("hold_released", job_id=str(job_id))
+        own_run.record(HoldReleased(), str(job_id))
     return f"released the requeued job {job_id} from its two-minute hold: it can start now"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,14 +88,6 @@ def _parse(file: BinaryIO) -> Lines:
         else:
             records.append(record)
     return Lines(tuple(records), damaged)
-
-
-def append_event(path: Path, event: str, inside: int | None = None, **fields: Any) -> None:
-    """Append one event with its time (unix seconds, as the runtime writes them). inside: as for `append_line`.
-
-    Raises OSError.
-    """
-    append_line(path, {"time": round(time.time(), 3), "event": event, **fields}, inside)
 
 
 def append_line(path: Path, record: dict[str, Any], inside: int | None = None) -> None:

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import pwd
+import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import UserError
-from slurmddp.runs.events import append_event
+from slurmddp.records.events import Event, Facts
+from slurmddp.runs.events import append_line
 from slurmddp.runs.layout import RunFolder
 from slurmddp.shared import beneath
 from slurmddp.shared.files import write_whole
@@ -94,10 +96,10 @@ class OwnRun(RunFolder):
 
     held: Held = field(compare=False, repr=False)
 
-    def record(self, event: str, **fields: Any) -> None:
-        """Append one event with its time (unix seconds, as the runtime writes them). Raises OSError."""
+    def record(self, facts: Facts, job_id: str | None = None) -> None:
+        """Append one event of now. job_id: the job's, if it has one. Raises OSError."""
         with self.held.inside(self.path) as inside:
-            append_event(self.events, event, inside, **fields)
+            append_line(self.events, Event(facts, time.time(), job_id=job_id).write(), inside)
 
     def remove_all(self) -> None:
         """Remove the run folder, its manifest last: a removal that was cut off is found again. Raises OSError."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from slurmddp.records.rank_events import RankStarted
 from slurmddp.runtime import environment
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.watch import failures
@@ -32,7 +33,7 @@ def tell_start() -> None:
     if not root or not attempt.isdecimal() or os.environ.get("RANK") != "0":
         return
     events = Events(RunFolder(Path(root)).events, attempt=int(attempt), node=environment.own_node(), rank=0)
-    events.write("rank_started", seconds=round(environment.seconds_since_start(), 3))
+    events.write(RankStarted(round(environment.seconds_since_start(), 3)))
 
 
 #: Called before the script starts, in order; one that raises SystemExit keeps it from starting.

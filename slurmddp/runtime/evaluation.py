@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from slurmddp.records.rank_events import Validation
 from slurmddp.runtime.data import loading
 from slurmddp.runtime.errors import RuntimeFailure
 from slurmddp.runtime.measure.loss_accumulator import LossAccumulator
@@ -29,9 +30,9 @@ class Evaluation:
     seconds: float
     figures: dict[str, float]
 
-    def record(self) -> dict[str, float | int]:
+    def record(self) -> Validation:
         """Return the record for events and markers."""
-        return {"loss": self.loss, "count": self.count, "samples": self.samples, **self.figures}
+        return Validation(self.loss, self.count, self.samples, self.figures)
 
 
 def evaluate(

@@ -1,12 +1,12 @@
 """What ranks and agents append to events.jsonl and metrics.jsonl: a line that cannot be written never ends a run."""
 
 import contextlib
-import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from slurmddp.records.events import NAMES, Event, Facts, parse
 from slurmddp.runtime.watch.process_exit import say
 from slurmddp.shared.journal import JsonLines
 
@@ -40,22 +40,24 @@ class Events:
 
     def __init__(self, path: Path, *, attempt: int, node: str, rank: int | None) -> None:
         self._lines = Journal(path)
-        self._who = {"attempt": attempt, "node": node} | ({} if rank is None else {"rank": rank})
+        self._attempt, self._node, self._rank = attempt, node, rank
         self._since = round(time.time(), 3)
 
-    def write(self, event: str, **facts: Any) -> None:
-        """Append one event with time (unix seconds), attempt, node and, if known, rank. Raises nothing, see Journal."""
-        self._lines.write({"time": round(time.time(), 3), "event": event, **self._who, **facts})
+    def write(self, facts: Facts) -> None:
+        """Append one event with time, attempt, node and, if known, rank. Raises nothing, see Journal."""
+        event = Event(facts, time.time(), self._attempt, node=self._node, rank=self._rank)
+        self._lines.write(event.write())
 
-    def told(self, event: str) -> bool:
+    def told(self, kind: type[Facts]) -> bool:
         """Return whether any rank of this attempt has written such an event since this one began."""
-        try:
-            text = self._lines.path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return False
-        for line in text.splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # Another's line may be cut.
-                found = json.loads(line)
-                if (found["event"], found["attempt"]) == (event, self._who["attempt"]) and found["time"] >= self._since:
-                    return True
-        return False
+        told = (event for event in read_events(self._lines.path, kind) if event.attempt == self._attempt)
+        return any(event.time is not None and event.time >= self._since for event in told)
+
+
+def read_events(path: Path, *kinds: type[Facts]) -> Iterator[Event]:
+    """Yield the events of these types. A line that is no event is left out, and a file that cannot be read is empty."""
+    words = [f'"{NAMES[kind]}"'.encode() for kind in kinds]  # most lines are of none: parsing them all takes long
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        for line in file:
+            if any(word in line for word in words) and (event := parse(line)) and isinstance(event.facts, kinds):
+                yield event

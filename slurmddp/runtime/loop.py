@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterator
 from itertools import chain
 
+from slurmddp.records.events import keys_of
+from slurmddp.records.rank_events import Finished, Stopping
 from slurmddp.runtime import console, schedule
 from slurmddp.runtime.checkpointing import Checkpointing
 from slurmddp.runtime.data.loading import Micro
@@ -90,17 +92,16 @@ class Trainer:
         if self._stopped:
             reason = watch.stop.agreed_reason(session.world)
             session.console.say(f"stopping   at step {self._step} of {self._steps}: {reason}")
-            session.record("stopping", step=self._step, reason=reason)
+            session.record(Stopping(self._step, reason))
         watch.enter("checkpoint")
         self._checkpointing.finish(self._step)
         watch.enter("end")
         state = "stopped" if self._stopped else "done"
-        facts = {"state": state, "step": self._step, "steps": self._steps, "reason": reason}
-        record = {**facts, "validation": validation.record() if validation else None}
+        finished = Finished(state, self._step, self._steps, reason, validation.record() if validation else None)
         self._reporter.close()
         attempt = session.world.attempt
-        session.world.on_main(lambda: marker.write(session.folder.marker(attempt), attempt, record))
-        session.record("finished", **record)
+        session.world.on_main(lambda: marker.write(session.folder.marker(attempt), attempt, keys_of(finished)))
+        session.record(finished)
         seconds = clock(time.monotonic() - self._began)
         session.console.say(f"{state:<10} step {self._step} of {self._steps}, {seconds} in all")
 

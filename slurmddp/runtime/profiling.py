@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from slurmddp.records.rank_events import Profiled
 from slurmddp.runtime.session import Session
 from slurmddp.runtime.watch.stop import StopFile
 from slurmddp.shared.files import read_json
@@ -92,7 +93,7 @@ class Profiling:
         told = world.gather([str(path) if written else "", self._error])
         files = [file for file, _ in told if file]
         error = next((f"rank {rank}: {text}" for rank, (_, text) in enumerate(told) if text), "")
-        session.record("profiled", step=self._first, last=step, files=files, error=error)
+        session.record(Profiled(self._first, step, tuple(files), error))
         session.console.say(f"profiled   steps {self._first} to {step}: {error or files[0]}")
         session.watch.enter("step", step)
 

@@ -3,6 +3,7 @@
 import time
 
 from slurmddp.records.metrics import Metrics
+from slurmddp.records.rank_events import Evaluated, FirstStep, LinksProbed, StepSkipped, Timing
 from slurmddp.runtime import console
 from slurmddp.runtime.evaluation import Evaluation
 from slurmddp.runtime.journal import Journal
@@ -56,7 +57,7 @@ class Reporter:
         self._utilisation = utilisation
         self._speed = console.Speed()
         self._trains_since = time.time()
-        self._session.record("ready", step=self._start.step, **utilisation.record())
+        self._session.record(utilisation.event(self._start.step))
 
     def pause(self, seconds: float) -> None:
         """Seconds that have just passed count for no speed."""
@@ -68,7 +69,7 @@ class Reporter:
         self._say(self._stragglers.step())
         if outcome.flags.probe:
             report, notices = self._stragglers.probe()
-            session.record("links_probed", host=report.host, factor=round(report.factor, 2), text=report.text())
+            session.record(LinksProbed(report.host, round(report.factor, 2), report.text()))
             self._say(notices)
         self._speed.add(session.job.batch.total, outcome.targets)
         self._computed += outcome.computed
@@ -79,7 +80,7 @@ class Reporter:
             self._row += 1
             shown = outcome.skipped if self._row <= _SHOWN else f"{outcome.skipped.splitlines()[0]} (see events.jsonl)"
             session.console.warn(f"step skipped: {shown}")
-            session.record("step_skipped", step=step, why=outcome.skipped)
+            session.record(StepSkipped(step, outcome.skipped))
         else:
             self._row = 0
         self._tell(step)
@@ -102,7 +103,7 @@ class Reporter:
         session.console.say(
             f"validation step {step}: loss {result.loss:.4f}{console.figures(result.figures)}, {counted}"
         )
-        session.record("evaluated", step=step, seconds=round(result.seconds, 3), **result.record())
+        session.record(Evaluated(step, round(result.seconds, 3), *result.record()))
         self._dashboard.scalars(
             step, {"validation/loss": result.loss, **{f"validation/{name}": v for name, v in result.figures.items()}}
         )
@@ -113,7 +114,7 @@ class Reporter:
         self._dashboard.close()
         self._add_up()
         parts = {part: round(seconds, 3) for part, seconds in self._total.items()}
-        self._session.events.write("timing", seconds=parts)
+        self._session.events.write(Timing(parts))
 
     def _tell(self, step: int) -> None:
         if self._progress is not None:
@@ -132,13 +133,13 @@ class Reporter:
     def _say(self, notices: list[Notice]) -> None:
         for notice in notices:
             self._session.console.warn(f"straggler: {notice.text()}")
-            self._session.record("straggler_begins" if notice.begins else "straggler_ends", **notice.record())
+            self._session.record(notice.event())
 
     def _log(self, metrics: Journal, step: int, outcome: Outcome, rate: float) -> None:
         """Log every log_every steps, and the attempt's first and last; on rank 0."""
         session, steps = self._session, self._session.job.train.steps
         if step == self._start.step + 1:
-            session.record("first_step", step=step, seconds=round(time.monotonic() - self._began, 3))
+            session.record(FirstStep(step, round(time.monotonic() - self._began, 3)))
         elif step % session.job.train.log_every and step != steps and not outcome.flags.stop:
             return
         unit = session.data.task.unit

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmddp.records.rank_events import WeightsLoaded
 from slurmddp.runtime.checkpoint import init_weights, messages, reader
 from slurmddp.runtime.checkpoint.reader import NOTHING_GOOD
 from slurmddp.runtime.data.order import window_origin
@@ -93,7 +94,7 @@ def _load_given(session: Session) -> None:
     session.console.say(f"weights    {loaded.tensors} tensors from {loaded.path}")
     for remark in loaded.remarks:
         session.console.say(f"           {remark}")
-    session.record("weights_loaded", path=str(loaded.path), tensors=loaded.tensors)
+    session.record(WeightsLoaded(str(loaded.path), loaded.tensors))
 
 
 def _check(session: Session, choice: reader.Choice, now: Mapping[str, Any]) -> None:

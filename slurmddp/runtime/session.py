@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from slurmddp.records.events import Facts
+from slurmddp.records.rank_events import Started
 from slurmddp.runtime import console, optimizer, randomness, schedule, tasks, world
 from slurmddp.runtime.checkpoint.state import Trained
 from slurmddp.runtime.data import loading
@@ -59,10 +61,10 @@ class Session:
     timer: StepTimer
     stepper: Stepper
 
-    def record(self, event: str, **facts: object) -> None:
+    def record(self, facts: Facts) -> None:
         """Write an event that is about the whole run: rank 0 does, the others do not."""
         if self.world.is_main:
-            self.events.write(event, **facts)
+            self.events.write(facts)
 
     @property
     def share_of_mean(self) -> float:
@@ -149,14 +151,9 @@ def announce(session: Session) -> None:
     sizes = session.parallel.mesh
     if sizes["shard"] > 1:
         say(f"parallel   {kind(sizes)}, replicate {sizes['replicate']} x shard {sizes['shard']}")
-    facts = {
-        "parallel": kind(sizes),
-        "torch": str(torch.__version__),
-        "device": device,
-        "backend": here.backend,
-        "parameters": parameters,
-    }
-    session.record("started", world=here.size, nodes=nodes, **facts)
+    session.record(
+        Started(here.size, nodes, kind(sizes), str(torch.__version__), device, here.backend, parameters=parameters)
+    )
 
 
 def _data(job: Job, joined: world.World) -> Data:

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import NoReturn
 
+from slurmddp.records.rank_events import Error, RankStarted
 from slurmddp.runtime import environment, job
 from slurmddp.runtime.errors import NotFiniteError, RuntimeFailure, UserError
 from slurmddp.runtime.journal import Events
@@ -53,7 +54,7 @@ def main(arguments: list[str]) -> None:
         wanted = job.load(folder.job_json)
         events = Events(folder.events, attempt=env.attempt, node=env.node, rank=env.rank)
         if env.rank == 0:
-            events.write("rank_started", seconds=round(environment.seconds_since_start(), 3))
+            events.write(RankStarted(round(environment.seconds_since_start(), 3)))
         joined = world.start(env, timeout=wanted.timeouts.collective)
         watch.enter("start", 0)
         watch.connect(joined, wanted.timeouts, events)
@@ -80,7 +81,7 @@ def fail(
         if _speaks(error, env):
             _report(error, env)
             if events is not None:
-                events.write("error", kind=type(error).__name__, message=str(error) or repr(error))
+                events.write(Error(type(error).__name__, str(error) or repr(error)))
         else:
             _wait_for_the_speaker()
         if not (folder and env and isinstance(error, FINAL)):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.records.rank_events import Error, Hang
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.watch.heartbeat import Beat, Look, blame
 from slurmddp.runtime.watch.process_exit import stacks
@@ -49,16 +50,16 @@ def test_a_stopped_process_is_named(tmp_path: Path, rank: int) -> None:
 
 def test_a_hang_that_another_rank_has_told_of_is_known(tmp_path: Path) -> None:
     """A rank that was suspended and goes on finds the others gone, and has not to blame them for it."""
-    path = tmp_path / "events.jsonl"
-    Events(path, attempt=0, node="n1", rank=0).write("hang", ranks=[1])
+    path, hang = tmp_path / "events.jsonl", Hang("behind", (1,), ("n2",), "step", 1, 2.0, 1.0)
+    Events(path, attempt=0, node="n1", rank=0).write(hang)
     time.sleep(0.002)  # Events are told apart by milliseconds.
     started = [Events(path, attempt=attempt, node="n1", rank=1) for attempt in (0, 1)]
-    assert not any(events.told("hang") for events in started), "that was before they began, or of another attempt"
-    Events(path, attempt=0, node="n2", rank=2).write("hang", ranks=[1])
+    assert not any(events.told(Hang) for events in started), "that was before they began, or of another attempt"
+    Events(path, attempt=0, node="n2", rank=2).write(hang)
     with path.open("a") as cut:
         cut.write('{"event": "ha')
-    assert [events.told("hang") for events in started] == [True, False]
-    assert not started[0].told("error")
+    assert [events.told(Hang) for events in started] == [True, False]
+    assert not started[0].told(Error)
 
 
 @pytest.mark.ranks(3)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from slurmddp.records.rank_events import LinksProbed
 from slurmddp.runtime import console, environment, schedule, tasks, world
 from slurmddp.runtime.data import loading
 from slurmddp.runtime.data.order import SampleOrder
@@ -45,10 +46,10 @@ def test_schedule(kind: Any, middle: float, end: float) -> None:
 def test_events_are_lines_of_json(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     for rank in range(2):
-        Events(path, attempt=1, node="n", rank=rank).write("saved", step=3, loss=float("nan"), text="a\nb ü")
+        Events(path, attempt=1, node="n", rank=rank).write(LinksProbed(None, float("nan"), "a\nb ü"))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["rank"] for line in lines] == [0, 1]
-    facts = {"event": "saved", "attempt": 1, "node": "n", "step": 3, "loss": None, "text": "a\nb ü"}
+    facts = {"event": "links_probed", "attempt": 1, "node": "n", "factor": None, "text": "a\nb ü"}
     assert facts.items() <= lines[0].items()
     assert abs(lines[0]["time"] - time.time()) < 10
 

@@ -219,9 +219,9 @@ def test_evaluation_counts_each_sample_once(ranks: Ranks) -> None:
                 with torch.no_grad():
                     data = torch.cat([rows[index] for index in range(count)])
                     loss = task.loss(model, {"rows": data})
-                assert (record["samples"], record["count"]) == (count, len(data))
-                assert record["loss"] == pytest.approx(loss.total.item() / len(data), rel=1e-6)
-                assert record["positive"] == loss.metrics["positive"][0].item() / len(data)
+                assert (record.samples, record.count_) == (count, len(data))
+                assert record.loss == pytest.approx(loss.total.item() / len(data), rel=1e-6)
+                assert record.figures["positive"] == loss.metrics["positive"][0].item() / len(data)
 
 
 def expected_stream(first: int, last: int, length: int = 23, total: int = 5, seed: int = 3) -> dict[int, list[int]]:

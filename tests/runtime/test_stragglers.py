@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from slurmddp.records.rank_events import StragglerBegins
 from slurmddp.runtime.measure import links
 from slurmddp.runtime.measure.links import Pair, probe_links, rounds
 from slurmddp.runtime.measure.straggler_detection import Figures, Network, Notice, Persistence, Slow, slow_hosts
@@ -113,9 +114,7 @@ def test_it_has_to_persist_and_ends_once() -> None:
 def test_a_notice_says_what_is_slow_and_by_how_much() -> None:
     notice = Notice(True, "node1", 3, "data", 4.2, 0.12)
     assert notice.text() == "node1 is slow in data: 4.2 times the others, 120.0 ms more per step (rank 3)"
-    assert notice.record() == {
-        "host": "node1", "slow_rank": 3, "part": "data", "factor": 4.2, "seconds_a_step": 0.12
-    }  # fmt: skip
+    assert notice.event() == StragglerBegins("node1", 3, "data", 4.2, 0.12)
 
 
 class TestNetwork:

@@ -319,7 +319,7 @@ class TestFlops:
             shares = utilisation.of(1000.0)
             assert list(shares) == ["mfu"]
             assert shares["mfu"] == pytest.approx(utilisation.flops_per_target * 1000 / utilisation.measured)
-            assert not utilisation.record()["lower_bound"]
+            assert not utilisation.event(0).lower_bound
 
 
 def _utilised(world: World) -> tuple[peak.Flops, peak.Utilisation]:

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from slurmddp.runs.events import append_event
 from slurmddp.runs.layout import RunFolder
-from tests.helpers import Desk
+from tests.helpers import Desk, append_event
 
 JOB = "site: gpus\ntrain: {task: lm, batch: {global: 512}}\n"
 

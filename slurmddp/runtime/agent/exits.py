@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+from slurmddp.records.rank_events import RankExited
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events
 
@@ -23,9 +24,7 @@ def record(events: Events) -> None:
         result = plain(agent, *words)
         for rank, code in first_failures(result.failures):
             killed = code < 0
-            events.write(
-                "rank_exited", rank=rank, exit_code=None if killed else code, signal=_name(-code) if killed else None
-            )
+            events.write(RankExited(rank, None if killed else code, _name(-code) if killed else None))
         return result
 
     LocalElasticAgent._monitor_workers = monitor  # type: ignore[method-assign]

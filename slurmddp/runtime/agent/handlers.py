@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from slurmddp.records.address import is_loopback
+from slurmddp.records.rank_events import RanksStopped
 from slurmddp.runtime.agent import stores
 from slurmddp.runtime.agent.signed import SignedBackend, SignedStore
 from slurmddp.runtime.environment import START
@@ -83,7 +84,7 @@ class Handler(RendezvousHandler):
             raise StopRequested("the run was asked to stop: its ranks do not start again")
         if self._met:
             # The agent has stopped its ranks to start them again. job.sh ends the attempt if they do not start.
-            self._events.write("ranks_stopped")
+            self._events.write(RanksStopped())
         self._met = True
         self._ranks_store = None  # the ranks of the start before are gone
         found = self._inner.next_rendezvous()

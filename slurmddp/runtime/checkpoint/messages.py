@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from slurmddp.records.events import Facts
+from slurmddp.records.rank_events import CheckpointFailed, CheckpointRejected, CheckpointSaved, Resumed
 from slurmddp.runtime.checkpoint import reader
 from slurmddp.runtime.checkpoint.saving import Failed, Saved
 from slurmddp.runtime.console import Console
@@ -21,7 +23,7 @@ class Speaker(Protocol):
         """To people."""
         ...
 
-    def record(self, event: str, **facts: object) -> None:
+    def record(self, facts: Facts) -> None:
         """Write an event."""
         ...
 
@@ -35,7 +37,7 @@ def choose(world: World, speaker: Speaker, roots: Sequence[Path]) -> tuple[reade
     def note(one: layout.Rejected) -> None:
         rejected.append(str(one.folder))
         speaker.console.warn(f"checkpoint rejected: {one}; trying the one before")
-        speaker.record("checkpoint_rejected", path=str(one.folder), file=one.file, why=one.why)
+        speaker.record(CheckpointRejected(str(one.folder), one.file, one.why))
 
     def choose_on_main() -> tuple[Any, list[str]]:
         found = reader.choose(roots, note)
@@ -54,14 +56,7 @@ def resumed(speaker: Speaker, world: World, choice: reader.Choice, *, restored: 
             f"           saved by {were} ranks, now {world.size}: the ranks get new random states, derived from "
             "(seed, step, rank)"
         )
-    speaker.record(
-        "resumed",
-        step=choice.step,
-        path=str(choice.path),
-        from_world=were,
-        samples=choice.data.get("samples"),
-        random_states_restored=restored,
-    )
+    speaker.record(Resumed(choice.step, str(choice.path), were, choice.data.get("samples"), restored))
 
 
 def ended(speaker: Speaker, results: Sequence[Saved | Failed]) -> list[Failed]:
@@ -75,7 +70,7 @@ def ended(speaker: Speaker, results: Sequence[Saved | Failed]) -> list[Failed]:
         else:
             older = "training continues, an older checkpoint exists" if result.older else "there is no older checkpoint"
             speaker.console.warn(f"checkpoint of step {result.step} could not be written: {result.message}; {older}")
-            speaker.record("checkpoint_failed", step=result.step, why=result.message, older=result.older)
+            speaker.record(CheckpointFailed(result.step, result.message, result.older))
     return failed
 
 
@@ -86,11 +81,5 @@ def _saved(speaker: Speaker, result: Saved) -> None:
         f"checkpoint {result.path.name}, {human(result.bytes)} in {result.seconds:.2f} s, "
         f"training waited {result.stall:.2f} s"
     )
-    speaker.record(
-        "checkpoint_saved",
-        step=result.step,
-        seconds=round(result.seconds, 3),
-        stall=round(result.stall, 4),
-        bytes=result.bytes,
-        path=str(result.path),
-    )
+    times = round(result.seconds, 3), round(result.stall, 4)
+    speaker.record(CheckpointSaved(result.step, *times, result.bytes, str(result.path)))

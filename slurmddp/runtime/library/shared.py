@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from slurmddp.records.events import Facts
+from slurmddp.records.rank_events import Stopping
 from slurmddp.runtime import environment, world
 from slurmddp.runtime.console import Console
 from slurmddp.runtime.environment import Environment
@@ -61,10 +63,10 @@ class Shared:
         if self.watch is not None:
             self.watch.enter(phase, step)
 
-    def record(self, event: str, **facts: object) -> None:
+    def record(self, facts: Facts) -> None:
         """Write an event that is about the whole run, where there is a run folder; rank 0 does."""
         if self.events is not None and self.world.is_main:
-            self.events.write(event, **facts)
+            self.events.write(facts)
 
     def agree(self, *flags: bool) -> list[bool]:
         """Return each flag that any rank has set. A small collective on the host: a fraction of a millisecond; no GPU
@@ -85,7 +87,7 @@ class Shared:
         if stop and self.stopped is None:
             self.stopped = self.stop.agreed_reason(self.world)
             self.console.say(f"stopping   {self.stopped}")
-            self.record("stopping", step=self.step, reason=self.stopped)
+            self.record(Stopping(self.step, self.stopped))
         return [self.stopped is not None, *others]
 
 

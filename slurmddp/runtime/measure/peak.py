@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from slurmddp.records.rank_events import Ready
 from slurmddp.runtime.measure.cards import precision_in_use, sheet_tflops
 from slurmddp.runtime.world import World
 
@@ -90,15 +91,10 @@ class Utilisation:
         peaks = {"mfu": self.measured, "mfu_sheet": self.sheet}
         return {name: rate / peak for name, peak in peaks.items() if peak}
 
-    def record(self) -> dict[str, object]:
-        """Return the record for an event: TFLOP/s of all ranks, and what the count lacks."""
-        return {
-            "flops_per_target": self.flops_per_target,
-            "peak_tflops": _tera(self.measured),
-            "sheet_tflops": _tera(self.sheet),
-            "lower_bound": bool(self.missing),
-            "not_counted": list(self.missing),
-        }
+    def event(self, step: int) -> Ready:
+        """Return the event: TFLOP/s of all ranks, and what the count lacks. step: done before."""
+        peaks = _tera(self.measured), _tera(self.sheet)
+        return Ready(step, self.flops_per_target, *peaks, bool(self.missing), tuple(self.missing))
 
 
 def utilisation(world: World, precision: torch.dtype, flops: Flops, targets: int) -> Utilisation:

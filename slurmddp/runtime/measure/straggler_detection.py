@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from slurmddp.records.rank_events import StragglerBegins, StragglerEnds
+
 DATA, COMPUTE, NETWORK = "data", "compute", "network"
 
 #: An excess counts from this share of the step on, ...
@@ -130,10 +132,10 @@ class Notice:
             return f"{who} is slow in {self.part}: {self.factor:.1f} times the other ranks, {more}"
         return f"{self.host} is slow in {self.part}: {self.factor:.1f} times the others, {more} (rank {self.rank})"
 
-    def record(self) -> dict[str, object]:
-        """Return the record for an event."""
-        facts: dict[str, object] = {"host": self.host, "slow_rank": self.rank, "part": self.part}
-        return {**facts, "factor": round(self.factor, 2), "seconds_a_step": round(self.seconds, 6)}
+    def event(self) -> StragglerBegins | StragglerEnds:
+        """Return the event."""
+        made = StragglerBegins if self.begins else StragglerEnds
+        return made(self.host, self.rank, self.part, round(self.factor, 2), round(self.seconds, 6))
 
 
 class Persistence:

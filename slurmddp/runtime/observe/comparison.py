@@ -26,4 +26,4 @@ class Comparison:
         ranks = [Figures(beat.node, rank, *beat.figures) for rank, beat in beats.items()]
         for notice in self._persistence.add(slow_hosts(ranks)):
             say(f"slurmddp: straggler: {notice.text()}\n")
-            self._events.write("straggler_begins" if notice.begins else "straggler_ends", **notice.record())
+            self._events.write(notice.event())

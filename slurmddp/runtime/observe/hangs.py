@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from slurmddp.records.rank_events import Hang, HangOver, HangReported
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.observe import recorder
@@ -89,7 +90,7 @@ class Hangs:
         self._restart, self._patience = restart, patience
         self._heard: dict[int, tuple[int, float]] = {}  # rank -> number of its newest beat, and when that was new
         self._answered: set[str] = set()
-        self._reported: Mapping[str, object] | None = None
+        self._reported: Hang | None = None
 
     def judge(self, beats: Mapping[int, Beat], waiting: Waiting) -> None:
         """Report a hang and who did not join, or its end; on rank 0."""
@@ -119,9 +120,9 @@ class Hangs:
             if 0 in self._silent({} if main is None else {0: main}, [0]) and self._claim():
                 self.judge(self._beats.all(), waiting)
 
-    def _over(self, hang: Mapping[str, object]) -> None:
+    def _over(self, hang: Hang) -> None:
         self._reported = None
-        self._events.write("hang_over", ranks=hang["ranks"], nodes=hang["nodes"])
+        self._events.write(HangOver(hang.ranks, hang.nodes))
         say("slurmddp: the ranks make progress again\n")
 
     def _silent(self, beats: Mapping[int, Beat], ranks: range | list[int] | None = None) -> list[int]:
@@ -150,23 +151,20 @@ class Hangs:
         waited = max(beat.waited for beat in late)
         step = min(beats[rank].step for rank in verdict.ranks if rank in beats) if verdict.ranks else waiting.step
         stacks = self._folder / name
-        facts = {
-            "kind": verdict.kind,
-            "ranks": list(verdict.ranks),
-            "nodes": nodes,
-            "phase": "step" if step else "start",
-            "step": step,
-            "waited": round(waited, 1),
-            "deadline": round(waiting.deadline, 1),
-        }
-        self._reported = facts
+        hang = Hang(
+            kind=verdict.kind,
+            ranks=tuple(verdict.ranks),
+            nodes=tuple(nodes),
+            phase="step" if step else "start",
+            step=step,
+            waited=round(waited, 1),
+            deadline=round(waiting.deadline, 1),
+        )
+        self._reported = hang
         what = f"{_what(verdict, nodes)}: no progress for {waited:.1f} s at step {step}"
         then = "the ranks restart" if self._restart else "nothing is stopped"
         say(f"slurmddp: hang: {what} (deadline: {waiting.deadline:.1f} s); {then}. Stacks of the ranks: {stacks}\n")
-        if self._restart:
-            self._events.write("hang", **facts)
-        else:
-            self._events.write("hang_reported", stacks=str(stacks), **facts)
+        self._events.write(hang if self._restart else HangReported(*hang, stacks=str(stacks)))
         stacks.mkdir(exist_ok=True)
         (self._folder / f"{name}.json").write_text(json.dumps({"time": time.time(), **asdict(verdict)}))
         self.look(waiting)

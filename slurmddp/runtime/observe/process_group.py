@@ -2,6 +2,7 @@
 
 import sys
 
+from slurmddp.records.rank_events import NoProcessGroup, ProcessGroupMade
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.observe.signs import ENOUGH, Steps
 
@@ -22,7 +23,7 @@ class ProcessGroup:
         if self._told:
             if steps.grouped:
                 self._told, self._world = False, 1
-                self._events.write("process_group_made")
+                self._events.write(ProcessGroupMade())
         elif self._world > 1 and steps.seen >= (1 if last else ENOUGH) and not steps.grouped:
             if any(name in sys.modules for name in _OTHERS):
                 self._world = 1
@@ -32,4 +33,4 @@ class ProcessGroup:
                 "no torch.distributed process group was made: unless the script uses another library, "
                 f"each of the {self._world} ranks trains a model of its own"
             )
-            self._events.write("no_process_group", world=self._world, text=text)
+            self._events.write(NoProcessGroup(self._world, text))

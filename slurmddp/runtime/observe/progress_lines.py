@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurmddp.records.metrics import Metrics
+from slurmddp.records.rank_events import FirstStep
 from slurmddp.runtime import environment
 from slurmddp.runtime.journal import Events, Journal
 from slurmddp.runtime.watch.failures import Progress
@@ -34,7 +35,7 @@ class ProgressLines:
     def first(self, done: int) -> None:
         """Tell once that training has begun. done: steps so far."""
         if done and not self._seen:
-            self._events.write("first_step", step=done, seconds=round(environment.seconds_since_start(), 3))
+            self._events.write(FirstStep(done, round(environment.seconds_since_start(), 3)))
             self._seen, self._at, self._start = done, time.monotonic(), time.time()
             self._seconds()  # from here on
             self._write(done, {})

@@ -12,17 +12,15 @@ A script that reads something later, within its first steps, makes `from zero` u
 that would wait for the GPU.
 """
 
-import contextlib
-import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from slurmddp.runtime.journal import Events
+from slurmddp.records.events import of
+from slurmddp.records.rank_events import FirstStep, RankStarted, Restarted, Resumed
+from slurmddp.runtime.journal import Events, read_events
 from slurmddp.runtime.observe.reads import Reads
 from slurmddp.runtime.observe.signs import ENOUGH, Steps
 from slurmddp.runtime.watch import failures
@@ -104,39 +102,22 @@ class Restart:
             text = "the script went on at an unknown step: its steps are counted from there"
         else:
             text = f"the script went on at step {step}"
-        self._events.write(
-            "restarted", how=how, step=step, before=before, best=self._earlier.best, lost=lost, text=text
-        )
+        self._events.write(Restarted(how, step, before, self._earlier.best, lost, text))
 
 
 def _earlier(path: Path, progress: int) -> Earlier | None:
     """Return what is known of earlier starts; None without one. This start has written its `rank_started` already."""
-    found = list(_told(path, "rank_started", "first_step", "restarted"))
-    begun = [float(event["time"]) for event in found if event["event"] == "rank_started"]
+    events = list(read_events(path, RankStarted, FirstStep, Restarted))
+    begun = [event.time for event, _ in of(events, RankStarted) if event.time is not None]
     if len(begun) < 2:
         return None
-    seen = [event.get("step") for event in found if event["event"] == "first_step"]
-    before = next((step for step in reversed(seen) if isinstance(step, int)), None)
-    if before is not None:
-        before = max(before, progress)
-    best = [step for event in found if isinstance(step := event.get("best"), int)]
+    seen = [facts.step for _, facts in of(events, FirstStep) if facts.step is not None]
+    before = max(seen[-1], progress) if seen else None
+    best = [facts.best for _, facts in of(events, Restarted) if facts.best is not None]
     return Earlier(min(begun), before, None if before is None else max([before, *best]))
 
 
 def _loaded(path: Path) -> int | None:
     """Return the step of the checkpoint that slurmddp's library has loaded in this start."""
-    found = list(_told(path, "rank_started", "resumed"))
-    step = found[-1].get("step") if found and found[-1]["event"] == "resumed" else None
-    return step if isinstance(step, int) else None
-
-
-def _told(path: Path, *names: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the events of these names. A line that is no event is left out, and a file that cannot be read is empty."""
-    words = [f'"{name}"'.encode() for name in names]
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        for line in file:
-            if any(word in line for word in words):
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    event = json.loads(line)
-                    if event["event"] in names and isinstance(event["time"], int | float):
-                        yield event
+    newest = [event.facts for event in read_events(path, RankStarted, Resumed)][-1:]
+    return next((facts.step for facts in newest if isinstance(facts, Resumed)), None)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from slurmddp.records.rank_events import Hang as HangEvent
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.watch.heartbeat import Arrivals, Beat, Exchange, Verdict, connect
@@ -79,16 +80,16 @@ class Hang:
             deadline = self._patience.deadline()
             say(f"{name}: error: {self._message(verdict, waited, deadline)}\n")
             with contextlib.suppress(OSError):
-                self._events.write(
-                    "hang",
+                hang = HangEvent(
                     kind=verdict.kind,
-                    ranks=verdict.ranks,
-                    nodes=[self._nodes[rank][0] for rank in verdict.ranks],
+                    ranks=tuple(verdict.ranks),
+                    nodes=tuple(self._nodes[rank][0] for rank in verdict.ranks),
                     phase=verdict.phase,
                     step=verdict.step,
                     waited=round(waited, 1),
                     deadline=round(deadline, 1),
                 )
+                self._events.write(hang)
         # The first process that ends takes the others with it: not before they have said where they are.
         self.exchange.dumped()
         self.exchange.all_dumped.wait(_UNREACHABLE)
@@ -109,7 +110,7 @@ class Hang:
     def _told(self) -> bool:
         """A rank that continues after a suspension sees the others silent: they have exited, and have reported why."""
         with contextlib.suppress(OSError):
-            return self._events.told("hang")
+            return self._events.told(HangEvent)
         return False
 
     def _message(self, verdict: Verdict, waited: float, deadline: float) -> str:

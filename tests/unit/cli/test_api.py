@@ -18,8 +18,7 @@ import yaml
 
 import slurmddp
 from slurmddp.errors import UserError
-from slurmddp.runs.events import append_event
-from tests.helpers import ROOT, SIF, Desk, Result
+from tests.helpers import ROOT, SIF, Desk, Result, append_event
 
 JOB: dict[str, Any] = {
     "name": "gpt",

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from slurmddp.runs import submission
-from slurmddp.runs.events import append_event, append_line, read_lines
+from slurmddp.runs.events import append_line, read_lines
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.submission import Submission
 from slurmddp.slurm.local import job_id_of
-from tests.helpers import Desk, Result
+from tests.helpers import Desk, Result, append_event
 
 Cli = Callable[..., Result]
 

@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runs import submission
-from slurmddp.runs.events import append_event
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.submission import Submission
 from slurmddp.shared import beneath
 from slurmddp.slurm.local import job_id_of
 from tests.checkpoints import flip, make_run
-from tests.helpers import Desk, Result
+from tests.helpers import Desk, Result, append_event
 
 Cli = Callable[..., Result]
 DAY = 86400.0

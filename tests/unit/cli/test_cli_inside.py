@@ -12,12 +12,11 @@ import pytest
 
 from slurmddp.launch import profile
 from slurmddp.runs import submission
-from slurmddp.runs.events import append_event
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.submission import Submission
 from tests.checkpoints import make_run
-from tests.helpers import Desk, Result
+from tests.helpers import Desk, Result, append_event
 
 Cli = Callable[..., Result]
 SRUN = """#!/bin/bash

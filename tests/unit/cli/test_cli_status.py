@@ -15,13 +15,12 @@ from slurmddp.report.progress import Progress, count_nodes, find_progress, progr
 from slurmddp.report.prometheus import METRICS
 from slurmddp.report.watch import by_step, sparkline
 from slurmddp.runs import submission
-from slurmddp.runs.events import append_event
 from slurmddp.runs.evidence import evidence
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.submission import Submission
 from slurmddp.slurm.reasons import reason_text
-from tests.helpers import Desk, Result
+from tests.helpers import Desk, Result, append_event
 
 Cli = Callable[..., Result]
 

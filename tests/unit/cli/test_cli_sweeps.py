@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from slurmddp.launch.sweeps import read_points
-from slurmddp.runs.events import append_event
-from tests.helpers import Desk, Result
+from tests.helpers import Desk, Result, append_event
 
 Cli = Callable[..., Result]
 

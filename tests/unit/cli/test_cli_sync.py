@@ -13,11 +13,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from slurmddp.runs.events import append_event
 from slurmddp.runs.layout import RunFolder
 from slurmddp.trackers import sync as module
 from slurmddp.trackers.base import Facts, Point
-from tests.helpers import Desk, Result
+from tests.helpers import Desk, Result, append_event
 
 Cli = Callable[..., Result]
 

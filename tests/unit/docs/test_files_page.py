@@ -8,30 +8,27 @@ import subprocess
 import types
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from slurmddp.records import metrics
+from slurmddp.records import events, metrics
+from slurmddp.records.events import Event
+from slurmddp.records.job_events import HoldReleased
+from slurmddp.records.rank_events import RanksStopped
 from slurmddp.runs import manifest
-from slurmddp.runs.events import append_event
+from slurmddp.runs.events import append_line
 from slurmddp.runtime.job import Job
 from slurmddp.runtime.journal import Events
 from slurmddp.shared import schemas
 from tests.helpers import ROOT, SIF, Desk, Result
 
-from . import written
+from . import event_tables, written
 
 PAGE = (ROOT / "docs/files.md").read_text(encoding="utf-8")
-#: The keys that a table's heading names for all of its rows.
-COMMON = {
-    "job.sh and guard.sh": {"attempt", "job_id", "node"},
-    "The ranks and torchrun's agents": {"attempt", "node", "rank"},
-    "alert.sh and watchdog.sh": {"job_id"},
-    "Commands on the login node": set(),
-}
+#: Keys of all lines, which some events have a field for.
+HEAD = {"time", "attempt", "job_id", "node", "rank"}
 KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false", list: "list", dict: "object"}
 
 
@@ -52,41 +49,28 @@ def names(cell: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", cell))
 
 
-@cache
-def events_of_the_code() -> dict[str, dict[str, set[str]]]:
-    bash = written.events_of_bash()
-    found = {
-        "job.sh and guard.sh": bash.pop("job"),
-        "The ranks and torchrun's agents": written.events_of_python("runtime"),
-        "alert.sh and watchdog.sh": {event: keys for events in bash.values() for event, keys in events.items()},
-        "Commands on the login node": {},
-    }
-    for folder in (ROOT / "slurmddp").iterdir():
-        if folder.is_dir() and folder.name != "runtime":
-            found["Commands on the login node"] |= written.events_of_python(folder.name)
-    return found
+def test_the_page_has_the_events_and_their_keys() -> None:
+    assert event_tables.page(PAGE) == PAGE, "run: python -m tests.unit.docs.event_tables"
 
 
-@pytest.mark.parametrize("writer", COMMON)
-def test_the_page_has_the_events_and_keys_of_each_writer(writer: str) -> None:
-    in_code = {event: keys - COMMON[writer] for event, keys in events_of_the_code()[writer].items()}
-    on_page = {event: names(cell) - COMMON[writer] for event, cell in rows(writer).items()}
-    for keys in in_code.values():
-        keys.discard(written.OF_THE_TASK)
-    assert on_page == in_code
-    assert COMMON[writer] <= names(section(writer).split("|")[0])
+def test_bash_writes_the_events_and_keys_of_the_types() -> None:
+    written_by_bash = {name: keys for script in written.events_of_bash().values() for name, keys in script.items()}
+    assert set(written_by_bash) == {events.NAMES[kind] for kind in (*events.JOB, *events.ALERTS)}
+    for name, keys in written_by_bash.items():
+        assert keys - HEAD == set(event_tables.fields(events.TYPES[name])) - HEAD, name
 
 
 def test_the_keys_that_each_line_has(tmp_path: Path) -> None:
-    Events(tmp_path / "rank", attempt=0, node="n", rank=0).write("x")
-    append_event(tmp_path / "login", "x")
+    Events(tmp_path / "rank", attempt=0, node="n", rank=0).write(RanksStopped())
+    append_line(tmp_path / "login", Event(HoldReleased(), 1.0).write())
     common = names(section("events.jsonl"))
     assert set(json.loads((tmp_path / "login").read_text())) == {"time", "event"} <= common
-    ranks = {"time", "event"} | COMMON["The ranks and torchrun's agents"]
-    assert set(json.loads((tmp_path / "rank").read_text())) == ranks
+    ranks = names(section("The ranks and torchrun's agents").split("|")[0])
+    assert set(json.loads((tmp_path / "rank").read_text())) <= {"time", "event"} | ranks
     tell = (ROOT / "slurmddp/shell/messages.sh").read_text()
     (line,) = re.findall(r"printf '%s(\{.*\})\\n'", tell)
-    assert set(re.findall(r'"(\w+)": ', line)) | {"node"} == {"time", "event"} | COMMON["job.sh and guard.sh"]
+    job = names(section("job.sh and guard.sh").split("|")[0])
+    assert set(re.findall(r'"(\w+)": ', line)) | {"node"} == {"time", "event"} | job
     assert "lines_lost" in common
 
 
@@ -156,7 +140,7 @@ def test_the_page_has_the_versions() -> None:
     assert numbers == {
         "manifest.json": manifest.SCHEMA,
         "job.json": schemas.JOB,
-        "events.jsonl": schemas.EVENTS,
+        "events.jsonl": events.VERSION,
         "metrics.jsonl": metrics.VERSION,
     }
 

@@ -1,4 +1,4 @@
-"""What the code writes into events.jsonl and metrics.jsonl, read from its source: event or line -> keys.
+"""What bash writes into events.jsonl, and Python into metrics.jsonl, read from their source: event or line -> keys.
 
 A form of writing that this file does not know fails the test, so that no event is missed.
 """
@@ -8,18 +8,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from slurmddp.records.metrics import Metrics
 from tests.helpers import ROOT
 
-#: `**x.record()` of an event: the class whose `record` it is.
-RECORDS = {
-    "ready": ("runtime/measure/peak.py", "Utilisation"),
-    "evaluated": ("runtime/evaluation.py", "Evaluation"),
-    "straggler_begins": ("runtime/measure/straggler_detection.py", "Notice"),
-    "straggler_ends": ("runtime/measure/straggler_detection.py", "Notice"),
-}
 #: Stands for the keys that a task chooses.
 OF_THE_TASK = "TASK"
 
@@ -39,13 +31,13 @@ def function(path: str, name: str, inside: str | None = None) -> Function:
     return found
 
 
-def keys_of(value: ast.expr, around: Function, event: str = "") -> set[str]:
+def keys_of(value: ast.expr, around: Function) -> set[str]:
     """The keys of a dict as the code writes it: a literal, a name for one, or a record() that returns one."""
     if isinstance(value, ast.Dict):
         found: set[str] = set()
         for key, item in zip(value.keys, value.values, strict=True):
             if key is None:
-                found |= keys_of(item, around, event)
+                found |= keys_of(item, around)
             elif isinstance(key, ast.JoinedStr):
                 found.add("UNIT" + "".join(str(part.value) for part in key.values if isinstance(part, ast.Constant)))
             else:
@@ -55,13 +47,7 @@ def keys_of(value: ast.expr, around: Function, event: str = "") -> set[str]:
     if isinstance(value, ast.Name):
         given = [node.value for node in assignments(around, value.id) if node.value is not None]
         assert given, f"{ast.unparse(value)} in {around.name}"
-        return set[str]().union(*(keys_of(each, around, event) for each in given)) | items_of(around, value.id)
-    if isinstance(value, ast.Call) and ast.unparse(value.func).endswith(".record"):
-        path, name = RECORDS[event]
-        record = function(path, "record", name)
-        (answer,) = (node.value for node in ast.walk(record) if isinstance(node, ast.Return))
-        assert answer is not None
-        return keys_of(answer, record)
+        return set[str]().union(*(keys_of(each, around) for each in given)) | items_of(around, value.id)
     if ast.unparse(value) == "self.figures":
         return {OF_THE_TASK}
     raise AssertionError(f"tests/unit/docs/written.py cannot tell the keys of {ast.unparse(value)} in {around.name}")
@@ -83,41 +69,6 @@ def items_of(around: Function, name: str) -> set[str]:
             if isinstance(target, ast.Subscript) and ast.unparse(target.value) == name:
                 found.add(str(target.slice.value) if isinstance(target.slice, ast.Constant) else OF_THE_TASK)
     return found
-
-
-def events_of_python(folder: str) -> dict[str, set[str]]:
-    """Event -> its own keys, of all calls below a folder of the package that write one."""
-    found: dict[str, set[str]] = {}
-    for path in sorted((ROOT / "slurmddp" / folder).rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        if not re.search(r"append_event\(|events\.write\(|\brecord\(", text):
-            continue  # most files: parsing them all takes seconds
-        for around in (node for node in ast.walk(ast.parse(text)) if isinstance(node, Function)):
-            for call in (node for node in ast.walk(around) if isinstance(node, ast.Call)):
-                for event in events_of_call(call, around, path):
-                    keys = found.setdefault(event, set())
-                    for keyword in call.keywords:
-                        keys |= {keyword.arg} if keyword.arg else keys_of(keyword.value, around, event)
-    return found
-
-
-def events_of_call(call: ast.Call, around: Function, path: Path) -> list[str]:
-    """The events that a call may write; none for another call."""
-    called = ast.unparse(call.func)
-    if called == "append_event":
-        name = call.args[1]
-    elif re.search(r"(^|\.)(_?events\.write|record)$", called) and call.args:
-        name = call.args[0]
-    else:
-        return []
-    if around.name == "record" and ast.unparse(name) == "event":
-        return []  # it passes on what its caller wrote
-    names = [name.body, name.orelse] if isinstance(name, ast.IfExp) else [name]
-    if all(isinstance(each, ast.Constant) for each in names):
-        return [str(each.value) for each in names if isinstance(each, ast.Constant)]
-    # record() of other things: a stream of a GPU, a run for the index. None of them takes facts by name.
-    assert called.endswith("record") and not call.keywords, f"{path}: {ast.unparse(call)}"
-    return []
 
 
 def events_of_bash() -> dict[str, dict[str, set[str]]]:

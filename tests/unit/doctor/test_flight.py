@@ -15,8 +15,8 @@ import pytest
 from slurmddp.doctor.diagnose import Diagnosis, Examination
 from slurmddp.doctor.plain_pickle import load
 from slurmddp.doctor.sources import diagnose_run, read_path
-from slurmddp.runs.events import append_event
 from slurmddp.runs.layout import RunFolder
+from tests.helpers import append_event
 
 
 def entry(number: int, name: str, state: str, group: str = "0") -> dict[str, Any]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runs import cause as module
-from slurmddp.runs.events import append_event
 from slurmddp.runs.layout import RunFolder
+from tests.helpers import append_event
 
 
 def find_cause(folder: RunFolder, attempt: int) -> str | None:

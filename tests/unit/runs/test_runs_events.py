@@ -11,10 +11,11 @@ import pytest
 from slurmddp.errors import UserError
 from slurmddp.records.json_lines import LONGEST
 from slurmddp.runs import submission
-from slurmddp.runs.events import append_event, append_line, read_lines
+from slurmddp.runs.events import append_line, read_lines
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.submission import Submission
+from tests.helpers import append_event
 
 
 def test_append_and_read(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import UserError
+from slurmddp.records.job_events import CancelRequested
 from slurmddp.runs import checkpoints, index, pruning, sweeps
 from slurmddp.runs.gate import own, own_or_none, stranger
 from slurmddp.runs.layout import RunFolder
@@ -26,7 +27,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 def test_a_run_of_this_user(run: RunFolder) -> None:
     ours = own(run, to="cancel it")
-    ours.record("cancel_requested", now=True)
+    ours.record(CancelRequested(now=True))
     ours.held.write(ours.stop, "now\n")
     assert b'"cancel_requested"' in read_plain(run.events, below=run.path) and run.stop.read_text() == "now\n"
     ours.held.remove(ours.stop)
@@ -93,7 +94,7 @@ def test_a_link_in_the_place_of_a_file(run: RunFolder, tmp_path: Path) -> None:
     run.stop.symlink_to(tmp_path / "bashrc")
     ours = own(run, to="cancel it")
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
-        ours.record("cancel_requested")
+        ours.record(CancelRequested(now=False))
     ours.held.write(run.stop, "now\n")  # replaced, as a file is
     assert (tmp_path / "bashrc").read_text() == "true\n" and not run.stop.is_symlink()
     with pytest.raises(OSError, match="it is a link, which slurmddp does not follow"):

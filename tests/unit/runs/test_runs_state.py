@@ -9,13 +9,13 @@ import pytest
 from slurmddp.errors import UserError
 from slurmddp.runs import state as module
 from slurmddp.runs import submission
-from slurmddp.runs.events import append_event
 from slurmddp.runs.evidence import Evidence, Marker, evidence
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import EXIT_CODES, RunState, judge
 from slurmddp.runs.submission import Submission
 from slurmddp.slurm.base import JobId, JobView
+from tests.helpers import append_event
 
 SENT = Submission("123", "slurm", ("sbatch",), "2025-11-20T10:00:00+00:00", "login")
 DONE = Marker(0, "done", 1000, 1000, "all steps are done")
