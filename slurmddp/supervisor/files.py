@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from slurmddp.supervisor.logs import Logs, plain
 
@@ -17,6 +17,7 @@ from slurmddp.supervisor.logs import Logs, plain
 _START = re.compile(r"attempt_(\d+)$")
 #: Bytes of a file that is read whole.
 _MOST = 2**20
+Lines = Tuple[int, List[str]]
 
 
 class Foreign(Exception):
@@ -28,7 +29,6 @@ class Files(Logs):
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._events: Optional[int] = None
 
     def path(self, *names: str) -> str:
         return os.path.join(self._run, *names)
@@ -57,22 +57,24 @@ class Files(Logs):
                 pass
         os.unlink(taken)
 
-    def begin(self) -> List[str]:
-        """Note when this job began, and return the names of the events job_started and requeued before it."""
+    def begin(self) -> Tuple[int, List[str]]:
+        """Note when this job began. Return the length of events.jsonl, and the names of its events job_started and
+        requeued.
+        """
         with open(self.path("job_began"), "w"):
             pass
         if os.stat(self._run).st_mode & 0o077:
             os.umask(os.umask(0) | 0o022)  # others may read here: they must still not write
-        self._events = os.open(self.path("events.jsonl"), os.O_RDONLY | os.O_CREAT, 0o644)
         names = []
-        for line in self.new_lines():
+        length, lines = self.new_lines(0)
+        for line in lines:
             try:
                 name = json.loads(line).get("event")
             except (ValueError, AttributeError):
                 continue
             if name in ("job_started", "requeued"):
                 names.append(name)
-        return names
+        return length, names
 
     def open_attempt(self, attempt: int) -> List[Any]:
         """Make the folders of the first attempt from this number on that has none. Return its number and logs."""
@@ -161,11 +163,16 @@ class Files(Logs):
         record = found if isinstance(found, dict) else {}
         return {key: plain(str(record.get(key) or "")) for key in ("state", "reason", "cause")}
 
-    def look(self, attempt: int, logs: str, now: int, starts: bool) -> Dict[str, Any]:
-        """Return what has changed. now: for the heartbeat, which guard.sh reads. starts: count torchrun's, too."""
-        with open(self.path("heartbeat"), "w") as file:
-            file.write("{}\n".format(now))
-        found: Dict[str, Any] = {"marker": self.marker(attempt), "stop": self.stop(), "events": self.new_lines()}
+    def look(self, attempt: int, logs: str, now: int, begin: int, starts: bool) -> Dict[str, Any]:
+        """Return what has changed. now: for the heartbeat, which guard.sh reads. begin: as for new_lines. starts: those
+        of torchrun, too.
+        """
+        try:
+            with open(self.path("heartbeat"), "w") as file:
+                file.write("{}\n".format(now))
+        except OSError:
+            pass  # what cannot be written may still be read
+        found: Dict[str, Any] = {"marker": self.marker(attempt), "stop": self.stop(), "events": self.new_lines(begin)}
         if starts:
             failures = (self.read("failures") or "").splitlines()
             found["failures"] = sum(line.startswith("{} ".format(attempt)) for line in failures)
@@ -189,17 +196,12 @@ class Files(Logs):
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
         return bool(done.stdout) if done.returncode == 0 else None
 
-    def new_lines(self) -> List[str]:
-        """Return the whole lines that events.jsonl has got since the last time."""
-        if self._events is None:
-            return []
-        begin = os.lseek(self._events, 0, os.SEEK_CUR)
-        parts = []
-        while True:
-            part = os.read(self._events, 1 << 20)
-            if not part:
-                break
-            parts.append(part)
-        whole, newline, _ = b"".join(parts).rpartition(b"\n")
-        os.lseek(self._events, begin + len(whole) + len(newline), os.SEEK_SET)
-        return whole.decode("utf-8", "replace").split("\n") if whole else []
+    def new_lines(self, begin: int) -> Lines:
+        """Return the whole lines that events.jsonl has from this byte on, and where the next one will begin."""
+        try:
+            with open(self.path("events.jsonl"), "rb") as file:
+                file.seek(begin)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return begin, []
+        return begin + len(whole) + len(newline), whole.decode("utf-8", "replace").split("\n") if newline else []

@@ -42,7 +42,7 @@ class Job:
         slurm = values.words["scheduler"] == "slurm"
         self.scheduler: Any = Slurm(self.loop) if slurm else Local(values.words["pid"])
         self.env = dict(os.environ, SLURMDDP_RUN=self.run, SLURMDDP_JOB_ID=self.scheduler.job_id)
-        self.messages = Messages(self.loop, self.folder, self.run, self.scheduler.job_id, self.scheduler.host, self.env)
+        self.messages = Messages(self.folder, self.run, self.scheduler.job_id, self.scheduler.host, self.env)
         self.say, self.event, self.alert = self.messages.say, self.messages.event, self.messages.alert
         self.nodes = Nodes(self.settings.nodes_min, self.settings.nodes_max)
         self.requeue = self._way_back()
@@ -51,6 +51,7 @@ class Job:
         self.watch = Watch(self.settings, self._read_ledger(), float(end) if end.isdigit() else None, self.moment())
         self.step_options = list(values.step_options)
         self.attempt, self.logs = 0, ""
+        self.events_read = 0  # bytes of events.jsonl
         self.child: Optional[Child] = None
         self.ending = self.signal = self.kept = ""
         self.back = False

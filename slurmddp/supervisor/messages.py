@@ -1,25 +1,26 @@
 """Lines in job.log, events for programs, alerts for people."""
 
-import os
-import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
-from slurmddp.records import events, json_lines
+from slurmddp.records import events, job_events, json_lines
+from slurmddp.records.alert import Alert
 from slurmddp.records.cause import Cause
+from slurmddp.supervisor.deliver import Outcome, from_environment
 from slurmddp.supervisor.folder import Folder
-from slurmddp.supervisor.loop import Child, Loop
+from slurmddp.supervisor.notify import BUDGET, Notifier
 
 
 class Messages:
     """What the supervisor says. attempt: the number of the newest one. budget: seconds that an alert may take."""
 
-    def __init__(self, loop: Loop, folder: Folder, run: str, job_id: str, host: str, env: Dict[str, str]) -> None:
-        self._loop, self._folder, self._run = loop, folder, run
-        self.job_id, self.host, self.env = job_id, host, env
+    def __init__(self, folder: Folder, run: str, job_id: str, host: str, env: Dict[str, str]) -> None:
+        self._folder = folder
+        self.job_id, self.host = job_id, host
         self.attempt = 0
-        self.budget = 30
-        self._alerts: List[Child] = []
+        self.budget = BUDGET
+        self._notifier = Notifier(from_environment(run, env))
+        self._notifier.open()
 
     def say(self, text: str) -> None:
         self._folder.tell("say", time.strftime("%Y-%m-%d %H:%M:%S") + " job.sh: " + text)
@@ -32,19 +33,19 @@ class Messages:
         )
 
     def alert(self, kind: str, state: str, cause: Optional[Cause], following: str, text: str = "") -> None:
-        """Send a message to people, in the background: nothing waits for a server. A run without alert targets has no
-        alert.sh. text: what they read; empty: the line of the cause.
-        """
+        """Send a message to people: nothing waits for a server. text: what they read; empty: the line of the cause."""
         line, rank, node = ("", None, "") if cause is None else (cause.line(), cause.rank, cause.node)
-        text = text or line
-        words = [kind, state, text, following, "-" if rank is None else str(rank), node or "-"]
-        env = dict(self.env, SLURMDDP_ALERT_BUDGET=str(self.budget))
-        script = '[ ! -e "$0" ] || exec bash "$0" "$@"'
-        path = os.path.join(self._run, "alert.sh")
-        self._alerts.append(
-            self._loop.start(["bash", "-c", script, path, *words], env, "tool", stdout=subprocess.DEVNULL)
-        )
+        self._notifier.send(Alert(kind, state, text or line, following, rank, node, attempt=self.attempt), self.budget)
+
+    def poll(self) -> None:
+        """Take up what has become of alerts."""
+        self._record(self._notifier.poll())
 
     def settle(self, seconds: float) -> None:
         """Wait for alerts that are being sent."""
-        self._loop.run_until(lambda: all(alert.code is not None for alert in self._alerts), seconds)
+        self._record(self._notifier.settle(seconds))
+
+    def _record(self, outcomes: List[Outcome]) -> None:
+        for outcome in outcomes:
+            if not outcome.recorded:  # the run folder did not answer then
+                self.event(job_events.Alert(**outcome.event()))

@@ -40,11 +40,21 @@ def main(arguments: Sequence[str]) -> int:
                 attempts.make()
             _finish(job, attempts)
     except Unavailable as error:
-        job.decision, job.exit_code, job.cause = FAILED, 1, Cause(str(error))
-        job.alert("failed", "failed", job.cause, _NEVER_AGAIN)
+        _without_folder(job, Cause(str(error)))
     job.messages.settle(8)
     _end(job, guard)
     return job.exit_code
+
+
+def _without_folder(job: Job, cause: Cause) -> None:
+    """End a job whose run folder does not answer, or is gone: on another node, or a little later, it may be there."""
+    job.cause, job.exit_code = cause, job.exit_code or 1
+    job.messages.budget = 8
+    if job.ending:
+        return  # the alert was sent at once
+    job.decision = REQUEUE if put_back(job, cause) else FAILED
+    if job.decision == FAILED:
+        job.alert("failed", "failed", cause, _NEVER_AGAIN)
 
 
 def _handle_signals(job: Job) -> None:
@@ -66,7 +76,8 @@ def _handle_signals(job: Job) -> None:
 
 def _begin(job: Job) -> bool:
     """Tell that the job has started. Return whether it can go on."""
-    before: List[str] = job.folder.ask("begin", patience=60)
+    before: List[str]
+    job.events_read, before = job.folder.ask("begin", patience=60)
     job.event(JobStarted(job.scheduler.job_nodes, job.settings.cancel_grace))
     job.say("job {} on {}".format(job.scheduler.job_id, job.scheduler.job_nodes))
     if job.values.yes("counts_gpus"):

@@ -19,6 +19,7 @@ from slurmddp.supervisor.brain.types import (
     Terminate,
     Write,
 )
+from slurmddp.supervisor.files import Lines
 from slurmddp.supervisor.folder import Unavailable
 from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.stopping import ask_to_stop
@@ -55,24 +56,31 @@ class Watching:
         if starts:
             self._starts_at = now + _STARTS
         try:
-            found = job.folder.ask("look", job.attempt, job.logs, int(time.time()), starts)
+            found = job.folder.ask("look", job.attempt, job.logs, int(time.time()), job.events_read, starts)
         except Unavailable:
             found = None
         if found is not None:
             self._read(found)
         self.carry_out(self._watch.look(self._around, job.moment()))
+        job.messages.poll()
 
     def read_events(self) -> None:
         """Read what the ranks wrote until their end."""
-        for line in self._job.folder.known([], "new_lines"):
-            self._event(line)
+        found = self._job.folder.known(None, "new_lines", self._job.events_read)
+        if found is not None:
+            self._take(found)
 
     def _read(self, found: Dict[str, Any]) -> None:
-        for line in found["events"]:
-            self._event(line)
+        self._take(found["events"])
         self._around = self._around._replace(marker=marker_of(found["marker"]), stop=found["stop"])
         if "failures" in found:
             self._around = self._around._replace(failures=found["failures"], newest_start=found["newest_start"])
+
+    def _take(self, found: Lines) -> None:
+        """Take new lines of events.jsonl."""
+        self._job.events_read, lines = found
+        for line in lines:
+            self._event(line)
 
     def _event(self, line: str) -> None:
         event = events.parse(line.encode("utf-8", "replace"))

@@ -107,6 +107,25 @@ def started(more: str) -> When:
 #: What `slurmddp cancel` does.
 CANCEL = "echo 'cancelled by the user' >'{run}/stop.part'; mv '{run}/stop.part' '{run}/stop'"
 
+#: A stand-in for the sender of alerts: alert.sh of the run folder, if a test has written one.
+SENDER = """\
+import os, subprocess
+BUDGET = 30.0
+class Notifier:
+    def __init__(self, settings):
+        self.run = settings.run
+    def open(self):
+        pass
+    def send(self, alert, seconds):
+        if os.path.exists(self.run + "/alert.sh"):
+            rank = "-" if alert.rank is None else str(alert.rank)
+            words = [alert.kind, alert.state, alert.cause, alert.next, rank, alert.node or "-"]
+            subprocess.run(["bash", self.run + "/alert.sh", *words])
+    def poll(self):
+        return []
+    def settle(self, seconds):
+        return []
+"""
 STARTED = When("[[ -e '{run}/steps' && \"$(<'{run}/steps')\" == *train* ]]", "'train' in read('steps')")
 
 
@@ -127,6 +146,8 @@ class Job:
         (self.run / "logs").mkdir(parents=True)
         copy_runtime(self.run / "code" / "slurmddp")
         shell = self.run / "code" / "slurmddp" / "shell"
+        if PYTHON:
+            (shell.parent / "supervisor" / "notify.py").write_text(SENDER)
         for name, text in (("job.sh", self.text), ("node.sh", self.node), (shell / "sweep.sh", SRUN)):
             (self.run / name).write_text(text)
 

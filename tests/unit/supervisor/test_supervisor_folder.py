@@ -1,0 +1,121 @@
+"""The supervisor's loop and the one child process that touches the run folder, each played by a program of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT
+
+OLD = sorted(Path.home().glob(".pyenv/versions/3.6.*/bin/python"))
+PROGRAM = """
+import os, signal, sys, time
+sys.path.insert(0, {root!r})
+from slurmddp.supervisor.loop import Loop
+from slurmddp.supervisor.folder import Folder, Unavailable
+run = {run!r}
+loop = Loop()
+folder = Folder(loop, run)
+child = int(open("/proc/self/task/%d/children" % os.getpid()).read().split()[0])
+def hung():
+    began = time.monotonic()
+    try:
+        folder.ask("stop", patience=0.3)
+    except Unavailable:
+        return time.monotonic() - began < 2
+    return False
+"""
+
+
+@pytest.fixture(params=[pytest.param(sys.executable, id="new"), pytest.param(OLD[-1:], id="3.6")])
+def python(request: pytest.FixtureRequest) -> str:
+    if not request.param:
+        pytest.skip("no Python 3.6 here")
+    return str(request.param if isinstance(request.param, str) else request.param[0])
+
+
+def play(python: str, run: Path, text: str) -> list[str]:
+    program = PROGRAM.format(root=str(ROOT), run=str(run)) + text
+    done = subprocess.run([python, "-IBc", program], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_folder_that_hangs_stops_nobody_and_nothing_is_lost(python: str, tmp_path: Path) -> None:
+    """The child is stopped, as a mount that hangs stops whoever touches it."""
+    text = """
+os.kill(child, signal.SIGSTOP)
+folder.tell("append", "events.jsonl", "one")
+print(hung(), hung(), folder.behind)
+os.kill(child, signal.SIGCONT)
+folder.tell("append", "events.jsonl", "two")
+print(folder.settle(5), folder.ask("read", "events.jsonl").split(), folder.ask("stop"))
+"""
+    assert play(python, tmp_path, text) == ["True True True", "True ['one', 'two'] None"]
+
+
+def test_a_child_that_is_killed_is_replaced_and_what_it_had_not_written_is_written(python: str, tmp_path: Path) -> None:
+    text = """
+os.kill(child, signal.SIGSTOP)
+folder.tell("append", "events.jsonl", "one")
+os.kill(child, signal.SIGKILL)
+print(folder.settle(5), folder.ask("read", "events.jsonl").split())
+"""
+    assert play(python, tmp_path, text) == ["True ['one']"]
+
+
+def test_what_cannot_be_written_is_tried_again_in_its_order(python: str, tmp_path: Path) -> None:
+    """A folder that comes back: here, one that is made later."""
+    text = """
+folder.tell("append", "later/events.jsonl", "one")
+folder.tell("append", "events.jsonl", "two")
+print(folder.settle(0.5), folder.ask("read", "events.jsonl"))
+os.mkdir(run + "/later")
+print(folder.settle(10), folder.ask("read", "events.jsonl").split(), folder.ask("read", "later/events.jsonl").split())
+"""
+    assert play(python, tmp_path, text) == ["False None", "True ['two'] ['one']"]
+
+
+def test_a_signal_is_handled_while_the_loop_waits_and_not_within_another(python: str, tmp_path: Path) -> None:
+    text = """
+seen = []
+def handler():
+    seen.append("begins")
+    if len(seen) == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    loop.rest(0.2)
+    seen.append("ends")
+loop.on_signal(signal.SIGTERM, handler)
+os.kill(os.getpid(), signal.SIGTERM)
+sleep = loop.start(["sleep", "60"])
+loop.run_until(lambda: len(seen) == 4, 5)
+sleep.kill()
+print(*seen, loop.run_until(lambda: sleep.code is not None, 5), sleep.code)
+loop.be_deaf()
+os.kill(os.getpid(), signal.SIGTERM)
+print(loop.run(["sh", "-c", "echo out; echo err >&2; exit 3"], 5), loop.run(["sleep", "9"], 0.2).code, len(seen))
+"""
+    assert play(python, tmp_path, text) == [
+        "begins ends begins ends True 143",
+        "Output(code=3, text='out\\n') None 4",
+    ]
+
+
+def test_half_a_line_is_not_joined_and_not_read(python: str, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('{"event": "requeued"}\n{"half')
+    text = """
+length, names = folder.ask("begin")
+folder.tell("append", "events.jsonl", "whole")
+print(names, folder.ask("new_lines", length)[1], folder.ask("forget_stop"), folder.ask("ask_to_stop", "one"))
+print(folder.ask("ask_to_stop", "two"), folder.ask("stop"), folder.ask("forget_stop"), folder.ask("stop"))
+folder.ask("ask_to_stop", "cancelled by the user")
+print(folder.ask("forget_stop"), folder.ask("stop"))
+"""
+    assert play(python, tmp_path, text) == [
+        "['requeued'] ['{\"half', 'whole'] None True",
+        "False one None None",
+        "None cancelled by the user",
+    ]
