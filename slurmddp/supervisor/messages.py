@@ -3,7 +3,7 @@
 import time
 from typing import Any, Dict, List, Optional
 
-from slurmddp.records import events, job_events, json_lines
+from slurmddp.records import events, json_lines
 from slurmddp.records.alert import Alert
 from slurmddp.records.cause import Cause
 from slurmddp.supervisor.deliver import Outcome, from_environment
@@ -48,4 +48,4 @@ class Messages:
     def _record(self, outcomes: List[Outcome]) -> None:
         for outcome in outcomes:
             if not outcome.recorded:  # the run folder did not answer then
-                self.event(job_events.Alert(**outcome.event()))
+                self.event(outcome.event())
