@@ -28,7 +28,14 @@ class PeerError(RuntimeFailure):
 
 
 class NotFiniteError(RuntimeFailure):
-    """A loss or gradient that is not a finite number. Raised on every rank before the weights are touched."""
+    """A loss or gradient that is not a finite number. Raised on every rank before the weights are touched.
+
+    `culprit`: rank and node where it was made; None if all ranks made one, or nobody knows.
+    """
+
+    def __init__(self, message: str, *, shared: bool = False, culprit: tuple[int, str] | None = None) -> None:
+        super().__init__(message, shared=shared)
+        self.culprit = culprit
 
 
 class ReplicasDifferError(RuntimeFailure):

@@ -1,6 +1,7 @@
 """What ranks and agents append to events.jsonl and metrics.jsonl: a line that cannot be written never ends a run."""
 
 import contextlib
+import copy
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -47,6 +48,12 @@ class Events:
         """Append one event with time, attempt, node and, if known, rank. Raises nothing, see Journal."""
         event = Event(facts, time.time(), self._attempt, node=self._node, rank=self._rank)
         self._lines.write(event.write())
+
+    def of(self, rank: int, node: str) -> "Events":
+        """Return the same file, for events about another rank than this one."""
+        other = copy.copy(self)
+        other._rank, other._node = rank, node
+        return other
 
     def told(self, kind: type[Facts]) -> bool:
         """Return whether any rank of this attempt has written such an event since this one began."""

@@ -100,7 +100,8 @@ class Trainer:
         finished = Finished(state, self._step, self._steps, reason, validation.record() if validation else None)
         self._reporter.close()
         attempt = session.world.attempt
-        session.world.on_main(lambda: marker.write(session.folder.marker(attempt), attempt, keys_of(finished)))
+        ended = {**keys_of(finished), "signal": watch.stop.signal}
+        session.world.on_main(lambda: marker.write(session.folder.marker(attempt), attempt, ended))
         session.record(finished)
         seconds = clock(time.monotonic() - self._began)
         session.console.say(f"{state:<10} step {self._step} of {self._steps}, {seconds} in all")

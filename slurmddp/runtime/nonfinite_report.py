@@ -25,11 +25,13 @@ class Blame:
         self._parallel = parallel
         self._precision = precision
         self._scaler = scaler
+        #: Rank and node of the first rank that made what is not finite; None if all did, or nobody knows.
+        self.culprit: tuple[int, str] | None = None
 
     def losses(self, used: Sequence[tuple[Micro, torch.Tensor]]) -> list[str]:
         """Micro batches whose loss was not finite."""
         own = [(micro.ids, f"loss {float(value)}") for micro, value in used if not torch.isfinite(value)]
-        return self._lines(own)
+        return self._lines(own, blame=True)
 
     def gradients(self, micros: Sequence[Micro]) -> list[str]:
         """Micro batches whose own gradient is not finite: each is computed once more, by itself.
@@ -42,7 +44,8 @@ class Blame:
                 "with a sharded model, the ranks cannot tell which rank caused it. The samples of the step:",
                 *lines,
             ]
-        lines = self._lines([(micro.ids, f"gradient of {name}") for micro in micros if (name := self._bad(micro))])
+        own = [(micro.ids, f"gradient of {name}") for micro in micros if (name := self._bad(micro))]
+        lines = self._lines(own, blame=True)
         return lines or ["the gradient of each micro batch is finite (computed again), but their sum is not"]
 
     def _bad(self, micro: Micro) -> str | None:
@@ -59,10 +62,13 @@ class Blame:
         ]
         return bad[0] if bad else None
 
-    def _lines(self, own: list[tuple[list[int], str]]) -> list[str]:
+    def _lines(self, own: list[tuple[list[int], str]], *, blame: bool = False) -> list[str]:
+        ranks = self._world.gather((self._world.node, own))
+        guilty = [(rank, node) for rank, (node, bad) in enumerate(ranks) if bad]
+        self.culprit = guilty[0] if blame and 0 < len(guilty) < len(ranks) else None
         return [
             f"rank {rank} on {node}: {what} for the samples {_shortened(ids)}"
-            for rank, (node, bad) in enumerate(self._world.gather((self._world.node, own)))
+            for rank, (node, bad) in enumerate(ranks)
             for ids, what in bad
         ]
 

@@ -199,10 +199,11 @@ class Stepper:
         weights = f"the weights are those of step {step - self._skipped_in_a_row}"
         text = f"step {step}: the {what} is not finite; {weights}\n  " + "\n  ".join(lines)
         if self._policy == "stop":
-            raise NotFiniteError(text, shared=True)
+            raise NotFiniteError(text, shared=True, culprit=blame.culprit)
         if self._skipped_in_a_row >= _MOST_SKIPPED:
             advice = "; use bf16 or fp32" if self._scaler.is_enabled() else ""
-            raise NotFiniteError(f"{text}\n{_MOST_SKIPPED} steps in a row were not finite{advice}", shared=True)
+            text += f"\n{_MOST_SKIPPED} steps in a row were not finite{advice}"
+            raise NotFiniteError(text, shared=True, culprit=blame.culprit)
         # Under "skip" the scale stays; told so, the scaler forgets what it has seen of this step.
         self._scaler.update(self._scaler.get_scale() / (2 if self._policy == "halve" else 1))
         return text

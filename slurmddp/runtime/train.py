@@ -81,7 +81,7 @@ def fail(
         if _speaks(error, env):
             _report(error, env)
             if events is not None:
-                events.write(Error(type(error).__name__, str(error) or repr(error)))
+                _events_of(error, events).write(Error(type(error).__name__, str(error) or repr(error)))
         else:
             _wait_for_the_speaker()
         if not (folder and env and isinstance(error, FINAL)):
@@ -119,6 +119,12 @@ def _wait_for_the_speaker() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)  # torchrun's, once the other has spoken
     time.sleep(SPEAKER_PATIENCE)
+
+
+def _events_of(error: BaseException, events: Events) -> Events:
+    """Return where the error is written: as one of the rank that made it, where another rank reports it."""
+    culprit = error.culprit if isinstance(error, NotFiniteError) else None
+    return events if culprit is None else events.of(*culprit)
 
 
 def _report(error: BaseException, env: environment.Environment | None) -> None:

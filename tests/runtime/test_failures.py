@@ -12,6 +12,7 @@ import pytest
 
 from slurmddp.runtime.watch import failures
 from tests.runtime.harness import PATIENCE, ROOT, Run, torchrun
+from tests.runtime.test_ranks import expected_stream
 
 LIMIT = {failures.LIMIT: "3"}
 #: As node.sh sets it: in a store shared with the agent, ranks find the addresses of those from before a restart.
@@ -111,6 +112,16 @@ def test_ranks_that_are_killed_at_the_same_step_again_and_again(tmp_path: Path) 
     assert (marker["state"], marker["restart"]) == ("no progress", False)
     assert len(run.events("rank_started")) == 3
     assert (run.root / "ranks").read_text() == "here\nhere\n"
+
+
+@pytest.mark.ranks(2)
+def test_what_is_not_finite_is_an_error_of_the_rank_that_made_it(tmp_path: Path) -> None:
+    """Rank 0 reports it for all."""
+    poison = expected_stream(4, 4)[4][4]  # the last sample of step 4, which the last rank gets
+    run = Run.create(tmp_path / "run", train__data={"poison": poison})
+    assert torchrun(run, 2).returncode != 0
+    (error,) = run.events("error")
+    assert (error["kind"], error["rank"]) == ("NotFiniteError", 1)
 
 
 def test_a_rank_that_says_nothing_leaves_the_one_that_speaks_time(tmp_path: Path) -> None:

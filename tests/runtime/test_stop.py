@@ -67,6 +67,7 @@ def test_signal_to_one_rank_stops_all_after_the_next_step(tmp_path: Path, kind: 
     with launched(run, 2) as job:
         assert job.wait() == 0, job.stderr
     stopped_alike(run, 6, f"{kind} received by rank {rank} on here")
+    assert run.marker()["signal"] == {"name": kind, "rank": rank, "node": "here"}
 
 
 @pytest.mark.long  # tests/cluster/test_training.py writes one, too

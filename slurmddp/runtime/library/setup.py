@@ -102,8 +102,8 @@ def _finish(now: shared.Shared, folder: RunFolder | None) -> None:
     now.enter("end")
     if now.stopped is not None and folder is not None:
         attempt = now.world.attempt
-        facts = {"state": "stopped", "step": now.step, "steps": None, "reason": now.stopped, "validation": None}
-        now.world.on_main(lambda: marker.write(folder.marker(attempt), attempt, facts))
+        facts = {"state": "stopped", "step": now.step, "steps": None, "reason": now.stopped, "signal": now.stop.signal}
+        now.world.on_main(lambda: marker.write(folder.marker(attempt), attempt, {**facts, "validation": None}))
     assert now.watch is not None
     now.watch.close(now.world)
     dist.destroy_process_group()

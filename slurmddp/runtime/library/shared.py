@@ -117,7 +117,7 @@ def get() -> Shared:
             )
         alone()
     stop = stop_of(env)
-    signals.note(stop, f"rank {env.rank} on {env.node}")
+    signals.note(stop, env.rank, env.node)
     made = Shared(around(env), stop, events=events_of(env))
     use(made)
     return made

@@ -19,14 +19,14 @@ def take(watch: Watch) -> None:
     watch.install(parent="TORCHELASTIC_RUN_ID" in os.environ)
 
 
-def note(stop: Stop, name: str) -> None:
+def note(stop: Stop, rank: int, node: str) -> None:
     """Note those signals that would kill the process; those that the script handles itself are its own.
 
     Does nothing outside of the main thread, where Python refuses.
     """
 
     def ask(number: int, frame: FrameType | None) -> None:
-        stop.request(f"{signal.Signals(number).name} received by {name}")
+        stop.request_by_signal(number, rank, node)
 
     for number in SIGNALS:
         if number in _before or signal.getsignal(number) is signal.SIG_DFL:

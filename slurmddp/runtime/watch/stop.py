@@ -1,8 +1,9 @@
 """Stopping: how whoever runs the job asks the ranks to save a checkpoint, then exit."""
 
+import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slurmddp.runtime.world import World  # It imports torch: signals have to be taken earlier than that.
@@ -54,11 +55,21 @@ class Stop:
         """`path`: the stop file, on the one rank of a node that looks for it; None on the others."""
         self._file = StopFile(path, interval=interval)
         self._asked: str | None = None
+        self._signal: dict[str, Any] | None = None
+        #: After `agreed_reason`, on every rank: the signal that was the reason, and the rank and node that got it.
+        self.signal: dict[str, Any] | None = None
 
     def request(self, reason: str) -> None:
         """Ask to stop, from any thread or a signal's handler. The first reason stays."""
         if self._asked is None:
             self._asked = reason
+
+    def request_by_signal(self, number: int, rank: int, node: str) -> None:
+        """Ask to stop since this rank got a signal."""
+        if self._asked is None:
+            name = signal.Signals(number).name
+            self._signal = {"name": name, "rank": rank, "node": node}
+            self.request(f"{name} received by rank {rank} on {node}")
 
     def wanted(self) -> bool:
         """Return whether this rank wants to stop. Cheap: called in every step."""
@@ -78,4 +89,6 @@ class Stop:
 
     def agreed_reason(self, world: "World") -> str:
         """Return the reason of the first rank that has one, on every rank; every rank has to call it."""
-        return next((reason for reason in world.gather(self.reason()) if reason), "asked to stop")
+        asked = world.gather((self.reason(), self._signal))
+        reason, self.signal = next((each for each in asked if each[0]), ("asked to stop", None))
+        return str(reason)

@@ -124,7 +124,7 @@ class Watch:
             self._thread.join()
 
     def _ask(self, number: int) -> None:
-        self._stop.request(f"{signal.Signals(number).name} received by {self._name}")
+        self._stop.request_by_signal(number, self._env.rank, self._env.node)
 
     def _run(self, reading: int, parent: int | None) -> None:
         poll = select.poll()

@@ -3,6 +3,7 @@
 from typing import Any, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from slurmddp.records.cause import Cause
+from slurmddp.records.marker import Marker as Marker
 
 #: Why a job is ended from outside.
 CANCELLED, TIME_LIMIT, PREEMPTION, NODE_FAILURE, REQUEUED = (
@@ -50,18 +51,6 @@ class Settings(NamedTuple):
     max_gpu_hours: Optional[float] = None
     breaker_from_zero: Optional[int] = None
     checkpoints: Tuple[str, ...] = ()
-
-
-class Marker(NamedTuple):
-    """What the marker of an attempt says. state: done, stopped, failed, no progress; empty if it cannot be read.
-
-    signalled: rank and node of the rank that got a SIGTERM, if it is stopped for that; None: it is not.
-    """
-
-    state: str = ""
-    reason: str = ""
-    cause: str = ""
-    signalled: Optional[Tuple[Optional[int], str]] = None
 
 
 class Progress(NamedTuple):
