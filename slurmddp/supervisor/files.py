@@ -11,6 +11,7 @@ import subprocess
 import sys
 from typing import Any, Dict, List, Optional, Tuple
 
+from slurmddp.records import marker as markers
 from slurmddp.supervisor.logs import Logs, plain
 
 #: torchrun's folder of a start: attempt_0, attempt_1, ...
@@ -151,8 +152,8 @@ class Files(Logs):
         text = self.read("stop")
         return None if text is None else text.split("\n")[0].strip() or "stop file"
 
-    def marker(self, attempt: int) -> Optional[Dict[str, str]]:
-        """Return state, reason and cause of an attempt's marker, empty if it is damaged; None if there is none."""
+    def marker(self, attempt: int) -> Optional[List[Any]]:
+        """Return the fields of an attempt's Marker, empty if it is damaged; None if there is none."""
         text = self.read("markers", "attempt-{:03d}.json".format(attempt))
         if text is None:
             return None
@@ -160,8 +161,8 @@ class Files(Logs):
             found = json.loads(text)
         except ValueError:
             found = None
-        record = found if isinstance(found, dict) else {}
-        return {key: plain(str(record.get(key) or "")) for key in ("state", "reason", "cause")}
+        state, reason, cause, signalled = markers.read(found if isinstance(found, dict) else {})
+        return [plain(state), plain(reason), plain(cause), signalled]
 
     def look(self, attempt: int, logs: str, now: int, begin: int, starts: bool) -> Dict[str, Any]:
         """Return what has changed. now: for the heartbeat, which guard.sh reads. begin: as for new_lines. starts: those

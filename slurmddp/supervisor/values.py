@@ -5,6 +5,9 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurmddp.supervisor.brain.types import Settings
 
+#: Starts from step 1 again that an own script may make after faults, unless recovery.requeue is `always`.
+_FROM_ZERO = 2
+
 
 class Values(NamedTuple):
     """What job.sh says of the job, and where it runs.
@@ -39,6 +42,7 @@ class Values(NamedTuple):
             cancel_grace=self.number("cancel_grace"),
             nodes_min=self.number("nodes_min") or 1,
             nodes_max=self.number("nodes_max") or 1,
+            breaker_from_zero=_FROM_ZERO if self.yes("must_save") else None,
         )
 
 

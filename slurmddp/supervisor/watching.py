@@ -1,9 +1,8 @@
 """What happens while something runs on the nodes: the supervisor looks around, and does what the brain makes of it."""
 
-import re
 import signal
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from slurmddp.records import events
 from slurmddp.supervisor.brain.types import (
@@ -26,15 +25,14 @@ from slurmddp.supervisor.stopping import ask_to_stop
 
 #: Seconds between two looks at torchrun's folders: there may be many nodes.
 _STARTS = 10.0
-_SIGNALLED = re.compile(r"SIGTERM received by rank (\d+) on (.+)$")
 
 
-def marker_of(found: Optional[Dict[str, str]]) -> Optional[Marker]:
+def marker_of(found: Optional[List[Any]]) -> Optional[Marker]:
     """Return the marker that Files has read; None if there is none."""
     if found is None:
         return None
-    signalled = _SIGNALLED.match(found["reason"])
-    return Marker(signalled=(int(signalled.group(1)), signalled.group(2)) if signalled else None, **found)
+    state, reason, cause, signalled = found
+    return Marker(state, reason, cause, tuple(signalled) if signalled else None)
 
 
 class Watching:
