@@ -262,9 +262,15 @@ def _lost(facts: Evidence) -> RunState:
         return RunState("lost", f"{_forgot(facts)}, and it never started (cancelled while pending?)")
     node = facts.started.get("node")
     where = f" on {node}" if node else ""
+    # Slurm kills what has not exited some seconds after its SIGTERM (KillWait): on a busy node that includes job.sh.
+    why = "the node failed or job.sh was killed"
+    if facts.stop_reason.startswith("SIG"):
+        why = f"job.sh got {facts.stop_reason} (time limit, preemption or scancel), then {why}"
+    elif facts.stop_reason:
+        why = f"it was asked to stop ({facts.stop_reason}), then {why}"
     return RunState(
         "lost",
-        f"it started{where} and recorded no exit, and {_forgot(facts)}: the node failed or job.sh was killed. "
+        f"it started{where} and recorded no exit, and {_forgot(facts)}: {why}. "
         "See logs/job.log, then submit again with --resume",
     )
 

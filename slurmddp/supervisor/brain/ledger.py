@@ -56,11 +56,12 @@ def missing_evidence(settings: Settings, ledger: Ledger, saved: Optional[bool]) 
     if not settings.must_save:
         return ""
     where = " or ".join(settings.checkpoints or (settings.run + "/checkpoints",))
-    again = ": a requeued job would begin again. Save there and load from there (docs/frameworks.md)"
+    again = ": a requeued job may begin again. Save there and load from there (docs/frameworks.md)"
+    elsewhere = "; if it saves and loads elsewhere, set recovery.requeue: always"
     always = "; recovery.requeue: always requeues in any case"
     if saved is False:
         seen = "" if ledger.progress is None else " (the last step seen is {})".format(ledger.progress.step)
-        return "the script saved nothing in {} since this job began{}".format(where, seen) + again + always
+        return "the script saved nothing in {} since this job began{}".format(where, seen) + again + elsewhere
     if saved is None:
         return "it is not known whether the script saved something in {} since this job began{}".format(where, always)
     if ledger.started_again and not ledger.went_on:

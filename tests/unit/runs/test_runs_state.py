@@ -325,6 +325,10 @@ def test_lost_says_what_to_do() -> None:
     verdict = judge(None, facts(started()))
     for part in ("node1", "no longer knows job 123", "logs/job.log", "resume"):
         assert part in verdict.detail
+    signal = judge(None, facts(started(), stop_requested=True, stop_reason="SIGTERM")).detail
+    assert ": job.sh got SIGTERM (time limit, preemption or scancel), then the node failed or job.sh was" in signal
+    asked = judge(None, facts(started(), stop_requested=True, stop_reason="time limit")).detail
+    assert ": it was asked to stop (time limit), then the node failed or job.sh was killed. " in asked
     local = Submission("local-7-8", "local", (), "", "laptop")
     assert "started on laptop" in judge(None, facts(started(), submission=local)).detail
     assert "never started" in judge(None, facts()).detail

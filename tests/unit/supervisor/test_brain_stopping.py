@@ -51,7 +51,7 @@ def test_an_own_script_is_requeued_with_evidence_only(events: Any, saved: bool |
         ledger = ledgers.note_restart(ledger, restarted(how, step))
     found = after_limit(OWN, ledger, saved)
     assert found.yes == goes_on and bool(found.why_not) == (not goes_on)
-    assert found.yes or "recovery.requeue: always requeues in any case" in found.why_not
+    assert found.yes or "recovery.requeue: always" in found.why_not
     assert after_limit(OWN._replace(must_save=False), ledger, saved).yes
     assert ledgers.goes_on(OWN, ledger, "preemption", saved, 3).yes
 
@@ -60,8 +60,8 @@ def test_what_keeps_a_script_from_the_queue_is_said() -> None:
     why = after_limit(OWN, Ledger(progress=STEP), False).why_not
     assert why == (
         "the script saved nothing in /run/checkpoints since this job began (the last step seen is 41): a requeued job "
-        "would begin again. Save there and load from there (docs/frameworks.md); "
-        "recovery.requeue: always requeues in any case"
+        "may begin again. Save there and load from there (docs/frameworks.md); if it saves and loads elsewhere, set "
+        "recovery.requeue: always"
     )
     where = OWN._replace(checkpoints=("/run/checkpoints", "/data/out"))
     assert "saved something in /run/checkpoints or /data/out since" in after_limit(where, Ledger(), None).why_not
