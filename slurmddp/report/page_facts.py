@@ -128,11 +128,19 @@ def _own_settings(folder: RunFolder, made: Mapping[str, Any], notes: list[str]) 
     origins, found = made.get("origins"), {}
     for key in filter(None, leaves(Layered(document.tree, document.origins, {}))):
         name = ".".join(key)
-        listed = re.sub(r"\.[0-9]+(\.[^.]+)*$", "", name)  # the list that the value is in, or the value itself
         by = "not recorded"
         if isinstance(origins, dict):
-            whole = listed if not any(set_by.startswith(f"{listed}.") for set_by in origins) else ""
-            by = str(origins.get(name) or origins.get(whole) or "built-in")
+            by = str(origins.get(name) or _origin_of_list(name, origins) or "built-in")
         value = raw(document.tree, key)
         found[name] = ("null" if value is None else str(value), by)
     return found
+
+
+def _origin_of_list(name: str, origins: Mapping[str, Any]) -> Any:
+    """The origin of the list, or of its item, that a value is in, if that was set as a whole; else None."""
+    above = name
+    while re.search(r"\.[0-9]+(\.|$)", above):
+        above = above.rpartition(".")[0]
+        if above in origins and not any(key.startswith(f"{above}.") for key in origins):
+            return origins[above]
+    return None

@@ -166,6 +166,7 @@ def test_one_run_when_the_job_is_gone_and_there_is_no_slurm(desk: Desk, cli: Cli
     without_slurm(desk)
     where = {"train.steps": "job file: job.yaml:3", "train.data": "job file: job.yaml:2"}
     where |= {"train.data.exclude": "command line: --set train.data.exclude", "alerts": "command line: --set alerts"}
+    where["alerts.0"] = "command line: --set alerts"  # as `submit` records it
     run = write_run(desk.project / "runs" / "gpt-1", origins=where)
     with run.job_yaml.open("a") as file:
         file.write("alerts: [{to: ntfy, on: [failed]}]\n")
