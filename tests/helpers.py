@@ -14,6 +14,7 @@ from typing import Any
 from slurmddp.errors import UserError, together
 from slurmddp.plan.build import make_plan
 from slurmddp.plan.model import Allocation, Context, Plan
+from slurmddp.records.events import Event, read
 from slurmddp.render.scripts import job_script, node_script
 from slurmddp.runs.events import append_line
 from slurmddp.sites.catalogue import Catalogue
@@ -227,6 +228,11 @@ def check_bash(script: str, name: str, folder: Path) -> None:
 
 def has(program: str) -> bool:
     return any(os.access(os.path.join(folder, program), os.X_OK) for folder in os.environ["PATH"].split(":"))
+
+
+def typed(*records: Mapping[str, Any]) -> tuple[Event, ...]:
+    """Return the events that lines with these objects say."""
+    return tuple(event for record in records if (event := read(record)) is not None)
 
 
 def append_event(path: Path, event: str, **fields: Any) -> None:

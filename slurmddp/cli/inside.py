@@ -97,13 +97,13 @@ def profile(
     folder = find_own_run(run, os.environ, to="look into its job")
     known = ask_for_profile(folder, steps, all_ranks=all_ranks)
     opt.say(f"profiling {steps} steps; Ctrl-C withdraws the request if they have not begun")
-    found = wait_for_profile(folder, known)
+    event, found = wait_for_profile(folder, known)
     if as_json:
-        typer.echo(opt.json_text(found))
-    elif found["files"]:
-        typer.echo(f"steps   {found['step']} to {found['last']}")
-        for path in found["files"]:
+        typer.echo(opt.json_text(event.write()))
+    elif found.files:
+        typer.echo(f"steps   {found.step} to {found.last}")
+        for path in found.files:
             typer.echo(f"trace   {path}")
         opt.say("to see one: open it in https://ui.perfetto.dev, or in chrome://tracing")
-    if found["error"]:
-        raise ExternalError(f"torch.profiler failed: {found['error']}")
+    if found.error:
+        raise ExternalError(f"torch.profiler failed: {found.error}")

@@ -39,7 +39,7 @@ def preflight(
     else:
         for line in found.lines:
             typer.echo(one_line(f"node    {line}"))
-        typer.echo(one_line(f"network {found.network.get('text')}"))
+        typer.echo(one_line(f"network {found.network.text}"))
         if found.passed:
             typer.echo(styled("The job can train on this cluster.", "good"))
         else:

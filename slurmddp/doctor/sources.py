@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from slurmddp.doctor.diagnose import AFTER_A_CANCEL, AFTER_THE_END, SIGNAL_EXITS, Diagnosis, Examination
 from slurmddp.doctor.flight import is_dump
 from slurmddp.errors import UserError
-from slurmddp.records import json_lines
+from slurmddp.records.events import NAMES, Event, newest, of, parse
+from slurmddp.records.job_events import AttemptEnded, CancelRequested, JobEnded, NodeExcluded, Requeued
 from slurmddp.records.json_lines import LONGEST
-from slurmddp.records.values import whole
+from slurmddp.records.rank_events import (
+    CheckpointRejected,
+    Error,
+    FirstStep,
+    Hang,
+    HangOver,
+    HangReported,
+    NoProcessGroup,
+    ProcessGroupMade,
+    RankExited,
+    RankStarted,
+    Restarted,
+)
 from slurmddp.runs.cause import failing_attempt, hang_of, killed_of
 from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
@@ -35,19 +48,21 @@ _NO_LOGS = {
 }
 #: Characters of a text of an event.
 _LONGEST = 2000
-#: Events that say something about a failure.
-_TELLING = (
-    b'"error"', b'"hang"', b'"hang_reported"', b'"hang_over"', b'"node_excluded"', b'"attempt_ended"', b'"job_ended"',
-    b'"checkpoint_rejected"', b'"rank_exited"', b'"first_step"', b'"rank_started"',
-    b'"cancel_requested"', b'"requeued"', b'"no_process_group"', b'"process_group_made"', b'"restarted"',
+#: Events of a start of the ranks that failed, or of the end of an attempt.
+_FAILURES = (Error, Hang, RankExited, AttemptEnded)
+_HANGS = (Hang, HangReported, HangOver)
+#: Events that say something about a failure, as their lines name them.
+_TELLING = tuple(
+    f'"{NAMES[kind]}"'.encode()
+    for kind in (
+        *_FAILURES, *_HANGS, NodeExcluded, JobEnded, CheckpointRejected, FirstStep, RankStarted, CancelRequested,
+        Requeued, NoProcessGroup, ProcessGroupMade, Restarted,
+    )
 )  # fmt: skip
-#: Those of a start of the ranks that failed, or of the end of an attempt.
-_FAILURES = ("error", "hang", "rank_exited", "attempt_ended")
 #: What ends healthy ranks.
 _FROM_OUTSIDE = ("cancelled", "preemption", "time limit")
 #: The causes by which Slurm ends a job, whose line stands in the newest attempt's logs.
 _ENDS = ("time-limit", "preemption")
-_HANGS = ("hang", "hang_reported", "hang_over")
 
 
 def read_path(found: Examination, path: Path) -> None:
@@ -125,8 +140,7 @@ def read_run(found: Examination, folder: RunFolder) -> None:
 
 
 def _made_steps(facts: Evidence, attempt: int) -> bool:
-    told = (event.get("attempt") for event in facts.events if event.get("event") == "first_step")
-    return any(each in (attempt, attempt - 1) for each in told)
+    return any(event.attempt in (attempt, attempt - 1) for event, _ in of(facts.events, FirstStep))
 
 
 def _begin(folder: RunFolder, attempt: int | None) -> int:
@@ -141,21 +155,21 @@ def _begin(folder: RunFolder, attempt: int | None) -> int:
 
 def is_done(folder: RunFolder) -> bool:
     """Return whether the newest attempt of a run finished its work."""
-    decisions = [event.get("decision") for _, event in _records(folder) if event.get("event") == "job_ended"]
-    return bool(decisions) and decisions[-1] == "done"
+    ended = newest((event for _, event in _read(folder)), JobEnded)
+    return ended is not None and ended.decision == "done"
 
 
 def start_notes(folder: RunFolder) -> Iterator[str]:
     """Yield what the ranks of an own script told of their start, and which files another run wrote, too."""
-    yield from start_notices(event for _, event in _records(folder))
+    yield from start_notices(event for _, event in _read(folder))
     if again := written_again(folder):
         yield again
 
 
 def survived_failures(folder: RunFolder) -> Iterator[str]:
     """Yield what a run that is done survived: one line for each rank that a signal ended."""
-    for _, event in _records(folder):
-        if event.get("event") == "rank_exited" and (killed := killed_of(event)):
+    for _, event in _read(folder):
+        if killed := killed_of(event):
             yield f"{killed.line()[:_LONGEST]}; the ranks started again"
 
 
@@ -210,41 +224,39 @@ def _preflight(found: Examination, folder: RunFolder, attempt: int) -> None:
 def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
     name = str(folder.events)
     # Read twice rather than kept: there may be millions of events.
-    hangs = ((at, event.get("attempt")) for at, event in _records(folder) if event.get("event") in _HANGS)
-    newest = max((at for at, of in hangs if of == attempt), default=0)
-    steps = (at for at, event in _records(folder) if event.get("event") == "first_step")
+    hangs = (at for at, event in _read(folder) if isinstance(event.facts, _HANGS) and event.attempt == attempt)
+    newest_hang = max(hangs, default=0)
+    steps = (at for at, event in _read(folder) if isinstance(event.facts, FirstStep))
     survived, failed, first_exit = max(steps, default=0), 0, ""
-    for number, event in _records(folder):
-        kind, node = event.get("event"), _text(event, "node") or None
-        if event.get("attempt") != attempt:
+    for number, event in _read(folder):
+        if event.attempt != attempt:
             continue
-        if kind == "job_ended" and (state := _text(event, "slurm_state")):
-            found.fact(name, number, f"slurm_state {state}")
-        rank = whole(event.get("rank"))
-        failed = number if kind in _FAILURES else failed
-        if kind == "error":
-            message = _text(event, "message").strip().partition("\n")[0]
-            found.fact(name, number, f"{_text(event, 'kind')}: {message}", rank=rank, node=node, otherwise="code")
-        elif kind in ("hang", "hang_reported") and (kind == "hang" or number == newest):
-            first, where = _first(event.get("ranks")), _first(event.get("nodes"))
-            node = where[:_LONGEST] if isinstance(where, str) else None
-            found.fact(name, number, hang_of(event).line()[:_LONGEST], rank=whole(first), node=node, otherwise="hang")
-            if number == newest and attempt is not None:
+        facts, rank, node = event.facts, event.rank, _short(event.node or "") or None
+        failed = number if isinstance(facts, _FAILURES) else failed
+        if isinstance(facts, JobEnded) and facts.slurm_state:
+            found.fact(name, number, f"slurm_state {_short(facts.slurm_state)}")
+        elif isinstance(facts, Error):
+            message = _short(facts.message).strip().partition("\n")[0]
+            found.fact(name, number, f"{_short(facts.kind)}: {message}", rank=rank, node=node, otherwise="code")
+        elif (hang := hang_of(event)) and (isinstance(facts, Hang) or number == newest_hang):
+            where = _short(hang.node) or None
+            found.fact(name, number, _short(hang.line()), rank=hang.rank, node=where, otherwise="hang")
+            if number == newest_hang and attempt is not None:
                 for path in _dumps(folder, attempt):
                     _dump(found, path, folder)
-        elif kind == "rank_exited" and (killed := killed_of(event)):
+        elif isinstance(facts, RankExited) and (killed := killed_of(event)):
             if number < survived:
-                found.notes.append(f"{killed.line()[:_LONGEST]}; the ranks started again")
+                found.notes.append(f"{_short(killed.line())}; the ranks started again")
             else:
-                text = f"terminated with signal {_text(event, 'signal')}: {killed.line()}"[:_LONGEST]
+                text = _short(f"terminated with signal {facts.signal}: {killed.line()}")
                 found.fact(name, number, text, rank=rank, node=node, otherwise="exit-code")
                 first_exit = first_exit or found.hits[-1].cause.id
-        elif kind == "node_excluded":
-            found.fact(name, number, f"preflight: {_text(event, 'reason')}", node=_text(event, "excluded"))
-        elif kind == "attempt_ended" and event.get("decision") != "done" and not found.hits and _text(event, "cause"):
-            found.fact(name, number, _text(event, "cause"), rank=rank, node=node, otherwise="exit-code")
-        elif kind == "checkpoint_rejected":
-            text = f"checkpoint {_text(event, 'path')} is corrupt: {_text(event, 'why')}"
+        elif isinstance(facts, NodeExcluded):
+            found.fact(name, number, f"preflight: {_short(facts.reason)}", node=_short(facts.excluded))
+        elif isinstance(facts, AttemptEnded) and facts.decision != "done" and not found.hits and facts.cause:
+            found.fact(name, number, _short(facts.cause), rank=rank, node=node, otherwise="exit-code")
+        elif isinstance(facts, CheckpointRejected):
+            text = f"checkpoint {_short(facts.path)} is corrupt: {_short(facts.why)}"
             found.fact(name, number, text, node=node)
     _explain_the_end(found, folder, attempt)
     if first_exit:  # other ranks died of it, of their containers' end, or of what ended them
@@ -259,19 +271,19 @@ def _explain_the_end(found: Examination, folder: RunFolder, attempt: int | None)
     """Note that the user cancelled the run. What ends healthy ranks from outside is why their processes exited."""
     cancelled = ended = failing = False
     reasons = set()
-    for _, event in _records(folder):
-        kind = event.get("event")
-        if kind == "cancel_requested":
+    for _, event in _read(folder):
+        facts = event.facts
+        if isinstance(facts, CancelRequested):
             cancelled = True
-        elif kind == "requeued":
-            reasons.add(_text(event, "reason"))
-        elif event.get("attempt") != attempt:
+        elif isinstance(facts, Requeued):
+            reasons.add(facts.reason)
+        elif event.attempt != attempt:
             continue
-        elif kind == "attempt_ended":
-            ended = event.get("ended_by") in _FROM_OUTSIDE
-        elif kind == "first_step":
+        elif isinstance(facts, AttemptEnded):
+            ended = facts.ended_by in _FROM_OUTSIDE
+        elif isinstance(facts, FirstStep):
             failing = False
-        elif kind in _FAILURES and not cancelled:
+        elif isinstance(facts, _FAILURES) and not cancelled:
             failing = True
     if cancelled:
         found.notes.append(f"run {folder.id} was cancelled with slurmddp cancel")
@@ -284,17 +296,12 @@ def _explain_the_end(found: Examination, folder: RunFolder, attempt: int | None)
         found.explained |= {"preemption"}
 
 
-def _text(event: Mapping[str, Any], key: str) -> str:
-    """Return a text of an event; empty, if it has none there: anybody may have written the file."""
-    value = event.get(key)
-    return value[:_LONGEST] if isinstance(value, str) else ""
+def _short(text: str) -> str:
+    """Return as much of a text as is shown: anybody may have written the file."""
+    return text[:_LONGEST]
 
 
-def _first(value: Any) -> Any:
-    return value[0] if isinstance(value, list) and value else None
-
-
-def _records(folder: RunFolder) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _read(folder: RunFolder) -> Iterator[tuple[int, Event]]:
     """The events that may matter, with their lines' numbers."""
     try:
         handle = open_plain(folder.events, folder.path)
@@ -302,5 +309,5 @@ def _records(folder: RunFolder) -> Iterator[tuple[int, Mapping[str, Any]]]:
         return
     with handle:
         for number, line in enumerate(bounded_lines(handle, LONGEST), 1):
-            if any(word in line for word in _TELLING) and (record := json_lines.load(line)) is not None:
-                yield number, record
+            if any(word in line for word in _TELLING) and (event := parse(line)) is not None:
+                yield number, event

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from slurmddp.errors import UserError
-from slurmddp.records.job_events import CancelRequested
+from slurmddp.records.events import of
+from slurmddp.records.job_events import CancelRequested, JobStarted
 from slurmddp.runs.evidence import CANCELLED, Evidence, evidence
 from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.state import RunState
@@ -89,10 +90,9 @@ def _end(folder: OwnRun, facts: Evidence, job_id: JobId, now: bool) -> Done:
 
 def _began(facts: Evidence, job_id: JobId) -> bool:
     """Return whether this job's script has started: it removes an older stop file, so an earlier one has no effect."""
-    started = (event for event in facts.events if event.get("event") == "job_started")
     # The script of a local run calls its job local-PID, without the time at which that began.
     known = job_id.id.rpartition("-")[0] if job_id.is_local else job_id.id
-    return any(str(event.get("job_id")) == known for event in started)
+    return any(event.job_id == known for event, _ in of(facts.events, JobStarted))
 
 
 def ask_to_stop(folder: OwnRun) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.records.events import of
+from slurmddp.records.job_events import Requeued
 from slurmddp.runs import index, manifest
 from slurmddp.runs.gate import OwnRun, own
 from slurmddp.runs.index import Entry
@@ -50,14 +52,14 @@ def known_runs(environment: Mapping[str, str]) -> list[Entry]:
 
 def _chained(number: str) -> RunFolder | None:
     """Return the run that continued in this chained job: the index knows only the first job."""
-    from slurmddp.runs.events import read_lines
+    from slurmddp.runs.events import read_events
 
     for entry in index.entries()[:_LOOKED_AT]:
         try:
-            events = read_lines(entry.folder.events, entry.folder.path).records
+            events = read_events(entry.folder.events, entry.folder.path).records
         except OSError:
             continue
-        if any(event.get("event") == "requeued" and str(event.get("next_job")) == number for event in events):
+        if any(facts.next_job == number for _, facts in of(events, Requeued)):
             return entry.folder
     return None
 

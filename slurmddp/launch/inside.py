@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmddp.errors import ExternalError, UserError
+from slurmddp.records.events import of
+from slurmddp.records.job_events import AttemptStarted
 from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.state import judge, observe
 from slurmddp.shared.units import listed
@@ -50,9 +52,9 @@ def running_attempt(folder: OwnRun, needs: str) -> Attempt:
     state = judge(view, facts)
     if state.state not in ("running", "stopping"):
         raise UserError(f"run {folder.id} is not running: {state.line}")
-    started = next((event for event in facts.events[::-1] if event.get("event") == "attempt_started"), {})
-    number, job = started.get("attempt"), str(started.get("job_id"))
-    if started.get("attempt") != facts.attempt or facts.attempt_ended is not None or not isinstance(number, int):
+    started, told = next(of(facts.events[::-1], AttemptStarted), (None, None))
+    number = started.attempt if started else None
+    if not started or not told or number is None or number != facts.attempt or facts.attempt_ended is not None:
         raise UserError(f"run {folder.id} has no ranks at the moment", todo=f"wait: slurmddp logs {folder.id} -f")
     used = folder.code_runtime / needs
     if not used.is_file():
@@ -61,8 +63,8 @@ def running_attempt(folder: OwnRun, needs: str) -> Attempt:
             where=str(used),
             todo="submit the next run with this version",
         )
-    nodes = tuple(str(started.get("nodes")).split())
-    return Attempt(folder, facts.job_id, number, nodes, f"{folder.id}-{job}-{number}")
+    nodes = tuple(told.nodes.split())
+    return Attempt(folder, facts.job_id, number, nodes, f"{folder.id}-{started.job_id}-{number}")
 
 
 def chosen_nodes(attempt: Attempt, node: str | None) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.requeue_hold import state_now
 from slurmddp.launch.submit import submit
 from slurmddp.plan.model import Plan
+from slurmddp.records.events import keys_of, newest
+from slurmddp.records.job_events import Network
 from slurmddp.runs.cause import find_cause
-from slurmddp.runs.events import read_lines
 from slurmddp.runs.evidence import evidence
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
@@ -35,12 +36,12 @@ class Checked(NamedTuple):
     cause: str | None
     lines: tuple[str, ...]
     excluded: dict[str, str]
-    network: dict[str, Any]
+    network: Network
 
     @property
     def as_dict(self) -> dict[str, Any]:
         """Return the result for --json. The keys are stable."""
-        return {**self._asdict(), "lines": list(self.lines)}
+        return {**self._asdict(), "lines": list(self.lines), "network": keys_of(self.network)}
 
 
 class Preflight:
@@ -66,8 +67,6 @@ class Preflight:
 
     def _checked(self, state: RunState) -> Checked:
         facts = evidence(self.folder)
-        events = read_lines(self.folder.events, self.folder.path).records
-        measured = [row for row in events if row.get("event") == "network"]
         path = self.folder.attempt_logs(facts.attempt or 0) / "preflight" / "verdict"
         try:
             lines = tuple(read_plain(path, below=self.folder.path).decode("utf-8", "replace").splitlines())
@@ -75,7 +74,9 @@ class Preflight:
             lines = ()
         passed = state.state == "done"
         cause = None if passed else find_cause(self.folder, facts.attempt)
-        network = measured[-1] if measured else {"text": f"not measured: {unmeasured(self._plan, passed=passed)}"}
+        network = newest(facts.events, Network)
+        if network is None:
+            network = Network(None, f"not measured: {unmeasured(self._plan, passed=passed)}", None)
         told = cause and cause.line_with_log()
         return Checked(passed, state.line, told, lines, dict(facts.excluded), network)
 

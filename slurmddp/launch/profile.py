@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.inside import running_attempt
-from slurmddp.runs.events import read_lines
+from slurmddp.records.events import Event, of
+from slurmddp.records.rank_events import Profiled
+from slurmddp.runs.events import read_events
 from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import judge, observe
@@ -45,7 +46,7 @@ def ask_for_profile(folder: OwnRun, steps: int, *, all_ranks: bool) -> int:
     return known
 
 
-def wait_for_profile(folder: OwnRun, known: int) -> dict[str, Any]:
+def wait_for_profile(folder: OwnRun, known: int) -> tuple[Event, Profiled]:
     """Return the event of the profile after `known` others. If the run ends before: remove the request, and raise
     ExternalError.
     """
@@ -63,5 +64,5 @@ def wait_for_profile(folder: OwnRun, known: int) -> dict[str, Any]:
         folder.held.remove(folder.profile_request)
 
 
-def _profiles(folder: RunFolder) -> list[dict[str, Any]]:
-    return [row for row in read_lines(folder.events, folder.path).records if row.get("event") == "profiled"]
+def _profiles(folder: RunFolder) -> list[tuple[Event, Profiled]]:
+    return list(of(read_events(folder.events, folder.path).records, Profiled))

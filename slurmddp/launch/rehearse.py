@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,10 @@ from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.requeue_hold import state_now
 from slurmddp.launch.submit import submit
 from slurmddp.plan.sbatch import STOP_SIGNAL
-from slurmddp.runs.events import read_lines
+from slurmddp.records.events import Event, Kind, of
+from slurmddp.records.job_events import AttemptStarted, JobStarted, Requeued
+from slurmddp.records.rank_events import CheckpointFailed, CheckpointSaved, Resumed, Started
+from slurmddp.runs.events import read_events, read_lines
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import JobId
@@ -99,46 +102,44 @@ class Rehearsal:
             self._say(cancel_run(self.folder, now=True))
 
     def _train(self, step: str) -> str:
-        self._wait(step, lambda: self._events("job_started"), None)
+        self._wait(step, lambda: self._events(JobStarted), None)
         self._wait(step, lambda: self._last_step() >= _STEPS)
-        (started,) = self._events("started")[-1:]
-        return f"{started['world']} ranks on {started['nodes']} nodes, step {self._last_step()}"
+        (started,) = self._events(Started)[-1:]
+        return f"{started.world} ranks on {started.nodes} nodes, step {self._last_step()}"
 
     def _save(self, step: str) -> str:
         done = ask(("scancel", "--batch", f"--signal={STOP_SIGNAL}", self._job.id))
         if done.code != 0:
             raise RehearsalFailed(step, f"scancel --signal failed: {done.text.strip()}")
-        over = ("checkpoint_saved", "checkpoint_failed", "requeued")
-        self._wait(step, lambda: any(map(self._events, over)))
-        if not self._events("checkpoint_saved"):
-            failed = self._events("checkpoint_failed")
-            raise RehearsalFailed(
-                step, str(failed[-1]["why"]) if failed else "the job was requeued without a checkpoint"
-            )
-        saved = self._events("checkpoint_saved")[-1]
-        return f"step {saved['step']}, {saved['bytes'] / 1e6:,.0f} MB in {saved['seconds']:.1f} s"
+        over = (CheckpointSaved, CheckpointFailed, Requeued)
+        self._wait(step, lambda: any(isinstance(event.facts, over) for event in self._told()))
+        if not self._events(CheckpointSaved):
+            failed = self._events(CheckpointFailed)
+            raise RehearsalFailed(step, failed[-1].why if failed else "the job was requeued without a checkpoint")
+        saved = self._events(CheckpointSaved)[-1]
+        return f"step {saved.step}, {(saved.bytes or 0) / 1e6:,.0f} MB in {saved.seconds or 0:.1f} s"
 
     def _resume(self, step: str) -> str:
-        self._wait(step, lambda: self._events("requeued"))
-        self._wait(step, lambda: len(self._events("job_started")) > 1, None)
-        self._wait(step, lambda: self._events("resumed"))
-        resumed, saved = self._events("resumed")[-1], self._events("checkpoint_saved")[-1]
-        if resumed["step"] != saved["step"]:
-            raise RehearsalFailed(step, f"it resumed at step {resumed['step']}, and step {saved['step']} was saved")
-        self._wait(step, lambda: self._last_step() >= resumed["step"] + _STEPS)
-        return f"at step {resumed['step']}"
+        self._wait(step, lambda: self._events(Requeued))
+        self._wait(step, lambda: len(self._events(JobStarted)) > 1, None)
+        self._wait(step, lambda: self._events(Resumed))
+        resumed, saved = self._events(Resumed)[-1], self._events(CheckpointSaved)[-1]
+        if resumed.step != saved.step:
+            raise RehearsalFailed(step, f"it resumed at step {resumed.step}, and step {saved.step} was saved")
+        self._wait(step, lambda: self._last_step() >= (resumed.step or 0) + _STEPS)
+        return f"at step {resumed.step}"
 
     def _kill(self, step: str) -> str:
         """Kill the last rank of the last node from outside, as the kernel would for want of memory."""
-        started, resumed = self._events("attempt_started")[-1], len(self._events("resumed"))
-        node = started["nodes"].split()[-1]
-        rank = int(self._events("started")[-1]["world"]) - 1
+        event, started = list(of(self._told(), AttemptStarted))[-1]
+        node, resumed = started.nodes.split()[-1], len(self._events(Resumed))
+        rank = (self._events(Started)[-1].world or 1) - 1
         self._killed_at = self._last_step()
-        name = f"{self.folder.id}-{started['job_id']}-{started['attempt']}"
+        name = f"{self.folder.id}-{event.job_id}-{event.attempt}"
         script = (str(self.folder.shell / "kill_rank.sh"), name, str(rank))
         where = (
             "--overlap",
-            f"--jobid={started['job_id']}",
+            f"--jobid={event.job_id}",
             f"--nodelist={node}",
             "--nodes=1",
             "--ntasks=1",
@@ -147,12 +148,12 @@ class Rehearsal:
         done = ask(("srun", *where, "bash", *script))
         if "killed" not in done.out:
             raise RehearsalFailed(step, f"rank {rank} was not found on node {node}: {done.text.strip()}")
-        self._wait(step, lambda: len(self._events("resumed")) > resumed)
+        self._wait(step, lambda: len(self._events(Resumed)) > resumed)
         # The newest line may be from before the kill: only later ones show that training continues.
         known = len(self._rows())
         self._wait(step, lambda: any(row["step"] > self._killed_at for row in self._rows()[known:]))
-        again = self._events("resumed")[-1]
-        return f"rank {rank} on {node}, killed after step {self._killed_at}; resumed at step {again['step']}"
+        again = self._events(Resumed)[-1]
+        return f"rank {rank} on {node}, killed after step {self._killed_at}; resumed at step {again.step}"
 
     def _compare(self, step: str) -> str:
         """The steps between the checkpoint and the kill were done twice: on the same samples, from the same weights."""
@@ -170,12 +171,12 @@ class Rehearsal:
         return told
 
     def _finish(self, step: str) -> str:
-        saved = len(self._events("checkpoint_saved"))
+        saved = len(self._events(CheckpointSaved))
         cancel_run(self.folder, now=False)
         self._wait(step, lambda: not state_now(self.folder).going, over=True)
-        if len(self._events("checkpoint_saved")) == saved:
+        if len(self._events(CheckpointSaved)) == saved:
             raise RehearsalFailed(step, f"no checkpoint was saved: {state_now(self.folder).line}")
-        return f"step {self._events('checkpoint_saved')[-1]['step']}"
+        return f"step {self._events(CheckpointSaved)[-1].step}"
 
     def _wait(
         self, step: str, condition: Callable[[], Any], patience: float | None = _PATIENCE, *, over: bool = False
@@ -193,8 +194,11 @@ class Rehearsal:
                 raise RehearsalFailed(step, f"no progress for {patience:.0f} s; the run is {state.line}")
             time.sleep(_LOOK_EVERY)
 
-    def _events(self, kind: str) -> list[dict[str, Any]]:
-        return [row for row in read_lines(self.folder.events, self.folder.path).records if row.get("event") == kind]
+    def _told(self) -> Sequence[Event]:
+        return read_events(self.folder.events, self.folder.path).records
+
+    def _events(self, kind: type[Kind]) -> list[Kind]:
+        return [facts for _, facts in of(self._told(), kind)]
 
     def _rows(self) -> list[dict[str, Any]]:
         return [

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slurmddp.plan.model import Plan
+from slurmddp.records.events import Event, newest, of
+from slurmddp.records.job_events import CancelRequested, JobEnded
+from slurmddp.records.rank_events import CheckpointSaved, Error, Finished, FirstStep, Started
 from slurmddp.runs import index
-from slurmddp.runs.events import read_lines
+from slurmddp.runs.events import read_events
 from slurmddp.runs.layout import RunFolder
 from slurmddp.spec.job import Checkpoint
 
@@ -119,14 +122,14 @@ def measured(folders: Iterable[RunFolder], now: float) -> History | None:
     hours = 0.0
     for folder in folders:
         try:
-            events = read_lines(folder.events, folder.path).records
+            events = read_events(folder.events, folder.path).records
             silent = now - max((path.stat().st_mtime for path in _signs(folder)), default=0.0) > SILENCE
         except OSError:
             continue
-        saved = [event for event in events if event.get("event") == "checkpoint_saved"]
-        costs = [_number(event.get("stall", event.get("seconds"))) for event in saved]
-        stalls += [cost for cost in costs if cost is not None]
-        writes += [cost for cost in (_number(event.get("seconds")) for event in saved) if cost is not None]
+        saved = [facts for _, facts in of(events, CheckpointSaved)]
+        costs = [facts.seconds if facts.stall is None else facts.stall for facts in saved]
+        stalls += [cost for cost in costs if cost is not None and cost >= 0]
+        writes += [facts.seconds for facts in saved if facts.seconds is not None and facts.seconds >= 0]
         died, lasted = _attempts(events, silent)
         failures += died
         hours += lasted
@@ -140,36 +143,31 @@ def _signs(folder: RunFolder) -> list[Any]:
     return [path for path in (folder.events, folder.metrics) if path.exists()]
 
 
-def _attempts(events: Sequence[Mapping[str, Any]], silent: bool) -> tuple[int, float]:
+def _attempts(events: Sequence[Event], silent: bool) -> tuple[int, float]:
     """Failures, and node-hours from each attempt's first step to its last sign of life."""
-    by_attempt: dict[int, list[Mapping[str, Any]]] = {}
+    by_attempt: dict[int, list[Event]] = {}
     for event in events:
-        if isinstance(event.get("attempt"), int) and _number(event.get("time")) is not None:
-            by_attempt.setdefault(event["attempt"], []).append(event)
-    cancelled = any(event.get("event") == "cancel_requested" for event in events)
+        if event.attempt is not None and event.time is not None:
+            by_attempt.setdefault(event.attempt, []).append(event)
+    cancelled = any(True for _ in of(events, CancelRequested))
     failures, hours = 0, 0.0
     for attempt, mine in by_attempt.items():
-        kinds = [event.get("event") for event in mine]
-        if "first_step" not in kinds:
+        first = next((event for event, _ in of(mine, FirstStep)), None)
+        if first is None:
             continue  # it ended before it trained: a mistake in the job, mostly
-        nodes = next((event["nodes"] for event in mine if _number(event.get("nodes"))), 1)
-        training = mine[kinds.index("first_step") :]
-        hours += max(training[-1]["time"] - training[0]["time"], 0.0) / 3600 * nodes
+        started = [facts for _, facts in of(mine, Started)]
+        nodes = next((facts.nodes for facts in started if facts.nodes is not None), 1)
+        hours += max((mine[-1].time or 0) - (first.time or 0), 0.0) / 3600 * nodes
         # torchrun starts the ranks anew within an attempt: each time but the first was a failure.
-        failures += max(kinds.count("started") - 1, 0)
-        newest = attempt == max(by_attempt)
-        if "finished" not in kinds and (not newest or "job_ended" in kinds or silent):
-            failures += not _asked_to_end(mine, cancelled and newest)
+        failures += max(len(started) - 1, 0)
+        over = attempt != max(by_attempt) or silent or newest(mine, JobEnded) is not None
+        if over and newest(mine, Finished) is None:
+            failures += not _asked_to_end(mine, cancelled and attempt == max(by_attempt))
     return failures, hours
 
 
-def _asked_to_end(events: Sequence[Mapping[str, Any]], cancelled: bool) -> bool:
+def _asked_to_end(events: Sequence[Event], cancelled: bool) -> bool:
     """Return whether an attempt without a clean exit was stopped on purpose, or by the job's own error."""
-    own = any(event.get("event") == "error" and event.get("kind") in _OWN_ERRORS for event in events)
-    ended = next((event for event in events if event.get("event") == "job_ended"), {})
-    asked = str(ended.get("slurm_state") or "").split(" ")[0] in _ASKED or bool(ended.get("signal"))
-    return cancelled or own or asked
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0 else None
+    own = any(facts.kind in _OWN_ERRORS for _, facts in of(events, Error))
+    ended = next((facts for _, facts in of(events, JobEnded)), None)
+    return cancelled or own or (ended is not None and (ended.slurm_state.split(" ")[0] in _ASKED or bool(ended.signal)))

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from slurmddp.errors import UserError
-from slurmddp.records.values import whole
 from slurmddp.report.status import RunStatus
-from slurmddp.runs.events import read_lines
+from slurmddp.runs.events import read_events
 from slurmddp.runs.evidence import Evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
@@ -59,7 +58,7 @@ def select(folder: RunFolder, wanted: Selection, *, follow: bool) -> Follower:
 
 def _attempts(follower: Follower) -> set[int]:
     """Attempts that have logs, or of which an event tells."""
-    told = (whole(event.get("attempt")) for event in read_lines(follower.folder.events, follower.folder.path).records)
+    told = (event.attempt for event in read_events(follower.folder.events, follower.folder.path).records)
     return {*follower.attempts(), *(attempt for attempt in told if attempt is not None)}
 
 
@@ -152,4 +151,4 @@ class _Asking:
 
 def _ended(folder: RunFolder) -> bool:
     """Return whether job.sh has recorded its exit."""
-    return Evidence(events=read_lines(folder.events, folder.path).records).ended is not None
+    return Evidence(events=read_events(folder.events, folder.path).records).ended is not None

@@ -8,7 +8,37 @@ from datetime import datetime, timezone
 from itertools import islice
 from typing import Any
 
-from slurmddp.records.values import number, whole
+from slurmddp.records.events import Event, keys_of, of
+from slurmddp.records.job_events import (
+    AttemptEnded,
+    AttemptStarted,
+    JobStarted,
+    Measured,
+    Network,
+    NodeExcluded,
+    Requeued,
+)
+from slurmddp.records.rank_events import (
+    CheckpointFailed,
+    CheckpointRejected,
+    CheckpointSaved,
+    Error,
+    Evaluated,
+    Hang,
+    HangOver,
+    HangReported,
+    LinksProbed,
+    NoProcessGroup,
+    RankExited,
+    Restarted,
+    Resumed,
+    Started,
+    StepSkipped,
+    Stopping,
+    StragglerBegins,
+    StragglerEnds,
+)
+from slurmddp.records.values import number
 from slurmddp.render.engine import render
 from slurmddp.report.charts import Chart, figure, line_chart
 from slurmddp.report.goodput import goodput_line, recovered_line
@@ -25,19 +55,9 @@ from slurmddp.visible import visible
 
 #: Rows of a table of events, at most, and characters of one cell.
 _ROWS, _CELL = 200, 2000
-#: Events of a failure -> the keys that say what happened.
-FAULTS: Mapping[str, tuple[str, ...]] = {
-    "error": ("kind", "message"), "rank_exited": ("signal", "exit_code"),
-    "hang": ("kind", "phase", "ranks", "nodes", "waited"),
-    "hang_reported": ("kind", "phase", "ranks", "nodes", "waited"), "hang_over": ("ranks", "nodes"),
-    "node_excluded": ("excluded", "reason"), "step_skipped": ("why",), "checkpoint_failed": ("why",),
-    "checkpoint_rejected": ("path", "why"), "links_probed": ("text",), "requeued": ("reason",),
-    "stopping": ("reason",), "resumed": ("path",),
-    "restarted": ("text",), "no_process_group": ("text",),
-}  # fmt: skip
-#: Those of them that are no failure by themselves.
-_MILD = frozenset({"hang_over", "links_probed", "requeued", "stopping", "resumed", "restarted", "no_process_group"})
-
+#: Events of a failure, and those that are no failure by themselves.
+_BAD = (Error, RankExited, Hang, HangReported, NodeExcluded, StepSkipped, CheckpointFailed, CheckpointRejected)
+FAULTS = (*_BAD, HangOver, LinksProbed, Requeued, Stopping, Resumed, Restarted, NoProcessGroup)
 #: What training that began again went on from.
 _FROM = {True: "", False: "; from step 1 again", None: "; from which step is unknown"}
 #: What of the manifest is shown, besides what it says of git and of the image.
@@ -89,13 +109,14 @@ def _merged(tables: Iterator[Mapping[str, str | None]]) -> list[Row]:
 
 def _summary(run: Facts) -> dict[str, str | None]:
     found, progress = run.status, run.status.progress
-    validated = number(run.newest("evaluated").get("loss"))
+    evaluated, started = run.newest(Evaluated), run.newest(Started)
+    validated = evaluated.loss if evaluated else None
     network, unmeasured = run.parts["network"], run.parts["unmeasured"]
     total = sum(run.parts.values()) - unmeasured if network or not unmeasured else 0.0
     used = node_seconds(run)
     end = progress.ended or (time.time() if found.state.going else None)
     took = span(end - progress.started) if end and progress.started else None
-    ranks = whole(run.newest("started").get("world"))
+    ranks = started.world if started else None
     return {
         "State": found.state.line,
         "Cause": found.cause and found.cause.line_with_log(),
@@ -122,11 +143,11 @@ def _summary(run: Facts) -> dict[str, str | None]:
 
 def node_seconds(run: Facts) -> float:
     """Nodes of each start of job.sh, times its seconds."""
-    events, total, nodes = run.by_attempt("job_started"), 0.0, 0
+    events, total, nodes = run.by_attempt(JobStarted), 0.0, 0
     attempts = run.timeline.attempts if run.timeline else ()
     for index, attempt in enumerate(attempts):
         if attempt.number in events:
-            nodes = count_nodes(str(events[attempt.number].get("nodes") or ""))
+            nodes = count_nodes(events[attempt.number].nodes)
         after = attempts[index + 1] if index + 1 < len(attempts) else None
         total += nodes * ((after.begin if after and not after.begins else attempt.end) - attempt.begin) / 1000
     return total
@@ -137,10 +158,9 @@ def _charts(runs: Sequence[Facts]) -> list[Chart]:
     for run in runs:
         loss[f"training {run.label}".strip()] = run.curves["loss"]
         found = {}
-        for event in run.events("evaluated"):
-            step, value = whole(event.get("step")), number(event.get("loss"))
-            if step is not None and value is not None:
-                found[step] = Point(step, value, value, value)
+        for _, told in of(run.status.facts.events, Evaluated):
+            if told.step is not None and told.loss is not None:
+                found[told.step] = Point(told.step, told.loss, told.loss, told.loss)
         loss[f"validation {run.label}".strip()] = [found[step] for step in sorted(found)]
     charts = [line_chart("Loss", loss)]
     keys = dict.fromkeys(key for run in runs for key in run.curves if key != "loss")
@@ -164,16 +184,15 @@ def _shares(seconds: Mapping[str, float]) -> list[tuple[str, float, float, float
 
 def _stragglers(run: Facts) -> Sequence[Sequence[str]]:
     open_, rows = {}, []
-    for event in run.events("straggler_begins", "straggler_ends"):
-        key = (str(event.get("host")), str(event.get("part")))
-        if event.get("event") == "straggler_begins":
-            figures = [number(event.get(name)) for name in ("factor", "seconds_a_step")]
-            told = ["" if each is None else figure(each) for each in figures]
-            cells = [*key, str(event.get("slow_rank")), *told, _moment(event.get("time"))]
-            open_[key] = [*cells, "not over"]
-            rows.append(open_[key])
-        elif key in open_:
-            open_.pop(key)[-1] = _moment(event.get("time"))
+    for event in run.events(StragglerBegins, StragglerEnds):
+        told = event.facts
+        if isinstance(told, StragglerBegins):
+            figures = ["" if each is None else figure(each) for each in (told.factor, told.seconds_a_step)]
+            cells = [told.host, told.part, str(told.slow_rank), *figures, _moment(event.time)]
+            open_[told.host, told.part] = [*cells, "not over"]
+            rows.append(open_[told.host, told.part])
+        elif isinstance(told, StragglerEnds) and (told.host, told.part) in open_:
+            open_.pop((told.host, told.part))[-1] = _moment(event.time)
     return rows[:_ROWS]
 
 
@@ -186,17 +205,17 @@ def _lanes(run: Facts) -> Mapping[str, Any]:
     def at(moment: float) -> float:
         return round(min(max(100 * (moment - begin) / length, 0.0), 100.0), 1)
 
-    def moments(events: Sequence[Mapping[str, Any]]) -> list[float]:
-        return sorted({at(1000 * moment) for event in events if (moment := number(event.get("time"))) is not None})
+    def moments(events: Sequence[Event]) -> list[float]:
+        return sorted({at(1000 * event.time) for event in events if event.time is not None})
 
     attempts = run.timeline.attempts
-    bad = [name for name in FAULTS if name not in _MILD]
+    failed = [event for event, facts in of(run.status.facts.events, AttemptEnded) if facts.exit_code]
     return {
         "bars": [(at(each.begin), max(at(each.end) - at(each.begin), 0.3), _outcome(each)) for each in attempts],
         "ticks": {
-            "checkpoints": moments(run.events("checkpoint_saved")),
-            "faults": moments([*run.events(*bad), *(e for e in run.events("attempt_ended") if e.get("exit_code"))]),
-            "resumed": moments(run.events("resumed")),
+            "checkpoints": moments(run.events(CheckpointSaved)),
+            "faults": moments([*run.events(*_BAD), *failed]),
+            "resumed": moments(run.events(Resumed)),
         },
         "end": span(length / 1000),
     }
@@ -207,16 +226,16 @@ def _outcome(attempt: Attempt) -> str:
 
 
 def _attempts(run: Facts) -> Sequence[Sequence[str]]:
-    ended, started = run.by_attempt("attempt_ended"), run.by_attempt("attempt_started")
+    ended, started = run.by_attempt(AttemptEnded), run.by_attempt(AttemptStarted)
     return [
         (
             str(each.number),
-            str(started.get(each.number, {}).get("nodes") or ""),
+            started[each.number].nodes if each.number in started else "",
             _moment(each.begin / 1000),
             span((each.end - each.begin) / 1000),
             "" if each.code is None else str(each.code),
-            str(ended.get(each.number, {}).get("cause") or "")[:_CELL],
-            str(ended.get(each.number, {}).get("decision") or ("no end written" if not each.ended else "")),
+            ended[each.number].cause[:_CELL] if each.number in ended else "",
+            ended[each.number].decision if each.number in ended else "" if each.ended else "no end written",
         )
         for each in (run.timeline.attempts if run.timeline else ())
     ][-_ROWS:]
@@ -225,15 +244,14 @@ def _attempts(run: Facts) -> Sequence[Sequence[str]]:
 def _faults(run: Facts) -> Iterator[Sequence[str]]:
     """When, what, where, and its details: the newest first."""
     for event in run.events(*FAULTS)[::-1]:
-        name = str(event.get("event"))
-        step, rank, node = event.get("step"), event.get("rank"), event.get("node")
+        told = keys_of(event.facts)
+        step, rank, node = told.pop("step", None), event.rank, event.node
+        told.pop("rank", None)
         where = ", ".join(
-            [f"rank {rank}"] * (rank is not None)
-            + [str(node)] * (node is not None)
-            + [f"step {step}"] * (step is not None)
+            [f"rank {rank}"] * (rank is not None) + ([node] if node else []) + [f"step {step}"] * (step is not None)
         )
-        details = "; ".join(f"{key}: {event[key]}" for key in FAULTS[name] if event.get(key) not in (None, ""))
-        yield _moment(event.get("time")), name.replace("_", " "), where, details[:_CELL]
+        details = "; ".join(f"{key}: {_flat(value)}" for key, value in told.items() if value not in (None, "", ()))
+        yield _moment(event.time), event.name.replace("_", " "), where, details[:_CELL]
 
 
 def _recoveries(run: Facts) -> Sequence[Sequence[str]]:
@@ -249,33 +267,29 @@ def _recoveries(run: Facts) -> Sequence[Sequence[str]]:
 
 
 def _network(run: Facts) -> dict[str, str | None]:
-    told = run.newest("network")
-    measured = told.get("measured")
-    found: dict[str, Any] = measured if isinstance(measured, dict) else {}
-    speeds = found.get("speeds")
-    bus = number(found.get("bus_gb_s"))
+    told = run.newest(Network)
+    found = (told and told.measured) or Measured("none")
+    speeds = {size: each for size, each in found.speeds.items() if size.isdecimal()}
     return {
-        "Verdict": str(told.get("text") or ""),
-        "Backend": str(found.get("backend") or run.status.progress.backend or ""),
-        "Transport": str(found.get("transport") or ""),
-        "Devices": _flat(found.get("devices")),
-        "Bus bandwidth": None if bus is None else f"{bus:.4g} GB/s",
-        **{
-            f"All-reduce of {human(float(size))}": f"{each} GB/s"
-            for size, each in (speeds.items() if isinstance(speeds, dict) else ())
-            if str(size).isdecimal()
-        },
-        "NCCL": _flat(found.get("nccl")),
+        "Verdict": told.text if told else "",
+        "Backend": found.backend or run.status.progress.backend or "",
+        "Transport": found.transport,
+        "Devices": _flat(found.devices),
+        "Bus bandwidth": None if found.bus_gb_s is None else f"{found.bus_gb_s:.4g} GB/s",
+        **{f"All-reduce of {human(float(size))}": f"{each} GB/s" for size, each in speeds.items()},
+        "NCCL": found.nccl,
     }
 
 
 def _environment(run: Facts) -> dict[str, str | None]:
-    made, started = run.manifest, run.newest("started")
+    made, started = run.manifest, run.newest(Started)
     rows = {name.replace("_", " "): _flat(made.get(name)) for name in _MADE}
     for name in ("git", "image"):
         told = made.get(name)
         rows |= {f"{name} {key}": _flat(value) for key, value in (told.items() if isinstance(told, dict) else ())}
-    rows |= {key: _flat(started.get(key)) for key in ("torch", "device", "parallel", "parameters")}
+    if started:
+        kept = started.torch, started.device, started.parallel, _flat(started.parameters)
+        rows |= dict(zip(("torch", "device", "parallel", "parameters"), kept, strict=True))
     return {**rows, "Run folder": str(run.folder.path)}
 
 
@@ -289,7 +303,7 @@ def _settings(runs: Sequence[Facts]) -> list[tuple[str, list[tuple[str, str]], b
 
 
 def _flat(value: Any) -> str:
-    return "" if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return "" if value is None else " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _moment(seconds: Any) -> str:

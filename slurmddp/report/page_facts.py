@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.records.events import Event, Kind, newest, of
 from slurmddp.records.metrics import Metrics
-from slurmddp.records.values import whole
 from slurmddp.report.explain import leaves, raw
 from slurmddp.report.gpus import Gpu, read_gpus
 from slurmddp.report.status import RunStatus, run_status, status_of
@@ -55,17 +55,18 @@ class Facts:
         """Milliseconds by kind of time; empty for a run that was not submitted."""
         return self.ledger.spent if self.ledger else {}
 
-    def events(self, *names: str) -> list[Mapping[str, Any]]:
-        """Return the events of these names, oldest first."""
-        return [event for event in self.status.facts.events if event.get("event") in names]
+    def events(self, *kinds: type[Any]) -> list[Event]:
+        """Return the events of these types, oldest first."""
+        return [event for event in self.status.facts.events if isinstance(event.facts, kinds)]
 
-    def by_attempt(self, name: str) -> dict[int, Mapping[str, Any]]:
-        """Return the newest event of a name for each attempt."""
-        return {at: event for event in self.events(name) if (at := whole(event.get("attempt"))) is not None}
+    def by_attempt(self, kind: type[Kind]) -> dict[int, Kind]:
+        """Return the newest event of a type for each attempt."""
+        told = of(self.status.facts.events, kind)
+        return {event.attempt: facts for event, facts in told if event.attempt is not None}
 
-    def newest(self, name: str) -> Mapping[str, Any]:
-        """Return the newest event of a name; empty without one."""
-        return next(iter(self.events(name)[::-1]), {})
+    def newest(self, kind: type[Kind]) -> Kind | None:
+        """Return the newest event of a type; None without one."""
+        return newest(self.status.facts.events, kind)
 
 
 def read_facts(folder: RunFolder, label: str = "") -> Facts:

@@ -8,7 +8,19 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from slurmddp.records.events import Event, keys_of, of
+from slurmddp.records.job_events import AttemptEnded, AttemptStarted, JobStarted
 from slurmddp.records.metrics import Metrics
+from slurmddp.records.rank_events import (
+    Error,
+    FirstStep,
+    RankExited,
+    RanksStopped,
+    RankStarted,
+    Started,
+    StragglerBegins,
+    StragglerEnds,
+)
 from slurmddp.records.values import number
 from slurmddp.runs.evidence import Evidence
 from slurmddp.runs.layout import RunFolder
@@ -20,8 +32,8 @@ from slurmddp.visible import one_line
 
 _PER_SECOND = "_per_second"
 #: Events of a start, and of one that failed.
-_BEGINS = frozenset({"attempt_started", "rank_started"})
-_FAILED = frozenset({"error", "rank_exited", "ranks_stopped"})
+_BEGINS = (AttemptStarted, RankStarted)
+_FAILED = (Error, RankExited, RanksStopped)
 
 
 @dataclass(frozen=True)
@@ -46,7 +58,7 @@ class Progress:
     ended: float | None = None
     time_limit: int | None = None
     nodes: int | None = None
-    slow: Sequence[Mapping[str, Any]] = ()
+    slow: Sequence[tuple[Event, StragglerBegins]] = ()
     network: float | None = None
     backend: str | None = None
     reason: str | None = None
@@ -74,7 +86,7 @@ class Progress:
             "time_limit": self.time_limit,
             "nodes": self.nodes,
             "starts_without_step": self.stepless,
-            "stragglers": [dict(each) for each in self.slow],
+            "stragglers": [{"time": event.time, **keys_of(facts)} for event, facts in self.slow],
             "network_share": None if self.network is None else round(self.network, 4),
             "backend": self.backend,
             "waits": None if self.reason is None else {"reason": self.reason, "text": reason_text(self.reason)},
@@ -88,7 +100,7 @@ def find_progress(
     """Put it together. rows: the newest metrics lines; running: whether the job runs, so that it may train."""
     recent = _recent(rows)
     newest = recent[-1] if recent else None
-    since = _time_of(_newest(facts, "rank_started"))
+    since = next((event.time for event, _ in of(facts.events[::-1], RankStarted)), None)
     earlier = _begins_anew(facts)
     told = newest.time if newest else None
     if earlier or (told is not None and since is not None and told < since):
@@ -110,14 +122,14 @@ def find_progress(
         speed=_speed(newest) if newest and recent else {},
         ends=_ends(recent, steps) if running else None,
         submitted=_submitted(facts),
-        started=_time_of(next((event for event in facts.events if event.get("event") == "job_started"), None)),
-        job_started=_time_of(facts.started),
-        ended=_time_of(facts.ended),
+        started=next((event.time for event, _ in of(facts.events, JobStarted)), None),
+        job_started=facts.started.time if facts.started else None,
+        ended=facts.ended_at,
         time_limit=view.time_limit if view else None,
         nodes=_nodes(facts, view),
         slow=_stragglers(facts),
         network=_network(recent),
-        backend=next((str(event["backend"]) for event in facts.events[::-1] if event.get("backend")), None),
+        backend=next((told.backend for _, told in of(facts.events[::-1], Started) if told.backend), None),
         reason=view.reason or None if view and pending else None,
         starts=view.start if view and pending else None,
         stepless=stepless,
@@ -176,51 +188,46 @@ def _network(recent: Sequence[Metrics]) -> float | None:
     return spent.get("network", 0.0) / sum(spent.values()) if spent and "unmeasured" not in spent else None
 
 
-def _newest(facts: Evidence, name: str) -> Mapping[str, Any] | None:
-    return next((event for event in facts.events[::-1] if event.get("event") == name), None)
-
-
 def _stepless(facts: Evidence) -> tuple[int, bool]:
     """Return how many starts in a row failed before a step was seen, with the newest one, and whether one ever was."""
     count, seen, failed = 0, False, True
     for event in facts.events:
-        name = event.get("event")
-        if name == "rank_started":
+        told = event.facts
+        if isinstance(told, RankStarted):
             count = count + 1 if failed else 1
             failed = False
-        elif name == "first_step":
+        elif isinstance(told, FirstStep):
             count, seen = 0, True
-        elif name in _FAILED or (name == "attempt_ended" and event.get("decision") in ("next", "failed")):
+        elif isinstance(told, _FAILED) or (isinstance(told, AttemptEnded) and told.decision in ("next", "failed")):
             failed = True
     return count, seen
 
 
 def _begins_anew(facts: Evidence) -> bool:
     """Return whether an earlier start made steps, and the newest one has made none."""
-    told = [name for event in facts.events if (name := event.get("event")) == "first_step" or name in _BEGINS]
-    return "first_step" in told and told[-1] in _BEGINS
+    steps = [at for at, event in enumerate(facts.events) if isinstance(event.facts, FirstStep)]
+    return bool(steps) and any(isinstance(event.facts, _BEGINS) for event in facts.events[steps[-1] :])
 
 
-def _stragglers(facts: Evidence) -> list[Mapping[str, Any]]:
+def _stragglers(facts: Evidence) -> list[tuple[Event, StragglerBegins]]:
     """Those of the newest attempt that have not ended."""
-    found: dict[tuple[Any, Any], Mapping[str, Any]] = {}
+    found: dict[tuple[str, str], tuple[Event, StragglerBegins]] = {}
     for event in facts.events:
-        if event.get("event") == "rank_started" or event.get("attempt") != facts.attempt:
+        told = event.facts
+        if isinstance(told, RankStarted) or event.attempt != facts.attempt:
             found.clear()
-        key = str(event.get("host")), str(event.get("part"))
-        if event.get("event") == "straggler_begins":
-            kept = ("time", "host", "slow_rank", "part", "factor", "seconds_a_step")
-            found[key] = {name: event.get(name) for name in kept}
-        elif event.get("event") == "straggler_ends":
-            found.pop(key, None)
+        if isinstance(told, StragglerBegins):
+            found[told.host, told.part] = event, told
+        elif isinstance(told, StragglerEnds):
+            found.pop((told.host, told.part), None)
     return list(found.values())
 
 
 def _nodes(facts: Evidence, view: JobView | None) -> int | None:
     """Return how many nodes the newest attempt has, else the job."""
     for event in facts.events[::-1]:
-        if event.get("event") in ("attempt_started", "job_started") and event.get("nodes"):
-            return count_nodes(str(event["nodes"]))
+        if isinstance(event.facts, AttemptStarted | JobStarted) and event.facts.nodes:
+            return count_nodes(event.facts.nodes)
     return count_nodes(view.nodes) if view and view.nodes else None
 
 
@@ -257,10 +264,6 @@ def _submitted(facts: Evidence) -> float | None:
         return None
 
 
-def _time_of(event: Mapping[str, Any] | None) -> float | None:
-    return number(event.get("time")) if event else None
-
-
 # --- for people
 
 
@@ -287,7 +290,7 @@ def progress_lines(found: Progress, *, going: bool) -> list[str]:
     if found.network is not None and going:
         lines.append(f"stall    {100 * found.network:.2g} % of the step time: waiting for the network")
     if going:
-        lines += [f"slow     {_slow(each)}" for each in found.slow]
+        lines += [f"slow     {_slow(each)}" for _, each in found.slow]
     return lines
 
 
@@ -339,7 +342,6 @@ def _day_and_time(text: str) -> str:
     return then.strftime("%H:%M" if then.date() == datetime.now().date() else "%Y-%m-%d %H:%M")
 
 
-def _slow(each: Mapping[str, Any]) -> str:
-    factor = number(each.get("factor"))
-    times = "" if factor is None else f", {factor:.2g} times the others"
-    return one_line(f"{each.get('host')}: {each.get('part')}{times} (rank {each.get('slow_rank')})")
+def _slow(each: StragglerBegins) -> str:
+    times = "" if each.factor is None else f", {each.factor:.2g} times the others"
+    return one_line(f"{each.host}: {each.part}{times} (rank {each.slow_rank})")

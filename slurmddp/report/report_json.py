@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from slurmddp.records.events import keys_of
+from slurmddp.records.job_events import AttemptEnded, AttemptStarted, Network
+from slurmddp.records.rank_events import Evaluated, StragglerBegins, StragglerEnds
 from slurmddp.report.goodput import goodput_dict
 from slurmddp.report.page import FAULTS, node_seconds
 from slurmddp.report.page_facts import Facts, read_facts
@@ -18,7 +21,7 @@ def report_dicts(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
 
 def _dict(run: Facts) -> dict[str, Any]:
     going = run.status.state.going
-    measured = run.newest("network").get("measured")
+    network = run.newest(Network)
     return {
         "run_id": run.folder.id,
         "status": run.status.as_dict(),
@@ -27,11 +30,11 @@ def _dict(run: Facts) -> dict[str, Any]:
         "node_hours": round(node_seconds(run) / 3600, 4),
         "energy_joules": run.joules,
         "curves": {name: [point._asdict() for point in curve] for name, curve in run.curves.items() if curve},
-        "evaluations": list(map(dict, run.events("evaluated"))),
-        "stragglers": list(map(dict, run.events("straggler_begins", "straggler_ends"))),
-        "attempts": list(map(dict, run.events("attempt_started", "attempt_ended"))),
-        "faults": list(map(dict, run.events(*FAULTS))),
-        "network": measured if isinstance(measured, dict) else None,
+        "evaluations": [event.write() for event in run.events(Evaluated)],
+        "stragglers": [event.write() for event in run.events(StragglerBegins, StragglerEnds)],
+        "attempts": [event.write() for event in run.events(AttemptStarted, AttemptEnded)],
+        "faults": [event.write() for event in run.events(*FAULTS)],
+        "network": keys_of(network.measured) if network and network.measured else None,
         "gpus": [gpu.as_dict() for gpu in run.gpus],
         "configuration": {key: {"value": value, "set_by": by} for key, (value, by) in run.settings.items()},
         "manifest": dict(run.manifest),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slurmddp.errors import UserError
-from slurmddp.records.values import number, whole
+from slurmddp.records.events import Event, of
+from slurmddp.records.rank_events import Started
+from slurmddp.records.values import number
 from slurmddp.runs import index, metrics
-from slurmddp.runs.events import read_lines
+from slurmddp.runs.events import read_events
 from slurmddp.runs.layout import RunFolder
 from slurmddp.shared.files import read_json
 from slurmddp.shared.units import short
@@ -66,7 +68,7 @@ class Scaling:
         }
 
 
-def find_scaling(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> Scaling | None:
+def find_scaling(folder: RunFolder, events: Sequence[Event]) -> Scaling | None:
     """Compare with the run on the fewest nodes among the newest runs of this name; None without one on fewer nodes.
 
     events: those of the run.
@@ -92,14 +94,13 @@ def _job(folder: RunFolder) -> dict[str, Any] | None:
 
 def _speed_of(folder: RunFolder) -> Speed | None:
     try:
-        return _speed(folder, read_lines(folder.events, folder.path).records)
+        return _speed(folder, read_events(folder.events, folder.path).records)
     except (OSError, UserError):  # a damaged run leaves the others
         return None
 
 
-def _speed(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> Speed | None:
-    started = next((event for event in events[::-1] if event.get("event") == "started"), {})
-    nodes, since = whole(started.get("nodes")), number(started.get("time"))
+def _speed(folder: RunFolder, events: Sequence[Event]) -> Speed | None:
+    nodes, since = next(((told.nodes, event.time) for event, told in of(events[::-1], Started)), (None, None))
     if not nodes or since is None:
         return None
     newest = [row for row in metrics.tail(folder.metrics) if (row.time or 0) > since]

@@ -12,7 +12,10 @@ from slurmddp.alerts.secrets import waiting
 from slurmddp.doctor.rules import known_cause
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.records.cause import Cause
+from slurmddp.records.events import Event, keys_of
+from slurmddp.records.job_events import AttemptEnded, JobEnded
 from slurmddp.records.metrics import Metrics
+from slurmddp.records.rank_events import HangOver, HangReported, RankStarted
 from slurmddp.report.progress import Progress, find_progress, progress_lines, waits_text
 from slurmddp.runs import state
 from slurmddp.runs.cause import failing_attempt, find_cause, hang_of, killed_of
@@ -30,9 +33,7 @@ if TYPE_CHECKING:
     from slurmddp.report.scaling import Scaling
 
 #: Events that begin a hang of an own script, or end it.
-_RESTART = ("time", "attempt", "how", "step", "before", "best", "lost")
-_FAULT = ("time", "attempt", "rank", "node", "signal")
-_HANGS = ("hang_reported", "hang_over", "rank_started", "attempt_ended", "job_ended")
+_HANGS = (HangReported, HangOver, RankStarted, AttemptEnded, JobEnded)
 #: Of the states that are neither bad nor without a style.
 _STYLES: dict[str, Style] = {
     "done": "good", "running": "active", "stopping": "active",
@@ -67,15 +68,15 @@ class RunStatus:
         return str(self.facts.job_id or "")
 
     @property
-    def hang(self) -> Mapping[str, Any] | None:
+    def hang(self) -> Event | None:
         """Return the event of the hang of an own script that nobody stopped and that is not over; None without one."""
-        told = [event for event in self.facts.events if event.get("event") in _HANGS]
-        return told[-1] if told and told[-1].get("event") == "hang_reported" else None
+        told = [event for event in self.facts.events if isinstance(event.facts, _HANGS)]
+        return told[-1] if told and isinstance(told[-1].facts, HangReported) else None
 
     @property
-    def faults(self) -> list[Mapping[str, Any]]:
+    def faults(self) -> list[Event]:
         """Return the events of ranks that a signal ended, oldest first."""
-        return [event for event in self.facts.events if event.get("event") == "rank_exited" and killed_of(event)]
+        return [event for event in self.facts.events if killed_of(event)]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -106,14 +107,24 @@ class RunStatus:
             **self.progress.as_dict(),
             "metrics": self.metrics and self.metrics.write(),
             "network": self.facts.network or None,
-            "faults": [{key: event.get(key) for key in _FAULT} for event in self.faults],
-            "restarts": [{key: event.get(key) for key in _RESTART} for event in newest_restarts(self.facts.events)],
+            "faults": [_fault(event) for event in self.faults],
+            "restarts": [_restart(event) for event in newest_restarts(self.facts.events)],
             "excluded": dict(self.excluded),
             "warnings": list(self.warnings),
             "alerts_undelivered": self.undelivered,
             "log": str(self.folder.job_log),
             "notes": list(self.notes),
         }
+
+
+def _fault(event: Event) -> dict[str, Any]:
+    told = {"time": event.time, "attempt": event.attempt, "node": event.node, **keys_of(event.facts)}
+    return {key: value for key, value in told.items() if key != "exit_code"}
+
+
+def _restart(event: Event) -> dict[str, Any]:
+    told = {"time": event.time, "attempt": event.attempt, **keys_of(event.facts)}
+    return {key: value for key, value in told.items() if key != "text"}
 
 
 def run_status(folder: RunFolder) -> RunStatus:
@@ -210,10 +221,9 @@ def status_lines(
         lines.append(one_line(f"scaling  {scaling.line()}"))
     if gpus:
         lines.append(f"gpus     {gpus}")
-    if found.hang and found.state.going:
-        lines.append(
-            one_line(f"hang     {hang_of(found.hang).line()}; stacks in {found.hang.get('stacks', 'the logs')}")
-        )
+    if found.state.going and (hang := found.hang) and isinstance(hang.facts, HangReported):
+        where, cause_of_hang = hang.facts.stacks or "the logs", hang_of(hang)
+        lines.append(one_line(f"hang     {cause_of_hang.line() if cause_of_hang else ''}; stacks in {where}"))
     if recovered:
         lines.append(f"recovered {recovered}")
     if found.faults and (fault := killed_of(found.faults[-1])) and fault.line() != cause:

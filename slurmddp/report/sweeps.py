@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slurmddp.errors import UserError
+from slurmddp.records.events import keys_of, of
+from slurmddp.records.rank_events import Evaluated
 from slurmddp.report.runs import Row, rows_of, told_cells
 from slurmddp.report.status import styled_state
-from slurmddp.runs.events import read_lines
+from slurmddp.runs.events import read_events
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.metrics import behind
 from slurmddp.runs.state import EXIT_CODES
@@ -138,9 +140,8 @@ def _figures(folder: RunFolder) -> Iterator[tuple[str, float, int | None]]:
     for rows, _ in behind(folder.metrics, 0):
         for row in rows:
             yield from _numbers("", row.figures, row.step)
-    for event in read_lines(folder.events, folder.path).records:
-        if event.get("event") == "evaluated":
-            yield from _numbers(_VALIDATION, event, event.get("step"))
+    for _, told in of(read_events(folder.events, folder.path).records, Evaluated):
+        yield from _numbers(_VALIDATION, keys_of(told), told.step)
 
 
 def _numbers(prefix: str, told: Mapping[str, Any], step: object) -> Iterator[tuple[str, float, int | None]]:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.records.events import Event
+from slurmddp.records.job_events import AttemptEnded, NodeExcluded, Preflight
 from slurmddp.runs import index
-from slurmddp.runs.events import append_line, read_lines
+from slurmddp.runs.events import Lines, Record, append_line, read_events, read_lines
 
 #: Runs of the site that are looked at, newest first: each costs a file on a shared file system.
 _RUNS = 100
@@ -67,7 +69,7 @@ def forget(site: str, node: str) -> None:
     _append({"site": site, "node": node, "reason": None})
 
 
-def blamed(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, float]]:
+def blamed(events: Sequence[Event]) -> Iterator[tuple[str, str, float]]:
     """Yield (node, reason, time) where a run found that a node itself is at fault. Pure.
 
     Not for what the user has to correct, nor where the preflight found more than half of its nodes bad: then something
@@ -77,26 +79,24 @@ def blamed(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, floa
 
     found: list[tuple[str, str, float]] = []
     for event in events:
-        when, name = event.get("time"), event.get("event")
-        if not isinstance(when, int | float):
+        facts, when = event.facts, event.time
+        if when is None:
             continue
-        if name == "preflight":
-            bad, checked = str(event.get("bad") or "").split(), event.get("checked")
-            if isinstance(checked, int) and 2 * len(bad) <= checked:
+        if isinstance(facts, Preflight):
+            if facts.checked is not None and 2 * len(facts.bad.split()) <= facts.checked:
                 yield from found
             found = []
-        elif name == "node_excluded":
-            reason = str(event.get("reason") or "")
-            text = reason.removeprefix(_PREFLIGHT)
+        elif isinstance(facts, NodeExcluded):
+            text = facts.reason.removeprefix(_PREFLIGHT)
             if _EITHER in text or is_user_error(text):
                 continue
-            told = (str(event.get("excluded")), reason, float(when))
-            if reason == text:
+            told = (facts.excluded, facts.reason, when)
+            if facts.reason == text:
                 yield told
             else:
                 found.append(told)
-        elif name == "attempt_ended" and event.get("node") and _BROKEN_GPU.search(str(event.get("cause"))):
-            yield str(event["node"]), str(event["cause"]), float(when)
+        elif isinstance(facts, AttemptEnded) and facts.node and _BROKEN_GPU.search(facts.cause):
+            yield facts.node, facts.cause, when
 
 
 def _file() -> Path:
@@ -113,7 +113,7 @@ _Said = tuple[str, str | None, str | None, float]
 
 def _of_user(site: str) -> Iterator[_Said]:
     """Yield (node, reason, no run, time); without a reason, the node is to be forgotten."""
-    for line in _records(_file()):
+    for line in _sound(read_lines, _file()):
         when, node, reason = line.get("time"), line.get("node"), line.get("reason")
         if line.get("site") == site and isinstance(when, int | float) and _NAME.fullmatch(str(node)):
             yield str(node), reason if reason is None else str(reason), None, float(when)
@@ -127,13 +127,13 @@ def _of_runs(site: str, since: float) -> Iterator[_Said]:
                 continue
         except OSError:
             continue
-        for node, reason, when in blamed(_records(path)):
+        for node, reason, when in blamed(_sound(read_events, path)):
             if _NAME.fullmatch(node):
                 yield node, reason, entry.id, when
 
 
-def _records(path: Path) -> tuple[dict[str, Any], ...]:
+def _sound(read: Callable[[Path], Lines[Record]], path: Path) -> tuple[Record, ...]:
     try:
-        return read_lines(path).records
+        return read(path).records
     except (OSError, RuntimeError):
         return ()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from slurmddp.causes import events as told
+from slurmddp.causes import events as causes
 from slurmddp.causes.find import find
 from slurmddp.records.cause import NODE, Cause
-from slurmddp.records.values import number, whole
-from slurmddp.runs.events import read_lines
+from slurmddp.records.events import Event, newest, of
+from slurmddp.records.job_events import AttemptEnded, NodeExcluded
+from slurmddp.records.rank_events import Error, Hang, HangOver, HangReported, RankExited, RankStarted
+from slurmddp.runs.events import read_events
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
 from slurmddp.shared.files import open_plain, read_plain
@@ -38,20 +39,14 @@ def failing_attempt(folder: RunFolder, attempt: int) -> int:
 
 def _of_script(folder: RunFolder, attempt: int | None) -> Cause | None:
     """The cause in the newest attempt_ended, else what the check of the nodes before the start found."""
-    ended: Mapping[str, Any] = {}
-    bad: dict[str, str] = {}
-    for event in read_lines(folder.events, folder.path).records:
-        if event.get("attempt") != attempt:
-            continue
-        if event.get("event") == "attempt_ended":
-            ended = event
-        elif event.get("event") == "node_excluded":
-            bad[str(event.get("excluded"))] = str(event.get("reason") or "")
-    text = _first_line(str(ended.get("cause") or "").strip())
+    told = [event for event in read_events(folder.events, folder.path).records if event.attempt == attempt]
+    bad = {facts.excluded: facts.reason for _, facts in of(told, NodeExcluded)}
+    ended = newest(told, AttemptEnded)
+    text = _first_line(ended.cause.strip()) if ended else ""
     if ended and text and not text.startswith("unknown"):
         if text.startswith("rank "):  # a marker's, which names them itself
             return Cause(text)
-        return Cause(text, whole(ended.get("rank")), str(ended.get("node") or ""))
+        return Cause(text, ended.rank, ended.node)
     return None if ended or attempt is None else _of_preflight(folder, attempt, bad)
 
 
@@ -86,12 +81,12 @@ def _of_preflight(run: RunFolder, attempt: int, excluded: Mapping[str, str]) -> 
 def _of_events(folder: RunFolder, attempt: int | None) -> Cause | None:
     """The newest start of the ranks first: what ended an earlier one, after which torchrun went on, ended no job."""
     starts: list[list[Cause]] = [[]]
-    for event in read_lines(folder.events, folder.path).records:
-        if event.get("attempt") != attempt:
+    for event in read_events(folder.events, folder.path).records:
+        if event.attempt != attempt:
             continue
-        if event.get("event") == "rank_started":
+        if isinstance(event.facts, RankStarted):
             starts.append([])
-        elif event.get("event") == "hang_over":
+        elif isinstance(event.facts, HangOver):
             starts[-1] = starts[-1][:-1]
         elif found := _of_event(event):
             starts[-1].append(found)
@@ -99,36 +94,32 @@ def _of_events(folder: RunFolder, attempt: int | None) -> Cause | None:
     return next((cause for cause in newest if not cause.weak), newest[0] if newest else None)
 
 
-def _of_event(event: Mapping[str, Any]) -> Cause | None:
-    rank, node, when = whole(event.get("rank")), str(event.get("node") or ""), number(event.get("time"))
-    if event.get("event") == "error":
-        found = told.raised(rank, node, str(event.get("kind", "error")), str(event.get("message", "")), when)
-        more = "\n" in str(event.get("message", "")).strip()
+def _of_event(event: Event) -> Cause | None:
+    facts, node = event.facts, event.node or ""
+    if isinstance(facts, Error):
+        found = causes.raised(event.rank, node, facts.kind or "error", facts.message, event.time)
+        more = "\n" in facts.message.strip()
         return found._replace(text=f"{found.text} (more in events.jsonl)") if more else found
-    if event.get("event") in ("hang", "hang_reported"):
-        return hang_of(event)
-    if event.get("event") == "rank_exited":
-        return told.exited(rank, node, _signal(event), whole(event.get("exit_code")), when)
-    return None
+    if isinstance(facts, RankExited):
+        return causes.exited(facts.rank, node, facts.signal, facts.exit_code, event.time)
+    return hang_of(event)
 
 
-def killed_of(event: Mapping[str, Any]) -> Cause | None:
+def killed_of(event: Event) -> Cause | None:
     """Return what the signal of a rank_exited says; None for signals of a cleanup, and where no signal ended it."""
-    node, when = str(event.get("node") or ""), number(event.get("time"))
-    return told.killed(whole(event.get("rank")), node, _signal(event), when)
+    facts = event.facts
+    signal = facts.signal if isinstance(facts, RankExited) else None
+    return causes.killed(event.rank, event.node or "", signal, event.time)
 
 
-def hang_of(event: Mapping[str, Any]) -> Cause:
-    """Return what a hang, or a hang_reported, says."""
-    ranks, nodes = event.get("ranks"), event.get("nodes")
-    both = list(zip(ranks, nodes, strict=False)) if isinstance(ranks, list) and isinstance(nodes, list) else []
-    where = f"{event.get('phase', '?')} at step {event.get('step', '?')}"
-    text = f"no progress in {where} for {event.get('waited', '?')} s"
-    return told.hung([rank for rank, _ in both], [str(node) for _, node in both], text, number(event.get("time")))
-
-
-def _signal(event: Mapping[str, Any]) -> str | None:
-    return str(event.get("signal") or "") or None
+def hang_of(event: Event) -> Cause | None:
+    """Return what a hang, or a hang_reported, says; None for another event."""
+    facts = event.facts
+    if not isinstance(facts, Hang | HangReported):
+        return None
+    step, waited = ("?" if value is None else value for value in (facts.step, facts.waited))
+    text = f"no progress in {facts.phase or '?'} at step {step} for {waited} s"
+    return causes.hung(facts.ranks[: len(facts.nodes)], facts.nodes[: len(facts.ranks)], text, event.time)
 
 
 def _first_line(message: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from slurmddp.records.values import number
-from slurmddp.runs.events import read_lines
+from slurmddp.records.events import of
+from slurmddp.records.rank_events import CheckpointSaved
+from slurmddp.runs.events import read_events
 from slurmddp.runs.layout import RunFolder
 
 
@@ -15,11 +16,10 @@ def longest_save(runs: Iterable[Path]) -> float | None:
     longest: float | None = None
     for run in runs:
         try:
-            events = read_lines(RunFolder(run).events, run).records
+            events = read_events(RunFolder(run).events, run).records
         except OSError:
             continue  # a run that cannot be read plans nothing
-        for event in events:
-            seconds = number(event.get("seconds")) if event.get("event") == "checkpoint_saved" else None
-            if seconds is not None and seconds >= 0:
-                longest = max(seconds, longest or 0.0)
+        for _, saved in of(events, CheckpointSaved):
+            if saved.seconds is not None and saved.seconds >= 0:
+                longest = max(saved.seconds, longest or 0.0)
     return longest

@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from slurmddp.records import json_lines
+from slurmddp.records.events import Event, read
 from slurmddp.records.json_lines import LONGEST
 from slurmddp.shared.files import bounded_lines, open_plain
 from slurmddp.shared.journal import JsonLines
@@ -17,23 +18,32 @@ Record = TypeVar("Record")
 
 #: What was read last, by path: a command reads the same file several times. One of another size or time is read anew.
 _KNOWN = 4
-_known: dict[Path, tuple[tuple[int, ...], Lines]] = {}
+_known: dict[Path, tuple[tuple[int, ...], Lines[Any]]] = {}
 
 
 @dataclass(frozen=True)
-class Lines:
+class Lines(Generic[Record]):
     """Records of a JSON lines file, in the file's order.
 
     damaged: how many lines were no JSON object. A last line without its newline is being written, or was cut
     by the end of its writer: it is left out and not counted.
     """
 
-    records: tuple[dict[str, Any], ...]
+    records: tuple[Record, ...]
     damaged: int = 0
 
 
-def read_lines(path: Path, below: Path | None = None) -> Lines:
+def read_events(path: Path, below: Path | None = None) -> Lines[Event]:
+    """Read an events.jsonl, as `read_lines` does."""
+    return _read(path, below, read)
+
+
+def read_lines(path: Path, below: Path | None = None) -> Lines[dict[str, Any]]:
     """Read a JSON lines file; an absent one is empty. below: as for `open_plain`. Raises OSError."""
+    return _read(path, below, lambda record: record)
+
+
+def _read(path: Path, below: Path | None, make: Callable[[dict[str, Any]], Record | None]) -> Lines[Record]:
     try:
         file = open_plain(path, below)
     except FileNotFoundError:
@@ -41,11 +51,11 @@ def read_lines(path: Path, below: Path | None = None) -> Lines:
         return Lines(())
     with file:
         facts = os.fstat(file.fileno())
-        state = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+        state = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, make is read)
         if path not in _known or _known[path][0] != state:
             while len(_known) >= _KNOWN:
                 _known.pop(next(iter(_known)))
-            _known[path] = state, _parse(file)
+            _known[path] = state, _parse(file, make)
     return _known[path][1]
 
 
@@ -74,8 +84,8 @@ def tail_records(
             length *= 8
 
 
-def _parse(file: BinaryIO) -> Lines:
-    records: list[dict[str, Any]] = []
+def _parse(file: BinaryIO, make: Callable[[dict[str, Any]], Record | None]) -> Lines[Record]:
+    records: list[Record] = []
     damaged = 0
     for line in bounded_lines(file, LONGEST):
         if line == b"\n" or line.isspace():
@@ -85,8 +95,8 @@ def _parse(file: BinaryIO) -> Lines:
         record = json_lines.load(line)
         if record is None:
             damaged += 1
-        else:
-            records.append(record)
+        elif (made := make(record)) is not None:
+            records.append(made)
     return Lines(tuple(records), damaged)
 
 

@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.records.events import Event, newest, of
+from slurmddp.records.job_events import (
+    AttemptEnded,
+    CancelRequested,
+    JobEnded,
+    JobStarted,
+    Network,
+    NodeExcluded,
+    Preflight,
+    RanksTerminated,
+    Requeued,
+)
 from slurmddp.records.values import whole
 from slurmddp.runs import events as event_files
 from slurmddp.runs import submission as submissions
@@ -42,7 +53,7 @@ class Evidence:
 
     submission: Submission | None = None
     markers: Mapping[int, Marker] | None = None
-    events: Sequence[Mapping[str, Any]] = ()
+    events: Sequence[Event] = ()
     stop_requested: bool = False
     stop_reason: str = ""
     notes: tuple[str, ...] = ()
@@ -66,101 +77,85 @@ class Evidence:
             first = JobId.parse(self.submission.job_id)
         else:
             try:
-                first = JobId.parse(str((self.started or {}).get("job_id")))
+                first = JobId.parse((self.started and self.started.job_id) or "")
             except UserError:
                 return ()  # a script that somebody started by hand: there is no job to ask about
-        chained = [
-            str(event.get("next_job"))
-            for event in self.events
-            if event.get("event") == "requeued" and event.get("how") == "chain"
-        ]
+        chained = [facts.next_job for _, facts in of(self.events, Requeued) if facts.how == "chain"]
         numbers = dict.fromkeys(number for number in chained if number.isdecimal() and number != first.id)
         return (first, *(JobId(number, first.cluster) for number in numbers))
 
     @property
-    def requeued(self) -> Mapping[str, Any] | None:
+    def requeued(self) -> Requeued | None:
         """The `requeued` after the newest job_started: the script went back to the queue, or chained a job."""
-        return self._since_start("requeued")
+        return newest(self._since_start, Requeued)
 
     @property
-    def attempt_ended(self) -> Mapping[str, Any] | None:
+    def attempt_ended(self) -> AttemptEnded | None:
         """Return what the script wrote when the newest attempt ended; None while it runs."""
-        for event in self.events[::-1]:
-            if event.get("event") == "attempt_ended" and event.get("attempt") == self.attempt:
-                return event
-        return None
+        return newest([event for event in self.events if event.attempt == self.attempt], AttemptEnded)
 
     @property
     def excluded(self) -> Mapping[str, str]:
         """The nodes that the run does without, each with the reason; the newest reason of a node counts."""
         found: dict[str, str] = {}
-        for event in self.events:
-            if event.get("event") == "node_excluded" and event.get("excluded"):
-                found[str(event["excluded"])] = str(event.get("reason") or "")
+        for _, facts in of(self.events, NodeExcluded):
+            if facts.excluded:
+                found[facts.excluded] = facts.reason
         return found
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return what the newest preflight warned of, each with its node."""
-        for event in self.events[::-1]:
-            if event.get("event") == "preflight":
-                told = event.get("warnings")
-                return tuple(map(str, told)) if isinstance(told, list) else ()
-        return ()
+        preflight = newest(self.events, Preflight)
+        return preflight.warnings if preflight else ()
 
     @property
     def network(self) -> str:
         """Return what the newest measurement of the network said; "" before the first."""
-        return next(
-            (str(event.get("text") or "") for event in self.events[::-1] if event.get("event") == "network"), ""
-        )
+        network = newest(self.events, Network)
+        return network.text if network else ""
 
     @property
-    def started(self) -> Mapping[str, Any] | None:
+    def started(self) -> Event | None:
         """The newest job_started."""
-        for event in self.events[::-1]:
-            if event.get("event") == "job_started":
-                return event
-        return None
+        return next((event for event in self.events[::-1] if isinstance(event.facts, JobStarted)), None)
 
     @property
-    def ended(self) -> Mapping[str, Any] | None:
+    def ended(self) -> JobEnded | None:
         """The job_ended after the newest job_started; None while the script runs, or if it was killed."""
-        for event in self.events[::-1]:
-            if event.get("event") == "job_ended":
-                return event
-            if event.get("event") == "job_started":
-                return None
-        return None
+        return newest(self._since_start, JobEnded)
 
     @property
-    def ranks_terminated(self) -> Mapping[str, Any] | None:
+    def ended_at(self) -> float | None:
+        """When that was, unix seconds."""
+        return next((event.time for event, _ in of(self._since_start[::-1], JobEnded)), None)
+
+    @property
+    def ranks_terminated(self) -> RanksTerminated | None:
         """The event of ranks that did not exit after a cancel, so that job.sh terminated them; of the newest job."""
-        return self._since_start("ranks_terminated")
+        return newest(self._since_start, RanksTerminated)
 
     @property
     def cancel_grace(self) -> int | None:
         """Return the seconds that the running job leaves its own script after a cancel; None with train.task."""
-        return whole((self.started or {}).get("cancel_grace"))
+        started = newest(self.events, JobStarted)
+        return started.cancel_grace if started else None
 
     @property
     def cancel_requested(self) -> bool:
         """Return whether `slurmddp cancel` was called after the newest job_started."""
-        return self._since_start("cancel_requested") is not None
+        return newest(self._since_start, CancelRequested) is not None
 
-    def _since_start(self, name: str) -> Mapping[str, Any] | None:
-        """The newest event of this name after the newest job_started."""
-        for event in self.events[::-1]:
-            if event.get("event") == name:
-                return event
-            if event.get("event") == "job_started":
-                return None
-        return None
+    @cached_property
+    def _since_start(self) -> Sequence[Event]:
+        """The events after the newest job_started; all of them without one."""
+        starts = [at for at, event in enumerate(self.events) if isinstance(event.facts, JobStarted)]
+        return self.events[starts[-1] + 1 :] if starts else self.events
 
     @cached_property
     def attempt(self) -> int | None:
         """The newest attempt that anything tells of."""
-        attempts = [number for event in self.events if (number := whole(event.get("attempt"))) is not None]
+        attempts = [event.attempt for event in self.events if event.attempt is not None]
         return max([*attempts, *(self.markers or {})], default=None)
 
     @property
@@ -174,7 +169,7 @@ def evidence(folder: RunFolder) -> Evidence:
 
     Raises UserError for a damaged submission.json, OSError; notes tell the rest.
     """
-    lines = event_files.read_lines(folder.events, folder.path)
+    lines = event_files.read_events(folder.events, folder.path)
     notes = [f"{folder.events}: {lines.damaged} damaged lines skipped"] if lines.damaged else []
     markers: dict[int, Marker] = {}
     for path in sorted(folder.markers.glob("attempt-*.json")):

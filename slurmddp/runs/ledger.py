@@ -8,8 +8,9 @@ from datetime import datetime
 from itertools import pairwise
 from typing import NamedTuple
 
+from slurmddp.records.job_events import Network, Preflight
 from slurmddp.records.metrics import Metrics
-from slurmddp.records.values import number, whole
+from slurmddp.records.rank_events import Finished, FirstStep, Hang, Ready, Timing
 from slurmddp.runs.evidence import Evidence
 from slurmddp.runs.metrics import NEWEST
 from slurmddp.runs.rank_starts import (
@@ -24,7 +25,7 @@ from slurmddp.runs.rank_starts import (
     process_start,
     split,
 )
-from slurmddp.runs.timeline import CHECKS, LINE, Attempt, timeline
+from slurmddp.runs.timeline import Attempt, timeline
 
 #: The kinds of time, in the order in which they are shown, and what counts as each.
 KINDS = {
@@ -180,15 +181,14 @@ def _recoveries(starts: Sequence[RankStart], *, script: bool) -> Iterator[Recove
     best: int | None = None
     failed = False
     for start in starts:
-        first = next((mark for mark in start.marks if mark.event in ("first_step", LINE)), None)
+        first = next((mark for mark in start.marks if isinstance(mark.facts, FirstStep | Metrics)), None)
         if first is not None:
-            attempt, step = whole(first.facts.get("attempt")), whole(first.facts.get("step"))
             if since is not None:
                 went_on = {WENT_ON: True, FROM_ZERO: False}.get(start.how or "") if script else True
                 if script and went_on and not start.finished and best is not None and (start.reached or 0) <= best:
                     went_on = None  # it has not made up for the steps that it lost
-                yield Recovery(attempt or 0, step, max(first.at - since, 0), failed, went_on)
-            since = max(mark.at for mark in start.marks if mark.event in TRAINING)
+                yield Recovery(start.attempt, first.step, max(first.at - since, 0), failed, went_on)
+            since = max(mark.at for mark in start.marks if isinstance(mark.facts, TRAINING))
             failed = False
         failed = failed or start.died
         best = max((step for step in (best, start.reached) if step is not None), default=None)
@@ -219,14 +219,14 @@ def _book_attempt(
     unknown: nothing tells what the script's time went into.
     """
     _book_preflight(book, attempt)
-    starts = [RankStart(marks) for marks in split(attempt.marks)]
+    starts = [RankStart(attempt.number, marks) for marks in split(attempt.marks)]
     for index, start in enumerate(starts):
         newest = start is starts[-1]
         marker = (facts.markers or {}).get(attempt.number) if newest else None
         marked = marker is not None and marker.state in ("done", "stopped")
         # A script of the user's own need not tell that it finished: its exit code does.
         ended_well = script and newest and attempt.code == 0
-        start.finished = marked or ended_well or any(mark.event == "finished" for mark in start.marks)
+        start.finished = marked or ended_well or any(isinstance(mark.facts, Finished) for mark in start.marks)
         start.alive = newest and going and not (attempt.ended or start.finished or start.failed)
         if newest and not (start.finished or start.alive or start.failed):
             killed = last and not attempt.ended and facts.cancel_requested  # with job.sh
@@ -252,9 +252,8 @@ def _book_attempt(
 def _book_preflight(book: _Book, attempt: Attempt) -> None:
     """The checks of nodes and network, of which the script tells when they have ended and how long they took."""
     for mark in attempt.script:
-        if mark.event in CHECKS:
-            seconds = number(mark.facts.get("seconds"))
-            book.to(mark.at - round(max(seconds or 0, 0) * 1000), "image")
+        if isinstance(mark.facts, Preflight | Network):
+            book.to(mark.begin, "image")
             book.to(mark.at, "preflight")
 
 
@@ -266,19 +265,19 @@ def _book_start(book: _Book, start: RankStart, *, unknown: bool) -> str:
     told: dict[str, float] = {}  # by the lines of this start
     for mark in start.marks:
         cost = cost_of(mark)
-        if phase == "init" and mark.event != LINE:
+        if phase == "init" and not isinstance(mark.facts, Metrics):
             book.to(mark.at, "run" if unknown else phase, cost)
-            phase = "training" if mark.event in ("ready", "first_step") else phase
-        elif mark.event in (LINE, "timing", "finished"):
+            phase = "training" if isinstance(mark.facts, Ready | FirstStep) else phase
+        elif isinstance(mark.facts, Metrics | Timing | Finished):
             parts = parts_of(mark)
             totals, told = told, {**told, **parts}
             parts = {kind: part - totals.get(kind, 0) for kind, part in parts.items() if part > totals.get(kind, 0)}
-            kind = "init" if phase == "init" else "other" if parts or mark.event == "finished" else rest
-            reached = whole(mark.facts.get("step"))
+            kind = "init" if phase == "init" else "other" if parts or isinstance(mark.facts, Finished) else rest
+            reached = mark.step
             added = book.to(mark.at, kind, parts or costs)
             start.stretches.append(Stretch(step, step if reached is None else reached, added))
             step, costs = step if reached is None else reached, {}
-            phase = "other" if mark.event == "finished" else "training"
+            phase = "other" if isinstance(mark.facts, Finished) else "training"
         else:
             costs = {kind: costs.get(kind, 0) + cost.get(kind, 0) for kind in (*costs, *cost)}
     if costs:
@@ -295,12 +294,12 @@ def _book_error(book: _Book, start: RankStart) -> None:
     A hang also ends in an error, but much later: no more is taken for steps than was between two of the newest lines,
     and the rest up to its notice is the hang.
     """
-    lines = [mark.at for mark in start.marks if mark.event == LINE][-NEWEST:]
+    lines = [mark.at for mark in start.marks if isinstance(mark.facts, Metrics)][-NEWEST:]
     longest = max((after - before for before, after in pairwise(lines)), default=0)
-    error = next((mark.at for mark in start.marks if mark.event in FAILURES and mark.at >= book.at), None)
+    error = next((mark.at for mark in start.marks if isinstance(mark.facts, FAILURES) and mark.at >= book.at), None)
     if error is not None:
         book.to(min(error, book.at + longest), "lost")
-    hang = next((mark.at for mark in start.marks if mark.event == "hang"), None)
+    hang = next((mark.at for mark in start.marks if isinstance(mark.facts, Hang)), None)
     if hang is not None:
         book.to(hang, "hang")
 

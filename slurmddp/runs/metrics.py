@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from slurmddp.records import json_lines
+from slurmddp.records.events import Event, of
 from slurmddp.records.json_lines import LONGEST
 from slurmddp.records.metrics import Metrics, read
-from slurmddp.records.values import whole
+from slurmddp.records.rank_events import CheckpointSaved, Resumed
 from slurmddp.runs.events import read_lines, tail_records
 from slurmddp.shared.files import bounded_lines, open_plain
 
@@ -56,14 +57,13 @@ def behind(path: Path, offset: int) -> Iterator[tuple[list[Metrics], int]]:
         yield rows, offset
 
 
-def ledger_lines(path: Path, events: Iterable[Mapping[str, Any]]) -> list[Metrics]:
+def ledger_lines(path: Path, events: Sequence[Event]) -> list[Metrics]:
     """Return the lines that say all about a run's time. Of a large file these are few: the first and the newest ones of
     each start of the ranks, and those around each step that another start went on from. Raises OSError."""
     if _is_small(path):
         return [says for says in _sound(read_lines(path, path.parent).records) if says.of_ranks]
-    told = [(event.get("event"), step) for event in events if (step := whole(event.get("step"))) is not None]
-    resumed = [step for name, step in told if name == "resumed"]
-    saved = [step for name, step in told if name == "checkpoint_saved"][-1:]
+    resumed = [facts.step for _, facts in of(events, Resumed) if facts.step is not None]
+    saved = [facts.step for _, facts in of(events, CheckpointSaved) if facts.step is not None][-1:]
     with open_plain(path, path.parent) as file:
         end = os.fstat(file.fileno()).st_size
         starts: list[tuple[_Line, _Line]] = []

@@ -5,8 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from slurmddp.records.values import number, whole
-from slurmddp.runs.timeline import LINE, Mark
+from slurmddp.records.metrics import Metrics
+from slurmddp.records.rank_events import (
+    CheckpointSaved,
+    Error,
+    Evaluated,
+    Finished,
+    FirstStep,
+    Hang,
+    RankStarted,
+    Ready,
+    Restarted,
+    Resumed,
+    Started,
+    Stopping,
+    Timing,
+)
+from slurmddp.runs.timeline import Mark, milliseconds
 
 #: Parts of a metrics line's `seconds` -> kind. A part that is not known here is "other".
 _PARTS = {
@@ -15,13 +30,11 @@ _PARTS = {
     "network": "network",
     "compute": "training", "unmeasured": "run",  # of a script of the user's own
 }  # fmt: skip
-FAILURES = ("error", "hang")
+FAILURES = (Error, Hang)
 #: What `restarted` says of a start of a script of the user's own.
 WENT_ON, FROM_ZERO, UNKNOWN = "went on", "from zero", "unknown"
 #: Events of rank 0 that tell that it was training.
-TRAINING = frozenset({LINE, "first_step", "checkpoint_saved", "evaluated", "stopping", "finished"})
-#: Events that tell how long training had stood still for them.
-_COSTS = {"checkpoint_saved": "checkpoint", "evaluated": "evaluation", "preflight": "preflight"}
+TRAINING = (Metrics, FirstStep, CheckpointSaved, Evaluated, Stopping, Finished)
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,7 @@ class RankStart:
     ended_by: what ended it from outside (cancelled, time limit, preemption): that is no failure of it.
     """
 
+    attempt: int
     marks: list[Mark]
     finished: bool = False
     alive: bool = False
@@ -49,10 +63,10 @@ class RankStart:
     @property
     def resumed(self) -> int | None:
         """The step that this start began after, 0 if that is unknown; None if it did not come so far."""
-        for event, before in (("resumed", 0), ("ready", 0), ("restarted", 1), ("first_step", 1), (LINE, 1)):
-            if event == "first_step" and self.how == UNKNOWN:
+        for kind, before in ((Resumed, 0), (Ready, 0), (Restarted, 1), (FirstStep, 1), (Metrics, 1)):
+            if kind is FirstStep and self.how == UNKNOWN:
                 return 0
-            steps = (whole(mark.facts.get("step")) for mark in self.marks if mark.event == event)
+            steps = (mark.step for mark in self.marks if isinstance(mark.facts, kind))
             step = next((step for step in steps if step is not None), None)
             if step is not None:
                 return step - before
@@ -61,15 +75,15 @@ class RankStart:
     @property
     def how(self) -> str | None:
         """What a script of the user's own began from, if its ranks saw that; the newest word counts."""
-        if any(mark.event == "resumed" for mark in self.marks):
+        if any(isinstance(mark.facts, Resumed) for mark in self.marks):
             return WENT_ON
-        told = [str(mark.facts.get("how")) for mark in self.marks if mark.event == "restarted"]
+        told = [mark.facts.how for mark in self.marks if isinstance(mark.facts, Restarted)]
         return told[-1] if told else None
 
     @property
     def failed(self) -> bool:
         """Return whether rank 0 told of an error, or of a hang that it ended."""
-        return any(mark.event in FAILURES for mark in self.marks)
+        return any(isinstance(mark.facts, FAILURES) for mark in self.marks)
 
     @property
     def died(self) -> bool:
@@ -79,14 +93,14 @@ class RankStart:
     @property
     def reached(self) -> int | None:
         """The highest step that rank 0 told of."""
-        steps = (whole(mark.facts.get("step")) for mark in self.marks if mark.event in TRAINING)
+        steps = (mark.step for mark in self.marks if isinstance(mark.facts, TRAINING))
         return max((step for step in steps if step is not None), default=None)
 
     @property
     def saved(self) -> list[int]:
         """Steps of its checkpoints."""
-        saves = (mark.facts.get("step") for mark in self.marks if mark.event == "checkpoint_saved")
-        return [step for save in saves if (step := whole(save)) is not None]
+        saves = (mark.step for mark in self.marks if isinstance(mark.facts, CheckpointSaved))
+        return [step for step in saves if step is not None]
 
 
 def split(marks: Iterable[Mark]) -> list[list[Mark]]:
@@ -94,11 +108,11 @@ def split(marks: Iterable[Mark]) -> list[list[Mark]]:
     starts: list[list[Mark]] = []
     told = False  # whether the newest of them has its `started`
     for mark in marks:
-        if not starts or mark.event == "rank_started" or (mark.event == "started" and told):
+        if not starts or isinstance(mark.facts, RankStarted) or (isinstance(mark.facts, Started) and told):
             starts.append([])
             told = False
         starts[-1].append(mark)
-        told = told or mark.event == "started"
+        told = told or isinstance(mark.facts, Started)
     return starts
 
 
@@ -109,26 +123,27 @@ def process_start(start: RankStart) -> int | None:
     somewhat later than the process's start, perhaps even after the event before.
     """
     for mark in start.marks:
-        if mark.event in ("rank_started", "first_step"):
-            seconds = number(mark.facts.get("seconds"))
-            begin = mark.at - round(max(seconds or 0, 0) * 1000)
-            return begin if mark.event == "rank_started" or begin < start.marks[0].at else None
+        if isinstance(mark.facts, RankStarted | FirstStep):
+            begin = mark.at - milliseconds(mark.facts.seconds)
+            return begin if isinstance(mark.facts, RankStarted) or begin < start.marks[0].at else None
     return None
 
 
 def cost_of(mark: Mark) -> dict[str, float]:
     """Milliseconds that training stood still for what an event tells of: its `stall`, else its `seconds`."""
-    kind = _COSTS.get(mark.event)
-    seconds = number(mark.facts.get("stall", mark.facts.get("seconds"))) if kind else None
-    return {kind: seconds * 1000} if kind and seconds and seconds > 0 else {}
+    kind, seconds = "", None
+    if isinstance(mark.facts, CheckpointSaved):
+        kind, seconds = "checkpoint", mark.facts.seconds if mark.facts.stall is None else mark.facts.stall
+    elif isinstance(mark.facts, Evaluated):
+        kind, seconds = "evaluation", mark.facts.seconds
+    return {kind: seconds * 1000} if seconds and seconds > 0 else {}
 
 
 def parts_of(mark: Mark) -> dict[str, float]:
     """Milliseconds by kind, from a line's `seconds`; empty if it has none."""
-    sums = mark.facts.get("seconds")
     parts: dict[str, float] = {}
-    for name, value in sums.items() if isinstance(sums, Mapping) else ():
-        seconds, kind = number(value), _PARTS.get(name, "other")
-        if seconds is not None and seconds > 0:
+    for name, seconds in mark.facts.seconds.items() if isinstance(mark.facts, Metrics | Timing) else ():
+        kind = _PARTS.get(name, "other")
+        if seconds > 0:
             parts[kind] = parts.get(kind, 0) + seconds * 1000
     return parts

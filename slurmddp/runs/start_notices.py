@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from slurmddp.records.values import whole
+from slurmddp.records.events import Event
+from slurmddp.records.rank_events import NoProcessGroup, ProcessGroupMade, RankStarted, Restarted
 from slurmddp.runs.rank_starts import FROM_ZERO, UNKNOWN, WENT_ON
-
-Event = Mapping[str, Any]
 
 #: Characters of a text that is shown.
 _LONGEST = 2000
@@ -16,42 +15,42 @@ _LONGEST = 2000
 
 def newest_restarts(events: Iterable[Event]) -> list[Event]:
     """Return what each start of the ranks told of what it went on from, oldest first: its newest word."""
-    return [told["restarted"] for told in _starts(events) if "restarted" in told]
+    return [start.event for start in _starts(events) if start.event]
 
 
 def start_notices(events: Iterable[Event]) -> tuple[str, ...]:
     """Return texts for people: that the newest start of the ranks has no process group, or began from an unknown step;
     and that starts began from step 1 again.
     """
-    starts = list(_starts(events))
-    newest = starts[-1] if starts else {}
-    found = [_text(newest["no_process_group"])] if "no_process_group" in newest else []
-    if zero := [told["restarted"] for told in starts if _how(told) == FROM_ZERO]:
-        lost = sum(whole(event.get("lost")) or 0 for event in zero)
-        often = f" ({len(zero)} times in this run: {lost} steps)" if len(zero) > 1 else ""
-        found.append(_text(zero[-1]) + often)
-    if _how(newest) == UNKNOWN or (_how(newest) == WENT_ON and newest["restarted"].get("step") is None):
-        found.append(_text(newest["restarted"]))
+    starts = _starts(events)
+    found = [starts[-1].alone] if starts[-1].alone else []
+    restarts = [start.restarted for start in starts]
+    if zero := [facts for facts in restarts if facts and facts.how == FROM_ZERO]:
+        often = f" ({len(zero)} times in this run: {sum(facts.lost or 0 for facts in zero)} steps)"
+        found.append(zero[-1].text[:_LONGEST] + (often if len(zero) > 1 else ""))
+    if (last := restarts[-1]) and (last.how == UNKNOWN or (last.how == WENT_ON and last.step is None)):
+        found.append(last.text[:_LONGEST])
     return tuple(found)
 
 
-def _starts(events: Iterable[Event]) -> Sequence[Mapping[str, Event]]:
-    """The newest event of each name, by start of the ranks."""
-    starts: list[dict[str, Event]] = [{}]
+@dataclass
+class _Start:
+    """A start of the ranks: its newest `restarted`, and the text of `no_process_group` while that holds."""
+
+    event: Event | None = None
+    restarted: Restarted | None = None
+    alone: str = ""
+
+
+def _starts(events: Iterable[Event]) -> list[_Start]:
+    starts = [_Start()]
     for event in events:
-        name = str(event.get("event"))
-        if name == "rank_started":
-            starts.append({})
-        elif name == "process_group_made":
-            starts[-1].pop("no_process_group", None)
-        elif name in ("no_process_group", "restarted"):
-            starts[-1][name] = event
+        if isinstance(event.facts, RankStarted):
+            starts.append(_Start())
+        elif isinstance(event.facts, ProcessGroupMade):
+            starts[-1].alone = ""
+        elif isinstance(event.facts, NoProcessGroup):
+            starts[-1].alone = event.facts.text[:_LONGEST]
+        elif isinstance(event.facts, Restarted):
+            starts[-1].event, starts[-1].restarted = event, event.facts
     return starts
-
-
-def _how(told: Mapping[str, Event]) -> Any:
-    return told.get("restarted", {}).get("how")
-
-
-def _text(event: Event) -> str:
-    return str(event.get("text") or "")[:_LONGEST]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from slurmddp.records.values import whole
 from slurmddp.runs.evidence import CANCELLED, Evidence, Marker, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import JobView
@@ -129,7 +128,7 @@ def _by_slurm(job: JobView, facts: Evidence) -> RunState:
         return RunState("done", _progress(marker))
     if job.state == "FAILED" and facts.cancel_requested:
         return RunState("cancelled", _join(ended, _progress(marker)))
-    if job.state == "PREEMPTED" and (facts.ended or {}).get("decision") == "done":
+    if job.state == "PREEMPTED" and facts.ended and facts.ended.decision == "done":
         return RunState("done", _progress(marker))  # Slurm remembers a preemption of an earlier start
     if job.state == "PREEMPTED":
         return RunState("cancelled", _join("preempted", _progress(marker)))
@@ -163,8 +162,7 @@ def _script_killed(facts: Evidence) -> RunState:
         return RunState("cancelled", _progress(facts.marker))
     if facts.marker is not None and facts.marker.state == "done":
         return RunState("done", _progress(facts.marker))
-    node = (facts.started or {}).get("node")
-    where = f" on {node}" if node else ""
+    where = f" on {facts.started.node}" if facts.started and facts.started.node else ""
     what = f"job.sh was killed by SIGKILL{where} (out of memory?)"
     return RunState("failed", _join(what, _progress(facts.marker)))
 
@@ -177,35 +175,35 @@ def _pending(job: JobView, facts: Evidence) -> RunState:
     if not again:
         return RunState("pending", waits)
     reached = _progress(facts.marker)
-    why = str((facts.requeued or {}).get("reason") or (facts.marker.reason if facts.marker else ""))
+    why = (facts.requeued and facts.requeued.reason) or (facts.marker.reason if facts.marker else "")
     return RunState("requeued", _join(waits, _join("after", why, by=" ") if why else "", reached))
 
 
 def _by_marker(facts: Evidence, why: str = "") -> RunState | None:
     """Return the state if the script or the ranks recorded that they stopped on purpose, else None."""
-    marker, told = facts.marker, facts.attempt_ended or {}
+    marker, told = facts.marker, facts.attempt_ended
     if marker is not None and marker.state == "no progress":
         return RunState("failed", marker.reason or _join("no progress", _progress(marker)))
     if marker is not None and marker.state == "stopped":
         return _stopped(marker, why)
-    if marker is None and told.get("decision") == "stopped":  # a script of the user's own
-        if facts.cancel_requested or told.get("ended_by") == "cancelled":
+    if marker is None and told and told.decision == "stopped":  # a script of the user's own
+        if facts.cancel_requested or told.ended_by == "cancelled":
             return RunState("cancelled", _join("by you", _how_it_exited(facts)))
-        return RunState("stopped", _join(why, str(told.get("cause") or "")))
+        return RunState("stopped", _join(why, told.cause))
     return None
 
 
 def _not_requeued(facts: Evidence) -> RunState | None:
     """Return the state of a run whose job.sh saw no use in another job, else None."""
-    told = facts.attempt_ended or {}
-    return RunState("stopped", str(told.get("cause") or "")) if told.get("not_requeued") else None
+    told = facts.attempt_ended
+    return RunState("stopped", told.cause) if told and told.not_requeued else None
 
 
 def _how_it_exited(facts: Evidence) -> str:
     """How an own script exited after a cancel."""
     if (killed := facts.ranks_terminated) is not None:
-        return f"its ranks did not exit within {killed.get('waited')} s, so job.sh terminated them"
-    code = whole((facts.attempt_ended or {}).get("exit_code"))
+        return f"its ranks did not exit within {killed.waited} s, so job.sh terminated them"
+    code = facts.attempt_ended.exit_code if facts.attempt_ended else None
     return "exited cleanly" if code == 0 else f"exit code {code}"
 
 
@@ -230,15 +228,15 @@ def _by_folder(facts: Evidence) -> RunState:
         if marker is not None and marker.state == "stopped" and marker.reason.startswith("SIGTERM"):
             return _script_killed(facts)  # else it would have written its end, too
         return on_purpose or _lost(facts)
-    word = str(ended.get("slurm_state") or "").split(" ")[0]
-    code, signal = whole(ended.get("exit_code")), str(ended.get("signal") or "")
+    word = ended.slurm_state.split(" ")[0]
+    code, signal = ended.exit_code, ended.signal
     state = _PLAIN.get(word)
     if signal == "KILL" and not facts.requeued:  # guard.sh wrote it
         return _script_killed(facts)
-    if word == "COMPLETING" and "slurm_reason" in ended and signal:
+    if word == "COMPLETING" and signal:
         # What a trap sees of its own job at scancel (tried on 24.11.5) and at the time limit: only the reason
         # tells which of them it was.
-        state = "timed out" if ended["slurm_reason"] == "TimeLimit" else "cancelled"
+        state = "timed out" if ended.slurm_reason == "TimeLimit" else "cancelled"
     if state == "requeued" or word == "PENDING" or facts.requeued:
         if facts.cancel_requested:
             return RunState("cancelled", _join("while pending", _progress(marker)))
@@ -260,8 +258,7 @@ def _by_folder(facts: Evidence) -> RunState:
 def _lost(facts: Evidence) -> RunState:
     if facts.started is None:
         return RunState("lost", f"{_forgot(facts)}, and it never started (cancelled while pending?)")
-    node = facts.started.get("node")
-    where = f" on {node}" if node else ""
+    where = f" on {facts.started.node}" if facts.started.node else ""
     # Slurm kills what has not exited some seconds after its SIGTERM (KillWait): on a busy node that includes job.sh.
     why = "the node failed or job.sh was killed"
     if facts.stop_reason.startswith("SIG"):

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import merge
-from typing import Any
 
+from slurmddp.records.events import Event, Facts
+from slurmddp.records.job_events import AttemptEnded, AttemptStarted, JobEnded, JobStarted, Network, Preflight
 from slurmddp.records.metrics import Metrics
-from slurmddp.records.values import number, whole
+from slurmddp.records.rank_events import Hang
 
-#: The name of a mark that is a metrics line.
-LINE = "line"
-#: Checks before the ranks start: told when they have ended, with their seconds.
-CHECKS = ("preflight", "network")
 #: What the job's script writes, whichever rank it is about; else it is an event without a rank.
-_OF_SCRIPT = frozenset({"job_started", "job_ended", "attempt_started", "attempt_ended"})
+_OF_SCRIPT = (JobStarted, JobEnded, AttemptStarted, AttemptEnded)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One moment that somebody wrote down. at: unix time in milliseconds; event: its name, or LINE."""
+    """One moment that somebody wrote down. at: unix time in milliseconds; facts: of an event, or a metrics line."""
 
     at: int
-    event: str
-    facts: Mapping[str, Any]
+    facts: Facts
+    rank: int | None = None
+
+    @property
+    def step(self) -> int | None:
+        """Return the step that it tells of, if it tells of one."""
+        return getattr(self.facts, "step", None)
+
+    @property
+    def begin(self) -> int:
+        """Return when that began which the script tells the end of: a check before the ranks start."""
+        return self.at - milliseconds(self.facts.seconds) if isinstance(self.facts, Preflight | Network) else self.at
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class Timeline:
 
 def timeline(
     submitted: float | None,
-    events: Sequence[Mapping[str, Any]],
+    events: Sequence[Event],
     rows: Sequence[Metrics],
     *,
     now: float | None,
@@ -79,24 +85,28 @@ def timeline(
     """
     told = _by_attempt(events, rows)
     raw = [_attempt(attempt, marks) for attempt, marks in sorted(told.items())]
-    known = (_milliseconds(submitted), raw[0].begin if raw else None)
+    known = (_moment(submitted), raw[0].begin if raw else None)
     begin = min((at for at in known if at is not None), default=None)
     if begin is None:
         return None
-    moment = None if now is None else _milliseconds(now)
+    moment = _moment(now)
     cursor, attempts = begin, []
     for index, each in enumerate(raw):
         last = index + 1 == len(raw)
         attempts.append(_bounded(each, cursor, until=moment if last else raw[index + 1].begin, open_end=last))
         cursor = attempts[-1].end
     if not raw and moment is None:  # over before it began: the newest event (it was cancelled) tells when
-        cursor = max([cursor, *(at for event in events if (at := _milliseconds(event.get("time"))) is not None)])
+        cursor = max([cursor, *(at for event in events if (at := _moment(event.time)) is not None)])
     return Timeline(begin, max(cursor, moment or 0), tuple(attempts))
 
 
-def _milliseconds(value: Any) -> int | None:
-    seconds = number(value)
-    return None if seconds is None else max(round(seconds * 1000), 0)
+def milliseconds(seconds: float | None) -> int:
+    """Return a duration; 0 for one that is not known."""
+    return max(round((seconds or 0) * 1000), 0)
+
+
+def _moment(seconds: float | None) -> int | None:
+    return None if seconds is None else milliseconds(seconds)
 
 
 @dataclass
@@ -108,59 +118,52 @@ class _Told:
     lines: list[Mark] = field(default_factory=list)
 
 
-def _by_attempt(events: Sequence[Mapping[str, Any]], rows: Sequence[Metrics]) -> dict[int, _Told]:
+def _by_attempt(events: Sequence[Event], rows: Sequence[Metrics]) -> dict[int, _Told]:
     told: dict[int, _Told] = {}
-    for record in events:
-        at, attempt = _milliseconds(record.get("time")), whole(record.get("attempt"))
-        if at is None or attempt is None:
+    for event in events:
+        at = _moment(event.time)
+        if at is None or event.attempt is None:
             continue
-        name = str(record.get("event"))
-        own = name in _OF_SCRIPT or "rank" not in record
-        if own or name == "hang" or record.get("rank", 0) == 0:
-            mine = told.setdefault(attempt, _Told())
-            (mine.script if own else mine.events).append(Mark(at, name, record))
+        own = isinstance(event.facts, _OF_SCRIPT) or event.rank is None
+        if own or event.rank == 0 or isinstance(event.facts, Hang):
+            mine = told.setdefault(event.attempt, _Told())
+            (mine.script if own else mine.events).append(Mark(at, event.facts, event.rank))
     for row in rows:
-        at = _milliseconds(row.time)
-        if at is None or row.attempt is None:
-            continue
-        facts = {"attempt": row.attempt, "step": row.step, "seconds": row.seconds}
-        told.setdefault(row.attempt, _Told()).lines.append(Mark(at, LINE, facts))
+        at = _moment(row.time)
+        if at is not None and row.attempt is not None:
+            told.setdefault(row.attempt, _Told()).lines.append(Mark(at, row, 0))
     return told
 
 
 def _attempt(attempt: int, told: _Told) -> Attempt:
     """An attempt with its times as they were written."""
-    job_ended = next((mark for mark in reversed(told.script) if mark.event == "job_ended"), None)
-    own_end = next((mark for mark in reversed(told.script) if mark.event == "attempt_ended"), None)
+    job_ended, own_end = _last(told.script, JobEnded), _last(told.script, AttemptEnded)
     ended = job_ended or own_end
     # At one moment the line comes first: the end, and a save, are told after it.
     inner = _in_order(_told_by_others(told.events, ended))
     marks = tuple(merge(_in_order(told.lines), inner, key=lambda mark: mark.at))
-    script = tuple(mark for mark in told.script if mark.event in ("attempt_started", *CHECKS))
-    job_started = next((mark.at for mark in told.script if mark.event == "job_started"), None)
-    started = min((_start(mark) for mark in script), default=None) if job_started is None else job_started
+    script = tuple(mark for mark in told.script if isinstance(mark.facts, AttemptStarted | Preflight | Network))
+    job_started = next((mark.at for mark in told.script if isinstance(mark.facts, JobStarted)), None)
+    started = min((mark.begin for mark in script), default=None) if job_started is None else job_started
     known = (started, *(mark.at for mark in (*marks, *told.script)))
     times = [at for at in known if at is not None]
-    coded = own_end or job_ended
-    code = number(coded.facts.get("exit_code")) if coded else None
+    ends = [mark.facts for mark in (own_end, job_ended) if mark]
     return Attempt(
         number=attempt,
         begin=times[0],
         end=ended.at if ended else max(times),
         ended=ended is not None,
-        code=None if code is None else math.floor(code),
+        code=next((facts.exit_code for facts in ends if isinstance(facts, AttemptEnded | JobEnded)), None),
         marks=marks,
         begins=job_started is not None,
         over=job_ended is not None,
-        ended_by=str(own_end.facts.get("ended_by") or "") if own_end else "",
+        ended_by=next((facts.ended_by for facts in ends if isinstance(facts, AttemptEnded)), ""),
         script=tuple(_in_order(script)),
     )
 
 
-def _start(mark: Mark) -> int:
-    """Return when that began which a mark of the script tells the end of: the check of the nodes."""
-    seconds = number(mark.facts.get("seconds")) if mark.event in CHECKS else None
-    return mark.at - round(max(seconds or 0, 0) * 1000)
+def _last(marks: Sequence[Mark], kind: type[Facts]) -> Mark | None:
+    return next((mark for mark in reversed(marks) if isinstance(mark.facts, kind)), None)
 
 
 def _told_by_others(events: Sequence[Mark], ended: Mark | None) -> Iterable[Mark]:
@@ -168,7 +171,7 @@ def _told_by_others(events: Sequence[Mark], ended: Mark | None) -> Iterable[Mark
     latest: int | None = ended.at if ended else None
     found: list[Mark] = []
     for mark in reversed(events):
-        other = mark.facts.get("rank", 0) != 0
+        other = mark.rank != 0
         found.append(replace(mark, at=min(mark.at, latest)) if other and latest is not None else mark)
         latest = latest if other else mark.at
     return reversed(found)

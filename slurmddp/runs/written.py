@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurmddp.errors import UserError
+from slurmddp.records.events import of
+from slurmddp.records.job_events import AttemptStarted
 from slurmddp.runs import index, manifest
 from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder
@@ -97,8 +99,7 @@ def _span(folder: RunFolder) -> Span | None:
         facts = evidence(folder)
     except (UserError, OSError):
         return None
-    begins = [each["time"] for each in facts.events if each.get("event") == "attempt_started"]
-    begins = [each for each in begins if isinstance(each, int | float)]
+    begins = [event.time for event, _ in of(facts.events, AttemptStarted) if event.time is not None]
     if not begins or facts.attempt is None:
         return None
     logs = folder.attempt_logs(facts.attempt)

@@ -22,7 +22,7 @@ from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.ledger import KINDS, Ledger, ledger
 from slurmddp.runs.submission import Submission
-from tests.helpers import Result
+from tests.helpers import Result, typed
 
 #: When the runs of these tests were submitted: their times are seconds after it.
 ZERO = 1_700_000_000
@@ -58,7 +58,7 @@ def account(
 ) -> Ledger:
     moment = None if now is None else ZERO + now
     lines = [told for row in rows or [] if (told := read(row))]
-    found = ledger(Evidence(sent, markers, events), lines, script=script, now=moment)
+    found = ledger(Evidence(sent, markers, typed(*events)), lines, script=script, now=moment)
     assert found is not None
     assert sum(found.spent.values()) == found.wall
     assert min(found.spent.values()) >= 0
@@ -122,11 +122,6 @@ def test_a_background_save_costs_its_stall_only() -> None:
     found = account(events, [line(100, 9)])
     assert found.spent["checkpoint"] == 250
     assert found.spent["training"] == 79_750
-
-
-def test_preflight_is_its_own_kind() -> None:
-    events = job(0, 50, event(5, "rank_started"), event(20, "preflight", seconds=8), event(30, "ready", step=0))
-    assert spent(account(events)) == {"image": 5, "init": 17, "preflight": 8, "other": 20}
 
 
 def test_the_measurement_of_the_network_is_preflight_too() -> None:

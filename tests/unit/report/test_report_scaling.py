@@ -11,7 +11,7 @@ import pytest
 from slurmddp.report.scaling import Scaling
 from slurmddp.report.scaling import find_scaling as find
 from slurmddp.runs import index
-from slurmddp.runs.events import read_lines
+from slurmddp.runs.events import read_events
 from slurmddp.runs.index import Entry
 from slurmddp.runs.layout import RunFolder
 from tests.checkpoints import make_run
@@ -20,7 +20,7 @@ TRAIN = {"task": "lm", "model": {"width": 64}, "data": {"path": "/d"}, "precisio
 
 
 def find_scaling(folder: RunFolder) -> Scaling | None:
-    return find(folder, read_lines(folder.events).records)
+    return find(folder, read_events(folder.events).records)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from slurmddp.runs.bad_nodes import add, bad_nodes, blamed, forget
 from slurmddp.runs.events import append_line
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runtime.preflight.pairs import nodes_to_exclude
+from tests.helpers import typed
 
 NOW = 1_000_000.0
 DAY = 86400
@@ -30,11 +31,11 @@ def preflight(bad: str, checked: int, time: float = NOW - 60) -> dict[str, Any]:
 
 
 def names(*events: dict[str, Any]) -> list[str]:
-    return [node for node, _, _ in blamed(events)]
+    return [node for node, _, _ in blamed(typed(*events))]
 
 
 def test_a_bad_node_among_good_ones() -> None:
-    assert list(blamed([excluded("n2"), preflight("n2", 4)])) == [("n2", SLOW, NOW - 60)]
+    assert list(blamed(typed(excluded("n2"), preflight("n2", 4)))) == [("n2", SLOW, NOW - 60)]
     assert names(excluded("n1"), excluded("n2"), preflight("n1 n2", 4)) == ["n1", "n2"]
 
 

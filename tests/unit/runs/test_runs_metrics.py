@@ -15,6 +15,7 @@ from slurmddp.runs import metrics
 from slurmddp.runs.evidence import Evidence
 from slurmddp.runs.ledger import Ledger, ledger
 from slurmddp.runs.submission import Submission
+from tests.helpers import typed
 
 ZERO = 1_700_000_000
 SENT = Submission("7", "slurm", ("sbatch",), "2023-11-14T22:13:20+00:00", "login")
@@ -75,7 +76,7 @@ def write(path: Path, rows: list[Record]) -> Path:
 
 
 def account(events: list[Record], rows: list[Metrics]) -> Ledger:
-    found = ledger(Evidence(SENT, None, events), rows, script=False, now=None)
+    found = ledger(Evidence(SENT, None, typed(*events)), rows, script=False, now=None)
     assert found is not None
     return found
 
@@ -92,7 +93,7 @@ def test_a_few_lines_say_what_all_lines_say(tmp_path: Path, foreign: bool) -> No
     """foreign: the script adds lines of its own."""
     events, rows = history()
     lines = [line for row in rows for line in (row, *([{"step": row["step"], "accuracy": 0.5}] if foreign else []))]
-    few = metrics.ledger_lines(write(tmp_path / "m", lines), events)
+    few = metrics.ledger_lines(write(tmp_path / "m", lines), typed(*events))
     assert len(few) < len(rows) / 10
     whole, short = account(events, list(filter(None, map(read, rows)))), account(events, few)
     assert (short.recoveries, short.rank_starts, short.failures) == (
@@ -108,9 +109,9 @@ def test_a_few_lines_say_what_all_lines_say(tmp_path: Path, foreign: bool) -> No
 def test_a_small_file_is_read_whole(tmp_path: Path) -> None:
     events, rows = history()
     path = write(tmp_path / "m", rows[:50])
-    assert [line.write() for line in metrics.ledger_lines(path, events)] == rows[:50]
+    assert [line.write() for line in metrics.ledger_lines(path, typed(*events))] == rows[:50]
     assert [line.write() for line in metrics.spread(path)] == rows[:50]
-    assert metrics.ledger_lines(tmp_path / "none", events) == metrics.spread(tmp_path / "none") == []
+    assert metrics.ledger_lines(tmp_path / "none", typed(*events)) == metrics.spread(tmp_path / "none") == []
 
 
 @pytest.mark.usefixtures("large")
@@ -121,7 +122,7 @@ def test_status_reads_little_of_a_long_file(tmp_path: Path, monkeypatch: pytest.
     load = json_lines.load
     monkeypatch.setattr(json_lines, "load", lambda line: looked.append(line) or load(line))
     assert metrics.tail(path)[-1].write() == {**rows[-1], "attempt": 28}
-    metrics.ledger_lines(path, events)
+    metrics.ledger_lines(path, typed(*events))
     metrics.spread(path)
     assert 0 < sum(map(len, looked)) < path.stat().st_size / 3
 
