@@ -111,7 +111,6 @@ class Walk:
     steps: list[Step] = field(default_factory=list)
     idle: list[Launch] = field(default_factory=list)  # launchers without a program
     seen: list[tuple[Command, list[str], Scope]] = field(default_factory=list)  # (as written, expanded, shell)
-    opaque_steps: int = 0  # steps whose program cannot be read
     sourced: bool = False
     files: dict[str, tuple[str, int, bool]] = field(default_factory=dict)  # scripts that here-documents write
 
@@ -203,8 +202,6 @@ class Walker:
         """Look through wrappers until a launcher, a shell or nothing known is found."""
         at = next((at for at, word in enumerate(words) if _interesting(words, at)), None)
         if at is None:
-            if step is not None:
-                self.found.opaque_steps += 1
             return
         for word in words[:at]:  # env A=B torchrun, apptainer exec --env A=B
             if match := re.match(r"(?:--env=)?([A-Za-z_]\w*)=(.*)", word, re.DOTALL):
@@ -252,8 +249,6 @@ class Walker:
                     self.run(
                         text if literal else expand(_double_quoted(text), scope), start, inner, step, remote, depth + 1
                     )
-                else:
-                    self.found.opaque_steps += step is not None
                 return
         if command.here:
             self.run(command.here.text, command.here.line, inner, step, remote, depth + 1)

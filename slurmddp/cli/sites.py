@@ -49,7 +49,6 @@ def register(app: App) -> None:
     group.add(None, validate, example="slurmddp sites validate mine.yaml")
     group.add(None, init, example="slurmddp sites init --probe --account physics")
     group.add(None, bad_nodes, name="bad-nodes", example="slurmddp sites bad-nodes --add node17 --reason 'slow disk'")
-    group.add(None, site_schema, name="schema", example="slurmddp sites schema > site.schema.json")
     app.add_typer(group, name="sites", rich_help_panel="Sites and alerts")
     app.add("Jobs", schema, example="slurmddp schema job > job.schema.json")
 
@@ -235,20 +234,11 @@ def bad_nodes(
         typer.echo(bad_nodes_table(profile.name, found, time.time()))
 
 
-def site_schema() -> None:
-    """Print the JSON Schema of site files."""
-    _print_schema("site")
-
-
 def schema(
     kind: Annotated[str, typer.Argument(metavar="job|site|recipe", help="Kind of file")],
     path: Annotated[bool, typer.Option("--path", help="Print the path of a file with the schema instead")] = False,
 ) -> None:
     """Print the JSON Schema of job, site or recipe files, for editors and other programs."""
-    _print_schema(kind, path=path)
-
-
-def _print_schema(kind: str, *, path: bool = False) -> None:
     from slurmddp.launch.schemas import schema_file
     from slurmddp.spec.schema import schema_text
 

@@ -222,7 +222,7 @@ def _gpus_message(layered: Layered, head: str, value: Any, origin: Origin | None
 def _page(model: type[BaseModel]) -> tuple[str, str]:
     """Return the page that lists the model's keys, and the command that helps to write such a file."""
     if "detect" in model.model_fields:
-        return "docs/sites.md", "`slurmddp sites schema` prints their types"
+        return "docs/sites.md", "`slurmddp schema site` prints their types"
     return "docs/job.md", "`slurmddp init FILE` writes a valid job file"
 
 

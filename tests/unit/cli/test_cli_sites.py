@@ -261,10 +261,6 @@ def test_a_schema_that_cannot_be_written(desk: Desk, cli: Cli) -> None:
     assert cli("schema", "job").code == 0
 
 
-def test_sites_schema_is_that_of_site_files(desk: Desk, cli: Cli) -> None:
-    assert cli("sites", "schema").out == schema_text("site")
-
-
 def test_an_unknown_schema(desk: Desk, cli: Cli) -> None:
     done = cli("schema", "jobs")
     assert (done.code, done.err) == (2, "slurmddp: unknown kind of file 'jobs'\n  -> use job, site, recipe\n")
