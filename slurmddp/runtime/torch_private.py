@@ -1,9 +1,20 @@
-"""torch's private names that ranks use, each with the versions in which it was seen."""
+"""torch's private names that agents and ranks use; no other module uses one.
 
+Unless a line says otherwise, each was seen in torch 2.4 to 2.13. Where a version lacks one, the job is refused with its
+name, or does without what it is for: each function says which.
+"""
+
+import datetime
+import io
 import itertools
 import os
 import sys
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO, NoReturn, cast
+
+import torch
+
+from slurmddp.runtime.errors import UserError
 
 #: The folder of the file in which the ranks of one start meet: nobody else can enter it. Set on one node only, by the
 #: agent, or by node.sh with launch.mode srun.
@@ -53,3 +64,167 @@ def meet_in_file() -> None:
 
     make.slurmddp = True  # type: ignore[attr-defined]
     setattr(module, _MAKER, make)
+
+
+def _lacks(name: str) -> NoReturn:
+    raise UserError(
+        f"torch {torch.__version__} has no {name}, which slurmddp needs (seen in torch 2.4 to 2.13): use an image with "
+        f"another torch, or a newer slurmddp",
+        shared=True,
+    )
+
+
+def _private(owner: Any, name: str) -> Any:
+    """Return what torch keeps under a private name. Raises UserError if this version lacks it."""
+    found = getattr(owner, name, None)
+    return _lacks(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}") if found is None else found
+
+
+# --- tensors and modules
+
+
+def foreach_mul_(tensors: list[torch.Tensor], factor: float) -> None:
+    """Multiply all tensors in place, with few kernels. Raises UserError."""
+    _private(torch, "_foreach_mul_")(tensors, factor)
+
+
+def foreach_norm(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return the norm of each tensor, with few kernels. Raises UserError."""
+    return _private(torch, "_foreach_norm")(tensors)  # type: ignore[no-any-return]
+
+
+def foreach_copy_(copies: Any, live: Any, *, non_blocking: bool) -> None:
+    """Copy each tensor of `live` into that of `copies`, in one call. Raises UserError."""
+    _private(torch, "_foreach_copy_")(copies, live, non_blocking=non_blocking)
+
+
+def compiled_module(module: Any) -> Any:
+    """Return the script's own module in one that torch.compile has made; None for any other."""
+    return getattr(module, "_orig_mod", None)
+
+
+def dispatch_mode() -> Any:
+    """Return the base class of what sees each operator. Raises UserError."""
+    try:
+        from torch.utils._python_dispatch import TorchDispatchMode
+    except ImportError:
+        _lacks("torch.utils._python_dispatch.TorchDispatchMode")
+    return TorchDispatchMode
+
+
+def operator_of(overload: Any) -> Any:
+    """Return the operator of an overload, as flop_registry has it. Raises UserError."""
+    return _private(overload, "_overloadpacket")
+
+
+def in_backward() -> bool:
+    """Return whether this thread is in a backward pass; False if torch does not tell."""
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
+def after_backward(action: Callable[[], None]) -> None:
+    """Have autograd call it at the end of the backward pass that runs now. Raises UserError."""
+    _private(torch.autograd.Variable, "_execution_engine").queue_callback(action)
+
+
+# --- sharding and checkpoints
+
+
+def earlier_fully_shard() -> Any:
+    """Return FSDP2 of torch 2.4 and 2.5. Raises ImportError with a version that has it elsewhere."""
+    from torch.distributed._composable.fsdp import fully_shard
+
+    return fully_shard
+
+
+def set_timeout(group: Any, seconds: float) -> None:
+    """Give a process group another limit; without the name, it keeps its own."""
+    change = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_set_pg_timeout", None)
+    if change is not None:
+        change(datetime.timedelta(seconds=seconds), group)
+
+
+def storage_info(file: str, start: int, size: int) -> Any:
+    """Return where torch.distributed.checkpoint finds a part of a file. Raises UserError."""
+    try:
+        from torch.distributed.checkpoint.filesystem import _StorageInfo
+    except ImportError:
+        _lacks("torch.distributed.checkpoint.filesystem._StorageInfo")
+    return _StorageInfo(file, start, size)
+
+
+def file_view(file: BinaryIO, start: int, size: int) -> Any:
+    """Return a part of an open file as a file of its own. Raises UserError."""
+    try:
+        from torch.distributed.checkpoint.utils import _create_file_view
+    except ImportError:
+        _lacks("torch.distributed.checkpoint.utils._create_file_view")
+    return _create_file_view(cast(io.IOBase, file), start, size)
+
+
+# --- torchrun's agent
+
+
+def replace_store(handler: Any, make: Callable[[Any, int], Any]) -> None:
+    """Let a DynamicRendezvousHandler hand out what `make` makes of its store and the number of the rendezvous.
+
+    torch has no public way to either. Raises UserError.
+    """
+    plain, holder = _private(handler, "_get_store"), _private(handler, "_state_holder")
+    handler._get_store = lambda: make(plain(), holder.state.round)
+
+
+def see_failures(look: Callable[[Mapping[int, Any]], None]) -> None:
+    """Call `look` with the failures, by rank, whenever torchrun's agent has looked at its ranks. Raises UserError."""
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    plain = _private(LocalElasticAgent, "_monitor_workers")
+
+    def monitor(agent: Any, *words: Any) -> Any:
+        result = plain(agent, *words)
+        look(result.failures)
+        return result
+
+    LocalElasticAgent._monitor_workers = monitor  # type: ignore[method-assign]
+
+
+# --- what the observer of a script reads; without a name, it does without
+
+
+def collectives_of(group: Any) -> int:
+    """Return how many collectives this rank has issued in a group. Raises AttributeError, RuntimeError."""
+    return group._get_sequence_number_for_group()  # type: ignore[no-any-return]
+
+
+def groups() -> Iterator[tuple[str, dict[int, int], int]]:
+    """Yield name, ranks and number of collectives of each process group. No group outlives its destruction here."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    world = getattr(c10d, "_world", None)
+    if world is None:
+        return
+    for group, ranks in tuple(world.pg_group_ranks.items()):
+        try:
+            yield world.pg_names[group], ranks, collectives_of(group)
+        except (KeyError, RuntimeError, AttributeError):  # gone by now, or its backend counts nothing
+            continue
+
+
+def flight_recorder() -> bytes | None:
+    """Return the newest collectives of this rank, without stacks; None if this torch has no recorder for them."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    # NCCL has a recorder of its own. Older versions of torch have no other one.
+    nccl = c10d is not None and any("nccl" in str(name) for name, _ in c10d._world.pg_map.values())
+    recorders = sys.modules.get("torch._C._distributed_c10d")
+    take = getattr(recorders, "_dump_nccl_trace" if nccl else "_dump_fr_trace", None)
+    return None if take is None else take(includeStackTraces=False)
+
+
+def ddp_in_forward() -> Any:
+    """Return the DistributedDataParallel that is in its forward pass; None if there is none, or torch does not tell."""
+    return getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+
+
+def ddp_data(module: Any) -> Any:
+    """Return what DDP logs of itself. Raises AttributeError."""
+    return module._get_ddp_logging_data()

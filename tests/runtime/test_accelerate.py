@@ -126,5 +126,5 @@ def test_only_what_another_start_cannot_mend_ends_the_run(
 def test_an_accelerate_without_these_functions_says_so(node: Node) -> None:
     node.package("__version__ = '9'", "")
     _, text, marker = node.start("fsdp")
-    assert "Accelerate 9 rejects the config file: AttributeError: module 'accelerate.commands.launch' has no" in text
+    assert "with Accelerate 9 (seen with 1.15): module 'accelerate.commands.launch' has no" in text
     assert marker

@@ -3,6 +3,8 @@
 `accelerate launch` makes variables of such a file, and calls torchrun. Here Accelerate's own code makes the variables,
 and this process becomes slurmddp's torchrun (`exec`), which has nothing of what Accelerate has imported or started.
 What the file says of nodes, ranks, addresses and GPUs has no effect: node.sh knows them.
+
+No other module uses private names of Accelerate. They were seen in its version 1.15.
 """
 
 import os
@@ -52,6 +54,10 @@ def variables(file: str, ranks: int) -> dict[str, str]:
     alone = ["--num_machines=1", f"--num_processes={ranks}", "--main_process_port=0", "--gpu_ids=all"]
     try:
         found = _of_accelerate(launch, [f"--config_file={file}", *alone, "script"])
+    except AttributeError as error:
+        raise UserError(
+            f"launch.accelerate: slurmddp cannot use the file with Accelerate {__version__} (seen with 1.15): {error}"
+        ) from error
     except (Exception, SystemExit) as error:  # whatever it raises for a wrong file
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"launch.accelerate: Accelerate {__version__} rejects the config file: {said}") from error

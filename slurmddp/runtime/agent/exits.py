@@ -4,10 +4,8 @@ import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-
 from slurmddp.records.rank_events import RankExited
-from slurmddp.runtime.errors import UserError
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.journal import Events
 
 
@@ -16,18 +14,13 @@ def record(events: Events) -> None:
 
     Raises UserError if this torch has no place to look at.
     """
-    plain = getattr(LocalElasticAgent, "_monitor_workers", None)
-    if plain is None:
-        raise UserError("slurmddp cannot see how ranks exit with this torch: LocalElasticAgent has changed")
 
-    def monitor(agent: Any, *words: Any) -> Any:
-        result = plain(agent, *words)
-        for rank, code in first_failures(result.failures):
+    def look(failures: Mapping[int, Any]) -> None:
+        for rank, code in first_failures(failures):
             killed = code < 0
             events.write(RankExited(rank, None if killed else code, _name(-code) if killed else None))
-        return result
 
-    LocalElasticAgent._monitor_workers = monitor  # type: ignore[method-assign]
+    torch_private.see_failures(look)
 
 
 def first_failures(failures: Mapping[int, Any]) -> Iterator[tuple[int, int]]:

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -26,6 +25,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from slurmddp.records.address import is_loopback
 from slurmddp.records.rank_events import RanksStopped
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.agent import stores
 from slurmddp.runtime.agent.signed import SignedBackend, SignedStore
 from slurmddp.runtime.environment import START
@@ -161,14 +161,7 @@ def _c10d(parameters: RendezvousParameters, key: Key) -> RendezvousHandler:
     store, where = _agents_store(parameters, timeout, is_host=is_host), _where(parameters)
     backend = SignedBackend(C10D, C10dRendezvousBackend(store, parameters.run_id), key, where)
     inner: Any = create_handler(store, backend, parameters)
-    # torch has no public way to the number of a rendezvous, nor to give it another kind of store to hand out.
-    if not (hasattr(inner, "_get_store") and hasattr(inner, "_state_holder")):
-        raise UserError(
-            f"slurmddp cannot sign the rendezvous of torch {torch.__version__}: its "
-            f"DynamicRendezvousHandler has changed"
-        )
-    plain = inner._get_store
-    inner._get_store = lambda: SignedStore(plain(), key, where, start=inner._state_holder.state.round)
+    torch_private.replace_store(inner, lambda store, start: SignedStore(store, key, where, start=start))
     return inner  # type: ignore[no-any-return]
 
 

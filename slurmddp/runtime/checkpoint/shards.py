@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
-from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_save_plan
-from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -28,6 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData
 from torch.distributed.checkpoint.storage import WriteResult
 
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.checkpoint import tensorfile
 from slurmddp.runtime.checkpoint.files import hashed
 from slurmddp.runtime.errors import UserError
@@ -125,7 +125,7 @@ def write(folder: Path, rank: int, parts: Mapping[Part, torch.Tensor]) -> tuple[
 def finish(folder: Path, metadata: Metadata, written: Sequence[Sequence[Row]]) -> dict[str, FileFacts]:
     """Write .metadata from what `write` returned on each rank, on rank 0. Return it with its facts."""
     results = [
-        WriteResult(MetadataIndex(name, torch.Size(begin)), size, _StorageInfo(file, start, size))
+        WriteResult(MetadataIndex(name, torch.Size(begin)), size, torch_private.storage_info(file, start, size))
         for rows in written
         for name, begin, file, start, size in rows
     ]
@@ -145,7 +145,7 @@ def read_metadata(folder: Path) -> Metadata:
     except layout.Rejected as rejected:
         raise UserError(f"{rejected}") from rejected
     tensors: dict[str, Any] = {}
-    storage: dict[MetadataIndex, _StorageInfo] = {}
+    storage: dict[MetadataIndex, Any] = {}
     for name, item in found.items():
         try:
             dtype = _dtype(item.dtype)
@@ -154,7 +154,9 @@ def read_metadata(folder: Path) -> Metadata:
         chunks = [ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)) for one in item.chunks]
         tensors[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(item.size), chunks)
         for chunk in item.chunks:
-            storage[MetadataIndex(name, chunk.offsets)] = _StorageInfo(chunk.file, chunk.start, chunk.bytes)
+            storage[MetadataIndex(name, chunk.offsets)] = torch_private.storage_info(
+                chunk.file, chunk.start, chunk.bytes
+            )
     return Metadata(tensors, {}, storage, StorageMeta())
 
 
@@ -193,7 +195,9 @@ def _planner(metadata: Metadata, tensors: dict[str, torch.Tensor]) -> DefaultLoa
 def _copy(path: Path, item: ReadItem, stored: Any, planner: DefaultLoadPlanner) -> None:
     target = planner.resolve_tensor(item).detach()
     try:
-        part = narrow_tensor_by_index(stored, item.storage_offsets, item.lengths)
+        part = stored
+        for dimension, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            part = part.narrow(dimension, begin, length)
         if part.size() != target.size():
             raise ValueError(f"{tuple(part.size())}, not {tuple(target.size())}")
         target.copy_(part)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.checkpoint.shards import Part
 
 _ALIGNMENT = 64
@@ -106,7 +107,7 @@ class _GpuCopies:
 def _copy(pairs: list[Pair], non_blocking: bool = False) -> None:
     if pairs:
         copies, live = zip(*pairs, strict=True)
-        torch._foreach_copy_(copies, live, non_blocking=non_blocking)  # One call for what may be thousands.
+        torch_private.foreach_copy_(copies, live, non_blocking=non_blocking)  # One call for what may be thousands.
 
 
 def _part(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:

@@ -4,16 +4,15 @@ Always weights_only, and only the zip form for files of our own: torch before 2.
 weights_only, wherever its members say (CVE-2025-32434).
 """
 
-import io
 import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import torch
-from torch.distributed.checkpoint.utils import _create_file_view
 
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.errors import UserError
 
 _ZIP = b"PK\x03\x04"
@@ -29,7 +28,7 @@ def load(path: Path) -> Any:
 
 def load_part(file: BinaryIO, start: int, size: int) -> Any:
     """Return the content of one part of an open file, on the CPU. Raises as `load`."""
-    part: Any = _create_file_view(cast(io.IOBase, file), start, size)
+    part = torch_private.file_view(file, start, size)
     if part.read(len(_ZIP)) != _ZIP:
         raise UserError(f"{file.name} is damaged: torch.save did not write what is at byte {start}")
     part.seek(0)

@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 
 from torch import nn
 
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.checkpoint import messages, reader, state
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.library import param_groups, shared
@@ -80,8 +81,8 @@ def bare(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(inner, nn.parallel.DistributedDataParallel | nn.DataParallel):
             inner = inner.module
-        elif hasattr(inner, "_orig_mod"):
-            inner = inner._orig_mod
+        elif (compiled := torch_private.compiled_module(inner)) is not None:
+            inner = compiled
         else:
             return cast(nn.Module, inner)
 

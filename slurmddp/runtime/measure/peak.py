@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from slurmddp.records.rank_events import Ready
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.measure.cards import precision_in_use, sheet_tflops
 from slurmddp.runtime.world import World
 
@@ -128,7 +128,7 @@ class _NoModules(nullcontext[None]):
     parents = frozenset({"Global"})
 
 
-class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Seen(torch_private.dispatch_mode()):  # type: ignore[misc]
     """Remembers which operators ran, and adds up what was computed a second time.
 
     The formulas of a backward pass run without gradients. What runs with them in the middle of one is a forward pass
@@ -136,9 +136,8 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, formulas: Mapping[Any, Callable[..., int]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._formulas = formulas
-        self._in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
         self.operators: set[Any] = set()
         self.recomputed = 0
 
@@ -146,9 +145,9 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        operator, out = func._overloadpacket, func(*args, **kwargs)
+        operator, out = torch_private.operator_of(func), func(*args, **kwargs)
         self.operators.add(operator)
-        if operator in self._formulas and torch.is_grad_enabled() and self._in_backward() != -1:
+        if operator in self._formulas and torch.is_grad_enabled() and torch_private.in_backward():
             self.recomputed += int(self._formulas[operator](*args, **kwargs, out_val=out))
         return out
 

@@ -9,9 +9,9 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.watch.process_exit import say
 
 _NANOSECONDS = 1e9
@@ -45,7 +45,7 @@ class DdpTimes:
 
     def look(self) -> bool:
         """Keep the module that is in its forward pass just now; return whether there is anything to read."""
-        active = getattr(DistributedDataParallel, "_active_ddp_module", None)
+        active = torch_private.ddp_in_forward()
         if active is not None and all(each.ref() is not active for each in self._modules):
             alive = tuple(each for each in self._modules if each.ref() is not None)
             self._modules = (*alive, _Module(weakref.ref(active)))
@@ -58,12 +58,12 @@ class DdpTimes:
         were called from within the backward pass.
         """
         try:
-            if threading.get_ident() != self._main or torch._C._current_graph_task_id() != -1:
+            if threading.get_ident() != self._main or torch_private.in_backward():
                 return
             for module in self._modules:
                 ddp: Any = module.ref()
                 if ddp is not None:
-                    _take(module, ddp._get_ddp_logging_data())
+                    _take(module, torch_private.ddp_data(ddp))
         except Exception as error:  # noqa: BLE001 - the script must not notice
             self._failed = True
             say(f"slurmddp: warning: DDP's own times are not read: {type(error).__name__}: {error}\n")

@@ -12,6 +12,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from slurmddp.runtime import torch_private
+
 #: process group -> collectives that this rank has issued in it
 Collectives = dict[str, int]
 #: Steps of a start after which its training has begun: a first one may only make the optimizer's state.
@@ -109,14 +111,7 @@ def collectives() -> Collectives:
 
 def _groups() -> Iterator[tuple[str, dict[int, int], int]]:
     """Name, ranks and number of collectives of each group. No group outlives its destruction here."""
-    c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    if c10d is None:
-        return
-    for group, ranks in tuple(c10d._world.pg_group_ranks.items()):
-        try:
-            yield c10d._world.pg_names[group], ranks, group._get_sequence_number_for_group()
-        except (KeyError, RuntimeError, AttributeError):  # gone by now, or its backend counts nothing
-            continue
+    yield from torch_private.groups()
 
 
 def _key(name: str, ranks: dict[int, int]) -> str:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from slurmddp.runtime import torch_private
 from slurmddp.shared import mesh
 
 _EPSILON = 1e-6  # As in torch's clip_grad_norm_.
@@ -68,7 +69,7 @@ class Parallel(ABC):
         if math.isfinite(found):
             factor = scale * min(1.0, largest / (found + _EPSILON))
             if factor != 1.0 and (gradients := self._gradients()):
-                torch._foreach_mul_(gradients, factor)
+                torch_private.foreach_mul_(gradients, factor)
         return found
 
     def _gradients(self) -> list[torch.Tensor]:
@@ -96,4 +97,4 @@ def norms(tensors: list[torch.Tensor]) -> torch.Tensor:
     for tensor in tensors:
         cut = tensor.device.type == "cpu" and tensor.numel() > _PIECE
         pieces += torch.split(tensor.flatten(), _PIECE) if cut else [tensor]
-    return torch.stack(torch._foreach_norm(pieces)).float()
+    return torch.stack(torch_private.foreach_norm(pieces)).float()

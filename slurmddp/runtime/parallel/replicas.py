@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from slurmddp.runtime.errors import ReplicasDifferError
+from slurmddp.runtime.parallel.model import local
 from slurmddp.runtime.world import World
 
 _MODULUS = 2**61 - 1
@@ -81,7 +82,7 @@ def fingerprint(parameters: Iterable[torch.Tensor]) -> int:
     Any one changed value changes it: each tensor is summed as integers that wrap around, and the sums are mixed with
     their place. About as fast as reading the memory once. One wait for the device.
     """
-    sums = [_sum(getattr(tensor, "_local_tensor", tensor).detach()) for tensor in parameters]
+    sums = [_sum(local(tensor).detach()) for tensor in parameters]
     result = 0
     for number in torch.stack(sums).tolist() if sums else ():
         result = (result * 1_000_003 + number) % _MODULUS

@@ -1,7 +1,6 @@
 """The model in shards: FSDP2, and HSDP where there are replicas of them."""
 
 import contextlib
-import datetime
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.measure.timing import NETWORK
 from slurmddp.runtime.parallel import shaping
@@ -101,9 +101,7 @@ def _fully_shard(device: torch.device) -> Any:
     except ImportError as error:
         if device.type == "cuda":  # Before that it stood elsewhere, and made CUDA streams even for a CPU.
             with contextlib.suppress(ImportError):
-                from torch.distributed._composable.fsdp import fully_shard as earlier
-
-                return earlier
+                return torch_private.earlier_fully_shard()
         raise UserError(
             f"parallel.shard above 1 needs FSDP2 (torch 2.6 or newer), but torch is {torch.__version__}: use a "
             f"newer image, or set parallel.shard to 1",
@@ -126,10 +124,9 @@ def device_mesh(world: World, sizes: Mapping[str, int], timeout: float) -> Devic
     """One dimension where all ranks share one model, over the world's own group; else replicate and shard."""
     used = {name: size for name, size in sizes.items() if size > 1}
     grid = init_device_mesh(world.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
-    set_timeout = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
-    if set_timeout is not None and grid.ndim > 1:  # New groups have torch's own limit, not the job's.
+    if grid.ndim > 1:  # New groups have torch's own limit, not the job's.
         for group in grid.get_all_groups():
-            set_timeout(datetime.timedelta(seconds=timeout), group)
+            torch_private.set_timeout(group, timeout)
     return grid
 
 

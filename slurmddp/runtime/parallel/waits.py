@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.measure.timing import BACKWARD, FORWARD, NETWORK
 
 #: Called with the part of a step that ends now, as StepTimer.mark.
@@ -45,7 +46,7 @@ def mark_waits(module: nn.Module, mark: Mark, *, root: bool) -> None:
 
     def begin_root_backward(_: torch.Tensor) -> None:
         # FSDP queues its own at the same place, a moment later; they run in this order.
-        torch.autograd.Variable._execution_engine.queue_callback(begin_backward)
+        torch_private.after_backward(begin_backward)
         mark(BACKWARD)
 
     def at_backward(hook: Callable[[torch.Tensor], None]) -> Callable[[nn.Module, Any, Any], None]:

@@ -38,7 +38,7 @@ class Hang:
         self._env, self._patience, self._progress, self._events = env, patience, progress, events
         self._nodes = world.gather((env.node, os.getpid()))
         #: Of the main thread, whose place among the others' it tells.
-        self.arrivals = Arrivals([dist.distributed_c10d._get_default_group(), world.coordination])
+        self.arrivals = Arrivals([dist.group.WORLD, world.coordination])
         #: With the other ranks; already running.
         self.exchange = Exchange(connect(world), world, self._beat)
         self._rounds, self._silence = 0, 0.0

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import Store, TCPStore
 
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.agent import stores
 from slurmddp.runtime.world import World
 
@@ -202,6 +203,6 @@ class Arrivals:
     def count(self) -> int:
         """Their number so far; 0 if torch does not tell."""
         try:
-            return sum(group._get_sequence_number_for_group() for group in self._groups)
+            return sum(torch_private.collectives_of(group) for group in self._groups)
         except (AttributeError, RuntimeError):
             return 0

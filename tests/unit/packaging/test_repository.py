@@ -123,3 +123,52 @@ def test_the_names_in_contributing_are_in_the_files_that_it_names(name: str, fil
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             defined |= {target.id for target in targets if isinstance(target, ast.Name)}
     assert name in defined
+
+
+#: The modules that may use private names of a library, and those of Python itself that any module may use.
+_PRIVATE_OF = {"torch_private.py", "agent/accelerate.py"}
+_OF_PYTHON = {"_exit", "_fields", "_replace", "_asdict", "_run_module_as_main", "_current_frames"}
+
+
+def test_private_names_of_torch_and_accelerate_stand_in_one_module_each() -> None:
+    folder = ROOT / "slurmddp" / "runtime"
+    trees = {str(path.relative_to(folder)): ast.parse(path.read_text()) for path in folder.rglob("*.py")}
+    trees |= {str(path): ast.parse(path.read_text()) for path in (ROOT / "slurmddp" / "shared").rglob("*.py")}
+    ours = {name for tree in trees.values() for name in _defined(tree)} | _OF_PYTHON
+    used = {name: sorted(set(_private_names(tree)) - ours) for name, tree in trees.items()}
+    assert {name for name, names in used.items() if names} == _PRIVATE_OF, used
+    assert "_monitor_workers" in used["torch_private.py"] and "_validate_launch_command" in used["agent/accelerate.py"]
+
+
+def _is_private(name: object) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"_[A-Za-z]\w*", name) is not None
+
+
+def _defined(tree: ast.AST) -> set[str]:
+    """The private names that a module makes: functions, classes, variables, and attributes of its own objects."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+            found.add(node.attr)
+    return set(filter(_is_private, found))
+
+
+def _private_names(tree: ast.AST) -> list[str]:
+    """The private names that a module takes from elsewhere: by a dot, an import, or getattr and hasattr."""
+    found: list[object] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not _is_self(node.value):
+            found.append(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            found += [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr", "_private"):
+            found += [each.value for each in node.args if isinstance(each, ast.Constant)]
+    return [str(name) for name in found if _is_private(name)]
+
+
+def _is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
