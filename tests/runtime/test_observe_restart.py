@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from slurmddp.runs.start_notices import start_notices
+from tests.helpers import typed
 
 from .harness import PATIENCE, ROOT, Run
 
@@ -105,7 +106,7 @@ def test_what_a_start_went_on_from(folder: Path, options: dict[str, str], how: s
     (told,) = start(folder, 1, **options).events("restarted")
     assert (told["how"], told["step"], told["before"], told["best"]) == (how, step, 5, 5), told
     assert told["lost"] == (5 if how == "from zero" else None)
-    notices = start_notices([{"event": "rank_started"}, told])
+    notices = start_notices(typed({"event": "rank_started"}, told))
     assert bool(notices) == (step is None or how == "from zero"), "its step is not shown as one of the run"
     if how == "went on" and step is None:
         assert notices == ("the script went on at an unknown step: its steps are counted from there",)
