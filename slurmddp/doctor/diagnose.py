@@ -70,6 +70,8 @@ class Hit(NamedTuple):
     clock: Clock | None
     place: int
     traceback: Traceback | None = None
+    #: srun's number of the process, which is its rank only where srun starts the ranks.
+    task: int | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ class Examination:
     budget: Budget = field(default_factory=Budget)
     #: Causes that this run's end from outside explains: they are none.
     explained: frozenset[str] = frozenset()
+    #: Whether srun's tasks are the ranks; None: not known, and then they are where no line is of torchrun.
+    tasks_are_ranks: bool | None = None
     #: Whether a limit left out a part of what was given.
     incomplete: bool = False
     _ends: dict[str, int] = field(default_factory=dict)
@@ -209,17 +213,17 @@ class Examination:
             counts = _COUNTS.search(line.text) if cause.id == "ranks-missing" else None
             if counts and int(counts[2]) > int(counts[1]):
                 cause = catalogue().by_id["rank-mismatch"]
-            host, rank = line.host, line.rank
+            host, rank, task = line.host, line.rank, None
             if cause.id == "node-failure":
                 told = _FAILED_NODE.search(line.text)
                 written_by = None if name in self._outcomes else host  # whose log it is did not fail
                 host = next(filter(None, told.groups())) if told else written_by
             elif told := _ON_NODE.search(line.text):
                 host = told[1] or told[2] or told[4] or host
-                rank = int(told[3]) if told[3] and rank is None else rank
+                task = int(told[3]) if told[3] and rank is None else None
             sure = _weaker(sure, cause, line.text)
             place = len(self.hits)
-            self._keep(Hit(cause, sure, name, number, line.text.strip(), rank, host, line.clock, place, ended))
+            self._keep(Hit(cause, sure, name, number, line.text.strip(), rank, host, line.clock, place, ended, task))
         return matched
 
     def _keep(self, hit: Hit) -> None:
@@ -244,6 +248,8 @@ class Examination:
     def diagnose(self) -> Diagnosis:
         """Judge what was found."""
         self._from_dumps()
+        if not self.structure.torchrun if self.tasks_are_ranks is None else self.tasks_are_ranks:
+            self.hits = [hit._replace(rank=hit.task) if hit.task is not None else hit for hit in self.hits]
         self.hits = [hit for hit in self.hits if hit.cause.id not in self.explained]
         hits = self._without_consequences(self._without_survived())
         claims = [hit for hit in hits if hit.sure in ("certain", "likely")]

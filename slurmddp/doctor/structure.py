@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from slurmddp.doctor.flight import Waiting
 
 _ROOT = "Root Cause (first observed failure)"
+#: torchrun in tracebacks.
+_AGENT = "torch/distributed/launcher/"
 _FIELD = re.compile(r"^\s*(time|host|rank|exitcode)\s*:\s*(\S+)")
 _WATCHDOG = re.compile(r"\[?Rank (\d+)\]?.{0,80}SeqNum=(\d+), OpType=(\w+)")
 _ENQUEUED = re.compile(
@@ -42,6 +44,8 @@ class Structure:
     enqueued: dict[int, tuple[int, int]] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
     missed: str = ""
+    #: Whether a line is of torchrun: then srun's tasks are agents, one a node.
+    torchrun: bool = False
     _report: int = 0
     _group: str | None = None
 
@@ -52,6 +56,7 @@ class Structure:
         elif self._report:
             self._report -= 1
             self._field(text)
+        self.torchrun = self.torchrun or "torch.distributed.elastic" in text or _AGENT in text
         if "SeqNum=" in text or "last enqueued" in text:
             self._watchdog(text)
         if told := _MONITORED.search(text):

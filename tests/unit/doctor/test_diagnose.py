@@ -454,6 +454,28 @@ def test_a_requeue_by_job_sh_is_no_preemption(folder: RunFolder, reason: str, ca
     assert (root and root.first.cause.id) == cause
 
 
+@pytest.mark.parametrize(
+    ("job", "log", "rank"),
+    [
+        ("launch: {mode: torchrun}\n", "", None),
+        ("launch: {mode: srun}\n", "", 1),
+        # Not known from the job: torchrun writes so in its logs.
+        (None, "W1126 torch.distributed.elastic.agent.server.api: Received 15 death signal\n", None),
+        (None, "", 1),
+    ],
+)
+def test_a_task_of_srun_is_a_rank_where_srun_starts_the_ranks(
+    folder: RunFolder, job: str | None, log: str, rank: int | None
+) -> None:
+    write_events(folder, {"event": "attempt_started", "nodes": "n1"})
+    if job:
+        folder.job_yaml.write_text(job)
+    folder.node_log(0, "n1").write_text(f"step 1\n{log}")
+    (folder.attempt_logs(0) / "srun.err").write_text("srun: error: n2: task 1: Killed\n")
+    root = diagnose_run(folder).root
+    assert root is not None and (root.first.cause.id, root.first.rank, root.first.host) == ("killed", rank, "n2")
+
+
 def test_a_run_whose_preflight_failed(folder: RunFolder) -> None:
     write_events(folder, {"event": "attempt_started", "nodes": "n1"})
     folder.job_log.write_text("slurmddp: all nodes are bad\n")
