@@ -64,7 +64,7 @@ system:
 			apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$${missing[@]}"; \
 		else echo "not installed, and we are not root: $${missing[*]} (their tests are skipped)"; fi; fi
 
-# --- the demo: two ranks train a byte-level GPT on the Python standard library's own sources
+# --- the demo: two ranks, or one on each GPU, train a byte-level GPT on the Python standard library's own sources
 
 demo: $(VENV)/.train
 	@test -e $(DEMO) || $(BIN)/slurmddp init $(DEMO) --site local --task lm
