@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -94,7 +95,8 @@ def make_environment(cluster: Cluster, image: str, packages: Sequence[str]) -> E
 def _versions(cluster: Cluster, python: Sequence[str], packages: Sequence[str]) -> dict[str, str]:
     """The versions of these packages that this Python has."""
     tell = "import sys, importlib.metadata as m; print(*map(m.version, sys.argv[1:]))"
-    told = cluster.run(LOGIN, [*python, "-c", tell, *packages]).stdout.split()
+    names = [re.split(r"[\[=<>~!]", package)[0] for package in packages]  # without extras and versions
+    told = cluster.run(LOGIN, [*python, "-c", tell, *names]).stdout.split()
     return dict(zip(packages, told, strict=True))
 
 
