@@ -138,7 +138,6 @@ for split, count in (("train", 600), ("validation", 40)):
             Image.fromarray(pixels.astype(numpy.uint8)).save(f"images/{split}/{kind}/{number}.png")
 """,
     for_cpu={"train.py": (("task.prepare_distributed(device_ids=[device], ", "task.prepare_distributed("),)},
-    after_a_kill="unknown",  # its optimizer is SGD, which counts no steps, and it reads with safetensors
 )
 LIGHTNING = Other(
     "Lightning",
@@ -178,7 +177,7 @@ tokenizer.train(["input.txt"], trainers.BpeTrainer(vocab_size=500, special_token
 PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained("model")
 GPT2Config(vocab_size=500, n_positions=64, n_embd=32, n_layer=2, n_head=2).save_pretrained("model")
 """,
-    after_a_kill="unknown",  # it uses safetensors, whose reads nobody sees
+    after_a_kill="unknown",  # it reads a file of its cache that its first start has made
     settings=("environment.HF_HUB_OFFLINE=1",),
 )
 OTHERS = (NANO_GPT, MIN_GPT, TIMM, LIGHTNING, RUN_CLM)
