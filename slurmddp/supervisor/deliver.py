@@ -252,7 +252,7 @@ class Sender:
         event = events.Event(outcome.event(), time.time(), attempt, settings.job_id, settings.host)
         line = json_lines.dump(event.write())
         try:
-            self._within(settings.run, lambda: _append_line(os.path.join(settings.run, "events.jsonl"), line))
+            self._within(settings.run, lambda: json_lines.append(os.path.join(settings.run, "events.jsonl"), line))
         except OSError:
             return outcome._replace(recorded=False)
         return outcome
@@ -337,11 +337,3 @@ def _progress(path: Path) -> "Tuple[Optional[int], Optional[int]]":
 def _text(path: Path, limit: int) -> str:
     with open(str(path), "rb") as file:
         return file.read(limit).decode("utf-8", "ignore")
-
-
-def _append_line(path: str, line: bytes) -> None:
-    """Append a line. If a full disk or a killed process has left half a line, this one must not be joined to it."""
-    with open(path, "ab+") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - 1, 0))
-        file.write((b"\n" if file.read(1) not in (b"", b"\n") else b"") + line)

@@ -11,7 +11,9 @@ import subprocess
 import sys
 from typing import Any, Dict, List, Optional, Tuple
 
+from slurmddp.records import events, json_lines
 from slurmddp.records import marker as markers
+from slurmddp.records.job_events import JobStarted, Requeued
 from slurmddp.supervisor.logs import Logs, plain
 
 #: torchrun's folder of a start: attempt_0, attempt_1, ...
@@ -66,16 +68,9 @@ class Files(Logs):
             pass
         if os.stat(self._run).st_mode & 0o077:
             os.umask(os.umask(0) | 0o022)  # others may read here: they must still not write
-        names = []
         length, lines = self.new_lines(0)
-        for line in lines:
-            try:
-                name = json.loads(line).get("event")
-            except (ValueError, AttributeError):
-                continue
-            if name in ("job_started", "requeued"):
-                names.append(name)
-        return length, names
+        found = (events.parse(line.encode("utf-8", "replace")) for line in lines)
+        return length, [event.name for event in found if event and isinstance(event.facts, (JobStarted, Requeued))]
 
     def open_attempt(self, attempt: int) -> List[Any]:
         """Make the folders of the first attempt from this number on that has none. Return its number and logs."""
@@ -106,14 +101,8 @@ class Files(Logs):
         sys.stdout.flush()
 
     def append(self, name: str, line: str) -> None:
-        """Append a line to a file. If a full disk or a killed rank left half a line, it is not joined to that."""
-        descriptor = os.open(self.path(name), os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            size = os.fstat(descriptor).st_size
-            broken = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            os.write(descriptor, ("\n" if broken else "").encode() + line.encode("utf-8", "surrogateescape") + b"\n")
-        finally:
-            os.close(descriptor)
+        """Append a line to a file."""
+        json_lines.append(self.path(name), line.encode("utf-8", "surrogateescape") + b"\n")
 
     def write(self, name: str, text: str) -> None:
         """Write a file, whole or not at all."""

@@ -8,14 +8,12 @@ from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import JobEnded, JobStarted
 from slurmddp.supervisor import values
 from slurmddp.supervisor.attempt import Attempts
-from slurmddp.supervisor.brain.stopping import stopped_alert
+from slurmddp.supervisor.brain.stopping import NEVER_AGAIN, stopped_alert
 from slurmddp.supervisor.brain.types import CANCELLED, DONE, FAILED, NEXT, REQUEUE, STOPPED
 from slurmddp.supervisor.folder import Unavailable
 from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.loop import Child
 from slurmddp.supervisor.stopping import put_back, resumes, terminated, warned
-
-_NEVER_AGAIN = "not restarted automatically"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,7 +52,7 @@ def _without_folder(job: Job, cause: Cause) -> None:
         return  # the alert was sent at once
     job.decision = REQUEUE if put_back(job, cause) else FAILED
     if job.decision == FAILED:
-        job.alert("failed", "failed", cause, _NEVER_AGAIN)
+        job.alert("failed", "failed", cause, NEVER_AGAIN)
 
 
 def _handle_signals(job: Job) -> None:
@@ -85,7 +83,7 @@ def _begin(job: Job) -> bool:
         job.step_options = ["--gpus={}".format(gpus), *job.step_options]
         if not gpus:
             job.say("Slurm gave this job no GPUs (JOB_GRES of scontrol show job -d)")
-            job.alert("failed", "failed", Cause("Slurm gave this job no GPUs"), _NEVER_AGAIN)
+            job.alert("failed", "failed", Cause("Slurm gave this job no GPUs"), NEVER_AGAIN)
             return False
     if not before:
         job.alert("started", "running", None, "")
@@ -125,7 +123,7 @@ def _finish(job: Job, attempts: Attempts) -> None:
     if job.decision == DONE:
         job.alert("finished", "done", None, "")
     elif job.decision == FAILED:
-        job.alert("failed", "failed", cause, _NEVER_AGAIN)
+        job.alert("failed", "failed", cause, NEVER_AGAIN)
     elif job.decision in (STOPPED, CANCELLED) and not job.ending:
         job.send(stopped_alert(cause, job.kept))  # else the alert was sent at once
     if job.decision == DONE:

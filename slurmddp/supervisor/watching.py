@@ -1,7 +1,6 @@
 """What happens while something runs on the nodes: the supervisor looks around, and does what the brain makes of it."""
 
 import signal
-import time
 from typing import Any, Dict, List, Optional
 
 from slurmddp.records import events
@@ -23,9 +22,6 @@ from slurmddp.supervisor.folder import Unavailable
 from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.stopping import ask_to_stop
 
-#: Seconds between two looks at torchrun's folders: there may be many nodes.
-_STARTS = 10.0
-
 
 def marker_of(found: Optional[List[Any]]) -> Optional[Marker]:
     """Return the marker that Files has read; None if there is none."""
@@ -45,21 +41,18 @@ class Watching:
     def new_attempt(self) -> None:
         self._watch.new_attempt(self._job.moment())
         self._around = Around()
-        self._starts_at = 0.0
 
     def look(self) -> None:
         """Look around. Where the run folder does not answer, what it said last still holds."""
-        job, now = self._job, time.monotonic()
-        starts = now >= self._starts_at
-        if starts:
-            self._starts_at = now + _STARTS
+        job, now = self._job, self._job.moment()
+        starts = self._watch.wants_starts(now)
         try:
-            found = job.folder.ask("look", job.attempt, job.logs, int(time.time()), job.events_read, starts)
+            found = job.folder.ask("look", job.attempt, job.logs, int(now.unix), job.events_read, starts)
         except Unavailable:
             found = None
         if found is not None:
             self._read(found)
-        self.carry_out(self._watch.look(self._around, job.moment()))
+        self.carry_out(self._watch.look(self._around, now))
         job.messages.poll()
 
     def read_events(self) -> None:

@@ -19,6 +19,8 @@ from slurmddp.supervisor.brain.types import (
 
 #: How a job gets back into the queue: nobody brings it; the supervisor does; somebody else has.
 STAYS_OUT, ASK, WAS_BROUGHT = "stays out", "ask", "was brought"
+#: What an alert says of a job that will not continue.
+NEVER_AGAIN = "not restarted automatically"
 
 
 class Ending(NamedTuple):
@@ -88,7 +90,7 @@ def stop_alert(settings: Settings, reason: str, ledger: Ledger, saved: Optional[
 
 def stopped_alert(cause: Cause, kept: str) -> Alert:
     """Return the last alert of a job that will not continue."""
-    following = "not restarted automatically"
+    following = NEVER_AGAIN
     if not kept:
         following += "; slurmddp submit --resume continues from its newest checkpoint, if it has one"
     return Alert("stopping", "stopped", cause, following)

@@ -234,6 +234,10 @@ class Watch:
 
     # --- looks around
 
+    def wants_starts(self, now: Moment) -> bool:
+        """Return whether the next look takes up torchrun's folders of starts."""
+        return now.seconds >= self._look_again
+
     def look(self, around: Around, now: Moment) -> Actions:
         """Look around, every 2 s, after the new events were handed in."""
         return [
@@ -272,7 +276,7 @@ class Watch:
         """Starts that fail before our own program runs, such as one whose code is gone, are not in the breaker's list.
         torchrun makes a folder for each start of a node's ranks.
         """
-        if now.seconds < self._look_again:
+        if not self.wants_starts(now):
             return []
         self._look_again = now.seconds + _STARTS_EVERY
         if around.newest_start is not None:
