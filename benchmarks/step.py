@@ -94,7 +94,7 @@ def make_job(size: dict[str, Any], ranks: int, **train: Any) -> dict[str, Any]:
             "optimizer": optimizer,
             "schedule": {"kind": "cosine", "warmup": 0, "min_ratio": 0.1, "steps": None},
             "evaluate": {"every_steps": None, "at_end": False, "batches": None},
-            "on_nonfinite": None, "replica_check_every": 100, "gc_every": 1000, "log_every": 10, "tensorboard": True,
+            "on_nonfinite": None, "replica_check_every": 100, "gc_every": 1000, "log_every": 10,
             "workers": 0, "prefetch": 2, "trace_samples": False, **train,
         },
         "parallel": {"replicate": None, "shard": 1},

@@ -17,6 +17,7 @@ from slurmddp.plan.model import Allocation, Context, Plan
 from slurmddp.records.events import Event, read
 from slurmddp.render.scripts import job_script, node_script
 from slurmddp.runs.events import append_line
+from slurmddp.runs.layout import RunFolder
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.spec.resolve import Resolved, Sources, resolve
 
@@ -233,6 +234,11 @@ def has(program: str) -> bool:
 def typed(*records: Mapping[str, Any]) -> tuple[Event, ...]:
     """Return the events that lines with these objects say."""
     return tuple(event for record in records if (event := read(record)) is not None)
+
+
+def node_log(run: RunFolder, attempt: int, node: str) -> Path:
+    """Return the path of one node's log of one attempt."""
+    return run.attempt_logs(attempt) / f"{node}.log"
 
 
 def append_event(path: Path, event: str, **fields: Any) -> None:

@@ -9,7 +9,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from slurmddp.doctor.diagnose import AFTER_A_CANCEL, AFTER_THE_END, SIGNAL_EXITS, Diagnosis, Examination
+from slurmddp.doctor.diagnose import AFTER_A_CANCEL, AFTER_THE_END, SIGNAL_EXITS, Examination
 from slurmddp.doctor.flight import is_dump
 from slurmddp.errors import UserError
 from slurmddp.records.events import NAMES, Event, newest, of, parse
@@ -183,13 +183,6 @@ def survived_failures(folder: RunFolder) -> Iterator[str]:
     for _, event in _read(folder):
         if killed := killed_of(event):
             yield f"{killed.line()[:_LONGEST]}; the ranks started again"
-
-
-def diagnose_run(folder: RunFolder) -> Diagnosis:
-    """Return the diagnosis of one run. Raises UserError without any logs."""
-    found = Examination()
-    read_run(found, folder)
-    return found.diagnose()
 
 
 def _below(folder: Path) -> Iterator[Path]:

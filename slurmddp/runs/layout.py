@@ -97,10 +97,6 @@ class RunFolder(run_folder.RunFolder):
         """Folder of one attempt's logs, one file a node."""
         return self.logs / f"attempt-{attempt:03d}"
 
-    def node_log(self, attempt: int, node: str) -> Path:
-        """One node's log of one attempt."""
-        return self.attempt_logs(attempt) / f"{node}.log"
-
     @property
     def ranks(self) -> Path:
         """The node of each rank of the newest start, a line a rank."""

@@ -17,7 +17,6 @@ from slurmddp.records.rank_events import (
     Ready,
     Restarted,
     Resumed,
-    Started,
     Stopping,
     Timing,
 )
@@ -104,29 +103,19 @@ class RankStart:
 
 
 def split(marks: Iterable[Mark]) -> list[list[Mark]]:
-    """Return the marks of each start of the ranks. In a run of older code, only `started` tells of one."""
+    """Return the marks of each start of the ranks."""
     starts: list[list[Mark]] = []
-    told = False  # whether the newest of them has its `started`
     for mark in marks:
-        if not starts or isinstance(mark.facts, RankStarted) or (isinstance(mark.facts, Started) and told):
+        if not starts or isinstance(mark.facts, RankStarted):
             starts.append([])
-            told = False
         starts[-1].append(mark)
-        told = told or isinstance(mark.facts, Started)
     return starts
 
 
 def process_start(start: RankStart) -> int | None:
-    """Return when the ranks' processes started; None if nothing tells.
-
-    `seconds` is how long before the event that was. In a run of older code only the first step has it, counted from
-    somewhat later than the process's start, perhaps even after the event before.
-    """
-    for mark in start.marks:
-        if isinstance(mark.facts, RankStarted | FirstStep):
-            begin = mark.at - milliseconds(mark.facts.seconds)
-            return begin if isinstance(mark.facts, RankStarted) or begin < start.marks[0].at else None
-    return None
+    """Return when the ranks' processes started; None if nothing tells."""
+    told = (mark.at - milliseconds(mark.facts.seconds) for mark in start.marks if isinstance(mark.facts, RankStarted))
+    return next(told, None)
 
 
 def cost_of(mark: Mark) -> dict[str, float]:

@@ -110,7 +110,6 @@ class Train:
     replica_check_every: int | None
     gc_every: int | None
     log_every: int
-    tensorboard: bool
     workers: int
     prefetch: int
     trace_samples: bool

@@ -1,4 +1,4 @@
-"""What a run tells of its steps: metrics.jsonl, the console, TensorBoard, stragglers."""
+"""What a run tells of its steps: metrics.jsonl, the console, stragglers."""
 
 import time
 
@@ -8,7 +8,6 @@ from slurmddp.runtime import console
 from slurmddp.runtime.evaluation import Evaluation
 from slurmddp.runtime.journal import Journal
 from slurmddp.runtime.measure import timing
-from slurmddp.runtime.measure.dashboards import Dashboard
 from slurmddp.runtime.measure.peak import Utilisation
 from slurmddp.runtime.measure.straggler_detection import Notice
 from slurmddp.runtime.measure.stragglers import Stragglers
@@ -32,12 +31,6 @@ class Reporter:
         self._progress = Progress(session.folder.progress, job.train.steps) if here.is_main else None
         self._tell(start.step)
         self._metrics = Journal(session.folder.metrics) if here.is_main else None
-        self._dashboard = Dashboard(
-            session.folder.tensorboard,
-            enabled=here.is_main and job.train.tensorboard,
-            say=session.console.say,
-            first_step=start.step + 1,
-        )
         self._stragglers = Stragglers(here, session.timer, samples=session.share_of_mean)
         self._all = session.timer.reader()
         self._speed = console.Speed()
@@ -104,14 +97,10 @@ class Reporter:
             f"validation step {step}: loss {result.loss:.4f}{console.figures(result.figures)}, {counted}"
         )
         session.record(Evaluated(step, round(result.seconds, 3), *result.record()))
-        self._dashboard.scalars(
-            step, {"validation/loss": result.loss, **{f"validation/{name}": v for name, v in result.figures.items()}}
-        )
 
     def close(self) -> None:
         """At a clean end, on every rank: each writes where its own time went."""
         self._stragglers.close()
-        self._dashboard.close()
         self._add_up()
         parts = {part: round(seconds, 3) for part, seconds in self._total.items()}
         self._session.events.write(Timing(parts))
@@ -120,15 +109,14 @@ class Reporter:
         if self._progress is not None:
             self._progress.tell(step)
 
-    def _add_up(self) -> dict[str, float]:
-        """Seconds by part since last time."""
+    def _add_up(self) -> None:
+        """Add the seconds by part since last time to the totals."""
         sums = self._all.window().sums
         if self._evaluation_seconds:
             sums[timing.EVALUATION] = sums.get(timing.EVALUATION, 0.0) + self._evaluation_seconds
             self._evaluation_seconds = 0.0
         for part, seconds in sums.items():
             self._total[part] = self._total.get(part, 0.0) + seconds
-        return sums
 
     def _say(self, notices: list[Notice]) -> None:
         for notice in notices:
@@ -145,7 +133,7 @@ class Reporter:
         unit = session.data.task.unit
         samples_speed, targets_speed = self._speed.read()
         samples = self._start.samples_at(step, session.job.batch.total)
-        seconds = self._add_up()
+        self._add_up()
         facts: dict[str, object] = {
             "epoch": round(samples / session.data.length, 6),
             **outcome.means,
@@ -164,8 +152,6 @@ class Reporter:
             self._skipped = 0
         told = Metrics(step, time.time(), session.world.attempt, self._trains_since, self._total, facts)
         metrics.write(told.write())
-        numbers = {f"train/{name}": value for name, value in facts.items() if isinstance(value, int | float)}
-        self._dashboard.scalars(step, {**numbers, **{f"seconds/{part}": value for part, value in seconds.items()}})
         progress = console.progress(
             step=step,
             steps=steps,

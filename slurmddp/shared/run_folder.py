@@ -55,11 +55,6 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
-    def tensorboard(self) -> Path:
-        """Curves for TensorBoard, where it is installed."""
-        return self.path / "tensorboard"
-
-    @property
     def checkpoints(self) -> Path:
         """Folder of checkpoints, one folder each."""
         return self.path / "checkpoints"

@@ -121,7 +121,6 @@ class Train(Model):
     replica_check_every: Count | None = 100
     gc_every: Count | None = 1000
     log_every: Count = 10
-    tensorboard: bool = True
     workers: Annotated[int, Field(ge=0, le=256)] = 0
     prefetch: Annotated[int, Field(ge=1, le=1024)] = 2
     trace_samples: bool = False

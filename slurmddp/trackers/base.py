@@ -20,12 +20,17 @@ class Facts(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A line of metrics.jsonl. number: counts the lines from 1, across restarts."""
+    """A line of metrics.jsonl, or an evaluation.
+
+    number: counts them from 1, across restarts. again: a restart trains from this step, so that points of it and of
+    later steps that were sent before no longer hold.
+    """
 
     number: int
     time: float
     step: int
     values: Mapping[str, float]
+    again: bool = False
 
 
 class Tracker(Protocol):

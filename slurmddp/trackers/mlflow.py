@@ -20,7 +20,7 @@ class MLflow:
 
     durable = True
 
-    def __init__(self, facts: Facts, key: str | None, step: int) -> None:
+    def __init__(self, facts: Facts, key: str | None) -> None:
         mlflow, self._entities = library("mlflow", "mlflow-skinny"), library("mlflow.entities", "mlflow-skinny")
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:

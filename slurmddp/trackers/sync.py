@@ -1,11 +1,13 @@
-"""`slurmddp sync`: send the lines of metrics.jsonl that a tracker does not have yet."""
+"""`slurmddp sync`: send the lines of metrics.jsonl, and the evaluations, that a tracker does not have yet."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import json
+import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
@@ -13,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import ExternalError, SlurmddpError, UserError
+from slurmddp.records.events import Event, of
 from slurmddp.records.metrics import Metrics, read
+from slurmddp.records.rank_events import Evaluated
 from slurmddp.records.values import number
 from slurmddp.runs import manifest
+from slurmddp.runs.events import read_events
 from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.metrics import behind
 from slurmddp.runs.state import RunState
@@ -31,7 +36,7 @@ _TOLD = ("train", "parallel", "checkpoint")
 
 @dataclass(frozen=True)
 class Sent:
-    """How far a run was sent: bytes and lines of metrics.jsonl, the last step, and the tracker's run.
+    """How far a run was sent: bytes and lines of metrics.jsonl, its last step, evaluations, and the tracker's run.
 
     key: of that run; state: how slurmddp's run ended, if the tracker was told; newest: the last line with `seconds`.
     """
@@ -39,6 +44,7 @@ class Sent:
     offset: int = 0
     lines: int = 0
     step: int = 0
+    evaluations: int = 0
     key: str | None = None
     where: str | None = None
     state: str | None = None
@@ -107,17 +113,24 @@ class _Sync:
             self._close(None if state.going else state.state)
 
     def _send(self) -> None:
+        # First the evaluations, then the lines: when an evaluation is there, so are all lines from before it. Then the
+        # points have the same order and numbers in a sync that repeats one that was killed.
+        told = of(read_events(self._folder.events, self._folder.path).records, Evaluated)
+        evaluations = deque(list(told)[self.sent.evaluations :])
         for rows, offset in behind(self._folder.metrics, self.sent.offset):
-            points, newest = _points(rows, self.sent)
-            if points:
-                tracker = self._opened()
-                with _failures(self._to):
-                    tracker.send(points)
-            step = points[-1].step if points else self.sent.step
-            lines, told = self.sent.lines + len(rows), newest.write() if newest else None
-            self.sent = replace(self.sent, offset=offset, lines=lines, step=step, newest=told)
-            if self._tracker is not None and self._tracker.durable:
-                self._save()
+            points, sent = _points(rows, evaluations, self.sent)
+            self._send_points(points, replace(sent, offset=offset))
+        self._send_points(*_evaluated(evaluations, math.inf, self.sent))
+
+    def _send_points(self, points: Sequence[Point], sent: Sent) -> None:
+        """Send points. sent: how far the run is sent with them."""
+        if points:
+            tracker = self._opened()
+            with _failures(self._to):
+                tracker.send(points)
+        self.sent = replace(sent, key=self.sent.key, where=self.sent.where)
+        if self._tracker is not None and self._tracker.durable:
+            self._save()
 
     def _close(self, state: str | None) -> None:
         if self._tracker is None and state in (None, self.sent.state):
@@ -132,9 +145,8 @@ class _Sync:
         if self._tracker is None:
             found = import_module(f"slurmddp.trackers.{self._to}")
             with _failures(self._to):
-                tracker: Tracker = getattr(found, TRACKERS[self._to])(
-                    _facts(self._folder, self._place), self.sent.key, self.sent.step
-                )
+                facts = _facts(self._folder, self._place)
+                tracker: Tracker = getattr(found, TRACKERS[self._to])(facts, self.sent.key)
             self._tracker = tracker
             self.sent = replace(self.sent, key=tracker.key, where=tracker.where)
         return self._tracker
@@ -165,15 +177,36 @@ def _read(path: Path, below: Path) -> Sent:
         raise UserError(f"is damaged: {error}", where=str(path), todo=todo) from None
 
 
-def _points(rows: Sequence[Metrics], sent: Sent) -> tuple[list[Point], Metrics | None]:
-    """Return the lines that have a time, and the newest line with `seconds`."""
+def _points(
+    rows: Sequence[Metrics], evaluations: deque[tuple[Event, Evaluated]], sent: Sent
+) -> tuple[list[Point], Sent]:
+    """Return the lines that have a time, each behind the evaluations before it, and how far the run is sent then."""
     points: list[Point] = []
     newest = read(sent.newest or {})
-    for index, row in enumerate(rows, sent.lines + 1):
+    for row in rows:
         if row.time is not None:
-            points.append(Point(index, row.time, row.step, _values(row, newest)))
+            before, sent = _evaluated(evaluations, row.time, sent)
+            number = sent.lines + sent.evaluations + 1
+            points += [*before, Point(number, row.time, row.step, _values(row, newest), row.step <= sent.step)]
+            sent = replace(sent, step=row.step)
+        sent = replace(sent, lines=sent.lines + 1)
         newest = row if row.seconds else newest
-    return points, newest
+    return points, replace(sent, newest=newest.write() if newest else None)
+
+
+def _evaluated(evaluations: deque[tuple[Event, Evaluated]], until: float, sent: Sent) -> tuple[list[Point], Sent]:
+    """Take the evaluations up to a time. Return those that can be shown, and how far the run is sent with them."""
+    points: list[Point] = []
+    while evaluations and (evaluations[0][0].time or 0.0) <= until:
+        event, facts = evaluations.popleft()
+        sent = replace(sent, evaluations=sent.evaluations + 1)
+        if event.time is not None and facts.step is not None:
+            values = {
+                f"validation/{name}": number(value) for name, value in (("loss", facts.loss), *facts.figures.items())
+            }
+            sound = {name: value for name, value in values.items() if value is not None}
+            points.append(Point(sent.lines + sent.evaluations, event.time, facts.step, sound))
+    return points, sent
 
 
 def _values(row: Metrics, before: Metrics | None) -> dict[str, float]:

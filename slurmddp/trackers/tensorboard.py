@@ -12,22 +12,19 @@ class TensorBoard:
 
     durable = True
 
-    def __init__(self, facts: Facts, key: str | None, step: int) -> None:
-        """step: of the last point that an earlier sync sent."""
+    def __init__(self, facts: Facts, key: str | None) -> None:
         self._events = library("tensorboard.compat.proto.event_pb2", "tensorboard")
         self._summary = library("tensorboard.compat.proto.summary_pb2", "tensorboard")
         writer = library("tensorboard.summary.writer.event_file_writer", "tensorboard")
         folder = facts.folder / "tensorboard"
         self.where = self.key = str(folder)
-        self._step = step
         self._writer = writer.EventFileWriter(str(folder))
 
     def send(self, points: Sequence[Point]) -> None:
         for point in points:
-            if point.step <= self._step:
+            if point.again:
                 start = self._events.SessionLog(status=self._events.SessionLog.START)
                 self._writer.add_event(self._events.Event(wall_time=point.time, step=point.step, session_log=start))
-            self._step = point.step
             values = [self._summary.Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
             event = self._events.Event(
                 wall_time=point.time, step=point.step, summary=self._summary.Summary(value=values)

@@ -18,7 +18,7 @@ class Wandb:
 
     durable = False
 
-    def __init__(self, facts: Facts, key: str | None, step: int) -> None:
+    def __init__(self, facts: Facts, key: str | None) -> None:
         wandb = library("wandb", "wandb")
         quiet = wandb.Settings(
             console="off", disable_code=True, disable_git=True,

@@ -71,7 +71,6 @@ def make_job(**changes: Any) -> dict[str, Any]:
             "replica_check_every": 2,
             "gc_every": 3,
             "log_every": 1,
-            "tensorboard": False,
             "workers": 0,
             "prefetch": 2,
             "trace_samples": True,

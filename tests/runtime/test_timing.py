@@ -1,14 +1,12 @@
-"""What a run knows about itself: times of the parts, FLOPs, peaks, means, garbage, dashboards."""
+"""What a run knows about itself: times of the parts, FLOPs, peaks, means, garbage."""
 
 import doctest
 import gc
-import importlib
 import math
 import time
 import weakref
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from slurmddp.runtime import housekeeping
 from slurmddp.runtime.housekeeping import Collector
-from slurmddp.runtime.measure import cards, dashboards, meter, peak, timing
+from slurmddp.runtime.measure import cards, meter, peak, timing
 from slurmddp.runtime.measure.meter import Meter
 from slurmddp.runtime.measure.timing import DeviceClock, StepTimer
 from slurmddp.runtime.parallel.buckets import BucketSums
@@ -463,68 +461,3 @@ class TestCollector:
         collector.close()
         collector.close()
         assert not gc.isenabled()
-
-
-class TestDashboard:
-    def test_writes_curves(self, tmp_path: Path) -> None:
-        reason = "tensorboard is not installed here (pip install tensorboard)"
-        accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)
-        said: list[str] = []
-        board = dashboards.Dashboard(tmp_path / "tb", enabled=True, say=said.append, first_step=1)
-        for step in (1, 2, 3):
-            board.scalars(step, {"loss": 1 / step, "bad": math.nan})
-        board.close()
-        board.close()
-        board = dashboards.Dashboard(tmp_path / "tb", enabled=True, say=said.append, first_step=3)
-        board.scalars(3, {"loss": 7.0})
-        board.close()
-        accumulator = accumulators.EventAccumulator(str(tmp_path / "tb"))
-        accumulator.Reload()
-        assert accumulator.Tags()["scalars"] == ["loss"]
-        points = [(point.step, point.value) for point in accumulator.Scalars("loss")]
-        assert points == [(1, 1.0), (2, 0.5), (3, 7.0)]
-        assert said == []
-
-    def test_says_once_that_it_is_not_installed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        said: list[str] = []
-        monkeypatch.setattr(importlib, "import_module", _no_tensorboard)
-        board = dashboards.Dashboard(tmp_path / "tb", enabled=True, say=said.append)
-        board.scalars(1, {"loss": 1.0})
-        board.close()
-        assert len(said) == 1
-        assert "not installed" in said[0]
-        assert not (tmp_path / "tb").exists()
-
-    def test_elsewhere_it_does_nothing(self, tmp_path: Path) -> None:
-        board = dashboards.Dashboard(tmp_path / "tb", enabled=False, say=lambda _: pytest.fail("said something"))
-        board.scalars(1, {"loss": 1.0})
-        board.close()
-        assert list(tmp_path.iterdir()) == []
-
-    def test_a_full_disk_ends_the_dashboard_and_not_the_run(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        class Broken:
-            SummaryWriter: Any
-
-        class Writer:
-            def __init__(self, folder: str, purge_step: int | None) -> None:
-                self.points = 0
-
-            def add_scalar(self, name: str, value: float, step: int) -> None:
-                if step > 1:
-                    raise OSError(28, "No space left on device")
-
-        Broken.SummaryWriter = Writer
-        said: list[str] = []
-        monkeypatch.setattr(importlib, "import_module", lambda name: Broken)
-        board = dashboards.Dashboard(tmp_path, enabled=True, say=said.append)
-        for step in range(1, 5):
-            board.scalars(step, {"loss": 1.0, "rate": 2.0})
-        board.close()
-        assert len(said) == 1
-        assert "No space left" in said[0]
-
-
-def _no_tensorboard(name: str) -> Any:
-    raise ModuleNotFoundError("No module named 'tensorboard'")

@@ -65,10 +65,14 @@ def sync_in_parts(run: RunFolder, to: str, **variables: str) -> dict[str, Any]:
 def test_tensorboard_shows_each_step_once(run: RunFolder) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    for step in (10, 30):
+        told = {"step": step, "seconds": 1.0, "loss": 0.5, "count": 1, "samples": 1}
+        append_event(run.events, "evaluated", attempt=0, job_id="7", node="n1", rank=0, time=1e9 + step + 5, **told)
     where = sync_in_parts(run, "tensorboard")["where"]
     assert where == str(run.path / "trackers/tensorboard")
     found = EventAccumulator(where).Reload()
-    assert set(found.Tags()["scalars"]) == {"attempt", "loss", "seconds/data"}
+    assert set(found.Tags()["scalars"]) == {"attempt", "loss", "seconds/data", "validation/loss"}
+    assert [(event.step, event.value) for event in found.Scalars("validation/loss")] == [(10, 0.5)]
     shown = [(event.step, event.value, event.wall_time) for event in found.Scalars("attempt")]
     assert shown == [(10, 0, 1e9 + 10), (20, 1, 1e9 + 20), (30, 1, 1e9 + 30), (40, 1, 1e9 + 40)]
 

@@ -14,7 +14,7 @@ import pytest
 from slurmddp.plan.model import Plan
 from slurmddp.render.scripts import alert_files
 from slurmddp.runs.layout import RunFolder
-from tests.helpers import ROOT, Desk
+from tests.helpers import ROOT, Desk, node_log
 
 TARGETS = ("slack", "discord", "teams", "ntfy", "json")
 
@@ -41,7 +41,7 @@ class Alerts:
             (self.secrets / name).write_text(url + "\n")
 
     def log(self, text: bytes, node: str = "node1", attempt: int = 0) -> Path:
-        path = self.run.node_log(attempt, node)
+        path = node_log(self.run, attempt, node)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text)
         return path

@@ -18,7 +18,7 @@ from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.submission import Submission
 from slurmddp.slurm.local import job_id_of
-from tests.helpers import Desk, Result, append_event
+from tests.helpers import Desk, Result, append_event, node_log
 
 Cli = Callable[..., Result]
 
@@ -386,8 +386,8 @@ def test_status_names_the_rank_that_an_own_script_waits_for(place: Place, cli: C
 def test_status_report_and_doctor_warn_of_ranks_that_do_not_work_together(place: Place, cli: Cli) -> None:
     place.job("7", "RUNNING", NodeList="n[1-2]")
     place.started()
-    place.run.node_log(0, "n1").parent.mkdir(parents=True)
-    place.run.node_log(0, "n1").write_text("step 1 loss 2.0\n")
+    node_log(place.run, 0, "n1").parent.mkdir(parents=True)
+    node_log(place.run, 0, "n1").write_text("step 1 loss 2.0\n")
     for name in ("rendezvous.key", "job.sh"):
         (place.run.path / name).touch()
     run, rank = str(place.run.path), {"attempt": 0, "rank": 0, "node": "n1"}

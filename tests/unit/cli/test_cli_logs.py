@@ -16,7 +16,7 @@ from slurmddp.report.logs import Selection, follow_logs, select
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
 from slurmddp.runs.state import RunState
-from tests.helpers import Desk, Result
+from tests.helpers import Desk, Result, node_log
 
 Cli = Callable[..., Result]
 
@@ -30,7 +30,7 @@ def run(desk: Desk) -> RunFolder:
         for node in (1, 2):
             first = 2 * node - 2
             text = f"a{attempt} start\n[rank{first}]: x\n[default{first + 1}]: y\na{attempt} end\n"
-            folder.node_log(attempt, f"n{node}").write_text(text)
+            node_log(folder, attempt, f"n{node}").write_text(text)
     folder.job_log.write_text("job\n")
     folder.ranks.write_text("n1\nn1\nn2\nn2\n")
     folder.manifest.write_text(json.dumps({"run": "gpt-1", "name": "gpt", "created": "2026-01-01T00:00:00+00:00"}))
@@ -116,11 +116,11 @@ def test_a_slow_scheduler_keeps_no_line_back_and_a_requeue_is_followed(
     lines: list[bytes] = []
 
     def write() -> None:
-        with run.node_log(1, "n1").open("a") as file:
+        with node_log(run, 1, "n1").open("a") as file:
             file.write("while Slurm does not answer\n")
         time.sleep(1)
         run.attempt_logs(2).mkdir()
-        run.node_log(2, "n1").write_text("next attempt\n")
+        node_log(run, 2, "n1").write_text("next attempt\n")
         time.sleep(1)
         answered.set()
 

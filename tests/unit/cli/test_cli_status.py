@@ -20,7 +20,7 @@ from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.submission import Submission
 from slurmddp.slurm.reasons import reason_text
-from tests.helpers import Desk, Result, append_event
+from tests.helpers import Desk, Result, append_event, node_log
 
 Cli = Callable[..., Result]
 
@@ -85,7 +85,7 @@ def test_a_crash_loop_looks_like_one(run: RunFolder, cli: Cli) -> None:
         append_event(run.events, "rank_started", time=time.time(), seconds=1.0, **rank)
         if code:
             append_event(run.events, "rank_exited", exit_code=code, signal=None, **rank)
-    log = run.node_log(0, "n1")
+    log = node_log(run, 0, "n1")
     log.parent.mkdir(parents=True)
     log.write_text("[rank0]: Traceback (most recent call last):\n[rank0]: KeyError: 'lr'\n")
     told = cli("status", str(run.path)).out

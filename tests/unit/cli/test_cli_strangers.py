@@ -51,11 +51,11 @@ FILES = (
 )  # fmt: skip
 FOLDERS = (
     "logs", "logs/attempt-000", "logs/attempt-000/preflight", "markers", "alerts", "alerts/spool", "alerts/refused",
-    "alerts/spool/gpt-1.0.failed.chat", "trackers", "tensorboard", "trace", "trace/gpus", "checkpoints",
+    "alerts/spool/gpt-1.0.failed.chat", "trackers", "trackers/tensorboard", "trace", "trace/gpus", "checkpoints",
     "checkpoints/step-00000100", "code", "code/slurmddp", "code/project", "points",
 )  # fmt: skip
 #: Those of them that are traps together; the files below them are none then.
-AT_ONCE = ("alerts/spool", "checkpoints", "markers", "tensorboard", "trace/gpus", "code/project", "points")
+AT_ONCE = ("alerts/spool", "checkpoints", "markers", "trackers/tensorboard", "trace/gpus", "code/project", "points")
 #: Programs that would act on something. Those that only ask answer nothing.
 ACTING = ("scancel", "sbatch", "srun", "curl", "salloc", "apptainer", "singularity", "ssh")
 ASKING = ("squeue", "sacct", "sinfo", "scontrol", "sshare", "sacctmgr", "lfs", "quota", "git", "nvidia-smi")

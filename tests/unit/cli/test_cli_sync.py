@@ -42,9 +42,9 @@ class Recorder:
     closes = True
     calls: ClassVar[list[Any]] = []
 
-    def __init__(self, facts: Facts, key: str | None, step: int) -> None:
+    def __init__(self, facts: Facts, key: str | None) -> None:
         self.where, self.key = "the list", key or "new"
-        self.calls.append(("open", key, step))
+        self.calls.append(("open", key))
         type(self).facts = facts  # type: ignore[attr-defined]
 
     def send(self, points: Sequence[Point]) -> None:
@@ -107,7 +107,7 @@ def steps(tracker: type[Recorder]) -> list[int]:
 def test_each_line_is_sent_once(run: RunFolder, desk: Desk, cli: Cli, recorder: type[Recorder]) -> None:
     done = cli("sync", str(run.path), "--to", "fake")
     assert (done.code, done.out) == (0, "sent    2 lines of metrics.jsonl, up to step 20\nto      the list\n"), done.err
-    assert recorder.calls.pop(0) == ("open", None, 0) and recorder.calls.pop() == ("close", None)
+    assert recorder.calls.pop(0) == ("open", None) and recorder.calls.pop() == ("close", None)
     assert recorder.calls == [
         Point(1, 110.0, 10, {"attempt": 0, "loss": 0.2}),
         Point(2, 120.0, 20, {"attempt": 0, "loss": 0.1}),
@@ -123,13 +123,13 @@ def test_each_line_is_sent_once(run: RunFolder, desk: Desk, cli: Cli, recorder: 
         "run_id": "gpt-1", "to": "fake", "where": "the list", "lines": 1, "step": 20,
     }  # fmt: skip
     values = {"attempt": 1.0, "loss": 0.1, "skipped": 1.0, "seconds/data": 0.5}
-    assert recorder.calls == [("open", "new", 20), Point(3, 120.0, 20, values), ("close", None)]
+    assert recorder.calls == [("open", "new"), Point(3, 120.0, 20, values, again=True), ("close", None)]
     recorder.calls.clear()
     with run.metrics.open("a") as file:
         file.write(', "loss": 1}\n')
     end(desk, run, "failed")
     cli("sync", str(run.path), "--to", "fake")
-    assert recorder.calls == [("open", "new", 20), Point(4, 130.0, 30, {"loss": 1.0}), ("close", "failed")]
+    assert recorder.calls == [("open", "new"), Point(4, 130.0, 30, {"loss": 1.0}), ("close", "failed")]
     cli("sync", str(run.path), "--to", "fake")
     assert len(recorder.calls) == 3, "neither lines nor the end are told again"
 
@@ -156,6 +156,38 @@ def test_a_sync_that_fails_goes_on_where_it_was(
     recorder.fails_at, recorder.closes = None, True
     assert f"sent    {1200 - first} lines" in cli("sync", str(run.path), "--to", "fake").out
     assert [point.number for point in recorder.calls if isinstance(point, Point)] == list(range(first, 1200))
+
+
+def test_evaluations_are_sent_in_their_order(
+    run: RunFolder, cli: Cli, recorder: type[Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evaluated(step: int, time: float, loss: float) -> None:
+        told = {"step": step, "seconds": 1.0, "loss": loss, "count": 10, "samples": 5, "top1": 0.5, "what": "x"}
+        append_event(run.events, "evaluated", attempt=0, job_id="7", node="n1", rank=0, time=time, **told)
+
+    evaluated(10, 110.5, 1.0)
+    evaluated(20, 120.5, 0.9)
+    told = cli("sync", str(run.path), "--to", "fake")
+    assert told.out.startswith("sent    2 lines of metrics.jsonl, up to step 20\n")
+    first = [
+        Point(1, 110.0, 10, {"attempt": 0, "loss": 0.2}),
+        Point(2, 110.5, 10, {"validation/loss": 1.0, "validation/top1": 0.5}),
+        Point(3, 120.0, 20, {"attempt": 0, "loss": 0.1}),
+        Point(4, 120.5, 20, {"validation/loss": 0.9, "validation/top1": 0.5}),
+    ]
+    assert [call for call in recorder.calls if isinstance(call, Point)] == first
+    recorder.calls.clear()
+    add(run, 40)
+    evaluated(40, 140.5, 0.8)
+    cli("sync", str(run.path), "--to", "fake")
+    assert [(call.number, call.step, call.again) for call in recorder.calls if isinstance(call, Point)] == [
+        (5, 40, False), (6, 40, False),
+    ]  # fmt: skip
+    recorder.calls.clear()
+    # What a sync that was killed sends again has the numbers of before, whatever has been written since.
+    (run.path / "trackers/fake.json").unlink()
+    cli("sync", str(run.path), "--to", "fake")
+    assert [call for call in recorder.calls if isinstance(call, Point)][:4] == first
 
 
 def test_follow_until_the_run_is_over(

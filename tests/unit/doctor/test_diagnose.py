@@ -14,12 +14,14 @@ import pytest
 from slurmddp.doctor.budget import Budget
 from slurmddp.doctor.diagnose import Diagnosis, Examination
 from slurmddp.doctor.rules import catalogue
-from slurmddp.doctor.sources import diagnose_run, is_done, read_run, survived_failures
+from slurmddp.doctor.sources import is_done, read_run, survived_failures
 from slurmddp.doctor.tracebacks import Tracebacks
 from slurmddp.errors import UserError
 from slurmddp.report.doctor import lines
 from slurmddp.runs.cause import failing_attempt
 from slurmddp.runs.layout import RunFolder
+from tests.helpers import node_log
+from tests.unit.doctor.runs import diagnose_run
 
 BOOM = """\
 [rank{rank}]: Traceback (most recent call last):
@@ -315,8 +317,8 @@ def write_events(folder: RunFolder, *events: dict[str, object]) -> None:
 
 def test_a_run_by_its_node_logs(folder: RunFolder) -> None:
     write_events(folder, {"event": "attempt_started", "nodes": "n1 n2"})
-    folder.node_log(0, "n1").write_text("[rank0]: RuntimeError: [pair.cc:5] Connection closed by peer [10.0.0.2]:5\n")
-    folder.node_log(0, "n2").write_text(BOOM.format(rank=3))
+    node_log(folder, 0, "n1").write_text("[rank0]: RuntimeError: [pair.cc:5] Connection closed by peer [10.0.0.2]:5\n")
+    node_log(folder, 0, "n2").write_text(BOOM.format(rank=3))
     root = diagnose_run(folder).root
     assert root is not None
     assert (root.first.cause.id, root.first.rank, root.first.host) == ("code", 3, "n2")
@@ -373,9 +375,9 @@ def test_of_a_crash_loop_doctor_reads_the_attempt_that_status_names(folder: RunF
         {"event": "attempt_ended", "cause": told, "rank": 0, "node": "n1", "decision": "next", "exit_code": 1},
         {"event": "attempt_started", "attempt": 1},
     )
-    folder.node_log(0, "n1").write_text(BOOM.format(rank=0).replace("ValueError: boom", told))
+    node_log(folder, 0, "n1").write_text(BOOM.format(rank=0).replace("ValueError: boom", told))
     folder.attempt_logs(1).mkdir()
-    folder.node_log(1, "n1").write_text("loading\n")
+    node_log(folder, 1, "n1").write_text("loading\n")
     found = diagnose_run(folder)
     if steps:
         assert found.root is None
@@ -408,7 +410,7 @@ def test_what_ends_a_job_from_outside_explains_the_exits(folder: RunFolder, even
     write_events(folder, {"event": "attempt_started", "nodes": "n1"}, *events)
     late = "slurmstepd-n1: error: *** JOB 1 ON n1 CANCELLED AT 2026-11-25T14:56:52 DUE TO TIME LIMIT ***\n"
     folder.job_log.write_text(late if cause in (None, "time-limit") else "")
-    folder.node_log(0, "n1").write_text("step 1\n" + ("" if cause == "segfault" else BUS_ERROR))
+    node_log(folder, 0, "n1").write_text("step 1\n" + ("" if cause == "segfault" else BUS_ERROR))
     found = Examination()
     read_run(found, folder)
     diagnosis = found.diagnose()
@@ -435,8 +437,8 @@ def test_the_bus_errors_of_containers_that_are_taken_away(
     folder: RunFolder, events: list, end: str, cause: str
 ) -> None:
     write_events(folder, {"event": "attempt_started", "nodes": "n1"}, *events)
-    folder.node_log(0, "n1").write_text(f"step 1\n{end}\n")
-    folder.node_log(0, "n2").write_text(BUS_ERROR)
+    node_log(folder, 0, "n1").write_text(f"step 1\n{end}\n")
+    node_log(folder, 0, "n2").write_text(BUS_ERROR)
     refused = "srun: error: Unable to create step for job 5: Job/step already completing or completed\n"
     (folder.attempt_logs(0) / "srun.err").write_text(f"srun: error: n2: task 1: Bus error\n{refused}")
     root = diagnose_run(folder).root
@@ -470,7 +472,7 @@ def test_a_task_of_srun_is_a_rank_where_srun_starts_the_ranks(
     write_events(folder, {"event": "attempt_started", "nodes": "n1"})
     if job:
         folder.job_yaml.write_text(job)
-    folder.node_log(0, "n1").write_text(f"step 1\n{log}")
+    node_log(folder, 0, "n1").write_text(f"step 1\n{log}")
     (folder.attempt_logs(0) / "srun.err").write_text("srun: error: n2: task 1: Killed\n")
     root = diagnose_run(folder).root
     assert root is not None and (root.first.cause.id, root.first.rank, root.first.host) == ("killed", rank, "n2")
@@ -577,7 +579,7 @@ def test_no_pattern_costs_a_line_its_length_squared() -> None:
 def test_a_killed_rank_after_which_the_run_went_on_is_a_note(folder: RunFolder) -> None:
     killed = {"event": "rank_exited", "rank": 3, "node": "n2", "exit_code": None, "signal": "SIGKILL"}
     write_events(folder, {"event": "attempt_started"}, killed, {"event": "first_step", "rank": 0, "step": 7})
-    folder.node_log(0, "n1").write_text("step 1 loss 2.0\n")
+    node_log(folder, 0, "n1").write_text("step 1 loss 2.0\n")
     answer = diagnose_run(folder)
     told = "rank 3 on n2: killed by SIGKILL (out of memory?); the ranks started again"
     assert answer.root is None and told in answer.notes

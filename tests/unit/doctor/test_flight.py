@@ -14,9 +14,10 @@ import pytest
 
 from slurmddp.doctor.diagnose import Diagnosis, Examination
 from slurmddp.doctor.plain_pickle import load
-from slurmddp.doctor.sources import diagnose_run, read_path
+from slurmddp.doctor.sources import read_path
 from slurmddp.runs.layout import RunFolder
-from tests.helpers import append_event
+from tests.helpers import append_event, node_log
+from tests.unit.doctor.runs import diagnose_run
 
 
 def entry(number: int, name: str, state: str, group: str = "0") -> dict[str, Any]:
@@ -70,7 +71,7 @@ def test_a_hang_of_an_own_script(tmp_path: Path) -> None:
     """The newest one counts, until the ranks make progress again."""
     folder = RunFolder(tmp_path)
     folder.attempt_logs(0).mkdir(parents=True)
-    folder.node_log(0, "n1").write_text("slurmddp: hang: ...\n")
+    node_log(folder, 0, "n1").write_text("slurmddp: hang: ...\n")
     for start, number, behind in ((0, 1, 0), (9, 2, 0), (10, 1, 1), (10, 2, 2)):
         place = folder.observed(0, str(start)) / f"hang-{number}"
         place.mkdir(parents=True)
@@ -99,7 +100,7 @@ def test_the_dumps_of_a_run(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     place = folder.attempt_logs(0) / "flight_recorder"
     place.mkdir(parents=True)
-    folder.node_log(0, "n1").write_text("[Rank 0] Watchdog caught collective operation timeout\n")
+    node_log(folder, 0, "n1").write_text("[Rank 0] Watchdog caught collective operation timeout\n")
     append_event(folder.events, "attempt_started", attempt=0, nodes="n1")
     for rank in range(3):
         waits = [] if rank == 1 else [entry(8, "all_reduce", "scheduled")]

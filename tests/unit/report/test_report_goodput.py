@@ -98,22 +98,6 @@ def test_a_run_whose_ranks_tell_everything() -> None:
     assert (found.attempts, found.rank_starts, found.failures) == (1, 1, 0)
 
 
-def test_a_run_of_older_code_is_accounted_for_by_its_events() -> None:
-    events = job(
-        10, 100,
-        event(30, "started"),
-        event(35, "first_step", step=1, seconds=15),  # so the process began at 20
-        event(60, "checkpoint_saved", step=40, seconds=4), event(70, "evaluated", step=40, seconds=6),
-        event(90, "checkpoint_saved", step=50, seconds=3), event(95, "evaluated", step=50, seconds=5),
-        event(96, "finished", step=50),
-    )  # fmt: skip
-    found = account(events, [line(35, 1), line(80, 45), line(87, 50)])
-    assert spent(found) == {
-        "queue": 10, "image": 10, "init": 15, "training": 45 - 10 + 7, "checkpoint": 7, "evaluation": 11,
-        "other": 1 + 4,
-    }  # fmt: skip
-
-
 def test_a_background_save_costs_its_stall_only() -> None:
     events = job(
         0, 110, event(10, "rank_started"), event(20, "ready", step=0),
@@ -350,16 +334,6 @@ def test_a_hang_of_rank_0_is_told_by_another_rank_with_its_own_clock(skew: float
     followed = account(events, [line(20, 10), line(30, 20), line(890, 60)])
     assert sum(followed.spent[kind] for kind in ("lost", "hang", "restart")) == 380_000
     assert followed.spent["training"] == 10_000 + 10_000 + 470_000
-
-
-def test_restarts_of_older_code_are_told_by_their_second_started() -> None:
-    events = job(
-        0, 100,
-        event(5, "started"), event(10, "first_step", step=1, seconds=10),
-        event(50, "started"), event(60, "first_step", step=1, seconds=15), event(90, "finished", step=9),
-    )  # fmt: skip
-    found = account(events, [line(10, 1), line(30, 7), line(60, 1), line(90, 9)])
-    assert spent(found) == {"init": 25, "lost": 20, "restart": 15, "training": 30, "other": 10}
 
 
 def test_a_checkpoint_that_was_refused_later_loses_what_came_after_the_older_one() -> None:

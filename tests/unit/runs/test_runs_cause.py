@@ -9,7 +9,7 @@ import pytest
 
 from slurmddp.runs import cause as module
 from slurmddp.runs.layout import RunFolder
-from tests.helpers import append_event
+from tests.helpers import append_event, node_log
 
 
 def find_cause(folder: RunFolder, attempt: int) -> str | None:
@@ -40,17 +40,17 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_the_first_exception_of_a_rank(folder: RunFolder) -> None:
-    folder.node_log(0, "node2").write_text(TORCHRUN)
-    assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {folder.node_log(0, 'node2')})"
+    node_log(folder, 0, "node2").write_text(TORCHRUN)
+    assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {node_log(folder, 0, 'node2')})"
 
 
 def test_a_lost_connection_is_what_the_others_see(folder: RunFolder) -> None:
     lost = "[rank0]: RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:5\n"
-    folder.node_log(0, "node1").write_text(lost)
+    node_log(folder, 0, "node1").write_text(lost)
     alone = find_cause(folder, 0)
     assert alone is not None and alone.startswith("rank 0 on node1: RuntimeError")
-    folder.node_log(0, "node2").write_text(TORCHRUN)
-    assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {folder.node_log(0, 'node2')})"
+    node_log(folder, 0, "node2").write_text(TORCHRUN)
+    assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {node_log(folder, 0, 'node2')})"
 
 
 KILLED = """\
@@ -83,7 +83,7 @@ LOST = {
 
 def test_a_rank_that_was_killed_is_told_by_torchrun_alone(folder: RunFolder) -> None:
     folder.events.write_text(json.dumps(LOST) + "\n")
-    log = folder.node_log(0, "node2")
+    log = node_log(folder, 0, "node2")
     log.write_text(KILLED.format(code=-9, name="SIGKILL"))
     assert find_cause(folder, 0) == f"rank 5 on node2: killed by SIGKILL (out of memory?) (in {log})"
     log.write_text(KILLED.format(code=-11, name="SIGSEGV"))
@@ -95,12 +95,12 @@ def test_a_rank_that_was_killed_is_told_by_torchrun_alone(folder: RunFolder) -> 
 @pytest.mark.parametrize(("code", "name"), [(-15, "SIGTERM"), (-6, "SIGABRT"), (1, "?"), (-99, "?")])
 def test_a_rank_that_ended_because_of_another_is_no_cause(folder: RunFolder, code: int, name: str) -> None:
     folder.events.write_text(json.dumps(LOST) + "\n")
-    folder.node_log(0, "node2").write_text(KILLED.format(code=code, name=name))
+    node_log(folder, 0, "node2").write_text(KILLED.format(code=code, name=name))
     assert find_cause(folder, 0) == "rank 0 on node1: RuntimeError: [pair.cc:553] broken (more in events.jsonl)"
 
 
 def test_a_script_that_never_joined(folder: RunFolder) -> None:
-    folder.node_log(0, "node1").write_text(
+    node_log(folder, 0, "node1").write_text(
         "Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'\n"
     )
     cause = find_cause(folder, 0)
@@ -108,13 +108,13 @@ def test_a_script_that_never_joined(folder: RunFolder) -> None:
 
 
 def test_what_node_sh_found(folder: RunFolder) -> None:
-    folder.node_log(0, "node2").write_text("slurmddp: node node2: setup line failed with exit code 1: module load x\n")
+    node_log(folder, 0, "node2").write_text("slurmddp: node node2: setup line failed with exit code 1: module load x\n")
     cause = find_cause(folder, 0)
     assert cause is not None and cause.startswith("node2: setup line failed with exit code 1: module load x")
 
 
 def test_the_event_of_the_bundled_entrypoint_comes_first(folder: RunFolder) -> None:
-    folder.node_log(0, "node2").write_text(TORCHRUN)
+    node_log(folder, 0, "node2").write_text(TORCHRUN)
     event = {"event": "error", "attempt": 0, "rank": 1, "node": "node1", "kind": "UserError", "message": "no data"}
     folder.events.write_text(json.dumps(event) + "\n")
     assert find_cause(folder, 0) == "rank 1 on node1: UserError: no data"
@@ -154,7 +154,7 @@ def attempt_ended(**facts: object) -> str:
 
 
 def test_what_the_script_found_out_goes_first(folder: RunFolder) -> None:
-    folder.node_log(0, "node2").write_text(TORCHRUN)
+    node_log(folder, 0, "node2").write_text(TORCHRUN)
     folder.events.write_text(attempt_ended(cause="rank 3 on node2: killed by SIGKILL"))
     assert find_cause(folder, 0) == "rank 3 on node2: killed by SIGKILL"
     folder.events.write_text(attempt_ended(cause="killed by SIGKILL", rank=3, node="node2"))
@@ -167,7 +167,7 @@ def test_what_the_script_found_out_goes_first(folder: RunFolder) -> None:
     assert find_cause(folder, 0) == "too few nodes are left: node1"
     for unknown in ("", "unknown", "unknown; no progress in 3 starts"):
         folder.events.write_text(attempt_ended(cause=unknown, rank=None, node=""))
-        assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {folder.node_log(0, 'node2')})"
+        assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {node_log(folder, 0, 'node2')})"
 
 
 def test_nodes_that_failed_the_check(folder: RunFolder) -> None:
@@ -214,5 +214,5 @@ def test_the_signal_that_killed_a_rank_of_an_own_script(folder: RunFolder) -> No
     assert find_cause(folder, 0) == "rank 1 on node1: killed by SIGSEGV", "of the newest start"
     append_event(folder.events, "rank_started", attempt=0, rank=0, node="node1")
     exited(3, "node2", exit_code=1)
-    folder.node_log(0, "node2").write_text(TORCHRUN)
-    assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {folder.node_log(0, 'node2')})"
+    node_log(folder, 0, "node2").write_text(TORCHRUN)
+    assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {node_log(folder, 0, 'node2')})"

@@ -206,7 +206,7 @@ def test_quota_and_read_only() -> None:
 
 def test_layout(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    assert run.node_log(2, "node1") == tmp_path / "logs" / "attempt-002" / "node1.log"
+    assert run.attempt_logs(2) == tmp_path / "logs" / "attempt-002"
     assert run.marker(0) == tmp_path / "markers" / "attempt-000.json"
     assert [attempt_of(run.marker(n)) for n in (0, 12, 1234)] == [0, 12, 1234]
     assert attempt_of(tmp_path / "attempt-1.json.part") is None
