@@ -14,8 +14,6 @@ from slurmddp.causes.rules import RULES, split_rules
 SURE = ("certain", "likely", "hint", "note")
 #: Causes from here on say that something failed, but not why.
 SYMPTOMS = 40
-#: Causes from here on follow from another failure.
-CASCADES = 50
 
 #: An error that no other cause explains.
 UNKNOWN = "unknown"

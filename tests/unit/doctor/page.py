@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slurmddp.doctor.rules import CASCADES, SYMPTOMS, Cause, catalogue
+from slurmddp.doctor.rules import SYMPTOMS, Cause, catalogue
 from tests.helpers import ROOT
 
 PAGE = ROOT / "docs/doctor.md"
@@ -15,7 +15,7 @@ PARTS = (
     (20, "Setup, launch and network"),
     (28, "Code and files"),
     (SYMPTOMS, "Errors that name no reason"),
-    (CASCADES, "What follows from another failure"),
+    (50, "What follows from another failure"),
 )
 
 
