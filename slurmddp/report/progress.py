@@ -11,6 +11,7 @@ from typing import Any
 from slurmddp.records.events import Event, keys_of, of
 from slurmddp.records.job_events import AttemptEnded, AttemptStarted, JobStarted
 from slurmddp.records.metrics import Metrics
+from slurmddp.records.progress import read_progress
 from slurmddp.records.rank_events import (
     Error,
     FirstStep,
@@ -155,11 +156,10 @@ def _follows(before: Metrics, after: Metrics) -> bool:
 def _written(folder: RunFolder) -> tuple[int | None, int | None]:
     """Step and steps, as rank 0 writes them every two seconds."""
     try:
-        words = read_plain(folder.progress, 100, folder.path).split()
+        found = read_progress(read_plain(folder.progress, 100, folder.path).decode("ascii", "replace"))
     except OSError:
         return None, None
-    numbers = [int(word) for word in words[:2] if word.isdigit() and len(word) < 16]
-    return (numbers[0] if numbers else None), (numbers[1] if len(numbers) > 1 else None)
+    return found or (None, None)
 
 
 def _speed(row: Metrics) -> dict[str, float]:

@@ -10,6 +10,7 @@ from slurmddp.causes.find import find
 from slurmddp.records.cause import NODE, Cause
 from slurmddp.records.events import Event, newest, of
 from slurmddp.records.job_events import AttemptEnded, NodeExcluded
+from slurmddp.records.progress import read_ranks
 from slurmddp.records.rank_events import Error, Hang, HangOver, HangReported, RankExited, RankStarted
 from slurmddp.runs.events import read_events
 from slurmddp.runs.layout import RunFolder
@@ -132,7 +133,7 @@ def _of_logs(folder: RunFolder, attempt: int | None, noted: Cause | None) -> Cau
     logs = list(map(str, Follower(folder, attempt=attempt).node_logs()))
     errors = None if attempt is None else str(folder.attempt_logs(attempt) / "srun.err")
     try:
-        ranks = read_plain(folder.ranks, _BYTES, folder.path).decode("utf-8", errors="replace").split("\n")
+        ranks = read_ranks(read_plain(folder.ranks, _BYTES, folder.path).decode("utf-8", errors="replace"))
     except OSError:
         ranks = []  # no start of the bundled entrypoint came so far
     return find(logs, errors, ranks, noted, opener=lambda path: open_plain(Path(path), folder.path))

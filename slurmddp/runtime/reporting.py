@@ -14,7 +14,7 @@ from slurmddp.runtime.measure.stragglers import Stragglers
 from slurmddp.runtime.resume import Position
 from slurmddp.runtime.session import Session
 from slurmddp.runtime.step import Outcome
-from slurmddp.runtime.watch.failures import Progress
+from slurmddp.runtime.watch.failures import ProgressFile
 
 _SHOWN = 3
 
@@ -28,7 +28,7 @@ class Reporter:
         self._session = session
         self._start = start
         self._began = began
-        self._progress = Progress(session.folder.progress, job.train.steps) if here.is_main else None
+        self._progress = ProgressFile(session.folder.progress, job.train.steps) if here.is_main else None
         self._tell(start.step)
         self._metrics = Journal(session.folder.metrics) if here.is_main else None
         self._stragglers = Stragglers(here, session.timer, samples=session.share_of_mean)

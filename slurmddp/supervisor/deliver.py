@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 from slurmddp.records import events, job_events, json_lines
 from slurmddp.records.address import LONGEST, is_address, secret_parts
 from slurmddp.records.alert import Alert, Message
+from slurmddp.records.progress import read_progress
 from slurmddp.supervisor import compose, post
 from slurmddp.supervisor.compose import Composed
 from slurmddp.supervisor.post import Sent
@@ -306,7 +307,8 @@ def _facts(alert: Alert, settings: Settings) -> "Tuple[Alert, bytes, bool]":
         names = [path.name for path in run.glob("logs/attempt-*")]
         attempt = max([int(name[8:]) for name in names if re.fullmatch("attempt-[0-9]{3,9}", name)] or [0])
     logs = Path(settings.logs or run / "logs" / f"attempt-{attempt:03d}")
-    step, steps = _progress(run / "progress")
+    path = run / "progress"
+    step, steps = (path.exists() and read_progress(_text(path, 4096))) or (None, None)
     alert = alert._replace(attempt=attempt, step=step, steps=steps)
     log = _log(run, logs, alert.node)
     if log is None:
@@ -326,12 +328,6 @@ def _log(run: Path, logs: Path, node: str) -> Optional[Path]:
     found = [(facts.st_mtime, path) for facts, path in sizes if facts.st_size]
     job = run / "logs" / "job.log"
     return max(found)[1] if found else job if job.exists() and job.stat().st_size else None
-
-
-def _progress(path: Path) -> "Tuple[Optional[int], Optional[int]]":
-    words = (_text(path, 4096) if path.exists() else "").split(" ")
-    step, steps = [int(word) if re.fullmatch("[0-9]{1,15}", word.strip()) else None for word in (*words, "", "")[:2]]
-    return step, steps if step is not None else None
 
 
 def _text(path: Path, limit: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from slurmddp.records import events, json_lines
 from slurmddp.records import marker as markers
 from slurmddp.records.job_events import JobStarted, Requeued
+from slurmddp.records.progress import read_failures
 from slurmddp.supervisor.logs import Logs, plain
 
 #: torchrun's folder of a start: attempt_0, attempt_1, ...
@@ -164,8 +165,8 @@ class Files(Logs):
             pass  # what cannot be written may still be read
         found: Dict[str, Any] = {"marker": self.marker(attempt), "stop": self.stop(), "events": self.new_lines(begin)}
         if starts:
-            failures = (self.read("failures") or "").splitlines()
-            found["failures"] = sum(line.startswith("{} ".format(attempt)) for line in failures)
+            failures = read_failures(self.read("failures") or "")
+            found["failures"] = sum(failure.attempt == attempt for failure in failures)
             starts_made = glob.glob(os.path.join(glob.escape(logs), "torchrun/*/*/attempt_*"))
             numbers = [_START.search(path) for path in starts_made]
             found["newest_start"] = max((int(number.group(1)) for number in numbers if number), default=None)

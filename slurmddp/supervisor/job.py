@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 from slurmddp.records import json_lines
 from slurmddp.records.cause import Cause
 from slurmddp.records.cause import read as read_cause
+from slurmddp.records.progress import best_text
 from slurmddp.supervisor.brain import ledger as ledgers
 from slurmddp.supervisor.brain.types import CANCELLED_BY_USER, FAILED, Alert, Ledger, Moment
 from slurmddp.supervisor.brain.watch import Watch
@@ -109,8 +110,8 @@ class Job:
         self.watch.ledger = after
         for line in ledgers.lines_to_add(before, after):
             self.folder.tell("append", "failures", line)
-        if after.best != before.best:
-            self.folder.tell("write", "best", "{}\n".format(after.best))
+        if after.best is not None and after.best != before.best:
+            self.folder.tell("write", "best", best_text(after.best))
         own = json.dumps(ledgers.own_part(after))
         if own != self._own:
             self.folder.tell("write", "ledger.json", own + "\n")

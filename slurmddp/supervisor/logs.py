@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from slurmddp.causes.find import find, node_logs
 from slurmddp.records.cause import read as read_cause
+from slurmddp.records.progress import read_ranks
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]|[\ud800-\udfff]")
 _UNREACHED = re.compile(r"^srun: error: Task launch for \S* failed on node ([^ :]*): (.*)")
@@ -124,7 +125,7 @@ class Logs:
         """Return the cause that the logs tell, if it is better than the one that was noted. tasks: launch.mode srun."""
         errors = os.path.join(logs, "srun.err")
         known = read_cause(noted) if noted else None
-        nodes = _lines(os.path.join(logs, "..", "..", "ranks")) or []  # of each rank
+        nodes = read_ranks("\n".join(_lines(os.path.join(logs, "..", "..", "ranks")) or []))
         found = find(node_logs(logs), errors if os.path.exists(errors) else None, nodes, known, tasks_are_ranks=tasks)
         return found.write() if found else None
 

@@ -24,7 +24,7 @@ def starts(run: Path, attempt: int, *steps: int) -> list[str | None]:
     heard = []
     for step in steps:
         heard.append(failures.begin(run, attempt, LIMIT))
-        progress = failures.Progress(run / "progress", 1000)
+        progress = failures.ProgressFile(run / "progress", 1000)
         progress.tell(step)
     return heard
 
@@ -63,7 +63,7 @@ def test_what_a_script_wrote_may_be_anything(tmp_path: Path, text: str) -> None:
 
 
 def test_progress_is_written_in_one_piece_and_not_too_often(tmp_path: Path) -> None:
-    progress = failures.Progress(tmp_path / "progress", 20, every=3600)
+    progress = failures.ProgressFile(tmp_path / "progress", 20, every=3600)
     for step in (1, 2, 3):
         progress.tell(step)
     assert (tmp_path / "progress").read_text() == "1 20\n"

@@ -20,7 +20,7 @@ from slurmddp.runtime.console import Console
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.library import signals
-from slurmddp.runtime.watch.failures import Progress
+from slurmddp.runtime.watch.failures import ProgressFile
 from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
@@ -41,7 +41,7 @@ class Shared:
     events: Events | None = None
     stopped: str | None = None
     step: int | None = None
-    progress: Progress | None = field(default_factory=lambda: progress_of(rank_environment()))
+    progress: ProgressFile | None = field(default_factory=lambda: progress_of(rank_environment()))
     finishing: list[Callable[[], None]] = field(default_factory=list)
     _group: object = field(default_factory=lambda: dist.group.WORLD)
 
@@ -145,10 +145,10 @@ def stop_of(env: Environment) -> Stop:
     return Stop(env.stop_file if env.local_rank == 0 else None)
 
 
-def progress_of(env: Environment) -> Progress | None:
+def progress_of(env: Environment) -> ProgressFile | None:
     """Return where rank 0 tells the breaker how far the script has come; None if nobody asks."""
     path = os.environ.get("SLURMDDP_PROGRESS_FILE")
-    return Progress(Path(path)) if path and env.rank == 0 else None
+    return ProgressFile(Path(path)) if path and env.rank == 0 else None
 
 
 def events_of(env: Environment) -> Events | None:

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurmddp.records.metrics import Metrics
+from slurmddp.records.progress import read_progress
 from slurmddp.records.rank_events import FirstStep
 from slurmddp.runtime import environment
 from slurmddp.runtime.journal import Events, Journal
-from slurmddp.runtime.watch.failures import Progress
+from slurmddp.runtime.watch.failures import ProgressFile
 from slurmddp.shared.run_folder import RunFolder
 
 
@@ -24,7 +25,7 @@ class ProgressLines:
         self._attempt, self._events, self._seconds = attempt, events, seconds
         self._metrics = Journal(folder.metrics)
         self._path = folder.progress
-        self._progress: Progress | None = Progress(folder.progress, every=0.0)
+        self._progress: ProgressFile | None = ProgressFile(folder.progress, every=0.0)
         self._text = _read(folder.progress)
         self._seen = 0
         self._told: int | None = None
@@ -62,8 +63,8 @@ class ProgressLines:
         text = _read(self._path)
         if text != self._text:
             self._text, self._progress = text, None
-            words = text.split()
-            self._told = int(words[0]) if words and words[0].isdecimal() else self._told
+            told = read_progress(text)
+            self._told = told.step if told else self._told
         if self._progress is None:
             return done if self._told is None else self._told
         self._progress.tell(done)

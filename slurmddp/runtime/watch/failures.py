@@ -1,11 +1,7 @@
 """The breaker: a run that fails again and again without getting further is stopped for good. Standard library only.
 
-Three files in the run folder:
-- progress: "STEP STEPS", how far the run has come; rank 0 keeps it, or a script of the user's own (the step alone).
-- began: the attempt whose ranks started last.
-- failures: a line "ATTEMPT STEP" for each start of the ranks that ended by a failure. Rank 0 adds one where torchrun
-  has started the ranks anew in the same attempt; job.sh does where a whole attempt has failed. What is not the run's
-  fault (a node that was lost, a stop, a preemption) is no line.
+slurmddp/records/progress.py describes the files `progress` and `failures`. What is not the run's fault (a node that was
+lost, a stop, a preemption) is no line of `failures`. The file `began` has the attempt whose ranks started last.
 """
 
 import contextlib
@@ -14,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from slurmddp.records.progress import Failure, Progress, ranks_text, read_failures, read_progress, stuck
 from slurmddp.runtime.watch import marker
 from slurmddp.runtime.watch.process_exit import say
 from slurmddp.shared.run_folder import RunFolder
@@ -24,7 +21,7 @@ LIMIT, FILE = "SLURMDDP_NO_PROGRESS", "SLURMDDP_PROGRESS_FILE"
 _EVERY = 2.0
 
 
-class Progress:
+class ProgressFile:
     """Tells how far the run has come, at most every 2 s; on rank 0. Losing a write does no harm."""
 
     def __init__(self, path: Path, steps: int | None = None, *, every: float = _EVERY) -> None:
@@ -48,10 +45,9 @@ class Progress:
         """Write what is not written yet."""
         if self._step is None or self._step == self._written:
             return
-        text = str(self._step) if self._steps is None else f"{self._step} {self._steps}"
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
-            temporary.write_text(f"{text}\n", encoding="ascii")
+            temporary.write_text(Progress(self._step, self._steps).text(), encoding="ascii")
             temporary.replace(self._path)
             self._written = self._step
 
@@ -69,12 +65,12 @@ def begin(root: Path, attempt: int, environ: Mapping[str, str] = os.environ) -> 
         if _text(began).strip() == str(attempt):
             # Nobody starts ranks twice in an attempt but torchrun, after a failure: a clean end leaves a marker.
             with failed.open("a", encoding="ascii") as file:
-                file.write(f"{attempt} {step_of(root, environ)}\n")
+                file.write(Failure(attempt, step_of(root, environ)).line() + "\n")
         else:
             began.write_text(f"{attempt}\n", encoding="ascii")
     except OSError as error:  # A full disk may have space again before the next save.
         say(f"warning: cannot count the failure of the last start: {error}\n")
-    steps = stuck(_text(failed).splitlines(), int(limit))
+    steps = stuck(read_failures(_text(failed)), int(limit))
     if steps is None:
         return None
     why = f"{limit} starts in a row crashed before step {steps + 1}"
@@ -86,7 +82,7 @@ def begin(root: Path, attempt: int, environ: Mapping[str, str] = os.environ) -> 
 def note_ranks(root: Path, nodes: Iterable[str]) -> None:
     """Write RUN/ranks, a line a rank: its node. torchrun names a rank that was killed by its place on its node only."""
     with contextlib.suppress(OSError):
-        (root / "ranks").write_text("".join(f"{node}\n" for node in nodes), encoding="utf-8")
+        (root / "ranks").write_text(ranks_text(nodes), encoding="utf-8")
 
 
 def check() -> None:
@@ -105,22 +101,10 @@ def check() -> None:
         raise SystemExit(0)
 
 
-def stuck(lines: Iterable[str], limit: int) -> int | None:
-    """Return the step beyond which none of the last `limit` failures got, which is the first one's; None if one did, or
-    there are fewer.
-
-    >>> stuck(["0 10", "0 57", "0 50", "1 57"], 3), stuck(["0 10", "0 57", "0 58"], 3), stuck(["0 10"], 3)
-    (57, None, None)
-    """
-    steps = [int(words[1]) for line in lines if len(words := line.split()) == 2 and words[1].isdecimal()]
-    last = steps[-limit:]
-    return last[0] if len(last) == limit and max(last) <= last[0] else None
-
-
 def step_of(root: Path, environ: Mapping[str, str]) -> int:
     """Return how far the run has come, as its ranks told; 0 if they did not."""
-    words = _text(Path(environ.get(FILE) or RunFolder(root).progress)).split()
-    return int(words[0]) if words and words[0].isdecimal() else 0
+    found = read_progress(_text(Path(environ.get(FILE) or RunFolder(root).progress)))
+    return found.step if found else 0
 
 
 def _text(path: Path) -> str:

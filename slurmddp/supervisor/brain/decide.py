@@ -4,6 +4,7 @@ from typing import Tuple, Union
 
 from slurmddp.causes.rules import is_user_error
 from slurmddp.records.cause import CONSEQUENCE, UNKNOWN, Cause
+from slurmddp.records.progress import stuck
 from slurmddp.supervisor.brain import ledger as ledgers
 from slurmddp.supervisor.brain.types import (
     CANCELLED,
@@ -136,7 +137,7 @@ def _break(settings: Settings, facts: Facts, decision: Decision) -> Decision:
             cause = facts.stranger._replace(text=facts.stranger.text + more)
             return decision._replace(cause=cause, ledger=ledger)
     ledger = ledgers.count_failure(settings, ledger, facts.attempt, facts.uncounted)
-    why, step = facts.hopeless, ledgers.stuck(ledger.failures, settings.breaker)
+    why, step = facts.hopeless, stuck(ledger.failures, settings.breaker)
     if not why and step is not None:
         why = "{} starts in a row crashed before step {}".format(settings.breaker, step + 1)
     if not why:

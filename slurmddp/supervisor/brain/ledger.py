@@ -1,13 +1,14 @@
 """How far the run has come over all of its starts and jobs, and whether another one is of use.
 
-Three parts of the ledger are files that the ranks write, too: see slurmddp/runtime/watch/failures.py.
+Three parts of the ledger are files that the ranks write, too: see slurmddp/records/progress.py.
 """
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
+from slurmddp.records.progress import Failure, read_best, read_failures, read_progress, stuck
 from slurmddp.records.rank_events import Restarted
 from slurmddp.records.values import number, whole
-from slurmddp.supervisor.brain.types import TIME_LIMIT, Failure, Ledger, Progress, Settings
+from slurmddp.supervisor.brain.types import TIME_LIMIT, Ledger, Settings
 
 #: Attempts of a run that somebody else may end: who can do it again and again must not keep the job in a loop.
 MOST_STRANGERS = 10
@@ -91,14 +92,6 @@ def hours_text(settings: Settings, gpu_seconds: float) -> str:
     return text.format(gpu_seconds / 3600, settings.max_gpu_hours or 0)
 
 
-def stuck(failures: Sequence[Failure], limit: int) -> Optional[int]:
-    """Return the step that none of the last `limit` failed starts got beyond, which is the first one's; None if one
-    did, or there are fewer.
-    """
-    last = [failure.step for failure in failures[-limit:]]
-    return last[0] if len(last) == limit and max(last) <= last[0] else None
-
-
 def count_failure(settings: Settings, ledger: Ledger, attempt: int, uncounted: int) -> Ledger:
     """Add the failed starts of an attempt. uncounted: those of them that the ranks could not count themselves.
 
@@ -144,12 +137,9 @@ def read(own: Mapping[str, Any]) -> Ledger:
 
 def with_files(ledger: Ledger, failures: str, progress: str, best: str) -> Ledger:
     """Return the ledger with what the texts of the files say that ranks write, too."""
-    rows = [_numbers(line) for line in failures.splitlines()]
-    steps, known = _numbers(progress), _numbers(best)
+    steps = [step for step in (read_best(best), ledger.best) if step is not None]
     return ledger._replace(
-        failures=tuple(Failure(*row) for row in rows if len(row) == 2),
-        progress=Progress(*steps[:2]) if steps else None,
-        best=max([*known[:1], *([] if ledger.best is None else [ledger.best])], default=None),
+        failures=read_failures(failures), progress=read_progress(progress), best=max(steps, default=None)
     )
 
 
@@ -160,14 +150,4 @@ def own_part(ledger: Ledger) -> Dict[str, Any]:
 
 def lines_to_add(before: Ledger, after: Ledger) -> List[str]:
     """Return what is to be appended to the file `failures`."""
-    return ["{} {}".format(*failure) for failure in after.failures[len(before.failures) :]]
-
-
-def _numbers(line: str) -> Tuple[int, ...]:
-    """Return the whole numbers at the start of a line."""
-    found: List[int] = []
-    for word in line.split():
-        if not (word.isdigit() and len(word) < 16):
-            break
-        found.append(int(word))
-    return tuple(found)
+    return [failure.line() for failure in after.failures[len(before.failures) :]]

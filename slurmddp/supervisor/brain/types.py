@@ -4,6 +4,7 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from slurmddp.records.cause import Cause
 from slurmddp.records.marker import Marker as Marker
+from slurmddp.records.progress import Failure, Progress
 
 #: Why a job is ended from outside.
 CANCELLED, TIME_LIMIT, PREEMPTION, NODE_FAILURE, REQUEUED = (
@@ -51,20 +52,6 @@ class Settings(NamedTuple):
     max_gpu_hours: Optional[float] = None
     breaker_from_zero: Optional[int] = None
     checkpoints: Tuple[str, ...] = ()
-
-
-class Progress(NamedTuple):
-    """How far the run has come, as its ranks tell. steps: of the whole run; only bundled tasks know it."""
-
-    step: int = 0
-    steps: Optional[int] = None
-
-
-class Failure(NamedTuple):
-    """A start that failed, or gained nothing: a line of the run folder's file `failures`."""
-
-    attempt: int
-    step: int
 
 
 class Ledger(NamedTuple):

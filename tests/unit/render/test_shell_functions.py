@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from slurmddp.runtime.watch.failures import stuck
+from slurmddp.records.progress import read_failures, stuck
 from tests.helpers import SHELL
 
 #: What job.sh assigns, and functions of other files.
@@ -231,7 +231,7 @@ def test_job_sh_and_rank_0_decide_alike_whether_a_run_makes_progress(tmp_path: P
         (folder / "progress").write_text(f"{steps[-1]} 100\n")
         limit = random.randint(1, 4)
         lines.append(f"run={folder} breaker={limit}; no_progress && echo stop || echo on")
-        expected.append("on" if stuck(failures, limit) is None else "stop")
+        expected.append("on" if stuck(read_failures("\n".join(failures)), limit) is None else "stop")
     assert bash(tmp_path, "breaker", *lines).split() == expected
     assert set(expected) == {"on", "stop"}
 

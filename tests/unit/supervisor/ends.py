@@ -5,7 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from slurmddp.records.cause import CONSEQUENCE, EXCEPTION, SIGNAL, Cause
-from slurmddp.supervisor.brain.types import Facts, Failure, Job, Ledger, Marker, Progress, Settings
+from slurmddp.records.progress import Failure, Progress
+from slurmddp.supervisor.brain.types import Facts, Job, Ledger, Marker, Settings
 
 NODES = ("node1", "node2", "node3")
 SETUP = "setup line failed with exit code 3: module load x"

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from slurmddp.records.cause import CONSEQUENCE, Cause
+from slurmddp.records.progress import Failure, Progress
 from slurmddp.records.rank_events import Restarted
 from slurmddp.supervisor.brain import ledger as ledgers
 from slurmddp.supervisor.brain import stopping
 from slurmddp.supervisor.brain.decide import decide
-from slurmddp.supervisor.brain.types import Facts, Failure, Job, Ledger, Marker, Progress, Settings
+from slurmddp.supervisor.brain.types import Facts, Job, Ledger, Marker, Settings
 
 BUNDLED = Settings("/run")
 OWN = Settings("/run", own_script=True, must_save=True, breaker_from_zero=2)
