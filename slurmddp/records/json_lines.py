@@ -24,7 +24,7 @@ def dump(record: Mapping[str, Any]) -> bytes:
     """Return the line of an object. Numbers that JSON lacks (nan, inf) become null; names of files that are no UTF-8
     stay the bytes that they are.
     """
-    text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode(errors="surrogateescape")
 
 
@@ -41,11 +41,12 @@ def append(path: str, line: bytes) -> None:
         os.close(descriptor)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return a value of JSON with null for the numbers that JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

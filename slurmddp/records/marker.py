@@ -1,27 +1,86 @@
-"""The marker of an attempt: how it ended, if it ended cleanly."""
+"""The marker of an attempt, RUN/markers/attempt-NNN.json: that the attempt is over, and how it ended."""
 
-from typing import Any, Mapping, NamedTuple, Optional, Tuple
+import json
+import time
+from typing import Any, Dict, Mapping, NamedTuple, Optional
 
+from slurmddp.records.json_lines import finite
+from slurmddp.records.text import plain_line
 from slurmddp.records.values import whole
+
+VERSION = 1
+DONE, STOPPED, FAILED, NO_PROGRESS = "done", "stopped", "failed", "no progress"
+
+
+class Signal(NamedTuple):
+    """A signal, and the rank that got it. name: SIGTERM and so on."""
+
+    name: str
+    rank: Optional[int]
+    node: str
 
 
 class Marker(NamedTuple):
-    """What the supervisor reads of it. state: done, stopped, failed, no progress; empty if it cannot be read.
+    """What a marker says. state: one of those above; empty if it cannot be read.
 
-    signalled: rank and node of the rank that got a SIGTERM, if the ranks stopped for that; None: they did not.
+    signal: for which the ranks stopped; None: for something else. step, steps: as in Progress. validation: the last
+    evaluation of a bundled task, as in the event `finished`.
     """
 
     state: str = ""
     reason: str = ""
     cause: str = ""
-    signalled: Optional[Tuple[Optional[int], str]] = None
+    signal: Optional[Signal] = None
+    step: Optional[int] = None
+    steps: Optional[int] = None
+    validation: Optional[Mapping[str, Any]] = None
+
+    @property
+    def terminated(self) -> bool:
+        """Return whether the ranks stopped since one of them got a SIGTERM."""
+        return self.signal is not None and self.signal.name == "SIGTERM"
+
+    def write(self) -> Dict[str, Any]:
+        """Return the object."""
+        signal = None if self.signal is None else dict(self.signal._asdict())
+        return dict(self._asdict(), schema=VERSION, signal=signal)
+
+    def text(self, attempt: int) -> str:
+        """Return the text of the file: a line per key."""
+        record = dict(self.write(), attempt=attempt, time=round(time.time(), 3))
+        return json.dumps(finite(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def read(record: Mapping[str, Any]) -> Marker:
-    """Return what a marker's object says. Texts that are none are empty."""
+def read(record: Any) -> Marker:
+    """Return what a marker's object says. What is not sound is left out; of a text, the first line is kept."""
+    if not isinstance(record, dict):
+        return Marker()
     texts = [record.get(key) for key in ("state", "reason", "cause")]
-    state, reason, cause = (text if isinstance(text, str) else "" for text in texts)
-    signal, signalled = record.get("signal"), None
-    if isinstance(signal, dict) and signal.get("name") == "SIGTERM" and isinstance(signal.get("node"), str):
-        signalled = (whole(signal.get("rank")), signal["node"])
-    return Marker(state, reason, cause, signalled)
+    state, reason, cause = (
+        plain_line(text.strip("\n").encode("utf-8", "ignore")).rstrip() if isinstance(text, str) else ""
+        for text in texts
+    )
+    validation = record.get("validation")
+    return Marker(
+        state,
+        reason,
+        cause,
+        _signal(record.get("signal")),
+        whole(record.get("step")),
+        whole(record.get("steps")),
+        validation if isinstance(validation, dict) else None,
+    )
+
+
+def parse(text: str) -> Marker:
+    """Return what the text of a marker says."""
+    try:
+        return read(json.loads(text))
+    except (ValueError, RecursionError):
+        return Marker()
+
+
+def _signal(found: Any) -> Optional[Signal]:
+    if not isinstance(found, dict) or not all(isinstance(found.get(key), str) for key in ("name", "node")):
+        return None
+    return Signal(found["name"], whole(found.get("rank")), found["node"])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from slurmddp.errors import UserError
+from slurmddp.records import marker as marker_records
 from slurmddp.records.events import Event, newest, of
 from slurmddp.records.job_events import (
     AttemptEnded,
@@ -19,7 +20,7 @@ from slurmddp.records.job_events import (
     RanksTerminated,
     Requeued,
 )
-from slurmddp.records.values import whole
+from slurmddp.records.marker import Marker
 from slurmddp.runs import events as event_files
 from slurmddp.runs import submission as submissions
 from slurmddp.runs.layout import RunFolder, attempt_of
@@ -31,20 +32,6 @@ from slurmddp.styled import labelled
 #: The first line of a stop file that is final: nothing starts the run again.
 CANCELLED = "cancelled by the user"
 _LONGEST_REASON = 200  # bytes
-
-
-@dataclass(frozen=True)
-class Marker:
-    """How an attempt ended, as the runtime or the job's script wrote it.
-
-    state: done, stopped, or no progress (so many starts ended at the same step that the run was stopped for good).
-    """
-
-    attempt: int
-    state: str
-    step: int | None = None
-    steps: int | None = None
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -177,16 +164,14 @@ def evidence(folder: RunFolder) -> Evidence:
         if attempt is None:
             continue
         try:
-            found = read_json(path, folder.path)
-            markers[attempt] = Marker(
-                attempt,
-                state=str(found["state"]),
-                step=whole(found.get("step")),
-                steps=whole(found.get("steps")),
-                reason=str(found.get("reason") or ""),
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            found = marker_records.read(read_json(path, folder.path))
+        except (OSError, ValueError) as error:
             notes.append(f"{path}: damaged ({type(error).__name__}: {error})")
+            continue
+        if found.state:
+            markers[attempt] = found
+        else:
+            notes.append(f"{path}: damaged (it names no state)")
     sent = submissions.read(folder)
     stop = _stop_reason(folder)
     return Evidence(sent, markers, lines.records, stop is not None, stop or "", tuple(notes))

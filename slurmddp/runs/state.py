@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from slurmddp.runs.evidence import CANCELLED, Evidence, Marker, evidence
+from slurmddp.records.marker import Marker
+from slurmddp.runs.evidence import CANCELLED, Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import JobView
 from slurmddp.slurm.choose import scheduler_for
@@ -225,7 +226,7 @@ def _by_folder(facts: Evidence) -> RunState:
             return RunState("done", _join(_progress(marker), "job.sh did not record its exit"))
         if facts.cancel_requested and facts.started is None:
             return RunState("cancelled", "before it started")
-        if marker is not None and marker.state == "stopped" and marker.reason.startswith("SIGTERM"):
+        if marker is not None and marker.state == "stopped" and marker.terminated:
             return _script_killed(facts)  # else it would have written its end, too
         return on_purpose or _lost(facts)
     word = ended.slurm_state.split(" ")[0]

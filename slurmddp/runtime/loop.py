@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from slurmddp.records.events import keys_of
+from slurmddp.records.marker import DONE, STOPPED, Marker
 from slurmddp.records.rank_events import Finished, Stopping
 from slurmddp.runtime import console, schedule
 from slurmddp.runtime.checkpointing import Checkpointing
@@ -96,11 +97,12 @@ class Trainer:
         watch.enter("checkpoint")
         self._checkpointing.finish(self._step)
         watch.enter("end")
-        state = "stopped" if self._stopped else "done"
+        state = STOPPED if self._stopped else DONE
         finished = Finished(state, self._step, self._steps, reason, validation.record() if validation else None)
         self._reporter.close()
         attempt = session.world.attempt
-        ended = {**keys_of(finished), "signal": watch.stop.signal}
+        told = keys_of(finished)["validation"]
+        ended = Marker(state, reason, "", watch.stop.signal, self._step, self._steps, told)
         session.world.on_main(lambda: marker.write(session.folder.marker(attempt), attempt, ended))
         session.record(finished)
         seconds = clock(time.monotonic() - self._began)

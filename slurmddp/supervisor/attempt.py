@@ -90,7 +90,7 @@ class Attempts:
             job.exclude(reason, [node], NodeExcluded)
         job.nodes.suspects += decision.suspects
         if decision.marker is not None:
-            job.folder.tell("write_marker", job.attempt, *decision.marker[:3])
+            job.folder.tell("write_marker", job.attempt, decision.marker.write())
         job.decision, job.cause = decision.what, decision.cause
         return decision
 

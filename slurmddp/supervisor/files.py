@@ -4,7 +4,6 @@ Their arguments and answers travel as JSON.
 """
 
 import glob
-import json
 import os
 import re
 import subprocess
@@ -15,7 +14,7 @@ from slurmddp.records import events, json_lines
 from slurmddp.records import marker as markers
 from slurmddp.records.job_events import JobStarted, Requeued
 from slurmddp.records.progress import read_failures
-from slurmddp.supervisor.logs import Logs, plain
+from slurmddp.supervisor.logs import Logs
 
 #: torchrun's folder of a start: attempt_0, attempt_1, ...
 _START = re.compile(r"attempt_(\d+)$")
@@ -114,10 +113,9 @@ class Files(Logs):
             file.write(text.encode("utf-8", "surrogateescape"))
         os.rename(part, path)
 
-    def write_marker(self, attempt: int, state: str, reason: str, cause: str) -> None:
+    def write_marker(self, attempt: int, marker: Dict[str, Any]) -> None:
         """Write the marker of an attempt that is over, so that ranks that start late do not train."""
-        record = {"state": state, "restart": False, "attempt": attempt, "reason": reason, "cause": cause}
-        self.write("markers/attempt-{:03d}.json".format(attempt), json.dumps(record, indent=1) + "\n")
+        self.write("markers/attempt-{:03d}.json".format(attempt), markers.read(marker).text(attempt))
 
     def remove(self, name: str) -> None:
         try:
@@ -142,17 +140,10 @@ class Files(Logs):
         text = self.read("stop")
         return None if text is None else text.split("\n")[0].strip() or "stop file"
 
-    def marker(self, attempt: int) -> Optional[List[Any]]:
-        """Return the fields of an attempt's Marker, empty if it is damaged; None if there is none."""
+    def marker(self, attempt: int) -> Optional[Dict[str, Any]]:
+        """Return the object of an attempt's marker; None if there is none."""
         text = self.read("markers", "attempt-{:03d}.json".format(attempt))
-        if text is None:
-            return None
-        try:
-            found = json.loads(text)
-        except ValueError:
-            found = None
-        state, reason, cause, signalled = markers.read(found if isinstance(found, dict) else {})
-        return [plain(state), plain(reason), plain(cause), signalled]
+        return None if text is None else markers.parse(text).write()
 
     def look(self, attempt: int, logs: str, now: int, begin: int, starts: bool) -> Dict[str, Any]:
         """Return what has changed. now: for the heartbeat, which guard.sh reads. begin: as for new_lines. starts: those

@@ -1,9 +1,9 @@
 """What happens while something runs on the nodes: the supervisor looks around, and does what the brain makes of it."""
 
 import signal
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
-from slurmddp.records import events
+from slurmddp.records import events, marker
 from slurmddp.supervisor.brain.types import (
     Actions,
     Alert,
@@ -23,12 +23,9 @@ from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.stopping import ask_to_stop
 
 
-def marker_of(found: Optional[List[Any]]) -> Optional[Marker]:
+def marker_of(found: Optional[Dict[str, Any]]) -> Optional[Marker]:
     """Return the marker that Files has read; None if there is none."""
-    if found is None:
-        return None
-    state, reason, cause, signalled = found
-    return Marker(state, reason, cause, tuple(signalled) if signalled else None)
+    return None if found is None else marker.read(found)
 
 
 class Watching:

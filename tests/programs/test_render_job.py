@@ -635,7 +635,7 @@ def test_on_one_machine_it_fails_at_once_and_says_why(desk: Desk, kind: str) -> 
 def test_what_the_ranks_call_hopeless_is_not_started_again(desk: Desk, code: int) -> None:
     """They leave a marker (slurmddp/runtime/watch/marker.py, give_up); what torchrun then exits with says nothing."""
     text = "ImportError: cannot import name 'nothing' from 'json'"
-    marker = json.dumps({"restart": False, "state": "failed", "reason": text, "cause": text, "attempt": 0}, indent=2)
+    marker = json.dumps({"state": "failed", "reason": text, "cause": text, "attempt": 0}, indent=2)
     mark = f"mkdir -p $SLURMDDP_RUN/markers; cat >$SLURMDDP_RUN/markers/attempt-000.json <<'END'\n{marker}\nEND\n"
     job = Job(desk, job_script(desk.plan(LM_JOB.replace("gpus", "here"))), node=f"{mark}exit {code}\n")
     job.begin()

@@ -117,7 +117,7 @@ def test_stop_file_saves_and_a_later_attempt_finishes(ranks: Ranks, tmp_path: Pa
     assert run.saved() == ["step-00000001"]
     marker = run.marker()
     assert (marker["state"], marker["step"], marker["steps"]) == ("stopped", 1, 6)
-    assert marker["reason"] == "stop file" and marker["restart"] is False
+    assert marker["reason"] == "stop file"
     assert run.events("stopping")[0]["step"] == 1
     ranks.train(2, run, 0)  # torchrun starting the ranks again: nothing happens.
     assert run.saved() == ["step-00000001"]

@@ -503,7 +503,7 @@ def test_a_stop_leaves_a_marker_and_the_attempt_does_not_begin_again(tmp_path: P
     marker = json.loads((tmp_path / "markers" / "attempt-002.json").read_text())
     assert marker.pop("time") >= began - 1
     assert marker == {
-        "restart": False, "state": "stopped", "step": None, "steps": None, "validation": None, "attempt": 2,
+        "schema": 1, "state": "stopped", "cause": "", "step": None, "steps": None, "validation": None, "attempt": 2,
         "reason": "SIGTERM received by rank 0 on here", "signal": {"name": "SIGTERM", "rank": 0, "node": "here"},
     }  # fmt: skip
     again = script(ENDS, tmp_path, **told)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from slurmddp.records.marker import Marker
 from slurmddp.runtime.evaluation import evaluate
 from slurmddp.runtime.watch import marker
 from slurmddp.runtime.watch.stop import Stop
@@ -210,9 +211,7 @@ def test_ranks_do_not_outlive_torchrun(tmp_path: Path) -> None:
 def test_marker(tmp_path: Path) -> None:
     path = tmp_path / "markers" / "attempt-000.json"
     assert not marker.ended(path)
-    marker.write(path, 0, {"state": "done", "restart": True})
-    assert not marker.ended(path)
-    marker.write(path, 0, {"state": "done"})
+    marker.write(path, 0, Marker("done"))
     assert marker.ended(path)
     path.write_text("{")
     assert marker.ended(path)

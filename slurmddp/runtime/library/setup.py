@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
+from slurmddp.records.marker import STOPPED, Marker
 from slurmddp.runtime import train
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.journal import Events
@@ -102,8 +103,8 @@ def _finish(now: shared.Shared, folder: RunFolder | None) -> None:
     now.enter("end")
     if now.stopped is not None and folder is not None:
         attempt = now.world.attempt
-        facts = {"state": "stopped", "step": now.step, "steps": None, "reason": now.stopped, "signal": now.stop.signal}
-        now.world.on_main(lambda: marker.write(folder.marker(attempt), attempt, {**facts, "validation": None}))
+        stopped = Marker(STOPPED, now.stopped, signal=now.stop.signal, step=now.step)
+        now.world.on_main(lambda: marker.write(folder.marker(attempt), attempt, stopped))
     assert now.watch is not None
     now.watch.close(now.world)
     dist.destroy_process_group()

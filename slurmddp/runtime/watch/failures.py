@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from slurmddp.records.marker import NO_PROGRESS, Marker
 from slurmddp.records.progress import Failure, Progress, ranks_text, read_failures, read_progress, stuck
 from slurmddp.runtime.watch import marker
 from slurmddp.runtime.watch.process_exit import say
@@ -74,8 +75,7 @@ def begin(root: Path, attempt: int, environ: Mapping[str, str] = os.environ) -> 
     if steps is None:
         return None
     why = f"{limit} starts in a row crashed before step {steps + 1}"
-    facts = {"state": "no progress", "step": steps, "steps": None, "reason": why, "cause": why, "validation": None}
-    marker.write(RunFolder(root).marker(attempt), attempt, facts)
+    marker.write(RunFolder(root).marker(attempt), attempt, Marker(NO_PROGRESS, why, why, step=steps))
     return why
 
 

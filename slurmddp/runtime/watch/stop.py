@@ -3,7 +3,9 @@
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from slurmddp.records.marker import Signal
 
 if TYPE_CHECKING:
     from slurmddp.runtime.world import World  # It imports torch: signals have to be taken earlier than that.
@@ -55,9 +57,9 @@ class Stop:
         """`path`: the stop file, on the one rank of a node that looks for it; None on the others."""
         self._file = StopFile(path, interval=interval)
         self._asked: str | None = None
-        self._signal: dict[str, Any] | None = None
+        self._signal: Signal | None = None
         #: After `agreed_reason`, on every rank: the signal that was the reason, and the rank and node that got it.
-        self.signal: dict[str, Any] | None = None
+        self.signal: Signal | None = None
 
     def request(self, reason: str) -> None:
         """Ask to stop, from any thread or a signal's handler. The first reason stays."""
@@ -68,7 +70,7 @@ class Stop:
         """Ask to stop since this rank got a signal."""
         if self._asked is None:
             name = signal.Signals(number).name
-            self._signal = {"name": name, "rank": rank, "node": node}
+            self._signal = Signal(name, rank, node)
             self.request(f"{name} received by rank {rank} on {node}")
 
     def wanted(self) -> bool:

@@ -84,10 +84,10 @@ def _after_stop(settings: Settings, facts: Facts, ledger: Ledger) -> Decision:
         facts.stop is None
         and not ended_by
         and facts.marker
-        and facts.marker.signalled
+        and facts.marker.terminated
         and _nobody_asked(settings, facts)
     ):
-        rank, node = facts.marker.signalled
+        _, rank, node = facts.marker.signal or ("", None, "")
         text = "SIGTERM that neither Slurm nor the user sent (earlyoom, or an administrator?)"
         decision = decision._replace(what=NEXT, cause=facts.stranger or Cause(text, rank, node))
         return _break(settings, facts, decision)

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from slurmddp.records.marker import Marker
 from slurmddp.records.metrics import read
 from slurmddp.report.goodput import goodput_dict, goodput_line, goodput_text, run_ledger
 from slurmddp.runs import metrics
 from slurmddp.runs import submission as submissions
-from slurmddp.runs.evidence import Evidence, Marker
+from slurmddp.runs.evidence import Evidence
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.ledger import KINDS, Ledger, ledger
@@ -357,7 +358,7 @@ def test_ranks_that_failed_for_good_lose_what_no_checkpoint_has() -> None:
 def test_a_clean_stop_loses_nothing_even_where_only_the_marker_tells() -> None:
     events, rows = job(0, 80, *launch(0, 0)), [line(60, 50)]
     assert account(events, rows).spent["lost"] == 50_000
-    found = account(events, rows, markers={0: Marker(0, "stopped", 50)})
+    found = account(events, rows, markers={0: Marker("stopped", step=50)})
     assert found.spent["lost"] == 0
     assert found.failures == 0
 
@@ -508,7 +509,7 @@ _RECORDS = st.fixed_dictionaries(
 def test_whatever_was_written_every_millisecond_is_in_one_kind(
     events: list[Record], rows: list[Record], now: float | None, script: bool, marked: bool
 ) -> None:
-    found = account(events, rows, now=now, script=script, markers={1: Marker(1, "done")} if marked else None)
+    found = account(events, rows, now=now, script=script, markers={1: Marker("done")} if marked else None)
     assert set(found.spent) == set(KINDS)
     assert found.failures <= found.rank_starts
     assert all(each.milliseconds >= 0 for each in found.recoveries)

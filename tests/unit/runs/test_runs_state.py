@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from slurmddp.errors import UserError
+from slurmddp.records.marker import Marker, Signal
 from slurmddp.runs import state as module
 from slurmddp.runs import submission
-from slurmddp.runs.evidence import Evidence, Marker, evidence
+from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import EXIT_CODES, RunState, judge
@@ -18,8 +19,8 @@ from slurmddp.slurm.base import JobId, JobView
 from tests.helpers import append_event, typed
 
 SENT = Submission("123", "slurm", ("sbatch",), "2025-11-20T10:00:00+00:00", "login")
-DONE = Marker(0, "done", 1000, 1000, "all steps are done")
-STOPPED = Marker(0, "stopped", 500, 1000, "time limit")
+DONE = Marker("done", "all steps are done", step=1000, steps=1000)
+STOPPED = Marker("stopped", "time limit", step=500, steps=1000)
 
 
 def started(attempt: int = 0) -> dict[str, Any]:
@@ -43,7 +44,7 @@ def ended(code: int = 0, signal: str = "", slurm_state: str = "", attempt: int =
 
 
 def facts(*events: dict[str, Any], marker: "Marker | None" = None, **more: Any) -> Evidence:
-    markers = {marker.attempt: marker} if marker else {}
+    markers = {0: marker} if marker else {}
     return Evidence(**{"submission": SENT, "events": typed(*events), "markers": markers, **more})
 
 
@@ -115,7 +116,8 @@ def test_slurms_word_and_the_marker(view: JobView, marker: Marker, state: str, d
     assert judge(view, facts(started(), marker=marker)) == RunState(state, detail)
 
 
-TERMED = Marker(0, "stopped", 500, 1000, "SIGTERM received by rank 0 on node1")
+TERM = Signal("SIGTERM", 0, "node1")
+TERMED = Marker("stopped", "SIGTERM received by rank 0 on node1", signal=TERM, step=500, steps=1000)
 KILLED = RunState("failed", "job.sh was killed by SIGKILL on node1 (out of memory?), step 500 of 1000")
 
 ASKED = RunState("stopped", f"{TERMED.reason}, step 500 of 1000")
@@ -186,8 +188,8 @@ def test_slurm_has_forgotten_it(events: list[dict[str, Any]], marker: "Marker | 
     assert judge(None, facts(*events, marker=marker)).state == state
 
 
-NO_PROGRESS = Marker(0, "no progress", 40, 1000, "3 starts in a row ended at step 40")
-CANCELLED = Marker(0, "stopped", 500, 1000, "cancelled by the user")
+NO_PROGRESS = Marker("no progress", "3 starts in a row ended at step 40", step=40, steps=1000)
+CANCELLED = Marker("stopped", "cancelled by the user", step=500, steps=1000)
 
 
 def attempt_ended(decision: str, code: int = 1, attempt: int = 0, **more: Any) -> dict[str, Any]:
@@ -377,7 +379,7 @@ def test_evidence_of_a_folder(tmp_path: Path) -> None:
     submission.write(own(run, to="write"), Submission("124;alpha", "slurm", (), "t", "h"))
     run.stop.write_text("user\n")
     found = evidence(run)
-    assert found.markers == {0: Marker(0, "stopped", 5, 9, "SIGTERM")}
+    assert found.markers == {0: Marker("stopped", "SIGTERM", step=5, steps=9)}
     assert found.job_id == JobId("124", "alpha")
     assert found.stop_requested
     assert len(found.notes) == 2 and "1 damaged" in found.notes[0] and "attempt-001" in found.notes[1]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from random import Random
 
 from slurmddp.records.cause import CONSEQUENCE, EXCEPTION, SIGNAL, Cause
+from slurmddp.records.marker import Marker, Signal
 from slurmddp.records.progress import Failure, Progress
-from slurmddp.supervisor.brain.types import Facts, Job, Ledger, Marker, Settings
+from slurmddp.supervisor.brain.types import Facts, Job, Ledger, Settings
 
 NODES = ("node1", "node2", "node3")
 SETUP = "setup line failed with exit code 3: module load x"
@@ -34,7 +35,7 @@ def made(random: Random) -> tuple[Settings, Facts, Ledger]:
     marker = None
     if chance(0.5):
         reason = pick((TERMED, TERMED, TERMED, "stop file", "time limit", ""))
-        signalled = (1, "node2") if reason == TERMED else None
+        signalled = Signal("SIGTERM", 1, "node2") if reason == TERMED else None
         state = pick(("stopped", "stopped", "stopped", "done", "failed", "no progress", ""))
         cause = pick(("OSError: no space", "3 starts in a row crashed before step 1"))
         marker = Marker(state, reason, cause, signalled) if state else Marker()

@@ -59,7 +59,7 @@ def write(folder: Path, settings: Settings, facts: Facts, ledger: Ledger) -> Non
     (logs / "preflight").mkdir(parents=True)
     (folder / "markers").mkdir()
     if facts.marker:
-        record = {"restart": False, **facts.marker._replace(signalled=None)._asdict(), "attempt": 4}
+        record = {**facts.marker._replace(signal=None).write(), "attempt": 4}
         text = json.dumps(record, indent=1) if facts.marker.state else "{damaged"
         (folder / "markers/attempt-004.json").write_text(text)
     if facts.stop is not None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.records.marker import Marker
+from slurmddp.records.marker import Marker, Signal
 from slurmddp.supervisor.files import Files
 from slurmddp.supervisor.watching import marker_of
 
-ASKED = {"state": "stopped", "reason": "SIGTERM received by rank 1 on n2", "restart": False}
+ASKED = {"state": "stopped", "reason": "SIGTERM received by rank 1 on n2"}
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ ASKED = {"state": "stopped", "reason": "SIGTERM received by rank 1 on n2", "rest
         (json.dumps({**ASKED, "signal": None}), Marker("stopped", ASKED["reason"])),
         (
             json.dumps({**ASKED, "signal": {"name": "SIGTERM", "rank": 1, "node": "n2"}}),
-            Marker("stopped", ASKED["reason"], "", (1, "n2")),
+            Marker("stopped", ASKED["reason"], "", Signal("SIGTERM", 1, "n2")),
         ),
         (json.dumps({"state": "failed", "cause": "two\nlines"}), Marker("failed", "", "two")),
     ],
