@@ -6,9 +6,9 @@ import json
 import os
 import pickle
 import zipfile
-from dataclasses import asdict
 from pathlib import Path
 
+from slurmddp.records.checkpoint import Manifest
 from slurmddp.runs.layout import RunFolder
 from slurmddp.shared.checkpoint import layout
 
@@ -41,8 +41,8 @@ def make_checkpoint(root: Path, step: int, *, size: int = 1000) -> Path:
     (folder / ".metadata").write_bytes(NO_TENSORS)
     layout.write_json(folder / layout.DATA, {"step": step})
     names = ["__0_0.distcp", f"{layout.RNG}/rank-00000.pt", layout.DATA, ".metadata"]
-    files = {name: asdict(layout.facts(folder / name)) for name in names}
-    layout.write_json(folder / layout.MANIFEST, {"schema": layout.SCHEMA, "step": step, "world": 2, "files": files})
+    files = {name: layout.facts(folder / name) for name in names}
+    layout.write_json(folder / layout.MANIFEST, Manifest(step, 2, files).write())
     layout.mark_complete(folder)
     return folder
 
@@ -51,7 +51,7 @@ def replace(folder: Path, name: str, content: bytes) -> None:
     """Put another file into a checkpoint, and vouch for it, as somebody would who means harm."""
     (folder / name).write_bytes(content)
     manifest = json.loads((folder / layout.MANIFEST).read_text())
-    manifest["files"][name] = asdict(layout.facts(folder / name))
+    manifest["files"][name] = layout.facts(folder / name)._asdict()
     layout.write_json(folder / layout.MANIFEST, manifest)
     layout.mark_complete(folder)
 

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.records.checkpoint import Manifest
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.usage import extent
 from slurmddp.shared.beneath import check_folder
@@ -131,10 +131,10 @@ def check(item: Stored, progress: Callable[[int], None] = lambda count: None) ->
 
     pool = ThreadPoolExecutor(min(_MOST_READERS, os.cpu_count() or 1))
     try:
-        files = glance(item.path)["files"]
+        files = glance(item.path).files
         facts = pool.map(layout.facts, [item.path / name for name in files])
         for (name, wanted), actual in zip(files.items(), facts, strict=True):
-            if actual.sha256 != wanted["sha256"]:
+            if actual.sha256 != wanted.sha256:
                 raise layout.Rejected(item.path, name, "has other content than was written (sha256 differs)")
             progress(actual.bytes)
         shardcheck.check(item.path, layout.read_contents(item.path, files), files)
@@ -157,19 +157,19 @@ def newest_good(found: list[Stored], refused: Callable[[Stored], None]) -> Store
     return None
 
 
-def glance(path: Path) -> dict[str, Any]:
+def glance(path: Path) -> Manifest:
     """Return the manifest of a complete checkpoint whose files are all there with the sizes that it gives.
 
     What `layout.verify` does, without reading what may be terabytes. Raises layout.Rejected, OSError.
     """
     manifest = layout.read_manifest(path)
-    for name, wanted in manifest["files"].items():
+    for name, wanted in manifest.files.items():
         try:
             size = (path / name).stat().st_size
         except FileNotFoundError:
             raise layout.Rejected(path, name, "is missing") from None
-        if size != wanted["bytes"]:
-            raise layout.Rejected(path, name, f"has {size} bytes, not {wanted['bytes']}")
+        if size != wanted.bytes:
+            raise layout.Rejected(path, name, f"has {size} bytes, not {wanted.bytes}")
     return manifest
 
 
@@ -182,7 +182,7 @@ def _look(path: Path, step: int, run: str, is_own: bool) -> Stored:
     try:
         saved = path.stat().st_mtime
         size, files = extent(path)
-        world = glance(path)["world"]
+        world = glance(path).world
         saved = (path / layout.COMPLETE).stat().st_mtime
     except layout.Rejected as rejected:
         fault = f"{rejected.file} {rejected.why}"

@@ -148,7 +148,7 @@ def _save_shards(world: World, root: Path) -> list[int]:
     save.begin(trained, step=2, data=data(2))
     (saved,) = save.finish()
     assert isinstance(saved, Saved)
-    assert layout.verify(saved.path)["mesh"] == {"shard": 2}
+    assert layout.verify(saved.path).mesh == {"shard": 2}
     assert same(load(root / "step-00000001"), then)
     assert same(load(saved.path), copies(trained))
     for other in (mesh, None):  # Into shards again, and into whole tensors.

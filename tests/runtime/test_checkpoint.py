@@ -51,9 +51,9 @@ def test_a_checkpoint_holds_what_it_should(ranks: Ranks, tmp_path: Path) -> None
     assert run.saved() == ["step-00000004", "step-00000006"], "two are kept, and nothing else is there"
     manifest = layout.verify(run.checkpoint(6))
     there = {path.relative_to(run.checkpoint(6)).as_posix() for path in run.checkpoint(6).rglob("*") if path.is_file()}
-    assert there == set(manifest["files"]) | {layout.MANIFEST, layout.COMPLETE}
+    assert there == set(manifest.files) | {layout.MANIFEST, layout.COMPLETE}
     assert {"__0_0.distcp", "__1_0.distcp", ".metadata", "data.json", "rng/rank-00001.pt"} <= there
-    assert (manifest["step"], manifest["world"], manifest["global_batch"]) == (6, 2, 5)
+    assert (manifest.step, manifest.world, manifest.global_batch) == (6, 2, 5)
     saved = run.events("checkpoint_saved")
     assert [event["step"] for event in saved] == [2, 4, 6]
     assert all(event["bytes"] > 1000 and event["seconds"] > 0 for event in saved)
@@ -241,7 +241,7 @@ def test_a_save_that_failed_is_made_up_for_at_the_end_by_its_own_step(ranks: Ran
     assert [event["step"] for event in run.events("checkpoint_failed")] == [4]
     assert [event["step"] for event in run.events("checkpoint_saved")] == [2, 5]
     assert run.checkpoint(4).read_text() == "a file in the way"
-    assert layout.verify(run.checkpoint(5))["step"] == 5
+    assert layout.verify(run.checkpoint(5)).step == 5
     assert same(load(run.checkpoint(5)), load(whole.checkpoint(5)))
     assert run.marker()["state"] == "done"
 

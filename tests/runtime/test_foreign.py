@@ -97,8 +97,7 @@ def planted(good: Run, tmp_path: Path) -> Callable[[Plant], tuple[Run, Path]]:
             plant(run.checkpoint(step), Touch(sign))
             manifest = layout.read_manifest(run.checkpoint(step))
             assert all(
-                layout.facts(run.checkpoint(step) / name).sha256 == item["sha256"]
-                for name, item in manifest["files"].items()
+                layout.facts(run.checkpoint(step) / name).sha256 == item.sha256 for name, item in manifest.files.items()
             )
         return run, sign
 

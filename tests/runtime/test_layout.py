@@ -1,11 +1,11 @@
 """Checkpoint folders: what makes one good, and which are removed. No torch needed."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from slurmddp.records.checkpoint import Manifest
 from slurmddp.shared.checkpoint import layout
 from tests.checkpoints import NO_TENSORS
 
@@ -16,8 +16,8 @@ def make(root: Path, step: int, complete: bool = True) -> Path:
     names = ["__0_0.distcp", "rng/rank-00000.pt", ".metadata"]
     for name in names:
         (folder / name).write_bytes(NO_TENSORS if name == ".metadata" else f"{name} of {step}".encode() * 100)
-    files = {name: asdict(layout.facts(folder / name)) for name in names}
-    layout.write_json(folder / layout.MANIFEST, {"schema": layout.SCHEMA, "step": step, "world": 1, "files": files})
+    files = {name: layout.facts(folder / name) for name in names}
+    layout.write_json(folder / layout.MANIFEST, Manifest(step, 1, files).write())
     if complete:
         layout.mark_complete(folder)
     return folder
@@ -30,7 +30,7 @@ def flip(path: Path) -> None:
 
 
 def test_a_good_one_verifies(tmp_path: Path) -> None:
-    assert layout.verify(make(tmp_path, 10))["step"] == 10
+    assert layout.verify(make(tmp_path, 10)).step == 10
 
 
 def test_every_kind_of_damage_is_found_and_the_file_named(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def choose(roots: Sequence[Path], on_rejected: Callable[[layout.Rejected], None]
         for _, folder in layout.found(root):
             try:
                 manifest = layout.verify(folder)
-                return Choice(folder, manifest["step"], manifest["world"], _data(folder))
+                return Choice(folder, manifest.step, manifest.world, _data(folder))
             except layout.Rejected as rejected:
                 on_rejected(rejected)
     return None

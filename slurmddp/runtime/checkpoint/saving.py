@@ -8,13 +8,14 @@ import hashlib
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
 
 import slurmddp
+from slurmddp.records.checkpoint import Manifest
 from slurmddp.runtime.checkpoint import shards
 from slurmddp.runtime.checkpoint.files import hashed
 from slurmddp.runtime.checkpoint.staging import Staging
@@ -126,20 +127,19 @@ def _commit(
     world = destination.world
     layout.write_json(folder / layout.DATA, task.data)
     listed = {**files, layout.DATA: layout.facts(folder / layout.DATA)}
-    manifest = {
-        "schema": layout.SCHEMA,
-        "step": task.step,
-        "world": world.size,
-        "mesh": dict(destination.mesh),
-        "attempt": world.attempt,
-        "code": code_hash(),
-        "config": destination.config,
-        "version": slurmddp.__version__,
-        "torch": str(torch.__version__),
-        "global_batch": task.data["global_batch"],
-        "files": {name: asdict(listed[name]) for name in sorted(listed)},
-    }
-    layout.write_json(folder / layout.MANIFEST, manifest)
+    manifest = Manifest(
+        step=task.step,
+        world=world.size,
+        files=listed,
+        mesh=destination.mesh,
+        attempt=world.attempt,
+        code=code_hash(),
+        config=destination.config,
+        version=slurmddp.__version__,
+        torch=str(torch.__version__),
+        global_batch=task.data["global_batch"],
+    )
+    layout.write_json(folder / layout.MANIFEST, manifest.write())
     layout.sync_folder(folder / layout.RNG)
     layout.sync_folder(folder)
     if final.exists():

@@ -8,10 +8,11 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from slurmddp.records import checkpoint
+from slurmddp.records.checkpoint import FileFacts, Manifest
 from slurmddp.shared.checkpoint import contents
 from slurmddp.shared.files import open_plain
 
@@ -19,7 +20,6 @@ MANIFEST = "manifest.json"
 DATA = "data.json"
 COMPLETE = "COMPLETE"
 RNG = "rng"
-SCHEMA = 1
 
 _STEP = re.compile(r"step-(\d{8,})")
 _TEMPORARY = re.compile(r"\.(?:saving|old)-step-\d+-attempt-(\d+)-[0-9a-f]+")
@@ -36,14 +36,6 @@ class Rejected(Exception):
         self.folder = folder
         self.file = file
         self.why = why
-
-
-@dataclass(frozen=True)
-class FileFacts:
-    """What a manifest says of one file."""
-
-    bytes: int
-    sha256: str
 
 
 def folder_name(step: int) -> str:
@@ -120,11 +112,10 @@ def is_complete(folder: Path) -> bool:
     return (folder / COMPLETE).is_file()
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a complete checkpoint, as COMPLETE vouches for it; reads no other file.
 
-    `files` maps names, relative to the folder and in it, to {bytes, sha256}; `step` and `world` are numbers. Raises
-    Rejected, and OSError for what is there and cannot be read.
+    Raises Rejected, and OSError for what is there and cannot be read.
     """
     try:
         with open_plain(folder / COMPLETE) as file:
@@ -139,25 +130,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if hashlib.sha256(content).hexdigest() != vouched:
         raise Rejected(folder, MANIFEST, f"does not match the hash in {COMPLETE}")
     try:
-        manifest: dict[str, Any] = json.loads(content)
-        schema = manifest["schema"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        record = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise Rejected(folder, MANIFEST, f"is not a manifest: {error!r}") from error
-    if schema != SCHEMA:
-        raise Rejected(folder, MANIFEST, f"has schema {schema}, and this version of slurmddp reads {SCHEMA}")
     try:
-        numbers = [manifest["step"], manifest["world"], *(item["bytes"] for item in manifest["files"].values())]
-        hashes = [item["sha256"] for item in manifest["files"].values()]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise Rejected(folder, MANIFEST, f"is not a manifest: {error!r}") from error
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise Rejected(folder, MANIFEST, "is not a manifest: step, world and sizes have to be whole numbers")
-    if not all(isinstance(text, str) for text in hashes):
-        raise Rejected(folder, MANIFEST, "is not a manifest: its files lack hashes")
-    for name in manifest["files"]:
-        if "\0" in name or name.startswith("/") or ".." in PurePosixPath(name).parts:
-            raise Rejected(folder, MANIFEST, f"names the file {name!r}, which is not in the checkpoint's folder")
-    return manifest
+        return checkpoint.read(record)
+    except ValueError as error:
+        raise Rejected(folder, MANIFEST, str(error)) from error
 
 
 def read_contents(folder: Path, files: Iterable[str] | None = None) -> dict[str, contents.Stored]:
@@ -178,7 +157,7 @@ def read_contents(folder: Path, files: Iterable[str] | None = None) -> dict[str,
     return stored
 
 
-def verify(folder: Path) -> dict[str, Any]:
+def verify(folder: Path) -> Manifest:
     """Check every file of a checkpoint against its manifest, and return the manifest.
 
     Raises Rejected that names the first file that is missing, of another size, of another content, or that would run
@@ -189,13 +168,13 @@ def verify(folder: Path) -> dict[str, Any]:
     except OSError as error:
         name = Path(error.filename or MANIFEST).name
         raise Rejected(folder, name, f"cannot be read: {error.strerror}") from error
-    files = manifest["files"]
+    files = manifest.files
     for (name, wanted), actual in zip(files.items(), _all_checked(folder, list(files)), strict=True):
         if isinstance(actual, Rejected):
             raise actual
-        if actual.bytes != wanted["bytes"]:
-            raise Rejected(folder, name, f"has {actual.bytes} bytes, not {wanted['bytes']}")
-        if actual.sha256 != wanted["sha256"]:
+        if actual.bytes != wanted.bytes:
+            raise Rejected(folder, name, f"has {actual.bytes} bytes, not {wanted.bytes}")
+        if actual.sha256 != wanted.sha256:
             raise Rejected(folder, name, "has other content than was written (sha256 differs)")
     read_contents(folder, files)
     return manifest

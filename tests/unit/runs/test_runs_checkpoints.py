@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import UserError
+from slurmddp.records.checkpoint import VERSION
 from slurmddp.runs import checkpoints, pruning
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
@@ -26,12 +27,12 @@ def as_folder(path: Path) -> None:
 
 
 def newer_schema(path: Path) -> None:
-    path.write_text(path.read_text().replace(f'"schema": {layout.SCHEMA}', '"schema": 99'))
+    path.write_text(path.read_text().replace(f'"schema": {VERSION}', '"schema": 99'))
     layout.mark_complete(path.parent)
 
 
 def no_files(path: Path) -> None:
-    layout.write_json(path, {"schema": layout.SCHEMA, "files": {"data.json": 3}})
+    layout.write_json(path, {"schema": VERSION, "files": {"data.json": 3}})
     layout.mark_complete(path.parent)
 
 

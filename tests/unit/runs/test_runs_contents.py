@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.records.checkpoint import FileFacts
 from slurmddp.runs import checkpoints
 from slurmddp.runs.layout import RunFolder
 from slurmddp.shared.checkpoint import contents, layout
@@ -73,8 +74,8 @@ def test_files_outside_of_the_folder(tmp_path: Path, name: str) -> None:
     folder = make_run(tmp_path / "run", 1)
     checkpoint = folder.checkpoints / "step-00000001"
     manifest = layout.read_manifest(checkpoint)
-    manifest["files"][name] = {"bytes": 1, "sha256": "0"}
-    layout.write_json(checkpoint / layout.MANIFEST, manifest)
+    manifest = manifest._replace(files={**manifest.files, name: FileFacts(1, "0")})
+    layout.write_json(checkpoint / layout.MANIFEST, manifest.write())
     layout.mark_complete(checkpoint)
     assert fault(folder) == f"manifest.json names the file {name!r}, which is not in the checkpoint's folder"
 
@@ -111,7 +112,7 @@ def test_metadata_that_nothing_vouches_for(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", 1)
     checkpoint = folder.checkpoints / "step-00000001"
     manifest = layout.read_manifest(checkpoint)
-    del manifest["files"][".metadata"]
-    layout.write_json(checkpoint / layout.MANIFEST, manifest)
+    manifest = manifest._replace(files={name: at for name, at in manifest.files.items() if name != ".metadata"})
+    layout.write_json(checkpoint / layout.MANIFEST, manifest.write())
     layout.mark_complete(checkpoint)
     assert fault(folder) == ".metadata is not listed in manifest.json, so its content cannot be verified"
