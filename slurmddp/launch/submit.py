@@ -21,6 +21,7 @@ from slurmddp.launch.watchdog import submit_watchdog
 from slurmddp.launch.workdir import files_before, relative_paths, shared_files, workdir_in
 from slurmddp.launch.write import run_files, survey_project
 from slurmddp.plan.model import Plan
+from slurmddp.records.submission import now
 from slurmddp.runs import index, manifest, snapshot, submission
 from slurmddp.runs.create import Draft, create
 from slurmddp.runs.gate import OwnRun, own
@@ -215,7 +216,7 @@ def record(
 ) -> None:
     """Write submission.json and the index. The job exists by now, so what cannot be written is a warning."""
     try:
-        submission.write(folder, submission.Submission.now(job_id, scheduler, command))
+        submission.write(folder, now(job_id, scheduler, command))
     except OSError as error:
         warnings.append(
             f"job {job_id} was submitted, but {folder.submission} cannot be written: {error.strerror}. Free "

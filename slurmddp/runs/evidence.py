@@ -21,10 +21,10 @@ from slurmddp.records.job_events import (
     Requeued,
 )
 from slurmddp.records.marker import Marker
+from slurmddp.records.submission import Submission
 from slurmddp.runs import events as event_files
 from slurmddp.runs import submission as submissions
 from slurmddp.runs.layout import RunFolder, attempt_of
-from slurmddp.runs.submission import Submission
 from slurmddp.shared.files import open_plain, read_json
 from slurmddp.slurm.base import JobId
 from slurmddp.styled import labelled

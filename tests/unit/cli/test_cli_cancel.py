@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from slurmddp.records.submission import now as submitted_now
 from slurmddp.runs import submission
 from slurmddp.runs.events import append_line, read_lines
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.submission import Submission
 from slurmddp.slurm.local import job_id_of
 from tests.helpers import Desk, Result, append_event, node_log
 
@@ -53,7 +53,7 @@ class Place:
         desk.program("scancel", SCANCEL)
 
     def sent(self, job_id: str, scheduler: str) -> None:
-        submission.write(own(self.run, to="write"), Submission.now(job_id, scheduler, ("sbatch",)))
+        submission.write(own(self.run, to="write"), submitted_now(job_id, scheduler, ("sbatch",)))
 
     def job(self, job_id: str, state: str, reason: str = "None", **fields: Any) -> None:
         words = " ".join(f"{name}={value}" for name, value in fields.items())

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.records.submission import Submission
 from slurmddp.runs import submission
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.submission import Submission
 from slurmddp.shared import beneath
 from slurmddp.slurm.local import job_id_of
 from tests.checkpoints import flip, make_run

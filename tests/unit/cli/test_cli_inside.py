@@ -11,10 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from slurmddp.launch import profile
+from slurmddp.records.submission import now as submitted_now
 from slurmddp.runs import submission
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.submission import Submission
 from tests.checkpoints import make_run
 from tests.helpers import Desk, Result, append_event
 
@@ -45,7 +45,7 @@ def run(desk: Desk) -> RunFolder:
     folder = make_run(desk.project / "runs" / "gpt-1")
     folder.shell.mkdir(parents=True)
     (folder.shell / "stacks.sh").touch()
-    submission.write(own(folder, to="write"), Submission.now("7", "slurm", ("sbatch",)))
+    submission.write(own(folder, to="write"), submitted_now("7", "slurm", ("sbatch",)))
     append_event(folder.events, "job_started", attempt=0, job_id="7", node="node1", nodes="node[1-2]")
     append_event(folder.events, "attempt_started", attempt=0, job_id="7", node="node1", nodes="node1 node2")
     slurm_says(desk, "RUNNING")

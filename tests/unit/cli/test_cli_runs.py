@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from slurmddp.records.submission import Submission
 from slurmddp.runs import index, submission
 from slurmddp.runs.gate import own
 from slurmddp.runs.index import Entry
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.submission import Submission
 from tests.helpers import Desk, Result, append_event
 
 Cli = Callable[..., Result]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from slurmddp.records.metrics import Metrics
+from slurmddp.records.submission import now as submitted_now
 from slurmddp.report.progress import Progress, count_nodes, find_progress, progress_lines, span
 from slurmddp.report.prometheus import METRICS
 from slurmddp.report.watch import by_step, sparkline
@@ -18,7 +19,6 @@ from slurmddp.runs import submission
 from slurmddp.runs.evidence import evidence
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.submission import Submission
 from slurmddp.slurm.reasons import reason_text
 from tests.helpers import Desk, Result, append_event, node_log
 
@@ -38,7 +38,7 @@ def run(desk: Desk) -> RunFolder:
     now = time.time()
     folder.manifest.write_text(json.dumps({"run": "gpt-1", "name": "gpt", "created": "2026-01-01T00:00:00+00:00"}))
     folder.job_json.write_text("{}")
-    submission.write(own(folder, to="write"), Submission.now("7", "slurm", ("sbatch",)))
+    submission.write(own(folder, to="write"), submitted_now("7", "slurm", ("sbatch",)))
     rank = {"attempt": 0, "node": "n1", "rank": 0}
 
     def event(seconds_ago: float, name: str, **facts: Any) -> None:

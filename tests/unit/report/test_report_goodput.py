@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from slurmddp.records.marker import Marker
 from slurmddp.records.metrics import read
+from slurmddp.records.submission import Submission
 from slurmddp.report.goodput import goodput_dict, goodput_line, goodput_text, run_ledger
 from slurmddp.runs import metrics
 from slurmddp.runs import submission as submissions
@@ -22,7 +22,6 @@ from slurmddp.runs.evidence import Evidence
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.ledger import KINDS, Ledger, ledger
-from slurmddp.runs.submission import Submission
 from tests.helpers import Result, typed
 
 #: When the runs of these tests were submitted: their times are seconds after it.
@@ -604,7 +603,7 @@ def test_without_job_json_it_is_a_script_of_the_users_own(folder: RunFolder) -> 
 
 def test_the_commands(folder: RunFolder, cli: Callable[..., Result]) -> None:
     folder.manifest.write_text("{}")
-    submissions.write(own(folder, to="write"), replace(SENT, job_id="local-999999999-1", scheduler="local"))
+    submissions.write(own(folder, to="write"), SENT._replace(job_id="local-999999999-1", scheduler="local"))
     asked = cli("goodput", str(folder.path), "--json")
     assert asked.code == 0, asked.err
     told = json.loads(asked.out)
@@ -620,7 +619,7 @@ def test_a_long_file_says_the_same(
 ) -> None:
     monkeypatch.setattr(metrics, "SMALL", 0)
     folder.manifest.write_text("{}")
-    submissions.write(own(folder, to="write"), replace(SENT, job_id="local-999999999-1", scheduler="local"))
+    submissions.write(own(folder, to="write"), SENT._replace(job_id="local-999999999-1", scheduler="local"))
     shown = cli("goodput", str(folder.path))
     assert "goodput  89 % of 3:12:04" in shown.out and shown.err == "", shown.err
 

@@ -10,11 +10,11 @@ import pytest
 
 from slurmddp.errors import UserError
 from slurmddp.records.json_lines import LONGEST
+from slurmddp.records.submission import now as submitted_now
 from slurmddp.runs import submission
 from slurmddp.runs.events import append_line, read_lines
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.submission import Submission
 from tests.helpers import append_event
 
 
@@ -63,12 +63,12 @@ def test_many_writers_lose_nothing(tmp_path: Path) -> None:
 def test_submission(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert submission.read(run) is None
-    sent = Submission.now("123;alpha", "slurm", ["sbatch", "a b"])
+    sent = submitted_now("123;alpha", "slurm", ["sbatch", "a b"])
     submission.write(own(run, to="write"), sent)
     assert submission.read(run) == sent
     assert [path.name for path in tmp_path.iterdir()] == ["submission.json"]
     with pytest.raises(ValueError, match="pbs"):
-        Submission.now("1", "pbs", [])
+        submitted_now("1", "pbs", [])
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"job_id": "1", "scheduler": "slurm"})])

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import UserError
+from slurmddp.records.submission import now as submitted_now
 from slurmddp.runs import index, submission
 from slurmddp.runs.events import read_lines
 from slurmddp.runs.gate import own
 from slurmddp.runs.index import Entry, entries, entry_of, find, index_file, rebuild, record
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.submission import Submission
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def make(root: Path, run_id: str, created: str, job_id: str = "") -> RunFolder:
     facts = {"schema": 1, "run": run_id, "name": run_id.split("-")[0], "created": created, "slurmddp": "0"}
     run.manifest.write_text(json.dumps(facts))
     if job_id:
-        submission.write(own(run, to="write"), Submission.now(job_id, "slurm", ["sbatch"]))
+        submission.write(own(run, to="write"), submitted_now(job_id, "slurm", ["sbatch"]))
     return run
 
 

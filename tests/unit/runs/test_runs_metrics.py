@@ -11,10 +11,10 @@ import pytest
 
 from slurmddp.records import json_lines
 from slurmddp.records.metrics import Metrics, read
+from slurmddp.records.submission import Submission
 from slurmddp.runs import metrics
 from slurmddp.runs.evidence import Evidence
 from slurmddp.runs.ledger import Ledger, ledger
-from slurmddp.runs.submission import Submission
 from tests.helpers import typed
 
 ZERO = 1_700_000_000

@@ -8,13 +8,13 @@ import pytest
 
 from slurmddp.errors import UserError
 from slurmddp.records.marker import Marker, Signal
+from slurmddp.records.submission import Submission
 from slurmddp.runs import state as module
 from slurmddp.runs import submission
 from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import EXIT_CODES, RunState, judge
-from slurmddp.runs.submission import Submission
 from slurmddp.slurm.base import JobId, JobView
 from tests.helpers import append_event, typed
 

@@ -1,0 +1,51 @@
+"""submission.json: what the scheduler answered when the run was submitted."""
+
+import platform
+from datetime import datetime
+from typing import Any, Dict, NamedTuple, Sequence, Tuple
+
+VERSION = 1
+SCHEDULERS = ("slurm", "local", "allocation")
+
+
+class Submission(NamedTuple):
+    """How a run was handed over.
+
+    job_id     `123`, `123;cluster` or `local-PID-STARTTIME`; of the surrounding job for an allocation
+    scheduler  slurm (sbatch), local (a process of this machine), allocation (`slurmddp run` inside a job)
+    command    the command line that was run
+    time       when, ISO 8601 with zone
+    host       on which machine (a local process is found only there)
+    """
+
+    job_id: str
+    scheduler: str
+    command: Tuple[str, ...]
+    time: str
+    host: str
+
+    def write(self) -> Dict[str, Any]:
+        """Return the object."""
+        return dict(self._asdict(), schema=VERSION)
+
+
+def now(job_id: str, scheduler: str, command: Sequence[str]) -> Submission:
+    """Return the submission of this moment and machine."""
+    if scheduler not in SCHEDULERS:
+        raise ValueError("scheduler {!r} is none of {}".format(scheduler, ", ".join(SCHEDULERS)))
+    moment = datetime.now().astimezone().isoformat(timespec="seconds")
+    return Submission(job_id, scheduler, tuple(command), moment, platform.node())
+
+
+def read(record: Any) -> Submission:
+    """Return what an object says. Raises ValueError with what is wrong, for people."""
+    if not isinstance(record, dict):
+        raise ValueError("it is no object")
+    for key in ("job_id", "scheduler", "time"):
+        if not isinstance(record.get(key), str):
+            raise ValueError("{} is missing, or is no text".format(key))
+    command = record.get("command")
+    if not isinstance(command, list):
+        raise ValueError("command is missing, or is no list")
+    host = str(record.get("host") or "")
+    return Submission(record["job_id"], record["scheduler"], tuple(map(str, command)), record["time"], host)
