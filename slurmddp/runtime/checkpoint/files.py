@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from slurmddp.shared.checkpoint.layout import FileFacts
+from slurmddp.records.checkpoint import FileFacts
 
 _BUFFER = 1 << 20
 

@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 import torch
 
 import slurmddp
-from slurmddp.records.checkpoint import Manifest
+from slurmddp.records.checkpoint import FileFacts, Manifest
 from slurmddp.runtime.checkpoint import shards
 from slurmddp.runtime.checkpoint.files import hashed
 from slurmddp.runtime.checkpoint.staging import Staging
@@ -101,7 +101,7 @@ def _write(destination: Destination, task: Task, folder: Path, final: Path) -> t
     written = world.gather((rows, {name: (facts.bytes, facts.sha256) for name, facts in own.items()}))
 
     def complete() -> tuple[int, str]:
-        files = {name: layout.FileFacts(*facts) for _, theirs in written for name, facts in theirs.items()}
+        files = {name: FileFacts(*facts) for _, theirs in written for name, facts in theirs.items()}
         files.update(shards.finish(folder, task.plan.metadata, [rows for rows, _ in written]))
         return _commit(destination, task, folder, final, files), _prune(destination, final, task.step)
 
@@ -109,20 +109,18 @@ def _write(destination: Destination, task: Task, folder: Path, final: Path) -> t
     return size, remark
 
 
-def _write_own(task: Task, folder: Path, rank: int) -> tuple[list[shards.Row], dict[str, layout.FileFacts]]:
+def _write_own(task: Task, folder: Path, rank: int) -> tuple[list[shards.Row], dict[str, FileFacts]]:
     """One rank's shards and random states."""
     task.staging.wait()
     (folder / layout.RNG).mkdir(parents=True, exist_ok=True)
     rows, files = shards.write(folder, rank, task.staging.parts)
-    states: dict[str, layout.FileFacts] = {}
+    states: dict[str, FileFacts] = {}
     with hashed(folder / layout.RNG / f"rank-{rank:05d}.pt", states) as stream:
         torch.save(dict(task.random), cast(IO[bytes], stream))
     return rows, {**files, **{f"{layout.RNG}/{name}": facts for name, facts in states.items()}}
 
 
-def _commit(
-    destination: Destination, task: Task, folder: Path, final: Path, files: Mapping[str, layout.FileFacts]
-) -> int:
+def _commit(destination: Destination, task: Task, folder: Path, final: Path, files: Mapping[str, FileFacts]) -> int:
     """Turn the finished `folder` into the checkpoint `final`, on rank 0. Return its bytes without the manifest."""
     world = destination.world
     layout.write_json(folder / layout.DATA, task.data)

@@ -27,13 +27,13 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData
 from torch.distributed.checkpoint.storage import WriteResult
 
+from slurmddp.records.checkpoint import FileFacts
 from slurmddp.runtime import torch_private
 from slurmddp.runtime.checkpoint import tensorfile
 from slurmddp.runtime.checkpoint.files import hashed
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.world import World
 from slurmddp.shared.checkpoint import contents, layout
-from slurmddp.shared.checkpoint.layout import FileFacts
 
 #: A block of a tensor: the tensor's name, and where in it the block begins.
 Part = tuple[str, tuple[int, ...]]
