@@ -47,11 +47,11 @@ def test_the_ends() -> None:
 def events(at: float, recovers: bool) -> list[dict[str, Any]]:
     """A run whose ranks fail at second 2000 and train again at 2042, or go on."""
     told: list[tuple[float, str, dict[str, Any]]] = [
-        (0, "job_started", {"nodes": "node[1-2]"}), (50, "started", {"nodes": 2}), (100, "first_step", {"step": 1}),
+        (0, "job_started", {"nodes": "node[1-2]"}), (50, "rank_started", {}), (100, "first_step", {"step": 1}),
         (1900, "checkpoint_saved", {"step": 90, "seconds": 8.0, "stall": 0.5}),
     ]  # fmt: skip
     if recovers:
-        told += [(2000, "error", {}), (2030, "started", {"nodes": 2}), (2035, "resumed", {"step": 90}),
+        told += [(2000, "error", {}), (2030, "rank_started", {}), (2035, "resumed", {"step": 90}),
                  (2042, "first_step", {"step": 91})]  # fmt: skip
     told.append((3700, "finished", {"step": 200}))
     rank = {"rank": 0, "node": "node1"}
