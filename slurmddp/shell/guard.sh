@@ -131,13 +131,13 @@ while :; do
   say "node ${excluded[0]}, which ran job.sh, is lost: requeuing the job"
   event node_excluded "\"excluded\": `json "${excluded[0]}"`, \"reason\": \"Slurm lost the node, which ran job.sh\""
   about=(- "${excluded[0]}")
-  if requeue "node ${excluded[0]}, which ran job.sh, is lost"; then
+  if requeue "${excluded[0]}: Slurm lost the node, which ran job.sh"; then
     # Its successor waits for its end, and nothing else ends it.
     [[ "$requeue_policy" != chain ]] || scancel "$slurm_job"
     settle_alerts 8
     exit 0
   fi
-  alert failed failed "node ${excluded[0]}, which ran job.sh, is lost" "the job is cancelled: it cannot be requeued" "${about[@]}"
+  alert failed failed "${excluded[0]}: Slurm lost the node, which ran job.sh" "the job is cancelled: it cannot be requeued" "${about[@]}"
   settle_alerts 8
   scancel "$slurm_job"
 done

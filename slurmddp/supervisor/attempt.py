@@ -12,6 +12,21 @@ from slurmddp.supervisor.preflight import check_nodes, measure_network
 from slurmddp.supervisor.watching import Watching, marker_of
 
 
+def decide_by(job: Job, facts: Facts) -> Decision:
+    """Decide what comes next, from these facts, and carry out what belongs to that."""
+    before = job.ledger()
+    decision = decide(job.settings, facts, before)
+    job.keep(before, decision.ledger)
+    job.kept = decision.not_requeued
+    for node, reason in decision.exclude:
+        job.exclude(reason, [node], NodeExcluded)
+    job.nodes.suspects += decision.suspects
+    if decision.marker is not None:
+        job.folder.tell("write_marker", job.attempt, decision.marker.write())
+    job.decision, job.cause = decision.what, decision.cause
+    return decision
+
+
 class Attempts:
     """The attempts of this job. `Job` holds how the newest one ended."""
 
@@ -81,18 +96,7 @@ class Attempts:
 
     def decide(self) -> Decision:
         """Decide what comes next, and carry out what belongs to that."""
-        job = self.job
-        facts, before = self._facts(), job.ledger()
-        decision = decide(job.settings, facts, before)
-        job.keep(before, decision.ledger)
-        job.kept = decision.not_requeued
-        for node, reason in decision.exclude:
-            job.exclude(reason, [node], NodeExcluded)
-        job.nodes.suspects += decision.suspects
-        if decision.marker is not None:
-            job.folder.tell("write_marker", job.attempt, decision.marker.write())
-        job.decision, job.cause = decision.what, decision.cause
-        return decision
+        return decide_by(self.job, self._facts())
 
     def _facts(self) -> Facts:
         """Find out what is known at the end of the attempt."""

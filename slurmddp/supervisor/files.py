@@ -18,6 +18,7 @@ from slurmddp.supervisor.logs import Logs
 
 #: torchrun's folder of a start: attempt_0, attempt_1, ...
 _START = re.compile(r"attempt_(\d+)$")
+_ATTEMPT = re.compile(r"attempt-(\d{3,9})$")
 #: Bytes of a file that is read whole.
 _MOST = 2**20
 Lines = Tuple[int, List[str]]
@@ -93,6 +94,11 @@ class Files(Logs):
             pass
         return [attempt, logs]
 
+    def newest_attempt(self) -> int:
+        """Return the number of the newest attempt that has a folder; 0 if there is none."""
+        found = [_ATTEMPT.search(path) for path in glob.glob(os.path.join(glob.escape(self.path("logs")), "attempt-*"))]
+        return max((int(number.group(1)) for number in found if number), default=0)
+
     # --- writing
 
     def say(self, line: str) -> None:
@@ -146,7 +152,7 @@ class Files(Logs):
         return None if text is None else markers.parse(text).write()
 
     def look(self, attempt: int, logs: str, now: int, begin: int, starts: bool) -> Dict[str, Any]:
-        """Return what has changed. now: for the heartbeat, which guard.sh reads. begin: as for new_lines. starts: those
+        """Return what has changed. now: for the heartbeat, which the guard reads. begin: as for new_lines. starts: those
         of torchrun, too.
         """
         try:
@@ -177,6 +183,22 @@ class Files(Logs):
         words = ["timeout", "3", "find", checkpoints + "/", "!", "-type", "d", "-newer", began, "-print", "-quit"]
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
         return bool(done.stdout) if done.returncode == 0 else None
+
+    def newest(self, names: List[str]) -> Optional[Dict[str, Any]]:
+        """Return the newest event of one of these names; None if there is none."""
+        for line in reversed(self.new_lines(0)[1]):
+            found = json_lines.load(line.encode("utf-8", "replace"))
+            if found is not None and found.get("event") in names:
+                return found
+        return None
+
+    def heartbeat(self) -> Optional[List[float]]:
+        """Return what tells whether the heartbeat was written again; None if there is none."""
+        try:
+            facts = os.stat(self.path("heartbeat"))
+        except FileNotFoundError:
+            return None
+        return [facts.st_mtime, facts.st_size]
 
     def new_lines(self, begin: int) -> Lines:
         """Return the whole lines that events.jsonl has from this byte on, and where the next one will begin."""

@@ -49,7 +49,7 @@ class Job:
         self.requeue = self._way_back()
         self._own = ""  # of the ledger, as it was written last
         end = os.environ.get("SLURM_JOB_END_TIME", "") if slurm else ""
-        self.watch = Watch(self.settings, self._read_ledger(), float(end) if end.isdigit() else None, self.moment())
+        self.watch = Watch(self.settings, self.read_ledger(), float(end) if end.isdigit() else None, self.moment())
         self.step_options = list(values.step_options)
         self.attempt, self.logs = 0, ""
         self.events_read = 0  # bytes of events.jsonl
@@ -117,7 +117,8 @@ class Job:
             self.folder.tell("write", "ledger.json", own + "\n")
             self._own = own
 
-    def _read_ledger(self) -> Ledger:
+    def read_ledger(self) -> Ledger:
+        """Return what the brain's own file says."""
         text = self.folder.known(None, "read", "ledger.json")
         own = ledgers.read(json_lines.load(text.encode()) or {} if text else {})
         self._own = json.dumps(ledgers.own_part(own))

@@ -20,6 +20,9 @@ class Messages:
         self.attempt = 0
         self.budget = BUDGET
         self._notifier = Notifier(from_environment(run, env))
+
+    def open(self) -> None:
+        """Learn where alerts go, for the time when the run folder is away; send what earlier jobs have left."""
         self._notifier.open()
 
     def say(self, text: str) -> None:

@@ -19,6 +19,7 @@ from slurmddp.supervisor.stopping import put_back, resumes, terminated, warned
 def main(arguments: Sequence[str]) -> int:
     """Supervise the job. Return job.sh's exit code, which is also in the file `finished` of its folder on the node."""
     job = Job(values.read(arguments))
+    job.messages.open()
     try:
         job.folder.ask("forget_stop", patience=60)
         _handle_signals(job)
@@ -94,7 +95,7 @@ def _begin(job: Job) -> bool:
 
 
 def _start_guard(job: Job, attempts: Attempts) -> Optional[Child]:
-    """Start guard.sh beside this script, or on every node of a job that may lose nodes: it brings the job back where
+    """Start the guard beside this script, or on every node of a job that may lose nodes: it brings the job back where
     job.sh is killed, or dies with its node and the others live on.
     """
     if not job.values.yes("guarded"):
@@ -105,8 +106,7 @@ def _start_guard(job: Job, attempts: Attempts) -> Optional[Child]:
         count = str(len(job.nodes.usable))
         where = ["--no-kill", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1"]
     step = ["srun", "--overlap", *where, "--cpus-per-task=1", "--mem=0", "--gres=none", "--export=ALL", "--input=none"]
-    step += ["--output=none", "--error=none", "bash", job.run + "/code/slurmddp/shell/guard.sh"]
-    step += [job.settings.requeue_policy, str(job.settings.breaker), job.values.words["elastic"]]
+    step += ["--output=none", "--error=none", *job.values.program("guard"), *job.values.write()]
     # srun tells of its end, which is no news
     errors = ["bash", "-c", 'exec "$@" 2>>"$0"', job.run + "/logs/guard.err"]
     return job.loop.start([*errors, *step], job.env)

@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+import subprocess
 from typing import Dict, List, Optional, Sequence
 
 from slurmddp.supervisor.brain.types import Job
@@ -13,12 +14,21 @@ _PATIENCE = 5.0
 _FIELDS = {
     "state": re.compile(r"JobState=([A-Z_]+)"),
     "reason": re.compile(r"Reason=([A-Za-z_]+)"),
+    "raised": re.compile(r"Reason=RaisedSignal:(\d+)"),
+    "exit_code": re.compile(r" ExitCode=([0-9:]+)"),
+    "batch_host": re.compile(r" BatchHost=([A-Za-z0-9._-]+)"),
     "restarts": re.compile(r" Restarts=(\d+)"),
     "began": re.compile(r" StartTime=(\d\S*)"),
     "preempted": re.compile(r" PreemptTime=(\d\S*)"),
     "nodes": re.compile(r" NodeList=([A-Za-z0-9]\S*)"),
     "end": re.compile(r" EndTime=(\S+)"),
 }
+
+
+def fields(report: str) -> Dict[str, str]:
+    """Return what scontrol says of a job, by the names above, as far as it says it."""
+    found = {name: pattern.search(report) for name, pattern in _FIELDS.items()}
+    return {name: match.group(1) for name, match in found.items() if match}
 
 
 class Local:
@@ -74,13 +84,12 @@ class Slurm:
         self.job = Job(restarts=restarts, restarts_then=restarts)
 
     def report(self) -> str:
-        """Return what scontrol says of the job; empty if it does not answer."""
-        return self._loop.run(["scontrol", "show", "job", self.slurm_job, "-o"], _PATIENCE).text
+        """Return what scontrol says of the job, or why it says nothing."""
+        words = ["scontrol", "show", "job", self.slurm_job, "-o"]
+        return self._loop.run(words, _PATIENCE, errors=subprocess.STDOUT).text
 
     def ask(self) -> None:
-        report = self.report()
-        found = {name: pattern.search(report) for name, pattern in _FIELDS.items()}
-        text = {name: match.group(1) for name, match in found.items() if match}
+        text = fields(self.report())
         # Slurm keeps the time of a preemption that was before this start.
         preempted = "preempted" in text and text["preempted"] >= text.get("began", "")
         self.job = self.job._replace(
@@ -95,7 +104,11 @@ class Slurm:
         self._loop.run(["scancel", self.slurm_job], _PATIENCE)
 
     def nodes(self) -> Optional[List[str]]:
-        done = self._loop.run(["scontrol", "show", "hostnames", self._node_list], 20)
+        return self.names(self._node_list)
+
+    def names(self, node_list: str) -> Optional[List[str]]:
+        """Return the nodes of a list that Slurm has written; None if it does not answer."""
+        done = self._loop.run(["scontrol", "show", "hostnames", node_list], 20)
         return done.text.split() if done.code == 0 else None
 
     def count_gpus(self, env: Dict[str, str]) -> int:

@@ -29,6 +29,11 @@ class Values(NamedTuple):
     def yes(self, name: str) -> bool:
         return bool(self.words[name])
 
+    def program(self, name: str) -> List[str]:
+        """Return the command that starts a program of slurmddp/supervisor on any node."""
+        code = self.run + "/code/slurmddp"
+        return ["bash", code + "/shell/python.sh", self.words["python"], code + "/supervisor/__main__.py", name]
+
     def settings(self) -> Settings:
         return Settings(
             run=self.run,
@@ -44,6 +49,11 @@ class Values(NamedTuple):
             nodes_max=self.number("nodes_max") or 1,
             breaker_from_zero=_FROM_ZERO if self.yes("must_save") else None,
         )
+
+    def write(self) -> List[str]:
+        """Return the arguments that `read` takes."""
+        words = ["{}={}".format(name, text) for name, text in self.words.items()]
+        return [self.run, self.folder, *words, "--", *self.step_options, "--", *self.rank_options]
 
 
 def read(arguments: Sequence[str]) -> Values:

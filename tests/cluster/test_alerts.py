@@ -112,12 +112,14 @@ def watcher(run: Run) -> str:
 
 
 def kill_script(run: Run, *, guard: bool) -> None:
-    """SIGKILL of the job's script; guard: before that, of guard.sh, which would bring the job back."""
+    """SIGKILL of the job's script; guard: before that, of the guard, which would bring the job back."""
     guards: list[tuple[str, int]] = []
 
     def started() -> bool:
         guards[:] = [
-            (node, pid) for node, pid, command in run.processes() if "guard.sh" in command and "srun" not in command
+            (node, pid)
+            for node, pid, command in run.processes()
+            if re.search(r"guard\.sh|__main__\.py guard", command) and "srun" not in command
         ]
         return bool(guards)
 

@@ -403,7 +403,7 @@ class TestNodes:
         time.sleep(6)  # the guards have begun
         fresh_cluster.kill_host("node2")
         try:
-            for run, reason in zip(runs, ("node failure", "node node2, which ran job.sh, is lost"), strict=True):
+            for run, reason in zip(runs, ("node failure", "node2: Slurm lost the node, which ran job.sh"), strict=True):
                 requeued = run.wait_for_event("requeued", timeout=120)
                 assert (requeued["how"], requeued["reason"]) == ("chain", reason)
         finally:

@@ -19,7 +19,7 @@ from tests.helpers import GPU_SITE, LM_JOB, SHELL, Desk
 
 #: The ranks: they run until the stop file appears or SIGTERM comes, for 20 s at most. The other steps succeed at once.
 SRUN = """#!/bin/bash
-[[ "$*" != *guard.sh* ]] || exit 0
+[[ "$*" != *guard.sh* && "$*" != *"__main__.py guard"* ]] || exit 0
 step=${SLURMDDP_STEP:-train}
 [[ -z "${SLURMDDP_SWEEP:-}" ]] || step=sweep
 trap 'echo TERM >>"$SLURMDDP_RUN/steps"; exit 1' TERM  # before the word "train": a SIGTERM just behind it counts
@@ -506,7 +506,7 @@ def test_an_alert_gets_rank_and_node_as_fields(job: Job) -> None:
 
 #: As node.sh does where it fails on the nodes of WHERE, in the preflight or at the ranks' start.
 FAILS = """#!/bin/bash
-[[ -z "${SLURMDDP_SWEEP:-}" && "$*" != *guard.sh* ]] || exit 0
+[[ -z "${SLURMDDP_SWEEP:-}" && "$*" != *guard.sh* && "$*" != *"__main__.py guard"* ]] || exit 0
 echo "${SLURMDDP_STEP:-train}" >>"$SLURMDDP_RUN/steps"
 for node in $WHERE; do
   echo "$SAYS" >"$SLURMDDP_LOGS/preflight/$node.failed"

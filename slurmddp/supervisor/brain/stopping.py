@@ -21,6 +21,7 @@ from slurmddp.supervisor.brain.types import (
 STAYS_OUT, ASK, WAS_BROUGHT = "stays out", "ask", "was brought"
 #: What an alert says of a job that will not continue.
 NEVER_AGAIN = "not restarted automatically"
+CONTINUES = "; slurmddp submit --resume continues from its newest checkpoint, if it has one"
 
 
 class Ending(NamedTuple):
@@ -92,5 +93,5 @@ def stopped_alert(cause: Cause, kept: str) -> Alert:
     """Return the last alert of a job that will not continue."""
     following = NEVER_AGAIN
     if not kept:
-        following += "; slurmddp submit --resume continues from its newest checkpoint, if it has one"
+        following += CONTINUES
     return Alert("stopping", "stopped", cause, following)

@@ -1,0 +1,9 @@
+#!/bin/bash
+# Starts a program of the run's code with a Python of this node: python.sh PYTHON FILE ARGUMENT...
+# PYTHON: of the machine that submitted the job. It may lie on a shared disk, whose outage a job has to survive, so the
+# node's own come first.
+for python in /usr/bin/python3 /usr/libexec/platform-python "$1"; do
+  ! "$python" -I -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null || exec "$python" -IB "${@:2}"
+done
+printf 'slurmddp: no Python 3.6 or newer on %s, neither /usr/bin/python3 nor %s\n' "${SLURMD_NODENAME:-$HOSTNAME}" "$1" >&2
+exit 96

@@ -1,0 +1,189 @@
+"""Requeues the job if job.sh cannot. It runs beside job.sh or, in a job that may lose nodes, on each node.
+
+- Something kills job.sh (SIGKILL, as where the node is out of memory): Slurm ends the job.
+- The node of job.sh is lost: Slurm lets a job that may lose nodes live on without it (--no-kill), an allocation that
+  nobody uses.
+"""
+
+import os
+import signal
+import time
+from typing import Any, Callable, Optional, Sequence
+
+from slurmddp.records import events
+from slurmddp.records.cause import Cause
+from slurmddp.records.job_events import AttemptEnded, JobEnded, JobStarted, NodeExcluded
+from slurmddp.supervisor import values
+from slurmddp.supervisor.attempt import decide_by
+from slurmddp.supervisor.brain.stopping import CONTINUES, NEVER_AGAIN, stopped_alert
+from slurmddp.supervisor.brain.types import CANCELLED, DONE, FAILED, NEXT, REQUEUE, STOPPED, Facts
+from slurmddp.supervisor.job import Job
+from slurmddp.supervisor.scheduler import fields
+from slurmddp.supervisor.stopping import put_back
+from slurmddp.supervisor.watching import marker_of
+
+#: Seconds between two looks; for which job.sh's heartbeat stands still until Slurm is asked; and that the guard of each
+#: further node waits for those before it.
+_LOOK, _SILENT, _TURN = 5.0, 20.0, 10.0
+LOST_FOR_GOOD = "the job is cancelled: it cannot be requeued"
+#: As the shell puts it: 128 + 9.
+_KILLED = 137
+
+
+class Over(Exception):
+    """The guard has nothing more to do."""
+
+
+class Guard:
+    """The guard on this node. clock: seconds of a clock that nobody sets."""
+
+    def __init__(self, job: Job, clock: Callable[[], float] = time.monotonic) -> None:
+        self.job = job
+        self._clock = clock
+        self._seen: Any = None
+        self._since = clock()
+        self._batch_host = ""
+
+    def run(self) -> None:
+        """Watch until the job ends."""
+        job = self.job
+        job.loop.on_signal(signal.SIGTERM, self.terminated)
+        job.loop.on_signal(signal.SIGINT, self.leave)
+        try:
+            while True:
+                job.loop.rest(_LOOK)
+                if job.values.yes("elastic") and self.silent():
+                    self.look_for_job()
+        except Over:
+            pass
+
+    def leave(self) -> None:
+        raise Over
+
+    def terminated(self) -> None:
+        """Handle SIGTERM: Slurm sends it at each end of a job, and job.sh at its own."""
+        self.job.loop.be_deaf()
+        if self.script_was_killed():
+            self.bring_back()
+        raise Over
+
+    # --- job.sh was killed
+
+    def script_was_killed(self) -> bool:
+        """Return whether the job ends because something killed job.sh, on this node."""
+        job = self.job
+        newest = job.folder.known({"event": "job_started"}, "newest", ["job_started", "job_ended", "requeued"])
+        event = events.read(newest) if newest else None
+        if event is None or not isinstance(event.facts, JobStarted):
+            return False
+        found = fields(job.scheduler.report())
+        if found.get("batch_host") != job.scheduler.host:
+            return False
+        in_22_05 = found.get("reason") == "JobLaunchFailure" and found.get("exit_code") == "0:9"
+        return in_22_05 or found.get("raised") == "9"
+
+    def bring_back(self) -> None:
+        """Do what job.sh would do: record the end, and requeue the job. Slurm allows KillWait seconds for it."""
+        job = self.job
+        job.messages.budget = 4
+        self._open()
+        marker, stop = marker_of(job.folder.known(None, "marker", job.attempt)), job.stop_file()
+        if marker is not None and marker.state == STOPPED and stop is None:
+            marker = None  # the ranks got Slurm's SIGTERM, too, and saved: nobody had asked them
+        killed = Cause("job.sh was killed by SIGKILL (out of memory?)", node=job.scheduler.host)
+        facts = Facts(job.attempt, _KILLED, job.scheduler.job, marker, stop, noted=killed)
+        decision = decide_by(job, facts._replace(saved=job.saved() if stop is not None else None))
+        what = CANCELLED if decision.ended_by == CANCELLED else REQUEUE if decision.what == NEXT else decision.what
+        cause = killed if what in (CANCELLED, DONE) else decision.cause
+        ended = AttemptEnded(_KILLED, cause.text, cause.node or job.scheduler.host, cause.rank, what)
+        job.event(ended._replace(not_requeued=decision.not_requeued))
+        if what == REQUEUE and not put_back(job, cause):
+            what = FAILED
+        if what == FAILED:
+            job.alert("failed", "failed", cause, NEVER_AGAIN + CONTINUES)
+        elif what == STOPPED:
+            job.send(stopped_alert(cause, decision.not_requeued))
+        job.event(JobEnded(_KILLED, "KILL", "FAILED", "RaisedSignal:9", what))
+        self._settle(4)
+
+    # --- the node of job.sh was lost
+
+    def silent(self) -> bool:
+        """Return whether job.sh's heartbeat has stood still for a while. Nobody compares the clocks of two nodes."""
+        seen = self.job.folder.known(None, "heartbeat")
+        if seen != self._seen:
+            self._seen, self._since = seen, self._clock()
+        return self._clock() - self._since > _SILENT
+
+    def look_for_job(self) -> None:
+        """Bring the job back if it goes on without the node of its batch script. One node does it."""
+        job = self.job
+        turn = self.orphaned()
+        if turn:
+            job.loop.rest(_TURN * turn)  # the others act only if the first does not
+            turn = self.orphaned()
+        if turn is None:
+            return
+        job.loop.be_deaf()
+        job.messages.budget = 8
+        self._open()
+        if job.cancelled():
+            job.event(JobEnded(_KILLED, "KILL", "NODE_FAIL", "", CANCELLED))
+            job.scheduler.withdraw()
+            self._settle(8)
+            raise Over
+        cause = Cause("Slurm lost the node, which ran job.sh", node=self._batch_host)
+        job.exclude(cause.text, [self._batch_host], NodeExcluded)
+        if not put_back(job, cause):
+            job.alert("failed", "failed", cause, LOST_FOR_GOOD)
+            self._settle(8)
+            job.scheduler.withdraw()
+        elif job.settings.requeue_policy == "chain":
+            job.scheduler.withdraw()  # its successor waits for its end, and nothing else ends it
+        self._settle(8)
+        raise Over
+
+    def orphaned(self) -> Optional[int]:
+        """Return this node's place among those that are left, if Slurm says that the job goes on without the node of
+        its batch script; else None. Raises Over if the job is gone, or if this node is none of its nodes any more:
+        Slurm does not tell a node that was cut off.
+        """
+        scheduler = self.job.scheduler
+        report = scheduler.report()
+        if "Invalid job id" in report:
+            raise Over
+        found = fields(report)
+        if "state" not in found:
+            return None  # nobody answers
+        if found["state"] not in ("RUNNING", "SUSPENDED", "COMPLETING"):
+            raise Over
+        if found["state"] != "RUNNING" or "batch_host" not in found or "nodes" not in found:
+            return None
+        nodes = scheduler.names(found["nodes"])
+        if nodes is None:
+            return None
+        if scheduler.host not in nodes:
+            raise Over
+        self._batch_host = found["batch_host"]
+        return None if self._batch_host in nodes else nodes.index(scheduler.host)
+
+    # ---
+
+    def _open(self) -> None:
+        """Take up what the run's files say now: they may be newer than this process."""
+        job = self.job
+        job.scheduler.ask()
+        job.attempt = job.messages.attempt = job.folder.known(job.attempt, "newest_attempt")
+        job.watch.ledger = job.read_ledger()
+
+    def _settle(self, seconds: float) -> None:
+        self.job.messages.settle(seconds)
+        self.job.folder.settle(seconds)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Guard the job. arguments: those of the supervisor."""
+    job = Job(values.read(arguments))
+    job.attempt = int(os.environ.get("SLURMDDP_ATTEMPT") or 0)
+    Guard(job).run()
+    return 0

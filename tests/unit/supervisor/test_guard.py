@@ -1,0 +1,267 @@
+"""The guard: the program with stand-ins for Slurm where job.sh was killed; in process where the node of job.sh is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurmddp.records.job_events import JobEnded, NodeExcluded
+from slurmddp.supervisor import guard as module
+from slurmddp.supervisor.guard import Guard, Over
+from slurmddp.supervisor.values import Values, read
+from tests.helpers import ROOT, Desk
+from tests.unit.supervisor.test_supervisor_folder import python as python
+
+SCONTROL = """#!/bin/bash
+[[ "$1" != requeue ]] || echo requeue >>"${0%/*}/asked"
+echo "JobId=7 JobState=COMPLETED Reason=WHY Restarts=0 BatchHost=node1 NodeList=node[1-2]"
+"""
+SBATCH = '#!/bin/bash\necho sbatch >>"${0%/*}/asked"\necho 8\n'
+WORDS = {
+    "scheduler": "slurm", "own_script": "", "requeue_policy": "requeue", "singleton": "", "must_save": "",
+    "preflight": "", "breaker": "3", "stop_lead": "", "cancel_grace": "", "nodes_min": "1", "nodes_max": "2",
+    "elastic": "", "python": "",
+}  # fmt: skip
+
+
+class Killed:
+    """A run whose job.sh has started, on a node with stand-ins."""
+
+    def __init__(self, desk: Desk, python: str) -> None:
+        self.desk, self.python = desk, python
+        self.run = desk.root / "run"
+        (self.run / "logs" / "attempt-002").mkdir(parents=True)
+        (self.run / "code").mkdir()
+        (self.run / "code" / "slurmddp").symlink_to(ROOT / "slurmddp")
+        started = {"time": 1, "event": "job_started", "attempt": 0, "job_id": "7", "node": "node1"}
+        (self.run / "events.jsonl").write_text(json.dumps(started) + "\n")
+        desk.program("sbatch", SBATCH)
+
+    def terminate(self, policy: str, why: str, purge: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+        """The events that it writes after the SIGTERM with which Slurm ends a job. purge: called before that."""
+        self.desk.program("scontrol", SCONTROL.replace("WHY", why))
+        variables = {"SLURMDDP_RUN": str(self.run), "SLURMDDP_ATTEMPT": "0", "SLURMD_NODENAME": "node1"}
+        variables |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "TMPDIR": str(self.desk.root)}
+        values = Values(str(self.run), "", {**WORDS, "requeue_policy": policy, "python": self.python}, (), ())
+        words = values.program("guard")
+        words[:2] = []  # this Python, not that of the machine
+        words[1:1] = ["-IB"]
+        process = subprocess.Popen([*words, *values.write()], env={**self.desk.environment, **variables})
+        status = Path(f"/proc/{process.pid}/status")
+        while not int(re.findall(r"SigCgt:\s*(\w+)", status.read_text())[0], 16) >> (signal.SIGTERM - 1) & 1:
+            assert process.poll() is None
+            time.sleep(0.02)
+        purge()
+        while process.poll() is None:  # one that comes before it is ready says nothing, those after the first neither
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+        assert process.wait(30) in (0, -signal.SIGTERM)  # at its very end, Python lets go of its handlers
+        return [json.loads(line) for line in (self.run / "events.jsonl").read_text().splitlines()[1:]]
+
+    @property
+    def asked(self) -> str:
+        path = self.desk.bin / "asked"
+        return path.read_text().strip() if path.exists() else ""
+
+
+@pytest.fixture
+def killed(desk: Desk, python: str) -> Killed:
+    return Killed(desk, python)
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "decision"),
+    [("requeue", "requeue", "requeue"), ("chain", "sbatch", "requeue"), ("none", "", "failed")],
+)
+def test_a_killed_job_sh_is_brought_back_where_the_policy_allows(
+    killed: Killed, policy: str, asked: str, decision: str
+) -> None:
+    events = killed.terminate(policy, "RaisedSignal:9(Killed)")
+    assert killed.asked == asked
+    assert events[0]["event"] == "attempt_ended" and events[0]["exit_code"] == 137
+    assert (events[0]["cause"], events[0]["node"]) == ("job.sh was killed by SIGKILL (out of memory?)", "node1")
+    assert events[-1]["event"] == "job_ended" and events[-1]["decision"] == decision
+    assert {row["attempt"] for row in events} == {2}  # the newest that has a folder
+    next_jobs = [row["next_job"] for row in events if row["event"] == "requeued"]
+    assert next_jobs == {"requeue": ["7"], "chain": ["8"]}.get(policy, [])
+
+
+def test_slurm_22_says_it_in_other_words(killed: Killed) -> None:
+    assert killed.terminate("requeue", "JobLaunchFailure ExitCode=0:9 ")[-1]["decision"] == "requeue"
+
+
+def test_any_other_end_is_not_its_own(killed: Killed) -> None:
+    """Slurm sends SIGTERM at every end of a job, also after job.sh's own."""
+    assert killed.terminate("requeue", "NonZeroExitCode") == [] and killed.asked == ""
+
+
+def test_a_job_sh_that_has_written_its_end_is_left_alone(killed: Killed) -> None:
+    with (killed.run / "events.jsonl").open("a") as file:
+        file.write('{"event": "requeued", "job_id": "7"}\n{"event": "checkpoint_saved"}\n')
+    assert killed.terminate("requeue", "RaisedSignal:9")[2:] == [] and killed.asked == ""
+
+
+@pytest.mark.parametrize(("state", "decision"), [("done", "done"), ("failed", "failed"), ("stopped", "requeue")])
+def test_a_run_that_was_over_is_not_brought_back(killed: Killed, state: str, decision: str) -> None:
+    """stopped: its ranks got Slurm's SIGTERM, too, and saved."""
+    (killed.run / "markers").mkdir()
+    text = json.dumps({"state": state, "attempt": 2, "reason": "SIGTERM"}, indent=2)
+    (killed.run / "markers" / "attempt-002.json").write_text(text)
+    events = killed.terminate("requeue", "RaisedSignal:9")
+    assert events[-1]["decision"] == decision and bool(killed.asked) == (decision == "requeue")
+
+
+def test_what_the_user_has_cancelled_stays_out(killed: Killed) -> None:
+    (killed.run / "stop").write_text("cancelled by the user\n")
+    assert killed.terminate("requeue", "RaisedSignal:9")[-1]["decision"] == "cancelled" and killed.asked == ""
+
+
+def test_the_third_start_without_progress_is_the_last(killed: Killed) -> None:
+    (killed.run / "failures").write_text("0 0\n1 0\n")
+    assert killed.terminate("requeue", "RaisedSignal:9")[-1]["decision"] == "failed" and killed.asked == ""
+    assert (killed.run / "failures").read_text() == "0 0\n1 0\n2 0\n"
+
+
+def test_a_purged_copy_of_the_code_stops_it_not(killed: Killed) -> None:
+    """It has loaded its modules."""
+    events = killed.terminate("requeue", "RaisedSignal:9", (killed.run / "code" / "slurmddp").unlink)
+    assert events[-1]["decision"] == "requeue" and killed.asked == "requeue"
+
+
+def test_the_arguments_of_the_supervisor_are_handed_on() -> None:
+    values = Values("/run", "/tmp/x", {"a": "", "b": "c=d"}, ("--exact",), ("-n", "2"))
+    assert read(values.write()) == values
+
+
+# --- the node of job.sh is lost
+
+
+class World:
+    """A job of three nodes; this guard's is node2. The clock stands still, unless somebody rests."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, report: str, policy: str = "requeue") -> None:
+        self.seconds = 0.0
+        self.beat: Any = [1, 1]
+        self.reports = [report]
+        self.did: list[Any] = []
+        self.back = True
+        self.cancelled = False
+        answers = {"heartbeat": lambda: self.beat, "newest_attempt": lambda: 4}
+        self.job: Any = SimpleNamespace(
+            attempt=0,
+            settings=SimpleNamespace(requeue_policy=policy),
+            values=SimpleNamespace(yes=lambda name: name == "elastic"),
+            loop=SimpleNamespace(rest=self.rest, be_deaf=lambda: None),
+            folder=SimpleNamespace(known=lambda _, name: answers[name](), settle=lambda _: None),
+            messages=SimpleNamespace(settle=lambda _: None),
+            watch=SimpleNamespace(),
+            read_ledger=lambda: "ledger",
+            cancelled=lambda: self.cancelled,
+            event=self.did.append,
+            exclude=lambda reason, nodes, note: self.did.extend(note(node, reason) for node in nodes),
+            alert=lambda *words: self.did.append(words),
+            scheduler=SimpleNamespace(
+                host="node2",
+                slurm_job="7",
+                ask=lambda: None,
+                report=lambda: self.reports.pop(0) if len(self.reports) > 1 else self.reports[0],
+                names=lambda text: text.split(","),
+                withdraw=lambda: self.did.append("withdrawn"),
+            ),
+        )
+        monkeypatch.setattr(module, "put_back", self.put_back)
+        self.guard = Guard(self.job, lambda: self.seconds)
+
+    def rest(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def put_back(self, job: Any, cause: Any) -> bool:
+        self.did.append(("put back", cause.line()))
+        return self.back
+
+    def over(self) -> bool:
+        """Look for the job; return whether the guard has nothing more to do."""
+        try:
+            self.guard.look_for_job()
+        except Over:
+            return True
+        return False
+
+
+LOST = "JobId=7 JobState=RUNNING Reason=None BatchHost=node1 NodeList="
+EXCLUDED = NodeExcluded("node1", "Slurm lost the node, which ran job.sh")
+BACK = ("put back", "node1: Slurm lost the node, which ran job.sh")
+
+
+def test_a_heartbeat_counts_as_silent_by_this_nodes_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, "")
+    found = []
+    for seconds, beat in ((5, [1, 1]), (15, [1, 1]), (26, [1, 1]), (27, [2, 1]), (40, None), (61, None)):
+        world.seconds, world.beat = seconds, beat
+        found.append(world.guard.silent())
+    assert found == [False, False, True, False, False, True]  # a folder that does not answer: Slurm decides
+
+
+@pytest.mark.parametrize(
+    ("policy", "back", "then"),
+    [
+        ("requeue", True, []),
+        ("chain", True, ["withdrawn"]),
+        (
+            "none",
+            False,
+            [
+                ("failed", "failed", module.Cause(EXCLUDED.reason, node="node1"), module.LOST_FOR_GOOD),
+                "withdrawn",
+            ],
+        ),
+    ],
+)
+def test_the_first_node_that_is_left_brings_the_job_back(
+    monkeypatch: pytest.MonkeyPatch, policy: str, back: bool, then: list[Any]
+) -> None:
+    world = World(monkeypatch, LOST + "node2,node3", policy)
+    world.back = back
+    assert world.over() and world.seconds == 0
+    assert world.did == [EXCLUDED, BACK, *then]
+    assert (world.job.attempt, world.job.messages.attempt, world.job.watch.ledger) == (4, 4, "ledger")
+
+
+def test_the_others_wait_for_it_and_act_if_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, LOST + "node0,node2,node3")
+    assert world.over() and world.seconds == 10 and world.did[:2] == [EXCLUDED, BACK]
+    world = World(monkeypatch, LOST + "node0,node2,node3")
+    world.reports.append("JobId=7 JobState=PENDING Reason=BeginTime BatchHost=node1")
+    assert world.over() and world.seconds == 10 and world.did == []
+
+
+@pytest.mark.parametrize(
+    ("report", "over"),
+    [
+        ("slurm_load_jobs error: Invalid job id specified", True),
+        ("JobId=7 JobState=COMPLETED BatchHost=node1 NodeList=node2", True),
+        (LOST + "node3", True),  # this node was cut off
+        (LOST + "node1,node2", False),  # the node of job.sh is there
+        ("JobId=7 JobState=SUSPENDED BatchHost=node1 NodeList=node2", False),
+        ("", False),  # nobody answers
+    ],
+)
+def test_it_acts_on_nothing_else(monkeypatch: pytest.MonkeyPatch, report: str, over: bool) -> None:
+    world = World(monkeypatch, report)
+    assert world.over() is over and world.did == []
+
+
+def test_a_cancelled_job_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, LOST + "node2")
+    world.cancelled = True
+    assert world.over()
+    assert world.did == [JobEnded(137, "KILL", "NODE_FAIL", "", "cancelled"), "withdrawn"]
