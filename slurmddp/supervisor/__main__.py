@@ -9,16 +9,13 @@ import sys
 
 #: The exit code for a copy of the code that is not complete, which job.sh tells of.
 INCOMPLETE = 97
-#: By the program's name: its module. job: what job.sh starts on the batch host. guard: on its node or on all nodes.
-PROGRAMS = {"job": "order", "guard": "guard"}
+#: The module of each program. job: on the batch host. guard: there, or on each node. sweep: on the nodes of an attempt.
+PROGRAMS = {"job": "order", "guard": "guard", "sweep": "sweep"}
 
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     try:
-        from slurmddp.causes.rules import rules
-
         program = importlib.import_module("slurmddp.supervisor." + PROGRAMS[sys.argv[1]])
-        rules()
     except (ImportError, OSError) as error:
         print("job.sh: {}".format(error), file=sys.stderr)
         sys.exit(INCOMPLETE)

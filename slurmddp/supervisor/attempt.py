@@ -149,6 +149,5 @@ class Attempts:
         if job.nodes.chosen:
             env = {"SLURMDDP_SWEEP": job.env["SLURMDDP_RENDEZVOUS_ID"], "SLURMDDP_SCHEDULER": job.settings.scheduler}
             env["SLURMDDP_NODE_FOLDER"] = job.values.words["node_folder"]
-            script = job.run + "/code/slurmddp/shell/sweep.sh"
-            job.on_nodes(job.logs + "/sweep.out", ["bash", script], self.watching.look, 20, env=env)
+            job.on_nodes(job.logs + "/sweep.out", job.values.program("sweep"), self.watching.look, 20, env=env)
         job.event(Cleaned(job.folder.known("", "removed", job.logs)))

@@ -152,8 +152,8 @@ class Files(Logs):
         return None if text is None else markers.parse(text).write()
 
     def look(self, attempt: int, logs: str, now: int, begin: int, starts: bool) -> Dict[str, Any]:
-        """Return what has changed. now: for the heartbeat, which the guard reads. begin: as for new_lines. starts: those
-        of torchrun, too.
+        """Return what has changed. now: for the heartbeat, which the guard reads. begin: as for new_lines. starts:
+        those of torchrun, too.
         """
         try:
             with open(self.path("heartbeat"), "w") as file:

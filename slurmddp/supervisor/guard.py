@@ -10,6 +10,7 @@ import signal
 import time
 from typing import Any, Callable, Optional, Sequence
 
+from slurmddp.causes.rules import rules
 from slurmddp.records import events
 from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import AttemptEnded, JobEnded, JobStarted, NodeExcluded
@@ -22,6 +23,7 @@ from slurmddp.supervisor.scheduler import fields
 from slurmddp.supervisor.stopping import put_back
 from slurmddp.supervisor.watching import marker_of
 
+rules()  # read by now, like all modules: the run folder may be purged later
 #: Seconds between two looks; for which job.sh's heartbeat stands still until Slurm is asked; and that the guard of each
 #: further node waits for those before it.
 _LOOK, _SILENT, _TURN = 5.0, 20.0, 10.0

@@ -4,6 +4,7 @@ import signal
 import subprocess
 from typing import List, Optional, Sequence
 
+from slurmddp.causes.rules import rules
 from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import JobEnded, JobStarted
 from slurmddp.supervisor import values
@@ -14,6 +15,8 @@ from slurmddp.supervisor.folder import Unavailable
 from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.loop import Child
 from slurmddp.supervisor.stopping import put_back, resumes, terminated, warned
+
+rules()  # read by now, like all modules: the run folder may be purged later
 
 
 def main(arguments: Sequence[str]) -> int:

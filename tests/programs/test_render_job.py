@@ -148,7 +148,8 @@ class Job:
         shell = self.run / "code" / "slurmddp" / "shell"
         if PYTHON:
             (shell.parent / "supervisor" / "notify.py").write_text(SENDER)
-        for name, text in (("job.sh", self.text), ("node.sh", self.node), (shell / "sweep.sh", SRUN)):
+        sweep = shell / ("python.sh" if PYTHON else "sweep.sh")  # job.sh itself starts the supervisor
+        for name, text in (("job.sh", self.text), ("node.sh", self.node), (sweep, SRUN)):
             (self.run / name).write_text(text)
 
     def finish(self, **variables: str) -> None:
@@ -172,7 +173,8 @@ class Job:
         run, hook, what = str(self.run), self.desk.root / "hook", what.format(run=self.run)
         if PYTHON:
             program = self.run / "code" / "slurmddp" / "supervisor" / "__main__.py"
-            text = program.read_text().replace("        rules()\n", f"        rules()\n        {prepare}\n")
+            imported = "[sys.argv[1]])\n"
+            text = program.read_text().replace(imported, f"{imported}        {prepare}\n")
             program.write_text(INJECT_PYTHON.format(run=run, when=when.python.format(run=run), what=what) + text)
             self.finish()
         else:

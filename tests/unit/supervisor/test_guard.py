@@ -1,4 +1,4 @@
-"""The guard: the program with stand-ins for Slurm where job.sh was killed; in process where the node of job.sh is lost."""
+"""The guard: as a program with stand-ins for Slurm, where job.sh was killed; in process, where its node is lost."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import JobEnded, NodeExcluded
 from slurmddp.supervisor import guard as module
 from slurmddp.supervisor.guard import Guard, Over
@@ -220,7 +221,7 @@ def test_a_heartbeat_counts_as_silent_by_this_nodes_own_clock(monkeypatch: pytes
             "none",
             False,
             [
-                ("failed", "failed", module.Cause(EXCLUDED.reason, node="node1"), module.LOST_FOR_GOOD),
+                ("failed", "failed", Cause(EXCLUDED.reason, node="node1"), module.LOST_FOR_GOOD),
                 "withdrawn",
             ],
         ),
