@@ -75,7 +75,7 @@ def _end(folder: OwnRun, facts: Evidence, job_id: JobId, now: bool) -> Done:
     if now:
         try:
             if view is not None and view.state not in ENDED:
-                ask_to_stop(folder)  # job.sh and guard.sh see it while they are ended, and requeue nothing
+                ask_to_stop(folder)  # job.sh and the guard see it while they are ended, and requeue nothing
         finally:  # a full disk must not keep the job alive
             was_there = scheduler.cancel(job_id)
         return "cancelled" if was_there else "over"

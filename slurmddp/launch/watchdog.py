@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.plan.model import Plan
+from slurmddp.render.scripts import python_of_submit
 from slurmddp.runs.gate import OwnRun
 from slurmddp.slurm.base import JobId
 from slurmddp.slurm.client import Slurm
 
 
 def submit_watchdog(plan: Plan, folder: OwnRun, job_id: JobId) -> str | None:
-    """Submit watchdog.sh behind the job and write RUN/watchdog.json: {job_id, watches}.
+    """Submit the watchdog behind the job and write RUN/watchdog.json: {job_id, watches}.
 
     Returns None, or a warning: a watchdog job that Slurm refuses must not cost the run.
     """
@@ -19,12 +20,13 @@ def submit_watchdog(plan: Plan, folder: OwnRun, job_id: JobId) -> str | None:
     asked = plan.watchdog.sbatch  # the script passes them on to the next one
     cluster = [f"--clusters={job_id.cluster}"] if job_id.cluster else []
     options = [*asked, "--open-mode=append", f"--dependency=afterany:{job_id.id}", *cluster]
+    python, program = python_of_submit(), folder.code_runtime / "supervisor" / "__main__.py"
     slurm = Slurm()
     try:
         command = slurm.command(
             options,
-            str(folder.shell / "watchdog.sh"),
-            (str(folder.path), job_id.id, *asked),
+            str(folder.shell / "python.sh"),
+            (python, str(program), "watchdog", str(folder.path), job_id.id, python, *asked),
             log=str(folder.logs / "watchdog.log"),
         )
         made = slurm.submit(command, folder.path)

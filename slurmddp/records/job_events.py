@@ -1,4 +1,4 @@
-"""Events of job.sh and guard.sh, of alerts and the watchdog, and of commands on the login node: see events.py.
+"""Events of job.sh and the guard, of alerts and the watchdog, and of commands on the login node: see events.py.
 
 The first sentence of a docstring says when the event is written; what follows explains keys. docs/files.md is made of
 them.

@@ -35,8 +35,13 @@ def job_script(plan: Plan) -> str:
         step_options=[*cpus, *overlap, *step],
         counts_gpus=counts_gpus,
         guarded=_guarded(plan),
-        python=getattr(sys, "_base_executable", sys.executable),  # a virtual environment may be gone by then
+        python=python_of_submit(),
     )
+
+
+def python_of_submit() -> str:
+    """Return the interpreter for nodes without one in /usr. Not a virtual environment's, which may be gone by then."""
+    return str(getattr(sys, "_base_executable", sys.executable))
 
 
 def _guarded(plan: Plan) -> bool:

@@ -185,12 +185,17 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
         node=node,
         attempt=int(attempt) if re.fullmatch("[0-9]{1,9}", attempt) else None,
     )
-    notifier = Notifier(from_environment(run, environment))
+    send_one(alert, from_environment(run, environment), seconds)
+    return 0
+
+
+def send_one(alert: Alert, settings: Settings, seconds: float) -> None:
+    """Send an alert, and wait until it has arrived, or waits on a disk, or its time is over."""
+    notifier = Notifier(settings)
     notifier.send(alert, seconds)
     notifier.settle(seconds + _OVERTIME)
-    for alert in notifier.unstored():
-        complain(f"{alert.kind}: not sent, and no disk could store it: {alert.cause}")
-    return 0
+    for lost in notifier.unstored():
+        complain(f"{lost.kind}: not sent, and no disk could store it: {lost.cause}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from typing import Dict, List
+from typing import Dict, List, Mapping
 
 from slurmddp.supervisor.brain.types import NODE_FAILURE, PREEMPTION
 from slurmddp.supervisor.loop import Loop
@@ -100,7 +100,7 @@ class Chain:
         words = ["sbatch", "--parsable", "--dependency=" + self._after, "--output=" + log]
         words += ["--exclude=" + ",".join(excluded)] if excluded else []
         here = ["bash", "-c", 'cd "$0" && exec "$@"', os.path.dirname(self._run)]  # as at the first submission
-        done = self._loop.run([*here, *words, self._run + "/job.sh", self._run], 20, _of_the_user())
+        done = self._loop.run([*here, *words, self._run + "/job.sh", self._run], 20, of_the_user(os.environ))
         if done.code != 0:
             raise Refused("could not submit the job that should continue the run")
         return done.text.strip().split(";")[0]
@@ -109,6 +109,6 @@ class Chain:
         return self._id
 
 
-def _of_the_user() -> Dict[str, str]:
-    """Return the environment without what this job was given: that is not what the next one asks for."""
-    return {name: text for name, text in os.environ.items() if name in _REACH or not name.startswith(_OF_JOB)}
+def of_the_user(environment: Mapping[str, str]) -> Dict[str, str]:
+    """Return an environment without what this job was given: that is not what the next one asks for."""
+    return {name: text for name, text in environment.items() if name in _REACH or not name.startswith(_OF_JOB)}

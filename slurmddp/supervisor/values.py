@@ -9,6 +9,12 @@ from slurmddp.supervisor.brain.types import Settings
 _FROM_ZERO = 2
 
 
+def program(run: str, python: str, name: str) -> List[str]:
+    """Return the batch script, with its arguments, that starts a program of slurmddp/supervisor on any node."""
+    code = run + "/code/slurmddp"
+    return [code + "/shell/python.sh", python, code + "/supervisor/__main__.py", name]
+
+
 class Values(NamedTuple):
     """What job.sh says of the job, and where it runs.
 
@@ -31,8 +37,7 @@ class Values(NamedTuple):
 
     def program(self, name: str) -> List[str]:
         """Return the command that starts a program of slurmddp/supervisor on any node."""
-        code = self.run + "/code/slurmddp"
-        return ["bash", code + "/shell/python.sh", self.words["python"], code + "/supervisor/__main__.py", name]
+        return ["bash", *program(self.run, self.words["python"], name)]
 
     def settings(self) -> Settings:
         return Settings(

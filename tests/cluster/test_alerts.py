@@ -264,7 +264,9 @@ def test_accounting_tells_what_the_controller_has_forgotten(cluster: Cluster) ->
         other.wait_for(lambda: "FAILED" in other.run("login", asked).stdout, "accounting knows the job's end", 60)
         folder = run.answer["run_folder"]
         other.sh("login", f"mkdir ~/gone; ln -s /bin/false ~/gone/scontrol; sed -i /watchdog/d {folder}/events.jsonl")
-        other.sh("login", f"PATH=~/gone:$PATH bash {folder}/code/slurmddp/shell/watchdog.sh {folder} {run.job_id}")
+        code = f"{folder}/code/slurmddp"
+        program = f"{code}/shell/python.sh '' {code}/supervisor/__main__.py watchdog {folder} {run.job_id} ''"
+        other.sh("login", f"PATH=~/gone:$PATH bash {program}")
         assert watchdog(run, "alerted")["state"] == "FAILED"
         assert inbox.kinds() == ["failed"], "the same end is told of once"
         inbox.close()

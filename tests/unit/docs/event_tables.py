@@ -11,9 +11,9 @@ from tests.helpers import ROOT
 PAGE = ROOT / "docs/files.md"
 #: Heading on the page -> the types below it.
 TABLES: dict[str, Sequence[type]] = {
-    "job.sh and guard.sh": events.JOB,
+    "job.sh and the guard": events.JOB,
     "The ranks and torchrun's agents": events.RANKS,
-    "alert.sh and watchdog.sh": events.ALERTS,
+    "Alerts and the watchdog": events.ALERTS,
     "Commands on the login node": events.COMMANDS,
 }
 

@@ -69,7 +69,7 @@ def test_the_keys_that_each_line_has(tmp_path: Path) -> None:
     assert set(json.loads((tmp_path / "rank").read_text())) <= {"time", "event"} | ranks
     tell = (ROOT / "slurmddp/shell/messages.sh").read_text()
     (line,) = re.findall(r"printf '%s(\{.*\})\\n'", tell)
-    job = names(section("job.sh and guard.sh").split("|")[0])
+    job = names(section("job.sh and the guard").split("|")[0])
     assert set(re.findall(r'"(\w+)": ', line)) | {"node"} == {"time", "event"} | job
     assert "lines_lost" in common
 

@@ -76,7 +76,7 @@ def events_of_bash() -> dict[str, dict[str, set[str]]]:
     found: dict[str, dict[str, set[str]]] = {}
     templates, shell = ROOT / "templates/sbatch", ROOT / "slurmddp/shell"
     scripts = {path: path.relative_to(templates).parts[0].partition(".")[0] for path in templates.rglob("*.j2")}
-    scripts |= {path: path.stem if path.stem in ("alert", "watchdog") else "job" for path in shell.rglob("*.sh")}
+    scripts |= {path: "alert" if path.stem == "alert" else "job" for path in shell.rglob("*.sh")}
     for path, script in sorted(scripts.items()):
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
         lines = [line for line in text.splitlines() if re.search(r'>>"\$(run/events\.jsonl|events)"', line)]
@@ -85,8 +85,8 @@ def events_of_bash() -> dict[str, dict[str, set[str]]]:
             assert written, f"{path.name}: {line}"
             if written[1] != "%s":
                 merge(found, script, written[1], set(re.findall(r'"(\w+)": ', line)) - {"time", "event"})
-        if script in ("alert", "watchdog"):
-            continue  # their `event` writes one event, the one of their printf
+        if script == "alert":
+            continue  # its `event` writes one event, the one of its printf
         for name, facts in re.findall(r"^\s*event (\S+) (.*)$", text, re.MULTILINE):
             merge(found, "job", name, set(re.findall(r'\\"(\w+)\\": ', facts)))
     return found

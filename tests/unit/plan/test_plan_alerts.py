@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +14,7 @@ from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.slurm.base import JobId
 from slurmddp.spec.alerts import KINDS
-from tests.helpers import Desk, make_code, refusal
+from tests.helpers import Desk, refusal
 
 JOB = "name: gpt\nsite: %s\ntrain: {script: train.py}\nresources: {time: 1h}\nalerts: [%s]\n"
 
@@ -137,25 +137,12 @@ def test_the_dead_man_job_asks_for_what_the_profile_says(desk: Desk, monkeypatch
     folder.logs.mkdir(parents=True)
     assert submit_watchdog(plan, own(folder, to="submit it"), JobId("7")) is None
     words = (desk.bin / "words").read_text().splitlines()
-    script = words.index(str(folder.shell / "watchdog.sh"))
+    script = words.index(str(folder.shell / "python.sh"))
     assert {*plan.watchdog.sbatch, "--open-mode=append", "--dependency=afterany:7"} <= set(words[:script])
-    assert words[script + 1 :] == [str(folder.path), "7", *plan.watchdog.sbatch]
+    python, program, *arguments = words[script + 1 :]
+    assert Path(python).is_file() and program == str(folder.code_runtime / "supervisor" / "__main__.py")
+    assert arguments == ["watchdog", str(folder.path), "7", python, *plan.watchdog.sbatch]
     assert json.loads((folder.path / "watchdog.json").read_text()) == {"job_id": "8", "watches": "7"}
-
-
-def test_the_next_dead_man_job_asks_for_the_same(desk: Desk) -> None:
-    """The job was requeued: it runs again."""
-    desk.program("sbatch", SBATCH)
-    desk.program("scontrol", "#!/bin/bash\necho 'JobId=7 JobState=RUNNING Reason=None'\n")
-    folder = RunFolder(desk.root / "run")
-    make_code(folder.path)
-    script = str(folder.shell / "watchdog.sh")
-    command = ["bash", script, str(folder.path), "7", "--qos=small", "--comment=a b"]
-    subprocess.run(command, env=desk.environment, check=True, capture_output=True)
-    words = (desk.bin / "words").read_text().splitlines()
-    assert {"--qos=small", "--comment=a b", "--open-mode=append", "--dependency=afterany:7"} <= set(words)
-    assert words[words.index(script) :] == command[1:]
-    assert json.loads(folder.events.read_text())["outcome"] == "waits"
 
 
 @pytest.mark.parametrize("targets", ["", "{to: mail}", "{to: slack, on: [finished]}"])

@@ -1,0 +1,169 @@
+"""The watchdog job: in process with injected answers of Slurm; and once as the program that sbatch starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmddp.supervisor.values import program
+from slurmddp.supervisor.watchdog import Watch
+from tests.helpers import ROOT, Desk
+from tests.unit.supervisor.test_supervisor_folder import python as python
+
+STARTED = {"event": "job_started", "job_id": "7", "attempt": 3, "node": "node1"}
+ENDED = {"event": "job_ended", "job_id": "7", "attempt": 3, "node": "node1"}
+REQUEUED = {"event": "requeued", "job_id": "7", "attempt": 3, "node": "node1", "how": "chain", "next_job": "8"}
+OPTIONS = ("--qos=small", "--comment=a b")
+
+
+class Slurm:
+    """Slurm's answers. asked: what else it was asked."""
+
+    def __init__(self, report: str, accounting: str = "", sbatch: tuple[int, str] = (0, "9;cluster\n")) -> None:
+        self.report, self.accounting, self.sbatch = report, accounting, sbatch
+        self.asked: list[list[str]] = []
+
+    def __call__(self, words: Sequence[str]) -> tuple[int, str]:
+        if words[0] == "scontrol":
+            return 0, self.report
+        if words[0] == "sacct":
+            return 0, self.accounting
+        self.asked.append(list(words))
+        return self.sbatch
+
+
+def watch(run: Path, slurm: Slurm, *events: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The alert, and the event that the watchdog has written."""
+    path = run / "events.jsonl"
+    if events:
+        path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    alert = Watch(str(run), "7", "/opt/python", OPTIONS, "70", slurm).look()
+    rows = [json.loads(line) for line in path.read_text().splitlines()][len(events) :]
+    (row,) = rows
+    assert (row.pop("event"), row.pop("job_id"), row.pop("watchdog")) == ("watchdog", "7", "70") and row.pop("time")
+    return alert, row
+
+
+def report(state: str, more: str = "") -> str:
+    return f"JobId=7 JobName=x JobState={state} Reason=None ExitCode=0:9 BatchHost=node2 {more}"
+
+
+@pytest.mark.parametrize(
+    ("text", "accounting", "events", "state", "cause"),
+    [
+        (report("NODE_FAIL"), "", [STARTED], "NODE_FAIL", "node node2, which ran job.sh, was lost"),
+        (
+            report("TIMEOUT"), "", [STARTED], "TIMEOUT",
+            "the time limit killed it on node node2: job.sh ended without running its traps",
+        ),
+        (
+            report("OUT_OF_MEMORY"), "", [STARTED], "OUT_OF_MEMORY",
+            "node node2: out of memory: job.sh ended without running its traps",
+        ),
+        (
+            report("FAILED"), "", [ENDED, STARTED], "FAILED",
+            "node node2: job.sh ended without running its traps, exit code 0:9, reason None",
+        ),
+        (
+            "slurm_load_jobs error: Invalid job id specified", "FAILED|0:9\nCANCELLED by 1000|0:0\n", [STARTED],
+            "CANCELLED", "node node1: job.sh ended without running its traps, exit code 0:0",
+        ),
+        ("", "", [STARTED], "unknown to Slurm", "node node1: job.sh ended without running its traps"),
+        (report("BOOT_FAIL"), "", [], "BOOT_FAIL", None),
+    ],
+)  # fmt: skip
+def test_it_alerts_where_job_sh_could_not(
+    tmp_path: Path, text: str, accounting: str, events: list[dict[str, Any]], state: str, cause: str | None
+) -> None:
+    run = tmp_path / "gpt-1"
+    run.mkdir()
+    alert, row = watch(run, Slurm(text, accounting), *events)
+    assert row == {"outcome": "alerted", "state": "" if state.startswith("unknown") else state}
+    assert (alert.kind, alert.state, alert.attempt) == ("failed", state, 3 if events else None)
+    assert alert.node == alert.cause.split("node ")[1].split()[0].strip(":,")
+    assert alert.cause == (cause or "node node2: the job ended before it started, exit code 0:9, reason None")
+    assert alert.next == "not restarted automatically; slurmddp submit --resume gpt-1 continues it"
+
+
+@pytest.mark.parametrize(
+    ("state", "events"),
+    [("COMPLETED", [STARTED, ENDED]), ("FAILED", [STARTED, ENDED]), ("CANCELLED", []), ("CANCELLED", [REQUEUED])],
+)
+def test_it_is_silent_where_the_end_is_known_or_wanted(
+    tmp_path: Path, state: str, events: list[dict[str, Any]]
+) -> None:
+    for event in events:
+        event.pop("next_job", "")
+    alert, row = watch(tmp_path, Slurm(report(state)), *events)
+    assert alert is None and row == {"outcome": "no alert", "state": state}
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING", "COMPLETING", "REQUEUE_HOLD", "SPECIAL_EXIT"])
+def test_it_waits_for_a_job_that_runs_again(tmp_path: Path, state: str) -> None:
+    slurm = Slurm(report(state))
+    alert, row = watch(tmp_path, slurm, STARTED)
+    assert alert is None and row == {"outcome": "waits", "state": state}
+    (words,) = slurm.asked
+    assert words[:2] == ["sbatch", "--parsable"] and {*OPTIONS, "--dependency=afterany:7", "--open-mode=append"} < {
+        *words
+    }
+    script = program(str(tmp_path), "/opt/python", "watchdog")
+    assert words[words.index(script[0]) :] == [*script, str(tmp_path), "7", "/opt/python", *OPTIONS]
+    assert json.loads((tmp_path / "watchdog.json").read_text()) == {"job_id": "9", "watches": "7"}
+
+
+@pytest.mark.parametrize("events", [[STARTED, {**REQUEUED, "next_job": "8"}], [STARTED, {**STARTED, "job_id": "8"}]])
+def test_it_follows_a_chain(tmp_path: Path, events: list[dict[str, Any]]) -> None:
+    slurm = Slurm(report("COMPLETED"))
+    assert watch(tmp_path, slurm, *events)[1]["outcome"] == "waits"
+    assert "--dependency=afterany:8" in slurm.asked[0]
+
+
+def test_a_refused_watchdog_job_is_said(tmp_path: Path) -> None:
+    alert, row = watch(tmp_path, Slurm(report("RUNNING"), sbatch=(1, "")), STARTED)
+    assert alert is None and row["outcome"] == "not submitted" and not (tmp_path / "watchdog.json").exists()
+
+
+def test_as_the_program_it_takes_nothing_of_its_own_job_along(desk: Desk, python: str) -> None:
+    """The next job gets the same options and arguments, and none of the variables that Slurm gave this one."""
+    run = desk.root / "run"
+    (run / "code").mkdir(parents=True)
+    (run / "code" / "slurmddp").symlink_to(ROOT / "slurmddp")
+    desk.program("sbatch", '#!/bin/bash\nprintf "%s\\n" "$@" >"${0%/*}/words"\nenv >"${0%/*}/env"\necho 8\n')
+    desk.program("scontrol", "#!/bin/bash\necho 'JobId=7 JobState=RUNNING Reason=None'\n")
+    (script, _, *rest) = program(str(run), "", "watchdog")
+    python = python if python == sys.executable else ""  # else as sbatch starts it: with the machine's Python
+    words = [python, "-IB", *rest] if python else ["bash", script, "", *rest]
+    own = {"SLURM_JOB_ID": "70", "SLURM_MEM_PER_NODE": "1", "SBATCH_ACCOUNT": "x", "SLURM_CONF": "/etc/slurm.conf"}
+    command = [*words, str(run), "7", "", *OPTIONS]
+    done = subprocess.run(command, env={**desk.environment, **own}, capture_output=True, text=True, check=True)
+    assert "job 7: RUNNING (None)" in done.stdout and done.stderr == ""
+    assert json.loads((run / "events.jsonl").read_text())["watchdog"] == "70"
+    assert (desk.bin / "words").read_text().splitlines()[-len(command) + len(words) :] == command[len(words) :]
+    env = (desk.bin / "env").read_text().splitlines()
+    assert [line for line in env if line.startswith(("SLURM", "SBATCH"))] == ["SLURM_CONF=/etc/slurm.conf"]
+
+
+def test_as_the_program_it_sends_the_alert(desk: Desk, python: str) -> None:
+    """Here: it leaves it in the spool, as on a site whose nodes reach nobody."""
+    run = desk.root / "run"
+    (run / "payloads").mkdir(parents=True)
+    (run / "payloads" / "json").write_text(
+        'on failed 5 x\nleave login\nescape json\nbytes 100\npart {"a": "@cause@"}\n'
+    )
+    (run / "events.jsonl").write_text(json.dumps(STARTED) + "\n")
+    desk.program("scontrol", "#!/bin/bash\necho 'JobId=7 JobState=NODE_FAIL Reason=None BatchHost=node2'\n")
+    main = str(ROOT / "slurmddp/supervisor/__main__.py")
+    command = [python, "-IB", main, "watchdog", str(run), "7", ""]
+    subprocess.run(command, env={**desk.environment, "SLURM_JOB_ID": "70"}, capture_output=True, text=True, check=True)
+    (message,) = (run / "alerts" / "spool").iterdir()
+    assert message.name == "run.3.failed.json"
+    assert json.loads((message / "body").read_text()) == {"a": "node node2, which ran job.sh, was lost"}
+    rows = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert [(row["event"], row["job_id"]) for row in rows[1:]] == [("watchdog", "7"), ("alert", "7")]
