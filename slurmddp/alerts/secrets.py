@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
+from slurmddp.alerts.last import PREFIX
 from slurmddp.errors import UserError
 from slurmddp.plan.model import AlertTarget
 from slurmddp.records.address import LONGEST, is_address, may_be_sent_to
@@ -19,7 +20,7 @@ from slurmddp.runs.evidence import evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.supervisor.spool import BESIDE_ADDRESSES
 
-#: The file in a run's secrets that says where its folder is; alert.sh takes no name with a dot for an address.
+#: The file in a run's secrets that says where its folder is; a name with a dot is none of an address.
 _OWNER = ".run"
 #: The file with the variables of `environment_from`, which node.sh reads: NAME=VALUE, a NUL byte behind each.
 _VARIABLES = ".environment"
@@ -28,7 +29,7 @@ _KEPT_SECONDS = 30 * 86400
 
 
 def config_folder(environment: Mapping[str, str]) -> Path:
-    """Return `${XDG_CONFIG_HOME:-~/.config}/slurmddp`; alert.sh looks there, too."""
+    """Return `${XDG_CONFIG_HOME:-~/.config}/slurmddp`; the job looks there, too."""
     base = environment.get("XDG_CONFIG_HOME") or os.path.join(environment.get("HOME") or str(Path.home()), ".config")
     return Path(base) / "slurmddp"
 
@@ -91,9 +92,11 @@ def keep(
     addresses: Mapping[str, str],
     environment: Mapping[str, str],
     variables: Mapping[str, str] | None = None,
+    last: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a run's secrets where its alert.sh and node.sh find them: files of mode 0600. Raises UserError."""
+    """Write a run's secrets where its job finds them: files of mode 0600. last: of `last_alerts`. Raises UserError."""
     texts = {name: f"{text}\n" for name, text in addresses.items()}
+    texts.update((PREFIX + name, text) for name, text in (last or {}).items())
     texts[_OWNER] = f"{folder.path}\n"
     if variables:
         texts[_VARIABLES] = "".join(f"{name}={value}\0" for name, value in variables.items())

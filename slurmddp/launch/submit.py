@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.alerts import secrets
+from slurmddp.alerts.last import last_alerts
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.avoid import avoid
 from slurmddp.launch.job_check.rule import advice
@@ -22,6 +23,7 @@ from slurmddp.launch.workdir import files_before, relative_paths, shared_files, 
 from slurmddp.launch.write import run_files, survey_project
 from slurmddp.plan.model import Plan
 from slurmddp.records.submission import now
+from slurmddp.render.scripts import payloads
 from slurmddp.runs import index, manifest, snapshot, submission
 from slurmddp.runs.create import Draft, create
 from slurmddp.runs.gate import OwnRun, own
@@ -153,7 +155,8 @@ def make_run_folder(
     folder = own(create(Path(plan.runs_root), plan.name, {}, fill=fill, mode=plan.runs_mode), to="submit it")
     try:
         if addresses or variables:
-            secrets.keep(folder, addresses, os.environ, variables)
+            last = last_alerts(plan.alerts, payloads(plan), folder.id, str(folder.path)) if plan.alerts else {}
+            secrets.keep(folder, addresses, os.environ, variables, last)
     except UserError:
         folder.remove_all()
         raise

@@ -6,7 +6,7 @@ and their agents. A type's name is the event's (`FirstStep`: `first_step`), its 
 """
 
 import re
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type, TypeVar
 
 from slurmddp.records import job_events, json_lines, rank_events
 from slurmddp.records.values import number, whole
@@ -98,6 +98,11 @@ def newest(events: "Iterable[Event]", kind: Type[Kind]) -> Optional[Kind]:
     """Return the facts of the last event of one type; None if there is none. A sequence is read from its end."""
     backwards = reversed(events) if isinstance(events, (list, tuple)) else reversed(list(events))
     return next((facts for _, facts in of(backwards, kind)), None)
+
+
+def names(*kinds: type) -> List[str]:
+    """Return the names of types of events."""
+    return [NAMES[kind] for kind in kinds]
 
 
 def keys_of(facts: Facts) -> Dict[str, Any]:

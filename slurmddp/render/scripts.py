@@ -80,12 +80,17 @@ def _gpu_vendor(plan: Plan) -> str:
 
 
 def alert_files(plan: Plan) -> dict[str, str]:
-    """Name in the run folder -> text: alert.sh, which sends alerts, and a payload per target. Empty without targets."""
+    """Name in the run folder -> text: a payload per target, and what sends alerts with bash. Empty without targets."""
     if plan.alerts is None:
         return {}
-    sender = (package_folder() / "shell" / "alert.sh").read_text(encoding="utf-8")
-    payloads = {f"payloads/{target.name}": payload(plan, plan.alerts, target) for target in plan.alerts.targets}
-    return {"alert.sh": sender, **payloads}
+    sender = package_folder() / "shell" / "alert.sh"
+    bash = {} if os.environ.get(SUPERVISOR) == "python" else {"alert.sh": sender.read_text(encoding="utf-8")}
+    return {**bash, **{f"payloads/{name}": text for name, text in payloads(plan).items()}}
+
+
+def payloads(plan: Plan) -> dict[str, str]:
+    """Return the payload of each alert target, by its name."""
+    return {target.name: payload(plan, plan.alerts, target) for target in plan.alerts.targets} if plan.alerts else {}
 
 
 def _value(variables: list[Variable], name: str) -> str:

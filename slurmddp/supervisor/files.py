@@ -187,9 +187,9 @@ class Files(Logs):
     def newest(self, names: List[str]) -> Optional[Dict[str, Any]]:
         """Return the newest event of one of these names; None if there is none."""
         for line in reversed(self.new_lines(0)[1]):
-            found = json_lines.load(line.encode("utf-8", "replace"))
-            if found is not None and found.get("event") in names:
-                return found
+            event = events.parse(line.encode("utf-8", "replace"))
+            if event is not None and event.name in names:
+                return event.write()
         return None
 
     def heartbeat(self) -> Optional[List[float]]:

@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional, Sequence
 from slurmddp.causes.rules import rules
 from slurmddp.records import events
 from slurmddp.records.cause import Cause
-from slurmddp.records.job_events import AttemptEnded, JobEnded, JobStarted, NodeExcluded
+from slurmddp.records.job_events import AttemptEnded, JobEnded, JobStarted, NodeExcluded, Requeued
 from slurmddp.supervisor import values
 from slurmddp.supervisor.attempt import decide_by
 from slurmddp.supervisor.brain.stopping import CONTINUES, NEVER_AGAIN, stopped_alert
@@ -74,10 +74,10 @@ class Guard:
     def script_was_killed(self) -> bool:
         """Return whether the job ends because something killed job.sh, on this node."""
         job = self.job
-        newest = job.folder.known({"event": "job_started"}, "newest", ["job_started", "job_ended", "requeued"])
-        event = events.read(newest) if newest else None
-        if event is None or not isinstance(event.facts, JobStarted):
-            return False
+        newest = job.folder.known({}, "newest", events.names(JobStarted, JobEnded, Requeued))
+        event = None if newest is None else events.read(newest)
+        if newest is None or (event is not None and not isinstance(event.facts, JobStarted)):
+            return False  # a folder that does not answer says nothing
         found = fields(job.scheduler.report())
         if found.get("batch_host") != job.scheduler.host:
             return False

@@ -1,6 +1,6 @@
 """Sends alerts without making anybody wait: each is sent by a process of its own, of which the loop hears.
 
-As a program, for scripts: python -m slurmddp.supervisor.notify RUN_FOLDER KIND STATE CAUSE NEXT [RANK NODE]
+As a program, for job.sh: python3 -I supervisor/__main__.py alert RUN_FOLDER KIND STATE CAUSE NEXT [RANK NODE]
 RANK and NODE: where it happened, each - or empty if unknown. It takes SLURMDDP_ALERT_BUDGET seconds (30) and some more
 at most, always exits with 0, and prints nothing on stdout.
 """
@@ -167,7 +167,7 @@ def _send(settings: Settings, targets: Targets, alert: Optional[Alert], seconds:
         os._exit(0)  # without waiting for threads that hang
 
 
-def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
+def main(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
     """Send one alert, as the command line says."""
     if len(words) < 2:
         print(__doc__, file=sys.stderr)
@@ -196,7 +196,3 @@ def send_one(alert: Alert, settings: Settings, seconds: float) -> None:
     notifier.settle(seconds + _OVERTIME)
     for lost in notifier.unstored():
         complain(f"{lost.kind}: not sent, and no disk could store it: {lost.cause}")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], os.environ))

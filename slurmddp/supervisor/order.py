@@ -1,5 +1,6 @@
 """The order of things in a job: its start, its attempts, and its end."""
 
+import os
 import signal
 import subprocess
 from typing import List, Optional, Sequence
@@ -16,6 +17,8 @@ from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.loop import Child
 from slurmddp.supervisor.stopping import put_back, resumes, terminated, warned
 
+#: The exit code where the run folder does not answer at the start, or is another user's: job.sh tells of it.
+UNAVAILABLE = 98
 rules()  # read by now, like all modules: the run folder may be purged later
 
 
@@ -30,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     except Unavailable as error:
         job.say(str(error))
         job.folder.settle(10)
-        return 1
+        return UNAVAILABLE
     guard: Optional[Child] = None
     attempts = Attempts(job)
     try:
@@ -44,8 +47,15 @@ def main(arguments: Sequence[str]) -> int:
     except Unavailable as error:
         _without_folder(job, Cause(str(error)))
     job.messages.settle(8)
+    _note(job, "told", "")  # if this process is killed from now on, job.sh sends no second alert
     _end(job, guard)
     return job.exit_code
+
+
+def _note(job: Job, name: str, text: str) -> None:
+    """Leave job.sh word, on the node's disk."""
+    with open(os.path.join(job.values.folder, name), "w") as file:
+        file.write(text)
 
 
 def _without_folder(job: Job, cause: Cause) -> None:
@@ -65,8 +75,7 @@ def _handle_signals(job: Job) -> None:
     if job.scheduler.slurm:
         job.loop.on_signal(signal.SIGUSR2, lambda: warned(job))
     # What job.sh received before this moment, it has noted; what it receives from now on, it passes on.
-    with open(job.values.folder + "/ready", "w"):
-        pass
+    _note(job, "ready", "")
     try:
         with open(job.values.folder + "/signals", encoding="ascii") as file:
             names = file.read().split()
@@ -148,5 +157,4 @@ def _end(job: Job, guard: Optional[Child]) -> None:
     job.folder.settle(60)
     if guard is not None:
         guard.kill(signal.SIGTERM)
-    with open(job.values.folder + "/finished", "w") as file:
-        file.write("{}\n".format(job.exit_code))
+    _note(job, "finished", "{}\n".format(job.exit_code))

@@ -5,12 +5,13 @@ import re
 import selectors
 import subprocess
 import time
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from slurmddp.records.address import may_be_sent_to
 from slurmddp.records.alert import Message
 from slurmddp.supervisor.compose import plain, redacted
 
+Text = Union[str, bytes]
 #: What became of a message: it may be tried again if it waits, and never if it was refused.
 ARRIVED, WAITS, REFUSED = "arrived", "waits", "refused"
 _RETRY_AFTER = re.compile(rb"\nretry-after: *([0-9]{1,6})", re.IGNORECASE)
@@ -57,14 +58,12 @@ def once(message: Message, url: str, seconds: float, proxy: str = "", secrets: S
     """Try once. No command line has the address: curl reads it, and the message, from its standard input."""
     if not may_be_sent_to(url, insecure=message.insecure):
         return Sent(REFUSED, why="its address is not https")
-    values = [("url", url), *([("proxy", proxy)] if proxy else []), *(("header", each) for each in message.headers)]
-    texts = [(word, value.encode("utf-8")) for word, value in values] + [("data-raw", message.body)]
-    config = b"".join(b'%s = "%s"\n' % (word.encode(), _quoted(value)) for word, value in texts)
+    text = config(("url", url), *request(message, proxy))
     command = ["curl", "--disable", "--config", "-", "--silent", "--show-error", "--globoff", "--proto", "=http,https"]
     command += ["--connect-timeout", "8", "--max-time", f"{max(seconds, 0.1):.1f}", "--output", os.devnull]
     command += ["--dump-header", "-", "--write-out", "\\n%{http_code} %{time_total}\\n"]
     try:
-        answer, error = _run(command, config, seconds + 1)
+        answer, error = _run(command, text, seconds + 1)
     except FileNotFoundError:
         return Sent(WAITS, why="curl is not installed on this host")
     except OSError as failure:
@@ -75,6 +74,21 @@ def once(message: Message, url: str, seconds: float, proxy: str = "", secrets: S
     said = redacted(plain(error.decode("utf-8", "ignore")).replace("\n", " ").strip(), secrets)
     why = f"status {status}" + (f" ({said})" if said else "")
     return Sent(_outcome(status), status, _number(took), 1, why, said, int(asked.group(1)) if asked else None)
+
+
+def request(message: Message, proxy: str) -> Iterator[Tuple[str, Text]]:
+    """Yield what curl's configuration says of a message, without its address."""
+    if proxy:
+        yield "proxy", proxy
+    for header in message.headers:
+        yield "header", header
+    yield "data-raw", message.body
+
+
+def config(*values: Tuple[str, Text]) -> bytes:
+    """Return a configuration of curl's."""
+    encoded = [(word, value.encode("utf-8") if isinstance(value, str) else value) for word, value in values]
+    return b"".join(b'%s = "%s"\n' % (word.encode(), _quoted(value)) for word, value in encoded)
 
 
 def _outcome(status: str) -> str:

@@ -53,7 +53,7 @@ class Watch:
     def look(self) -> Optional[Alert]:
         """Look at how the job has ended. Return the alert that is to be sent, if any."""
         # A chained job is another one, which may have begun by now; one that Slurm requeues keeps its number.
-        going_on = self._newest("job_started", "requeued")
+        going_on = self._newest(JobStarted, Requeued)
         end = self.ending()
         said = "{}{}".format(end.state or "unknown to Slurm", end.reason and " ({})".format(end.reason))
         self.say("job {}: {}{}".format(self.job, said, end.exit_code and ", exit code " + end.exit_code))
@@ -78,7 +78,7 @@ class Watch:
             match = re.match(r"([A-Z_]+)[^|]*\|([0-9:]*)", lines[-1])
             if match:
                 found.update(state=match.group(1), exit_code=match.group(2))
-        event = self._newest("job_started", "job_ended", "requeued")
+        event = self._newest(JobStarted, JobEnded, Requeued)
         node = found.get("batch_host") or (event.node if event else "") or ""
         return Ending(found.get("state", ""), found.get("reason", ""), found.get("exit_code", ""), node, event)
 
@@ -139,8 +139,8 @@ class Watch:
         line = events.Event(Watchdog(self.me, outcome, state), time.time(), job_id=self.job).write()
         json_lines.append(self.files.path("events.jsonl"), json_lines.dump(line))
 
-    def _newest(self, *names: str) -> Optional[events.Event]:
-        found = self.files.newest(list(names))
+    def _newest(self, *kinds: type) -> Optional[events.Event]:
+        found = self.files.newest(events.names(*kinds))
         return events.read(found) if found else None
 
 

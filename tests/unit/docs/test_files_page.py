@@ -55,7 +55,7 @@ def test_the_page_has_the_events_and_their_keys() -> None:
 
 def test_bash_writes_the_events_and_keys_of_the_types() -> None:
     written_by_bash = {name: keys for script in written.events_of_bash().values() for name, keys in script.items()}
-    assert set(written_by_bash) == {events.NAMES[kind] for kind in (*events.JOB, *events.ALERTS)}
+    assert set(written_by_bash) == set(events.names(*events.JOB, job_events.Alert))
     for name, keys in written_by_bash.items():
         assert keys - HEAD == set(event_tables.fields(events.TYPES[name])) - HEAD, name
 
