@@ -15,7 +15,7 @@ import pytest
 
 from slurmddp.records import events, metrics
 from slurmddp.records.events import Event
-from slurmddp.records.job_events import HoldReleased
+from slurmddp.records.job_events import Alert, HoldReleased
 from slurmddp.records.rank_events import RanksStopped
 from slurmddp.runs import manifest
 from slurmddp.runs.events import append_line
@@ -55,7 +55,7 @@ def test_the_page_has_the_events_and_their_keys() -> None:
 
 def test_bash_writes_the_events_and_keys_of_the_types() -> None:
     written_by_bash = {name: keys for script in written.events_of_bash().values() for name, keys in script.items()}
-    assert set(written_by_bash) == set(events.names(*events.JOB, job_events.Alert))
+    assert set(written_by_bash) == set(events.names(*events.JOB, Alert))
     for name, keys in written_by_bash.items():
         assert keys - HEAD == set(event_tables.fields(events.TYPES[name])) - HEAD, name
 
