@@ -92,5 +92,6 @@ class Stop:
     def agreed_reason(self, world: "World") -> str:
         """Return the reason of the first rank that has one, on every rank; every rank has to call it."""
         asked = world.gather((self.reason(), self._signal))
-        reason, self.signal = next((each for each in asked if each[0]), ("asked to stop", None))
+        reason, told = next((each for each in asked if each[0]), ("asked to stop", None))
+        self.signal = None if told is None else Signal(*told)  # what is gathered travels as JSON
         return str(reason)
