@@ -17,7 +17,7 @@ from slurmddp.records import events, job_events, json_lines
 from slurmddp.records.address import LONGEST, is_address, secret_parts
 from slurmddp.records.alert import Alert, Message
 from slurmddp.records.progress import read_progress
-from slurmddp.supervisor import compose, post
+from slurmddp.supervisor import compose, identity, post
 from slurmddp.supervisor.compose import Composed
 from slurmddp.supervisor.post import Sent
 from slurmddp.supervisor.spool import BESIDE_ADDRESSES, Box
@@ -76,14 +76,12 @@ def from_environment(run: str, environment: Mapping[str, str]) -> Settings:
     """Return the settings of a process of the job. run: the path of the run folder."""
     run = os.path.abspath(run)
     home = environment.get("XDG_CONFIG_HOME") or os.path.join(environment.get("HOME", ""), ".config")
-    array = environment.get("SLURM_ARRAY_JOB_ID")
-    job_id = f"{array}_{environment.get('SLURM_ARRAY_TASK_ID', '')}" if array else environment.get("SLURM_JOB_ID", "")
     return Settings(
         run=run,
         secrets=os.path.join(home, "slurmddp", "secrets", os.path.basename(run)),
         disk=os.path.join(environment.get("TMPDIR") or tempfile.gettempdir(), f"slurmddp-alerts-{os.geteuid()}"),
-        job_id=environment.get("SLURMDDP_JOB_ID") or job_id,
-        host=environment.get("SLURMD_NODENAME") or os.uname().nodename,
+        job_id=environment.get("SLURMDDP_JOB_ID") or identity.slurm_job(environment),
+        host=identity.host(environment),
         logs=environment.get("SLURMDDP_LOGS", ""),
     )
 

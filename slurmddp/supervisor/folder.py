@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from typing import Any, Dict, List, Set
+from typing import Any, Callable, Dict, List, Set
 
 from slurmddp.supervisor.files import Files
 from slurmddp.supervisor.loop import SIGNALS, Loop
@@ -24,7 +24,9 @@ class Unavailable(Exception):
 
 
 class Folder:
-    """Asks the child, and hands over what is to be written."""
+    """Asks the child, and hands over what is to be written. complain: called once for each kind of write that fails for
+    another reason than the disk.
+    """
 
     def __init__(self, loop: Loop, run: str) -> None:
         self._loop, self._run = loop, run
@@ -32,6 +34,8 @@ class Folder:
         self._answers: Dict[int, Dict[str, Any]] = {}
         self._unanswered: Set[int] = set()
         self._unwritten: Dict[int, List[Any]] = {}
+        self._lost: Set[str] = set()
+        self.complain: Callable[[str], None] = lambda text: None
         self._begin()
 
     def ask(self, name: str, *arguments: Any, patience: float = PATIENCE) -> Any:
@@ -117,7 +121,10 @@ class Folder:
         for line in lines:
             answer = json.loads(line.decode("ascii"))
             number = answer["number"]
-            self._unwritten.pop(number, None)
+            told = self._unwritten.pop(number, None)
+            if told is not None and "error" in answer and told[0] not in self._lost:
+                self._lost.add(told[0])
+                self.complain("the run folder's {} failed, and is not tried again: {}".format(told[0], answer["error"]))
             if number in self._unanswered:
                 self._unanswered.discard(number)
                 self._answers[number] = answer

@@ -45,6 +45,7 @@ class Job:
         self.env = dict(os.environ, SLURMDDP_RUN=self.run, SLURMDDP_JOB_ID=self.scheduler.job_id)
         self.messages = Messages(self.folder, self.run, self.scheduler.job_id, self.scheduler.host, self.env)
         self.say, self.event, self.alert = self.messages.say, self.messages.event, self.messages.alert
+        self.folder.complain = self.say
         self.nodes = Nodes(self.settings.nodes_min, self.settings.nodes_max)
         self.requeue = self._way_back()
         self._own = ""  # of the ledger, as it was written last

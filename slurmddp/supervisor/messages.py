@@ -47,6 +47,8 @@ class Messages:
     def settle(self, seconds: float) -> None:
         """Wait for alerts that are being sent."""
         self._record(self._notifier.settle(seconds))
+        for alert in self._notifier.unstored():
+            self.say("alert {}: not sent, and no disk could store it: {}".format(alert.kind, alert.cause))
 
     def _record(self, outcomes: List[Outcome]) -> None:
         for outcome in outcomes:

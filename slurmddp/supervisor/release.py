@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import List
+from typing import Any, Dict, List
 
 
 def scontrol(*words: str) -> str:
@@ -28,8 +28,11 @@ def updated(job: str, change: str) -> bool:
     return subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
-def main(job: str, restarts: int, excluded: List[str], events: str, attempt: int, host: str) -> None:
-    """Wait for the hold, three minutes at most, and end it. restarts: of the start that is about to end."""
+def main(job: str, restarts: int, excluded: List[str], events: str, event: Dict[str, Any]) -> None:
+    """Wait for the hold, three minutes at most, and end it. restarts: of the start that is about to end.
+
+    event: to be written to the file `events` then; the time is missing.
+    """
     told, held = False, 0
     for _ in range(180):
         time.sleep(1)
@@ -45,9 +48,8 @@ def main(job: str, restarts: int, excluded: List[str], events: str, attempt: int
             if held < 3 or not updated(job, "StartTime=now"):
                 continue
             if not told:
-                line = {"time": round(time.time(), 3), "event": "hold_released", "attempt": attempt, "job_id": job}
                 with open(events, "a") as file:
-                    file.write(json.dumps(dict(line, node=host)) + "\n")
+                    file.write(json.dumps(dict(event, time=round(time.time(), 3))) + "\n")
                 told = True
             if not excluded:
                 return
@@ -65,5 +67,5 @@ if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
-    own_job, own_restarts, own_excluded, own_events, own_attempt, own_host = sys.argv[1:]
-    main(own_job, int(own_restarts), own_excluded.split(), own_events, int(own_attempt), own_host)
+    own_job, own_restarts, own_excluded, own_events, own_event = sys.argv[1:]
+    main(own_job, int(own_restarts), own_excluded.split(), own_events, json.loads(own_event))

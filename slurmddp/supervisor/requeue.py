@@ -6,6 +6,9 @@ import subprocess
 import sys
 from typing import Dict, List, Mapping
 
+from slurmddp.records import json_lines
+from slurmddp.records.events import Event
+from slurmddp.records.job_events import HoldReleased
 from slurmddp.supervisor.brain.types import NODE_FAILURE, PREEMPTION
 from slurmddp.supervisor.loop import Loop
 
@@ -76,7 +79,8 @@ class Requeue:
         names = ("PATH", "HOME", *_REACH)
         env = {name: os.environ[name] for name in names if name in os.environ}
         events = os.path.join(self._run, "events.jsonl")
-        words = [self._job, str(self._restarts), " ".join(excluded), events, str(self.attempt), self._host]
+        told = json_lines.dump(Event(HoldReleased(), None, self.attempt, self._id, self._host).write()).decode()
+        words = [self._job, str(self._restarts), " ".join(excluded), events, told]
         self._loop.start(
             [sys.executable, "-I", "-c", _RELEASE, *words],
             env,

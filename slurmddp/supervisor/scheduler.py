@@ -6,6 +6,7 @@ import socket
 import subprocess
 from typing import Dict, List, Optional, Sequence
 
+from slurmddp.supervisor import identity
 from slurmddp.supervisor.brain.types import Job
 from slurmddp.supervisor.loop import Loop
 
@@ -74,11 +75,7 @@ class Slurm:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         env = os.environ
-        self.host = env.get("SLURMD_NODENAME") or socket.gethostname()
-        self.job_id = env["SLURM_JOB_ID"]
-        self.slurm_job = self.job_id  # of a task of an array, the job id is that of the whole array
-        if env.get("SLURM_ARRAY_JOB_ID"):
-            self.slurm_job = "{}_{}".format(env["SLURM_ARRAY_JOB_ID"], env.get("SLURM_ARRAY_TASK_ID", ""))
+        self.host, self.job_id, self.slurm_job = identity.host(env), env["SLURM_JOB_ID"], identity.slurm_job(env)
         self.job_nodes = self._node_list = env["SLURM_JOB_NODELIST"]
         restarts = int(env.get("SLURM_RESTART_COUNT") or 0)
         self.job = Job(restarts=restarts, restarts_then=restarts)

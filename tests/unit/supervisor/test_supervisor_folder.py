@@ -119,3 +119,16 @@ print(folder.ask("forget_stop"), folder.ask("stop"))
         "False one None None",
         "None cancelled by the user",
     ]
+
+
+def test_a_write_that_fails_for_another_reason_than_the_disk_is_said_once(python: str, tmp_path: Path) -> None:
+    text = """
+folder.complain = print
+folder.tell("append", "events.jsonl", 3)
+folder.tell("append", "events.jsonl", 4)
+folder.tell("append", "events.jsonl", "one")
+print(folder.settle(5), folder.ask("read", "events.jsonl").split())
+"""
+    said, rest = play(python, tmp_path, text)
+    assert said.startswith("the run folder's append failed, and is not tried again: AttributeError: ")
+    assert rest == "True ['one']"
