@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -198,9 +197,8 @@ def status_lines(
     gpus: str | None = None,
 ) -> list[str]:
     """Return the lines of `slurmddp status`. goodput, recovered, gpus: the lines of `report.goodput` and `.gpus`."""
-    told = found.state.line
-    if found.progress.step is not None:  # it has a line of its own below
-        told = re.sub(rf"[:,] step {found.progress.step}( of \d+)?$", "", told)
+    same = found.progress.step is not None and found.progress.step == found.state.step  # it has a line of its own below
+    told = found.state.line_without_step if same else found.state.line
     state = styled_state(found.state.state)
     lines = [f"run      {one_line(found.folder.id)}", "state    " + state + one_line(told.removeprefix(state))]
     # The breaker's sentence is the state's detail already.

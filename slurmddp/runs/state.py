@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from slurmddp.records.marker import Marker
 from slurmddp.runs.evidence import CANCELLED, Evidence, evidence
@@ -44,11 +44,14 @@ _HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 class RunState:
     """The verdict.
 
-    state: a key of EXIT_CODES; detail: one line for people, "" where there is nothing to add.
+    state: a key of EXIT_CODES; detail: one line for people, "" where there is nothing to add. step: that
+    the newest attempt ended at; reached: the same for people, as `detail` may end with it.
     """
 
     state: str
     detail: str = ""
+    step: int | None = field(default=None, compare=False)
+    reached: str = field(default="", compare=False)
 
     @property
     def exit_code(self) -> int:
@@ -58,9 +61,17 @@ class RunState:
     @property
     def line(self) -> str:
         """The state and its detail: `cancelled by you, checkpoint saved`, `failed: exit code 1`."""
-        if not self.detail:
+        return self._line(self.detail)
+
+    @property
+    def line_without_step(self) -> str:
+        """The same without the step, where something else shows it."""
+        return self._line(self.detail.removesuffix(self.reached).removesuffix(", "))
+
+    def _line(self, detail: str) -> str:
+        if not detail:
             return self.state
-        return f"{self.state}{' ' if self.detail.startswith(_CONTINUES) else ': '}{self.detail}"
+        return f"{self.state}{' ' if detail.startswith(_CONTINUES) else ': '}{detail}"
 
     @property
     def going(self) -> bool:
@@ -89,6 +100,11 @@ def judge(job: JobView | None, facts: Evidence, *, answered: bool = True) -> Run
     attempt's marker and its job_ended decide; a script that began and left no end is lost. A user's own
     script writes no marker: exit code 0 is done. A recorded cancel wins over whatever else ended the run.
     """
+    step = facts.marker.step if facts.marker else None
+    return replace(_judge(job, facts, answered), step=step, reached=_progress(facts.marker))
+
+
+def _judge(job: JobView | None, facts: Evidence, answered: bool) -> RunState:
     if facts.submission is None and facts.started is None:
         return RunState("not submitted", "the run folder exists, but no job was submitted from it")
     inside = facts.submission is None or facts.submission.scheduler == "allocation"
