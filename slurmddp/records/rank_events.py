@@ -28,6 +28,15 @@ class RankExited(NamedTuple):
     signal: Optional[str]
 
 
+class Forged(NamedTuple):
+    """an agent got a message that somebody else wrote, did not read it, and ended its ranks
+
+    text: for people
+    """
+
+    text: str
+
+
 class Started(NamedTuple):
     """all ranks have joined
 
@@ -329,7 +338,8 @@ class Finished(NamedTuple):
 
 
 OF_RANKS = (
-    RankStarted, RanksStopped, RankExited, Started, WeightsLoaded, CheckpointRejected, Resumed, Ready, FirstStep,
-    StepSkipped, Evaluated, CheckpointSaved, CheckpointFailed, StragglerBegins, StragglerEnds, LinksProbed, Profiled,
-    Hang, HangReported, HangOver, NoProcessGroup, Restarted, ProcessGroupMade, Error, Stopping, Timing, Finished,
+    RankStarted, RanksStopped, RankExited, Forged, Started, WeightsLoaded, CheckpointRejected, Resumed, Ready,
+    FirstStep, StepSkipped, Evaluated, CheckpointSaved, CheckpointFailed, StragglerBegins, StragglerEnds, LinksProbed,
+    Profiled, Hang, HangReported, HangOver, NoProcessGroup, Restarted, ProcessGroupMade, Error, Stopping, Timing,
+    Finished,
 )  # fmt: skip

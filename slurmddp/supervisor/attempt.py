@@ -104,10 +104,9 @@ class Attempts:
         marker = marker_of(job.folder.known(None, "marker", job.attempt))
         stop = job.stop_file()
         failed = job.exit_code != 0 or bool(watch.abandoned) or (marker is not None and marker.state != DONE)
-        logs: Dict[str, Any] = {"refused": {}, "unreached": [], "killed_agents": [], "signalled": 0, "stranger": None}
+        logs: Dict[str, Any] = {"refused": {}, "unreached": [], "killed_agents": [], "signalled": 0}
         if failed and not job.ending:
             logs = job.folder.known(logs, "ended", job.logs, job.nodes.chosen, patience=60)
-        stranger = logs["stranger"]
         lost = self.list_nodes() if failed and not (job.ending or stop or marker) else []
         return Facts(
             attempt=job.attempt,
@@ -130,7 +129,7 @@ class Attempts:
             unreached=tuple((node, text) for node, text in logs["unreached"]),
             killed_agents=tuple(logs["killed_agents"]),
             signalled=logs["signalled"],
-            stranger=Cause(stranger[1], None, stranger[0]) if stranger else None,
+            stranger=watch.stranger,
         )
 
     def _record(self, decision: Optional[Decision], launched: bool) -> None:

@@ -15,8 +15,6 @@ from slurmddp.records.progress import read_ranks
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]|[\ud800-\udfff]")
 _UNREACHED = re.compile(r"^srun: error: Task launch for \S* failed on node ([^ :]*): (.*)")
 _KILLED = re.compile(r"^srun: error: ([^ :]*): task \d+: Killed")
-#: An agent that gets messages of somebody else sends its ranks SIGTERM.
-_STRANGER = re.compile(r"^slurmddp: node (\S+): somebody else (.*)")
 #: Bytes that are read of a log, and of a line.
 _LAST, _LINE = 2**20, 400
 
@@ -105,20 +103,14 @@ class Logs:
                 killed = match.group(1) if match else None
                 break
         signalled = 0
-        stranger: Optional[List[str]] = None
         for path in sorted(glob.glob(os.path.join(glob.escape(logs), "*.log"))):
             lines = _lines(path) or []
             signalled += any("death signal" in line or "got signal: 15" in line for line in lines)
-            for match in (_STRANGER.match(line) for line in lines if stranger is None):
-                if match:
-                    stranger = [match.group(1), "somebody else " + match.group(2)]
-                    break
         return {
             "refused": self.failed(logs, chosen),
             "unreached": self.unreached(logs),
             "killed_agents": [killed] if killed else [],
             "signalled": signalled,
-            "stranger": stranger,
         }
 
     def cause(self, logs: str, noted: Optional[Dict[str, Any]], tasks: bool) -> Optional[Dict[str, Any]]:

@@ -17,11 +17,13 @@ from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
+from slurmddp.records.rank_events import Forged
 from slurmddp.runs.create import write_key
 from slurmddp.runtime import signing
 from slurmddp.runtime.agent import stores
 from slurmddp.runtime.agent.signed import SignedBackend, SignedStore
 from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.journal import read_events
 from tests import storeclient
 from tests.helpers import Desk
 from tests.strangers import UID, needs_root
@@ -168,6 +170,8 @@ class TestState:
         if backend == SIGNED:
             assert f"slurmddp: node here: somebody else changed the state of rendezvous {ID} (not signed" in text
             assert "Traceback" not in text
+            (event,) = read_events(run / "events.jsonl", Forged)
+            assert event.node == "here" and event.facts.text.startswith("somebody else changed the state")
 
     def test_only_what_was_signed_here_and_now_is_read(self, run: Path) -> None:
         server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=SECOND)

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.run import main as torchrun
 
+from slurmddp.records.rank_events import Forged
 from slurmddp.runtime import signing
 from slurmddp.runtime.agent import exits, gpu_sampling, handlers
 from slurmddp.runtime.environment import own_node
@@ -31,8 +32,10 @@ def main(words: list[str]) -> None:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         torchrun(words[1:])
     except (UserError, RendezvousStateError, signing.ForgedError, handlers.StopRequested) as error:
-        # As node.sh says what it met: job.sh and `status` look for such lines.
+        # As node.sh says what it met: `status` looks for such lines.
         print(f"slurmddp: node {own_node()}: {error}", file=sys.stderr)
+        if isinstance(error, RendezvousStateError | signing.ForgedError):
+            events.write(Forged(str(error)))
         raise SystemExit(1) from None
 
 

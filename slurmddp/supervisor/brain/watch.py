@@ -5,9 +5,10 @@ from typing import Any, Dict, Optional, Union
 from slurmddp.causes import events as told
 from slurmddp.causes.rules import is_consequence
 from slurmddp.records import rank_events as ranks
-from slurmddp.records.cause import CONSEQUENCE, HANG, UNKNOWN, Cause
+from slurmddp.records.cause import AGENT, CONSEQUENCE, HANG, UNKNOWN, Cause
 from slurmddp.records.events import Event
 from slurmddp.records.job_events import RanksTerminated
+from slurmddp.records.text import first_line
 from slurmddp.supervisor.brain import ledger as ledgers
 from slurmddp.supervisor.brain.stragglers import Stragglers
 from slurmddp.supervisor.brain.types import (
@@ -68,6 +69,7 @@ class Watch:
     def new_attempt(self, now: Moment) -> None:
         """Begin an attempt: its nodes may be checked first."""
         self.noted: Optional[Cause] = None
+        self.stranger: Optional[Cause] = None  # what the first agent said that got a message of somebody else
         self.abandoned = ""
         self.hopeless = ""
         self.uncounted = 0
@@ -116,6 +118,10 @@ class Watch:
         """Take the answer to FindCause."""
         if cause is not None and self._recovering is not None and self._recovering.kind in (UNKNOWN, CONSEQUENCE):
             self._recovering = cause
+
+    def _forged(self, event: Event, facts: ranks.Forged, now: Moment) -> Actions:
+        self.stranger = self.stranger or Cause(first_line(facts.text), None, event.node or "", AGENT, event.time)
+        return []
 
     def _started(self, event: Event, facts: ranks.Started, now: Moment) -> Actions:
         self._world = facts.world or self._world
@@ -347,6 +353,7 @@ class Watch:
 
 _HANDLERS: Dict[type, Any] = {
     ranks.RankStarted: Watch._rank_started,
+    ranks.Forged: Watch._forged,
     ranks.Started: Watch._started,
     ranks.Error: Watch._error,
     ranks.Hang: Watch._hang,

@@ -428,3 +428,14 @@ def test_what_is_left_of_an_attempt_that_is_over_is_ended(state: str, first: int
     assert [second for second, _ in found] == list(range(first, 111, 46))
     assert stopped(found[0][1]) == "the attempt is over, but its processes still run: terminating them"
     assert stage.watch.abandoned == "", "it was over"
+
+
+def test_the_first_agent_that_got_a_message_of_somebody_else_is_known() -> None:
+    stage = Stage()
+    assert stage.watch.stranger is None
+    stage.see(20, ranks.Forged("somebody else changed the state of rendezvous 7\nmore"), node="node2")
+    stage.see(21, ranks.Forged("somebody else wrote a"), node="node1")
+    told = stage.watch.stranger
+    assert told is not None and told.line() == "node2: somebody else changed the state of rendezvous 7"
+    stage.watch.new_attempt(Moment(30, 30))
+    assert stage.watch.stranger is None
