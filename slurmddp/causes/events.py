@@ -4,7 +4,7 @@ from typing import Optional, Sequence
 
 from slurmddp.causes.rules import is_consequence, killed_by
 from slurmddp.records.cause import CONSEQUENCE, EXCEPTION, EXIT, HANG, SIGNAL, Cause
-from slurmddp.records.text import plain_line
+from slurmddp.records.text import first_line
 
 #: Signals with which torchrun, Slurm and process groups end ranks after another failure.
 _CLEANUP = ("SIGTERM", "SIGINT", "SIGABRT")
@@ -13,7 +13,7 @@ _CLEANUP = ("SIGTERM", "SIGINT", "SIGABRT")
 def raised(rank: Optional[int], node: str, kind: str, message: str, time: Optional[float] = None) -> Cause:
     """Return what an uncaught exception says: its first line. The whole message tells whether it is a consequence."""
     whole = f"{kind}: {message.strip()}"
-    text = plain_line(whole.encode("utf-8", errors="ignore")).rstrip()
+    text = first_line(whole)
     return Cause(text, rank, node, CONSEQUENCE if is_consequence(whole) else EXCEPTION, time)
 
 

@@ -28,14 +28,13 @@ from slurmddp.records.rank_events import (
     RankStarted,
     Restarted,
 )
-from slurmddp.runs.cause import failing_attempt, hang_of, killed_of
+from slurmddp.runs.cause import failing_attempt, hang_of, killed_of, tasks_are_ranks
 from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
 from slurmddp.runs.start_notices import start_notices
 from slurmddp.runs.written import written_again
 from slurmddp.shared.files import bounded_lines, open_plain, read_plain
-from slurmddp.spec.document import read_file
 from slurmddp.visible import one_line
 
 #: Files of a folder, and bytes of a file of the preflight.
@@ -114,7 +113,7 @@ def read_run(found: Examination, folder: RunFolder) -> None:
     Of ranks that start again and again without a step, read the attempt that failed last, as `status` does.
     """
     facts = evidence(folder)
-    found.tasks_are_ranks = _tasks_are_ranks(folder)
+    found.tasks_are_ranks = tasks_are_ranks(folder)
     attempt = facts.attempt
     if attempt and facts.attempt_ended is None and not _made_steps(facts, attempt):
         attempt = failing_attempt(folder, attempt)
@@ -139,16 +138,6 @@ def read_run(found: Examination, folder: RunFolder) -> None:
     _events(found, folder, attempt)
     if not found.files:
         raise UserError(f"run {folder.id} has no logs yet", todo=f"slurmddp status {folder.id}")
-
-
-def _tasks_are_ranks(folder: RunFolder) -> bool | None:
-    """Return whether srun starts the ranks themselves (launch.mode srun), and not agents; None: not known."""
-    try:
-        job = read_file(folder.job_yaml, "job", below=folder.path)
-    except UserError:
-        return None
-    launch = job.tree.get("launch")
-    return launch.get("mode") == "srun" if isinstance(launch, dict) else None
 
 
 def _made_steps(facts: Evidence, attempt: int) -> bool:

@@ -5,7 +5,7 @@ import time
 from typing import Any, Dict, Mapping, NamedTuple, Optional
 
 from slurmddp.records.json_lines import finite
-from slurmddp.records.text import plain_line
+from slurmddp.records.text import first_line
 from slurmddp.records.values import whole
 
 VERSION = 1
@@ -56,10 +56,7 @@ def read(record: Any) -> Marker:
     if not isinstance(record, dict):
         return Marker()
     texts = [record.get(key) for key in ("state", "reason", "cause")]
-    state, reason, cause = (
-        plain_line(text.strip("\n").encode("utf-8", "ignore")).rstrip() if isinstance(text, str) else ""
-        for text in texts
-    )
+    state, reason, cause = (first_line(text) if isinstance(text, str) else "" for text in texts)
     validation = record.get("validation")
     return Marker(
         state,

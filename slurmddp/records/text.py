@@ -9,9 +9,11 @@ _CONTROL = bytes([*range(10), *range(11, 32), 127])
 
 
 def plain_line(text: bytes, size: int = 400) -> str:
-    """Return the first line of a text: valid, without control characters, and made of so many bytes at most.
-
-    It is what `plain` of slurmddp/shell/messages.sh leaves, which knows the control characters of ASCII only.
-    """
+    """Return the first line of a text: valid, without control characters, and made of so many bytes at most."""
     line = text.split(b"\n", 1)[0].translate(None, _CONTROL)
     return UNSAFE.sub("", line[:size].decode("utf-8", errors="ignore"))
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a text that is not empty, as `plain_line` leaves it, without spaces around it."""
+    return plain_line(text.strip().replace("\t", " ").encode("utf-8", "ignore")).rstrip()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from slurmddp.causes import events as causes
 from slurmddp.causes.find import find
+from slurmddp.errors import UserError
 from slurmddp.records.cause import NODE, Cause
 from slurmddp.records.events import Event, newest, of
 from slurmddp.records.job_events import AttemptEnded, NodeExcluded
@@ -36,6 +37,18 @@ def failing_attempt(folder: RunFolder, attempt: int) -> int:
     """Return the attempt that says why ranks start again and again: the one before the newest until that has failed."""
     waits = attempt > 0 and find_cause(folder, attempt) is None and find_cause(folder, attempt - 1) is not None
     return attempt - waits
+
+
+def tasks_are_ranks(folder: RunFolder) -> bool | None:
+    """Return whether srun starts the ranks themselves (launch.mode srun), and not agents; None: not known."""
+    from slurmddp.spec.document import read_file  # here: YAML takes its time, and most runs have not failed
+
+    try:
+        job = read_file(folder.job_yaml, "job", below=folder.path)
+    except UserError:
+        return None
+    launch = job.tree.get("launch")
+    return launch.get("mode") == "srun" if isinstance(launch, dict) else None
 
 
 def _of_script(folder: RunFolder, attempt: int | None) -> Cause | None:
@@ -136,4 +149,9 @@ def _of_logs(folder: RunFolder, attempt: int | None, noted: Cause | None) -> Cau
         ranks = read_ranks(read_plain(folder.ranks, _BYTES, folder.path).decode("utf-8", errors="replace"))
     except OSError:
         ranks = []  # no start of the bundled entrypoint came so far
-    return find(logs, errors, ranks, noted, opener=lambda path: open_plain(Path(path), folder.path))
+    srun = noted is None or noted.weak  # else nothing is read
+    return find(
+        logs, errors, ranks, noted,
+        tasks_are_ranks=srun and bool(tasks_are_ranks(folder)),
+        opener=lambda path: open_plain(Path(path), folder.path),
+    )  # fmt: skip

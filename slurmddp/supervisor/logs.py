@@ -11,17 +11,12 @@ from typing import Any, Dict, List, Optional, Tuple
 from slurmddp.causes.find import find, node_logs
 from slurmddp.records.cause import read as read_cause
 from slurmddp.records.progress import read_ranks
+from slurmddp.records.text import first_line
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]|[\ud800-\udfff]")
 _UNREACHED = re.compile(r"^srun: error: Task launch for \S* failed on node ([^ :]*): (.*)")
 _KILLED = re.compile(r"^srun: error: ([^ :]*): task \d+: Killed")
-#: Bytes that are read of a log, and of a line.
-_LAST, _LINE = 2**20, 400
-
-
-def plain(text: str) -> str:
-    """Return the first line of a text, of 400 characters at most, without control characters."""
-    return _CONTROL.sub("", text.strip("\n").split("\n")[0].replace("\t", " "))[:_LINE].rstrip()
+#: Bytes that are read of a log.
+_LAST = 2**20
 
 
 class Logs:
@@ -35,7 +30,7 @@ class Logs:
         verdict = _lines(os.path.join(folder, "verdict"))
         said: Dict[str, str] = {}
         for line in verdict or []:
-            node, _, text = plain(line).partition(" ")
+            node, _, text = first_line(line).partition(" ")
             if node:
                 said.setdefault(node, text)
         return {
@@ -51,7 +46,7 @@ class Logs:
         there = {os.path.basename(path) for path in glob.glob(os.path.join(glob.escape(logs), "preflight", "*.failed"))}
         for node in nodes:
             if node + ".failed" in there:
-                text = plain("\n".join(_lines(os.path.join(logs, "preflight", node + ".failed")) or [""]))
+                text = first_line("\n".join(_lines(os.path.join(logs, "preflight", node + ".failed")) or [""]))
                 if text:
                     found[node] = text
         return found
@@ -62,7 +57,7 @@ class Logs:
         for line in _lines(os.path.join(logs, "srun.err")) or []:
             match = _UNREACHED.match(line)
             if match:
-                found.setdefault(plain(match.group(1)), plain(match.group(2)))
+                found.setdefault(first_line(match.group(1)), first_line(match.group(2)))
         return list(found.items())
 
     def preflight_again(self, logs: str) -> None:
@@ -134,7 +129,7 @@ class Logs:
         found = []
         for path in sorted(glob.glob(os.path.join(glob.escape(logs), "sweep", "*"))):
             found += ["{} {}".format(os.path.basename(path), line) for line in _lines(path) or [] if line]
-        return plain("; ".join(found))
+        return first_line("; ".join(found))
 
 
 def _lines(path: str) -> Optional[List[str]]:

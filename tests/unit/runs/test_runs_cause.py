@@ -216,3 +216,16 @@ def test_the_signal_that_killed_a_rank_of_an_own_script(folder: RunFolder) -> No
     exited(3, "node2", exit_code=1)
     node_log(folder, 0, "node2").write_text(TORCHRUN)
     assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {node_log(folder, 0, 'node2')})"
+
+
+@pytest.mark.parametrize(
+    ("job", "cause"),
+    [
+        ("launch: {mode: srun}\n", "rank 2 on node2: srun's task: Killed"),
+        ("launch: {mode: torchrun}\n", "node2: the torchrun agent: Killed"),
+    ],
+)
+def test_a_task_of_srun_is_a_rank_where_srun_starts_the_ranks(folder: RunFolder, job: str, cause: str) -> None:
+    folder.job_yaml.write_text(job)
+    (folder.attempt_logs(0) / "srun.err").write_text("srun: error: node2: task 2: Killed\n")
+    assert str(find_cause(folder, 0)).startswith(cause)
