@@ -171,7 +171,8 @@ class TestState:
             assert f"slurmddp: node here: somebody else changed the state of rendezvous {ID} (not signed" in text
             assert "Traceback" not in text
             (event,) = read_events(run / "events.jsonl", Forged)
-            assert event.node == "here" and event.facts.text.startswith("somebody else changed the state")
+            assert event.node == "here" and isinstance(event.facts, Forged)
+            assert event.facts.text.startswith("somebody else changed the state")
 
     def test_only_what_was_signed_here_and_now_is_read(self, run: Path) -> None:
         server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=SECOND)
