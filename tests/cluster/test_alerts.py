@@ -112,6 +112,13 @@ def watcher(run: Run) -> str:
     return str(json.loads((run.folder / "watchdog.json").read_text())["job_id"])
 
 
+def sender(run: Run, *words: str) -> list[str]:
+    """The command that sends an alert of the run from one of its nodes."""
+    folder = run.answer["run_folder"]
+    code = f"{folder}/code/slurmddp"
+    return ["bash", f"{code}/shell/python.sh", "", f"{code}/supervisor/__main__.py", "alert", folder, *words]
+
+
 def kill_script(run: Run, *, guard: bool) -> None:
     """SIGKILL of the job's script; guard: before that, of the guard, which would bring the job back."""
     guards: list[tuple[str, int]] = []
@@ -208,9 +215,7 @@ def test_the_address_is_nowhere(alice: Alice, inbox: Inbox) -> None:
     node = run.wait_for_event("job_started")["node"]
     log = run.folder / f"logs/attempt-000/{node}.log"
     alice.cluster.wait_for(lambda: log.exists() and SECRET in log.read_text(), "the ranks' log holds the address", 30)
-    sending = alice.cluster.popen(
-        node, ["bash", f"{run.answer['run_folder']}/alert.sh", "hang", "RUNNING", f"{node}: hang"]
-    )
+    sending = alice.cluster.popen(node, sender(run, "hang", "RUNNING", f"{node}: hang"))
     alice.cluster.wait_for(lambda: len(inbox.received) == 1, "the message is on its way", 30)
     search = (
         "for p in /proc/[0-9]*; do [ $p = /proc/$$ ] || cat $p/cmdline $p/environ; done 2>/dev/null | tr '\\0' '\\n';"
@@ -236,13 +241,13 @@ def test_the_address_is_nowhere(alice: Alice, inbox: Inbox) -> None:
 def test_nodes_without_internet_leave_it_to_the_login_node(alice: Alice, inbox: Inbox) -> None:
     run = submit(alice, inbox, "shut", alerts=[{"to": "json", "url_env": "HOOK", "insecure": True, "on": ["hang"]}])
     node = run.wait_for_event("job_started")["node"]
-    script = f"{run.answer['run_folder']}/alert.sh"
-    alice.cluster.run(node, ["bash", script, "hang", "RUNNING", "no rank is behind the others"])
+    command = sender(run, "hang", "RUNNING", "no rank is behind the others")
+    alice.cluster.run(node, command)
     assert inbox.received == []
     status = alice.command("status", run.id, check=False)
     assert "sent 1 delayed alert" in status.stderr and inbox.kinds() == ["hang"]
     time.sleep(1)  # the key of a hang has its second
-    alice.cluster.run(node, ["bash", script, "hang", "RUNNING", "no rank is behind the others"])
+    alice.cluster.run(node, command)
     inbox.mode("error")
     assert alice.command("watch-alerts", "--once", run.id, check=False).returncode == 1
     inbox.mode("ok")
