@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.records.events import of
 from slurmddp.records.job_events import AttemptStarted
+from slurmddp.render.scripts import python_of_submit
 from slurmddp.runs.gate import OwnRun
+from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import judge, observe
 from slurmddp.shared.units import listed
 from slurmddp.slurm.base import JobId, clean_environment
 from slurmddp.slurm.client import ask
 
+#: The file of the run's copy of slurmddp that asks ranks on their nodes.
+RANKS = "supervisor/ranks.py"
 #: What a shell is in an image that may have no bash. Its start-up files would change the environment.
 _SHELL = ("/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash --norc; else exec sh; fi")
 
@@ -67,6 +71,12 @@ def running_attempt(folder: OwnRun, needs: str) -> Attempt:
     return Attempt(folder, facts.job_id, number, nodes, f"{folder.id}-{started.job_id}-{number}")
 
 
+def ranks_program(folder: RunFolder) -> tuple[str, ...]:
+    """Return the command that starts `RANKS` on a node; its arguments follow."""
+    main = str(folder.code_runtime / "supervisor" / "__main__.py")
+    return ("bash", str(folder.shell / "python.sh"), python_of_submit(), main, "ranks")
+
+
 def chosen_nodes(attempt: Attempt, node: str | None) -> tuple[str, ...]:
     """Return this node, or all of the attempt's. Raises UserError for one that is not among them."""
     if node is None:
@@ -85,8 +95,8 @@ def attach(
     node: the attempt's first if None. Raises UserError, ExternalError.
     """
     on_terminal = ("--pty",) if sys.stdin.isatty() and sys.stdout.isatty() else ()
-    # stacks.sh is as old as what node.sh needs for this
-    return attach_command(folder, node, command or _SHELL, environment, *on_terminal, needs="shell/stacks.sh")
+    # that file is as old as what node.sh needs for this
+    return attach_command(folder, node, command or _SHELL, environment, *on_terminal, needs=RANKS)
 
 
 def attach_command(
@@ -126,13 +136,13 @@ def become(words: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def raw_stacks(folder: OwnRun, node: str | None) -> tuple[Attempt, str, str]:
-    """Return the attempt, what shell/stacks.sh printed on its nodes, and what failed ("" if nothing did).
+    """Return the attempt, what the program `ranks` printed on its nodes, and what failed ("" if nothing did).
 
     Raises UserError, ExternalError.
     """
-    attempt = running_attempt(folder, "shell/stacks.sh")
+    attempt = running_attempt(folder, RANKS)
     where = attempt.step(chosen_nodes(attempt, node), "--cpus-per-task=1", "--gres=none")
-    done = ask((*where, "bash", str(folder.shell / "stacks.sh"), attempt.name))
+    done = ask((*where, *ranks_program(folder), "stacks", attempt.name))
     if done.missing:
         raise UserError(
             f"{where[0] if where else 'bash'} is not on this machine", todo="use a login node of the cluster"

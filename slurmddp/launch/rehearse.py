@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from slurmddp.errors import SlurmddpError, UserError
 from slurmddp.launch.cancel import cancel_run
+from slurmddp.launch.inside import ranks_program
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.requeue_hold import state_now
 from slurmddp.launch.submit import submit
@@ -136,7 +137,7 @@ class Rehearsal:
         rank = (self._events(Started)[-1].world or 1) - 1
         self._killed_at = self._last_step()
         name = f"{self.folder.id}-{event.job_id}-{event.attempt}"
-        script = (str(self.folder.shell / "kill_rank.sh"), name, str(rank))
+        program = (*ranks_program(self.folder), "kill", name, str(rank))
         where = (
             "--overlap",
             f"--jobid={event.job_id}",
@@ -145,7 +146,7 @@ class Rehearsal:
             "--ntasks=1",
             "--mem=0",
         )
-        done = ask(("srun", *where, "bash", *script))
+        done = ask(("srun", *where, *program))
         if "killed" not in done.out:
             raise RehearsalFailed(step, f"rank {rank} was not found on node {node}: {done.text.strip()}")
         self._wait(step, lambda: len(self._events(Resumed)) > resumed)

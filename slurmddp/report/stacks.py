@@ -40,7 +40,7 @@ class RankStacks:
 
 
 def read_stacks(text: str) -> tuple[list[RankStacks], list[int]]:
-    """Return the ranks that shell/stacks.sh found, in order, and the numbers of those that it should have found."""
+    """Return the ranks that supervisor/ranks.py found, in order, and the numbers of those that it should have found."""
     found: dict[int, RankStacks] = {}
     lines: dict[int, list[str]] = {}
     world = 0

@@ -10,8 +10,15 @@ import sys
 #: The exit code for a copy of the code that is not complete, which job.sh tells of.
 INCOMPLETE = 97
 #: The module of each program. job: on the batch host. guard: there, or on each node. sweep: on the nodes of an attempt.
-#: watchdog: a job of its own. alert: sends one.
-PROGRAMS = {"job": "order", "guard": "guard", "sweep": "sweep", "watchdog": "watchdog", "alert": "notify"}
+#: watchdog: a job of its own. alert: sends one. ranks: on their nodes, for `slurmddp stacks` and `rehearse`.
+PROGRAMS = {
+    "job": "order",
+    "guard": "guard",
+    "sweep": "sweep",
+    "watchdog": "watchdog",
+    "alert": "notify",
+    "ranks": "ranks",
+}
 
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))

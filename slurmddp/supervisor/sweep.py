@@ -16,6 +16,8 @@ import sys
 import time
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from slurmddp.supervisor.ranks import read
+
 #: What mounts a container's image. Where its parent was killed, it has lost its environment, not its session.
 _MOUNTS = ("squashfuse", "squashfuse_ll", "fuse2fs", "fuse-overlayfs", "gocryptfs")
 #: Of our own scripts, and what a log-in leaves: none of them uses shared memory.
@@ -51,20 +53,11 @@ class Process(NamedTuple):
     name: str
 
 
-def _bytes(path: str) -> Optional[bytes]:
-    """Return a file of /proc; None if it may not be read, or its process is gone."""
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return None
-
-
 def processes() -> Dict[int, Process]:
     """Return the processes of this host by their numbers. They come and go while this reads."""
     found = {}
     for name in os.listdir("/proc"):
-        status = _bytes("/proc/{}/status".format(name)) if name.isdigit() else None
+        status = read("/proc/{}/status".format(name)) if name.isdigit() else None
         if not status:
             continue
         lines = dict(line.split(":", 1) for line in status.decode("utf-8", "replace").split("\n") if ":" in line)
@@ -78,7 +71,7 @@ def processes() -> Dict[int, Process]:
 
 def began(pid: int) -> Optional[str]:
     """Return when a process began, in ticks: with it, its number is unique. None if it is gone."""
-    text = _bytes("/proc/{}/stat".format(pid))
+    text = read("/proc/{}/stat".format(pid))
     return text.rpartition(b")")[2].split()[19].decode() if text else None
 
 
@@ -95,7 +88,7 @@ class Environment(NamedTuple):
 
 def environment(pid: int, attempt: str) -> Optional[Environment]:
     """Read a process's environment; None if it may not be read."""
-    text = _bytes("/proc/{}/environ".format(pid))
+    text = read("/proc/{}/environ".format(pid))
     if not text:
         return None
     found = dict(line.partition("=")[::2] for line in text.decode("utf-8", "surrogateescape").split("\0"))
@@ -124,7 +117,7 @@ class SharedMemory:
 
     def mapped_by(self, pid: int) -> Iterator[Tuple[int, str]]:
         """Yield inode and name of what a process maps."""
-        for line in (_bytes("/proc/{}/maps".format(pid)) or b"").decode("utf-8", "replace").split("\n"):
+        for line in (read("/proc/{}/maps".format(pid)) or b"").decode("utf-8", "replace").split("\n"):
             words = line.split()
             if len(words) > 5 and words[3] == self._in_maps and words[5].startswith("/dev/shm/"):
                 yield int(words[4]), words[5][len("/dev/shm/") :]
@@ -324,7 +317,7 @@ def _kill(pid: int) -> bool:
 
 def _command(pid: int) -> List[str]:
     """Return the first words of a process's command line."""
-    return (_bytes("/proc/{}/cmdline".format(pid)) or b"").decode("utf-8", "surrogateescape").split("\0")[:5]
+    return (read("/proc/{}/cmdline".format(pid)) or b"").decode("utf-8", "surrogateescape").split("\0")[:5]
 
 
 def _run(*words: str) -> Optional[str]:
@@ -353,7 +346,7 @@ def _segments() -> Iterator[str]:
 
 def _of_system_v() -> Iterator[Tuple[str, str, int]]:
     """Yield System V's segments of this user that nobody has attached: number, the process that made it, and when."""
-    for line in (_bytes("/proc/sysvipc/shm") or b"").decode().split("\n")[1:]:
+    for line in (read("/proc/sysvipc/shm") or b"").decode().split("\n")[1:]:
         words = line.split()
         if len(words) > 13 and words[6] == "0" and words[7] == str(os.getuid()):
             yield words[1], words[4], int(words[13])
@@ -373,7 +366,7 @@ def _remove_folder(node_folder: str, attempt: str) -> None:
 def clean(variables: Mapping[str, str], host: str) -> None:
     """Clean up, and write the report."""
     attempt, logs = variables["SLURMDDP_SWEEP"], variables["SLURMDDP_LOGS"]
-    sessions = (_bytes(os.path.join(logs, "sessions", host)) or b"").split()  # which node.sh has noted
+    sessions = (read(os.path.join(logs, "sessions", host)) or b"").split()  # which node.sh has noted
     started = variables.get("SLURMDDP_STARTED", "")
     sweep = Sweep(
         attempt,

@@ -1,7 +1,7 @@
 """The stacks of this process, for `slurmddp stacks`: no file on a disk, no socket, and nothing to wait for.
 
-shell/stacks.sh finds the memory below /proc/PID/fd, appends "ask" to it, and reads the answer there. Standard library
-only.
+supervisor/ranks.py finds the memory below /proc/PID/fd, appends "ask" to it, and reads the answer there. Standard
+library only.
 """
 
 import faulthandler

@@ -43,8 +43,9 @@ srun: a line of Slurm's
 def run(desk: Desk) -> RunFolder:
     """A run of job 7, whose ranks are on two nodes."""
     folder = make_run(desk.project / "runs" / "gpt-1")
-    folder.shell.mkdir(parents=True)
-    (folder.shell / "stacks.sh").touch()
+    ranks = folder.code_runtime / "supervisor" / "ranks.py"
+    ranks.parent.mkdir(parents=True)
+    ranks.touch()
     submission.write(own(folder, to="write"), submitted_now("7", "slurm", ("sbatch",)))
     append_event(folder.events, "job_started", attempt=0, job_id="7", node="node1", nodes="node[1-2]")
     append_event(folder.events, "attempt_started", attempt=0, job_id="7", node="node1", nodes="node1 node2")
@@ -103,7 +104,9 @@ no process found: rank 3
 """
     )
     arguments, _ = srun(desk)
-    assert arguments[-3:] == ["bash", str(run.shell / "stacks.sh"), "gpt-1-7-0"]
+    main = str(run.code_runtime / "supervisor" / "__main__.py")
+    assert arguments[-4:] == [main, "ranks", "stacks", "gpt-1-7-0"]
+    assert arguments[-7:-5] == ["bash", str(run.shell / "python.sh")]
     assert {"--overlap", "--jobid=7", "--nodelist=node1,node2", "--ntasks-per-node=1", "--gres=none"} <= set(arguments)
     told = json.loads(cli("stacks", str(run.path), "--json").out)
     assert (told["attempt"], told["missing"]) == (0, [3])
@@ -132,10 +135,10 @@ def test_what_has_no_ranks_is_refused(desk: Desk, run: RunFolder, cli: Cli, comm
         assert done.code == 2 and text in done.err and not (desk.home / "srun.argv").exists(), done.err
 
     refused("has no ranks on node node9\n  -> nodes: node1, node2", "--node", "node9")
-    stacks_sh = run.shell / "stacks.sh"
-    stacks_sh.unlink()
+    ranks = run.code_runtime / "supervisor" / "ranks.py"
+    ranks.unlink()
     refused("was submitted by a slurmddp without this command")
-    stacks_sh.touch()
+    ranks.touch()
     (desk.bin / "srun").unlink()
     refused("srun is not on this machine")
     append_event(run.events, "attempt_ended", attempt=0, exit_code=1, decision="next")

@@ -139,7 +139,7 @@ def test_shellcheck_has_nothing_to_say_on_the_functions(desk: Desk, kind: str, t
 @pytest.mark.skipif(not has("shellcheck"), reason="shellcheck is not installed")
 def test_shellcheck_has_nothing_to_say_on_what_runs_by_itself() -> None:
     scripts = [path for path in SHELL.rglob("*.sh") if path.read_text().startswith("#!/bin/bash\n")]
-    names = {"alert.sh", "guard.sh", "kill_rank.sh", "python.sh", "stacks.sh", "sweep.sh"}
+    names = {"alert.sh", "guard.sh", "python.sh", "sweep.sh"}
     assert {path.name for path in scripts} == names
     done = subprocess.run(
         ["shellcheck", "-x", "-a", "-P", SHELL, "--exclude=SC2006", *scripts],  # `...`: see messages.sh
@@ -193,7 +193,7 @@ ASKED = (
 
 
 #: Programs of their own, which look at processes, shared memory, logs and a job that has ended.
-LOOKS = ("alert.sh", "stacks.sh", "sweep.sh")
+LOOKS = ("alert.sh", "sweep.sh")
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "functions"])

@@ -1,4 +1,4 @@
-"""stacks.sh on real processes: ranks that answer, one whose interpreter is locked, one that is stopped, one without."""
+"""The stacks of real processes: ranks that answer, one with a locked interpreter, one that is stopped, one without."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from slurmddp.report.stacks import RankStacks, read_stacks
-from tests.helpers import ROOT, SHELL
+from tests.helpers import ROOT
+from tests.unit.supervisor.test_supervisor_folder import OLD
 
 PROCESS = """
 import os, re, subprocess, sys, threading, time
@@ -44,6 +45,7 @@ if sys.argv[1] == "worker" and os.fork() == 0:
 print(flush=True)
 locked() if sys.argv[1] == "locked" else waits()
 """
+MAIN = str(ROOT / "slurmddp/supervisor/__main__.py")
 Start = Callable[[int, str], "subprocess.Popen[str]"]
 
 
@@ -74,8 +76,8 @@ def start(name: str) -> Iterator[Start]:
         child.communicate()
 
 
-def stacks(name: str) -> tuple[list[RankStacks], list[int]]:
-    words = ["bash", str(SHELL / "stacks.sh"), name]
+def stacks(name: str, python: str = sys.executable) -> tuple[list[RankStacks], list[int]]:
+    words = [python, "-IB", MAIN, "ranks", "stacks", name]
     environment = {**os.environ, "SLURMD_NODENAME": "node7"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr == ""
@@ -107,6 +109,21 @@ def test_the_thread_that_watches_a_bundled_rank_answers(name: str, start: Start)
     start(0, "bundled")
     (found,), _ = stacks(name)
     assert (found.answer, [len(frames) for frames in found.threads]) == ("asked", [2])
+
+
+@pytest.mark.skipif(not OLD, reason="no Python 3.6 here")
+def test_an_old_python_asks_as_well(name: str, start: Start) -> None:
+    start(0, "waits")
+    (found,), _ = stacks(name, str(OLD[-1]))
+    assert found.answer == "asked" and found.threads[0]
+
+
+def test_one_rank_is_killed_as_in_a_rehearsal(name: str, start: Start) -> None:
+    children = [start(0, "waits"), start(1, "worker")]
+    words = [sys.executable, "-IB", MAIN, "ranks", "kill", name, "1"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"killed {children[1].pid}\n"
+    assert children[1].wait(30) == -signal.SIGKILL and children[0].poll() is None
 
 
 def test_other_attempts_are_not_asked(name: str, start: Start) -> None:
