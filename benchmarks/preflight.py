@@ -1,4 +1,4 @@
-"""What job.sh does between the nodes' check and the ranks' start, for 4,096 nodes, and how soon it handles a signal.
+"""What the supervisor does between the nodes' check and the ranks' start, for 4,096 nodes; when it handles a signal.
 
     python -m benchmarks.preflight [--rounds N] [--write]
 
@@ -8,6 +8,7 @@ The verdict is one of a check that found 8 bad nodes. Exit code 1 where a target
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import resource
 import signal
@@ -21,40 +22,45 @@ from typing import NamedTuple
 from benchmarks import page
 from slurmddp.runtime.preflight.findings import bad, verdict
 
-SHELL = Path(__file__).resolve().parents[1] / "slurmddp" / "shell"
+ROOT = Path(__file__).resolve().parents[1]
 NODES = 4096
 BAD = 8
 #: CPU seconds, children included: on a quiet machine that is the time that passes.
 JUDGE_TARGET = 1.0
-#: Seconds from a signal to the first line of its trap. Slurm leaves KillWait, often 30 s, for all of it.
+#: Seconds from a signal to its handler. Slurm leaves KillWait, often 30 s, for all of it.
 SIGNAL_TARGET = 2.0
 
-#: What job.sh assigns, with stand-ins for what asks Slurm and the nodes.
-SCRIPT = """
-set -uo pipefail
-source {shell}/messages.sh
-source {shell}/cause.sh
-source {shell}/nodes.sh
-source {shell}/preflight.sh
-scheduler=slurm nodes_max={nodes} nodes_min=1 preflight=yes join_timeout=600
-attempt=0 host=n1 job_id=7 ending= run={run} logs={run}/logs
-ask_slurm() {{ :; }}
-allocated_nodes() {{ printf 'n%d\\n' {{1..{nodes}}}; }}
-ask_nodes() {{ missed=(); }}
-must_end() {{ [[ -n "$ending" ]]; }}
-exec 3>&1
-trap 'ending=cancelled; echo handled >&3' TERM
-echo began
-list_nodes
-check_nodes >/dev/null
-choose_nodes
-echo "judged ${{#chosen[@]}} ${{#excluded[@]}}"
-read -r _
+#: The supervisor itself, up to the ranks' start; a stand-in for what asks Slurm and the nodes.
+PROGRAM = """
+import signal, sys
+sys.path.insert(0, {root!r})
+from slurmddp.supervisor import values
+from slurmddp.supervisor.job import Job
+from slurmddp.supervisor.preflight import check_nodes
+words = "scheduler=slurm nodes_max={nodes} nodes_min=1 requeue_policy=none preflight=yes join_timeout=600 " \
+    "own_script= must_save= breaker=3 stop_lead= cancel_grace= elastic= singleton= tasks_per_node="
+job = Job(values.read([{run!r}, {run!r}, *words.split()]))
+job.scheduler.nodes = lambda: ["n%d" % number for number in range(1, {nodes} + 1)]
+job.on_nodes = lambda *_, **__: 0
+job.choose_port = lambda head: None
+job.say = lambda text: None
+job.logs = {run!r} + "/logs"
+def stop():
+    job.ending = "cancelled"
+    print("handled", flush=True)
+job.loop.on_signal(signal.SIGTERM, stop)
+print("began", flush=True)
+job.nodes.renew(job.scheduler.nodes())
+check_nodes(job, lambda: None)
+job.nodes.choose()
+job.folder.settle(60)
+print("judged", len(job.nodes.chosen), len(job.nodes.excluded), flush=True)
+sys.stdin.read()
 """
 
 
 class Round(NamedTuple):
-    """Seconds. handled: from the signal to its trap, None where none was sent."""
+    """Seconds. handled: from the signal to its handler, None where none was sent."""
 
     cpu: float
     wall: float
@@ -66,7 +72,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=21, metavar="N", help="rounds of each (default: %(default)s)")
     page.options(parser)
     asked = parser.parse_args()
-    about = f"bash and its children, {NODES:,} nodes of which {BAD} are bad, {asked.rounds} rounds"
+    about = f"{NODES:,} nodes of which {BAD} are bad, {asked.rounds} rounds"
     code = page.finish("preflight", found := figures(asked.rounds), about, write=asked.write)
     return code or int(max(found[-1].values) > SIGNAL_TARGET)
 
@@ -84,7 +90,7 @@ def figures(rounds: int) -> list[page.Figure]:
     return [
         page.Figure("judging, CPU", [each.cpu for each in plain], "s", JUDGE_TARGET),
         page.Figure("judging, wall clock", [each.wall for each in plain], "s"),
-        page.Figure("a signal, until its trap (each, not the median)", handled, "s", SIGNAL_TARGET),
+        page.Figure("a signal, until it is handled (each, not the median)", handled, "s", SIGNAL_TARGET),
     ]
 
 
@@ -94,28 +100,33 @@ def one_round(moment: float | None) -> Round:
         run = Path(name)
         (run / "logs" / "preflight").mkdir(parents=True)
         (run / "logs" / "preflight" / "verdict").write_text("\n".join(_verdict()) + "\n")
-        script = run / "judge.sh"
-        script.write_text(SCRIPT.format(shell=SHELL, nodes=NODES, run=run))
+        words = [sys.executable, "-I", "-c", PROGRAM.format(root=str(ROOT), nodes=NODES, run=str(run))]
+        of_job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": f"n[1-{NODES}]", "SLURMD_NODENAME": "n1"}
         before = _children()
         with subprocess.Popen(
-            ["bash", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        ) as bash:
-            assert bash.stdin is not None and bash.stdout is not None
-            _expect(bash.stdout.readline(), "began")
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env={**os.environ, **of_job},
+        ) as judge:
+            assert judge.stdin is not None and judge.stdout is not None
+            _expect(judge.stdout.readline(), "began")
             began = time.perf_counter()
             handled = None
             if moment is not None:
                 time.sleep(moment)
                 sent = time.perf_counter()
-                bash.send_signal(signal.SIGTERM)
-                line = bash.stdout.readline()
+                judge.send_signal(signal.SIGTERM)
+                line = judge.stdout.readline()
                 _expect(line, "handled", "judged")
                 handled = time.perf_counter() - sent if line.startswith("handled") else None  # it came too late
             else:
-                _expect(bash.stdout.readline(), f"judged {NODES - BAD} {BAD}")
+                _expect(judge.stdout.readline(), f"judged {NODES - BAD} {BAD}")
             wall = time.perf_counter() - began
-            bash.stdin.close()
-            bash.wait()
+            judge.stdin.close()
+            judge.wait()
         return Round(_children() - before, wall, handled)
 
 
@@ -134,7 +145,7 @@ def _children() -> float:
 
 def _expect(line: str, *wanted: str) -> None:
     if not line.startswith(wanted):
-        raise RuntimeError(f"the script printed {line!r}, not {' or '.join(wanted)}")
+        raise RuntimeError(f"the program printed {line!r}, not {' or '.join(wanted)}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,4 @@
-"""Find the cause of a failure in the logs of an attempt, by the rules of cause.rules.
-
-While job.sh is bash, `cause_in_logs` of slurmddp/shell/cause.sh does the same with awk: whoever changes one changes the
-other.
-"""
+"""Find the cause of a failure in the logs of an attempt, by the rules of cause.rules."""
 
 import os
 import re
@@ -15,7 +11,7 @@ from slurmddp.records.cause import CONSEQUENCE, Cause
 from slurmddp.records.text import plain_line
 
 #: Bytes of a log's end that are read, of one log and of all together, with a least for each; of a line that are looked
-#: at. cause.sh reads all of it.
+#: at.
 _LAST_BYTES = 1000000
 _TOGETHER = 2**28
 _LEAST = 2**16

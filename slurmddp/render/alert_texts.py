@@ -1,8 +1,8 @@
-"""What alerts say, in each service's form: one payload file per target, whose slots shell/alert.sh fills on the node.
+"""What alerts say, in each service's form: one payload file per target, whose slots are filled on the node.
 
 A payload has a word and its value per line: options, headers, then the parts of the body. A slot is @FACT@ or
-@FACT:FORMAT@: the facts are in `gather` of alert.sh, the formats at its `fill`. A part that is `optional` is left out
-if one of its facts is empty. alert.sh escapes the facts; all other text is escaped here.
+@FACT:FORMAT@: slurmddp/supervisor/compose.py fills them. A part that is `optional` is left out if one of its facts is
+empty. Facts are escaped there; all other text is escaped here.
 """
 
 from __future__ import annotations

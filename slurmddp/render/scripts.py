@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
-from slurmddp.assets import package_folder
 from slurmddp.plan.model import Plan, Variable
 from slurmddp.render.alert_texts import payload
 from slurmddp.render.engine import render
-
-#: The environment variable that has tests render job.sh with the supervisor in Python ("python") instead of bash.
-SUPERVISOR = "SLURMDDP_SUPERVISOR"
 
 
 def job_script(plan: Plan) -> str:
@@ -27,7 +22,7 @@ def job_script(plan: Plan) -> str:
     overlap = [] if plan.inside or counts_gpus else ["--overlap"]
     cpus = [f"--cpus-per-task={plan.layout.cpus_per_node}"] if plan.layout.cpus_per_node else []
     return render(
-        "sbatch/job_python.sh.j2" if os.environ.get(SUPERVISOR) == "python" else "sbatch/job.sh.j2",
+        "sbatch/job.sh.j2",
         plan=plan,
         slurm=plan.scheduler == "slurm",
         preflight=("only" if plan.recovery.preflight == "only" else "yes") if _preflight(plan) else "",
@@ -80,12 +75,8 @@ def _gpu_vendor(plan: Plan) -> str:
 
 
 def alert_files(plan: Plan) -> dict[str, str]:
-    """Name in the run folder -> text: a payload per target, and what sends alerts with bash. Empty without targets."""
-    if plan.alerts is None:
-        return {}
-    sender = package_folder() / "shell" / "alert.sh"
-    bash = {} if os.environ.get(SUPERVISOR) == "python" else {"alert.sh": sender.read_text(encoding="utf-8")}
-    return {**bash, **{f"payloads/{name}": text for name, text in payloads(plan).items()}}
+    """Name in the run folder -> text: a payload per alert target."""
+    return {f"payloads/{name}": text for name, text in payloads(plan).items()}
 
 
 def payloads(plan: Plan) -> dict[str, str]:

@@ -248,7 +248,7 @@ def _by_folder(facts: Evidence) -> RunState:
     word = ended.slurm_state.split(" ")[0]
     code, signal = ended.exit_code, ended.signal
     state = _PLAIN.get(word)
-    if signal == "KILL" and not facts.requeued:  # guard.sh wrote it
+    if signal == "KILL" and not facts.requeued:  # the guard wrote it
         return _script_killed(facts)
     if word == "COMPLETING" and signal:
         # What a trap sees of its own job at scancel (tried on 24.11.5) and at the time limit: only the reason

@@ -240,7 +240,7 @@ prepare_attach() {
 
 prepare_ranks() {
   if [[ -n "$environment_from" ]]; then read_secrets; fi
-  # Apptainer's mount of the image keeps nothing of this environment: sweep.sh knows it by its session
+  # Apptainer's mount of the image keeps nothing of this environment: the sweep knows it by its session
   [[ "$runtime" == none ]] ||
     { mkdir -p "$logs/sessions" && read -ra stat </proc/self/stat && printf '%s\n' "${stat[5]}" >>"$logs/sessions/$host"; } || true
   [[ -n "$preflight" || -n "$alone" ]] ||
@@ -265,7 +265,7 @@ name_rank() {
   export "${prefix}WORLD_SIZE=$SLURM_NTASKS" "${prefix}LOCAL_WORLD_SIZE=$ranks"
   export "${prefix}MASTER_ADDR=$head" "${prefix}MASTER_PORT=$SLURMDDP_PORT"
   ((SLURMDDP_NODES == 1)) || return 0
-  # The ranks meet in a file here, which no other user can open (runtime/torch_private.py). sweep.sh removes it.
+  # The ranks meet in a file here, which no other user can open (runtime/torch_private.py). The sweep removes it.
   export "${prefix}SLURMDDP_STORE=$scratch/$SLURMDDP_RENDEZVOUS_ID/store"
   mkdir -p "$scratch/$SLURMDDP_RENDEZVOUS_ID/store" || fail "cannot create the folder in which the ranks meet, in $scratch"
 }

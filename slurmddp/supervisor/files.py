@@ -24,6 +24,11 @@ _MOST = 2**20
 Lines = Tuple[int, List[str]]
 
 
+def keep_others_from_writing() -> None:
+    """In what this process and its children make."""
+    os.umask(os.umask(0) | 0o022)
+
+
 class Foreign(Exception):
     """The run folder belongs to somebody else."""
 
@@ -61,14 +66,19 @@ class Files(Logs):
                 pass
         os.unlink(taken)
 
+    def is_shared(self) -> bool:
+        """Return whether others may read the run folder. They must still not write there: keep them from it here."""
+        shared = bool(os.stat(self._run).st_mode & 0o077)
+        if shared:
+            keep_others_from_writing()
+        return shared
+
     def begin(self) -> Tuple[int, List[str]]:
         """Note when this job began. Return the length of events.jsonl, and the names of its events job_started and
         requeued.
         """
         with open(self.path("job_began"), "w"):
             pass
-        if os.stat(self._run).st_mode & 0o077:
-            os.umask(os.umask(0) | 0o022)  # others may read here: they must still not write
         length, lines = self.new_lines(0)
         found = (events.parse(line.encode("utf-8", "replace")) for line in lines)
         return length, [event.name for event in found if event and isinstance(event.facts, (JobStarted, Requeued))]

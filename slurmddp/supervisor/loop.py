@@ -45,6 +45,8 @@ class Loop:
         self._arrived: List[int] = []
         self._handling = False
         self._watched: Dict[int, Callable[[], None]] = {}
+        self._parent = os.getppid()
+        self._orphaned: Optional[Callable[[], None]] = None
         self._awake, writer = os.pipe()
         for end in (self._awake, writer):
             os.set_blocking(end, False)
@@ -54,6 +56,10 @@ class Loop:
 
     def on_signal(self, number: int, handler: Callable[[], None]) -> None:
         self._handlers[number] = handler
+
+    def on_parents_end(self, handler: Callable[[], None]) -> None:
+        """Call this once, as soon as the process that has started us is gone: before anything that follows from it."""
+        self._orphaned = handler
 
     def be_deaf(self) -> None:
         """Take no signal any more."""
@@ -75,6 +81,9 @@ class Loop:
         """Wait until `done()` is true, this long at most. Return whether it is."""
         end = time.monotonic() + seconds
         while True:
+            if self._orphaned is not None and os.getppid() != self._parent:
+                handler, self._orphaned = self._orphaned, None
+                handler()
             self._handle_signals()
             if done():
                 return True

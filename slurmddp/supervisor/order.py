@@ -12,10 +12,11 @@ from slurmddp.supervisor import values
 from slurmddp.supervisor.attempt import Attempts
 from slurmddp.supervisor.brain.stopping import NEVER_AGAIN, stopped_alert
 from slurmddp.supervisor.brain.types import CANCELLED, DONE, FAILED, NEXT, REQUEUE, STOPPED
+from slurmddp.supervisor.files import keep_others_from_writing
 from slurmddp.supervisor.folder import Unavailable
 from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.loop import Child
-from slurmddp.supervisor.stopping import put_back, resumes, terminated, warned
+from slurmddp.supervisor.stopping import orphaned, put_back, resumes, terminated, warned
 
 #: The exit code where the run folder does not answer at the start, or is another user's: job.sh tells of it.
 UNAVAILABLE = 98
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str]) -> int:
     job.messages.open()
     try:
         job.folder.ask("forget_stop", patience=60)
+        if job.folder.ask("is_shared"):
+            keep_others_from_writing()
         _handle_signals(job)
         job.open_attempt()
     except Unavailable as error:
@@ -70,6 +73,7 @@ def _without_folder(job: Job, cause: Cause) -> None:
 
 
 def _handle_signals(job: Job) -> None:
+    job.loop.on_parents_end(lambda: orphaned(job))
     for number in (signal.SIGTERM, signal.SIGINT):
         job.loop.on_signal(number, lambda number=number: terminated(job, number))  # type: ignore[misc]
     if job.scheduler.slurm:
@@ -134,10 +138,12 @@ def _finish(job: Job, attempts: Attempts) -> None:
         job.decision = FAILED
     if job.decision == DONE:
         job.alert("finished", "done", None, "")
+    elif job.ending:
+        pass  # the alert was sent at once
     elif job.decision == FAILED:
         job.alert("failed", "failed", cause, NEVER_AGAIN)
-    elif job.decision in (STOPPED, CANCELLED) and not job.ending:
-        job.send(stopped_alert(cause, job.kept))  # else the alert was sent at once
+    elif job.decision in (STOPPED, CANCELLED):
+        job.send(stopped_alert(cause, job.kept))
     if job.decision == DONE:
         job.exit_code = 0
     elif job.decision == FAILED and job.exit_code == 0:

@@ -14,7 +14,10 @@ from slurmddp.supervisor.loop import Loop
 
 #: What a command of Slurm needs of this job's environment. A token must not be a command's argument.
 _REACH = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
-_OF_JOB = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "PMIX_", "PMI_", "SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_")
+_OF_JOB = (
+    *("SLURMDDP_", "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_"),
+    *("PMIX_", "PMI_", "SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_"),
+)
 
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "release.py"), encoding="utf-8") as _file:
     _RELEASE = _file.read()

@@ -1,11 +1,12 @@
 """Signals: why the job ends, and whether it starts again after that."""
 
+import os
 import signal
 
 from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import Requeued
 from slurmddp.supervisor.brain import stopping as brain
-from slurmddp.supervisor.brain.types import TIME_LIMIT
+from slurmddp.supervisor.brain.types import KILLED, TIME_LIMIT
 from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.requeue import Refused
 
@@ -58,6 +59,18 @@ def terminated(job: Job, number: int) -> None:
     if not job.back:
         more = "; " + job.kept if job.kept else ""
         job.send(brain.stopped_alert(Cause("{} ({}){}".format(ending.why, name, more)), job.kept))
+
+
+def orphaned(job: Job) -> None:
+    """Something has killed job.sh: Slurm ends the job, and its guard brings it back. Without a guard, nobody does."""
+    if job.values.yes("guarded"):
+        os._exit(1)  # at once: whatever was done from here on would be done twice
+    job.ending = KILLED
+    job.messages.budget = 8
+    job.say(KILLED)
+    if job.child is not None:
+        job.child.kill(signal.SIGTERM)
+    job.alert("failed", "failed", Cause(KILLED), brain.NEVER_AGAIN)
 
 
 def put_back(job: Job, cause: Cause, by_others: bool = False) -> bool:

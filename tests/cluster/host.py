@@ -7,8 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slurmddp.render.scripts import SUPERVISOR
-
 from . import accounting, network
 from .build import Parts
 from .errors import ClusterError
@@ -139,8 +137,6 @@ def entry(init: ProcessId, argv: Sequence[str], user: str, cwd: str | None, env:
         "SHELL": "/bin/bash",
         "PATH": path,
         "LANG": "C.UTF-8",
-        # Which supervisor jobs are rendered with.
-        **({SUPERVISOR: os.environ[SUPERVISOR]} if SUPERVISOR in os.environ else {}),
     }
     return [
         "nsenter", "--target", str(init.pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--",

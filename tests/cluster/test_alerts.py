@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,7 +126,7 @@ def kill_script(run: Run, *, guard: bool) -> None:
         guards[:] = [
             (node, pid)
             for node, pid, command in run.processes()
-            if re.search(r"guard\.sh|__main__\.py guard", command) and "srun" not in command
+            if "__main__.py guard" in command and "srun" not in command
         ]
         return bool(guards)
 

@@ -82,7 +82,7 @@ def test_the_shells_that_are_left_are_job_sh_and_the_guard(cluster: Cluster, run
         ours = {pid for name, pid, _ in run.processes() if name == node}
         for shell in shells:
             if shell.pid in ours:
-                assert "slurm_script" in shell.command or "guard.sh" in shell.command, shell
+                assert "slurm_script" in shell.command or "guard" in shell.command, shell
 
 
 def test_it_ends_when_it_is_cancelled(cluster: Cluster, run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,9 @@ def scripts(site: str, kind: str) -> dict[str, str]:
     resolved = resolve(sources, load, lambda: None, strict=False)
     earlier = ("/runs/own-1/checkpoints", "/runs/own-0/checkpoints") if kind == "script" else ()
     plan = make_plan(resolved, CONTEXT._replace(resume_from=earlier))._replace(version="0.0.0")
-    payloads = {f"{name.replace('/', '-')}.txt": text for name, text in alert_files(plan).items() if name != "alert.sh"}
-    return {"job.sh": job_script(plan), "node.sh": node_script(plan), **payloads}
+    payloads = {f"{name.replace('/', '-')}.txt": text for name, text in alert_files(plan).items()}
+    own_python = getattr(sys, "_base_executable", sys.executable)
+    return {"job.sh": job_script(plan).replace(own_python, "/opt/bin/python3"), "node.sh": node_script(plan), **payloads}
 
 
 def difference(site: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 from slurmddp.alerts import secrets
 from slurmddp.alerts.last import last_alerts
 from slurmddp.plan.model import Plan
-from slurmddp.render.scripts import SUPERVISOR, alert_files, job_script, payloads
+from slurmddp.render.scripts import alert_files, job_script, payloads
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.snapshot import copy_runtime
 from tests.helpers import Desk
@@ -63,8 +63,7 @@ def receiver() -> object:
 
 
 @pytest.fixture
-def run(desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv(SUPERVISOR, "python")
+def run(desk: Desk, receiver: Receiver) -> Run:
     desk.write("train.py", "print('hello')\n")
     targets = ", ".join(f"{{to: {to}, insecure: true}}" for to in TARGETS)
     plan = desk.plan(
@@ -76,7 +75,7 @@ def run(desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Run:
     for name, text in {"job.sh": job_script(plan), **alert_files(plan)}.items():
         (folder.path / name).parent.mkdir(exist_ok=True)
         (folder.path / name).write_text(text)
-    assert not (folder.path / "alert.sh").exists() and plan.alerts
+    assert plan.alerts
     last = last_alerts(plan.alerts, payloads(plan), folder.id, str(folder.path))
     secrets.keep(folder, dict.fromkeys(TARGETS, receiver.url), desk.environment, None, last)
     return Run(desk, plan, folder)

@@ -1,25 +1,26 @@
-"""The whole job.sh in bash, with stand-ins for srun and scontrol: what interrupts it at any moment, what it decides."""
+"""The whole job.sh and its supervisor, with stand-ins for srun and scontrol: what interrupts them at any moment, what
+they decide.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from slurmddp.render.scripts import SUPERVISOR, job_script, node_script
+from slurmddp.render.scripts import job_script, node_script
 from slurmddp.runs.snapshot import copy_runtime
 from tests.helpers import GPU_SITE, LM_JOB, SHELL, Desk
 
 #: The ranks: they run until the stop file appears or SIGTERM comes, for 20 s at most. The other steps succeed at once.
 SRUN = """#!/bin/bash
-[[ "$*" != *guard.sh* && "$*" != *"__main__.py guard"* ]] || exit 0
+[[ "$*" != *"__main__.py guard"* ]] || exit 0
 step=${SLURMDDP_STEP:-train}
 [[ -z "${SLURMDDP_SWEEP:-}" ]] || step=sweep
 trap 'echo TERM >>"$SLURMDDP_RUN/steps"; exit 1' TERM  # before the word "train": a SIGTERM just behind it counts
@@ -32,33 +33,21 @@ for ((i = 0; i < 200; i++)); do
 done
 echo late >>"$SLURMDDP_RUN/steps"
 """
+#: As python.sh of the run's code, but for the cleanup on this machine.
+STARTER = f"""#!/bin/bash
+if [[ "$3" != sweep ]]; then
+{(SHELL / "python.sh").read_text()}
+fi
+{SRUN}"""
 SCONTROL = """#!/bin/bash
 case $2 in
   hostnames) echo node1 ;;
   *) echo 'JobId=7 JobState=RUNNING Reason=None Restarts=0 NodeList=node1' ;;
 esac
 """
-#: Whether the job is rendered with the supervisor in Python, and the folder of its code.
-PYTHON = os.environ.get(SUPERVISOR) == "python"
-CODE = "supervisor" if PYTHON else "shell"
-#: Does something once, as soon as a condition holds, between two commands of job.sh: the moment is exact. job.sh and a
-#: subshell of it may come there at the same time: the folder decides.
-INJECT = """
-if [[ "$0" == */job.sh ]]; then
-  commands=0 begun=0
-  inject() {{
-    ((++commands))
-    [[ ! -e '{run}/injected' ]] || return 0; {when} || return 0
-    mkdir '{run}/injecting' 2>/dev/null || return 0
-    {{ [[ ! -e '{run}/steps' ]] || cat '{run}/steps'; }} >'{run}/injected'
-    {what}
-  }}
-  set -T
-  trap inject DEBUG
-fi
-"""
-#: The same in the supervisor in Python, and in the child process that touches the run folder: between two lines of it.
-INJECT_PYTHON = """\
+#: Does something once, as soon as a condition holds, between two lines of the supervisor, or of its child process that
+#: touches the run folder: the moment is exact. Both may come there at the same time: the folder decides.
+INJECT = """\
 import os, subprocess, sys
 begun, job = 0, str(os.getppid())
 def read(name):
@@ -91,23 +80,15 @@ sys.settrace(inject)
 """
 
 
-class When(NamedTuple):
-    """A moment, as a condition in bash between two commands of job.sh, and in Python between two lines."""
-
-    bash: str
-    python: str
-
-
-def started(more: str) -> When:
-    """So many commands or lines after job_started: more, such as `> 3`."""
-    there = "os.path.getsize({run!r} + '/events.jsonl') > 0"
-    return When("[[ -s '{run}/events.jsonl' ]] && ((++begun " + more + "))", f"count({there}) {more}")
+def started(more: str) -> str:
+    """So many lines of the supervisor after job_started: more, such as `> 3`."""
+    return f"count(os.path.getsize({{run!r}} + '/events.jsonl') > 0) {more}"
 
 
 #: What `slurmddp cancel` does.
 CANCEL = "echo 'cancelled by the user' >'{run}/stop.part'; mv '{run}/stop.part' '{run}/stop'"
 
-#: A stand-in for the sender of alerts: alert.sh of the run folder, if a test has written one.
+#: A stand-in for the sender of alerts: it runs sender.sh in the run folder, if a test has written one.
 SENDER = """\
 import os, subprocess
 BUDGET = 30.0
@@ -117,10 +98,10 @@ class Notifier:
     def open(self):
         pass
     def send(self, alert, seconds):
-        if os.path.exists(self.run + "/alert.sh"):
+        if os.path.exists(self.run + "/sender.sh"):
             rank = "-" if alert.rank is None else str(alert.rank)
             words = [alert.kind, alert.state, alert.cause, alert.next, rank, alert.node or "-"]
-            subprocess.run(["bash", self.run + "/alert.sh", *words])
+            subprocess.run(["bash", self.run + "/sender.sh", *words])
     def poll(self):
         return []
     def settle(self, seconds):
@@ -133,7 +114,7 @@ def main(words):
     Notifier(settings).send(alert, 30)
     return 0
 """
-STARTED = When("[[ -e '{run}/steps' && \"$(<'{run}/steps')\" == *train* ]]", "'train' in read('steps')")
+STARTED = "'train' in read('steps')"
 
 
 @dataclass
@@ -153,10 +134,8 @@ class Job:
         (self.run / "logs").mkdir(parents=True)
         copy_runtime(self.run / "code" / "slurmddp")
         shell = self.run / "code" / "slurmddp" / "shell"
-        if PYTHON:
-            (shell.parent / "supervisor" / "notify.py").write_text(SENDER)
-        sweep = shell / ("python.sh" if PYTHON else "sweep.sh")  # job.sh itself starts the supervisor
-        for name, text in (("job.sh", self.text), ("node.sh", self.node), (sweep, SRUN)):
+        (shell.parent / "supervisor" / "notify.py").write_text(SENDER)
+        for name, text in (("job.sh", self.text), ("node.sh", self.node), (shell / "python.sh", STARTER)):
             (self.run / name).write_text(text)
 
     def finish(self, **variables: str) -> None:
@@ -170,23 +149,19 @@ class Job:
         if self.scontrol:  # else what job.sh leaves behind for a requeued job would ask for three minutes
             self.desk.program("scontrol", self.scontrol.replace("RUNNING", "COMPLETED"))
 
-    def go(self, when: When, what: str, *, before: str = "", prepare: str = "") -> list[str]:
+    def go(self, when: str, what: str, *, before: str = "", prepare: str = "") -> list[str]:
         """Run job.sh with something injected: the steps that it started. before: the stop file of an earlier job.
         prepare: a line of Python that changes the supervisor.
         """
         self.begin()
         if before:
             (self.run / "stop").write_text(f"{before}\n")
-        run, hook, what = str(self.run), self.desk.root / "hook", what.format(run=self.run)
-        if PYTHON:
-            program = self.run / "code" / "slurmddp" / "supervisor" / "__main__.py"
-            imported = "[sys.argv[1]])\n"
-            text = program.read_text().replace(imported, f"{imported}        {prepare}\n")
-            program.write_text(INJECT_PYTHON.format(run=run, when=when.python.format(run=run), what=what) + text)
-            self.finish()
-        else:
-            hook.write_text(INJECT.format(run=run, when=when.bash.format(run=run), what=what))
-            self.finish(BASH_ENV=str(hook))
+        run, what = str(self.run), what.format(run=self.run)
+        program = self.run / "code" / "slurmddp" / "supervisor" / "__main__.py"
+        imported = "[sys.argv[1]])\n"
+        text = program.read_text().replace(imported, f"{imported}        {prepare}\n")
+        program.write_text(INJECT.format(run=run, when=when.format(run=run), what=what) + text)
+        self.finish()
         assert (self.run / "injected").exists(), self.done.stdout + self.done.stderr
         steps = self.run / "steps"
         return steps.read_text().splitlines() if steps.exists() else []
@@ -226,10 +201,7 @@ def test_a_cancel_of_a_job_that_has_just_begun_is_kept(job: Job, later: int) -> 
 @pytest.mark.parametrize("command", range(1, 16, 2))
 def test_a_cancel_while_an_older_stop_file_is_taken_away(job: Job, command: int) -> None:
     """Of a job that Slurm has started again: its earlier start has said job_started."""
-    taken = When(
-        f'{{{{ ((begun)) || [[ "$BASH_COMMAND" == forget_stop* ]]; }}}} && ((++begun == {command}))',
-        f"count(begun or frame.f_code.co_name == 'forget_stop') == {command}",
-    )
+    taken = f"count(begun or frame.f_code.co_name == 'forget_stop') == {command}"
     assert "train" not in job.go(taken, CANCEL, before="time limit")
     assert job.end == ("stopped", "cancelled by the user")
 
@@ -270,25 +242,21 @@ def test_what_is_asked_to_stop_early_does_not_start_its_ranks(
     assert early >= (3 if site == "gpus" else 1)
 
 
-PARTS = ["watch.sh", "../causes/cause.rules", "requeue/requeue.sh"]
-if PYTHON:
-    PARTS = ["brain/watch.py", "../causes/cause.rules", "release.py"]
+PARTS = ["brain/watch.py", "../causes/cause.rules", "release.py"]
 
 
 @pytest.mark.parametrize("gone", ["", *PARTS])
 def test_a_run_folder_without_the_functions_fails_with_a_message_and_an_alert(job: Job, gone: str) -> None:
     """All of them, or one: a purge of the file system deletes what nobody has read for long."""
     job.begin()
-    shell = job.run / "code" / "slurmddp" / CODE
+    shell = job.run / "code" / "slurmddp" / "supervisor"
     shutil.rmtree(shell) if not gone else (shell / gone).unlink()
-    (job.run / "alert.sh").write_text('printf "%s|" "$@" >"${0%/*}/told"\n')
+    (job.run / "sender.sh").write_text('printf "%s|" "$@" >"${0%/*}/told"\n')
     job.finish()
     assert job.done.returncode == 1
-    where = job.run / "code" if PYTHON else shell
-    assert (
-        f"job.sh: the run's copy of the code is {'incomplete' if gone else 'gone'}, {where}: was the" in job.done.stderr
-    )
-    if gone or not PYTHON:  # else its sender is gone, too: see test_last_alert.py
+    said = f"job.sh: the run's copy of the code is {'incomplete' if gone else 'gone'}, {job.run}/code: was the"
+    assert said in job.done.stderr
+    if gone:  # else its sender is gone, too: see test_last_alert.py
         assert (job.run / "told").read_text().startswith("failed|failed|the run's copy of the code is ")
     assert not (job.run / "events.jsonl").exists() and not (job.run / "steps").exists()
 
@@ -306,9 +274,26 @@ def test_sigterm_during_the_preflight(job: Job) -> None:
     """The preflight itself gets it, and nothing is started after it."""
     hold = SRUN.replace('[[ "$step" == train ]] || exit 0', "")
     job.desk.program("srun", hold)
-    steps = job.go(When("[[ -e '{run}/steps' ]]", "read('steps')"), "kill -TERM $$")
+    steps = job.go("read('steps')", "kill -TERM $$")
     assert steps in (["preflight", "TERM"], ["preflight", "saved"])
     assert job.end == ("cancelled", "cancelled")
+
+
+@pytest.mark.parametrize("site", ["gpus", "here"])
+def test_when_job_sh_is_killed_the_guard_alone_acts_and_without_one_the_ranks_are_ended(
+    request: pytest.FixtureRequest, site: str
+) -> None:
+    """Slurm ends the step at once: what follows from that is no failure of the ranks."""
+    job: Job = request.getfixturevalue("job" if site == "gpus" else "here")
+    steps = job.go(STARTED, "kill -KILL $$")
+    assert job.done.returncode == -9
+    names = [row["event"] for row in job.events]
+    if site == "gpus":
+        assert names[-1] == "attempt_started"
+    else:
+        assert steps[-1] == "TERM" and names[-1] == "job_ended" and names.count("attempt_started") == 1
+        assert job.events[-1]["decision"] == "failed"
+        assert job.end == ("failed", "job.sh was killed by SIGKILL (out of memory?)")
 
 
 #: An own script that looks at no stop file, and one that ignores SIGTERM, too.
@@ -337,16 +322,9 @@ def test_a_cancel_of_a_script_that_does_not_look_ends_with_sigterm(own: Job) -> 
 
 
 def test_a_script_that_ignores_sigterm_is_killed(own: Job) -> None:
-    """job.sh leaves torchrun 45 s to kill its ranks: behind the SIGTERM, its clock is set forward. In a subshell of
-    job.sh, the new `inject` would be lost.
-    """
+    """The supervisor leaves torchrun 45 s to kill its ranks; 3 here."""
     own.desk.program("srun", IGNORES.replace("; exit 1' TERM", "' TERM"))
-    forward = '[[ -z "${{overdue:-}}" ]] || {{ trap - DEBUG; SECONDS=$((SECONDS + 60)); }}'
-    if PYTHON:
-        steps = own.go(STARTED, CANCEL, prepare="import slurmddp.supervisor.brain.watch as w; w._KILL_AFTER = 3")
-    else:
-        main = STARTED._replace(bash=f"[[ $BASHPID == $$ ]] && {STARTED.bash}")
-        steps = own.go(main, f"{CANCEL}; inject() {{{{ {forward}; }}}}")
+    steps = own.go(STARTED, CANCEL, prepare="import slurmddp.supervisor.brain.watch as w; w._KILL_AFTER = 3")
     assert steps[:3] == ["preflight", "train", "TERM"] and "late" not in steps, own.done.stdout
     assert "the ranks ignore SIGTERM: killing them" in own.done.stdout
     (ended,) = (row for row in own.events if row["event"] == "attempt_ended")
@@ -389,7 +367,7 @@ def test_an_own_script_that_saved_nothing_is_not_requeued_at_its_time_limit(
     desk.program("srun", SRUN if end == "asked" else IGNORES)
     job = Job(desk, job_script(desk.plan(SCRIPT_JOB, f"recovery.requeue={policy}")), TIMEOUT)
     told = 'printf "%s|" "$@" >>"{run}/told"; echo >>"{run}/told"'
-    job.go(STARTED, before + f"echo 41 >'{{run}}/progress'; echo '{told}' >'{{run}}/alert.sh'; " + ENDS[end])
+    job.go(STARTED, before + f"echo 41 >'{{run}}/progress'; echo '{told}' >'{{run}}/sender.sh'; " + ENDS[end])
     assert job.events[-1]["decision"] == decision
     (ended,) = (row for row in job.events if row["event"] == "attempt_ended")
     why = (
@@ -405,11 +383,11 @@ def test_an_own_script_that_saved_nothing_is_not_requeued_at_its_time_limit(
 
 
 def test_where_it_is_not_known_whether_a_script_saved(desk: Desk, own: Job) -> None:
-    """A file system that does not answer. For the supervisor in Python, what is not known is no evidence."""
+    """A file system that does not answer: what is not known is no evidence."""
     desk.program("find", "#!/bin/sh\nexit 1\n")
     own.scontrol = TIMEOUT
     own.go(STARTED, "mkdir '{run}/checkpoints'; kill -TERM $$")
-    assert own.events[-1]["decision"] == ("stopped" if PYTHON else "requeue")
+    assert own.events[-1]["decision"] == "stopped"
 
 
 @pytest.mark.parametrize(
@@ -503,21 +481,17 @@ def test_an_alert_gets_rank_and_node_as_fields(job: Job) -> None:
     job.desk.program("srun", SRUN.split("for ((")[0] + ranks)
     job.text = job.text.replace("breaker=3", "breaker=1")
     job.begin()
-    (job.run / "alert.sh").write_text('[[ "$1" != failed ]] || printf "%s|" "$@" >"${0%/*}/told"\n')
+    (job.run / "sender.sh").write_text('[[ "$1" != failed ]] || printf "%s|" "$@" >"${0%/*}/told"\n')
     job.finish()
     why = "1 starts in a row crashed before step 1"
     assert (job.run / "told").read_text() == f"failed|failed|node1: {said}; {why}|not restarted automatically|-|node1|"
     marker = (job.run / "markers" / "attempt-000.json").read_text()
     assert json.loads(marker)["reason"] == why
-    sources = f"source {SHELL}/messages.sh; source {SHELL}/breaker.sh"
-    read = f"{sources}; run={job.run} attempt=0; from_marker state; from_marker cause"
-    out = subprocess.run(["bash", "-c", read], capture_output=True, text=True, check=True).stdout
-    assert out.splitlines() == ["no progress", f"node1: {said}; {why}"], "job.sh reads what it wrote"
 
 
 #: As node.sh does where it fails on the nodes of WHERE, in the preflight or at the ranks' start.
 FAILS = """#!/bin/bash
-[[ -z "${SLURMDDP_SWEEP:-}" && "$*" != *guard.sh* && "$*" != *"__main__.py guard"* ]] || exit 0
+[[ -z "${SLURMDDP_SWEEP:-}" && "$*" != *"__main__.py guard"* ]] || exit 0
 echo "${SLURMDDP_STEP:-train}" >>"$SLURMDDP_RUN/steps"
 for node in $WHERE; do
   echo "$SAYS" >"$SLURMDDP_LOGS/preflight/$node.failed"
@@ -604,7 +578,7 @@ def test_a_failed_job_that_slurm_would_requeue_by_itself_is_kept_from_it(
     assert updates.exists() == update
     if update:
         assert updates.read_text() == "20 scontrol update JobId=7 Requeue=0\n"
-        shutil.rmtree(job.run / "code" / "slurmddp" / CODE)  # job.sh cannot even start
+        shutil.rmtree(job.run / "code" / "slurmddp" / "supervisor")  # job.sh cannot even start
         job.finish()
         assert job.done.returncode == 1 and len(updates.read_text().splitlines()) == 2
 

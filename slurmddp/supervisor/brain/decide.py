@@ -11,6 +11,7 @@ from slurmddp.supervisor.brain.types import (
     CANCELLED_BY_USER,
     DONE,
     FAILED,
+    KILLED,
     NEXT,
     PREEMPTION,
     REQUEUE,
@@ -32,7 +33,7 @@ def decide(settings: Settings, facts: Facts, ledger: Ledger) -> Decision:
     """
     state = facts.marker.state if facts.marker else ""
     if facts.ending:
-        what = REQUEUE if facts.back else CANCELLED if facts.ending == CANCELLED else STOPPED
+        what = REQUEUE if facts.back else {CANCELLED: CANCELLED, KILLED: FAILED}.get(facts.ending, STOPPED)
         return Decision(what, _with(facts.ending, facts.kept), ledger, ended_by=facts.ending, not_requeued=facts.kept)
     if state == DONE:
         return Decision(DONE, Cause(""), ledger)

@@ -14,6 +14,8 @@ CANCELLED, TIME_LIMIT, PREEMPTION, NODE_FAILURE, REQUEUED = (
     "node failure",
     "requeued",
 )
+#: The same: something has killed job.sh, which nobody but a guard survives.
+KILLED = "job.sh was killed by SIGKILL (out of memory?)"
 #: The stop file's line after `slurmddp cancel`: nothing starts the run again, whatever ends it.
 CANCELLED_BY_USER = "cancelled by the user"
 #: What comes after an attempt.

@@ -13,46 +13,72 @@
 #SBATCH --no-kill
 #SBATCH --signal=B:USR2@120
 #
-# It starts the ranks (node.sh on each node), watches them, and restarts them after a fault. This file contains the values
-# of this job. The functions are the same for every job: RUN_FOLDER/code/slurmddp/shell (supervisor.sh).
+# It starts the supervisor, passes signals on to it, and waits for it. The supervisor starts the ranks on the nodes (for
+# Slurm: srun --nodes=N --ntasks=N --ntasks-per-node=1 node.sh), watches them, and restarts them after a fault:
+# RUN_FOLDER/code/slurmddp/supervisor.
 
-# No `set -e`: a failing command must not skip the record of how the job ended.
-set -uo pipefail
+set -uo pipefail # no -e: a failing command must not skip the end of this script
 run=${1:?usage: job.sh RUN_FOLDER}
-shell=$run/code/slurmddp/shell
+python=/opt/bin/python3 # for nodes that have none in /usr
+program=(bash "$run/code/slurmddp/shell/python.sh" "$python" "$run/code/slurmddp/supervisor/__main__.py")
 
-# --- values of this job. "yes" or empty, if the comment ends with a question mark
-scheduler=slurm # slurm, or local: this machine, without Slurm
-nodes_max=4 # nodes that train; further nodes of the job are spares
-nodes_min=2 # minimum nodes of an attempt
-elastic=yes # may the job lose nodes and continue in its allocation?
-guarded=yes # does guard.sh requeue the job if something kills this script?
-requeue_policy=requeue must_save='' # requeue: scontrol requeue; chain: sbatch of this file again; none. Only if something was saved in this job, at the time limit?
-breaker=3 # starts in a row without progress after which the run fails
-preflight=yes measure=yes # are the nodes checked, and their network measured, before the ranks start? only: then the job exits
-join_timeout=600 # maximum seconds for that check
-stop_lead=120 cancel_grace='' # seconds before the time limit at which the ranks save; and from `slurmddp cancel` to SIGTERM, for an own script; empty: never
-own_script= # is it the user's own training script?
-counts_gpus= # do nodes differ in their GPUs, so that the job counts them?
-node_folder=/tmp # scratch, on each node's own disk
+# --- values of this job. "yes" or nothing, if the comment ends with a question mark
+values=(
+  scheduler=slurm # slurm, or local: this machine, without Slurm
+  nodes_max=4 nodes_min=2 elastic=yes # nodes that train, further ones are spares; minimum nodes of an attempt; may the job lose nodes and continue in its allocation?
+  guarded=yes # does a guard requeue the job if something kills this script?
+  requeue_policy=requeue singleton= # requeue: scontrol requeue; chain: sbatch of this file again; none. One job of this name at a time?
+  must_save= expedite= # is the job requeued at its time limit only if something was saved in it? Does Slurm requeue it by itself if it exits with another code than 0?
+  breaker=3 # starts in a row without progress after which the run fails
+  preflight=yes measure=yes join_timeout=600 # are the nodes checked, and their network measured, before the ranks start? only: then the job exits. Maximum seconds for that
+  stop_lead=120 cancel_grace= # seconds before the time limit at which the ranks save; and from `slurmddp cancel` to SIGTERM, for an own script; empty: never
+  own_script= counts_gpus= # is it the user's own training script? Do nodes differ in their GPUs, so that the job counts them?
+  node_folder=/tmp # scratch, on each node's own disk
+  tasks_per_node= # launch.mode srun: each rank is a task of Slurm
+)
 step_options=(--cpus-per-task=32 --overlap) # options of the ranks' srun, in addition to --nodes and --ntasks
+rank_options=() # further ones, for launch.mode srun
 
-# --- the functions
-cannot_start() {
-  printf 'job.sh: %s\n' "$1" >&2
-  [[ ! -O "$run" || ! -r "$run/alert.sh" ]] || bash "$run/alert.sh" failed failed "$1" "not restarted automatically"
-  exit 1
+# --- the epilogue always runs: it sends the last alert if the supervisor has not, and exits with the right code
+folder="" child="" why="job.sh ended before its supervisor" # folder: where the supervisor leaves `told`, and its exit code
+epilogue() {
+  trap '' TERM INT USR2
+  [[ -e "$folder/told" ]] || tell
+  read -r code 2>/dev/null <"$folder/finished" || code=1
+  [[ -z "$folder" ]] || rm -rf "$folder"
+  exit "$code"
 }
-((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || cannot_start "bash $BASH_VERSION on ${HOSTNAME:-this node} is too old: 4.4 or newer is needed"
-[[ -O "$run" && -r "$shell/supervisor.sh" ]] || cannot_start "the run's copy of the code is gone, $shell: was the file system purged, or has another user replaced the run folder? Submit again with --resume ${run##*/}"
-source "$shell/supervisor.sh"
+# Without Python: with what submit has prepared beside the addresses. curl reads an address from its standard input.
+tell() {
+  local secrets=${XDG_CONFIG_HOME:-${HOME:-}/.config}/slurmddp/secrets/${run##*/} last url text
+  printf 'job.sh: %s\n' "$why" >&2
+  [[ -O "$run" && -r "${program[3]}" ]] && timeout 60 "${program[@]}" alert "$run" failed failed "$why" "not restarted automatically" && return
+  for last in "$secrets"/.last.*; do
+    { read -r url <"$secrets/${last##*/.last.}" && text=$(<"$last"); } 2>/dev/null || continue
+    printf 'url = "%s"\n%s\n' "$url" "${text//@now@/$(date +%s)}" |
+      curl --disable --config - --silent --show-error --globoff --max-time 20 --output /dev/null
+  done
+}
+fail() { why=$1; exit 1; }
+trap epilogue EXIT
+folder=$(mktemp -d) || folder=$(mktemp -d -p /dev/shm) || fail "cannot create a folder on the disk of ${HOSTNAME:-this node}"
+pass_on() { echo "$1" >>"$folder/signals"; [[ ! -e "$folder/ready" ]] || kill "-$1" "$child" 2>/dev/null; }
+trap 'pass_on TERM' TERM; trap 'pass_on INT' INT; trap 'pass_on USR2' USR2 # noted, and passed on once the supervisor can take it. USR2: before the time limit or a preemption
+((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash $BASH_VERSION on ${HOSTNAME:-this node} is too old: 4.4 or newer is needed"
+[[ -O "$run" && -r "${program[1]}" && -r "${program[3]}" ]] || fail "the run's copy of the code is gone, $run/code: was the file system purged, or has another user replaced the run folder? Submit again with --resume ${run##*/}"
 
-# --- the job
-forget_stop # remove the stop file of an earlier job
-trap 'terminated TERM' TERM
-trap 'terminated INT' INT
-trap warned USR2 # before the time limit and, on some sites, before a preemption
-open_attempt
-trap ended EXIT
-run_job
-finish
+# --- the supervisor
+(
+  trap '' TERM INT USR2 # until its own handlers are there
+  exec "${program[@]}" job "$run" "$folder" "python=$python" "${values[@]}" -- "${step_options[@]}" -- "${rank_options[@]}"
+) &
+child=$!
+while kill -0 "$child" 2>/dev/null; do wait "$child"; done
+wait "$child"; code=$?
+[[ ! -e "$folder/finished" ]] || exit
+case $code in
+  96) fail "no Python 3.6 or newer on ${HOSTNAME:-this node}, neither /usr/bin/python3 nor $python" ;;
+  97) fail "the run's copy of the code is incomplete, $run/code: was the file system purged? Submit again with --resume ${run##*/}" ;;
+  98) fail "the run folder does not answer, or cannot be written" ;;
+  *) kill -KILL $$ ;; # the guard brings the job back, as if this script had been killed
+esac

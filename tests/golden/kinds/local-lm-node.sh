@@ -48,7 +48,7 @@ prepare # check Python, read the user's secrets, prepare the preflight
 # slurmddp: which run and attempt this is; the stop file, which asks the ranks to save a checkpoint, then exit
 export SLURMDDP_RUN="$run"
 export SLURMDDP_ATTEMPT="$SLURMDDP_ATTEMPT"
-export SLURMDDP_RENDEZVOUS_ID="$SLURMDDP_RENDEZVOUS_ID" # sweep.sh finds the processes of this attempt by it
+export SLURMDDP_RENDEZVOUS_ID="$SLURMDDP_RENDEZVOUS_ID" # the sweep finds the processes of this attempt by it
 export SLURMDDP_NODE="$host"
 export SLURMDDP_STOP_FILE="$run/stop"
 # the progress file (your own script may write its step there), and after how many failures without progress the run stops

@@ -1,4 +1,4 @@
-"""A run folder, and what sends its alerts: alert.sh, and the supervisor's own sender as a program."""
+"""A run folder, and what sends its alerts: the supervisor's own sender as a program."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from slurmddp.render.scripts import alert_files
 from slurmddp.runs.layout import RunFolder
 from tests.helpers import ROOT, Desk, node_log
 
+MAIN = str(ROOT / "slurmddp/supervisor/__main__.py")
 TARGETS = ("slack", "discord", "teams", "ntfy", "json")
 
 
 @dataclass
 class Alerts:
-    """One run at a site of the desk. `run`: its folder; `sender`: bash or python; `memory`: KiB for each process."""
+    """One run at a site of the desk. `run`: its folder; `memory`: KiB for each process."""
 
     desk: Desk
     plan: Plan
     run: RunFolder
-    sender: str
     memory: int | None = None
 
     @property
@@ -49,10 +49,7 @@ class Alerts:
     def start(self, kind: str, *words: str | bytes, budget: int = 5, **more: str) -> subprocess.Popen[bytes]:
         """The sender with kind, state, cause and what happens next."""
         environment = {**self.desk.environment, "SLURMDDP_ALERT_BUDGET": str(budget), **more}
-        command: list[str | bytes] = ["bash", str(self.run.path / "alert.sh")]
-        if self.sender == "python":
-            command = [sys.executable, "-m", "slurmddp.supervisor.notify", str(self.run.path)]
-            environment["PYTHONPATH"] = str(ROOT)
+        command: list[str | bytes] = [sys.executable, "-IB", MAIN, "alert", str(self.run.path)]
         if self.memory:
             command = ["bash", "-c", f'ulimit -v {self.memory}; exec "$@"', "-", *command]
         return subprocess.Popen(
@@ -79,13 +76,8 @@ class Alerts:
         return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.fixture(params=["bash", "python"])
-def sender(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
-def alerts_of(desk: Desk, sender: str) -> Any:
+def alerts_of(desk: Desk) -> Any:
     """`alerts_of("{to: slack}, {to: json}", "alerts: {from: login}")`: targets, and lines of the site's profile.
 
     name: the job's; runs: the folder of its run folder.
@@ -102,6 +94,6 @@ def alerts_of(desk: Desk, sender: str) -> Any:
         for name, text in alert_files(plan).items():
             (run.path / name).parent.mkdir(exist_ok=True)
             (run.path / name).write_text(text)
-        return Alerts(desk, plan, run, sender)
+        return Alerts(desk, plan, run)
 
     return make

@@ -1,4 +1,4 @@
-"""alert.sh and real servers: each message once where all goes well, at least once elsewhere, and never in the way."""
+"""The sender and real servers: each message once where all goes well, at least once elsewhere, and never in the way."""
 
 from __future__ import annotations
 

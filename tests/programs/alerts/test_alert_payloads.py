@@ -1,11 +1,10 @@
-"""What alert.sh makes of any log: valid JSON in each target's form and size, and never the address."""
+"""What the sender of alerts makes of any log: valid JSON in each target's form and size, and never the address."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from slurmddp.visible import visible
-from tests.helpers import ROOT, check_bash
+from tests.helpers import ROOT
 from tests.programs.alerts.conftest import TARGETS, Alerts
 
 HOOK = "https://hooks.example.com/services/T0AAAAAAA/B0BBBBBBB/abcdefghijklmnopqrstuvwx"
@@ -45,10 +44,6 @@ def texts(value: Any) -> list[str]:
     if isinstance(value, list):
         return [text for item in value for text in texts(item)]
     return [value] if isinstance(value, str) else []
-
-
-def test_bash_and_shellcheck_have_nothing_to_say(silent: Alerts, tmp_path: Path) -> None:
-    check_bash((silent.run.path / "alert.sh").read_text(), "alert.sh", tmp_path)
 
 
 def test_the_json_message_says_all_that_is_known(silent: Alerts) -> None:

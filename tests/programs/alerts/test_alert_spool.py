@@ -88,7 +88,7 @@ def test_one_that_was_never_written_down_is_removed(waiting: Alerts) -> None:
 
 
 def test_a_message_from_a_run_of_an_older_version_is_sent(waiting: Alerts) -> None:
-    """Its folder has an alert.sh of its own, rendered with its targets; both write this form of the spool."""
+    """Its folder has a sender of its own, which wrote this form of the spool."""
     (message,) = waiting.waiting()
     key = f"{waiting.run.id}.4.finished"
     older = message.with_name(f"{key}.json")

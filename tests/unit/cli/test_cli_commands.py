@@ -127,9 +127,7 @@ def test_a_full_dry_run_shows_the_functions_and_the_payloads_of_alerts(ready: De
     ready.write("job.yaml", JOB + "alerts: [{to: json, url_env: HOOK}]\n")
     short = cli("submit", "job.yaml", "--dry-run", HOOK="https://x.org/y")
     assert short.code == 0 and "--full prints the functions and the payloads of alerts" in short.out, short.err
-    assert (
-        "=== payloads/json" not in short.out and "alert.sh\n" not in short.out and "wait_for_child()" not in short.out
-    )
+    assert "=== payloads/json" not in short.out and "wait_for_child()" not in short.out
     full = cli("submit", "job.yaml", "--dry-run", "--full", HOOK="https://x.org/y")
     assert cli("submit", "job.yaml", HOOK="https://x.org/y").code == 0
     run = only_run(ready)
@@ -381,7 +379,7 @@ def test_render_writes_all_files(ready: Desk, cli: Cli) -> None:
     key = ready.project / "out/rendezvous.key"
     assert key.stat().st_mode & 0o777 == 0o600 and key.read_text().strip() not in done.out
     assert (ready.project / "out/code/slurmddp/runtime/train.py").is_file()
-    assert (ready.project / "out/code/slurmddp/shell/guard.sh").is_file()
+    assert (ready.project / "out/code/slurmddp/shell/node.sh").is_file()
     assert {line.removeprefix("out/") for line in done.out.splitlines()} == {*names, "code/slurmddp/shell"}
     shown = json.loads(cli("submit", "job.yaml", "--dry-run", "--json").out)
     assert {name: (ready.project / "out" / name).read_text() for name in shown["scripts"]} == shown["scripts"]
@@ -399,7 +397,7 @@ def test_render_copies_the_project_and_refuses_code_that_differs(ready: Desk, cl
         assert done.code == 0, done.err
         assert (ready.project / "out/code/project/train.py").read_text() == "print('hello')\n"
         assert not (ready.project / "out/code/project/out").exists()
-    functions = ready.project / "out/code/slurmddp/shell/guard.sh"
+    functions = ready.project / "out/code/slurmddp/shell/node.sh"
     text = functions.read_text()
     functions.write_text(f"{text}# of an older version\n")
     before = ready.tree(times=False)
@@ -600,12 +598,10 @@ def test_training_on_a_machine_that_has_sbatch_is_warned_about(ready: Desk, cli:
     assert "train on this machine" not in cli("submit", *job, PATH=str(ready.bin)).err
 
 
-def test_a_run_with_alert_targets_has_the_sender_beside_its_job_sh_and_in_its_code(ready: Desk, cli: Cli) -> None:
-    """job.sh alerts where code/ is gone; the code's hash covers the other one."""
+def test_a_run_with_alert_targets_has_a_payload_for_each(ready: Desk, cli: Cli) -> None:
     alerts = "alerts=[{to: slack}, {to: json, name: bot}]"
     assert cli("render", "job.yaml", "-o", "out", "--set", alerts).code == 0
     out = ready.project / "out"
-    assert (out / "alert.sh").read_bytes() == (out / "code/slurmddp/shell/alert.sh").read_bytes()
     assert sorted(path.name for path in (out / "payloads").iterdir()) == ["bot", "slack"]
 
 

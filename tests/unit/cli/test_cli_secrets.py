@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.alerts import secrets
-from slurmddp.render.scripts import alert_files, node_script
+from slurmddp.render.scripts import node_script
 from slurmddp.runs.layout import RunFolder
 from tests.helpers import SIF, Desk, Result, check_bash, make_code
 
@@ -80,7 +80,6 @@ def test_the_preflight_does_not_get_it(ready: Desk, tmp_path: Path, container: s
         assert (f"{prefix}HF_TOKEN={TOKEN}".encode() in seen) == (step == ""), step
         assert step == "" or not any(b"hf_01" in pair for pair in seen)
     check_bash(folder.node_sh.read_text(), "node.sh", tmp_path)
-    check_bash(alert_files(plan)["alert.sh"], "alert.sh", tmp_path)
     secrets.forget(folder.id, ready.environment)
     done = subprocess.run(["bash", str(folder.node_sh)], env=environment, capture_output=True, check=False)
     assert done.returncode == 1 and b"cannot read the variables of environment_from" in done.stderr

@@ -29,7 +29,7 @@ def test_scripts_modules_and_packages_of_the_picture_exist() -> None:
     labels = dict(DRAWN.findall(PICTURE))
     text = " ".join(labels.values())
     scripts = set(re.findall(r"\b(\w+\.sh)\b", text))
-    assert scripts == {"job.sh", "node.sh", "sweep.sh"}
+    assert scripts == {"job.sh", "node.sh"}
     rendered, static = ROOT / "templates/sbatch", ROOT / "slurmddp/shell"
     assert all((rendered / f"{script}.j2").is_file() or (static / script).is_file() for script in scripts)
     modules = set(re.findall(r"\bslurmddp(?:\.\w+)+", text))

@@ -15,7 +15,7 @@ import pytest
 
 from slurmddp.records import events, metrics
 from slurmddp.records.events import Event
-from slurmddp.records.job_events import Alert, HoldReleased
+from slurmddp.records.job_events import HoldReleased
 from slurmddp.records.rank_events import RanksStopped
 from slurmddp.runs import manifest
 from slurmddp.runs.events import append_line
@@ -53,13 +53,6 @@ def test_the_page_has_the_events_and_their_keys() -> None:
     assert event_tables.page(PAGE) == PAGE, "run: python -m tests.unit.docs.event_tables"
 
 
-def test_bash_writes_the_events_and_keys_of_the_types() -> None:
-    written_by_bash = {name: keys for script in written.events_of_bash().values() for name, keys in script.items()}
-    assert set(written_by_bash) == set(events.names(*events.JOB, Alert))
-    for name, keys in written_by_bash.items():
-        assert keys - HEAD == set(event_tables.fields(events.TYPES[name])) - HEAD, name
-
-
 def test_the_keys_that_each_line_has(tmp_path: Path) -> None:
     Events(tmp_path / "rank", attempt=0, node="n", rank=0).write(RanksStopped())
     append_line(tmp_path / "login", Event(HoldReleased(), 1.0).write())
@@ -67,10 +60,8 @@ def test_the_keys_that_each_line_has(tmp_path: Path) -> None:
     assert set(json.loads((tmp_path / "login").read_text())) == {"time", "event"} <= common
     ranks = names(section("The ranks and torchrun's agents").split("|")[0])
     assert set(json.loads((tmp_path / "rank").read_text())) <= {"time", "event"} | ranks
-    tell = (ROOT / "slurmddp/shell/messages.sh").read_text()
-    (line,) = re.findall(r"printf '%s(\{.*\})\\n'", tell)
     job = names(section("job.sh and the guard").split("|")[0])
-    assert set(re.findall(r'"(\w+)": ', line)) | {"node"} == {"time", "event"} | job
+    assert set(Event(HoldReleased(), 1.0, 0, "7", "n").write()) == {"time", "event"} | job
     assert "lines_lost" in common
 
 

@@ -6,7 +6,6 @@ A form of writing that this file does not know fails the test, so that no event 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from slurmddp.records.metrics import Metrics
@@ -69,31 +68,6 @@ def items_of(around: Function, name: str) -> set[str]:
             if isinstance(target, ast.Subscript) and ast.unparse(target.value) == name:
                 found.add(str(target.slice.value) if isinstance(target.slice, ast.Constant) else OF_THE_TASK)
     return found
-
-
-def events_of_bash() -> dict[str, dict[str, set[str]]]:
-    """Script -> event -> keys, of templates and shell functions: `event NAME "..."`, and printf into the file."""
-    found: dict[str, dict[str, set[str]]] = {}
-    templates, shell = ROOT / "templates/sbatch", ROOT / "slurmddp/shell"
-    scripts = {path: path.relative_to(templates).parts[0].partition(".")[0] for path in templates.rglob("*.j2")}
-    scripts |= {path: "alert" if path.stem == "alert" else "job" for path in shell.rglob("*.sh")}
-    for path, script in sorted(scripts.items()):
-        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-        lines = [line for line in text.splitlines() if re.search(r'>>"\$(run/events\.jsonl|events)"', line)]
-        for line in lines:
-            written = re.search(r'"event": "(.+?)"', line)
-            assert written, f"{path.name}: {line}"
-            if written[1] != "%s":
-                merge(found, script, written[1], set(re.findall(r'"(\w+)": ', line)) - {"time", "event"})
-        if script == "alert":
-            continue  # its `event` writes one event, the one of its printf
-        for name, facts in re.findall(r"^\s*event (\S+) (.*)$", text, re.MULTILINE):
-            merge(found, "job", name, set(re.findall(r'\\"(\w+)\\": ', facts)))
-    return found
-
-
-def merge(found: dict[str, dict[str, set[str]]], script: str, event: str, keys: set[str]) -> None:
-    found.setdefault(script, {}).setdefault(event, set()).update(keys)
 
 
 def metrics() -> tuple[set[str], set[str]]:

@@ -1,4 +1,4 @@
-"""Payloads of alerts: the slots that alert.sh can fill, and text that is JSON around any value."""
+"""Payloads of alerts: the slots that the sender can fill, and text that is JSON around any value."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import re
 
 import pytest
 
+from slurmddp.records.alert import Alert
 from slurmddp.render.alert_texts import payload
 from slurmddp.render.scripts import alert_files
 from slurmddp.spec.alerts import KINDS
-from tests.helpers import SHELL, Desk
+from slurmddp.supervisor.compose import compose
+from tests.helpers import Desk
 
 FORMS = ("slack", "discord", "teams", "ntfy", "json")
-SENDER = (SHELL / "alert.sh").read_text(encoding="utf-8")
 SLOT = re.compile(r"@(\w+)(?::(\w+))?@")
 
 
@@ -25,16 +26,33 @@ def payloads(desk: Desk) -> dict[str, str]:
     plan = desk.plan(f"name: gpt\nsite: here\ntrain: {{script: train.py}}\nalerts: [{targets}]\n")
     assert plan.alerts is not None
     found = {target.to: payload(plan, plan.alerts, target) for target in plan.alerts.targets}
-    assert alert_files(plan) == {"alert.sh": SENDER} | {f"payloads/{to}": text for to, text in found.items()}
+    assert alert_files(plan) == {f"payloads/{to}": text for to, text in found.items()}
     return found
 
 
 @pytest.mark.parametrize("to", FORMS)
-def test_alert_sh_knows_each_word_and_slot(payloads: dict[str, str], to: str) -> None:
-    facts = set(re.findall(r"\[(\w+)\]=", SENDER)) | set(re.findall(r'"fact\[(\w+)\]"', SENDER))
+def test_the_sender_knows_each_word_and_slot(payloads: dict[str, str], to: str) -> None:
+    """With all facts, no part is left out, and no slot stays."""
+    texts = {name: f"<{name}>" for name in ("state", "cause", "next", "folder", "log", "log_tail")}
+    alert = Alert("failed", rank=3, node="n1", run="run", job_id="7", attempt=2, time=1, step=8, steps=9, **texts)
+    message = compose(to, payloads[to], alert)
+    assert message is not None and not SLOT.search(message.message.body.decode())
     for name, form in SLOT.findall(payloads[to]):
-        assert name in facts and (form in ("", "rest", "text", "number") or form.isdecimal()), (name, form)
-    words = set(re.findall(r"^      (\w+)\)", SENDER, re.MULTILINE))
+        assert form in ("", "rest", "text", "number") or form.isdecimal(), (name, form)
+        found = compose(to, f"on failed 4 verb\n{'each' if name == 'line' else 'optional'} @{name}@", alert)
+        assert found is not None and found.message.body, name
+    words = {
+        "on",
+        "leave",
+        "proxy",
+        "insecure",
+        "escape",
+        "bytes",
+        "header",
+        "part",
+        "optional",
+        "each",
+    }  # docs/alerts.md
     assert {line.split(" ")[0] for line in payloads[to].splitlines()} <= words
 
 

@@ -123,7 +123,7 @@ def test_a_rank_has_the_names_of_torchrun_and_of_slurm(desk: Desk) -> None:
     for _ in range(2):
         done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-    assert len((run / "logs/sessions/here").read_text().splitlines()) == 2, "sweep.sh knows each container of the node"
+    assert len((run / "logs/sessions/here").read_text().splitlines()) == 2, "the sweep knows each container of the node"
     found = dict(entry.split("=", 1) for entry in (desk.root / "dump").read_text().split("\0")[:-1])
     expected = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "61000",
                 "SLURM_PROCID": "5", "SLURM_NTASKS_PER_NODE": "1", "PMIX_RANK": "5"}  # fmt: skip

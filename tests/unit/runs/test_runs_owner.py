@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runs.owner import shared_folder
+from slurmddp.supervisor.files import Files, Foreign
 from tests.helpers import ROOT, SHELL, Desk, Result
 
 
@@ -62,22 +63,25 @@ def test_a_group_of_the_user_alone_is_no_other(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user takes root")
 @pytest.mark.parametrize("owner", [0, 65534])
 def test_nothing_of_another_users_folder_is_run(tmp_path: Path, owner: int) -> None:
-    shell = tmp_path / "code/slurmddp/shell"
-    shell.mkdir(parents=True)
-    for script in (shell / "supervisor.sh", tmp_path / "alert.sh"):
-        script.write_text('echo "$0 ran"; exit 3\n')
+    supervisor = tmp_path / "code/slurmddp/supervisor"
+    supervisor.mkdir(parents=True)
+    (supervisor.parent / "shell").mkdir()
+    (supervisor.parent / "shell" / "python.sh").write_text((SHELL / "python.sh").read_text())
+    (supervisor / "__main__.py").write_text("import sys; print('ran', flush=True); sys.exit(97)\n")
     os.chown(tmp_path, owner, -1)
     job = ROOT / "tests/golden/kinds/simple-job.sh"
     done = subprocess.run(["bash", str(job), str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.returncode == (3 if owner == 0 else 1)
-    assert ("another user replaced the run folder?" in done.stderr, "ran" in done.stdout) == (owner != 0, owner == 0)
+    assert done.returncode == 1
+    assert ("has another user replaced the run folder?" in done.stderr, "ran" in done.stdout) == (
+        owner != 0,
+        owner == 0,
+    )
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user takes root")
 def test_no_attempt_starts_in_another_users_folder(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     os.chown(tmp_path, 65534, -1)
-    text = f"source {SHELL}/attempt.sh; trap 'echo ran' EXIT; run={tmp_path} job_id=7; open_attempt; echo ran"
-    done = subprocess.run(["bash"], input=text, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"{tmp_path} belongs to another user" in done.stderr
+    with pytest.raises(Foreign, match=f"{tmp_path} belongs to another user"):
+        Files(str(tmp_path)).open_attempt(0)
+    assert not list((tmp_path / "logs").iterdir())

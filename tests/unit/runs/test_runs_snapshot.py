@@ -402,7 +402,7 @@ def test_code_hash(project: Path) -> None:
 
 def test_runtime(tmp_path: Path) -> None:
     package = make(tmp_path / "slurmddp", "__init__.py", "errors.py", "cli/app.py", "runtime/__init__.py")
-    make(package, "shell/node.sh", "causes/cause.rules", "causes/find.py", "shell/requeue/chain.sh", "shell/README.md")
+    make(package, "shell/node.sh", "causes/cause.rules", "causes/find.py", "shell/python.sh", "shell/README.md")
     make(package, "runtime/train.py", "runtime/tasks/lm.py", "runtime/__pycache__/train.pyc", "runtime/x.txt")
     make(package, "shared/__init__.py", "shared/checkpoint/layout.py", "records/metrics.py")
     copy_runtime(tmp_path / "code" / "slurmddp", package)
@@ -418,7 +418,7 @@ def test_runtime(tmp_path: Path) -> None:
         "slurmddp/shared/__init__.py",
         "slurmddp/shared/checkpoint/layout.py",
         "slurmddp/shell/node.sh",
-        "slurmddp/shell/requeue/chain.sh",
+        "slurmddp/shell/python.sh",
     ]
 
 

@@ -1,0 +1,148 @@
+"""What becomes of the verdicts of the preflight and of the measurement of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from slurmddp.records.cause import Cause
+from slurmddp.records.job_events import Network, NodeExcluded, Preflight
+from slurmddp.supervisor.brain.types import FAILED, NEXT
+from slurmddp.supervisor.files import Files
+from slurmddp.supervisor.nodes import Nodes
+from slurmddp.supervisor.preflight import check_nodes, measure_network
+
+FACTS = 'facts {"result": "ok", "bus_gb_s": 187.4}\n'
+
+
+class Played(SimpleNamespace):
+    """A job whose nodes do what `step` does, and that writes down what is said. Its run folder is a real one."""
+
+    def __init__(self, run: Path, names: list[str], train: int, step: Callable[[Played], None]) -> None:
+        logs = run / "logs"
+        (logs / "preflight").mkdir(parents=True)
+        files = Files(str(run))
+        answer: Callable[..., Any] = lambda name, *words, **_: getattr(files, name)(*words)  # noqa: E731
+        super().__init__(run=str(run), logs=str(logs), decision="", cause=None, exit_code=0)
+        self.said, self.events, self.asked = [], [], []
+        self.nodes = Nodes(train, train)
+        self.nodes.usable = list(names)
+        self.folder = SimpleNamespace(ask=answer, tell=answer, known=lambda _, name, *words: answer(name, *words))
+        self.values = SimpleNamespace(number=lambda _: 60)
+        self.loop = SimpleNamespace(rest=lambda _: None)
+        self.say, self.event = self.said.append, self.events.append
+        self._step = step
+
+    head = "n1"
+
+    def must_end(self) -> bool:
+        return False
+
+    def choose_port(self, head: str) -> None:
+        pass
+
+    def exclude(self, reason: str, nodes: list[str], note: Callable[[str, str], Any]) -> None:
+        self.events.extend(note(node, reason) for node in nodes)
+        self.nodes.exclude(nodes)
+
+    def on_nodes(self, *_: Any, **__: Any) -> int:
+        self.asked.append(list(self.nodes.chosen))
+        self._step(self)
+        return 0
+
+
+def checked(run: Path, names: list[str], verdict: str, warnings: str = "[]") -> Played:
+    """A job after a preflight with that verdict."""
+
+    def step(job: Played) -> None:
+        Path(job.logs, "preflight", "verdict").write_text(verdict)
+        Path(job.logs, "preflight", "warnings.json").write_text(warnings)
+
+    job = Played(run, names, len(names) - 2, step)
+    assert check_nodes(job, lambda: None)  # type: ignore[arg-type]
+    return job
+
+
+def test_the_verdict_on_4096_nodes(tmp_path: Path) -> None:
+    """One word per node; of two lines on one node, the first counts."""
+    verdict = [f"n{number} ok" for number in range(1, 4097)]
+    verdict[6] = "n7 bad GPU 3: \x1b[31mfell off the bus"
+    verdict[4095] = ""
+    names = [f"n{number}" for number in range(1, 4097)]
+    job = checked(tmp_path, names, "\n".join([*verdict, "n7 ok", "strange"]) + "\n")
+    assert job.nodes.excluded == ["n7", "n4096"] and len(job.nodes.usable) == 4094 and job.decision == NEXT
+    assert job.events[:2] == [
+        NodeExcluded("n7", "preflight: GPU 3: [31mfell off the bus"),
+        NodeExcluded("n4096", f"preflight: no answer: see {tmp_path}/logs/preflight/n4096.log"),
+    ]
+    assert job.events[2]._replace(seconds=0) == Preflight(0, "n7 n4096", 4096, ())
+
+
+def test_the_warnings_are_an_event(tmp_path: Path) -> None:
+    warnings = '["n1: its clock is 60 s behind", "n2: \\u00e4"]\n'
+    job = checked(tmp_path, ["n1", "n2", "n3"], "n1 ok\nn2 ok\nn3 ok\n", warnings)
+    assert job.events[-1].warnings == ("n1: its clock is 60 s behind", "n2: ä")
+
+
+def test_no_text_of_a_verdict_is_run(tmp_path: Path) -> None:
+    verdict = f"$(touch {tmp_path}/ran) ok\nx[$(touch {tmp_path}/ran)] ok\nn1 ok\nn2 ok\nn3 ok\n"
+    job = checked(tmp_path, ["n1", "n2", "n3"], verdict)
+    assert job.nodes.usable == ["n1", "n2", "n3"] and not (tmp_path / "ran").exists()
+
+
+def measured(run: Path, *verdicts: str, names: tuple[str, ...] = ("n1", "n2", "n3"), train: int = 2) -> Played:
+    """A job before measurements with these verdicts; an empty one: the step left none."""
+    left = list(verdicts)
+
+    def step(job: Played) -> None:
+        verdict = left.pop(0)
+        if verdict:
+            Path(job.logs, "network", "verdict").write_text(verdict)
+
+    job = Played(run, list(names), train, step)
+    job.nodes.choose()
+    return job
+
+
+def test_a_good_network_is_measured_once_for_the_same_nodes(tmp_path: Path) -> None:
+    text = "NCCL over IB mlx5_0..3, bus 187 GB/s"
+    job, before = measured(tmp_path, f"ok {text}\n{FACTS}"), []
+    for _ in range(2):
+        assert measure_network(job, lambda: None, before)  # type: ignore[arg-type]
+    assert (job.asked, job.said, job.decision) == ([["n1", "n2"]], [f"network: {text}"], "")
+    (event,) = job.events
+    assert isinstance(event, Network) and event.text == text
+    assert (event.measured.result, event.measured.bus_gb_s) == ("ok", 187.4)
+
+
+def test_tcp_fails_the_run_with_its_reason(tmp_path: Path) -> None:
+    job = measured(tmp_path, 'tcp NCCL uses TCP ("x") - do this\n' + FACTS)
+    assert not measure_network(job, lambda: None, [])  # type: ignore[arg-type]
+    assert (job.decision, job.cause, job.exit_code) == (FAILED, Cause('NCCL uses TCP ("x") - do this'), 1)
+
+
+def test_a_slow_node_is_replaced_by_a_spare_and_the_others_are_measured_again(tmp_path: Path) -> None:
+    low = "low bus 12 GB/s; slow: n2\n" + FACTS + "bad n2 slow network: 5 GB/s with n1\n"
+    job = measured(tmp_path, low, "ok fine\n" + FACTS)
+    assert measure_network(job, lambda: None, [])  # type: ignore[arg-type]
+    assert (job.asked, job.nodes.chosen) == ([["n1", "n2"], ["n1", "n3"]], ["n1", "n3"])
+    assert NodeExcluded("n2", "network: slow network: 5 GB/s with n1") in job.events
+
+
+def test_a_slow_node_without_a_spare_is_kept(tmp_path: Path) -> None:
+    job = measured(tmp_path, "low bus 12 GB/s; slow: n2\n" + FACTS + "bad n2 slow network\n", names=("n1", "n2"))
+    assert measure_network(job, lambda: None, [])  # type: ignore[arg-type]
+    assert job.nodes.chosen == ["n1", "n2"] and [type(event) for event in job.events] == [Network]
+
+
+def test_a_measurement_that_failed_stops_nothing(tmp_path: Path) -> None:
+    job = measured(tmp_path, "")
+    assert measure_network(job, lambda: None, [])  # type: ignore[arg-type]
+    assert (job.events[0].measured.result, job.events[0].text) == ("none", f"not measured: see {tmp_path}/logs/network")
+
+
+def test_one_node_is_not_measured(tmp_path: Path) -> None:
+    job = measured(tmp_path, names=("n1",), train=1)
+    assert measure_network(job, lambda: None, []) and job.asked == []  # type: ignore[arg-type]
