@@ -18,6 +18,7 @@ from slurmddp.plan.program import (
     plan_accelerate,
     plan_container,
     plan_program,
+    plan_watch,
     plan_workdir,
     runtime_job,
 )
@@ -80,8 +81,10 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
     notes += check_parallel(resolved, nodes)
     container = plan_container(resolved, layout, program, context)
     cache = absolute(job.paths.cache, context.cwd) if job.paths.cache else None
-    groups = plan_environment(resolved, nodes, layout, container.runtime, cache)
-    recovery, more = plan_recovery(resolved, nodes, context.inside)
+    workdir = plan_workdir(job, program, context)
+    watch = plan_watch(job, program, workdir)
+    groups = plan_environment(resolved, nodes, layout, container.runtime, cache, watch)
+    recovery, more = plan_recovery(resolved, nodes, layout, watch, context.inside)
     notes += more
     alerts, more = plan_alerts(resolved, context)
     notes += more
@@ -96,7 +99,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         scheduler=site.scheduler,
         inside=context.inside,
         cwd=context.cwd,
-        workdir=plan_workdir(job, program, context),
+        workdir=workdir,
         nodes=nodes,
         layout=layout,
         batch=batch,

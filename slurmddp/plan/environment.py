@@ -13,11 +13,11 @@ FLIGHT_RECORDER_ENTRIES = "2000"
 
 
 def plan_environment(
-    resolved: Resolved, nodes: NodePlan, layout: Layout, runtime: str, cache: str | None
+    resolved: Resolved, nodes: NodePlan, layout: Layout, runtime: str, cache: str | None, watch: tuple[str, ...]
 ) -> tuple[VariableGroup, ...]:
     """Groups in the order in which they are exported; a later group wins, the user's own comes last.
 
-    cache: the shared folder for caches, absolute.
+    cache: the shared folder for caches, absolute. watch: where a script of the user's own saves.
     """
     job = resolved.job
     groups = [
@@ -32,6 +32,7 @@ def plan_environment(
         _network(job),
         _debug() if job.network.debug else None,
         _observe(job) if job.train.task is None and job.train.observe != "off" else None,
+        _resume(job, watch) if job.train.task is None else None,
         VariableGroup("the job's own", tuple(Variable(name, value) for name, value in job.environment.items())),
     ]
     return tuple(group for group in groups if group and group.variables)
@@ -58,6 +59,13 @@ def _flight_recorder(*, gpus: bool) -> VariableGroup:
 def _observe(job: Job) -> VariableGroup:
     wanted = json.dumps({"hang": job.timeouts.hang, "restart": job.train.observe == "restart"})
     return _group("a thread in each rank watches the script; train.observe: off turns it off", SLURMDDP_OBSERVE=wanted)
+
+
+def _resume(job: Job, watch: tuple[str, ...]) -> VariableGroup:
+    wanted = json.dumps({"watch": watch, "args": job.train.resume_args})
+    return _group(
+        "where the script saves, and the arguments with which it loads its newest save", SLURMDDP_RESUME=wanted
+    )
 
 
 def _group(title: str, **variables: str) -> VariableGroup:

@@ -213,6 +213,9 @@ class RecoveryPlan(NamedTuple):
     preflight:   whether the nodes are checked before the ranks start; only: the ranks do not start.
     must_save:   the job is not requeued at its time limit where it saved nothing: a script of the user's own, which
                  may begin again.
+    max_gpu_hours: of all starts of the run, with the job's GPUs whether they are used or not; None: no limit.
+    watch:       where a script of the user's own saves, besides the run's checkpoints/, as the ranks see it: absolute,
+                 or begins with {run}.
     """
 
     requeue: Literal["requeue", "chain", "none"]
@@ -220,6 +223,8 @@ class RecoveryPlan(NamedTuple):
     preflight: bool | Literal["only"]
     expedite: bool = False
     must_save: bool = False
+    max_gpu_hours: float | None = None
+    watch: tuple[str, ...] = ()
 
 
 class NetworkPlan(NamedTuple):

@@ -63,6 +63,13 @@ def absolute_workdir(wanted: str, cwd: str) -> str:
     return os.path.normpath(wanted) if wanted.startswith(RUN) else absolute(wanted, cwd)
 
 
+def plan_watch(job: Job, program: Program, workdir: str) -> tuple[str, ...]:
+    """Return the paths of checkpoint.watch as the ranks see them; each may begin with {run}."""
+    if not program.own:
+        return ()
+    return tuple(path if path.startswith(RUN) else absolute(path, workdir) for path in job.checkpoint.watch)
+
+
 def plan_accelerate(resolved: Resolved, context: Context) -> str | None:
     """The config file of `launch.accelerate`, absolute. Raises UserError with the bundled entrypoint."""
     path = resolved.job.launch.accelerate
@@ -197,10 +204,10 @@ def runtime_job(job: Job, batch: BatchPlan, context: Context) -> dict[str, Any]:
     paths = data_paths(job, context)
     if paths:
         data["path"] = list(paths) if isinstance(data["path"], list) else paths[0]
-    of_scripts = {"script", "module", "args", "observe", "project", "workdir"}
+    of_scripts = {"script", "module", "args", "resume_args", "observe", "project", "workdir"}
     given = train.model_dump(mode="json", exclude={*of_scripts, "batch"})
     init_from = absolute(train.init_from, context.cwd) if train.init_from else None
-    checkpoint = job.checkpoint.model_dump(mode="json")
+    checkpoint = job.checkpoint.model_dump(mode="json", exclude={"watch"})
     return {
         "schema": schemas.JOB,
         "train": {**given, "data": data, "init_from": init_from},

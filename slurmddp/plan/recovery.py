@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 from slurmddp.errors import UserError
-from slurmddp.plan.model import NodePlan, Note, RecoveryPlan
+from slurmddp.plan.model import Layout, NodePlan, Note, RecoveryPlan
 from slurmddp.spec.job import Job
 from slurmddp.spec.resolve import Resolved
 
@@ -20,7 +20,9 @@ SHORTEST_LEAD = 120
 BESIDE_THE_SAVE = 30
 
 
-def plan_recovery(resolved: Resolved, nodes: NodePlan, inside: bool) -> tuple[RecoveryPlan, list[Note]]:
+def plan_recovery(
+    resolved: Resolved, nodes: NodePlan, layout: Layout, watch: tuple[str, ...], inside: bool
+) -> tuple[RecoveryPlan, list[Note]]:
     """inside: the job is a step of an allocation that is not its own, which it cannot send back to the queue.
 
     Raises UserError for `preflight: only` where there is no preflight.
@@ -39,9 +41,12 @@ def plan_recovery(resolved: Resolved, nodes: NodePlan, inside: bool) -> tuple[Re
     if nodes.elastic and "--no-kill" in site.unsupported_flags:
         text = f"site {site.name} rejects --no-kill: the whole job fails when one node fails"
         notes.append(Note("warning", text))
+    if wanted.max_gpu_hours is not None and not layout.gpus_per_node:
+        notes.append(Note("warning", "recovery.max_gpu_hours limits nothing: this job has no GPUs"))
     expedite = site.requeue == "expedite" and requeue == "requeue"
     must_save = resolved.job.train.task is None and requeue != "none" and wanted.requeue == "auto"
-    return RecoveryPlan(requeue, wanted.no_progress, wanted.preflight, expedite, must_save), notes
+    hours = wanted.max_gpu_hours
+    return RecoveryPlan(requeue, wanted.no_progress, wanted.preflight, expedite, must_save, hours, watch), notes
 
 
 def max_restarts(job: Job) -> int:

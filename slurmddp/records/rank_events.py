@@ -292,6 +292,32 @@ class Restarted(NamedTuple):
     text: str
 
 
+class KeepingSave(NamedTuple):
+    """the newest save of a script of your own is being copied, before the ranks start again
+
+    path: the save
+    seconds: that it may take
+    """
+
+    path: str
+    bytes: Optional[int]
+    seconds: Optional[float]
+
+
+class SaveKept(NamedTuple):
+    """that save was copied, or could not be
+
+    path: the save
+    kept: its copy; empty: there is none
+    why: it was not copied
+    """
+
+    path: str
+    kept: str
+    bytes: Optional[int]
+    why: str
+
+
 class ProcessGroupMade(NamedTuple):
     """after that: they made one"""
 
@@ -340,6 +366,6 @@ class Finished(NamedTuple):
 OF_RANKS = (
     RankStarted, RanksStopped, RankExited, Forged, Started, WeightsLoaded, CheckpointRejected, Resumed, Ready,
     FirstStep, StepSkipped, Evaluated, CheckpointSaved, CheckpointFailed, StragglerBegins, StragglerEnds, LinksProbed,
-    Profiled, Hang, HangReported, HangOver, NoProcessGroup, Restarted, ProcessGroupMade, Error, Stopping, Timing,
-    Finished,
+    Profiled, Hang, HangReported, HangOver, NoProcessGroup, Restarted, KeepingSave, SaveKept, ProcessGroupMade, Error,
+    Stopping, Timing, Finished,
 )  # fmt: skip

@@ -68,6 +68,10 @@ def _drop_defaults(model: BaseModel, data: dict[str, Any]) -> None:
             data.pop(field.alias or name, None)
 
 
+def _path(path: str, start: str | None) -> str:
+    return unexpand(path if start is None else absolute(path, start))
+
+
 def _as_written(model: BaseModel, data: dict[str, Any], cwd: str) -> dict[str, Any]:
     """Return values that read back as they are: seconds and MiB get their unit, a path becomes absolute (the job may be
     submitted again from another folder) and a dollar sign in it is doubled."""
@@ -80,7 +84,9 @@ def _as_written(model: BaseModel, data: dict[str, Any], cwd: str) -> dict[str, A
         if unit:
             data[key] = f"{value}{unit}"
         elif name in paths:
-            data[key] = unexpand(absolute(value, cwd) if name in relative else value)
+            start = cwd if name in relative else None
+            several = isinstance(value, tuple)
+            data[key] = [_path(item, start) for item in value] if several else _path(value, start)
         elif isinstance(value, BaseModel):
             _as_written(value, data[key], cwd)
         elif isinstance(value, tuple):

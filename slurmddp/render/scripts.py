@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 from slurmddp.plan.model import Plan, Variable
+from slurmddp.plan.program import host_path
 from slurmddp.render.alert_texts import payload
 from slurmddp.render.engine import render
 
@@ -30,6 +32,7 @@ def job_script(plan: Plan) -> str:
         step_options=[*cpus, *overlap, *step],
         counts_gpus=counts_gpus,
         guarded=_guarded(plan),
+        watch=json.dumps([host_path(path, plan.container.binds) for path in plan.recovery.watch]),
         python=python_of_submit(),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurmddp.plan.model import AlertsPlan, Plan
+from slurmddp.spec.document import RUN
 
 _BACK = {"requeue": "requeued and resumes", "chain": "continued by a new job (this site forbids requeues)"}
 #: Of your own script nobody knows whether it resumes.
@@ -33,6 +34,8 @@ def survival_lines(plan: Plan) -> list[str]:
         lines = [line for line in lines if line[0] in ("a rank dies", "no progress", "your script")]
     elif not plan.recovery.preflight:
         lines.append(("preflight", "none: recovery.preflight is false"))
+    if plan.layout.gpus_per_node:
+        lines.append(("GPU hours", _worst_case(plan)))
     return [f"{what:<20}{becomes}" for what, becomes in (*lines, ("alerts", _alerts(plan.alerts, plan)))]
 
 
@@ -49,11 +52,25 @@ def _lost(plan: Plan, back: str) -> str:
 def _time_limit(plan: Plan, back: str) -> str:
     ends = f"the job is {back} until training is done" if back else "the run stops there"
     if plan.recovery.must_save:
-        ends = f"if the script saved in RUN/checkpoints in it, {ends}; else the run stops there (recovery.requeue)"
+        where = " or ".join(("RUN/checkpoints", *(path.replace(RUN, "RUN") for path in plan.recovery.watch)))
+        ends = f"if the script saved in {where} in it, {ends}; else the run stops there (recovery.requeue)"
     if plan.stop_lead is None:
         return f"no save before it; {ends}"
     save = "ranks save" if plan.runtime_job else "ranks are asked to save"
     return f"{save} {plan.stop_lead} s before it; {ends}"
+
+
+def _worst_case(plan: Plan) -> str:
+    """Return what all starts of the run may use together, or on what that depends."""
+    limit, each = plan.recovery.max_gpu_hours, plan.gpu_hours
+    if plan.recovery.requeue == "none" and each is not None and (limit is None or each <= limit):
+        return f"at most {each:.4g}: nothing requeues the job"
+    if limit is not None:
+        return f"at most {limit:.4g} for all starts (recovery.max_gpu_hours), then the ranks save and the run stops"
+    if plan.recovery.requeue == "none":
+        return "no limit is known: set resources.time, or recovery.max_gpu_hours"
+    start = "each start uses what its time allows" if each is None else f"up to {each:.4g} per start"
+    return f"{start}, for as many starts as training needs: recovery.max_gpu_hours limits all together"
 
 
 def _alerts(alerts: AlertsPlan | None, plan: Plan) -> str:

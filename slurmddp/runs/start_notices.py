@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from slurmddp.records.events import Event
-from slurmddp.records.rank_events import NoProcessGroup, ProcessGroupMade, RankStarted, Restarted
+from slurmddp.records.events import Event, of
+from slurmddp.records.rank_events import NoProcessGroup, ProcessGroupMade, RankStarted, Restarted, SaveKept
 from slurmddp.runs.rank_starts import FROM_ZERO, UNKNOWN, WENT_ON
 
 #: Characters of a text that is shown.
@@ -20,16 +20,20 @@ def newest_restarts(events: Iterable[Event]) -> list[Event]:
 
 def start_notices(events: Iterable[Event]) -> tuple[str, ...]:
     """Return texts for people: that the newest start of the ranks has no process group, or began from an unknown step;
-    and that starts began from step 1 again.
+    and that starts began from step 1 again, and where what they may have written over is kept.
     """
-    starts = _starts(events)
+    events = list(events)
+    starts, saves = _starts(events), [facts for _, facts in of(events, SaveKept)]
     found = [starts[-1].alone] if starts[-1].alone else []
     restarts = [start.restarted for start in starts]
     if zero := [facts for facts in restarts if facts and facts.how == FROM_ZERO]:
         often = f" ({len(zero)} times in this run: {sum(facts.lost or 0 for facts in zero)} steps)"
-        found.append(zero[-1].text[:_LONGEST] + (often if len(zero) > 1 else ""))
+        kept = next((f"; what it had saved is kept in {facts.kept}" for facts in saves if facts.kept), "")
+        found.append(zero[-1].text[:_LONGEST] + (often if len(zero) > 1 else "") + kept)
     if (last := restarts[-1]) and (last.how == UNKNOWN or (last.how == WENT_ON and last.step is None)):
         found.append(last.text[:_LONGEST])
+    if saves and saves[-1].why and not (last and last.how == WENT_ON):
+        found.append(f"the script may write over {saves[-1].path}, of which there is no copy: {saves[-1].why}")
     return tuple(found)
 
 

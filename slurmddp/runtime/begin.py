@@ -7,6 +7,7 @@ GPUs and ports. Standard library only.
 """
 
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -54,6 +55,7 @@ def main(words: list[str]) -> NoReturn:
     sys.stderr.flush()
     _see_the_end()
     options = interpreter_options(words)
+    words = [*words, *resume_args()]
     if words[0] == "bash":
         # The errors of other programs that it starts are not the rank's. This id stays with `exec python` in it.
         os.environ["SLURMDDP_RANK_PID"] = str(os.getpid())
@@ -61,6 +63,15 @@ def main(words: list[str]) -> NoReturn:
     if words[0] == "-m":
         words = [str(Path(__file__).with_name("run_module.py")), *words[1:]]
     os.execv(sys.executable, [sys.executable, *options, *words])
+
+
+def resume_args() -> list[str]:
+    """Return train.resume_args, if there is a save to load: the agent has chosen it, for all ranks of this start."""
+    checkpoint = os.environ.get(environment.CHECKPOINT)
+    if not checkpoint:
+        return []
+    args: list[str] = json.loads(os.environ[environment.RESUME])["args"]
+    return [arg.replace("{checkpoint}", checkpoint) for arg in args]
 
 
 def has_agent() -> bool:

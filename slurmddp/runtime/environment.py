@@ -11,6 +11,9 @@ from slurmddp.runtime.errors import UserError
 
 #: Which start of the ranks this is within the attempt, from 0; the same on all nodes. Set by slurmddp.runtime.agent.
 START = "SLURMDDP_START"
+#: What the job says of the saves of a script of the user's own, and of the arguments with which it loads one: an object
+#: of JSON. And the save that this start may load, which slurmddp.runtime.agent has chosen.
+RESUME, CHECKPOINT = "SLURMDDP_RESUME", "SLURMDDP_CHECKPOINT"
 
 
 @dataclass(frozen=True, kw_only=True)

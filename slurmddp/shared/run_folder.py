@@ -60,6 +60,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def kept(self) -> Path:
+        """Folder of copies of saves of a script of the user's own, which its next start might write over."""
+        return self.path / "kept"
+
+    @property
     def progress(self) -> Path:
         """The progress of the run: "STEP STEPS", written by rank 0."""
         return self.path / "progress"

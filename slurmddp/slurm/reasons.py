@@ -44,7 +44,7 @@ _OWNERS = (("QOS", "its QOS"), ("Assoc", "your account"))
 def reason_text(reason: str) -> str:
     """Return one of Slurm's reasons in plain words; the reason itself if nobody has explained it."""
     name = reason.split(",")[0].strip()
-    if text := _REASONS.get(name):
+    if text := _REASONS.get(name) or _REASONS.get(name.replace("_", " ")):  # scontrol has no spaces there
         return text
     for begin, owner in _OWNERS:
         if name.startswith(begin) and ("Max" in name or "Grp" in name or "Limit" in name):

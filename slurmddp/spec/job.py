@@ -17,6 +17,7 @@ from slurmddp.spec.types import (
     Mebibytes,
     Model,
     Name,
+    OutputPath,
     PathStr,
     RuntimeOption,
     SbatchFlag,
@@ -250,11 +251,13 @@ def _requeue(value: object) -> object:
 class Recovery(Model):
     """How slurmddp reacts to faults. requeue: requeue the job at its time limit, after preemption, and if too few nodes
     remain (auto: at the time limit, a script of the user's own only if it saved in this job); no_progress: the
-    run fails after so many failed starts in a row of which none gets further than the first; preflight: check the nodes
-    before each start of the ranks; only: exit after the check."""
+    run fails after so many failed starts in a row of which none gets further than the first; max_gpu_hours: what all
+    starts of the run may use together, then it stops; preflight: check the nodes before each start of the ranks; only:
+    exit after the check."""
 
     requeue: Annotated[Literal["auto", "always", "never"], BeforeValidator(_requeue)] = "auto"
     no_progress: Annotated[int, Field(ge=1, le=1000)] = 3
+    max_gpu_hours: Annotated[float, Field(gt=0, le=1e9)] | None = None
     preflight: Annotated[bool | Literal["only"], BeforeValidator(_preflight)] = True
 
 
@@ -273,7 +276,8 @@ class Timeouts(Model):
 
 class Checkpoint(Model):
     """A checkpoint is saved when either interval is due. slurmddp keeps the newest `keep` complete ones, and each one
-    whose step is a multiple of `keep_every`. asynchronous: write while training continues."""
+    whose step is a multiple of `keep_every`. asynchronous: write while training continues. watch: where a script of the
+    user's own saves, besides checkpoints/ of its run: folders, files or patterns, relative to its working directory."""
 
     interval: Seconds | None = 1800
     every_steps: Count | None = None
@@ -281,6 +285,7 @@ class Checkpoint(Model):
     keep_every: Count | None = None
     asynchronous: bool = True
     at_end: bool = True
+    watch: Annotated[tuple[OutputPath, ...], Adds()] = ()
 
 
 class Paths(Model):
@@ -331,6 +336,20 @@ class Job(Model):
     def _not_ours(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         without_reserved(dict.fromkeys(value, ""))
         return tuple(dict.fromkeys(value))
+
+    @model_validator(mode="after")
+    def _saves_of_a_script(self) -> "Job":
+        if self.checkpoint.watch and self.train.task is not None:
+            raise ValueError(
+                "has checkpoint.watch, which is for your own script: a task saves in checkpoints/ of its run"
+                "\n  -> remove it"
+            )
+        if self.train.resume_args and self.launch.mode == "srun":
+            raise ValueError(
+                "has train.resume_args with launch.mode srun: torchrun's agents add them"
+                "\n  -> remove one of them; SLURMDDP_RUN names the run folder to your script"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_source_each(self) -> "Job":

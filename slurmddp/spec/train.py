@@ -91,6 +91,7 @@ class Train(Model):
     """What runs on the ranks: a bundled task, your own task (`package.module:factory`), or your own program: a Python
     script, a bash script (*.sh), or a Python module.
 
+    resume_args: added to args at each start after the first save of the run; {checkpoint}: the newest save.
     observe: how a thread in each rank of your own script reacts to a hang.
     workdir: where it runs: submit (the folder of submission), run (a folder in the run folder), or a path.
     """
@@ -99,6 +100,7 @@ class Train(Model):
     script: PathStr | None = None
     module: Line | None = None
     args: tuple[Text, ...] = ()
+    resume_args: tuple[Text, ...] = ()
     observe: Literal["report", "restart", "off"] = "report"
     project: PathStr | None = None
     workdir: Workdir | None = None
@@ -173,6 +175,8 @@ class Train(Model):
         if self.task is not None:
             if self.args:
                 raise ValueError("has args, but only a script can have args: put a task's options in data and model")
+            if self.resume_args:
+                raise ValueError("has resume_args, but only a script needs them: a task resumes by itself")
             if self.workdir is not None:
                 raise ValueError(
                     "has workdir, but only a script or a module has one: a task writes into the run folder"

@@ -217,6 +217,8 @@ SbatchFlag = Annotated[str, AfterValidator(_sbatch_flag)]
 RuntimeOption = Annotated[str, AfterValidator(_runtime_option)]
 PathStr = Annotated[str, AfterValidator(path_text), PathText()]
 Workdir = Annotated[str, AfterValidator(_workdir), PathText(relative=False)]
+#: A path that starts at the working directory of the ranks.
+OutputPath = Workdir
 Interface = Annotated[str, AfterValidator(_interface)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 Seconds = Annotated[int, BeforeValidator(_seconds), Field(gt=0), Unit("s")]

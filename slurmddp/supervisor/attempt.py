@@ -91,6 +91,8 @@ class Attempts:
         job.scheduler.ask()
         allocated = job.scheduler.nodes()
         lost = job.nodes.renew(allocated) if allocated is not None else ()
+        if allocated is not None and not job.values.yes("counts_gpus"):
+            job.gpus = (job.values.number("gpus_per_node") or 0) * len(allocated)
         job.exclude("Slurm lost the node", lost, NodeExcluded)
         return list(lost)
 

@@ -6,11 +6,13 @@ Their arguments and answers travel as JSON.
 import glob
 import os
 import re
+import select
+import signal
 import subprocess
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from slurmddp.records import events, json_lines
+from slurmddp.records import events, json_lines, saves
 from slurmddp.records import marker as markers
 from slurmddp.records.job_events import JobStarted, Requeued
 from slurmddp.records.progress import read_failures
@@ -31,6 +33,29 @@ def keep_others_from_writing() -> None:
 
 class Foreign(Exception):
     """The run folder belongs to somebody else."""
+
+
+def apart(question: Callable[[], bool], seconds: float) -> bool:
+    """Return the answer of a process of its own, which may meet a mount that hangs. Raises OSError without one."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        answer = b"?"
+        try:
+            answer = b"y" if question() else b"n"
+        finally:
+            os.write(writer, answer)
+            os._exit(0)
+    os.close(writer)
+    arrived, _, _ = select.select([reader], [], [], seconds)
+    answer = os.read(reader, 1) if arrived else b""
+    os.close(reader)
+    os.kill(pid, signal.SIGKILL)
+    if answer:
+        os.waitpid(pid, 0)  # else it may hang for as long as the mount does
+    if answer not in (b"y", b"n"):
+        raise OSError("no answer")
+    return answer == b"y"
 
 
 class Files(Logs):
@@ -171,6 +196,7 @@ class Files(Logs):
         except OSError:
             pass  # what cannot be written may still be read
         found: Dict[str, Any] = {"marker": self.marker(attempt), "stop": self.stop(), "events": self.new_lines(begin)}
+        found["unreached"] = self.unreached(logs)
         if starts:
             failures = read_failures(self.read("failures") or "")
             found["failures"] = sum(failure.attempt == attempt for failure in failures)
@@ -183,8 +209,19 @@ class Files(Logs):
         """Return the texts of the breaker's files: failures, progress, best."""
         return [self.read(name) or "" for name in ("failures", "progress", "best")]
 
-    def saved(self) -> Optional[bool]:
-        """Return whether a file in checkpoints/ is newer than this job; None where that is not known."""
+    def saved(self, watch: List[str]) -> Optional[bool]:
+        """Return whether something was saved since this job began; None where that is not known."""
+        found = self._saved_in_checkpoints()
+        if found or not watch:
+            return found
+        try:
+            elsewhere = apart(lambda: saves.newest(watch, os.stat(self.path("job_began")).st_mtime) is not None, 5)
+        except OSError:
+            return None
+        return elsewhere or found
+
+    def _saved_in_checkpoints(self) -> Optional[bool]:
+        """Any file newer than this job: nothing else is written there."""
         began, checkpoints = self.path("job_began"), self.path("checkpoints")
         if not os.path.exists(began):
             return None

@@ -24,14 +24,16 @@ from slurmddp.supervisor.values import Values
 
 #: Seconds between two looks around while something runs on the nodes.
 _LOOK = 2.0
+#: Seconds after which the GPU hours so far are written down: a job that is killed does not count those since then.
+_HOURS_EVERY = 60.0
 
 
 class Job:
     """The job and its newest attempt.
 
     ending: why the job is ended from outside; empty if it is not. back: whether it starts again after that. signal:
-    the name of the one that it got. kept: why another start would be of no use. decision, cause, exit_code: of the
-    newest attempt.
+    the name of the one that it got. kept: why another start would be of no use. gpus: of the allocation. decision,
+    cause, exit_code: of the newest attempt.
     """
 
     def __init__(self, values: Values) -> None:
@@ -57,6 +59,8 @@ class Job:
         self.child: Optional[Child] = None
         self.ending = self.signal = self.kept = ""
         self.back = False
+        self.gpus = (values.number("gpus_per_node") or 0) * self.settings.nodes_max  # until the nodes are known
+        self._gpu_time_until = self._gpu_time_written = time.monotonic()
         self.decision, self.exit_code = FAILED, 1
         self.cause: Optional[Cause] = None
 
@@ -105,6 +109,16 @@ class Job:
         """Return what the starts of the run have come to, as far as the run folder answers."""
         failures, progress, best = self.folder.known(["", "", ""], "ledger")
         return ledgers.with_files(self.watch.ledger, failures, progress, best)
+
+    def count_gpu_time(self) -> None:
+        """Add the time since the last call to the GPU seconds of the run."""
+        now, ledger = time.monotonic(), self.watch.ledger
+        seconds = ledger.gpu_seconds + self.gpus * (now - self._gpu_time_until)
+        self.watch.ledger = ledger._replace(gpu_seconds=seconds)
+        self._gpu_time_until = now
+        if self.settings.max_gpu_hours is not None and now - self._gpu_time_written >= _HOURS_EVERY:
+            self._gpu_time_written = now
+            self.keep(self.watch.ledger, self.watch.ledger)
 
     def keep(self, before: Ledger, after: Ledger) -> None:
         """Write what a decision has added to the ledger."""
@@ -194,5 +208,5 @@ class Job:
 
     def saved(self) -> Optional[bool]:
         """Return whether a file was saved since the job began; None where that is not known."""
-        found = self.folder.known(None, "saved")
+        found = self.folder.known(None, "saved", self.settings.checkpoints[1:])
         return None if found is None else bool(found)

@@ -10,13 +10,14 @@ from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import JobEnded, JobStarted
 from slurmddp.supervisor import values
 from slurmddp.supervisor.attempt import Attempts
+from slurmddp.supervisor.brain.ledger import hours_are_used, hours_text
 from slurmddp.supervisor.brain.stopping import NEVER_AGAIN, stopped_alert
 from slurmddp.supervisor.brain.types import CANCELLED, DONE, FAILED, NEXT, REQUEUE, STOPPED
 from slurmddp.supervisor.files import keep_others_from_writing
 from slurmddp.supervisor.folder import Unavailable
 from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.loop import Child
-from slurmddp.supervisor.stopping import orphaned, put_back, resumes, terminated, warned
+from slurmddp.supervisor.stopping import ask_to_stop, orphaned, put_back, resumes, terminated, warned
 
 #: The exit code where the run folder does not answer at the start, or is another user's: job.sh tells of it.
 UNAVAILABLE = 98
@@ -96,9 +97,9 @@ def _begin(job: Job) -> bool:
     job.event(JobStarted(job.scheduler.job_nodes, job.settings.cancel_grace))
     job.say("job {} on {}".format(job.scheduler.job_id, job.scheduler.job_nodes))
     if job.values.yes("counts_gpus"):
-        gpus = job.scheduler.count_gpus(job.env)
-        job.step_options = ["--gpus={}".format(gpus), *job.step_options]
-        if not gpus:
+        job.gpus = job.scheduler.count_gpus(job.env)
+        job.step_options = ["--gpus={}".format(job.gpus), *job.step_options]
+        if not job.gpus:
             job.say("Slurm gave this job no GPUs (JOB_GRES of scontrol show job -d)")
             job.alert("failed", "failed", Cause("Slurm gave this job no GPUs"), NEVER_AGAIN)
             return False
@@ -107,6 +108,9 @@ def _begin(job: Job) -> bool:
     elif before[-1] != "requeued":  # else the alert was sent when the job was requeued
         following = "the job has restarted; " + resumes(job)
         job.alert("requeued", "running", Cause("its nodes were lost or preempted"), following)
+    used = job.watch.ledger.gpu_seconds
+    if hours_are_used(job.settings, used):
+        ask_to_stop(job, hours_text(job.settings, used))  # somebody else has brought the job back
     return True
 
 
@@ -158,6 +162,8 @@ def _end(job: Job, guard: Optional[Child]) -> None:
         if job.loop.run(words, 25, errors=subprocess.STDOUT).code != 0:
             text = "Slurm did not take Requeue=0: it holds this job in the queue, or starts it again; scancel "
             job.say(text + job.scheduler.slurm_job)
+    job.count_gpu_time()
+    job.keep(job.watch.ledger, job.watch.ledger)
     job.event(JobEnded(job.exit_code, job.signal, state.state, state.reason, job.decision))
     job.say("exits with code {}; decision: {}".format(job.exit_code, job.decision))
     job.folder.settle(60)

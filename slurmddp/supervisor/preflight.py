@@ -1,5 +1,6 @@
 """Before the ranks start: can these nodes train, and how fast is the network between them?"""
 
+import signal
 import time
 from typing import Any, Callable, Dict, List
 
@@ -72,7 +73,7 @@ def _ask(job: Job, look: Callable[[], None]) -> Any:
         words = ["bash", job.run + "/node.sh"]
         env = {"SLURMDDP_STEP": "preflight", "SLURMDDP_PREFLIGHT_NODES": " ".join(job.nodes.chosen)}
         limit = job.values.number("join_timeout")
-        job.on_nodes(job.logs + "/preflight/%N.log", words, look, limit, env=env)
+        job.on_nodes(job.logs + "/preflight/%N.log", words, lambda: _look(job, look), limit, env=env)
         found = job.folder.ask("preflight", job.logs, job.nodes.chosen, patience=60)
         if not (found["unreached"] and again) or job.must_end():
             return found
@@ -81,6 +82,13 @@ def _ask(job: Job, look: Callable[[], None]) -> Any:
         job.say("Slurm could not start the preflight on {}: {}; trying once more".format(node, text))
         job.folder.ask("preflight_again", job.logs)
         job.loop.rest(5)
+
+
+def _look(job: Job, look: Callable[[], None]) -> None:
+    """Where Slurm cannot start a task, srun may wait for the others for ten minutes."""
+    look()
+    if job.child is not None and job.folder.known([], "unreached", job.logs):
+        job.child.kill(signal.SIGTERM)
 
 
 def measure_network(job: Job, look: Callable[[], None], measured: List[List[str]]) -> bool:

@@ -1,8 +1,9 @@
 """Ends Slurm's hold on a requeued job, in a process that has left the job. It stands alone: its text is run by itself.
 
 Slurm holds a requeued job back for two minutes. Its owner may end that, but not before the job's last process has
-ended. (Where cgroups track processes, this one is ended with the others: the next command on the login node does it.)
-Nodes that are not to be used are kept out of the next start in the same way; where that leaves too few, they are not.
+ended: a node on which one still ends refuses the new start, Slurm drains it, and holds the job for good. (Where cgroups
+track processes, this one is ended with the others: the next command on the login node does it.) Nodes that are not to
+be used are kept out of the next start in the same way; where that leaves too few, they are not.
 """
 
 import json
@@ -12,60 +13,135 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, NamedTuple, Optional
+
+#: How Slurm holds a job that a node has refused to start.
+REFUSED = "launch_failed_requeued_held"
+#: Seconds between two looks, before and after the hold was ended; seconds after which Slurm ends its hold itself.
+EVERY, LATER, OVER = 1, 5, 125
+#: A hold that has less left when it is first seen is older than this process: the node did not answer meanwhile.
+YOUNG = 90
 
 
-def scontrol(*words: str) -> str:
-    """Return what scontrol writes; None if it fails."""
-    done = subprocess.run(
-        ["timeout", "10", "scontrol", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False
-    )
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
-
-
-def updated(job: str, change: str) -> bool:
-    words = ["timeout", "10", "scontrol", "update", "JobId=" + job, change]
-    return subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
-
-
-def main(job: str, restarts: int, excluded: List[str], events: str, event: Dict[str, Any]) -> None:
-    """Wait for the hold, three minutes at most, and end it. restarts: of the start that is about to end.
-
-    event: to be written to the file `events` then; the time is missing.
+class Request(NamedTuple):
+    """job: as scontrol names it. restarts: of the start that is about to end. nodes: those of the job, as Slurm lists
+    them; empty: not known. event: to be written to the file `events` then; its time is missing.
     """
-    told, held = False, 0
-    for _ in range(180):
-        time.sleep(1)
-        report = scontrol("show", "job", job, "-o")
-        if re.search("JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT)", report):
-            return
+
+    job: str
+    restarts: int
+    excluded: List[str]
+    nodes: str
+    events: str
+    event: Dict[str, Any]
+
+
+def ask(*words: str) -> Optional[str]:
+    """Return what a command of Slurm writes; None if it fails."""
+    done = subprocess.run(["timeout", "10", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+def nodes_of(text: str, *states: str) -> List[str]:
+    """Return the nodes of `scontrol show node -o` in one of these states."""
+    found = re.findall(r"^NodeName=(\S+).*? State=(\S+)", text, re.MULTILINE)
+    return [node for node, state in found if {*states} & {*state.replace("*", "+NOT_RESPONDING").split("+")}]
+
+
+def _is_old(report: str) -> bool:
+    """Return whether the hold began long before this process: the job's node did not answer, and came back."""
+    until = re.search(r" EligibleTime=(\d\S*)", report)
+    try:
+        return (
+            until is not None and time.mktime(time.strptime(until.group(1), "%Y-%m-%dT%H:%M:%S")) - time.time() < YOUNG
+        )
+    except ValueError:
+        return False
+
+
+class Release:
+    """Looks at the job, and does what is due. `over`: nothing is left to do."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.over = self.released = False
+        self._old: Optional[bool] = None  # whether the hold began long before this process
+        self._held = self._runs = self._refused = 0
+        self._silent: List[str] = []
+
+    def look(self, seconds: float) -> None:
+        """seconds: since the first look."""
+        report = ask("scontrol", "show", "job", self.request.job, "-o") or ""
         started = re.search(r" Restarts=(\d+)", report)
-        if started is None or int(started.group(1)) <= restarts:
-            continue
-        if re.search("JobState=PENDING.*Reason=BeginTime", report):
-            # Within the second in which it ended the last one, a node refuses a job's new start, and the job fails.
-            held += 1
-            if held < 3 or not updated(job, "StartTime=now"):
-                continue
-            if not told:
-                with open(events, "a") as file:
-                    file.write(json.dumps(dict(event, time=round(time.time(), 3))) + "\n")
-                told = True
-            if not excluded:
-                return
-            there = re.search(r" ExcNodeList=([A-Za-z0-9]\S*)", report)
-            if not updated(job, "ExcNodeList=" + ",".join(excluded + ([there.group(1)] if there else []))):
-                return
-        elif re.search("JobState=PENDING.*Reason=(BadConstraints|ReqNodeNotAvail)", report):
-            if updated(job, "ExcNodeList="):
-                return
-        elif "JobState=RUNNING" in report:
+        if self._old is None and started is not None and int(started.group(1)) > self.request.restarts:
+            self._old = _is_old(report)
+        if re.search("JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT)", report):
+            self.over = True
+        elif started is None or int(started.group(1)) <= self.request.restarts:
             return
+        elif "JobState=RUNNING" in report:
+            self._runs += 1
+            self.over = self._runs > 2  # a node may refuse it within seconds
+        elif "Reason=" + REFUSED in report:
+            self._release_refused(report)
+        elif re.search("JobState=PENDING.*Reason=BeginTime", report):
+            self._held += 1
+            # Within the second in which it ended the last one, a node refuses a job's new start.
+            if self._held > 2 and not self._old and not self.released and self._is_free():
+                self._exclude(report)
+                self._tell(self._scontrol("update", "JobId=" + self.request.job, "StartTime=now"))
+        elif re.search("JobState=PENDING.*Reason=(BadConstraints|ReqNodeNotAvail)", report):
+            if (self.request.excluded or self._silent) and (not self._silent or seconds > OVER):
+                self.over = self._scontrol("update", "JobId=" + self.request.job, "ExcNodeList=")
+
+    def _release_refused(self, report: str) -> None:
+        if self._refused < 2 and self._is_free():
+            self._refused += 1
+            self._exclude(report)
+            self._tell(self._scontrol("release", self.request.job))
+
+    def _is_free(self) -> bool:
+        """Return whether no step of the job lives on its old nodes, as far as Slurm knows. Nodes that do not answer are
+        kept out of the next start: when one comes back, the job's processes there still have to end.
+        """
+        steps = ask("squeue", "--steps", "--noheader", "--jobs=" + self.request.job, "--format=%i")
+        nodes = ask("scontrol", "show", "node", self.request.nodes, "-o") if self.request.nodes else ""
+        if steps is None or steps.strip() or nodes is None:
+            return False
+        silent = nodes_of(nodes, "DOWN", "NOT_RESPONDING", "FAIL")
+        self._silent += [node for node in silent if node not in self._silent]
+        return not set(nodes_of(nodes, "COMPLETING")) - set(self._silent)
+
+    def _exclude(self, report: str) -> None:
+        there = re.search(r" ExcNodeList=([A-Za-z0-9]\S*)", report)
+        listed = there.group(1).split(",") if there else []
+        more = [node for node in (*self.request.excluded, *self._silent) if node not in listed]
+        if more:
+            self._scontrol("update", "JobId=" + self.request.job, "ExcNodeList=" + ",".join(more + listed))
+
+    def _scontrol(self, *words: str) -> bool:
+        return ask("scontrol", *words) is not None
+
+    def _tell(self, done: bool) -> None:
+        """Write the event, once."""
+        if done and not self.released:
+            line = dict(self.request.event, time=round(time.time(), 3))
+            with open(self.request.events, "a") as file:
+                file.write(json.dumps(line) + "\n")
+        self.released = self.released or done
+
+
+def main(request: Request) -> None:
+    """Wait for the hold, three minutes at most, and end it."""
+    release, began = Release(request), time.monotonic()
+    while not release.over and time.monotonic() - began < 180:
+        time.sleep(LATER if release.released else EVERY)
+        release.look(time.monotonic() - began)
 
 
 if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
-    own_job, own_restarts, own_excluded, own_events, own_event = sys.argv[1:]
-    main(own_job, int(own_restarts), own_excluded.split(), own_events, json.loads(own_event))
+    own_job, own_restarts, own_excluded, own_nodes, own_events, own_event = sys.argv[1:]
+    main(Request(own_job, int(own_restarts), own_excluded.split(), own_nodes, own_events, json.loads(own_event)))

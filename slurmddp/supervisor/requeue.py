@@ -83,7 +83,8 @@ class Requeue:
         env = {name: os.environ[name] for name in names if name in os.environ}
         events = os.path.join(self._run, "events.jsonl")
         told = json_lines.dump(Event(HoldReleased(), None, self.attempt, self._id, self._host).write()).decode()
-        words = [self._job, str(self._restarts), " ".join(excluded), events, told]
+        nodes = os.environ.get("SLURM_JOB_NODELIST", "")
+        words = [self._job, str(self._restarts), " ".join(excluded), nodes, events, told]
         self._loop.start(
             [sys.executable, "-I", "-c", _RELEASE, *words],
             env,

@@ -39,6 +39,7 @@ def terminated(job: Job, number: int) -> None:
     if not job.scheduler.slurm:  # nobody but the user sends a signal
         job.scheduler.job = job.scheduler.job._replace(state="CANCELLED")
     why = brain.why_signalled(job.scheduler.job)
+    job.count_gpu_time()
     before = job.ledger()
     stop = job.stop_file()
     saved = job.saved() if job.settings.must_save and why == TIME_LIMIT else None

@@ -1,5 +1,6 @@
 """The values of the job, as job.sh hands them over."""
 
+import json
 import os
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -52,6 +53,8 @@ class Values(NamedTuple):
             cancel_grace=self.number("cancel_grace"),
             nodes_min=self.number("nodes_min") or 1,
             nodes_max=self.number("nodes_max") or 1,
+            max_gpu_hours=float(self.words["max_gpu_hours"]) if self.words["max_gpu_hours"] else None,
+            checkpoints=(self.run + "/checkpoints", *json.loads(self.words["watch"])),
             breaker_from_zero=_FROM_ZERO if self.yes("must_save") else None,
         )
 

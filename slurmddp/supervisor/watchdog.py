@@ -18,6 +18,7 @@ from slurmddp.supervisor.brain.stopping import NEVER_AGAIN
 from slurmddp.supervisor.deliver import from_environment
 from slurmddp.supervisor.files import Files
 from slurmddp.supervisor.notify import send_one
+from slurmddp.supervisor.release import REFUSED
 from slurmddp.supervisor.requeue import of_the_user
 from slurmddp.supervisor.scheduler import fields
 from slurmddp.supervisor.values import program
@@ -65,8 +66,15 @@ class Watch:
                 return None
         if _GOES_ON.fullmatch(end.state):
             self.wait_for(self.job, end.state)
-            return None
+            return self.held(end) if end.reason == REFUSED else None
         return self.judge(end)
+
+    def held(self, end: Ending) -> Alert:
+        """Return the alert about a job that a node refused to start: Slurm holds it until somebody releases it."""
+        cause = "a node refused to start job {}, and Slurm holds it".format(self.job)
+        self.say("alert: " + cause)
+        following = "`scontrol release {}` lets it start".format(self.job)
+        return Alert("warning", end.state, cause, following, None, end.node)
 
     def ending(self) -> Ending:
         """Ask the controller while it remembers the job, else accounting, where the site has it."""

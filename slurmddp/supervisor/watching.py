@@ -49,7 +49,9 @@ class Watching:
             found = None
         if found is not None:
             self._read(found)
-        self.carry_out(self._watch.look(self._around, now))
+        job.count_gpu_time()
+        around = self._around._replace(gpu_seconds=self._watch.ledger.gpu_seconds)
+        self.carry_out(self._watch.look(around, now))
         job.messages.poll()
 
     def read_events(self) -> None:
@@ -60,7 +62,10 @@ class Watching:
 
     def _read(self, found: Dict[str, Any]) -> None:
         self._take(found["events"])
-        self._around = self._around._replace(marker=marker_of(found["marker"]), stop=found["stop"])
+        chosen = self._job.nodes.chosen  # the preflight may have excluded others for it
+        unreached = tuple((node, text) for node, text in found["unreached"] if node in chosen)
+        marker = marker_of(found["marker"])
+        self._around = self._around._replace(marker=marker, stop=found["stop"], unreached=unreached)
         if "failures" in found:
             self._around = self._around._replace(failures=found["failures"], newest_start=found["newest_start"])
 

@@ -382,6 +382,25 @@ def test_an_own_script_that_saved_nothing_is_not_requeued_at_its_time_limit(
         assert "a requeued job may begin again" in only and "set recovery.requeue: always" in only
 
 
+@pytest.mark.parametrize(
+    ("content", "decision"),
+    [(r"\200\002saved.", "requeue"), (r"\200\002cut off", "stopped"), ("step 7", "stopped")],
+    ids=["a save", "half a save", "a log"],
+)
+def test_what_a_script_saves_elsewhere_is_evidence_too(desk: Desk, content: str, decision: str) -> None:
+    """checkpoint.watch: paths relative to the folder of submission, where the script runs."""
+    desk.write("own.py")
+    desk.write("out/of an earlier run.pt", "\x02")
+    desk.program("srun", SRUN)
+    job = Job(desk, job_script(desk.plan(SCRIPT_JOB, "checkpoint.watch=[out, '{run}/more']")), TIMEOUT)
+    out = desk.project / "out/last.pt"
+    job.go(STARTED, f"sleep 0.1; printf '{content}' >'{out}'; " + ENDS["asked"])
+    assert job.events[-1]["decision"] == decision
+    (ended,) = (row for row in job.events if row["event"] == "attempt_ended")
+    where = f"saved nothing in {job.run}/checkpoints or {desk.project}/out or {job.run}/more since this job began"
+    assert (where in str(ended["cause"])) == (decision == "stopped"), ended
+
+
 def test_where_it_is_not_known_whether_a_script_saved(desk: Desk, own: Job) -> None:
     """A file system that does not answer: what is not known is no evidence."""
     desk.program("find", "#!/bin/sh\nexit 1\n")
@@ -655,3 +674,23 @@ def test_a_setup_line_brings_the_python_of_the_ranks(desk: Desk, kind: str) -> N
     job.finish(PYTHONPATH="/of/the/shell")
     added = ":/sw/torch" if kind == "module" else ""
     assert (job.run / "seen").read_text() == f"{python} PYTHONPATH={job.run}/code{added}\n", job.done.stdout
+
+
+def test_a_run_stops_when_its_gpu_hours_are_used_and_stays_out(desk: Desk) -> None:
+    """Four GPUs for 3 s. The next job of the run, which somebody else has brought back, starts nothing."""
+    desk.program("srun", SRUN)
+    job = Job(desk, job_script(desk.plan(LM_JOB, f"recovery.max_gpu_hours={4 * 3 / 3600}")), SCONTROL)
+    told = 'printf "%s|" "$@" >>"{run}/told"; echo >>"{run}/told"'
+    assert job.go(STARTED, f"echo '{told}' >'{{run}}/alert.sh'") == ["preflight", "train", "saved", "sweep"]
+    decision, cause = job.end
+    assert decision == "stopped" and str(cause).startswith("the run has used 0.0 GPU hours, and recovery.max_gpu"), (
+        cause
+    )
+    (only,) = (job.run / "told").read_text().splitlines()
+    assert only.startswith("stopping|stopped|the run has used") and "not restarted automatically" in only
+    seconds = json.loads((job.run / "ledger.json").read_text())["gpu_seconds"]
+    assert 12 <= seconds < 4 * 60
+    (job.run / "steps").unlink()
+    job.finish()
+    assert not (job.run / "steps").exists() and "asked to stop before the ranks started" in job.done.stdout
+    assert json.loads((job.run / "ledger.json").read_text())["gpu_seconds"] > seconds

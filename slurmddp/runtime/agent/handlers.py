@@ -27,8 +27,9 @@ from slurmddp.records.address import is_loopback
 from slurmddp.records.rank_events import RanksStopped
 from slurmddp.runtime import torch_private
 from slurmddp.runtime.agent import stores
+from slurmddp.runtime.agent.saves import Saves
 from slurmddp.runtime.agent.signed import SignedBackend, SignedStore
-from slurmddp.runtime.environment import START
+from slurmddp.runtime.environment import CHECKPOINT, START
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.signing import Key
@@ -44,27 +45,41 @@ class StopRequested(Exception):
     """The run was asked to stop, so ranks that failed are not started again."""
 
 
-def register(key: Key, events: Events, stop: Path) -> None:
-    """Make the backends known to torchrun: --rdzv-backend=slurmddp-c10d and slurmddp-static. stop: the stop file."""
+def register(key: Key, events: Events, stop: Path, saves: Saves | None = None) -> None:
+    """Make the backends known to torchrun: --rdzv-backend=slurmddp-c10d and slurmddp-static. stop: the stop file.
+    saves: of a script of the user's own.
+    """
     kinds = {C10D: _c10d, STATIC: _static}
     for name, make in kinds.items():
-        rendezvous_handler_registry.register(name, partial(_handler, name, make, key, events, stop))
+        rendezvous_handler_registry.register(name, partial(_handler, name, make, key, events, stop, saves))
 
 
 def _handler(
-    name: str, make: Make, key: Key, events: Events, stop: Path, parameters: RendezvousParameters
+    name: str,
+    make: Make,
+    key: Key,
+    events: Events,
+    stop: Path,
+    saves: Saves | None,
+    parameters: RendezvousParameters,
 ) -> "Handler":
-    return Handler(name, make(parameters, key), parameters, events, stop)
+    return Handler(name, make(parameters, key), parameters, events, stop, saves)
 
 
 class Handler(RendezvousHandler):
     """Opens a store for the ranks after each rendezvous, and gives everything else to a handler of torch's own."""
 
     def __init__(
-        self, name: str, inner: RendezvousHandler, parameters: RendezvousParameters, events: Events, stop: Path
+        self,
+        name: str,
+        inner: RendezvousHandler,
+        parameters: RendezvousParameters,
+        events: Events,
+        stop: Path,
+        saves: Saves | None = None,
     ) -> None:
         """`inner`: its `next_rendezvous` returns a SignedStore. stop: the file that asks the ranks to stop."""
-        self._stop = stop
+        self._stop, self._saves = stop, saves
         self._name, self._inner, self._parameters, self._events = name, inner, parameters, events
         self._met = False
         self._ranks_store: TCPStore | None = None
@@ -93,8 +108,9 @@ class Handler(RendezvousHandler):
             name, several = self._own_name(), self._parameters.max_nodes > 1
             address = stores.resolve(name, 0)
             self._ranks_store = stores.serve(address, 0, _RANKS_TIMEOUT, several_nodes=several)
-            store.set(_RANKS_STORE, json.dumps([name, self._ranks_store.port]))
-        name, port = json.loads(store.get(_RANKS_STORE))
+            checkpoint = self._saves.before_start() if self._saves else ""
+            store.set(_RANKS_STORE, json.dumps([name, self._ranks_store.port, checkpoint]))
+        name, port, os.environ[CHECKPOINT] = json.loads(store.get(_RANKS_STORE))
         os.environ[START] = store.start
         if self._parameters.max_nodes == 1:
             os.environ[STORE] = self._folder_of_start()

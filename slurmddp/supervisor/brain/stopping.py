@@ -47,6 +47,8 @@ def ending(
         return Ending(CANCELLED, ledger, withdraw=why != CANCELLED)
     if why == REQUEUED:
         return Ending(why, ledger, back=WAS_BROUGHT)
+    if why == NODE_FAILURE and ledgers.hours_are_used(settings, ledger.gpu_seconds):
+        return Ending(why, ledger, withdraw=True, kept=ledgers.hours_text(settings, ledger.gpu_seconds))
     if why == NODE_FAILURE:
         return Ending(why, ledger, back=ASK)
     if why in (TIME_LIMIT, PREEMPTION):
@@ -82,6 +84,8 @@ def asked(settings: Settings) -> str:
 
 def stop_alert(settings: Settings, reason: str, ledger: Ledger, saved: Optional[bool]) -> Optional[Alert]:
     """Return the alert of a request to stop; None if the job will not be requeued: then the last alert tells more."""
+    if reason not in (TIME_LIMIT, PREEMPTION):
+        return None
     if settings.must_save and (
         saved is False or (reason == TIME_LIMIT and ledgers.missing_evidence(settings, ledger, saved))
     ):

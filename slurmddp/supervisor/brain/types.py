@@ -37,7 +37,7 @@ class Settings(NamedTuple):
     which the ranks are asked to save; None: never. cancel_grace: seconds from a cancel to SIGTERM, for an own script;
     None: never. breaker: starts in a row without progress that fail the run. max_gpu_hours: of all starts of the run;
     None: no limit. breaker_from_zero: starts from step 1 after a fault that an own script may make; None: any number.
-    checkpoints: folders that an own script saves into, for people.
+    checkpoints: where an own script saves.
     """
 
     run: str
@@ -154,7 +154,8 @@ class Around(NamedTuple):
     """What a look around has found. Where the run folder does not answer, what it said last.
 
     newest_start: the number of the newest start that torchrun made a folder for, in this attempt; None: none.
-    failures: lines of this attempt in the file `failures`. gpu_seconds: of all jobs of the run so far.
+    failures: lines of this attempt in the file `failures`. gpu_seconds: of all jobs of the run so far. unreached:
+    chosen nodes on which srun could start nothing, with its words.
     """
 
     marker: Optional[Marker] = None
@@ -162,6 +163,7 @@ class Around(NamedTuple):
     newest_start: Optional[int] = None
     failures: int = 0
     gpu_seconds: float = 0.0
+    unreached: Tuple[Tuple[str, str], ...] = ()
 
 
 class Say(NamedTuple):

@@ -61,6 +61,7 @@ class Watch:
         self._warned_alone = False
         self._hours_used = False
         self._longest_save = 0
+        self._kept = ""  # the newest copy of a save of the user's own script
         self._longest_start = 0  # seconds from the launch, or from a failure, to the ranks' start
         self._cancelled_since: Optional[float] = None
         self._overdue: Optional[float] = None  # when ranks that did not exit got SIGTERM
@@ -217,13 +218,26 @@ class Watch:
             return self._has_recovered()
         actions: Actions = []
         if self._recovering is not None or facts.how == "from zero":
-            actions = self._warn(facts.text, self._recovering)
+            kept = "; what it had saved before is kept in " + self._kept if self._kept else ""
+            actions = self._warn(facts.text + kept * (facts.how == "from zero"), self._recovering)
         self._recovering = None
         most = self._settings.breaker_from_zero
         if facts.how == "from zero" and most is not None and self.ledger.from_zero > most:
             why = "the script began at step 1 again in {} starts that followed another one (at most {} may)"
             return actions + self._give_up(why.format(self.ledger.from_zero, most))
         return actions
+
+    def _keeping_save(self, event: Event, facts: ranks.KeepingSave, now: Moment) -> Actions:
+        """The ranks start when the copy is there, or its time is over."""
+        self._starting_since = now.seconds + (facts.seconds or 0)
+        return []
+
+    def _save_kept(self, event: Event, facts: ranks.SaveKept, now: Moment) -> Actions:
+        self._starting_since = now.seconds
+        self._kept = facts.kept or self._kept
+        if not facts.kept:
+            return [Say("the script may write over {}, which was not kept: {}".format(facts.path, facts.why))]
+        return [Say("the script may write over {}: a copy is kept in {}".format(facts.path, facts.kept))]
 
     def _has_recovered(self) -> Actions:
         cause, self._recovering = self._recovering, None
@@ -248,6 +262,7 @@ class Watch:
         """Look around, every 2 s, after the new events were handed in."""
         return [
             *self._stragglers.look(now.seconds),
+            *self._see_unreached(around),
             *self._expect_restart(around, now),
             *self._count_starts(around, now),
             *self._watch_hours(around),
@@ -264,6 +279,12 @@ class Watch:
         """Stop an attempt that cannot succeed: torchrun itself would wait for minutes."""
         self.abandoned = self.abandoned or why
         return [Say("terminating the attempt: " + why), Terminate()]
+
+    def _see_unreached(self, around: Around) -> Actions:
+        """Where Slurm cannot start a task, srun may wait for the others for ten minutes."""
+        if not (self._nodes and around.unreached) or self.abandoned:
+            return []
+        return self._abandon("Slurm could not start the ranks on {}: {}".format(*around.unreached[0]))
 
     def _expect_restart(self, around: Around, now: Moment) -> Actions:
         """After a failure, the ranks start again, unless their agents do not find each other: if nodes have lost their
@@ -367,4 +388,6 @@ _HANDLERS: Dict[type, Any] = {
     ranks.CheckpointSaved: Watch._checkpoint_saved,
     ranks.FirstStep: Watch._first_step,
     ranks.Restarted: Watch._restarted,
+    ranks.KeepingSave: Watch._keeping_save,
+    ranks.SaveKept: Watch._save_kept,
 }

@@ -76,6 +76,8 @@ export TRITON_CACHE_DIR="$scratch"/triton
 export TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 # a thread in each rank watches the script; train.observe: off turns it off
 export SLURMDDP_OBSERVE='{"hang": 120, "restart": false}'
+# where the script saves, and the arguments with which it loads its newest save
+export SLURMDDP_RESUME='{"watch": [], "args": []}'
 
 run_step # the preflight and the measurement of the network run here and exit
 exec "${torchrun[@]}" "${program[@]}"

@@ -102,6 +102,8 @@ export SINGULARITYENV_TRITON_CACHE_DIR="$scratch"/triton
 export SINGULARITYENV_TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
 # a thread in each rank watches the script; train.observe: off turns it off
 export SINGULARITYENV_SLURMDDP_OBSERVE='{"hang": 120, "restart": false}'
+# where the script saves, and the arguments with which it loads its newest save
+export SINGULARITYENV_SLURMDDP_RESUME='{"watch": [], "args": []}'
 # the job's own
 export SINGULARITYENV_WANDB_MODE=offline
 

@@ -250,6 +250,9 @@ def test_a_curve_is_the_mean_of_its_parts_and_later_lines_count() -> None:
 
 def test_reasons_in_plain_words() -> None:
     assert reason_text("Priority") == "others have a higher priority"
+    assert reason_text("launch_failed_requeued_held").startswith(
+        "its start failed, and Slurm holds it: `scontrol release`"
+    )
     assert reason_text("QOSMaxJobsPerUserLimit") == "you use as much as its QOS allows: it starts when other jobs end"
     assert "your account" in reason_text("AssocGrpGRES")
     assert reason_text("ReqNodeNotAvail, UnavailableNodes:n1") == "nodes that it needs are down, drained or reserved"

@@ -89,7 +89,10 @@ def test_rows_of_a_table_and_arguments_of_a_script(desk: Desk, cli: Cli) -> None
     done = cli("sweep", "train.py", "--site", "cores", "--time", "1h", "--rows", "points.csv", "--", "--epochs", "2")
     assert done.code == 0, done.err
     first, second = ((run_of(desk, f"project-train-{number}") / "job.yaml").read_text() for number in (1, 2))
-    assert "  - --epochs\n  - '2'\n  - --lr=1e-3\n  observe" in first.replace('"2"', "'2'") and "seed: 3\n" in first
+    assert (
+        "  - --epochs\n  - '2'\n  - --lr=1e-3\n  resume_args: []\n  observe" in first.replace('"2"', "'2'")
+        and "seed: 3\n" in first
+    )
     assert "- --lr=3e-4\n  - --layers=[1,2]\n" in second and "seed: 0\n" in second
 
 

@@ -13,7 +13,8 @@ from slurmddp.spec import train as of_train
 
 #: Keys that `runtime_job` (slurmddp/plan/program.py) leaves out or names otherwise.
 LEFT_OUT = {
-    "Train": {"script", "module", "args", "observe", "project", "workdir", "batch"},
+    "Train": {"script", "module", "args", "resume_args", "observe", "project", "workdir", "batch"},
+    "Checkpoint": {"watch"},
     "Timeouts": {"rendezvous", "join", "stop"},
 }
 RENAMED = {"Checkpoint": {"interval": "every_seconds"}}

@@ -198,8 +198,6 @@ ASKED = {
 }
 
 
-
-
 @pytest.mark.parametrize("kind", [*KINDS, "functions"])
 def test_bash_computes_only_what_was_not_known_before(desk: Desk, kind: str) -> None:
     texts = [path.read_text() for path in SHELL.rglob("*.sh")]

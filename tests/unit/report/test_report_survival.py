@@ -92,3 +92,31 @@ def test_who_is_told(desk: Desk) -> None:
 def test_this_machine_has_neither_nodes_nor_limits(desk: Desk) -> None:
     lines = told(desk, job="site: here\ntrain: {script: a.py}\n")
     assert set(lines) == {"a rank dies", "no progress", "your script", "alerts"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "up to 2 per start, for as many starts as training needs: recovery.max_gpu_hours limits all together"),
+        (("recovery.requeue=never",), "at most 2: nothing requeues the job"),
+        (("recovery.requeue=never", "recovery.max_gpu_hours=9"), "at most 2: nothing requeues the job"),
+        (
+            ("recovery.max_gpu_hours=9",),
+            "at most 9 for all starts (recovery.max_gpu_hours), then the ranks save and the run stops",
+        ),
+        (
+            ("recovery.requeue=never", "recovery.max_gpu_hours=1.5"),
+            "at most 1.5 for all starts (recovery.max_gpu_hours), then the ranks save and the run stops",
+        ),
+    ],
+)
+def test_what_all_starts_may_use_together(desk: Desk, options: tuple[str, ...], words: str) -> None:
+    assert told(desk, *options)["GPU hours"] == words
+
+
+def test_gpu_hours_of_a_job_without_gpus(desk: Desk) -> None:
+    plan = desk.plan("name: n\nsite: cores\ntrain: {script: a.py}\n", "recovery.max_gpu_hours=9")
+    assert [note.text for note in plan.notes if "max_gpu_hours" in note.text] == [
+        "recovery.max_gpu_hours limits nothing: this job has no GPUs"
+    ]
+    assert not any(line.startswith("GPU hours") for line in survival_lines(plan))

@@ -55,6 +55,7 @@ def test_which_lists_add() -> None:
         ("setup",),
         ("environment_from",),
         ("not_secret",),
+        ("checkpoint", "watch"),
         ("alerts",),
     }
 

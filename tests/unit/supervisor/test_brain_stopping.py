@@ -192,6 +192,14 @@ def test_what_becomes_of_a_job_that_a_signal_ends(why: str, saved: bool | None, 
     assert bool(ending.kept) == (why == "time limit" and saved is not True)
 
 
+def test_slurm_does_not_bring_a_run_back_whose_gpu_hours_are_used() -> None:
+    settings = OWN._replace(max_gpu_hours=1)
+    ending = stopping.ending(settings, "node failure", Ledger(gpu_seconds=3600), None, True, 0)
+    assert (ending.back, ending.withdraw) == (stopping.STAYS_OUT, True)
+    assert ending.kept == "the run has used 1.0 GPU hours, and recovery.max_gpu_hours is 1"
+    assert stopping.ending(settings, "node failure", Ledger(gpu_seconds=3599), None, True, 0).back == stopping.ASK
+
+
 def test_a_stop_is_told_unless_the_end_tells_more() -> None:
     told = stopping.stop_alert(OWN, "time limit", Ledger(), True)
     assert told and (told.kind, told.state, told.cause.text) == ("stopping", "stopping", "time limit")
@@ -199,6 +207,7 @@ def test_a_stop_is_told_unless_the_end_tells_more() -> None:
     assert stopping.stop_alert(OWN, "time limit", Ledger(), False) is None
     assert stopping.stop_alert(OWN, "time limit", Ledger(), None) is None
     assert stopping.stop_alert(BUNDLED, "time limit", Ledger(), False)
+    assert stopping.stop_alert(BUNDLED, "the run has used 2.0 GPU hours", Ledger(), True) is None
     kept, free = stopping.stopped_alert(Cause("x"), "nothing saved"), stopping.stopped_alert(Cause("x"), "")
     assert kept.next == "not restarted automatically"
     assert free.next.startswith(kept.next + "; slurmddp submit --resume continues")

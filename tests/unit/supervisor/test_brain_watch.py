@@ -405,6 +405,36 @@ def test_the_gpu_hours_of_all_starts_end_the_run() -> None:
     assert "after the request to stop" in found[0][1][0].text
 
 
+# --- saves that are copied before the ranks start again
+
+
+def test_a_copy_takes_its_time_and_is_named_where_the_script_began_again() -> None:
+    stage = Stage(OWN)
+    stage.see(3, ranks.RankStarted(1.0))
+    stage.see(10, ranks.RanksStopped())
+    stage.see(10, ranks.RanksStopped(), node="node2")
+    assert stage.see(11, ranks.KeepingSave("/out/last.pt", 9, 60.0)) == []
+    assert stage.looks(12, 71) == [], "the copy may take 60 s"
+    (said,) = stage.see(71, ranks.SaveKept("/out/last.pt", "/run/kept/001-last.pt", 9, ""))
+    assert said.text == "the script may write over /out/last.pt: a copy is kept in /run/kept/001-last.pt"
+    assert stage.looks(72, 82) == [] and stopped(stage.look(83))
+    (said,) = stage.see(84, ranks.SaveKept("/out/b.pt", "", 9, "disk full"))
+    assert said.text == "the script may write over /out/b.pt, which was not kept: disk full"
+    (alert,) = stage.see(85, ranks.Restarted("from zero", 1, 9, 9, 9, "again from step 1"))
+    assert alert.text.startswith("again from step 1; what it had saved before is kept in /run/kept/001-last.pt")
+
+
+def test_a_node_on_which_slurm_can_start_nothing_ends_the_attempt_at_once() -> None:
+    stage = Stage()
+    nodes = (("node2", "Communication connection failure"),)
+    assert stopped(stage.look(2, unreached=nodes)) == (
+        "Slurm could not start the ranks on node2: Communication connection failure"
+    )
+    assert stage.look(4) == [], "once"
+    stage.watch.new_attempt(at(5))
+    assert stage.look(6) == [], "the preflight sees it by itself"
+
+
 # --- what is left
 
 

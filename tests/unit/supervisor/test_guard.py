@@ -30,6 +30,7 @@ SBATCH = '#!/bin/bash\necho sbatch >>"${0%/*}/asked"\necho 8\n'
 WORDS = {
     "scheduler": "slurm", "own_script": "", "requeue_policy": "requeue", "singleton": "", "must_save": "",
     "preflight": "", "breaker": "3", "stop_lead": "", "cancel_grace": "", "nodes_min": "1", "nodes_max": "2",
+    "max_gpu_hours": "", "gpus_per_node": "0", "watch": "[]",
     "elastic": "", "python": "",
 }  # fmt: skip
 

@@ -1,15 +1,131 @@
-"""What ends Slurm's hold on a requeued job."""
+"""The hold on a requeued job is ended where that is safe: Slurm is played."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 
 import pytest
 
+from slurmddp.supervisor import release
 from slurmddp.supervisor.loop import Loop
+from slurmddp.supervisor.release import Release, Request
 from slurmddp.supervisor.requeue import Requeue
+
+CLEAN = "NodeName=n1 Arch=x State=IDLE CPUs=1\nNodeName=n2 Arch=x State=MIXED+PLANNED CPUs=1\n"
+FAILED = "JobState=PENDING Reason=launch_failed_requeued_held Restarts=1 ExcNodeList=(null)"
+
+EVENT = {"event": "hold_released", "attempt": 3, "job_id": "7", "node": "n1"}
+
+
+class Played:
+    """Slurm, and what was changed. job, steps, nodes: its answers; None: it gives none."""
+
+    def __init__(self, tmp_path: Path, *excluded: str) -> None:
+        self.events, self.changes = tmp_path / "events.jsonl", []
+        self.job: str = "JobState=RUNNING Restarts=0"
+        self.steps: str | None = ""
+        self.nodes: str | None = CLEAN
+        self.release = Release(Request("7", 0, list(excluded), "n[1-2]", str(self.events), EVENT))
+
+    def ask(self, *words: str) -> str | None:
+        if words[:3] == ("scontrol", "show", "job"):
+            return self.job
+        if words[:3] == ("scontrol", "show", "node"):
+            return self.nodes
+        if words[0] == "squeue":
+            return self.steps
+        self.changes.append(" ".join(words[1:]).replace("update JobId=7 ", ""))
+        return ""
+
+    def look(self, times: int = 1, seconds: float = 0) -> list[str]:
+        for _ in range(times):
+            self.release.look(seconds)
+        changes, self.changes = self.changes, []
+        return changes
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    made = Played(tmp_path, "n9")
+    monkeypatch.setattr(release, "ask", made.ask)
+    return made
+
+
+def held(seconds: float = 120) -> str:
+    begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+    return f"JobState=PENDING Reason=BeginTime Restarts=1 EligibleTime={begin} ExcNodeList=n8"
+
+
+def test_a_hold_ends_in_its_third_second_without_the_excluded_nodes(played: Played) -> None:
+    assert played.look(9) == [], "it was not requeued yet"
+    played.job = held()
+    assert played.look(2) == []
+    assert played.look() == ["ExcNodeList=n9,n8", "StartTime=now"]
+    assert played.look(5) == [], "once"
+    (line,) = played.events.read_text().splitlines()
+    assert EVENT.items() <= json.loads(line).items()
+    played.job = "JobState=RUNNING Restarts=1"
+    assert played.look(2) == [] and not played.release.over
+    assert played.look() == [] and played.release.over
+
+
+@pytest.mark.parametrize(
+    ("steps", "nodes"),
+    [
+        ("7.3", CLEAN),
+        (None, CLEAN),
+        ("", None),
+        ("", CLEAN.replace("MIXED", "MIXED+COMPLETING")),
+    ],
+    ids=["a step lives", "no answer about steps", "no answer about nodes", "a node cleans up"],
+)
+def test_a_job_whose_steps_may_live_is_not_started(played: Played, steps: str | None, nodes: str | None) -> None:
+    played.job, played.steps, played.nodes = held(), steps, nodes
+    assert played.look(20) == []
+    played.steps, played.nodes = "", CLEAN
+    assert played.look()[-1] == "StartTime=now"
+
+
+@pytest.mark.parametrize("state", ["DOWN*+COMPLETING", "IDLE*", "DOWN+NOT_RESPONDING", "MIXED+NOT_RESPONDING"])
+def test_a_node_that_is_silent_is_kept_out_until_its_processes_have_ended(played: Played, state: str) -> None:
+    played.job, played.nodes = held(), CLEAN.replace("IDLE", state)
+    assert played.look(3) == ["ExcNodeList=n9,n1,n8", "StartTime=now"]
+    played.job = "JobState=PENDING Reason=BadConstraints Restarts=1"
+    assert played.look(1, seconds=60) == []
+    assert played.look(1, seconds=126) == ["ExcNodeList="] and played.release.over
+
+
+def test_a_node_in_a_cloud_that_is_switched_off_is_not_silent(played: Played) -> None:
+    played.job, played.nodes = held(), CLEAN.replace("IDLE", "IDLE+CLOUD+POWERED_DOWN")
+    assert played.look(3) == ["ExcNodeList=n9,n8", "StartTime=now"]
+
+
+def test_too_few_nodes_without_the_excluded_ones(played: Played) -> None:
+    played.job = "JobState=PENDING Reason=ReqNodeNotAvail Restarts=1"
+    assert played.look() == ["ExcNodeList="] and played.release.over
+
+
+def test_a_hold_that_is_older_than_this_process_is_left_to_slurm(played: Played) -> None:
+    """The job's node did not answer, is back, and still ends what ran there."""
+    played.job = held(60)
+    assert played.look(30) == []
+
+
+def test_a_job_that_a_node_refused_is_released_twice_at_most(played: Played) -> None:
+    played.job, played.steps = FAILED, "7.batch"
+    assert played.look(5) == []
+    played.steps = ""
+    assert played.look() == ["ExcNodeList=n9", "release 7"]
+    assert played.look(5) == ["ExcNodeList=n9", "release 7"]
+    assert "hold_released" in played.events.read_text()
+
+
+def test_a_job_that_has_ended_needs_nobody(played: Played) -> None:
+    played.job = "JobState=CANCELLED Restarts=1"
+    assert played.look() == [] and played.release.over
 
 
 def test_it_can_reach_slurm_and_has_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

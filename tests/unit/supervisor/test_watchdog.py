@@ -125,6 +125,14 @@ def test_it_follows_a_chain(tmp_path: Path, events: list[dict[str, Any]]) -> Non
     assert "--dependency=afterany:8" in slurm.asked[0]
 
 
+def test_a_job_that_slurm_holds_after_a_refused_start_is_told(tmp_path: Path) -> None:
+    text = report("PENDING").replace("Reason=None", "Reason=launch_failed_requeued_held")
+    alert, row = watch(tmp_path, Slurm(text), STARTED)
+    assert row == {"outcome": "waits", "state": "PENDING"}
+    assert (alert.kind, alert.next) == ("warning", "`scontrol release 7` lets it start")
+    assert alert.cause == "a node refused to start job 7, and Slurm holds it"
+
+
 def test_a_refused_watchdog_job_is_said(tmp_path: Path) -> None:
     alert, row = watch(tmp_path, Slurm(report("RUNNING"), sbatch=(1, "")), STARTED)
     assert alert is None and row["outcome"] == "not submitted" and not (tmp_path / "watchdog.json").exists()
