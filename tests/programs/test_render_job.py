@@ -104,6 +104,9 @@ class Notifier:
             subprocess.run(["bash", self.run + "/sender.sh", *words])
     def poll(self):
         return []
+    def unstored(self):
+        return []
+
     def settle(self, seconds):
         return []
 def main(words):
