@@ -175,10 +175,10 @@ class Desk:
 
 
 def make_code(run: Path) -> None:
-    """What the scripts of a run folder need of its code/: the runtime's folder, shell functions, rules for causes."""
+    """What the scripts of a run folder need of its code/: the runtime's folder, the supervisor, shell functions."""
     code = run / "code" / "slurmddp"
     (code / "runtime").mkdir(parents=True, exist_ok=True)
-    for name in ("shell", "causes"):
+    for name in ("shell", "supervisor", "causes", "records"):
         if not (code / name).exists():
             (code / name).symlink_to(ROOT / "slurmddp" / name)
 

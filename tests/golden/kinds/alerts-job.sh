@@ -34,8 +34,7 @@ values=(
   preflight=yes measure= join_timeout=600 # are the nodes checked, and their network measured, before the ranks start? only: then the job exits. Maximum seconds for that
   stop_lead=120 cancel_grace= # seconds before the time limit at which the ranks save; and from `slurmddp cancel` to SIGTERM, for an own script; empty: never
   own_script= counts_gpus= # is it the user's own training script? Do nodes differ in their GPUs, so that the job counts them?
-  node_folder=/tmp # scratch, on each node's own disk
-  tasks_per_node= # launch.mode srun: each rank is a task of Slurm
+  node_folder=/tmp tasks_per_node= # scratch, on each node's own disk; launch.mode srun: each rank is a task of Slurm
 )
 step_options=(--cpus-per-task=4 --overlap) # options of the ranks' srun, in addition to --nodes and --ntasks
 rank_options=() # further ones, for launch.mode srun

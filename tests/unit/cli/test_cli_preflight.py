@@ -24,7 +24,7 @@ def test_a_site_without_slurm_is_refused(cli: Cli, desk: Desk) -> None:
 def test_the_job_ends_after_preflight_and_measurement(desk: Desk) -> None:
     changes = [f"{key}={value}" for key, value in (*DEFAULTS, *CHANGES)]
     job, _ = desk.scripts(LM_JOB, "resources.nodes=2", *changes)
-    assert "\npreflight=only measure=yes " in job and "\nrequeue_policy=none " in job
+    assert "\n  preflight=only measure=yes " in job and "\n  requeue_policy=none " in job
 
 
 @pytest.mark.parametrize(

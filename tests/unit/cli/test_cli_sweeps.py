@@ -81,7 +81,7 @@ def test_each_point_is_a_run_of_its_own_with_its_values(desk: Desk, cli: Cli) ->
         assert (train["optimizer"]["lr"], train["seed"]) == (lr, seed)
     assert done.out.count("run     gpt-") == 4 and f"slurmddp sweep status {folder.name}" in done.err
     assert "cost: up to 1 node-hours (1 x 01:00:00), no GPUs, for each of 4 points" in done.err
-    assert "singleton" not in (run_of(desk, "gpt-1") / "job.sh").read_text()
+    assert "=singleton" not in (run_of(desk, "gpt-1") / "job.sh").read_text()
 
 
 def test_rows_of_a_table_and_arguments_of_a_script(desk: Desk, cli: Cli) -> None:

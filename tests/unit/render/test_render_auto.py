@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 
@@ -93,10 +94,11 @@ def test_a_job_without_gpus_ends_at_once(desk: Desk, found: str) -> None:
     desk.program("srun", DUMP)
     desk.program("scontrol", f"#!/bin/bash\ncase $2 in hostnames) echo here;; *) echo 'JobId=7 {found}';; esac\n")
     job, _ = desk.scripts(LM_JOB, AUTO, *BATCH)
-    (desk.root / "run").mkdir()
     done = started(desk, job, str(desk.root / "run"))
     assert done.returncode == 1
     assert "gave this job no GPUs" in done.stdout
+    ended = json.loads((desk.root / "run" / "events.jsonl").read_text().splitlines()[-1])
+    assert (ended["event"], ended["decision"]) == ("job_ended", "failed")
     assert not os.path.exists(desk.root / "dump")
 
 

@@ -11,7 +11,7 @@ import pytest
 from slurmddp.errors import UserError
 from slurmddp.render.per_node import node_commands
 from slurmddp.report.plan import plan_report
-from tests.helpers import LM_JOB, SHELL, Desk, check_bash, make_code, plan_of, refusal
+from tests.helpers import LM_JOB, Desk, check_bash, make_code, plan_of, refusal
 
 JOB = "name: own\nsite: cores\ntrain: {script: a.py, args: [--lr, '1']}\ncontainer: {runtime: none, python: python3}\n"
 SRUN = ("launch.mode=srun", "resources.nodes=2", "resources.ranks_per_node=2", "resources.cpus_per_node=8")
@@ -19,12 +19,12 @@ SRUN = ("launch.mode=srun", "resources.nodes=2", "resources.ranks_per_node=2", "
 
 def test_the_ranks_srun_starts_them_itself(desk: Desk) -> None:
     job, node = desk.scripts(JOB, *SRUN, "launch.mpi=pmix")
-    assert "\ntasks_per_node=2 rank_options=(--cpus-per-task=4 --mpi=pmix) #" in job
+    assert " tasks_per_node=2 #" in job and "\nrank_options=(--cpus-per-task=4 --mpi=pmix) #" in job
     assert "step_options=(--cpus-per-task=8 --overlap)" in job, "all other steps have one task per node"
     assert "torchrun=" not in node and 'exec "${program[@]}"\n' in node
     check_bash(job, "job.sh", desk.root)
     check_bash(node, "node.sh", desk.root)
-    assert "tasks_per_node" not in desk.scripts(JOB, *SRUN[1:])[0]
+    assert " tasks_per_node= #" in desk.scripts(JOB, *SRUN[1:])[0]
 
 
 def test_plan_shows_the_command_and_what_this_mode_lacks(desk: Desk) -> None:
@@ -79,24 +79,33 @@ def test_there_is_no_line_per_node(desk: Desk) -> None:
         node_commands(desk.plan(JOB, *SRUN), "head", 29400)
 
 
-def test_only_the_step_of_the_ranks_has_a_task_for_each(tmp_path: Path) -> None:
-    lines = f'set -u; run=r logs=l chosen=(a b c); source {SHELL}/attempt.sh; on_nodes() {{ echo "$*"; }}; child=\n'
-    options = "tasks_per_node=2 rank_options=(--mpi=pmix)\n"
-    shown = [
-        subprocess.run(["bash", "-c", f"{lines}{more}train"], capture_output=True, text=True, check=True).stdout
-        for more in ("", options)
-    ]
-    assert shown == ["l/%N.log bash r/node.sh\n", "l/%N.log --ntasks=6 --ntasks-per-node=2 --mpi=pmix bash r/node.sh\n"]
-
-
-def test_what_srun_says_of_a_task_is_about_a_rank(tmp_path: Path) -> None:
-    (tmp_path / "srun.err").write_text("srun: error: node2: task 3: Killed\n")
-    lines = f"logs={tmp_path} run={tmp_path} noted_cascade=; source {SHELL}/messages.sh; source {SHELL}/cause.sh\n"
-    shown = [
-        subprocess.run(["bash", "-c", f"{more}{lines}best_cause ''"], capture_output=True, text=True, check=True).stdout
-        for more in ("", "tasks_per_node=2; ")
-    ]
-    assert shown == ["- node2 the torchrun agent: Killed\n", "3 node2 srun's task: Killed\n"]
+@pytest.mark.parametrize(
+    ("more", "words"), [((), ""), (SRUN, " --ntasks=4 --ntasks-per-node=2 --cpus-per-task=4")], ids=["torchrun", "srun"]
+)
+def test_only_the_step_of_the_ranks_has_a_task_for_each(desk: Desk, more: tuple[str, ...], words: str) -> None:
+    """Of an option that is given twice, srun takes the last one."""
+    desk.program("srun", '#!/bin/bash\necho "$*" >>"$HOME/steps"\n')
+    desk.program("scontrol", "#!/bin/bash\ncase $2 in hostnames) printf 'a\\nb\\n';; esac\n")
+    job, _ = desk.scripts(JOB, "resources.nodes=2", "resources.cpus_per_node=8", "recovery.preflight=false", *more)
+    run = desk.root / "run"
+    (run / "logs").mkdir(parents=True)
+    make_code(run)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "ab", "SLURMD_NODENAME": "a"}
+    desk.write("job.sh", job)
+    done = subprocess.run(
+        ["bash", str(desk.project / "job.sh"), str(run)],
+        env={**desk.environment, **slurm},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    steps = (desk.home / "steps").read_text().splitlines()
+    ranks = [step for step in steps if step.endswith("node.sh")]
+    assert [f"attempt-000/%N.log --open-mode=append{words} bash {run}/node.sh" in step for step in ranks] == [True], (
+        ranks
+    )
+    assert not any("--ntasks-per-node=2" in step for step in steps if step not in ranks)
 
 
 def test_a_rank_has_the_names_of_torchrun_and_of_slurm(desk: Desk) -> None:

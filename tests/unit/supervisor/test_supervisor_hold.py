@@ -20,6 +20,9 @@ def test_the_end_of_a_hold_is_an_event(tmp_path: Path, monkeypatch: pytest.Monke
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f"#!/bin/bash\n[[ $1 == update ]] || echo '{HELD}'\n")
     scontrol.chmod(0o755)
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\n")  # no step lives
+    squeue.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
     requeue = Requeue(Loop(), "7_1", "7", "n1", str(tmp_path))
