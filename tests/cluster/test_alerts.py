@@ -180,7 +180,7 @@ def test_it_waits_through_a_requeue_and_says_nothing_of_what_a_trap_has_told(ali
 def test_it_follows_a_chain_of_jobs(alice: Alice, inbox: Inbox) -> None:
     """The site forbids requeues: the run goes on as another job, which the watchdog job then waits for."""
     alerts = [{"to": "json", "url_env": "HOOK", "insecure": True, "on": ["started", "requeued", "failed", "finished"]}]
-    run = submit(alice, inbox, "chain", alerts=alerts)
+    run = submit(alice, inbox, "chain", alerts=alerts, recovery={"preflight": False, "requeue": "always"})
     run.wait_for_event("attempt_started")
     alice.cluster.run("login", ["scancel", "--signal=USR2", "--batch", run.job_id])
     following = str(run.wait_for_event("requeued")["next_job"])
