@@ -9,7 +9,7 @@ from .runs import Alice, story
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
-#: It saves every five steps, looks at no stop file, and loads what it is told to. 300 steps take 60 s at least.
+#: It saves every five steps, looks at no stop file, and loads what it is told to. 600 steps take 120 s at least.
 SCRIPT = """\
 import argparse, os, time
 import torch
@@ -26,7 +26,7 @@ if resume:
     optimizer.load_state_dict(state["optimizer"])
     first = state["step"] + 1
 os.makedirs("out", exist_ok=True)
-for step in range(first, 301):
+for step in range(first, 601):
     model(torch.randn(2, 4)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
