@@ -14,12 +14,13 @@ from slurmddp.launch.submit import submit
 from slurmddp.plan.model import Plan
 from slurmddp.records.events import keys_of, newest
 from slurmddp.records.job_events import Network
+from slurmddp.records.preflight import read
 from slurmddp.runs.cause import find_cause
 from slurmddp.runs.evidence import evidence
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import RunState
-from slurmddp.shared.files import read_plain
+from slurmddp.shared.files import read_json
 
 #: What is changed of the job: DEFAULTS give way to the user's own options, CHANGES do not.
 DEFAULTS = (("resources.time", "10m"), ("network.measure", "true"))
@@ -67,10 +68,10 @@ class Preflight:
 
     def _checked(self, state: RunState) -> Checked:
         facts = evidence(self.folder)
-        path = self.folder.attempt_logs(facts.attempt or 0) / "preflight" / "verdict"
+        path = self.folder.attempt_logs(facts.attempt or 0) / "preflight" / "verdict.json"
         try:
-            lines = tuple(read_plain(path, below=self.folder.path).decode("utf-8", "replace").splitlines())
-        except OSError:
+            lines = tuple(read(read_json(path, self.folder.path)).lines())
+        except (OSError, ValueError):
             lines = ()
         passed = state.state == "done"
         cause = None if passed else find_cause(self.folder, facts.attempt)

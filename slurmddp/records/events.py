@@ -67,7 +67,7 @@ def read(line: Mapping[str, Any]) -> Optional[Event]:
     made = TYPES.get(name)
     facts = Unknown(name, {key: value for key, value in line.items() if key not in _HEAD})  # type: Any
     if made is not None:
-        facts = _sound(made, line)
+        facts = read_facts(made, line)
     time, attempt, rank = number(line.get("time")), whole(line.get("attempt")), whole(line.get("rank"))
     job_id, node = line.get("job_id"), line.get("node")
     return Event(
@@ -157,12 +157,12 @@ _SOUND = {
     Tuple[int, ...]: _many(whole),
     Mapping[str, float]: _numbers,
     Mapping[str, Any]: lambda value: value if isinstance(value, dict) else {},
-    Optional[job_events.Measured]: lambda value: _sound(job_events.Measured, value),
-    Optional[rank_events.Validation]: lambda value: _sound(rank_events.Validation, value),
+    Optional[job_events.Measured]: lambda value: read_facts(job_events.Measured, value),
+    Optional[rank_events.Validation]: lambda value: read_facts(rank_events.Validation, value),
 }  # type: Dict[Any, Callable[[Any], Any]]
 
 
-def _sound(made: Any, line: Any) -> Any:
+def read_facts(made: Any, line: Any) -> Any:
     """Return the facts of a type; None if the line is no object. What is not sound counts as absent."""
     if not isinstance(line, dict):
         return None

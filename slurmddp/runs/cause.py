@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,12 +12,13 @@ from slurmddp.errors import UserError
 from slurmddp.records.cause import NODE, Cause
 from slurmddp.records.events import Event, newest, of
 from slurmddp.records.job_events import AttemptEnded, NodeExcluded
+from slurmddp.records.preflight import read
 from slurmddp.records.progress import read_ranks
 from slurmddp.records.rank_events import Error, Hang, HangOver, HangReported, RankExited, RankStarted
 from slurmddp.runs.events import read_events
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
-from slurmddp.shared.files import open_plain, read_plain
+from slurmddp.shared.files import open_plain, read_json, read_plain
 
 #: Bytes of a file of the preflight, and characters of a message that are shown.
 _BYTES = 1_000_000
@@ -71,18 +73,15 @@ def _of_preflight(run: RunFolder, attempt: int, excluded: Mapping[str, str]) -> 
     """
     folder = run.attempt_logs(attempt) / "preflight"
     bad: dict[str, str] = {}
-    for path in [*sorted(folder.glob("*.failed")), folder / "verdict"]:
-        try:
+    for path in sorted(folder.glob("*.failed")):
+        with contextlib.suppress(OSError):
             text = read_plain(path, _BYTES, run.path).decode("utf-8", errors="replace")
-        except OSError:
-            continue  # no check, or one that found nothing
-        if path.suffix == ".failed":
             bad[path.stem] = _first_line(text.strip())
-            continue
-        for line in text.splitlines():
-            node, _, verdict = line.partition(" ")
-            if verdict.startswith("bad "):
-                bad.setdefault(node, verdict.removeprefix("bad "))
+    with contextlib.suppress(OSError, ValueError):  # no check
+        verdict = read(read_json(folder / "verdict.json", run.path))
+        for node in verdict.findings:
+            if why := verdict.bad(node):
+                bad.setdefault(node, why)
     for node, reason in excluded.items():
         bad.setdefault(node, reason)
     if not bad:

@@ -6,9 +6,10 @@ import os
 import re
 import shutil
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from slurmddp.causes.find import find, node_logs
+from slurmddp.records import network, preflight
 from slurmddp.records.cause import read as read_cause
 from slurmddp.records.progress import read_ranks
 from slurmddp.records.text import first_line
@@ -23,22 +24,11 @@ class Logs:
     """The logs folder of an attempt."""
 
     def preflight(self, logs: str, nodes: List[str]) -> Dict[str, Any]:
-        """Return what the check of the nodes found: the verdict by node (None: there is none), and what nodes said that
-        failed before it; nodes that srun could not reach; the warnings.
+        """Return what the check of the nodes found: the object of its verdict (None: there is none), what nodes said
+        that failed before it, and nodes that srun could not reach.
         """
-        folder = os.path.join(logs, "preflight")
-        verdict = _lines(os.path.join(folder, "verdict"))
-        said: Dict[str, str] = {}
-        for line in verdict or []:
-            node, _, text = first_line(line).partition(" ")
-            if node:
-                said.setdefault(node, text)
-        return {
-            "verdict": None if verdict is None else said,
-            "failed": self.failed(logs, nodes),
-            "unreached": self.unreached(logs),
-            "warnings": _warnings(os.path.join(folder, "warnings.json")),
-        }
+        verdict = _record(os.path.join(logs, "preflight", "verdict.json"), preflight.read)
+        return {"verdict": verdict, "failed": self.failed(logs, nodes), "unreached": self.unreached(logs)}
 
     def failed(self, logs: str, nodes: List[str]) -> Dict[str, str]:
         """Return what node.sh said on the nodes where it could not start."""
@@ -69,25 +59,16 @@ class Logs:
     def prepare_network(self, logs: str) -> None:
         folder = os.path.join(logs, "network")
         os.makedirs(folder, exist_ok=True)
-        verdict = os.path.join(folder, "verdict")
+        verdict = os.path.join(folder, "verdict.json")
         if os.path.exists(verdict):
             os.unlink(verdict)
 
-    def network(self, logs: str) -> Dict[str, Any]:
-        """Return the verdict of the measurement; srun's messages about it are not about the ranks."""
+    def network(self, logs: str) -> Any:
+        """Return the object of the measurement's verdict; None: there is none."""
         folder = os.path.join(logs, "network")
-        found = {"word": "none", "text": "not measured: see {}".format(folder), "facts": {"result": "none"}, "bad": []}
-        for line in _lines(os.path.join(folder, "verdict")) or []:
-            kind, _, rest = line.partition(" ")
-            if kind == "facts":
-                found["facts"] = json.loads(rest)
-            elif kind == "bad":
-                found["bad"].append(rest.partition(" ")[::2])  # type: ignore[attr-defined]
-            elif kind:
-                found["word"], found["text"] = kind, rest
-        if os.path.exists(os.path.join(logs, "srun.err")):
+        if os.path.exists(os.path.join(logs, "srun.err")):  # which is not about the ranks
             os.rename(os.path.join(logs, "srun.err"), os.path.join(folder, "srun.err"))
-        return found
+        return _record(os.path.join(folder, "verdict.json"), network.read)
 
     def ended(self, logs: str, chosen: List[str]) -> Dict[str, Any]:
         """Return what the logs say of an attempt that has ended, but for its cause."""
@@ -145,10 +126,10 @@ def _lines(path: str) -> Optional[List[str]]:
     return lines[:-1] if lines[-1] == "" else lines
 
 
-def _warnings(path: str) -> List[str]:
+def _record(path: str, read: Callable[[Any], Any]) -> Any:
+    """Return the object of a record; None if there is none, or if it is damaged."""
     try:
         with open(path, "rb") as file:
-            found = json.loads(file.read().decode("utf-8"))
-    except (OSError, ValueError):
-        return []
-    return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
+            return read(json.loads(file.read().decode("utf-8"))).write()
+    except (FileNotFoundError, ValueError):
+        return None

@@ -2,11 +2,12 @@
 
 import signal
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 from slurmddp.causes.rules import is_user_error
+from slurmddp.records import network, preflight
 from slurmddp.records.cause import Cause
-from slurmddp.records.job_events import Measured, Network, NodeExcluded, Preflight
+from slurmddp.records.job_events import Network, NodeExcluded, Preflight
 from slurmddp.supervisor.brain.types import FAILED, NEXT, REQUEUE
 from slurmddp.supervisor.job import Job
 
@@ -18,12 +19,14 @@ def check_nodes(job: Job, look: Callable[[], None]) -> bool:
     found = _ask(job, look)
     if job.must_end():
         return True
-    bad = _bad(job, found)
+    verdict = None if found["verdict"] is None else preflight.read(found["verdict"])
+    bad = _bad(job, found, verdict)
     for node, line in bad.items():
         job.exclude("preflight: " + line, [node], NodeExcluded)
     checked = len(job.nodes.chosen)
     seconds = int(time.monotonic() - began)
-    job.event(Preflight(seconds, " ".join(bad), checked, tuple(found["warnings"])))
+    warnings = () if verdict is None else tuple(verdict.warnings())
+    job.event(Preflight(seconds, " ".join(bad), checked, warnings))
     if not bad:
         job.folder.tell("remove", "preflight-failed")
         return True
@@ -39,10 +42,10 @@ def check_nodes(job: Job, look: Callable[[], None]) -> bool:
         job.folder.tell("write", "preflight-failed", "")
         return False
     job.decision = NEXT
-    return found["verdict"] is not None  # without one, the others are not checked yet
+    return verdict is not None  # without one, the others are not checked yet
 
 
-def _bad(job: Job, found: Dict[str, Any]) -> Dict[str, str]:
+def _bad(job: Job, found: Dict[str, Any], verdict: Optional[preflight.Verdict]) -> Dict[str, str]:
     """Return why which nodes cannot train."""
     missed = dict(found["unreached"])
     if missed:  # whether the others can train is seen once they are asked without these
@@ -54,14 +57,13 @@ def _bad(job: Job, found: Dict[str, Any]) -> Dict[str, str]:
     bad = {}
     for node in job.nodes.chosen:
         if node in found["failed"]:
-            line = "bad " + found["failed"][node]
-        elif found["verdict"] is None and node != job.nodes.chosen[0]:
+            bad[node] = found["failed"][node]
+        elif verdict is None and node != job.nodes.chosen[0]:
             continue  # the first node should have said it
-        else:
-            line = (found["verdict"] or {}).get(node, "")
-        if not line.startswith("ok"):
-            line = line[len("bad ") :] if line.startswith("bad ") else line
-            bad[node] = line or "no answer: see {}/preflight/{}.log".format(job.logs, node)
+        elif verdict is None or node not in verdict.findings:
+            bad[node] = "no answer: see {}/preflight/{}.log".format(job.logs, node)
+        elif verdict.bad(node):
+            bad[node] = verdict.bad(node)
     return bad
 
 
@@ -96,7 +98,7 @@ def measure_network(job: Job, look: Callable[[], None], measured: List[List[str]
 
     measured: the nodes of earlier measurements. Return False if the run must not continue.
     """
-    found: Dict[str, Any] = {"word": ""}
+    found = network.not_measured("")
     for first in (True, False):
         if len(job.nodes.chosen) < 2 or job.nodes.chosen in measured[-1:]:
             return True
@@ -105,19 +107,19 @@ def measure_network(job: Job, look: Callable[[], None], measured: List[List[str]
         _ask_network(job, look)
         if job.must_end():
             return True
-        found = job.folder.ask("network", job.logs, patience=60)
-        job.say("network: " + found["text"])
-        facts = {name: value for name, value in found["facts"].items() if name in Measured._fields}
-        job.event(Network(int(time.monotonic() - began), found["text"], Measured(**facts)))
-        bad = [tuple(line) for line in found["bad"]]
-        if not (first and bad and job.nodes.enough_without([node for node, _ in bad])):
+        record = job.folder.ask("network", job.logs, patience=60)
+        missing = network.not_measured("see {}/network".format(job.logs))
+        found = missing if record is None else network.read(record)
+        job.say("network: " + found.text)
+        job.event(Network(int(time.monotonic() - began), found.text, found.measured))
+        if not (first and found.bad and job.nodes.enough_without(list(found.bad))):
             break
-        for node, text in bad:
+        for node, text in found.bad.items():
             job.exclude("network: " + text, [node], NodeExcluded)
         job.nodes.choose()
-    if found["word"] != "tcp":
+    if found.measured.result != network.TCP:
         return True
-    job.decision, job.exit_code, job.cause = FAILED, 1, Cause(found["text"])
+    job.decision, job.exit_code, job.cause = FAILED, 1, Cause(found.text)
     return False
 
 

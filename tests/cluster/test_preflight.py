@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from slurmddp.records.preflight import read
+
 from . import debian
 from .cluster import Cluster
 from .runs import ONE_RANK_A_NODE, Alice, Run
@@ -59,7 +61,8 @@ def lines(run: Run, name: str, attempt: int = 0) -> list[str]:
 
 def verdict(run: Run) -> list[str]:
     """Without its warnings."""
-    return [line for line in lines(run, "preflight/verdict") if line.split()[1] != "warn"]
+    found = read(json.loads("\n".join(lines(run, "preflight/verdict.json")) or '{"nodes": {}}'))
+    return [line for line in found.lines() if line.split()[1] != "warn"]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
+from slurmddp.records.network import read as read_verdict
 from slurmddp.runs.create import write_key
 from slurmddp.runtime.network.groups import trouble
 from slurmddp.runtime.network.settings import Settings, read
@@ -38,7 +39,7 @@ class Nodes:
         """Return the lines of the verdict, and what the nodes wrote to stderr. program: instead of the module."""
         started = [self._start(number, options, program) for number, name in enumerate(NAMES) if name != absent]
         errors = [process.communicate(timeout=PATIENCE)[1] for process in started]
-        return (self.folder / "verdict").read_text().splitlines(), errors
+        return read_verdict(json.loads((self.folder / "verdict.json").read_text())).lines(), errors
 
     def _start(self, number: int, options: tuple[str, ...], program: str) -> subprocess.Popen[str]:
         places = {

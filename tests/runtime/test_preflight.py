@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from slurmddp.records.preflight import Finding, Verdict, bad, plain, read, warn
 from slurmddp.runs.create import write_key
 from slurmddp.runtime import signing
 from slurmddp.runtime.preflight import node as node_side
 from slurmddp.runtime.preflight import node_settings
 from slurmddp.runtime.preflight.checks import devices, folders, packages
-from slurmddp.runtime.preflight.findings import Finding, bad, plain, verdict, warn
 from slurmddp.runtime.preflight.judge import Report, judge
 from slurmddp.runtime.preflight.pairs import partners
 from slurmddp.runtime.preflight.protocol import answers_with_name, meet
@@ -85,7 +85,7 @@ class Nodes:
         }
         for name, (_, errors, code) in ended.items():
             assert code == 0 or name == self.names[0], f"{name}: {errors}"
-        lines = (self.logs / "preflight" / "verdict").read_text().splitlines()
+        lines = read(json.loads((self.logs / "preflight" / "verdict.json").read_text())).lines()
         kept = "\n".join(line for line in lines if " MiB free" not in line)
         return ended[self.names[0]][2], kept
 
@@ -103,7 +103,7 @@ def three(tmp_path: Path) -> Nodes:
 
 def test_all_is_well(three: Nodes) -> None:
     assert three.check() == (0, "n1 ok\nn2 ok\nn3 ok")
-    assert sorted(os.listdir(three.logs / "preflight")) == ["verdict", "warnings.json"]
+    assert sorted(os.listdir(three.logs / "preflight")) == ["verdict", "verdict.json", "warnings.json"]
     # torchrun's store takes the port next.
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -377,13 +377,13 @@ def test_two_hundred_nodes(tmp_path: Path) -> None:
         codes = asyncio.run(others())
     _, errors = head.communicate(timeout=PATIENCE)
     assert set(codes) == {0} and (head.returncode, errors) == (0, "")
-    lines = (nodes.logs / "preflight" / "verdict").read_text().splitlines()
+    lines = read(json.loads((nodes.logs / "preflight" / "verdict.json").read_text())).lines()
     assert [line for line in lines if " warn " not in line] == [f"{name} ok" for name in nodes.names]
 
 
 def test_verdict_is_plain_text() -> None:
-    found = {"a": [], "b": [bad('says "x\\y"\n\tz', "do"), warn("w", "v"), bad("r", "s")]}
-    assert verdict(["a", "b"], found) == ["a ok", 'b bad says "x\\y" z - do; r - s', "b warn w - v"]
+    found = Verdict({"a": (), "b": (bad('says "x\\y"\n\tz', "do"), warn("w", "v"), bad("r", "s"))})
+    assert found.lines() == ["a ok", 'b bad says "x\\y" z - do; r - s', "b warn w - v"]
     assert len(plain("x" * 9999)) == 500
 
 

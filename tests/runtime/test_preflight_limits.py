@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from slurmddp.records.preflight import Verdict, bad, warn
 from slurmddp.runtime.preflight.checks import limits, rdma, space
-from slurmddp.runtime.preflight.findings import bad, warn, warnings
 
 MIB = 1 << 20
 
@@ -70,7 +70,7 @@ def test_one_line_for_a_warning_of_many_nodes() -> None:
     usual = warn("little space", "free some")
     found = {node: [usual, usual] for node in nodes}
     found["n7"] = [bad("broken", "mend"), warn("its clock is late", "ask")]
-    assert warnings(nodes, found) == ["n1 and 998 more: little space - free some", "n7: its clock is late - ask"]
+    assert Verdict(found).warnings() == ["n1 and 998 more: little space - free some", "n7: its clock is late - ask"]
     each = {node: [warn(f"{node} is odd", "ask")] for node in nodes}
-    told = warnings(nodes, each)
-    assert len(told) == 21 and told[-1] == "980 more warnings: see the file verdict"
+    told = Verdict(each).warnings()
+    assert len(told) == 21 and told[-1] == "980 more warnings: see verdict.json"

@@ -1,12 +1,12 @@
 """From what was measured to what it means for the run. Pure."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from slurmddp.records import job_events as events
+from slurmddp.records.network import GROUPS, LOW, OK, TCP, Verdict
+from slurmddp.records.preflight import plain
 from slurmddp.runtime.network.nccl_log import Transport, merge
-from slurmddp.runtime.preflight.findings import plain
 from slurmddp.shared.units import listed
 
 _PLUGIN = "put the plugin aws-ofi-nccl into the image, or load its module in setup"
@@ -61,18 +61,16 @@ class Measured:
 
 def verdict(
     measured: Measured, wish: Wish, faulty: Mapping[str, str] | None = None, pairs: str = "", groups: str = ""
-) -> list[str]:
-    """Return the lines of the verdict, which job.sh reads.
+) -> Verdict:
+    """Return what a measurement means for the run.
 
-    The first line is `ok TEXT`, `low TEXT` (below the floor), `groups TEXT` (only the first process group works) or
-    `tcp TEXT` (the run must not start); then `facts JSON`, and `bad NODE TEXT` for each node that should be replaced.
     faulty: nodes; pairs: what `pairs.explain` said; groups: what `groups.trouble` said.
     """
-    text, word, bad = measured.text, "ok", dict(faulty or {})
+    text, result, bad = measured.text, OK, dict(faulty or {})
     on_tcp = [node for node, transport in measured.transports.items() if transport.is_tcp]
     promised = wish.fabric in _TODO and not wish.allow_socket
     if on_tcp and promised:
-        word = "tcp"
+        result = TCP
         tcp = merge([measured.transports[node] for node in on_tcp])
         why = f" ({'; '.join(tcp.reasons)})" if tcp.reasons else ""
         text = (
@@ -82,32 +80,19 @@ def verdict(
         if 2 * len(on_tcp) < len(measured.transports):
             bad = dict.fromkeys(on_tcp, f"NCCL uses TCP there{why}") | bad
     elif groups:
-        word = "groups"
+        result = GROUPS
         text += f"; {groups} - {_MORE_GROUPS}"
     elif wish.is_low(measured.bus):
-        word = "low"
+        result = LOW
         text += f", below network.min_bandwidth ({wish.floor:.3g} GB/s)" + (f"; {pairs}" if pairs else "")
-    facts: dict[str, Any] = {
-        "result": word,
-        "backend": measured.backend,
-        "transport": measured.transport.name if measured.backend == "nccl" else "TCP",
-        "devices": list(measured.transport.devices) or ([measured.interface] if measured.interface else []),
-        "bus_gb_s": round(measured.bus, 3),
-        "speeds": {str(size): round(speed, 3) for size, speed in measured.speeds.items()},
-        "nccl": measured.transport.version,
-        "measure_seconds": round(measured.seconds, 1),
-    }
-    return [f"{word} {plain(text)}", _facts(facts), *_bad(bad)]
-
-
-def not_measured(why: str) -> list[str]:
-    """Return the lines of a verdict without a measurement: the run continues."""
-    return [f"none {plain(f'not measured: {why}')}", _facts({"result": "none"})]
-
-
-def _facts(facts: Mapping[str, Any]) -> str:
-    return f"facts {json.dumps(facts)}"
-
-
-def _bad(nodes: Mapping[str, str]) -> list[str]:
-    return [f"bad {node} {plain(text)}" for node, text in nodes.items()]
+    facts = events.Measured(
+        result=result,
+        backend=measured.backend,
+        transport=measured.transport.name if measured.backend == "nccl" else "TCP",
+        devices=tuple(measured.transport.devices) or ((measured.interface,) if measured.interface else ()),
+        bus_gb_s=round(measured.bus, 3),
+        speeds={str(size): round(speed, 3) for size, speed in measured.speeds.items()},
+        nccl=measured.transport.version,
+        measure_seconds=round(measured.seconds, 1),
+    )
+    return Verdict(plain(text), facts, {node: plain(why) for node, why in bad.items()})

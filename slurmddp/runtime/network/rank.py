@@ -15,10 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from slurmddp.records.events import keys_of
+from slurmddp.records.network import Verdict, not_measured
+from slurmddp.records.preflight import plain
 from slurmddp.runtime.agent import stores
 from slurmddp.runtime.agent.signed import SignedStore
 from slurmddp.runtime.network import groups, nccl_log, pairs
-from slurmddp.runtime.network.judge import Measured, not_measured, verdict
+from slurmddp.runtime.network.judge import Measured, verdict
 from slurmddp.runtime.network.nccl_log import Transport
 from slurmddp.runtime.network.settings import Settings
 from slurmddp.runtime.signing import ForgedError
@@ -278,7 +281,7 @@ class Rank:
                 self._store.set(f"failed/{self._own.node}", why)
             return
         time.sleep(1)  # the others may say more
-        self._write(not_measured(self._others() or why))
+        self._write(not_measured(plain(self._others() or why)))
 
     def _others(self) -> str:
         """Return what is known of the other nodes, in few words."""
@@ -298,9 +301,12 @@ class Rank:
         self._keep_log()
         leave(1)
 
-    def _write(self, lines: list[str]) -> None:
-        print("\n".join(f"slurmddp: network: {line}" for line in lines), flush=True)
-        write_whole(self._own.logs / "verdict", "\n".join(lines) + "\n")
+    def _write(self, found: Verdict) -> None:
+        first, *bad = found.lines()
+        print("\n".join(f"slurmddp: network: {line}" for line in (first, *bad)), flush=True)
+        facts = f"facts {json.dumps(keys_of(found.measured))}"  # this file is for the supervisor in bash
+        write_whole(self._own.logs / "verdict", "\n".join((first, facts, *bad)) + "\n")
+        write_whole(self._own.logs / "verdict.json", json.dumps(found.write()) + "\n")
 
     def _keep_log(self) -> None:
         """The first rank's log of NCCL, for people."""

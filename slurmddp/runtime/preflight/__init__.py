@@ -5,7 +5,7 @@ ways; then the others meet each other. The head compares the reports and writes 
 and why. All nodes at once, so the time does not grow with their number. Standard library only: it takes no second that
 torch would need. Only matmul.py imports torch: a program of its own, on nodes with GPUs.
 
-    node_settings.py  what the scripts told this node          findings.py  what was found, and the verdict's lines
+    node_settings.py  what the scripts told this node
     checks/      what is looked at, one module each       judge.py     reports -> verdict, pure
     node.py      a node's side of the star                head.py      the first node's side
     pairs.py     which nodes meet each other, pure    gpu_speed.py  how fast each GPU is, and which one is slow

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from slurmddp.records.preflight import Finding, bad, warn
 from slurmddp.runtime.preflight.checks import devices
-from slurmddp.runtime.preflight.findings import Finding, bad, warn
 from slurmddp.runtime.preflight.node_settings import NodeSettings
 
 _COMMAND = (sys.executable, "-m", "slurmddp.runtime.preflight.matmul")

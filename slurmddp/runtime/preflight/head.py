@@ -10,9 +10,9 @@ import sys
 import time
 from typing import Any
 
+from slurmddp.records.preflight import Finding, Verdict, any_bad, bad, plain, read_findings, warn
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.preflight import gpu_speed
-from slurmddp.runtime.preflight.findings import Finding, any_bad, bad, from_json, plain, verdict, warn, warnings
 from slurmddp.runtime.preflight.judge import Report, judge
 from slurmddp.runtime.preflight.local_checks import look, show, take_away
 from slurmddp.runtime.preflight.node_settings import NodeSettings
@@ -173,9 +173,9 @@ class Head:
 
     async def _understand(self, node: str, message: dict[str, Any]) -> Report:
         """A node's report, and what the head itself finds of it. Raises ValueError, KeyError, TypeError."""
-        links = {str(kind): from_json([item])[0] for kind, item in message["links"].items()}
+        links = {str(kind): read_findings([item])[0] for kind, item in message["links"].items()}
         facts = {str(name): str(value) for name, value in message["facts"].items()}
-        report = Report(from_json(message["findings"]), links, facts)
+        report = Report(read_findings(message["findings"]), links, facts)
         report.interface, report.network = str(message["interface"]), str(message["network"])
         report.skew = float(message["skew"])
         report.speeds = gpu_speed.from_json(message["speeds"])
@@ -219,10 +219,13 @@ class Head:
     async def _judge(self) -> int:
         settings = self._settings
         found = self._findings()
-        self._lines = verdict(settings.nodes, found)
-        told = json.dumps(warnings(settings.nodes, found))
+        verdict = Verdict({node: tuple(found[node]) for node in settings.nodes})
+        self._lines = verdict.lines()
+        # These two are for the supervisor in bash.
+        told = json.dumps(verdict.warnings())
         await asyncio.to_thread(write_whole, settings.folder / "warnings.json", told + "\n")
         await asyncio.to_thread(write_whole, settings.folder / "verdict", "\n".join(self._lines) + "\n")
+        await asyncio.to_thread(write_whole, settings.folder / "verdict.json", json.dumps(verdict.write()) + "\n")
         print("\n".join(f"slurmddp: preflight: {line}" for line in self._lines), flush=True)
         return 3 if any(any_bad(items) for items in found.values()) else 0
 

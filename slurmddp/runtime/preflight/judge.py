@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slurmddp.records.preflight import Finding, any_bad, bad, warn
 from slurmddp.runtime.preflight.checks import SAME, Same
-from slurmddp.runtime.preflight.findings import Finding, any_bad, bad, warn
 from slurmddp.runtime.preflight.gpu_speed import Speed, compare
 from slurmddp.runtime.preflight.pairs import nodes_to_exclude
 

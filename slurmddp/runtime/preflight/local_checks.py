@@ -2,8 +2,8 @@
 
 import asyncio
 
+from slurmddp.records.preflight import Finding, bad
 from slurmddp.runtime.preflight import checks
-from slurmddp.runtime.preflight.findings import Finding, bad
 from slurmddp.runtime.preflight.gpu_speed import Measurement
 from slurmddp.runtime.preflight.judge import Report
 from slurmddp.runtime.preflight.node_settings import NodeSettings

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from slurmddp.runtime.preflight.findings import Finding, bad, plain
+from slurmddp.records.preflight import Finding, bad, plain
 from slurmddp.runtime.preflight.judge import Report
 from slurmddp.runtime.preflight.local_checks import look, show, take_away
 from slurmddp.runtime.preflight.node_settings import NodeSettings

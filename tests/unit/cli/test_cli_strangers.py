@@ -43,7 +43,7 @@ PATIENCE = 20
 FILES = (
     "job.json", "site.yaml", "accelerate.yaml", "rendezvous.key", "events.jsonl", "metrics.jsonl", "submission.json",
     "progress", "ranks", "stop", "profile.json", "logs/job.log", "logs/attempt-000/n1.log", "logs/attempt-000/srun.err",
-    "logs/attempt-000/preflight/verdict", "logs/attempt-000/preflight/n1.failed", "markers/attempt-000.json",
+    "logs/attempt-000/preflight/verdict.json", "logs/attempt-000/preflight/n1.failed", "markers/attempt-000.json",
     "alerts/sent", "alerts/spool/gpt-1.0.failed.chat/head", "alerts/spool/gpt-1.0.failed.chat/body",
     "trackers/tensorboard.json", "trackers/tensorboard.lock", "trace/gpus/attempt-000/n1.jsonl",
     "checkpoints/step-00000100/COMPLETE", "checkpoints/step-00000100/manifest.json",

@@ -7,7 +7,10 @@ import json
 
 import pytest
 
-from slurmddp.runtime.network.judge import Measured, Wish, not_measured, verdict
+from slurmddp.records.events import keys_of
+from slurmddp.records.job_events import Measured as JobMeasured
+from slurmddp.records.network import Verdict, not_measured, read
+from slurmddp.runtime.network.judge import Measured, Wish, verdict
 from slurmddp.runtime.network.nccl_log import Transport
 from slurmddp.runtime.network.pairs import ROUNDS, Pair, explain, next_round
 
@@ -21,17 +24,18 @@ def nccl(bus: float, *transports: Transport) -> Measured:
 
 
 def test_a_fast_network_is_reported() -> None:
-    first, facts = verdict(nccl(187.4, IB, IB), Wish("infiniband", 150))
-    assert first == "ok NCCL over IB mlx5_0..3, bus 187 GB/s"
-    assert json.loads(facts.removeprefix("facts ")) == {
-        "result": "ok", "backend": "nccl", "transport": "IB", "devices": ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"],
+    found = verdict(nccl(187.4, IB, IB), Wish("infiniband", 150))
+    assert found.lines() == ["ok NCCL over IB mlx5_0..3, bus 187 GB/s"]
+    assert keys_of(found.measured) == {
+        "result": "ok", "backend": "nccl", "transport": "IB", "devices": ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"),
         "bus_gb_s": 187.4, "speeds": {"1073741824": 187.4}, "nccl": "2.21.5", "measure_seconds": 7.0,
     }  # fmt: skip
 
 
 def test_gloo_is_reported_with_its_interface() -> None:
     measured = Measured("gloo", {}, "eth0", 0.9)
-    assert verdict(measured, Wish("infiniband"))[0] == "ok gloo over TCP eth0, bus 0.9 GB/s", "gloo has TCP only"
+    lines = verdict(measured, Wish("infiniband")).lines()
+    assert lines == ["ok gloo over TCP eth0, bus 0.9 GB/s"], "gloo has TCP only"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +49,7 @@ def test_gloo_is_reported_with_its_interface() -> None:
     ],
 )
 def test_tcp_on_a_faster_network_fails_the_run_and_says_what_to_do(fabric: str, todo: str) -> None:
-    first, *_ = verdict(nccl(2.0, TCP, TCP, TCP, TCP), Wish(fabric))
+    first, *_ = verdict(nccl(2.0, TCP, TCP, TCP, TCP), Wish(fabric)).lines()
     nodes = "node1, node2, node3 and 1 more"
     why = f"this site's network is {fabric} (libibverbs is missing) - "
     assert first.startswith(f"tcp NCCL uses TCP (Socket ib0) on {nodes}, but {why}")
@@ -54,23 +58,32 @@ def test_tcp_on_a_faster_network_fails_the_run_and_says_what_to_do(fabric: str, 
 
 @pytest.mark.parametrize("wish", [Wish("infiniband", allow_socket=True), Wish("ethernet"), Wish("")])
 def test_tcp_is_fine_where_nothing_better_is_promised_or_it_is_allowed(wish: Wish) -> None:
-    assert verdict(nccl(2.0, TCP, TCP), wish)[0] == "ok NCCL over Socket ib0, bus 2 GB/s"
+    assert verdict(nccl(2.0, TCP, TCP), wish).lines()[0] == "ok NCCL over Socket ib0, bus 2 GB/s"
 
 
 def test_few_nodes_on_tcp_are_named_for_exclusion() -> None:
-    lines = verdict(nccl(2.0, IB, TCP, IB), Wish("infiniband"))
+    lines = verdict(nccl(2.0, IB, TCP, IB), Wish("infiniband")).lines()
     assert lines[0].startswith("tcp NCCL uses TCP (Socket ib0) on node2,")
-    assert lines[2:] == ["bad node2 NCCL uses TCP there (libibverbs is missing)"]
+    assert lines[1:] == ["bad node2 NCCL uses TCP there (libibverbs is missing)"]
 
 
 def test_a_slow_network_is_reported_with_what_the_pairs_told() -> None:
-    lines = verdict(nccl(12, IB, IB), Wish("infiniband", 150), {"node2": "slow network"}, "slow: node2")
+    lines = verdict(nccl(12, IB, IB), Wish("infiniband", 150), {"node2": "slow network"}, "slow: node2").lines()
     assert lines[0] == "low NCCL over IB mlx5_0..3, bus 12 GB/s, below network.min_bandwidth (150 GB/s); slow: node2"
-    assert lines[2:] == ["bad node2 slow network"]
+    assert lines[1:] == ["bad node2 slow network"]
 
 
 def test_no_measurement_is_no_failure() -> None:
-    assert not_measured('node3: "x"\n') == ['none not measured: node3: "x"', 'facts {"result": "none"}']
+    assert not_measured('node3: "x"').lines() == ['none not measured: node3: "x"']
+
+
+def test_a_verdict_is_read_as_it_was_written() -> None:
+    found = verdict(nccl(12, IB, IB), Wish("infiniband", 150), {"node2": "slow network"}, "slow: node2")
+    assert read(json.loads(json.dumps(found.write()))) == found
+    assert read({"text": "x", "measured": {"result": "ok", "speeds": 3}}) == Verdict("x", JobMeasured("ok"))
+    for damaged in (None, [], {}, {"text": 3}):
+        with pytest.raises(ValueError, match="no verdict"):
+            read(damaged)
 
 
 def play(nodes: list[str], slow_nodes: set[str], slow_links: set[frozenset[str]]) -> tuple[dict[str, str], str]:

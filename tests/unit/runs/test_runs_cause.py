@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.records.preflight import Verdict, bad
 from slurmddp.runs import cause as module
 from slurmddp.runs.layout import RunFolder
 from tests.helpers import append_event, node_log
@@ -173,10 +174,11 @@ def test_what_the_script_found_out_goes_first(folder: RunFolder) -> None:
 def test_nodes_that_failed_the_check(folder: RunFolder) -> None:
     place = folder.attempt_logs(0) / "preflight"
     place.mkdir()
-    verdict = place / "verdict"
-    verdict.write_text("node1 ok\nnode2 bad has 3 of 4 GPUs - leave it out: --exclude=node2\n")
+    verdict, good = place / "verdict.json", Verdict({"node1": (), "node2": ()})
+    broken = (bad("has 3 of 4 GPUs", "leave it out: --exclude=node2"),)
+    verdict.write_text(json.dumps(Verdict({"node1": (), "node2": broken}).write()))
     assert find_cause(folder, 0) == "node2: has 3 of 4 GPUs - leave it out: --exclude=node2"
-    verdict.write_text("node1 ok\nnode2 ok\n")
+    verdict.write_text(json.dumps(good.write()))
     assert find_cause(folder, 0) is None
     verdict.unlink()
     (place / "node3.failed").write_text("cannot reach node1:61000\n")

@@ -9,8 +9,8 @@ the head by then, and what it measures joins its report.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from slurmddp.records.preflight import Finding, bad
 from slurmddp.runtime.preflight.checks import code, devices, folders, gpu_health, limits, packages, rdma, space
-from slurmddp.runtime.preflight.findings import Finding, bad
 from slurmddp.runtime.preflight.node_settings import NodeSettings
 
 #: What a node can tell by itself.

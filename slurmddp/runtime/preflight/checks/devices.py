@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from slurmddp.runtime.preflight.findings import Finding, bad
+from slurmddp.records.preflight import Finding, bad
 from slurmddp.runtime.preflight.node_settings import NodeSettings
 
 #: Seconds that nvidia-smi may take: some for each GPU where no persistence daemon runs.

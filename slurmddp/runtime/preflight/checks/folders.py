@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slurmddp.runtime.preflight.findings import Finding, bad
+from slurmddp.records.preflight import Finding, bad
 from slurmddp.runtime.preflight.node_settings import NodeSettings
 from slurmddp.shared.run_folder import RunFolder
 

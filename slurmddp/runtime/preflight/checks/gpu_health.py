@@ -5,9 +5,9 @@ import subprocess
 import xml.etree.ElementTree as xml
 from collections.abc import Iterator, Mapping
 
+from slurmddp.records.preflight import Finding, bad, warn
 from slurmddp.runtime.environment import own_gpus
 from slurmddp.runtime.preflight.checks import devices, kernel_log
-from slurmddp.runtime.preflight.findings import Finding, bad, warn
 from slurmddp.runtime.preflight.node_settings import NodeSettings
 
 #: All details at once, since drivers differ in what may be asked for alone.

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from slurmddp.runtime.preflight.findings import Finding, warn
+from slurmddp.records.preflight import Finding, warn
 
 _LOG = "/dev/kmsg"
 _RECORDS, _SECONDS, _LONGEST = 100_000, 1.0, 8192

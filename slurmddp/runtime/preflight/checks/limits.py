@@ -5,8 +5,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from slurmddp.records.preflight import Finding, bad, warn
 from slurmddp.runtime.preflight.checks import rdma
-from slurmddp.runtime.preflight.findings import Finding, bad, warn
 from slurmddp.runtime.preflight.node_settings import NodeSettings
 
 #: NCCL registers at least one buffer of NCCL_BUFFSIZE (4 MiB) for each of 16 channels. 8 MiB were too little in

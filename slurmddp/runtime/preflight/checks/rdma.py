@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from slurmddp.runtime.preflight.findings import Finding, warn
+from slurmddp.records.preflight import Finding, warn
 from slurmddp.runtime.preflight.node_settings import NodeSettings
 
 _LIBRARY = "libibverbs.so.1"

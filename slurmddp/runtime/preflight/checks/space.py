@@ -3,8 +3,8 @@
 import os
 from collections.abc import Iterator
 
+from slurmddp.records.preflight import Finding, bad, warn
 from slurmddp.runtime.preflight.checks.folders import train_section
-from slurmddp.runtime.preflight.findings import Finding, bad, warn
 from slurmddp.runtime.preflight.node_settings import NodeSettings
 from slurmddp.shared.run_folder import RunFolder
 
