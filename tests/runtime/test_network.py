@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
+from slurmddp.records.job_events import Measured
+from slurmddp.records.network import Verdict
 from slurmddp.records.network import read as read_verdict
 from slurmddp.runs.create import write_key
 from slurmddp.runtime.network.groups import trouble
@@ -35,11 +37,11 @@ class Nodes:
     def __post_init__(self) -> None:
         write_key(self.folder / "rendezvous.key")
 
-    def measure(self, *options: str, absent: str = "", program: str = "") -> tuple[list[str], list[str]]:
-        """Return the lines of the verdict, and what the nodes wrote to stderr. program: instead of the module."""
+    def measure(self, *options: str, absent: str = "", program: str = "") -> tuple[Verdict, list[str]]:
+        """Return the verdict, and what the nodes wrote to stderr. program: instead of the module."""
         started = [self._start(number, options, program) for number, name in enumerate(NAMES) if name != absent]
         errors = [process.communicate(timeout=PATIENCE)[1] for process in started]
-        return read_verdict(json.loads((self.folder / "verdict.json").read_text())).lines(), errors
+        return read_verdict(json.loads((self.folder / "verdict.json").read_text())), errors
 
     def _start(self, number: int, options: tuple[str, ...], program: str) -> subprocess.Popen[str]:
         places = {
@@ -59,16 +61,16 @@ class Nodes:
 
 def test_a_network_below_the_floor_is_measured_in_pairs(tmp_path: Path) -> None:
     """All pairs are slow, so nobody is named. The site's promise is about NCCL."""
-    lines, errors = Nodes(tmp_path).measure("--min-bandwidth=1000", "--fabric=infiniband")
-    assert lines[0].startswith("low gloo over TCP lo, bus ") and len(lines) == 2, errors
-    assert lines[0].endswith("below network.min_bandwidth (1e+03 GB/s); not isolated: no pair of nodes is fast")
-    facts = json.loads(lines[1].removeprefix("facts "))
-    assert next(iter(facts["speeds"])) == "65536" and max(facts["speeds"].values()) == facts["bus_gb_s"] > 0
+    found, errors = Nodes(tmp_path).measure("--min-bandwidth=1000", "--fabric=infiniband")
+    facts = found.measured
+    assert found.text.startswith("gloo over TCP lo, bus ") and (facts.result, found.bad) == ("low", {}), errors
+    assert found.text.endswith("below network.min_bandwidth (1e+03 GB/s); not isolated: no pair of nodes is fast")
+    assert next(iter(facts.speeds)) == "65536" and max(facts.speeds.values()) == facts.bus_gb_s
 
 
 def test_a_node_that_does_not_start_is_named(tmp_path: Path) -> None:
-    lines, _ = Nodes(tmp_path).measure("--wait=8", absent="n1")
-    assert lines == ["none not measured: n1 did not start within 8 s", 'facts {"result": "none"}']
+    found, _ = Nodes(tmp_path).measure("--wait=8", absent="n1")
+    assert found == Verdict("not measured: n1 did not start within 8 s", Measured("none"))
 
 
 #: The measurement with less patience. On node n1, a call for the further groups does harm instead of its work.
@@ -96,15 +98,15 @@ __main__.leave(__main__.main(sys.argv[1:]))
 )
 def test_a_node_that_does_not_join_a_further_group(tmp_path: Path, function: str, harm: str, text: str) -> None:
     """The first group works, so the network was measured."""
-    lines, errors = Nodes(tmp_path).measure(program=TROUBLED.format(function=function, harm=harm))
-    assert lines[0].startswith("groups gloo over TCP lo, bus ") and text in lines[0], (lines, errors)
-    assert "a further process group of all ranks does not work (" in lines[0]
-    assert lines[0].endswith(
+    found, errors = Nodes(tmp_path).measure(program=TROUBLED.format(function=function, harm=harm))
+    facts = found.measured
+    assert found.text.startswith("gloo over TCP lo, bus ") and text in found.text, (found, errors)
+    assert "a further process group of all ranks does not work (" in found.text
+    assert found.text.endswith(
         " - DDP alone has one group; FSDP, tensor and pipeline parallelism have more, and would hang"
     )
-    facts = json.loads(lines[1].removeprefix("facts "))
-    assert (facts["result"], facts["backend"]) == ("groups", "gloo") and facts["bus_gb_s"] > 0
-    assert [line.split()[:2] for line in lines[2:]] == ([["bad", "n1"]] if "did not come" in text else []), lines
+    assert (facts.result, facts.backend) == ("groups", "gloo") and facts.bus_gb_s
+    assert list(found.bad) == (["n1"] if "did not come" in text else []), found
 
 
 @contextlib.contextmanager
@@ -132,9 +134,9 @@ def test_forged_speeds_blame_no_node(tmp_path: Path) -> None:
     pairs = itertools.permutations(NAMES, 2)
     forged = {f"speed/{number}/{a}/{b}": "0" if "n2" in (a, b) else "5000" for a, b in pairs for number in range(4)}
     with intruder(nodes.port, forged):
-        lines, errors = nodes.measure("--min-bandwidth=1000")
-    assert "somebody else wrote speed/" in lines[0] and "not measured" in lines[0], errors
-    assert not any(line.startswith("bad ") for line in lines)
+        found, errors = nodes.measure("--min-bandwidth=1000")
+    assert "somebody else wrote speed/" in found.text and "not measured" in found.text, errors
+    assert not found.bad
 
 
 def place(nodes: int, ranks: int, folder: Path) -> Settings:
