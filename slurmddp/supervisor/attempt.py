@@ -23,7 +23,7 @@ def decide_by(job: Job, facts: Facts) -> Decision:
     job.nodes.suspects += decision.suspects
     if decision.marker is not None:
         job.folder.tell("write_marker", job.attempt, decision.marker.write())
-    job.decision, job.cause = decision.what, decision.cause
+    job.decision, job.cause, job.ended_by = decision.what, decision.cause, decision.ended_by
     return decision
 
 

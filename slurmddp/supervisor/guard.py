@@ -99,7 +99,7 @@ class Guard:
         cause = killed if what in (CANCELLED, DONE) else decision.cause
         ended = AttemptEnded(_KILLED, cause.text, cause.node or job.scheduler.host, cause.rank, what)
         job.event(ended._replace(not_requeued=decision.not_requeued))
-        if what == REQUEUE and not put_back(job, cause):
+        if what == REQUEUE and not put_back(job, cause, decision.ended_by):
             what = FAILED
         if what == FAILED:
             job.alert("failed", "failed", cause, NEVER_AGAIN + CONTINUES)

@@ -33,7 +33,7 @@ class Job:
 
     ending: why the job is ended from outside; empty if it is not. back: whether it starts again after that. signal:
     the name of the one that it got. kept: why another start would be of no use. gpus: of the allocation. decision,
-    cause, exit_code: of the newest attempt.
+    cause, ended_by, exit_code: of the newest attempt.
     """
 
     def __init__(self, values: Values) -> None:
@@ -57,7 +57,7 @@ class Job:
         self.attempt, self.logs = 0, ""
         self.events_read = 0  # bytes of events.jsonl
         self.child: Optional[Child] = None
-        self.ending = self.signal = self.kept = ""
+        self.ending = self.signal = self.kept = self.ended_by = ""
         self.back = False
         self.gpus = (values.number("gpus_per_node") or 0) * self.settings.nodes_max  # until the nodes are known
         self._gpu_time_until = self._gpu_time_written = time.monotonic()

@@ -138,7 +138,7 @@ def _finish(job: Job, attempts: Attempts) -> None:
     if job.decision == NEXT:
         attempts.decide()  # a signal came between two attempts
     cause = job.cause or Cause("")
-    if job.decision == REQUEUE and not job.ending and not put_back(job, cause):
+    if job.decision == REQUEUE and not job.ending and not put_back(job, cause, job.ended_by):
         job.decision = FAILED
     if job.decision == DONE:
         job.alert("finished", "done", None, "")

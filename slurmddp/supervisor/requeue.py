@@ -30,8 +30,8 @@ class Refused(Exception):
 class Never:
     """This job is not one that could be brought back."""
 
-    def again(self, reason: str, excluded: List[str]) -> str:
-        """Have the run go on; return the id of the job that will. Raises Refused."""
+    def again(self, ended_by: str, excluded: List[str]) -> str:
+        """Have the run go on; return the id of the job that will. ended_by: as in Decision. Raises Refused."""
         raise Refused("")
 
     def by_others(self, excluded: List[str]) -> str:
@@ -47,8 +47,8 @@ class Requeue:
         self._restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         self.attempt = 0
 
-    def again(self, reason: str, excluded: List[str]) -> str:
-        if reason == NODE_FAILURE or (reason == PREEMPTION and self._slurm_does_it()):
+    def again(self, ended_by: str, excluded: List[str]) -> str:
+        if ended_by == NODE_FAILURE or (ended_by == PREEMPTION and self._slurm_does_it()):
             return self.by_others(excluded)  # or Slurm will, when this script ends: asked as well, it would do it twice
         self._release_hold(excluded)
         for tries in range(1, 9):
@@ -103,7 +103,7 @@ class Chain:
         # A sweep with --at-most: one job of this name at a time. The option below would replace that of the script.
         self._after = "afterany:" + job_id + (",singleton" if singleton else "")
 
-    def again(self, reason: str, excluded: List[str]) -> str:
+    def again(self, ended_by: str, excluded: List[str]) -> str:
         log = self._run.replace("%", "%%") + "/logs/job.log"
         words = ["sbatch", "--parsable", "--dependency=" + self._after, "--output=" + log]
         words += ["--exclude=" + ",".join(excluded)] if excluded else []

@@ -56,7 +56,7 @@ def terminated(job: Job, number: int) -> None:
     if ending.back == brain.WAS_BROUGHT:
         job.back = put_back(job, Cause("Slurm or an operator has requeued the job"), by_others=True)
     elif ending.back == brain.ASK:
-        job.back = put_back(job, Cause(ending.why))
+        job.back = put_back(job, Cause(ending.why), ending.why)
     if not job.back:
         more = "; " + job.kept if job.kept else ""
         job.send(brain.stopped_alert(Cause("{} ({}){}".format(ending.why, name, more)), job.kept))
@@ -74,13 +74,13 @@ def orphaned(job: Job) -> None:
     job.alert("failed", "failed", Cause(KILLED), brain.NEVER_AGAIN)
 
 
-def put_back(job: Job, cause: Cause, by_others: bool = False) -> bool:
-    """Requeue the job. by_others: they have done it. Return whether the run goes on; an alert says so."""
+def put_back(job: Job, cause: Cause, ended_by: str = "", by_others: bool = False) -> bool:
+    """Requeue the job. ended_by: as in Decision. by_others: they have done it. Return whether the run goes on."""
     job.loop.be_deaf()  # Slurm sends SIGTERM to all of the job as soon as it is requeued
     job.requeue.attempt = job.attempt
     try:
         excluded = job.nodes.excluded
-        again = job.requeue.by_others(excluded) if by_others else job.requeue.again(cause.text, excluded)
+        again = job.requeue.by_others(excluded) if by_others else job.requeue.again(ended_by, excluded)
     except Refused as error:
         if str(error):
             job.say(str(error))
