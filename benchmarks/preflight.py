@@ -8,6 +8,7 @@ The verdict is one of a check that found 8 bad nodes. Exit code 1 where a target
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import resource
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import page
-from slurmddp.runtime.preflight.findings import bad, verdict
+from slurmddp.records.preflight import Verdict, bad
 
 ROOT = Path(__file__).resolve().parents[1]
 NODES = 4096
@@ -99,7 +100,7 @@ def one_round(moment: float | None) -> Round:
     with tempfile.TemporaryDirectory() as name:
         run = Path(name)
         (run / "logs" / "preflight").mkdir(parents=True)
-        (run / "logs" / "preflight" / "verdict").write_text("\n".join(_verdict()) + "\n")
+        (run / "logs" / "preflight" / "verdict.json").write_text(json.dumps(_verdict().write()))
         words = [sys.executable, "-I", "-c", PROGRAM.format(root=str(ROOT), nodes=NODES, run=str(run))]
         of_job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": f"n[1-{NODES}]", "SLURMD_NODENAME": "n1"}
         before = _children()
@@ -130,11 +131,11 @@ def one_round(moment: float | None) -> Round:
         return Round(_children() - before, wall, handled)
 
 
-def _verdict() -> list[str]:
+def _verdict() -> Verdict:
     """As the head of a check writes it."""
     nodes = [f"n{number}" for number in range(1, NODES + 1)]
     broken = bad("GPU 3 has 12 uncorrectable ECC errors", "ask the site to reset it")
-    return verdict(nodes, {node: [broken] for node in nodes[:: NODES // BAD]})
+    return Verdict({node: (broken,) if number % (NODES // BAD) == 0 else () for number, node in enumerate(nodes)})
 
 
 def _children() -> float:

@@ -25,7 +25,6 @@ step=${SLURMDDP_STEP:-train}
 [[ -z "${SLURMDDP_SWEEP:-}" ]] || step=sweep
 trap 'echo TERM >>"$SLURMDDP_RUN/steps"; exit 1' TERM  # before the word "train": a SIGTERM just behind it counts
 echo "$step" >>"$SLURMDDP_RUN/steps"
-[[ "$step" != preflight ]] || echo 'node1 ok' >"$SLURMDDP_LOGS/preflight/verdict"
 [[ "$step" != preflight ]] || echo '{"nodes": {"node1": []}}' >"$SLURMDDP_LOGS/preflight/verdict.json"
 [[ "$step" == train ]] || exit 0
 for ((i = 0; i < 200; i++)); do
@@ -520,7 +519,6 @@ for node in $WHERE; do
   echo "$SAYS" >"$SLURMDDP_LOGS/preflight/$node.failed"
   echo "slurmddp: node $node: $SAYS" >>"$SLURMDDP_LOGS/$node.log"
 done
-[[ -n "$WHERE" ]] || echo "node1 bad $SAYS" >"$SLURMDDP_LOGS/preflight/verdict"
 found='{"nodes": {"node1": [["bad", "%s", ""]]}}'
 [[ -n "$WHERE" ]] || printf "$found" "$SAYS" >"$SLURMDDP_LOGS/preflight/verdict.json"
 exit 1

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slurmddp.records.events import keys_of
 from slurmddp.records.network import Verdict, not_measured
 from slurmddp.records.preflight import plain
 from slurmddp.runtime.agent import stores
@@ -302,10 +301,7 @@ class Rank:
         leave(1)
 
     def _write(self, found: Verdict) -> None:
-        first, *bad = found.lines()
-        print("\n".join(f"slurmddp: network: {line}" for line in (first, *bad)), flush=True)
-        facts = f"facts {json.dumps(keys_of(found.measured))}"  # this file is for the supervisor in bash
-        write_whole(self._own.logs / "verdict", "\n".join((first, facts, *bad)) + "\n")
+        print("\n".join(f"slurmddp: network: {line}" for line in found.lines()), flush=True)
         write_whole(self._own.logs / "verdict.json", json.dumps(found.write()) + "\n")
 
     def _keep_log(self) -> None:

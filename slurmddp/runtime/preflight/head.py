@@ -221,10 +221,6 @@ class Head:
         found = self._findings()
         verdict = Verdict({node: tuple(found[node]) for node in settings.nodes})
         self._lines = verdict.lines()
-        # These two are for the supervisor in bash.
-        told = json.dumps(verdict.warnings())
-        await asyncio.to_thread(write_whole, settings.folder / "warnings.json", told + "\n")
-        await asyncio.to_thread(write_whole, settings.folder / "verdict", "\n".join(self._lines) + "\n")
         await asyncio.to_thread(write_whole, settings.folder / "verdict.json", json.dumps(verdict.write()) + "\n")
         print("\n".join(f"slurmddp: preflight: {line}" for line in self._lines), flush=True)
         return 3 if any(any_bad(items) for items in found.values()) else 0

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from slurmddp.records import network, preflight
 from slurmddp.records.cause import Cause
-from slurmddp.records.job_events import Network, NodeExcluded, Preflight
+from slurmddp.records.job_events import Measured, Network, NodeExcluded, Preflight
+from slurmddp.records.preflight import Finding, bad, warn
 from slurmddp.supervisor.brain.types import FAILED, NEXT
 from slurmddp.supervisor.files import Files
 from slurmddp.supervisor.nodes import Nodes
 from slurmddp.supervisor.preflight import check_nodes, measure_network
 
-FACTS = 'facts {"result": "ok", "bus_gb_s": 187.4}\n'
+FACTS = Measured("ok", bus_gb_s=187.4)
+LOW = FACTS._replace(result="low")
 
 
 class Played(SimpleNamespace):
@@ -53,12 +59,11 @@ class Played(SimpleNamespace):
         return 0
 
 
-def checked(run: Path, names: list[str], verdict: str, warnings: str = "[]") -> Played:
-    """A job after a preflight with that verdict."""
+def checked(run: Path, names: list[str], findings: dict[str, tuple[Finding, ...]]) -> Played:
+    """A job after a preflight with these findings."""
 
     def step(job: Played) -> None:
-        Path(job.logs, "preflight", "verdict").write_text(verdict)
-        Path(job.logs, "preflight", "warnings.json").write_text(warnings)
+        Path(job.logs, "preflight", "verdict.json").write_text(json.dumps(preflight.Verdict(findings).write()))
 
     job = Played(run, names, len(names) - 2, step)
     assert check_nodes(job, lambda: None)  # type: ignore[arg-type]
@@ -66,40 +71,38 @@ def checked(run: Path, names: list[str], verdict: str, warnings: str = "[]") -> 
 
 
 def test_the_verdict_on_4096_nodes(tmp_path: Path) -> None:
-    """One word per node; of two lines on one node, the first counts."""
-    verdict = [f"n{number} ok" for number in range(1, 4097)]
-    verdict[6] = "n7 bad GPU 3: \x1b[31mfell off the bus"
-    verdict[4095] = ""
+    """One node is broken, and nothing is said of another one."""
     names = [f"n{number}" for number in range(1, 4097)]
-    job = checked(tmp_path, names, "\n".join([*verdict, "n7 ok", "strange"]) + "\n")
+    broken = (bad("GPU 3: \x1b[31mfell off the bus", ""), warn("its clock is late", "ask"))
+    job = checked(tmp_path, names, {**dict.fromkeys(names[:-1], ()), "n7": broken, "strange": ()})
     assert job.nodes.excluded == ["n7", "n4096"] and len(job.nodes.usable) == 4094 and job.decision == NEXT
     assert job.events[:2] == [
         NodeExcluded("n7", "preflight: GPU 3: [31mfell off the bus"),
         NodeExcluded("n4096", f"preflight: no answer: see {tmp_path}/logs/preflight/n4096.log"),
     ]
-    assert job.events[2]._replace(seconds=0) == Preflight(0, "n7 n4096", 4096, ())
+    assert job.events[2]._replace(seconds=0) == Preflight(0, "n7 n4096", 4096, ("n7: its clock is late - ask",))
 
 
-def test_the_warnings_are_an_event(tmp_path: Path) -> None:
-    warnings = '["n1: its clock is 60 s behind", "n2: \\u00e4"]\n'
-    job = checked(tmp_path, ["n1", "n2", "n3"], "n1 ok\nn2 ok\nn3 ok\n", warnings)
-    assert job.events[-1].warnings == ("n1: its clock is 60 s behind", "n2: ä")
+@pytest.mark.parametrize("text", ["{", "[]", '{"nodes": {"n1": 3}}'])
+def test_a_damaged_verdict_is_none(tmp_path: Path, text: str) -> None:
+    def step(job: Played) -> None:
+        Path(job.logs, "preflight", "verdict.json").write_text(text)
+
+    job = Played(tmp_path, ["n1", "n2"], 1, step)
+    assert not check_nodes(job, lambda: None), "the others are not checked yet"  # type: ignore[arg-type]
+    assert job.events[0] == NodeExcluded("n1", f"preflight: no answer: see {tmp_path}/logs/preflight/n1.log")
 
 
-def test_no_text_of_a_verdict_is_run(tmp_path: Path) -> None:
-    verdict = f"$(touch {tmp_path}/ran) ok\nx[$(touch {tmp_path}/ran)] ok\nn1 ok\nn2 ok\nn3 ok\n"
-    job = checked(tmp_path, ["n1", "n2", "n3"], verdict)
-    assert job.nodes.usable == ["n1", "n2", "n3"] and not (tmp_path / "ran").exists()
-
-
-def measured(run: Path, *verdicts: str, names: tuple[str, ...] = ("n1", "n2", "n3"), train: int = 2) -> Played:
-    """A job before measurements with these verdicts; an empty one: the step left none."""
+def measured(
+    run: Path, *verdicts: network.Verdict | None, names: tuple[str, ...] = ("n1", "n2", "n3"), train: int = 2
+) -> Played:
+    """A job before measurements with these verdicts; None: the step left none."""
     left = list(verdicts)
 
     def step(job: Played) -> None:
         verdict = left.pop(0)
         if verdict:
-            Path(job.logs, "network", "verdict").write_text(verdict)
+            Path(job.logs, "network", "verdict.json").write_text(json.dumps(verdict.write()))
 
     job = Played(run, list(names), train, step)
     job.nodes.choose()
@@ -108,7 +111,7 @@ def measured(run: Path, *verdicts: str, names: tuple[str, ...] = ("n1", "n2", "n
 
 def test_a_good_network_is_measured_once_for_the_same_nodes(tmp_path: Path) -> None:
     text = "NCCL over IB mlx5_0..3, bus 187 GB/s"
-    job, before = measured(tmp_path, f"ok {text}\n{FACTS}"), []
+    job, before = measured(tmp_path, network.Verdict(text, FACTS)), []
     for _ in range(2):
         assert measure_network(job, lambda: None, before)  # type: ignore[arg-type]
     assert (job.asked, job.said, job.decision) == ([["n1", "n2"]], [f"network: {text}"], "")
@@ -118,27 +121,28 @@ def test_a_good_network_is_measured_once_for_the_same_nodes(tmp_path: Path) -> N
 
 
 def test_tcp_fails_the_run_with_its_reason(tmp_path: Path) -> None:
-    job = measured(tmp_path, 'tcp NCCL uses TCP ("x") - do this\n' + FACTS)
+    job = measured(tmp_path, network.Verdict('NCCL uses TCP ("x") - do this', FACTS._replace(result="tcp")))
     assert not measure_network(job, lambda: None, [])  # type: ignore[arg-type]
     assert (job.decision, job.cause, job.exit_code) == (FAILED, Cause('NCCL uses TCP ("x") - do this'), 1)
 
 
 def test_a_slow_node_is_replaced_by_a_spare_and_the_others_are_measured_again(tmp_path: Path) -> None:
-    low = "low bus 12 GB/s; slow: n2\n" + FACTS + "bad n2 slow network: 5 GB/s with n1\n"
-    job = measured(tmp_path, low, "ok fine\n" + FACTS)
+    low = network.Verdict("bus 12 GB/s; slow: n2", LOW, {"n2": "slow network: 5 GB/s with n1"})
+    job = measured(tmp_path, low, network.Verdict("fine", FACTS))
     assert measure_network(job, lambda: None, [])  # type: ignore[arg-type]
     assert (job.asked, job.nodes.chosen) == ([["n1", "n2"], ["n1", "n3"]], ["n1", "n3"])
     assert NodeExcluded("n2", "network: slow network: 5 GB/s with n1") in job.events
 
 
 def test_a_slow_node_without_a_spare_is_kept(tmp_path: Path) -> None:
-    job = measured(tmp_path, "low bus 12 GB/s; slow: n2\n" + FACTS + "bad n2 slow network\n", names=("n1", "n2"))
+    low = network.Verdict("bus 12 GB/s; slow: n2", LOW, {"n2": "slow network"})
+    job = measured(tmp_path, low, names=("n1", "n2"))
     assert measure_network(job, lambda: None, [])  # type: ignore[arg-type]
     assert job.nodes.chosen == ["n1", "n2"] and [type(event) for event in job.events] == [Network]
 
 
 def test_a_measurement_that_failed_stops_nothing(tmp_path: Path) -> None:
-    job = measured(tmp_path, "")
+    job = measured(tmp_path, None)
     assert measure_network(job, lambda: None, [])  # type: ignore[arg-type]
     assert (job.events[0].measured.result, job.events[0].text) == ("none", f"not measured: see {tmp_path}/logs/network")
 
