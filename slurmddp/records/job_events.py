@@ -6,6 +6,10 @@ them.
 
 from typing import Mapping, NamedTuple, Optional, Tuple
 
+#: Of `NodeExcluded`.
+PREFLIGHT, NETWORK = "preflight", "network"
+USER, EITHER = "user", "either"
+
 
 class JobStarted(NamedTuple):
     """the batch script has started
@@ -65,10 +69,14 @@ class NodeExcluded(NamedTuple):
     """a node will not be used again
 
     excluded: the node
+    check: what found it: preflight, network; absent: the attempt
+    fault: user (what you have to correct), either (another node may be at fault); absent: that of the node
     """
 
     excluded: str
     reason: str
+    check: str = ""
+    fault: str = ""
 
 
 class AttemptStarted(NamedTuple):

@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.records.bad_node import UserNote, read
 from slurmddp.records.events import Event
-from slurmddp.records.job_events import AttemptEnded, NodeExcluded, Preflight
+from slurmddp.records.job_events import PREFLIGHT, AttemptEnded, NodeExcluded, Preflight
 from slurmddp.runs import index
 from slurmddp.runs.events import Lines, Record, append_line, read_events, read_lines
 
 #: Runs of the site that are looked at, newest first: each costs a file on a shared file system.
 _RUNS = 100
-#: slurmddp/runtime/preflight/pairs.py says this of two nodes of which either may be at fault.
-_EITHER = "slurmddp excludes one of the two"
 #: CUDA's words for errors 214 and 220: the memory or the links of that GPU are broken.
 _BROKEN_GPU = re.compile(r"uncorrectable (ECC|NVLink) error")
-_PREFLIGHT = "preflight: "
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 
 
@@ -61,12 +59,12 @@ def add(site: str, node: str, reason: str) -> None:
         raise UserError(
             f"{node!r} is not the name of a node", todo="give one name, such as node17; sinfo -N lists them"
         )
-    _append({"site": site, "node": node, "reason": reason})
+    _append(UserNote(site, node, reason, time.time()))
 
 
 def forget(site: str, node: str) -> None:
     """Let jobs use a node again, whatever was said of it so far. Raises OSError."""
-    _append({"site": site, "node": node, "reason": None})
+    _append(UserNote(site, node, None, time.time()))
 
 
 def blamed(events: Sequence[Event]) -> Iterator[tuple[str, str, float]]:
@@ -75,8 +73,6 @@ def blamed(events: Sequence[Event]) -> Iterator[tuple[str, str, float]]:
     Not for what the user has to correct, nor where the preflight found more than half of its nodes bad: then something
     else is at fault. After each preflight, job.sh writes the nodes that it excluded, then the event `preflight`.
     """
-    from slurmddp.causes.rules import is_user_error  # here: a dry run asks which nodes are bad, not why
-
     found: list[tuple[str, str, float]] = []
     for event in events:
         facts, when = event.facts, event.time
@@ -87,14 +83,13 @@ def blamed(events: Sequence[Event]) -> Iterator[tuple[str, str, float]]:
                 yield from found
             found = []
         elif isinstance(facts, NodeExcluded):
-            text = facts.reason.removeprefix(_PREFLIGHT)
-            if _EITHER in text or is_user_error(text):
+            if facts.fault:
                 continue
             told = (facts.excluded, facts.reason, when)
-            if facts.reason == text:
-                yield told
-            else:
+            if facts.check == PREFLIGHT:
                 found.append(told)
+            else:
+                yield told
         elif isinstance(facts, AttemptEnded) and facts.node and _BROKEN_GPU.search(facts.cause):
             yield facts.node, facts.cause, when
 
@@ -103,9 +98,9 @@ def _file() -> Path:
     return index.state_folder() / "bad-nodes.jsonl"
 
 
-def _append(record: dict[str, Any]) -> None:
+def _append(note: UserNote) -> None:
     _file().parent.mkdir(parents=True, exist_ok=True)
-    append_line(_file(), {"time": time.time(), **record})
+    append_line(_file(), note.write())
 
 
 _Said = tuple[str, str | None, str | None, float]
@@ -114,9 +109,9 @@ _Said = tuple[str, str | None, str | None, float]
 def _of_user(site: str) -> Iterator[_Said]:
     """Yield (node, reason, no run, time); without a reason, the node is to be forgotten."""
     for line in _sound(read_lines, _file()):
-        when, node, reason = line.get("time"), line.get("node"), line.get("reason")
-        if line.get("site") == site and isinstance(when, int | float) and _NAME.fullmatch(str(node)):
-            yield str(node), reason if reason is None else str(reason), None, float(when)
+        note = read(line)
+        if note is not None and note.site == site and _NAME.fullmatch(note.node):
+            yield note.node, note.reason, None, note.time
 
 
 def _of_runs(site: str, since: float) -> Iterator[_Said]:

@@ -3,7 +3,7 @@
 from typing import Any, Dict, List, Optional
 
 from slurmddp.records.cause import Cause
-from slurmddp.records.job_events import AttemptEnded, AttemptStarted, Cleaned, NodeExcluded
+from slurmddp.records.job_events import USER, AttemptEnded, AttemptStarted, Cleaned, NodeExcluded
 from slurmddp.supervisor.brain.decide import decide
 from slurmddp.supervisor.brain.types import DONE, NEXT, REQUEUE, Decision, Facts
 from slurmddp.supervisor.job import Job
@@ -19,7 +19,7 @@ def decide_by(job: Job, facts: Facts) -> Decision:
     job.keep(before, decision.ledger)
     job.kept = decision.not_requeued
     for node, reason in decision.exclude:
-        job.exclude(reason, [node], NodeExcluded)
+        job.exclude(reason, [node], lambda name, why: NodeExcluded(name, why, fault=USER))
     job.nodes.suspects += decision.suspects
     if decision.marker is not None:
         job.folder.tell("write_marker", job.attempt, decision.marker.write())

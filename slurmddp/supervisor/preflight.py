@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Optional
 from slurmddp.causes.rules import is_user_error
 from slurmddp.records import network, preflight
 from slurmddp.records.cause import Cause
-from slurmddp.records.job_events import Network, NodeExcluded, Preflight
+from slurmddp.records.job_events import EITHER, NETWORK, PREFLIGHT, USER, Network, NodeExcluded, Preflight
 from slurmddp.supervisor.brain.types import FAILED, NEXT, REQUEUE
 from slurmddp.supervisor.job import Job
 
@@ -22,7 +22,10 @@ def check_nodes(job: Job, look: Callable[[], None]) -> bool:
     verdict = None if found["verdict"] is None else preflight.read(found["verdict"])
     bad = _bad(job, found, verdict)
     for node, line in bad.items():
-        job.exclude("preflight: " + line, [node], NodeExcluded)
+        either = verdict is not None and bool(verdict.bad(node)) and verdict.either(node)
+        fault = USER if is_user_error(line) else EITHER if either else ""
+        excluded = NodeExcluded(node, "preflight: " + line, PREFLIGHT, fault)
+        job.exclude(excluded.reason, [node], lambda *_: excluded)  # noqa: B023 - called at once
     checked = len(job.nodes.chosen)
     seconds = int(time.monotonic() - began)
     warnings = () if verdict is None else tuple(verdict.warnings())
@@ -115,7 +118,8 @@ def measure_network(job: Job, look: Callable[[], None], measured: List[List[str]
         if not (first and found.bad and job.nodes.enough_without(list(found.bad))):
             break
         for node, text in found.bad.items():
-            job.exclude("network: " + text, [node], NodeExcluded)
+            excluded = NodeExcluded(node, "network: " + text, NETWORK)
+            job.exclude(excluded.reason, [node], lambda *_: excluded)  # noqa: B023 - called at once
         job.nodes.choose()
     if found.measured.result != network.TCP:
         return True

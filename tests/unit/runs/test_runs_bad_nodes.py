@@ -14,7 +14,6 @@ from slurmddp.runs import index
 from slurmddp.runs.bad_nodes import add, bad_nodes, blamed, forget
 from slurmddp.runs.events import append_line
 from slurmddp.runs.layout import RunFolder
-from slurmddp.runtime.preflight.pairs import nodes_to_exclude
 from tests.helpers import typed
 
 NOW = 1_000_000.0
@@ -22,8 +21,11 @@ DAY = 86400
 SLOW = "preflight: GPU 3 is slow - ask the site's support"
 
 
-def excluded(node: str, reason: str = SLOW, time: float = NOW - 60) -> dict[str, Any]:
-    return {"time": time, "event": "node_excluded", "excluded": node, "reason": reason}
+def excluded(
+    node: str, reason: str = SLOW, time: float = NOW - 60, check: str = "preflight", fault: str = ""
+) -> dict[str, Any]:
+    facts = {"excluded": node, "reason": reason, "check": check, "fault": fault}
+    return {"time": time, "event": "node_excluded", **facts}
 
 
 def preflight(bad: str, checked: int, time: float = NOW - 60) -> dict[str, Any]:
@@ -53,27 +55,14 @@ def test_each_preflight_counts_for_itself() -> None:
     assert names(*first, excluded("n3"), preflight("n3", 3)) == ["n3"]
 
 
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "preflight: setup line failed with exit code 1: module load x",
-        "setup line failed with exit code 1: module load x",
-        "preflight: no torch in /usr/bin/python3: install it in the image",
-        "preflight: no accelerate in /usr/bin/python3: install it in the image",
-        "preflight: container.python: there is no python9 in the image",
-    ],
-)
-def test_a_user_s_error_is_not_remembered(reason: str) -> None:
-    assert names(excluded("n1", reason), preflight("n1", 8)) == []
-
-
-def test_of_two_nodes_that_do_not_reach_each_other_neither_is_remembered() -> None:
-    ((node, finding),) = nodes_to_exclude(["n1", "n2"], {("n1", "n2"): "n1 cannot connect to n2"})
-    assert names(excluded(node, f"preflight: {finding.text}"), preflight(node, 8)) == []
+@pytest.mark.parametrize("check", ["preflight", ""])
+@pytest.mark.parametrize("fault", ["user", "either"])
+def test_what_may_be_the_fault_of_somebody_else_is_not_remembered(check: str, fault: str) -> None:
+    assert names(excluded("n1", check=check, fault=fault), preflight("n1", 8)) == []
 
 
 def test_recovery_blames_nodes_too() -> None:
-    assert names(excluded("n4", "Slurm lost the node")) == ["n4"]
+    assert names(excluded("n4", "Slurm lost the node", check="")) == ["n4"]
     ecc = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
     assert names({"time": NOW, "event": "attempt_ended", "node": "n5", "cause": ecc}) == ["n5"]
     assert names({"time": NOW, "event": "attempt_ended", "node": "n5", "cause": "KeyError: 3"}) == []

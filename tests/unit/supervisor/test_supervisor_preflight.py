@@ -77,8 +77,8 @@ def test_the_verdict_on_4096_nodes(tmp_path: Path) -> None:
     job = checked(tmp_path, names, {**dict.fromkeys(names[:-1], ()), "n7": broken, "strange": ()})
     assert job.nodes.excluded == ["n7", "n4096"] and len(job.nodes.usable) == 4094 and job.decision == NEXT
     assert job.events[:2] == [
-        NodeExcluded("n7", "preflight: GPU 3: [31mfell off the bus"),
-        NodeExcluded("n4096", f"preflight: no answer: see {tmp_path}/logs/preflight/n4096.log"),
+        NodeExcluded("n7", "preflight: GPU 3: [31mfell off the bus", "preflight"),
+        NodeExcluded("n4096", f"preflight: no answer: see {tmp_path}/logs/preflight/n4096.log", "preflight"),
     ]
     assert job.events[2]._replace(seconds=0) == Preflight(0, "n7 n4096", 4096, ("n7: its clock is late - ask",))
 
@@ -90,7 +90,9 @@ def test_a_damaged_verdict_is_none(tmp_path: Path, text: str) -> None:
 
     job = Played(tmp_path, ["n1", "n2"], 1, step)
     assert not check_nodes(job, lambda: None), "the others are not checked yet"  # type: ignore[arg-type]
-    assert job.events[0] == NodeExcluded("n1", f"preflight: no answer: see {tmp_path}/logs/preflight/n1.log")
+    assert job.events[0] == NodeExcluded(
+        "n1", f"preflight: no answer: see {tmp_path}/logs/preflight/n1.log", "preflight"
+    )
 
 
 def measured(
@@ -131,7 +133,7 @@ def test_a_slow_node_is_replaced_by_a_spare_and_the_others_are_measured_again(tm
     job = measured(tmp_path, low, network.Verdict("fine", FACTS))
     assert measure_network(job, lambda: None, [])  # type: ignore[arg-type]
     assert (job.asked, job.nodes.chosen) == ([["n1", "n2"], ["n1", "n3"]], ["n1", "n3"])
-    assert NodeExcluded("n2", "network: slow network: 5 GB/s with n1") in job.events
+    assert NodeExcluded("n2", "network: slow network: 5 GB/s with n1", "network") in job.events
 
 
 def test_a_slow_node_without_a_spare_is_kept(tmp_path: Path) -> None:
@@ -150,3 +152,16 @@ def test_a_measurement_that_failed_stops_nothing(tmp_path: Path) -> None:
 def test_one_node_is_not_measured(tmp_path: Path) -> None:
     job = measured(tmp_path, names=("n1",), train=1)
     assert measure_network(job, lambda: None, []) and job.asked == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("finding", "fault"),
+    [
+        (bad("no torch in /usr/bin/python3", "install it in the image"), "user"),
+        (bad("n2 cannot connect to n1; slurmddp excludes one of the two", "check the switch", either=True), "either"),
+        (bad("GPU 3 is slow", "ask the site"), ""),
+    ],
+)
+def test_whose_fault_a_bad_node_is(tmp_path: Path, finding: Finding, fault: str) -> None:
+    job = checked(tmp_path, ["n1", "n2", "n3"], {"n1": (), "n2": (finding,), "n3": ()})
+    assert job.events[0] == NodeExcluded("n2", f"preflight: {finding.text}", "preflight", fault)
