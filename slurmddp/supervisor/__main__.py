@@ -5,6 +5,7 @@ All modules are loaded before anything starts: a run folder that is purged later
 
 import importlib
 import os
+import signal
 import sys
 
 #: The exit code for a copy of the code that is not complete, which job.sh tells of.
@@ -21,6 +22,8 @@ PROGRAMS = {
 }
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["guard"]:  # until it has its handlers: a SIGTERM of its first moments would end it
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     try:
         program = importlib.import_module("slurmddp.supervisor." + PROGRAMS[sys.argv[1]])

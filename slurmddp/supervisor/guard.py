@@ -51,6 +51,7 @@ class Guard:
         job = self.job
         job.loop.on_signal(signal.SIGTERM, self.terminated)
         job.loop.on_signal(signal.SIGINT, self.leave)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))  # see __main__.py
         try:
             while True:
                 job.loop.rest(_LOOK)

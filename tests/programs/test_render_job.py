@@ -685,7 +685,7 @@ def test_a_run_stops_when_its_gpu_hours_are_used_and_stays_out(desk: Desk) -> No
     desk.program("srun", SRUN)
     job = Job(desk, job_script(desk.plan(LM_JOB, f"recovery.max_gpu_hours={4 * 3 / 3600}")), SCONTROL)
     told = 'printf "%s|" "$@" >>"{run}/told"; echo >>"{run}/told"'
-    assert job.go(STARTED, f"echo '{told}' >'{{run}}/alert.sh'") == ["preflight", "train", "saved", "sweep"]
+    assert job.go(STARTED, f"echo '{told}' >'{{run}}/sender.sh'") == ["preflight", "train", "saved", "sweep"]
     decision, cause = job.end
     assert decision == "stopped" and str(cause).startswith("the run has used 0.0 GPU hours, and recovery.max_gpu"), (
         cause

@@ -94,5 +94,5 @@ def test_it_runs_a_local_job_from_its_own_snapshot(installed: Path, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     assert (folder / "code" / "slurmddp" / "runtime" / "train.py").is_file()
-    assert (folder / "code" / "slurmddp" / "shell" / "requeue" / "chain.sh").is_file()
+    assert (folder / "code" / "slurmddp" / "shell" / "node.sh").is_file()
     assert not os.path.exists(folder / "code" / "slurmddp" / "_assets")
