@@ -79,5 +79,8 @@ done
 for program in scontrol srun python3; do
   command -v "$program" >/dev/null && say program "$program"
 done
+for program in /usr/bin/python3 /usr/libexec/platform-python; do # of those, job.sh takes the first of 3.6 or newer
+  "$program" -I -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null && say supervisor "$program" && break
+done
 lines module bash -lc 'type module >/dev/null 2>&1 && module -t avail 2>&1 | grep -iE "apptainer|singularity"'
 say end

@@ -144,6 +144,8 @@ class Seen(NamedTuple):
         lines += [f"module: {name}" for name in self.facts.get("module", ())[:8]]
         if "scontrol" not in self.facts.get("program", ()):
             lines.append("scontrol is not on this node")
+        if "supervisor" not in self.facts:
+            lines.append("no Python 3.6 or newer in /usr: jobs need the one that slurmddp runs with on this node, too")
         return lines
 
 

@@ -77,6 +77,8 @@ def test_what_a_gpu_node_says() -> None:
     assert "/dev/shm 251.7G; TMPDIR (not set), unknown; memlock unlimited; open files 131072" in notes
     assert "GPUs: 2 x NVIDIA A100-SXM4-40GB, driver 535.183.01" in notes and "GPU0\t X \tNV4\tPXB" in notes
     assert "mlx5_0 port 1: 4: ACTIVE, 200 Gb/sec (4X HDR), InfiniBand, driver mlx5_core" in notes
+    python = "no Python 3.6 or newer in /usr"
+    assert python in notes and python not in "\n".join(seen("supervisor /usr/bin/python3").notes())
     assert "scontrol is not on this node" in notes and "module: apptainer/1.3.4" in notes
     assert read_log(GPU_NODE.replace("slurmddp-probe end\n", "")) is None, "it was killed"
 
