@@ -150,7 +150,7 @@ def test_a_cp_without_reflink_and_one_that_fails(own: Own, tmp_path: Path, monke
     assert own.told(ranks.SaveKept)[-1].why == "cp: disk full"
 
 
-#: Each rank notes its arguments. The first start saves and fails; a rank of it later than the other.
+#: Each rank notes its arguments. The first start saves, and fails once both have begun.
 SCRIPT = """\
 import os, pickle, sys, time
 rank, start = os.environ["RANK"], os.environ["SLURMDDP_START"]
@@ -159,6 +159,8 @@ with open(f"argv-{start}-{rank}", "w") as file:
 if start == "0" and rank == "0":
     with open("out/last.pt", "wb") as file:
         pickle.dump([0] * 1000, file)
+    while not os.path.exists("argv-0-1"):
+        time.sleep(0.1)
     sys.exit(1)
 time.sleep(3 if start == "0" else 0)
 """

@@ -38,11 +38,10 @@ def trouble(kind: str, *, rank: int = 1, call: int = 6, where: str = "loss", **m
 def stopped_alike(run: Run, step: int, reason: str) -> None:
     """All ranks ended after `step`, it was saved, and the marker says so."""
     record = run.marker()
-    assert {key: record[key] for key in ("state", "step", "reason", "restart")} == {
+    assert {key: record[key] for key in ("state", "step", "reason")} == {
         "state": "stopped",
         "step": step,
         "reason": reason,
-        "restart": False,
     }
     assert run.saved() == [f"step-{step:08d}"]
     assert (run.checkpoint(step) / "COMPLETE").exists()
