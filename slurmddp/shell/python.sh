@@ -1,7 +1,8 @@
 #!/bin/bash
 # Starts a program of the run's code with a Python of this node: python.sh PYTHON FILE ARGUMENT...
 # PYTHON: of the machine that submitted the job. It may lie on a shared disk, whose outage a job has to survive, so the
-# node's own come first.
+# node's own come first. Nothing is run of a folder that another user has put in the place of the run's.
+[[ -O "${2%/code/slurmddp/supervisor/*}" ]] || { printf 'slurmddp: %s is not yours\n' "${2%/code/slurmddp/supervisor/*}" >&2; exit 98; }
 for python in /usr/bin/python3 /usr/libexec/platform-python "$1"; do
   ! "$python" -I -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null || exec "$python" -IB "${@:2}"
 done

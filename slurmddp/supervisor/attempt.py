@@ -77,7 +77,7 @@ class Attempts:
             self._sweep()
 
     def _command(self) -> List[str]:
-        job, words = self.job, ["bash", self.job.run + "/node.sh"]
+        job, words = self.job, self.job.values.node_script()
         each = job.values.number("tasks_per_node")
         if each is None:
             return words

@@ -23,6 +23,8 @@ _START = re.compile(r"attempt_(\d+)$")
 _ATTEMPT = re.compile(r"attempt-(\d{3,9})$")
 #: Bytes of a file that is read whole.
 _MOST = 2**20
+#: Bytes of events.jsonl that one look reads.
+_PART = 2**23
 Lines = Tuple[int, List[str]]
 
 
@@ -91,6 +93,15 @@ class Files(Logs):
                 pass
         os.unlink(taken)
 
+    def check_owner(self) -> None:
+        """Nothing in a folder that another user has put in the place of the run's is read, written or run."""
+        try:
+            owner = os.stat(self._run).st_uid
+        except FileNotFoundError:
+            return
+        if owner != os.geteuid():
+            raise Foreign("{} belongs to another user: nothing in it is run".format(self._run))
+
     def is_shared(self) -> bool:
         """Return whether others may read the run folder. They must still not write there: keep them from it here."""
         shared = bool(os.stat(self._run).st_mode & 0o077)
@@ -104,14 +115,16 @@ class Files(Logs):
         """
         with open(self.path("job_began"), "w"):
             pass
-        length, lines = self.new_lines(0)
-        found = (events.parse(line.encode("utf-8", "replace")) for line in lines)
-        return length, [event.name for event in found if event and isinstance(event.facts, (JobStarted, Requeued))]
+        names: List[str] = []
+        length, begin = -1, 0
+        while begin != length:
+            length, (begin, lines) = begin, self.new_lines(begin)
+            found = (events.parse(line.encode("utf-8", "replace")) for line in lines)
+            names += [event.name for event in found if event and isinstance(event.facts, (JobStarted, Requeued))]
+        return length, names
 
     def open_attempt(self, attempt: int) -> List[Any]:
         """Make the folders of the first attempt from this number on that has none. Return its number and logs."""
-        if os.path.exists(self._run) and os.stat(self._run).st_uid != os.geteuid():
-            raise Foreign("{} belongs to another user: nothing in it is run".format(self._run))
         while True:
             logs = self.path("logs", "attempt-{:03d}".format(attempt))
             try:
@@ -138,8 +151,8 @@ class Files(Logs):
 
     def say(self, line: str) -> None:
         """Write a line of job.log."""
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+        sys.stdout.buffer.write(line.encode("utf-8", "surrogateescape") + b"\n")  # whatever the locale is
+        sys.stdout.buffer.flush()
 
     def append(self, name: str, line: str) -> None:
         """Append a line to a file."""
@@ -165,13 +178,16 @@ class Files(Logs):
             pass
 
     def ask_to_stop(self, reason: str) -> bool:
-        """Make the stop file. The first reason stays: return whether this is it."""
+        """Make the stop file, whole or not at all. The first reason stays: return whether this is it."""
+        part = self.path(".stop.{}".format(os.getpid()))
+        with open(part, "w") as file:
+            file.write(reason + "\n")
         try:
-            descriptor = os.open(self.path("stop"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            os.link(part, self.path("stop"))
         except FileExistsError:
             return False
-        with os.fdopen(descriptor, "w") as file:
-            file.write(reason + "\n")
+        finally:
+            os.unlink(part)
         return True
 
     # --- looking
@@ -248,11 +264,16 @@ class Files(Logs):
         return [facts.st_mtime, facts.st_size]
 
     def new_lines(self, begin: int) -> Lines:
-        """Return the whole lines that events.jsonl has from this byte on, and where the next one will begin."""
+        """Return whole lines that events.jsonl has from this byte on, some MiB at most, and where the next one will
+        begin. A line that is longer is left out.
+        """
         try:
             with open(self.path("events.jsonl"), "rb") as file:
                 file.seek(begin)
-                whole, newline, _ = file.read().rpartition(b"\n")
+                part = file.read(_PART)
         except FileNotFoundError:
             return begin, []
-        return begin + len(whole) + len(newline), whole.decode("utf-8", "replace").split("\n") if newline else []
+        whole, newline, _ = part.rpartition(b"\n")
+        if not newline:
+            return begin + (len(part) if len(part) == _PART else 0), []
+        return begin + len(whole) + 1, whole.decode("utf-8", "replace").split("\n")

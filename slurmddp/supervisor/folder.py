@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from typing import Any, Callable, Dict, List, Set
 
 from slurmddp.supervisor.files import Files
@@ -33,22 +34,35 @@ class Folder:
         self._number = 0
         self._answers: Dict[int, Dict[str, Any]] = {}
         self._unanswered: Set[int] = set()
+        self._late: Set[int] = set()  # of the unanswered: nobody waits for them any more
         self._unwritten: Dict[int, List[Any]] = {}
         self._lost: Set[str] = set()
         self.complain: Callable[[str], None] = lambda text: None
         self._begin()
 
     def ask(self, name: str, *arguments: Any, patience: float = PATIENCE) -> Any:
-        """Return the answer of a method of Files. Raises Unavailable."""
-        late = bool(self._unanswered)
-        number = self._send(name, arguments)
-        self._unanswered.add(number)
-        if not self._loop.run_until(lambda: number in self._answers, HURRY if late else patience):
+        """Return the answer of a method of Files. Raises Unavailable.
+
+        patience: where it is longer than usual, an error of the disk is no answer: it is asked again, this long.
+        """
+        end, patient = time.monotonic() + patience, patience > PATIENCE
+        # What an earlier question waits for holds up this one, too: nothing piles up behind a mount that hangs.
+        if not self._loop.run_until(lambda: not self._unanswered, patience if patient else HURRY):
             raise Unavailable("{} does not answer".format(self._run))
-        answer = self._answers.pop(number)
-        if "error" in answer:
-            raise Unavailable(answer["error"])
-        return answer["is"]
+        while True:
+            answer = self._answer(self._send(name, arguments), end - time.monotonic())
+            if "error" not in answer:
+                return answer["is"]
+            if not (patient and answer["of_the_disk"]) or time.monotonic() + _AGAIN > end:
+                raise Unavailable(answer["error"])
+            self._loop.rest(_AGAIN)
+
+    def _answer(self, number: int, seconds: float) -> Dict[str, Any]:
+        self._unanswered.add(number)
+        if not self._loop.run_until(lambda: number in self._answers, seconds):
+            self._late.add(number)
+            raise Unavailable("{} does not answer".format(self._run))
+        return self._answers.pop(number)
 
     def known(self, default: Any, name: str, *arguments: Any, patience: float = PATIENCE) -> Any:
         """Return the answer of a method of Files, or the default where there is none."""
@@ -113,6 +127,7 @@ class Folder:
             self._loop.forget(self._socket.fileno())
             self._socket.close()
             self._unanswered.clear()
+            self._late.clear()
             self._begin()
             for number, (name, arguments) in self._unwritten.items():
                 self._put(number, name, arguments, True)
@@ -127,7 +142,9 @@ class Folder:
                 self.complain("the run folder's {} failed, and is not tried again: {}".format(told[0], answer["error"]))
             if number in self._unanswered:
                 self._unanswered.discard(number)
-                self._answers[number] = answer
+                if number not in self._late:
+                    self._answers[number] = answer
+                self._late.discard(number)
         self._flush()
 
 
@@ -157,12 +174,15 @@ def _serve(connection: socket.socket, files: Files) -> None:
                 continue
             answer = {"number": number}
             try:
+                if name != "say":
+                    files.check_owner()
                 answer["is"] = getattr(files, name)(*arguments)
             except Exception as error:  # noqa: BLE001 - this process must answer whatever happens in it
                 if keep and isinstance(error, OSError):
                     kept.append([number, name, arguments, keep])
                     continue
                 answer["error"] = "{}: {}".format(type(error).__name__, error)
+                answer["of_the_disk"] = isinstance(error, OSError)
             connection.settimeout(None)
             connection.sendall(json.dumps(answer).encode("ascii") + b"\n")
     os._exit(0)

@@ -18,6 +18,7 @@ from slurmddp.supervisor import values
 from slurmddp.supervisor.attempt import decide_by
 from slurmddp.supervisor.brain.stopping import CONTINUES, NEVER_AGAIN, stopped_alert
 from slurmddp.supervisor.brain.types import CANCELLED, DONE, FAILED, NEXT, REQUEUE, STOPPED, Facts
+from slurmddp.supervisor.folder import Unavailable
 from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.scheduler import fields
 from slurmddp.supervisor.stopping import put_back
@@ -51,6 +52,9 @@ class Guard:
         job = self.job
         job.loop.on_signal(signal.SIGTERM, self.terminated)
         job.loop.on_signal(signal.SIGINT, self.leave)
+        if job.values.folder and os.path.isdir(job.values.folder):  # on job.sh's node: it may count on this guard now
+            with open(os.path.join(job.values.folder, "guard"), "w"):
+                pass
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))  # see __main__.py
         try:
             while True:
@@ -186,7 +190,10 @@ class Guard:
 
 def main(arguments: Sequence[str]) -> int:
     """Guard the job. arguments: those of the supervisor."""
-    job = Job(values.read(arguments))
+    try:
+        job = Job(values.read(arguments))
+    except Unavailable:
+        return 1  # the run folder does not answer: the guard could decide nothing
     job.attempt = int(os.environ.get("SLURMDDP_ATTEMPT") or 0)
     Guard(job).run()
     return 0

@@ -108,7 +108,9 @@ class Job:
     def ledger(self) -> Ledger:
         """Return what the starts of the run have come to, as far as the run folder answers."""
         failures, progress, best = self.folder.known(["", "", ""], "ledger")
-        return ledgers.with_files(self.watch.ledger, failures, progress, best)
+        known, found = self.watch.ledger, ledgers.with_files(self.watch.ledger, failures, progress, best)
+        # What could not be written yet counts, too.
+        return found if len(found.failures) >= len(known.failures) else found._replace(failures=known.failures)
 
     def count_gpu_time(self) -> None:
         """Add the time since the last call to the GPU seconds of the run."""
@@ -134,7 +136,8 @@ class Job:
 
     def read_ledger(self) -> Ledger:
         """Return what the brain's own file says."""
-        text = self.folder.known(None, "read", "ledger.json")
+        # A ledger that was not read must not be written over: then the job does not start.
+        text = self.folder.ask("read", "ledger.json", patience=60)
         own = ledgers.read(json_lines.load(text.encode()) or {} if text else {})
         self._own = json.dumps(ledgers.own_part(own))
         return own

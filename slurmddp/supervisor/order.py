@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from typing import List, Optional, Sequence
 
 from slurmddp.causes.rules import rules
@@ -26,7 +27,11 @@ rules()  # read by now, like all modules: the run folder may be purged later
 
 def main(arguments: Sequence[str]) -> int:
     """Supervise the job. Return job.sh's exit code, which is also in the file `finished` of its folder on the node."""
-    job = Job(values.read(arguments))
+    try:
+        job = Job(values.read(arguments))
+    except Unavailable as error:
+        print("job.sh: {}".format(error), file=sys.stderr)
+        return UNAVAILABLE
     job.messages.open()
     try:
         job.folder.ask("forget_stop", patience=60)
@@ -48,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
                 job.open_attempt()
                 attempts.make()
             _finish(job, attempts)
+            job.loop.be_deaf()  # what becomes of the run is told
     except Unavailable as error:
         _without_folder(job, Cause(str(error)))
     job.messages.settle(8)
@@ -57,9 +63,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _note(job: Job, name: str, text: str) -> None:
-    """Leave job.sh word, on the node's disk."""
-    with open(os.path.join(job.values.folder, name), "w") as file:
-        file.write(text)
+    """Leave job.sh word, on the node's disk. Without it, job.sh goes by this process's exit code."""
+    try:
+        with open(os.path.join(job.values.folder, name), "w") as file:
+            file.write(text)
+    except OSError as error:
+        job.say("cannot leave job.sh word: {}".format(error))
 
 
 def _without_folder(job: Job, cause: Cause) -> None:

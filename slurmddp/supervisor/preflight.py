@@ -16,6 +16,8 @@ def check_nodes(job: Job, look: Callable[[], None]) -> bool:
     """Check all nodes, spares too, and exclude those that cannot train. Return False if this attempt is over."""
     began = time.monotonic()
     job.nodes.chosen = list(job.nodes.usable)
+    if not job.nodes.chosen:
+        return True  # there are too few, which comes next
     found = _ask(job, look)
     if job.must_end():
         return True
@@ -75,7 +77,7 @@ def _ask(job: Job, look: Callable[[], None]) -> Any:
     again = True
     while True:
         job.choose_port(job.nodes.chosen[0])
-        words = ["bash", job.run + "/node.sh"]
+        words = job.values.node_script()
         env = {"SLURMDDP_STEP": "preflight", "SLURMDDP_PREFLIGHT_NODES": " ".join(job.nodes.chosen)}
         limit = job.values.number("join_timeout")
         job.on_nodes(job.logs + "/preflight/%N.log", words, lambda: _look(job, look), limit, env=env)
@@ -132,5 +134,5 @@ def _ask_network(job: Job, look: Callable[[], None]) -> None:
     job.folder.ask("prepare_network", job.logs)
     job.choose_port(job.head)
     env = {"SLURMDDP_STEP": "network", "SLURMDDP_NETWORK_NODES": " ".join(job.nodes.chosen)}
-    words, limit = ["bash", job.run + "/node.sh"], job.values.number("join_timeout")
+    words, limit = job.values.node_script(), job.values.number("join_timeout")
     job.on_nodes(job.logs + "/network/%N.log", words, look, limit, env=env)

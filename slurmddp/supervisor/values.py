@@ -38,7 +38,15 @@ class Values(NamedTuple):
 
     def program(self, name: str) -> List[str]:
         """Return the command that starts a program of slurmddp/supervisor on any node."""
-        return ["bash", *program(self.run, self.words["python"], name)]
+        return [*self._own(), *program(self.run, self.words["python"], name)]
+
+    def node_script(self) -> List[str]:
+        """Return the command that starts node.sh on any node."""
+        return [*self._own(), self.run + "/node.sh"]
+
+    def _own(self) -> List[str]:
+        """Nothing is run of a folder that another user has put in the place of the run's."""
+        return ["bash", "-c", '[[ -O "$0" ]] || exit 98; exec bash "$@"', self.run]
 
     def settings(self) -> Settings:
         return Settings(

@@ -19,8 +19,7 @@
 
 set -uo pipefail # no -e: a failing command must not skip the end of this script
 run=${1:?usage: job.sh RUN_FOLDER}
-python=/opt/bin/python3 # for nodes that have none in /usr
-program=(bash "$run/code/slurmddp/shell/python.sh" "$python" "$run/code/slurmddp/supervisor/__main__.py")
+program=(bash "$run/code/slurmddp/shell/python.sh" /opt/bin/python3 "$run/code/slurmddp/supervisor/__main__.py") # this Python, for nodes that have none in /usr
 
 # --- values of this job. "yes" or nothing, if the comment ends with a question mark
 values=(
@@ -40,11 +39,11 @@ step_options=(--cpus-per-task=32 --overlap) # options of the ranks' srun, in add
 rank_options=() # further ones, for launch.mode srun
 
 # --- the epilogue always runs: it sends the last alert if the supervisor has not, and exits with the right code
-folder="" child="" why="job.sh ended before its supervisor" # folder: where the supervisor leaves `told`, and its exit code
+folder="" child="" over="" why="job.sh ended before its supervisor" # folder: where the supervisor leaves `told`, and its exit code
 epilogue() {
   trap '' TERM INT USR2
-  [[ -e "$folder/told" ]] || tell
-  read -r code 2>/dev/null <"$folder/finished" || code=1
+  [[ -n "$over" || -e "$folder/told" ]] || tell
+  read -r code 2>/dev/null <"$folder/finished" || code=${over:-1}
   [[ -z "$folder" ]] || rm -rf "$folder"
   exit "$code"
 }
@@ -52,7 +51,7 @@ epilogue() {
 tell() {
   local secrets=${XDG_CONFIG_HOME:-${HOME:-}/.config}/slurmddp/secrets/${run##*/} last url text
   printf 'job.sh: %s\n' "$why" >&2
-  [[ -O "$run" && -r "${program[3]}" ]] && timeout 60 "${program[@]}" alert "$run" failed failed "$why" "not restarted automatically" && return
+  timeout 10 test -O "$run" && timeout 60 "${program[@]}" alert "$run" failed failed "$why" "not restarted automatically" && return
   for last in "$secrets"/.last.*; do
     { read -r url <"$secrets/${last##*/.last.}" && text=$(<"$last"); } 2>/dev/null || continue
     printf 'url = "%s"\n%s\n' "$url" "${text//@now@/$(date +%s)}" |
@@ -61,24 +60,25 @@ tell() {
 }
 fail() { why=$1; exit 1; }
 trap epilogue EXIT
-folder=$(mktemp -d) || folder=$(mktemp -d -p /dev/shm) || fail "cannot create a folder on the disk of ${HOSTNAME:-this node}"
+folder=$(mktemp -d -p /tmp) || folder=$(mktemp -d -p /dev/shm) || fail "cannot create a folder on the disk of ${HOSTNAME:-this node}"
 pass_on() { echo "$1" >>"$folder/signals"; [[ ! -e "$folder/ready" ]] || kill "-$1" "$child" 2>/dev/null; }
 trap 'pass_on TERM' TERM; trap 'pass_on INT' INT; trap 'pass_on USR2' USR2 # noted, and passed on once the supervisor can take it. USR2: before the time limit or a preemption
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash $BASH_VERSION on ${HOSTNAME:-this node} is too old: 4.4 or newer is needed"
-[[ -O "$run" && -r "${program[1]}" && -r "${program[3]}" ]] || fail "the run's copy of the code is gone, $run/code: was the file system purged, or has another user replaced the run folder? Submit again with --resume ${run##*/}"
+timeout 60 test -O "$run" -a -r "${program[1]}" -a -r "${program[3]}" || fail "the run's copy of the code is gone, $run/code: was the file system purged, does it not answer, or has another user replaced the run folder? Submit again with --resume ${run##*/}"
 
 # --- the supervisor
 (
   trap '' TERM INT USR2 # until its own handlers are there
-  exec "${program[@]}" job "$run" "$folder" "python=$python" "${values[@]}" -- "${step_options[@]}" -- "${rank_options[@]}"
+  exec "${program[@]}" job "$run" "$folder" "python=${program[2]}" "${values[@]}" -- "${step_options[@]}" -- "${rank_options[@]}"
 ) &
 child=$!
 while kill -0 "$child" 2>/dev/null; do wait "$child"; done
-wait "$child"; code=$?
-[[ ! -e "$folder/finished" ]] || exit
+wait "$child"; code=$?; [[ "$code" != 0 ]] || over=0 # also where the node's disk was full
+[[ -z "$over" && ! -s "$folder/finished" ]] || exit
 case $code in
-  96) fail "no Python 3.6 or newer on ${HOSTNAME:-this node}, neither /usr/bin/python3 nor $python" ;;
+  96) fail "no Python 3.6 or newer on ${HOSTNAME:-this node}, neither /usr/bin/python3 nor ${program[2]}" ;;
   97) fail "the run's copy of the code is incomplete, $run/code: was the file system purged? Submit again with --resume ${run##*/}" ;;
   98) fail "the run folder does not answer, or cannot be written" ;;
-  *) kill -KILL $$ ;; # the guard brings the job back, as if this script had been killed
+  *) [[ ! -e "$folder/guard" ]] || kill -KILL $$ # the guard brings the job back, as if this script had been killed
+    why="the supervisor was killed (exit code $code)" ;;
 esac

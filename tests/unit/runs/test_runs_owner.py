@@ -83,5 +83,5 @@ def test_no_attempt_starts_in_another_users_folder(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     os.chown(tmp_path, 65534, -1)
     with pytest.raises(Foreign, match=f"{tmp_path} belongs to another user"):
-        Files(str(tmp_path)).open_attempt(0)
+        Files(str(tmp_path)).check_owner()
     assert not list((tmp_path / "logs").iterdir())

@@ -54,9 +54,7 @@ class Killed:
         variables = {"SLURMDDP_RUN": str(self.run), "SLURMDDP_ATTEMPT": "0", "SLURMD_NODENAME": "node1"}
         variables |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "TMPDIR": str(self.desk.root)}
         values = Values(str(self.run), "", {**WORDS, "requeue_policy": policy, "python": self.python}, (), ())
-        words = values.program("guard")
-        words[:2] = []  # this Python, not that of the machine
-        words[1:1] = ["-IB"]
+        words = [self.python, "-IB", *values.program("guard")[-2:]]  # this Python, not that of the machine
         process = subprocess.Popen([*words, *values.write()], env={**self.desk.environment, **variables})
         status = Path(f"/proc/{process.pid}/status")
         while not int(re.findall(r"SigCgt:\s*(\w+)", status.read_text())[0], 16) >> (signal.SIGTERM - 1) & 1:

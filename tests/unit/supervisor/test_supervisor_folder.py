@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from slurmddp.supervisor import files
 from tests.helpers import ROOT
 
 OLD = sorted(Path.home().glob(".pyenv/versions/3.6.*/bin/python"))
@@ -37,7 +39,9 @@ def python(request: pytest.FixtureRequest) -> str:
     return str(request.param if isinstance(request.param, str) else request.param[0])
 
 
-def play(python: str, run: Path, text: str) -> list[str]:
+def play(python: str, run: Path, text: str, *, make: bool = False) -> list[str]:
+    if make:
+        run.mkdir()
     program = PROGRAM.format(root=str(ROOT), run=str(run)) + text
     done = subprocess.run([python, "-IBc", program], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
@@ -132,3 +136,54 @@ print(folder.settle(5), folder.ask("read", "events.jsonl").split())
     said, rest = play(python, tmp_path, text)
     assert said.startswith("the run folder's append failed, and is not tried again: AttributeError: ")
     assert rest == "True ['one']"
+
+
+def test_who_has_patience_is_not_answered_with_an_error_of_the_disk(python: str, tmp_path: Path) -> None:
+    """A run folder that is away for some seconds; whoever has none hears of it at once."""
+    text = """
+os.rename(run, run + "-away")
+try:
+    folder.ask("begin")
+except Unavailable as error:
+    print(str(error).split(":")[0])
+loop.start(["sh", "-c", 'sleep 1; mv "$0-away" "$0"', run])
+print(folder.ask("begin", patience=15), os.path.exists(run + "/job_began"))
+"""
+    assert play(python, tmp_path / "run", text, make=True) == ["FileNotFoundError", "[0, []] True"]
+
+
+def test_nothing_piles_up_behind_a_folder_that_hangs(python: str, tmp_path: Path) -> None:
+    text = """
+os.kill(child, signal.SIGSTOP)
+print([hung() for _ in range(3)], folder._number)
+os.kill(child, signal.SIGCONT)
+print(folder.ask("stop", patience=15), folder._answers, folder._late)
+"""
+    assert play(python, tmp_path, text) == ["[True, True, True] 1", "None {} set()"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user takes root")
+def test_in_another_users_folder_nothing_is_read_or_written(python: str, tmp_path: Path) -> None:
+    text = """
+os.chown(run, 65534, -1)
+folder.tell("append", "events.jsonl", "x")
+said = []
+folder.complain = said.append
+for name in ("stop", "ledger"):
+    try:
+        folder.ask(name)
+    except Unavailable as error:
+        print("belongs to another user" in str(error))
+print(folder.settle(5), len(said), os.listdir(run))
+"""
+    assert play(python, tmp_path, text) == ["True", "True", "True 1 []"]
+
+
+def test_a_line_without_end_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_PART", 8)
+    (tmp_path / "events.jsonl").write_bytes(b"one\n" + b"x" * 20 + b"\ntwo\nth")
+    begin, seen = 0, []
+    for _ in range(9):
+        begin, lines = files.Files(str(tmp_path)).new_lines(begin)
+        seen += lines
+    assert (seen[0], seen[-1], begin) == ("one", "two", 29)

@@ -36,7 +36,7 @@ class Played(SimpleNamespace):
         self.nodes = Nodes(train, train)
         self.nodes.usable = list(names)
         self.folder = SimpleNamespace(ask=answer, tell=answer, known=lambda _, name, *words: answer(name, *words))
-        self.values = SimpleNamespace(number=lambda _: 60)
+        self.values = SimpleNamespace(number=lambda _: 60, node_script=lambda: ["bash", "node.sh"])
         self.loop = SimpleNamespace(rest=lambda _: None)
         self.say, self.event = self.said.append, self.events.append
         self._step = step
