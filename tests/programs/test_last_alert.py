@@ -41,18 +41,26 @@ class Run:
     def python(self) -> Path:
         return self.folder.shell / "python.sh"
 
+    @property
+    def where(self) -> Path:
+        """A file that says which folder job.sh has made on the node's disk."""
+        return self.desk.root / "where"
+
     def supervisor(self, text: str) -> None:
         """What does the supervisor's part; `alert` is as it was."""
         self.main.write_text(
-            f"import sys\nif sys.argv[1] == 'job':\n    exec({SUPERVISE + text!r})\n" + self.main.read_text()
+            f"import sys\nif sys.argv[1] == 'job':\n    open({str(self.where)!r}, 'w').write(sys.argv[3])\n"
+            f"    exec({SUPERVISE + text!r})\n" + self.main.read_text()
         )
 
     def go(self) -> subprocess.CompletedProcess[str]:
         words = ["bash", str(self.folder.job_sh), str(self.folder.path)]
         slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURMD_NODENAME": "node1"}
-        environment = {**self.desk.environment, **slurm, "TMPDIR": str(self.desk.bin)}
+        environment = {**self.desk.environment, **slurm}
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=90)
-        assert not list(self.desk.bin.glob("tmp.*")), "its folder on the node's disk is gone"
+        assert not (self.where.exists() and os.path.exists(self.where.read_text())), (
+            "its folder on the node's disk is gone"
+        )
         return done
 
 
@@ -133,11 +141,15 @@ def test_one_that_is_killed_after_its_last_alert_is_told_of_once(run: Run, recei
     assert run.go().returncode == 1 and receiver.received == []
 
 
-def test_one_that_is_killed_leaves_it_to_the_guard(run: Run, receiver: Receiver) -> None:
-    run.supervisor(f"os.kill(os.getpid(), {int(signal.SIGKILL)})")
+@pytest.mark.parametrize("guarded", [True, False], ids=["with a guard", "before there is a guard"])
+def test_one_that_is_killed_leaves_it_to_the_guard(run: Run, receiver: Receiver, guarded: bool) -> None:
+    """The guard leaves word in the folder of job.sh, which is the second argument."""
+    there = "open(sys.argv[3] + '/guard', 'w').close(); " if guarded else ""
+    run.supervisor(f"{there}os.kill(os.getpid(), {int(signal.SIGKILL)})")
     words = ["bash", str(run.folder.job_sh), str(run.folder.path)]
     done = subprocess.run(words, env=run.desk.environment, capture_output=True, check=False, timeout=90)
-    assert done.returncode == -signal.SIGKILL and receiver.received == []
+    assert done.returncode == (-signal.SIGKILL if guarded else 1)
+    assert len(receiver.received) == (0 if guarded else len(TARGETS))
 
 
 def test_the_prepared_texts_hold_no_address_and_no_other_user_reads_them(run: Run, receiver: Receiver) -> None:
