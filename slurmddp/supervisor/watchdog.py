@@ -15,7 +15,8 @@ from slurmddp.records import events, json_lines
 from slurmddp.records.alert import Alert
 from slurmddp.records.job_events import JobEnded, JobStarted, Requeued, Watchdog
 from slurmddp.supervisor.brain.stopping import NEVER_AGAIN
-from slurmddp.supervisor.deliver import from_environment
+from slurmddp.supervisor.brain.types import REQUEUE
+from slurmddp.supervisor.deliver import complain, from_environment
 from slurmddp.supervisor.files import Files
 from slurmddp.supervisor.notify import send_one
 from slurmddp.supervisor.release import REFUSED
@@ -25,12 +26,14 @@ from slurmddp.supervisor.values import program
 
 #: Seconds for an answer of Slurm, and for an alert.
 _PATIENCE, _BUDGET = 30, 60.0
+#: How often Slurm is asked about the job until it answers, and seconds between two questions.
+_QUESTIONS, _PAUSE = 5, 30.0
 #: States of a job that has not ended, or will start again.
 _GOES_ON = re.compile(
     "PENDING|RUNNING|CONFIGURING|COMPLETING|SUSPENDED|STOPPED|RESIZING|SIGNALING|STAGE_OUT|REQUEUED|REQUEUE_.*|"
     "SPECIAL_EXIT|RESV_DEL_HOLD"
 )
-#: Runs a command without the variables of this job; returns its exit code and output.
+#: Runs a command without the variables of this job; returns its exit code and output. If it failed: and its errors.
 Ask = Callable[[Sequence[str]], Tuple[int, str]]
 
 
@@ -47,8 +50,18 @@ class Ending(NamedTuple):
 class Watch:
     """The watchdog of a job. me: its own job."""
 
-    def __init__(self, run: str, job: str, python: str, options: Sequence[str], me: str, ask: Ask) -> None:
+    def __init__(
+        self,
+        run: str,
+        job: str,
+        python: str,
+        options: Sequence[str],
+        me: str,
+        ask: Ask,
+        rest: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.run, self.job, self.python, self.options, self.me, self._ask = run, job, python, options, me, ask
+        self._rest = rest
         self.files = Files(run)
 
     def look(self) -> Optional[Alert]:
@@ -77,23 +90,36 @@ class Watch:
         return Alert("warning", end.state, cause, following, None, end.node)
 
     def ending(self) -> Ending:
-        """Ask the controller while it remembers the job, else accounting, where the site has it."""
-        found = fields(self._ask(["scontrol", "show", "job", self.job, "-o"])[1])
-        if "state" not in found:
-            words = ["sacct", "--parsable2", "--noheader", "--allocations", "--duplicates", "--jobs=" + self.job]
-            lines = self._ask([*words, "--format=State,ExitCode"])[1].strip().split("\n")
-            # One record for each time that it was queued; the newest is the last. A state may be "CANCELLED by 1000".
-            match = re.match(r"([A-Z_]+)[^|]*\|([0-9:]*)", lines[-1])
-            if match:
-                found.update(state=match.group(1), exit_code=match.group(2))
+        """Ask the controller while it remembers the job, else accounting, where the site has it; again if neither
+        answers.
+        """
+        for left in reversed(range(_QUESTIONS)):
+            answer = self._ask(["scontrol", "show", "job", self.job, "-o"])[1]
+            found = fields(answer)
+            if "state" not in found:
+                found.update(self._accounted())
+            if "state" in found or "invalid job id" in answer.lower() or not left:
+                break
+            self.say("Slurm did not say how job {} is: {}".format(self.job, " ".join(answer.split()) or "no answer"))
+            self._rest(_PAUSE)
         event = self._newest(JobStarted, JobEnded, Requeued)
         node = found.get("batch_host") or (event.node if event else "") or ""
         return Ending(found.get("state", ""), found.get("reason", ""), found.get("exit_code", ""), node, event)
 
+    def _accounted(self) -> Dict[str, str]:
+        """Return what accounting knows of the job."""
+        words = ["sacct", "--parsable2", "--noheader", "--allocations", "--duplicates", "--jobs=" + self.job]
+        lines = self._ask([*words, "--format=State,ExitCode"])[1].strip().split("\n")
+        # One record for each time that it was queued; the newest is the last. A state may be "CANCELLED by 1000".
+        match = re.match(r"([A-Z_]+)[^|]*\|([0-9:]*)", lines[-1])
+        return {"state": match.group(1), "exit_code": match.group(2)} if match else {}
+
     def judge(self, end: Ending) -> Optional[Alert]:
         """Return the alert about a job that has ended; None if there is nothing to tell."""
         facts = end.event.facts if end.event else None
-        if isinstance(facts, JobEnded):
+        # A job that went back into the queue has recorded the exit of its last start only.
+        queued = isinstance(facts, JobEnded) and facts.decision == REQUEUE and end.state != "COMPLETED"
+        if isinstance(facts, JobEnded) and not queued:
             self.say("job.sh recorded its exit: no alert needed")
             self.event("no alert", end.state)
             return None
@@ -132,20 +158,28 @@ class Watch:
         words += [*program(self.run, self.python, "watchdog"), self.run, job, self.python, *self.options]
         code, answer = self._ask(words)
         if code != 0:
-            self.say("job {} continues, but the next watchdog job could not be submitted".format(job))
+            self.say("job {} continues, but the next watchdog job could not be submitted: {}".format(job, answer.strip()))
             self.event("not submitted", state)
             return
         made = answer.strip().split(";")[0]
-        self.files.write("watchdog.json", json.dumps({"job_id": made, "watches": job}) + "\n")
+        text = json.dumps({"job_id": made, "watches": job}) + "\n"
+        self._written(lambda: self.files.write("watchdog.json", text))
         self.say("job {} continues: watchdog job {} will check it".format(job, made))
         self.event("waits", state)
 
     def say(self, text: str) -> None:
-        self.files.say(time.strftime("%Y-%m-%d %H:%M:%S") + " watchdog: " + text)
+        self._written(lambda: self.files.say(time.strftime("%Y-%m-%d %H:%M:%S") + " watchdog: " + text))
 
     def event(self, outcome: str, state: str) -> None:
         line = events.Event(Watchdog(self.me, outcome, state), time.time(), job_id=self.job).write()
-        json_lines.append(self.files.path("events.jsonl"), json_lines.dump(line))
+        self._written(lambda: json_lines.append(self.files.path("events.jsonl"), json_lines.dump(line)))
+
+    def _written(self, write: Callable[[], None]) -> None:
+        """Write; a disk that is full or cannot be written to must not keep an alert back."""
+        try:
+            write()
+        except OSError as error:
+            complain("the watchdog job could not write: {}".format(error))
 
     def _newest(self, *kinds: type) -> Optional[events.Event]:
         found = self.files.newest(events.names(*kinds))
@@ -157,10 +191,13 @@ def asks(env: Dict[str, str]) -> Ask:
 
     def ask(words: Sequence[str]) -> Tuple[int, str]:
         try:
-            done = subprocess.run(words, env=env, stdout=subprocess.PIPE, timeout=_PATIENCE, check=False)
+            done = subprocess.run(
+                words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=_PATIENCE, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             return 1, str(error)
-        return done.returncode, done.stdout.decode("utf-8", "replace")
+        said = done.stdout if done.returncode == 0 else done.stdout + done.stderr
+        return done.returncode, said.decode("utf-8", "replace")
 
     return ask
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from slurmddp.supervisor.files import Files
 from slurmddp.supervisor.values import program
 from slurmddp.supervisor.watchdog import Watch
 from tests.helpers import ROOT, Desk
@@ -19,15 +20,18 @@ from tests.unit.supervisor.test_supervisor_folder import python as python
 STARTED = {"event": "job_started", "job_id": "7", "attempt": 3, "node": "node1"}
 ENDED = {"event": "job_ended", "job_id": "7", "attempt": 3, "node": "node1"}
 REQUEUED = {"event": "requeued", "job_id": "7", "attempt": 3, "node": "node1", "how": "chain", "next_job": "8"}
+REQUEUED_HERE = {key: value for key, value in REQUEUED.items() if key != "next_job"}
+BACK = {**ENDED, "decision": "requeue"}
 OPTIONS = ("--qos=small", "--comment=a b")
 
 
 class Slurm:
-    """Slurm's answers. asked: what else it was asked."""
+    """Slurm's answers. asked: what else it was asked. rests: seconds between two questions."""
 
     def __init__(self, report: str, accounting: str = "", sbatch: tuple[int, str] = (0, "9;cluster\n")) -> None:
         self.report, self.accounting, self.sbatch = report, accounting, sbatch
         self.asked: list[list[str]] = []
+        self.rests: list[float] = []
 
     def __call__(self, words: Sequence[str]) -> tuple[int, str]:
         if words[0] == "scontrol":
@@ -43,7 +47,7 @@ def watch(run: Path, slurm: Slurm, *events: dict[str, Any]) -> tuple[Any, dict[s
     path = run / "events.jsonl"
     if events:
         path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    alert = Watch(str(run), "7", "/opt/python", OPTIONS, "70", slurm).look()
+    alert = Watch(str(run), "7", "/opt/python", OPTIONS, "70", slurm, slurm.rests.append).look()
     rows = [json.loads(line) for line in path.read_text().splitlines()][len(events) :]
     (row,) = rows
     assert (row.pop("event"), row.pop("job_id"), row.pop("watchdog")) == ("watchdog", "7", "70") and row.pop("time")
@@ -76,6 +80,10 @@ def report(state: str, more: str = "") -> str:
         ),
         ("", "", [STARTED], "unknown to Slurm", "node node1: job.sh ended without running its traps"),
         (report("BOOT_FAIL"), "", [], "BOOT_FAIL", None),
+        (
+            report("BOOT_FAIL"), "", [STARTED, REQUEUED_HERE, BACK], "BOOT_FAIL",
+            "node node2: the job ended while pending, exit code 0:9, reason None",
+        ),
     ],
 )  # fmt: skip
 def test_it_alerts_where_job_sh_could_not(
@@ -93,15 +101,52 @@ def test_it_alerts_where_job_sh_could_not(
 
 @pytest.mark.parametrize(
     ("state", "events"),
-    [("COMPLETED", [STARTED, ENDED]), ("FAILED", [STARTED, ENDED]), ("CANCELLED", []), ("CANCELLED", [REQUEUED])],
+    [
+        ("COMPLETED", [STARTED, ENDED]),
+        ("FAILED", [STARTED, ENDED]),
+        ("CANCELLED", []),
+        ("CANCELLED", [REQUEUED_HERE]),
+        ("CANCELLED", [REQUEUED_HERE, BACK]),
+        ("COMPLETED", [REQUEUED_HERE, BACK]),
+    ],
 )
 def test_it_is_silent_where_the_end_is_known_or_wanted(
     tmp_path: Path, state: str, events: list[dict[str, Any]]
 ) -> None:
-    for event in events:
-        event.pop("next_job", "")
     alert, row = watch(tmp_path, Slurm(report(state)), *events)
     assert alert is None and row == {"outcome": "no alert", "state": state}
+
+
+@pytest.mark.parametrize(("answers", "rests"), [(5, 4), (3, 2), (1, 0)])
+def test_slurm_is_asked_again_if_it_does_not_answer(tmp_path: Path, answers: int, rests: int) -> None:
+    last = {5: "", 3: report("COMPLETED"), 1: "slurm_load_jobs error: Invalid job id specified"}[answers]
+    said = iter([*[""] * (answers - 1), last])
+
+    class Busy(Slurm):
+        def __call__(self, words: Sequence[str]) -> tuple[int, str]:
+            return (1, next(said)) if words[0] == "scontrol" else super().__call__(words)
+
+    slurm = Busy("")
+    watch(tmp_path, slurm, STARTED)
+    assert slurm.rests == [30.0] * rests and next(said, None) is None
+
+
+def test_a_disk_that_takes_nothing_does_not_keep_the_alert_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "events.jsonl").write_text(json.dumps(STARTED) + "\n")
+    for name in ("say", "write"):
+        monkeypatch.setattr(Files, name, full)
+    monkeypatch.setattr("slurmddp.records.json_lines.append", full)
+    alert = Watch(str(tmp_path), "7", "", OPTIONS, "70", Slurm(report("NODE_FAIL"))).look()
+    assert alert is not None and alert.cause == "node node2, which ran job.sh, was lost"
+    held = report("PENDING").replace("Reason=None", "Reason=launch_failed_requeued_held")
+    alert = Watch(str(tmp_path), "7", "", OPTIONS, "70", Slurm(held)).look()
+    assert alert is not None and alert.kind == "warning"
+    assert "No space left on device" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING", "COMPLETING", "REQUEUE_HOLD", "SPECIAL_EXIT"])
