@@ -12,9 +12,11 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from slurmddp.records.alert import Alert, Message, is_header
 from slurmddp.records.text import UNSAFE
 
-#: Bytes at the end of a log that are looked at; of a longer log, the first are dropped: they may hold half an address.
+#: Bytes at the end of a log that are looked at; of a longer log, the first are dropped: they may hold half a secret.
 LOG_BYTES, _DROPPED = 65536, 2048
 _LOG_LINES = 15
+#: Characters of a secret of which a text with more spaces or line breaks is searched; of one that is told by its start.
+_SHORTEST, _START = 6, 64
 _COLOURS = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)|\x1b[ -~]")
 _SLOT = re.compile(r"@(\w+)(?::(\w+))?@")
 _LEFT_OUT = "[left out: it holds the address of an alert]"
@@ -36,10 +38,19 @@ def plain(text: str) -> str:
 
 def redacted(text: str, secrets: Sequence[str]) -> str:
     """Return a text without secrets: nothing of it, if a log has broken one into lines."""
+    text = _replaced(text, secrets)
+    joined = "".join(text.split())
+    bare = ("".join(secret.split()) for secret in secrets)
+    return _LEFT_OUT if any(len(secret) >= _SHORTEST and secret in joined for secret in bare) else text
+
+
+def _replaced(text: str, secrets: Sequence[str]) -> str:
+    """Return a text without secrets that stand in it as they are, and without the starts of long ones."""
     for secret in secrets:
         text = text.replace(secret, "[secret]")
-    joined = re.sub("[\n\t ]", "", text)
-    return _LEFT_OUT if any(secret in joined for secret in secrets) else text
+    for start in {secret[:_START] for secret in secrets if len(secret) > _START}:
+        text = re.sub(re.escape(start) + r"\S*", "[secret]", text)
+    return text
 
 
 def first(text: str, size: int) -> str:
@@ -59,9 +70,10 @@ def last(text: str, size: int) -> str:
 
 def end_of_log(data: bytes, whole: bool, secrets: Sequence[str]) -> str:
     """Return the last lines of a log. data: its last LOG_BYTES; whole: they are all of it."""
-    text = plain((data if whole else data[_DROPPED:]).decode("utf-8", "ignore"))
+    # Searched before anything is cut: a secret must be seen whole. What is dropped may be the rest of one.
+    text = _replaced(plain(data.decode("utf-8", "ignore")), secrets)
+    text = text if whole else text[_DROPPED + max(map(len, secrets), default=0) :]
     lines = [line for line in text.split("\n") if line.strip()][-_LOG_LINES:]
-    # Cut twice: a secret must be seen whole, and none is longer than 2000 bytes.
     text = redacted("\n".join(_cut(line, 4096) for line in lines), secrets)
     return last("\n".join(_cut(line, 300) for line in text.split("\n")), 4500)
 

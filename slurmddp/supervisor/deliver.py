@@ -24,6 +24,8 @@ from slurmddp.supervisor.spool import BESIDE_ADDRESSES, Box
 
 #: Bytes of a payload, and of the variables of environment_from.
 _LARGEST = 2**20
+#: The cause in an alert that cannot be searched for secrets.
+_LEFT_OUT = "the cause is left out, and the log: the run's secrets, which they might hold, could not be read"
 
 
 class Settings(NamedTuple):
@@ -115,6 +117,7 @@ class Sender:
         self._says = says
         self._patience = patience
         self._away: Set[str] = set()
+        self._read_secrets = bool(known.secrets)
 
     def read_targets(self) -> Targets:
         """Return the targets as they are now, or, as far as that is not known, as they were."""
@@ -126,6 +129,7 @@ class Sender:
         try:
             addresses, values = self._within(secrets, lambda: _secrets(Path(secrets)))
             self.known = self.known._replace(addresses=addresses, secrets=(*secret_parts(addresses.values()), *values))
+            self._read_secrets = True
         except OSError:
             pass  # each message says that its address is missing
         return self.known
@@ -176,6 +180,8 @@ class Sender:
             alert, end, whole = self._within(settings.run, lambda: _facts(alert, settings))
         except OSError:
             pass  # the message says what is known
+        if not self._read_secrets:
+            return compose.safe(alert._replace(cause=_LEFT_OUT), ())._replace(log_tail="")
         tail = compose.end_of_log(end, whole, self.known.secrets)
         return compose.safe(alert, self.known.secrets)._replace(log_tail=tail)
 
@@ -267,6 +273,8 @@ class Sender:
 
         def run() -> None:
             try:
+                if folder == self.settings.run:
+                    _refuse_others(folder)
                 results.append((call(), None))
             except Exception as error:  # noqa: BLE001 - raised below
                 results.append((None, error))
@@ -283,18 +291,26 @@ class Sender:
         return value
 
 
+def _refuse_others(folder: str) -> None:
+    """Raise OSError if a folder belongs to another user, who may have put it in the place of the run's."""
+    if os.path.exists(folder) and os.stat(folder).st_uid != os.geteuid():
+        raise OSError(f"{folder} belongs to another user")
+
+
 def _payloads(folder: Path) -> Dict[str, str]:
     files = [folder / name for name in os.listdir(str(folder)) if not name.startswith(".")]
     return {path.name: _text(path, _LARGEST) for path in files if path.is_file()}
 
 
 def _secrets(folder: Path) -> "Tuple[Dict[str, str], List[str]]":
-    """The addresses of a run, and the values of environment_from."""
+    """The addresses of a run, and the values of environment_from, with their lines: a log may show one of them."""
     lines = {path.name: _text(path, LONGEST + 1).split("\n")[0] for path in folder.iterdir() if path.name[0] != "."}
     variables = folder / ".environment"
     pairs = _text(variables, _LARGEST).split("\0") if variables.exists() else []
     values = [pair.partition("=")[2] for pair in pairs]
-    return {name: line for name, line in lines.items() if is_address(line)}, [each for each in values if len(each) >= 8]
+    parts = {part for value in values if len(value) >= 8 for part in (value, *map(str.strip, value.splitlines()))}
+    secrets = sorted((part for part in parts if len(part) >= 8), key=len, reverse=True)
+    return {name: line for name, line in lines.items() if is_address(line)}, secrets
 
 
 def _facts(alert: Alert, settings: Settings) -> "Tuple[Alert, bytes, bool]":
