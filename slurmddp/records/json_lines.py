@@ -22,10 +22,13 @@ def load(line: bytes) -> Optional[Dict[str, Any]]:
 
 def dump(record: Mapping[str, Any]) -> bytes:
     """Return the line of an object. Numbers that JSON lacks (nan, inf) become null; names of files that are no UTF-8
-    stay the bytes that they are.
+    stay the bytes that they are. Text that no bytes stand for (half of a pair of UTF-16) makes them ?, as itself.
     """
     text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n"
-    return text.encode(errors="surrogateescape")
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode(errors="replace")
 
 
 def append(path: str, line: bytes) -> None:

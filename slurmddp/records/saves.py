@@ -2,7 +2,8 @@
 
 A file counts that torch.save, pickle or safetensors have written, or HDF5; and a folder that has such files. One that
 is cut off, since its writer was killed, does not count, nor does a folder of torch.distributed.checkpoint without its
-`.metadata`, which is written last. Symbolic links are left out: what they point to counts where it lies.
+`.metadata`, which is written last. Symbolic links are left out: what they point to counts where it lies. So are files
+and folders of other users, and folders with such files: to load one may run code.
 """
 
 import glob
@@ -16,7 +17,7 @@ from typing import Iterable, Iterator, List, NamedTuple, Optional, Tuple
 _MOST_FILES = 100000
 #: How files of torch.save begin that are older than its zip files, and say nothing of their length.
 _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-_LONGEST_HEADER = 100 * 2**20
+_LONGEST_HEADER = 10 * 2**20
 WHOLE, BROKEN, OTHER = "whole", "broken", "other"
 
 
@@ -61,17 +62,26 @@ def _entries(place: str) -> List[str]:
 
 
 def _files(path: str) -> Iterator[Tuple[str, os.stat_result]]:
-    """Yield the regular files of a folder, or the file itself. Raises OSError."""
-    facts = os.lstat(path)
+    """Yield the regular files of a folder, or the file itself. Raises OSError, also for those of other users."""
+    facts = _own(path)
     if stat.S_ISREG(facts.st_mode):
         yield path, facts
     elif stat.S_ISDIR(facts.st_mode):
         for folder, _, names in os.walk(path, onerror=_refuse):
+            _own(folder)
             for name in names:
                 file = os.path.join(folder, name)
-                facts = os.lstat(file)
+                facts = _own(file)
                 if stat.S_ISREG(facts.st_mode):
                     yield file, facts
+
+
+def _own(path: str) -> os.stat_result:
+    """Return the facts of a file, folder or link of this user's. Raises OSError."""
+    facts = os.lstat(path)
+    if facts.st_uid != os.geteuid():
+        raise PermissionError("{} belongs to another user".format(path))
+    return facts
 
 
 def _refuse(error: OSError) -> None:
@@ -92,21 +102,26 @@ def _measured(path: str) -> Optional[Save]:
 
 def _is_whole(path: str) -> bool:
     try:
-        files = [(file, facts.st_size) for file, facts in _files(path)]
-        kinds = {_kind(file, size) for file, size in files}
-    except OSError:
+        kinds = {_kind(file) for file, _ in _files(path)}
+    except (OSError, RecursionError, MemoryError):
         return False
     return WHOLE in kinds and BROKEN not in kinds
 
 
-def _kind(path: str, size: int) -> str:
-    """Return whether a file is a save."""
+def _kind(path: str) -> str:
+    """Return whether a file is a save. Raises OSError."""
     if path.endswith(".distcp"):  # of any content
         return WHOLE if os.path.exists(os.path.join(os.path.dirname(path), ".metadata")) else BROKEN
-    with open(path, "rb") as file:
+    # It may have been replaced since it was listed: by a link, or by a pipe, at which others wait for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+            raise PermissionError("{} is no file of this user's".format(path))
+        size = facts.st_size
         head = file.read(len(_OLD_TORCH))
         if head.startswith(b"PK\x03\x04"):
-            return WHOLE if zipfile.is_zipfile(path) else BROKEN
+            return WHOLE if zipfile.is_zipfile(file) else BROKEN
         if head == _OLD_TORCH or head.startswith(b"\x89HDF\r\n"):
             return WHOLE
         if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and size > 2:

@@ -22,6 +22,8 @@ from slurmddp.shared.run_folder import RunFolder
 
 #: What the same ranks would meet again, however often they started: of no use to repeat.
 FINAL = (UserError, NotFiniteError)
+#: Characters of a message in an event: a line of events.jsonl that is too long is not read.
+LONGEST = 10_000
 #: Seconds that a rank which does not speak waits for the one that does, at most.
 SPEAKER_PATIENCE = 10
 
@@ -81,7 +83,7 @@ def fail(
         if _speaks(error, env):
             _report(error, env)
             if events is not None:
-                _events_of(error, events).write(Error(type(error).__name__, str(error) or repr(error)))
+                _events_of(error, events).write(Error(type(error).__name__, (str(error) or repr(error))[:LONGEST]))
         else:
             _wait_for_the_speaker()
         if not (folder and env and isinstance(error, FINAL)):

@@ -1,11 +1,13 @@
 """Lines in job.log, events for programs, alerts for people."""
 
+import re
 import time
 from typing import Any, Dict, List, Optional
 
 from slurmddp.records import events, json_lines
 from slurmddp.records.alert import Alert
 from slurmddp.records.cause import Cause
+from slurmddp.records.text import UNSAFE
 from slurmddp.supervisor.deliver import Outcome, from_environment
 from slurmddp.supervisor.folder import Folder
 from slurmddp.supervisor.notify import BUDGET, Notifier
@@ -26,7 +28,9 @@ class Messages:
         self._notifier.open()
 
     def say(self, text: str) -> None:
-        self._folder.tell("say", time.strftime("%Y-%m-%d %H:%M:%S") + " job.sh: " + text)
+        """Write one line, whatever others' texts in it hold."""
+        line = UNSAFE.sub("", re.sub("[\t\r\n\x0b\x0c\x85\u2028\u2029]+", " ", text))
+        self._folder.tell("say", time.strftime("%Y-%m-%d %H:%M:%S") + " job.sh: " + line)
 
     def event(self, facts: Any) -> None:
         """Write an event, of slurmddp.records."""

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any, Callable, List, Mapping, Optional, Sequence
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from slurmddp.records.alert import Alert
 from slurmddp.supervisor.deliver import Outcome, Sender, Settings, Targets, complain, from_environment
@@ -46,6 +46,7 @@ class Notifier:
         self._targets = Targets()
         self._children: List[_Child] = []
         self._exited: List[int] = []
+        self._unstarted: List[Tuple[Optional[Alert], float]] = []
         self._waiting = False
         self._last_retry = clock()
 
@@ -66,11 +67,14 @@ class Notifier:
         """Return what has become of alerts since the last call. Call it at least once a minute."""
         outcomes: List[Outcome] = []
         self._reap()
+        unstarted, self._unstarted = self._unstarted, []
+        for alert, seconds in unstarted:
+            self._start(alert, seconds)
         for child in list(self._children):
             if self._read(child) or self._clock() > child.until + _OVERTIME:
                 self._children.remove(child)
                 outcomes += self._finished(child)
-        if self._waiting and not self._children and self._clock() - self._last_retry > _RETRY_SECONDS:
+        if self._waiting and not self._children and not self._unstarted and self._clock() - self._last_retry > _RETRY_SECONDS:
             self._start(None, _RETRY_BUDGET)
         return outcomes
 
@@ -82,7 +86,7 @@ class Notifier:
         self._waiting = False
         end = self._clock() + seconds
         outcomes = self.poll()
-        while any(child.alert for child in self._children) and self._clock() < end:
+        while self._sending() and self._clock() < end:
             select.select(self.descriptors(), [], [], min(end - self._clock(), 1.0))
             outcomes += self.poll()
         return outcomes
@@ -90,13 +94,24 @@ class Notifier:
     def unstored(self) -> List[Alert]:
         """Return the alerts that no disk has yet: if the job ends now, they are lost."""
         alerts = [(child.alert, child.text) for child in self._children]
+        alerts += [(alert, b"") for alert, _ in self._unstarted]
         return [alert for alert, text in alerts if alert is not None and b'["stored"' not in text]
+
+    def _sending(self) -> bool:
+        return any(child.alert for child in self._children) or any(alert for alert, _ in self._unstarted)
 
     def _start(self, alert: Optional[Alert], seconds: float) -> None:
         if alert is None:
             self._last_retry = self._clock()
-        reader, writer = os.pipe()
-        pid = os.fork()
+        pipe: Tuple[int, ...] = ()
+        try:
+            reader, writer = pipe = os.pipe()
+            pid = os.fork()
+        except OSError:  # too many processes, or no memory: `poll` tries again
+            for descriptor in pipe:
+                os.close(descriptor)
+            self._unstarted.append((alert, seconds))
+            return
         if pid == 0:
             _send(self._settings, self._targets, alert, seconds, writer)
         os.close(writer)

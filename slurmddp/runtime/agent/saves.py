@@ -60,7 +60,7 @@ class Saves:
         target = kept / f"{len(copies) + 1:03d}-{name}"
         why = ""
         try:
-            kept.mkdir(exist_ok=True)
+            kept.mkdir(mode=0o700, exist_ok=True)
             limit = min(MOST_BYTES, MOST_SHARE * shutil.disk_usage(kept).free)
             if sum(copy.bytes for copy in copies) + save.bytes > limit:
                 why = f"{_size(save.bytes)}, and all copies together may have {_size(limit)}"
@@ -101,12 +101,22 @@ def _copy(source: str, target: Path) -> str:
             _, text = process.communicate(timeout=max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
+            _remove(process, part)
             return f"the copy took longer than {PATIENCE} s"
         if process.returncode == 0:
             part.rename(target)
             return ""
         why = text.strip().split("\n")[-1] or f"cp exited with code {process.returncode}"
     return why
+
+
+def _remove(process: "subprocess.Popen[str]", part: Path) -> None:
+    """Remove what a copy that was killed has left, in a bounded time: the file system may hang."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=5)
+    removal = subprocess.Popen(["rm", "-rf", "--", str(part)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        removal.wait(timeout=10)
 
 
 def _size(count: float) -> str:

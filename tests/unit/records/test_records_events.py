@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurmddp.records import events
+from slurmddp.records import events, json_lines
 from slurmddp.records.events import Event, Unknown
 from slurmddp.records.job_events import AttemptEnded, HoldReleased, Measured, Network, Preflight
 from slurmddp.records.rank_events import Evaluated, FirstStep, Hang, RankStarted
@@ -119,3 +119,8 @@ def test_python_3_6_reads_and_writes_the_same() -> None:
         assert [json.loads(line) for line in done.stdout.splitlines()] == [
             json.loads(line) for line in lines.splitlines()
         ]
+
+
+def test_a_lone_surrogate_is_no_error() -> None:
+    assert json.loads(json_lines.dump({"a": "x\ud800y"})) == {"a": "x?y"}
+    assert json_lines.dump({"a": "\udcff"}) == b'{"a": "\xff"}\n'

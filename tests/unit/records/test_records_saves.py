@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.records.saves import newest
+from slurmddp.records import saves
+from slurmddp.records.saves import measure, newest
 
 NOW = 1_700_000_000.0
 
@@ -100,3 +101,40 @@ def test_places_and_patterns(tmp_path: Path) -> None:
     assert found("t*") == "two"
     assert found("none/*", "none") is None
     assert newest([path], since=NOW + 3) is None and newest([path], since=NOW + 2)
+
+
+@pytest.mark.parametrize("whose", ["file", "folder/model", "folder/inner", "folder"])
+def test_what_belongs_to_another_user_is_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str) -> None:
+    (tmp_path / "folder/inner").mkdir(parents=True)
+    for name in ("file", "folder/model", "folder/inner/model"):
+        zipped(tmp_path / name)
+    theirs, really = str(tmp_path / whose), os.lstat
+
+    def lstat(path: str) -> os.stat_result:
+        facts = list(really(path))
+        facts[4] += path == theirs
+        return os.stat_result(facts)
+
+    top = tmp_path / whose.partition("/")[0]
+    assert measure(str(top))
+    monkeypatch.setattr(saves.os, "lstat", lstat)
+    assert measure(str(top)) is None
+    found = newest([str(tmp_path)])
+    assert found and found.path == str(tmp_path / ("folder" if whose == "file" else "file"))
+
+
+def test_what_a_file_became_since_it_was_listed_is_not_read(tmp_path: Path) -> None:
+    zipped(tmp_path / "a")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(OSError):
+            saves._kind(str(tmp_path / name))
+
+
+def test_headers_that_are_too_deep_or_too_long(tmp_path: Path) -> None:
+    deep = b'{"a":' + b"[" * 100000
+    (tmp_path / "deep").write_bytes(len(deep).to_bytes(8, "little") + deep)
+    (tmp_path / "long").write_bytes((11 * 2**20).to_bytes(8, "little") + b"{}" + b" " * 11 * 2**20)
+    assert newest([str(tmp_path)]) is None
+    assert saves._kind(str(tmp_path / "long")) == saves.OTHER

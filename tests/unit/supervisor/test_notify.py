@@ -125,6 +125,23 @@ def test_an_alert_that_no_disk_has_is_known(place: Place) -> None:
     end()
 
 
+def test_a_process_that_cannot_be_made_is_tried_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with Receiver() as receiver:
+        place.address(receiver.url)
+        notifier = place.notifier()
+        before = len(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fork", full)
+            notifier.send(BOOM)
+            assert notifier.settle(0) == [] == notifier.descriptors()
+            assert [alert.cause for alert in notifier.unstored()] == ["boom"]
+            assert len(os.listdir("/proc/self/fd")) == before
+        assert [one.sent.outcome for one in notifier.settle(20)] == [ARRIVED] and notifier.unstored() == []
+
+
 def test_the_sender_takes_no_signals_and_holds_no_pipe_of_the_supervisor(place: Place) -> None:
     with Receiver("slow:2") as receiver:
         place.address(receiver.url)
