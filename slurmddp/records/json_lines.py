@@ -22,7 +22,7 @@ def load(line: bytes) -> Optional[Dict[str, Any]]:
 
 def dump(record: Mapping[str, Any]) -> bytes:
     """Return the line of an object. Numbers that JSON lacks (nan, inf) become null; names of files that are no UTF-8
-    stay the bytes that they are. Text that no bytes stand for (half of a pair of UTF-16) makes them ?, as itself.
+    stay the bytes that they are. If text is no UTF-8 in another way (half of a UTF-16 pair), all such is ?.
     """
     text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n"
     try:

@@ -207,6 +207,8 @@ def test_as_the_program_it_sends_the_alert(desk: Desk, python: str) -> None:
     """Here: it leaves it in the spool, as on a site whose nodes reach nobody."""
     run = desk.root / "run"
     (run / "payloads").mkdir(parents=True)
+    secrets = desk.root / "config/slurmddp/secrets/run"
+    secrets.mkdir(parents=True)
     (run / "payloads" / "json").write_text(
         'on failed 5 x\nleave login\nescape json\nbytes 100\npart {"a": "@cause@"}\n'
     )
@@ -214,7 +216,8 @@ def test_as_the_program_it_sends_the_alert(desk: Desk, python: str) -> None:
     desk.program("scontrol", "#!/bin/bash\necho 'JobId=7 JobState=NODE_FAIL Reason=None BatchHost=node2'\n")
     main = str(ROOT / "slurmddp/supervisor/__main__.py")
     command = [python, "-IB", main, "watchdog", str(run), "7", ""]
-    subprocess.run(command, env={**desk.environment, "SLURM_JOB_ID": "70"}, capture_output=True, text=True, check=True)
+    env = {**desk.environment, "SLURM_JOB_ID": "70", "XDG_CONFIG_HOME": str(desk.root / "config")}
+    subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     (message,) = (run / "alerts" / "spool").iterdir()
     assert message.name == "run.3.failed.json"
     assert json.loads((message / "body").read_text()) == {"a": "node node2, which ran job.sh, was lost"}
