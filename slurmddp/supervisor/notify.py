@@ -74,7 +74,12 @@ class Notifier:
             if self._read(child) or self._clock() > child.until + _OVERTIME:
                 self._children.remove(child)
                 outcomes += self._finished(child)
-        if self._waiting and not self._children and not self._unstarted and self._clock() - self._last_retry > _RETRY_SECONDS:
+        if (
+            self._waiting
+            and not self._children
+            and not self._unstarted
+            and self._clock() - self._last_retry > _RETRY_SECONDS
+        ):
             self._start(None, _RETRY_BUDGET)
         return outcomes
 

@@ -158,7 +158,9 @@ class Watch:
         words += [*program(self.run, self.python, "watchdog"), self.run, job, self.python, *self.options]
         code, answer = self._ask(words)
         if code != 0:
-            self.say("job {} continues, but the next watchdog job could not be submitted: {}".format(job, answer.strip()))
+            self.say(
+                "job {} continues, but the next watchdog job could not be submitted: {}".format(job, answer.strip())
+            )
             self.event("not submitted", state)
             return
         made = answer.strip().split(";")[0]
