@@ -130,6 +130,8 @@ class Sender:
             addresses, values = self._within(secrets, lambda: _secrets(Path(secrets)))
             self.known = self.known._replace(addresses=addresses, secrets=(*secret_parts(addresses.values()), *values))
             self._read_secrets = True
+        except FileNotFoundError:
+            self._read_secrets = True  # a node without the home folder has no value of environment_from either
         except OSError:
             pass  # each message says that its address is missing
         return self.known

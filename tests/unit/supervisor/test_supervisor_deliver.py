@@ -59,8 +59,18 @@ def test_a_secret_at_the_start_of_what_is_read_of_a_log(before: int) -> None:
     assert compose.end_of_log((LONG[3000:] + "\n" + "z\n" * 5000).encode(), False, [LONG]).strip("z\n") == ""
 
 
-def test_without_the_secrets_nothing_is_shown_that_may_hold_them(tmp_path: Path) -> None:
-    alert = with_facts(sender(tmp_path))
+def test_without_the_secrets_nothing_is_shown_that_may_hold_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home folder that does not answer; one that is not there has no values for the ranks either."""
+    assert with_facts(sender(tmp_path)).cause == "boom"
+    (tmp_path / "a").mkdir()
+
+    def refuse(folder: Path) -> None:
+        raise OSError("Stale file handle")
+
+    monkeypatch.setattr(deliver, "_secrets", refuse)
+    alert = with_facts(sender(tmp_path / "a"))
     assert (alert.log_tail, alert.cause) == ("", deliver._LEFT_OUT)
     (tmp_path / "b").mkdir()
     alert = with_facts(sender(tmp_path / "b", Targets(secrets=("of the log",))))
