@@ -8,6 +8,7 @@ be used are kept out of the next start in the same way; where that leaves too fe
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -17,8 +18,11 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 #: How Slurm holds a job that a node has refused to start.
 REFUSED = "launch_failed_requeued_held"
-#: Seconds between two looks, before and after the hold was ended; seconds after which Slurm ends its hold itself.
-EVERY, LATER, OVER = 1, 5, 125
+#: Seconds between two looks, from the last change that was seen; the least of them after the hold was ended. Many jobs
+#: may be requeued at once, and all of them ask the same controller.
+STEPS, LATER = (1, 1, 1, 2, 4, 8, 15), 5
+#: Seconds after which Slurm ends its hold itself; for which this process looks: the requeue may take its time.
+OVER, ALL = 125, 300
 #: A hold that has less left when it is first seen is older than this process: the node did not answer meanwhile.
 YOUNG = 90
 
@@ -40,6 +44,19 @@ def ask(*words: str) -> Optional[str]:
     """Return what a command of Slurm writes; None if it fails."""
     done = subprocess.run(["timeout", "10", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+def append(path: str, line: str) -> None:
+    """Append a line to a file, if its folder is ours: another user may have put one of theirs in its place."""
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if os.fstat(folder).st_uid != os.geteuid():
+            return
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        with open(os.open(os.path.basename(path), flags, 0o666, dir_fd=folder), "a") as file:
+            file.write(line)
+    finally:
+        os.close(folder)
 
 
 def nodes_of(text: str, *states: str) -> List[str]:
@@ -67,12 +84,19 @@ class Release:
         self.over = self.released = False
         self._old: Optional[bool] = None  # whether the hold began long before this process
         self._held = self._runs = self._refused = 0
+        self._seen, self._same = "", 0  # the state, and in how many looks it was the same
         self._silent: List[str] = []
+
+    def pause(self) -> int:
+        """Return the seconds until the next look."""
+        return max(STEPS[min(self._same, len(STEPS) - 1)], LATER if self.released else 0)
 
     def look(self, seconds: float) -> None:
         """seconds: since the first look."""
         report = ask("scontrol", "show", "job", self.request.job, "-o") or ""
         started = re.search(r" Restarts=(\d+)", report)
+        seen = " ".join(re.findall(r"(?:JobState|Reason|Restarts)=\S+", report)) or self._seen
+        self._seen, self._same = seen, self._same + 1 if seen == self._seen else 1
         if self._old is None and started is not None and int(started.group(1)) > self.request.restarts:
             self._old = _is_old(report)
         if re.search("JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT)", report):
@@ -105,8 +129,10 @@ class Release:
         kept out of the next start: when one comes back, the job's processes there still have to end.
         """
         steps = ask("squeue", "--steps", "--noheader", "--jobs=" + self.request.job, "--format=%i")
+        if steps is None or steps.strip():
+            return False
         nodes = ask("scontrol", "show", "node", self.request.nodes, "-o") if self.request.nodes else ""
-        if steps is None or steps.strip() or nodes is None:
+        if nodes is None:
             return False
         silent = nodes_of(nodes, "DOWN", "NOT_RESPONDING", "FAIL")
         self._silent += [node for node in silent if node not in self._silent]
@@ -126,16 +152,15 @@ class Release:
         """Write the event, once."""
         if done and not self.released:
             line = dict(self.request.event, time=round(time.time(), 3))
-            with open(self.request.events, "a") as file:
-                file.write(json.dumps(line) + "\n")
+            append(self.request.events, json.dumps(line) + "\n")
         self.released = self.released or done
 
 
 def main(request: Request) -> None:
-    """Wait for the hold, three minutes at most, and end it."""
+    """Wait for the hold, some minutes at most, and end it."""
     release, began = Release(request), time.monotonic()
-    while not release.over and time.monotonic() - began < 180:
-        time.sleep(LATER if release.released else EVERY)
+    while not release.over and time.monotonic() - began < ALL:
+        time.sleep(release.pause() * random.uniform(1.0, 1.2))
         release.look(time.monotonic() - began)
 
 

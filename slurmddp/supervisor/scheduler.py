@@ -44,8 +44,9 @@ class Local:
         self.job_nodes = self.host
         self.job = Job()
 
-    def ask(self) -> None:
-        """Ask how the job is now."""
+    def ask(self) -> bool:
+        """Ask how the job is now. Return whether there was an answer."""
+        return True
 
     def withdraw(self) -> None:
         """Cancel the job, so that nothing starts it again."""
@@ -85,7 +86,7 @@ class Slurm:
         words = ["scontrol", "show", "job", self.slurm_job, "-o"]
         return self._loop.run(words, _PATIENCE, errors=subprocess.STDOUT).text
 
-    def ask(self) -> None:
+    def ask(self) -> bool:
         text = fields(self.report())
         # Slurm keeps the time of a preemption that was before this start.
         preempted = "preempted" in text and text["preempted"] >= text.get("began", "")
@@ -96,6 +97,7 @@ class Slurm:
             restarts=int(text.get("restarts", self.job.restarts)),
         )
         self._node_list = text.get("nodes", self._node_list)
+        return "state" in text
 
     def withdraw(self) -> None:
         self._loop.run(["scancel", self.slurm_job], _PATIENCE)

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from typing import Optional
 
 from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import Requeued
@@ -9,6 +11,9 @@ from slurmddp.supervisor.brain import stopping as brain
 from slurmddp.supervisor.brain.types import KILLED, TIME_LIMIT
 from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.requeue import Refused
+
+#: Seconds from Slurm's SIGTERM to its SIGKILL (KillWait, 30 by default), less some for the last records.
+_KILL_WAIT = 25.0
 
 
 def ask_to_stop(job: Job, reason: str) -> None:
@@ -33,22 +38,22 @@ def terminated(job: Job, number: int) -> None:
     if job.ending:
         return  # Slurm sends it to all processes of the job, and job.sh passes its own on
     name = signal.Signals(number).name
-    job.signal = name[len("SIG") :]
+    job.signal, began = name[len("SIG") :], time.monotonic()
     job.messages.budget = 4  # seconds: what Slurm's KillWait leaves, at the least
-    job.scheduler.ask()
+    answered = job.scheduler.ask() or job.scheduler.ask()
     if not job.scheduler.slurm:  # nobody but the user sends a signal
         job.scheduler.job = job.scheduler.job._replace(state="CANCELLED")
-    why = brain.why_signalled(job.scheduler.job)
     job.count_gpu_time()
     before = job.ledger()
-    stop = job.stop_file()
+    stop, state = job.stop_file(), job.scheduler.job
+    why = brain.why_signalled(state) if answered else brain.why_unanswered(state, stop)
     saved = job.saved() if job.settings.must_save and why == TIME_LIMIT else None
     ending = brain.ending(job.settings, why, before, stop, saved, job.attempt)
     job.ending, job.kept = ending.why, ending.kept
     if ending.withdraw:
         job.scheduler.withdraw()
-    state = job.scheduler.job
-    job.say("{}: {}{}".format(name, ending.why, " (Slurm: {}, {})".format(*state[:2]) if state.reason else ""))
+    slurm = " (Slurm: {}, {})".format(*state[:2]) if state.reason else ""
+    job.say("{}: {}{}".format(name, ending.why, slurm if answered else " (assumed: Slurm does not answer)"))
     ask_to_stop(job, name)
     if job.child is not None:
         job.child.kill(signal.SIGTERM)
@@ -56,7 +61,8 @@ def terminated(job: Job, number: int) -> None:
     if ending.back == brain.WAS_BROUGHT:
         job.back = put_back(job, Cause("Slurm or an operator has requeued the job"), by_others=True)
     elif ending.back == brain.ASK:
-        job.back = put_back(job, Cause(ending.why), ending.why)
+        left = _KILL_WAIT - (time.monotonic() - began)
+        job.back = put_back(job, Cause(ending.why), ending.why, seconds=left)
     if not job.back:
         more = "; " + job.kept if job.kept else ""
         job.send(brain.stopped_alert(Cause("{} ({}){}".format(ending.why, name, more)), job.kept))
@@ -74,10 +80,16 @@ def orphaned(job: Job) -> None:
     job.alert("failed", "failed", Cause(KILLED), brain.NEVER_AGAIN)
 
 
-def put_back(job: Job, cause: Cause, ended_by: str = "", by_others: bool = False) -> bool:
-    """Requeue the job. ended_by: as in Decision. by_others: they have done it. Return whether the run goes on."""
+def put_back(
+    job: Job, cause: Cause, ended_by: str = "", by_others: bool = False, seconds: Optional[float] = None
+) -> bool:
+    """Requeue the job. ended_by: as in Decision. by_others: they have done it. seconds: that are left for it; None: as
+    many as it needs. Return whether the run goes on.
+    """
     job.loop.be_deaf()  # Slurm sends SIGTERM to all of the job as soon as it is requeued
     job.requeue.attempt = job.attempt
+    if seconds is not None:
+        job.requeue.seconds = seconds
     try:
         excluded = job.nodes.excluded
         again = job.requeue.by_others(excluded) if by_others else job.requeue.again(ended_by, excluded)
@@ -88,6 +100,9 @@ def put_back(job: Job, cause: Cause, ended_by: str = "", by_others: bool = False
     job.say("requeued as job {}: {}".format(again, cause.line()))
     job.event(Requeued(job.settings.requeue_policy, cause.line(), again))
     job.alert("requeued", "requeued", cause, "job {} is in the queue; {}".format(again, resumes(job)))
+    failure = "" if by_others else job.requeue.keep_out(excluded)
+    if failure:
+        job.say(failure)
     return True
 
 

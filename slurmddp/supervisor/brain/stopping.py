@@ -70,6 +70,19 @@ def why_signalled(job: Job) -> str:
     return CANCELLED
 
 
+def why_unanswered(job: Job, stop: Optional[str]) -> str:
+    """Return why the job ends, as far as it is known without Slurm's answer. job: as it was hours ago, maybe. stop: of
+    the stop file.
+
+    Without a hint, it is handled like a time limit: scancel itself needs a controller that answers, so a cancel is the
+    least likely reason, and a run that continues by mistake costs less than one that stops by mistake.
+    """
+    why = why_signalled(job)
+    if why != CANCELLED or job.state == "CANCELLED":
+        return why
+    return stop if stop in (TIME_LIMIT, PREEMPTION) else TIME_LIMIT
+
+
 def why_warned(job: Job) -> str:
     """Return why Slurm sends USR2: before the time limit and, on some sites, before a preemption."""
     return PREEMPTION if job.preempted else TIME_LIMIT

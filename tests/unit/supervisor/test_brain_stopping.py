@@ -168,6 +168,22 @@ def test_only_slurm_knows_which_signal_it_was(job: Job, why: str) -> None:
     assert stopping.why_warned(job) == ("preemption" if job.preempted else "time limit")
 
 
+@pytest.mark.parametrize(
+    ("job", "stop", "why"),
+    [
+        (Job("RUNNING", "None"), None, "time limit"),
+        (Job(), "SIGINT", "time limit"),
+        (Job("RUNNING", "None"), "preemption", "preemption"),
+        (Job("RUNNING", "None"), "time limit", "time limit"),
+        (Job("RUNNING", "None", preempted=True), None, "preemption"),
+        (Job("RUNNING", "None", restarts=1), "time limit", "requeued"),
+        (Job("CANCELLED", "None"), None, "cancelled"),
+    ],
+)
+def test_a_silent_controller_cancels_nothing(job: Job, stop: str | None, why: str) -> None:
+    assert stopping.why_unanswered(job, stop) == why
+
+
 @pytest.mark.parametrize("why", ["cancelled", "requeued", "node failure", "time limit", "preemption"])
 def test_a_recorded_cancel_wins_over_everything(why: str) -> None:
     ending = stopping.ending(BUNDLED, why, Ledger(), "cancelled by the user", True, 0)

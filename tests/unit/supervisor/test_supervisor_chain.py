@@ -33,6 +33,7 @@ def test_it_inherits_nothing_that_this_job_was_given(
     sbatch.write_text(sbatch.read_text().replace("pwd\n", f"pwd >{tmp_path}/folder\n"))
     sbatch.chmod(0o755)
     (tmp_path / "runs/my run").mkdir(parents=True)
+    (tmp_path / "runs/my run/job.sh").touch()
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for name in (*given, *kept):
         monkeypatch.setenv(name, "a\nb")

@@ -128,6 +128,51 @@ def test_a_job_that_has_ended_needs_nobody(played: Played) -> None:
     assert played.look() == [] and played.release.over
 
 
+def test_it_asks_less_and_less_often(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the last change on, and for nodes only where no step lives: many jobs may be requeued at once."""
+    asked: list[str] = []
+
+    def ask(*words: str) -> str | None:
+        asked.append(" ".join(words[:3]))
+        return played.ask(*words)
+
+    monkeypatch.setattr(release, "ask", ask)
+
+    def pauses(count: int) -> list[int]:
+        found = []
+        for _ in range(count):
+            assert played.look() == []
+            found.append(played.release.pause())
+        return found
+
+    assert pauses(7) == [1, 1, 2, 4, 8, 15, 15]
+    played.job, played.steps = held(), "7.0"
+    assert pauses(7) == [1, 1, 2, 4, 8, 15, 15]
+    assert "scontrol show node" not in asked and asked.count("squeue --steps --noheader") == 5
+    played.steps = ""
+    assert played.look()[-1] == "StartTime=now" and "scontrol show node" in asked
+    played.job = "JobState=RUNNING Restarts=1"
+    assert pauses(2) == [5, 5], "a node may refuse it within seconds"
+
+
+@pytest.mark.parametrize("whose", ["folder", "file"])
+def test_nothing_is_written_to_what_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str) -> None:
+    other, events = tmp_path / "other", tmp_path / "run/events.jsonl"
+    events.parent.mkdir()
+    if whose == "file":
+        other.touch()
+        events.symlink_to(other)
+        with pytest.raises(OSError):
+            release.append(str(events), "x\n")
+        assert other.read_text() == ""
+        return
+    release.append(str(events), "x\n")
+    uid = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    release.append(str(events), "y\n")
+    assert events.read_text() == "x\n"
+
+
 def test_it_can_reach_slurm_and_has_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where slurm.conf is, who serves it, and the token: none of them as an argument, which `ps` shows to all."""
     seen = tmp_path / "seen"
