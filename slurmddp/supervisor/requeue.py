@@ -25,7 +25,7 @@ _TRY, _LOOK, _ALL = 20.0, 5.0, 120.0
 #: What Slurm's commands write where the controller is slow, or starts again.
 _TRANSIENT = re.compile("contact slurm controller|Unable to contact|Socket timed out|Zero Bytes were transmitted", re.I)
 #: Submits a run's job.sh. Whoever may write to the parent folder can replace the run folder: then job.sh is not ours.
-_SUBMIT = 'cd "$0" && { [[ -O $1 && -O $1/job.sh ]] || exit 99; } && shift && exec "$@"'
+_SUBMIT = 'cd "$0" && for its in "$1" "$1/job.sh"; do [[ ! -e $its || -O $its ]] || exit 99; done && shift && exec "$@"'
 
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "release.py"), encoding="utf-8") as _file:
     _RELEASE = _file.read()
@@ -197,7 +197,7 @@ class Chain(_Way):
         while True:
             done = tries.run(words, of_the_user(os.environ))
             if done.code == 99:
-                raise Refused(tries.what + ": {0} or {0}/job.sh is missing, or another user owns it".format(self._run))
+                raise Refused(tries.what + ": another user owns {0} or {0}/job.sh".format(self._run))
             submitted = re.findall(r"^(\d+)(?:;\S*)?$", done.text, re.MULTILINE)
             if done.code == 0 and submitted:
                 return str(submitted[-1])
