@@ -28,6 +28,8 @@ rules()  # read by now, like all modules: the run folder may be purged later
 #: Seconds between two looks; for which job.sh's heartbeat stands still until Slurm is asked; and that the guard of each
 #: further node waits for those before it.
 _LOOK, _SILENT, _TURN = 5.0, 20.0, 10.0
+#: Seconds that Slurm leaves after its SIGTERM, with some to spare.
+_KILL_WAIT = 20.0
 LOST_FOR_GOOD = "the job is cancelled: it cannot be requeued"
 #: As the shell puts it: 128 + 9.
 _KILLED = 137
@@ -104,7 +106,7 @@ class Guard:
         cause = killed if what in (CANCELLED, DONE) else decision.cause
         ended = AttemptEnded(_KILLED, cause.text, cause.node or job.scheduler.host, cause.rank, what)
         job.event(ended._replace(not_requeued=decision.not_requeued))
-        if what == REQUEUE and not put_back(job, cause, decision.ended_by):
+        if what == REQUEUE and not put_back(job, cause, decision.ended_by, seconds=_KILL_WAIT):
             what = FAILED
         if what == FAILED:
             job.alert("failed", "failed", cause, NEVER_AGAIN + CONTINUES)

@@ -117,7 +117,7 @@ def test_what_belongs_to_another_user_is_no_save(tmp_path: Path, monkeypatch: py
 
     top = tmp_path / whose.partition("/")[0]
     assert measure(str(top))
-    monkeypatch.setattr(saves.os, "lstat", lstat)
+    monkeypatch.setattr(os, "lstat", lstat)
     assert measure(str(top)) is None
     found = newest([str(tmp_path)])
     assert found and found.path == str(tmp_path / ("folder" if whose == "file" else "file"))
