@@ -39,6 +39,7 @@ from slurmddp.supervisor import values
 from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.preflight import check_nodes
 words = "scheduler=slurm nodes_max={nodes} nodes_min=1 requeue_policy=none preflight=yes join_timeout=600 " \
+    "watch=[] max_gpu_hours= gpus_per_node=4 " \\
     "own_script= must_save= breaker=3 stop_lead= cancel_grace= elastic= singleton= tasks_per_node="
 job = Job(values.read([{run!r}, {run!r}, *words.split()]))
 job.scheduler.nodes = lambda: ["n%d" % number for number in range(1, {nodes} + 1)]
