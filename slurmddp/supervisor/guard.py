@@ -17,7 +17,7 @@ from slurmddp.records.job_events import AttemptEnded, JobEnded, JobStarted, Node
 from slurmddp.supervisor import values
 from slurmddp.supervisor.attempt import decide_by
 from slurmddp.supervisor.brain.stopping import CONTINUES, NEVER_AGAIN, stopped_alert
-from slurmddp.supervisor.brain.types import CANCELLED, DONE, FAILED, NEXT, REQUEUE, STOPPED, Facts
+from slurmddp.supervisor.brain.types import CANCELLED, DONE, FAILED, KILLED, NEXT, REQUEUE, STOPPED, Facts
 from slurmddp.supervisor.folder import Unavailable
 from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.scheduler import fields
@@ -99,7 +99,7 @@ class Guard:
         marker, stop = marker_of(job.folder.known(None, "marker", job.attempt)), job.stop_file()
         if marker is not None and marker.state == STOPPED and stop is None:
             marker = None  # the ranks got Slurm's SIGTERM, too, and saved: nobody had asked them
-        killed = Cause("job.sh was killed by SIGKILL (out of memory?)", node=job.scheduler.host)
+        killed = Cause(KILLED, node=job.scheduler.host)
         facts = Facts(job.attempt, _KILLED, job.scheduler.job, marker, stop, noted=killed)
         decision = decide_by(job, facts._replace(saved=job.saved() if stop is not None else None))
         what = CANCELLED if decision.ended_by == CANCELLED else REQUEUE if decision.what == NEXT else decision.what

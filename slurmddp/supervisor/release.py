@@ -59,6 +59,12 @@ def append(path: str, line: str) -> None:
         os.close(folder)
 
 
+def excluded_in(report: str) -> List[str]:
+    """Return the nodes that `scontrol show job` says are kept out of the job."""
+    there = re.search(r" ExcNodeList=([A-Za-z0-9]\S*)", report)
+    return there.group(1).split(",") if there else []
+
+
 def nodes_of(text: str, *states: str) -> List[str]:
     """Return the nodes of `scontrol show node -o` in one of these states."""
     found = re.findall(r"^NodeName=(\S+).*? State=(\S+)", text, re.MULTILINE)
@@ -139,8 +145,7 @@ class Release:
         return not set(nodes_of(nodes, "COMPLETING")) - set(self._silent)
 
     def _exclude(self, report: str) -> None:
-        there = re.search(r" ExcNodeList=([A-Za-z0-9]\S*)", report)
-        listed = there.group(1).split(",") if there else []
+        listed = excluded_in(report)
         more = [node for node in (*self.request.excluded, *self._silent) if node not in listed]
         if more:
             self._scontrol("update", "JobId=" + self.request.job, "ExcNodeList=" + ",".join(more + listed))

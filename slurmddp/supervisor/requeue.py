@@ -12,6 +12,7 @@ from slurmddp.records.events import Event
 from slurmddp.records.job_events import HoldReleased
 from slurmddp.supervisor.brain.types import NODE_FAILURE, PREEMPTION
 from slurmddp.supervisor.loop import Loop, Output
+from slurmddp.supervisor.release import excluded_in
 
 #: What a command of Slurm needs of this job's environment. A token must not be a command's argument.
 _REACH = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
@@ -129,8 +130,11 @@ class Requeue(_Way):
         """To Slurm 22.05, a job that ends within its grace time is over, so it is asked; 24.11 and 26.05 requeue it."""
         if re.search(r" (1?[0-9]|2[0-2])\.", self._loop.run(["scontrol", "--version"], 5).text):
             return False
-        partition = ["scontrol", "show", "partition", os.environ.get("SLURM_JOB_PARTITION", ""), "-o"]
-        return bool(re.search(r"PreemptMode=\S*REQUEUE", self._loop.run(partition, 5).text))
+        return bool(re.search(r"PreemptMode=\S*REQUEUE", self._partition()))
+
+    def _partition(self) -> str:
+        words = ["scontrol", "show", "partition", os.environ.get("SLURM_JOB_PARTITION", ""), "-o"]
+        return self._loop.run(words, _LOOK).text
 
     def _report(self) -> str:
         return self._loop.run(["scontrol", "show", "job", self._job, "-o"], _LOOK).text
@@ -145,13 +149,11 @@ class Requeue(_Way):
         report = self._report()
         if "JobState=" not in report:
             return text + "Slurm does not answer"  # which nodes the user has excluded is not known
-        there = re.search(r" ExcNodeList=([A-Za-z0-9]\S*)", report)
-        partition = ["scontrol", "show", "partition", os.environ.get("SLURM_JOB_PARTITION", ""), "-o"]
-        total = re.search(r" TotalNodes=(\d+)", self._loop.run(partition, _LOOK).text)
+        total = re.search(r" TotalNodes=(\d+)", self._partition())
         needed = len(set(excluded)) + int(os.environ.get("SLURM_JOB_NUM_NODES") or 1)
         if total is not None and int(total.group(1)) < needed:
             return ""
-        listed = there.group(1).split(",") if there else []
+        listed = excluded_in(report)
         nodes = [node for node in dict.fromkeys(excluded) if node not in listed]
         words = ["scontrol", "update", "JobId=" + self._job, "ExcNodeList=" + ",".join(nodes + listed)]
         done = self._loop.run(words, _LOOK, errors=subprocess.STDOUT) if nodes else Output(0, "")
