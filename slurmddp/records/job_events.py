@@ -16,10 +16,12 @@ class JobStarted(NamedTuple):
 
     nodes: a Slurm node list
     cancel_grace: seconds that a script of your own has to exit after `slurmddp cancel`; null with `train.task`
+    step: steps that the run had done by then
     """
 
     nodes: str
     cancel_grace: Optional[int]
+    step: Optional[int] = None
 
 
 class Preflight(NamedTuple):

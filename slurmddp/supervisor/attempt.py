@@ -47,7 +47,7 @@ class Attempts:
             job.cause = Cause("too few usable nodes: {}".format(" ".join(job.nodes.usable) or "none"))
             return
         if job.values.yes("measure") and not job.must_end() and not measure_network(job, look, self._measured):
-            self._record(None, launched=False)
+            self.record(None, launched=False)
             return
         if job.settings.preflight == "only" and not job.must_end():
             job.say("recovery.preflight is only: no ranks are started")
@@ -56,7 +56,7 @@ class Attempts:
         if job.must_end():
             job.say("asked to stop before the ranks started")
             job.exit_code = 0
-            self._record(self.decide(), launched=False)
+            self.record(self.decide(), launched=False)
             return
         self._train()
 
@@ -70,7 +70,7 @@ class Attempts:
         job.exit_code = job.on_nodes(job.logs + "/%N.log", self._command(), self.watching.look, together=True)
         job.folder.known(None, "show", job.logs, patience=30)
         self.watching.read_events()
-        self._record(self.decide(), launched=True)
+        self.record(self.decide(), launched=True)
         if job.decision == NEXT and job.cause is not None:
             self.job.watch.failed(job.cause)
         if not job.ending:
@@ -134,7 +134,7 @@ class Attempts:
             stranger=watch.stranger,
         )
 
-    def _record(self, decision: Optional[Decision], launched: bool) -> None:
+    def record(self, decision: Optional[Decision], launched: bool) -> None:
         """Record how the attempt ended."""
         job, cause = self.job, self.job.cause or Cause("")
         ended_by, kept = (decision.ended_by, decision.not_requeued) if decision else ("", "")

@@ -14,8 +14,8 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from slurmddp.records import events, json_lines, saves
 from slurmddp.records import marker as markers
-from slurmddp.records.job_events import JobStarted, Requeued
-from slurmddp.records.progress import read_failures
+from slurmddp.records.job_events import AttemptEnded, JobEnded, JobStarted, Requeued
+from slurmddp.records.progress import read_failures, read_progress
 from slurmddp.supervisor.logs import Logs
 
 #: torchrun's folder of a start: attempt_0, attempt_1, ...
@@ -109,19 +109,33 @@ class Files(Logs):
             keep_others_from_writing()
         return shared
 
-    def begin(self) -> Tuple[int, List[str]]:
-        """Note when this job began. Return the length of events.jsonl, and the names of its events job_started and
-        requeued.
+    def begin(self, attempt: int) -> Dict[str, Any]:
+        """Note when this job began. Return what earlier ones have left. attempt: the first one of this job.
+
+        length: of events.jsonl. names: of its events job_started and requeued. step: of the run. unended: of each start
+        right before this one whose end nobody could record, the step that it reached.
         """
         with open(self.path("job_began"), "w"):
             pass
         names: List[str] = []
-        length, begin = -1, 0
+        begun: List[int] = []  # the steps at which those starts began
+        ended, length, begin = -1, -1, 0
         while begin != length:
             length, (begin, lines) = begin, self.new_lines(begin)
-            found = (events.parse(line.encode("utf-8", "replace")) for line in lines)
-            names += [event.name for event in found if event and isinstance(event.facts, (JobStarted, Requeued))]
-        return length, names
+            for event in filter(None, (events.parse(line.encode("utf-8", "replace")) for line in lines)):
+                if isinstance(event.facts, (JobStarted, Requeued)):
+                    names.append(event.name)
+                if isinstance(event.facts, JobStarted):
+                    begun.append(event.facts.step or 0)
+                elif isinstance(event.facts, (AttemptEnded, Requeued, JobEnded)):
+                    ended = max(ended, -1 if event.attempt is None else event.attempt)
+                    begun = begun if isinstance(event.facts, AttemptEnded) else []
+        progress = read_progress(self.read("progress") or "")
+        step = 0 if progress is None else progress.step
+        reached = [*begun, step][1:]
+        # Where not even job_started could be written, attempts still have folders.
+        reached = [step] * (attempt - ended - 1 - len(reached)) + reached
+        return {"length": length, "names": names, "step": step, "unended": reached}
 
     def open_attempt(self, attempt: int) -> List[Any]:
         """Make the folders of the first attempt from this number on that has none. Return its number and logs."""

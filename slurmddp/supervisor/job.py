@@ -56,6 +56,7 @@ class Job:
         self.step_options = list(values.step_options)
         self.attempt, self.logs = 0, ""
         self.events_read = 0  # bytes of events.jsonl
+        self.unended: Sequence[int] = ()  # of earlier starts: see Files.begin
         self.child: Optional[Child] = None
         self.ending = self.signal = self.kept = self.ended_by = ""
         self.back = False

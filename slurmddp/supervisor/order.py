@@ -4,21 +4,23 @@ import os
 import signal
 import subprocess
 import sys
-from typing import List, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 from slurmddp.causes.rules import rules
 from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import JobEnded, JobStarted
+from slurmddp.records.progress import Failure
 from slurmddp.supervisor import values
-from slurmddp.supervisor.attempt import Attempts
+from slurmddp.supervisor.attempt import Attempts, decide_by
 from slurmddp.supervisor.brain.ledger import hours_are_used, hours_text
 from slurmddp.supervisor.brain.stopping import NEVER_AGAIN, stopped_alert
-from slurmddp.supervisor.brain.types import CANCELLED, DONE, FAILED, NEXT, REQUEUE, STOPPED
+from slurmddp.supervisor.brain.types import CANCELLED, DONE, FAILED, NEXT, REQUEUE, STOPPED, Facts
 from slurmddp.supervisor.files import keep_others_from_writing
 from slurmddp.supervisor.folder import Unavailable
 from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.loop import Child
 from slurmddp.supervisor.stopping import ask_to_stop, orphaned, put_back, resumes, terminated, warned
+from slurmddp.supervisor.watching import marker_of
 
 #: The exit code where the run folder does not answer at the start, or is another user's: job.sh tells of it.
 UNAVAILABLE = 98
@@ -55,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
             _finish(job, attempts)
             job.loop.be_deaf()  # what becomes of the run is told
     except Unavailable as error:
-        _without_folder(job, Cause(str(error)))
+        _without_folder(job, attempts, Cause(str(error)))
     job.messages.settle(8)
     _note(job, "told", "")  # if this process is killed from now on, job.sh sends no second alert
     _end(job, guard)
@@ -71,15 +73,21 @@ def _note(job: Job, name: str, text: str) -> None:
         job.say("cannot leave job.sh word: {}".format(error))
 
 
-def _without_folder(job: Job, cause: Cause) -> None:
-    """End a job whose run folder does not answer, or is gone: on another node, or a little later, it may be there."""
-    job.cause, job.exit_code = cause, job.exit_code or 1
-    job.messages.budget = 8
-    if job.ending:
-        return  # the alert was sent at once
-    job.decision = REQUEUE if put_back(job, cause) else FAILED
-    if job.decision == FAILED:
-        job.alert("failed", "failed", cause, NEVER_AGAIN)
+def _without_folder(job: Job, attempts: Attempts, cause: Cause) -> None:
+    """End a job whose run folder does not answer, or is gone: on another node, or a little later, it may be there.
+
+    This counts as a failed start, like those before it whose end could not be recorded.
+    """
+    job.exit_code = job.exit_code or 1
+    if not job.ending:
+        failures = (*job.ledger().failures, *(Failure(job.attempt, step) for step in job.unended))
+        job.watch.ledger = job.watch.ledger._replace(failures=failures)
+        marker, stop = marker_of(job.folder.known(None, "marker", job.attempt)), job.stop_file()
+        saved = job.saved() if stop is not None else None
+        facts = Facts(job.attempt, job.exit_code, job.scheduler.job, marker, stop, noted=cause, saved=saved)
+        attempts.record(decide_by(job, facts), launched=False)
+        job.decision = REQUEUE if job.decision == NEXT else job.decision
+    _finish(job, attempts)
 
 
 def _handle_signals(job: Job) -> None:
@@ -101,9 +109,9 @@ def _handle_signals(job: Job) -> None:
 
 def _begin(job: Job) -> bool:
     """Tell that the job has started. Return whether it can go on."""
-    before: List[str]
-    job.events_read, before = job.folder.ask("begin", patience=60)
-    job.event(JobStarted(job.scheduler.job_nodes, job.settings.cancel_grace))
+    found: Dict[str, Any] = job.folder.ask("begin", job.attempt, patience=60)
+    job.events_read, job.unended, before = found["length"], found["unended"], found["names"]
+    job.event(JobStarted(job.scheduler.job_nodes, job.settings.cancel_grace, found["step"]))
     job.say("job {} on {}".format(job.scheduler.job_id, job.scheduler.job_nodes))
     if job.values.yes("counts_gpus"):
         job.gpus = job.scheduler.count_gpus(job.env)

@@ -111,9 +111,10 @@ print(loop.run(["sh", "-c", "echo out; echo err >&2; exit 3"], 5), loop.run(["sl
 def test_half_a_line_is_not_joined_and_not_read(python: str, tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text('{"event": "requeued"}\n{"half')
     text = """
-length, names = folder.ask("begin")
+found = folder.ask("begin", 0)
 folder.tell("append", "events.jsonl", "whole")
-print(names, folder.ask("new_lines", length)[1], folder.ask("forget_stop"), folder.ask("ask_to_stop", "one"))
+lines = folder.ask("new_lines", found["length"])[1]
+print(found["names"], lines, folder.ask("forget_stop"), folder.ask("ask_to_stop", "one"))
 print(folder.ask("ask_to_stop", "two"), folder.ask("stop"), folder.ask("forget_stop"), folder.ask("stop"))
 folder.ask("ask_to_stop", "cancelled by the user")
 print(folder.ask("forget_stop"), folder.ask("stop"))
@@ -143,13 +144,13 @@ def test_who_has_patience_is_not_answered_with_an_error_of_the_disk(python: str,
     text = """
 os.rename(run, run + "-away")
 try:
-    folder.ask("begin")
+    folder.ask("begin", 0)
 except Unavailable as error:
     print(str(error).split(":")[0])
 loop.start(["sh", "-c", 'sleep 1; mv "$0-away" "$0"', run])
-print(folder.ask("begin", patience=15), os.path.exists(run + "/job_began"))
+print(folder.ask("begin", 0, patience=15)["names"], os.path.exists(run + "/job_began"))
 """
-    assert play(python, tmp_path / "run", text, make=True) == ["FileNotFoundError", "[0, []] True"]
+    assert play(python, tmp_path / "run", text, make=True) == ["FileNotFoundError", "[] True"]
 
 
 def test_nothing_piles_up_behind_a_folder_that_hangs(python: str, tmp_path: Path) -> None:
