@@ -18,18 +18,20 @@ from slurmddp.supervisor import values
 from slurmddp.supervisor.attempt import decide_by
 from slurmddp.supervisor.brain.stopping import CONTINUES, NEVER_AGAIN, stopped_alert
 from slurmddp.supervisor.brain.types import CANCELLED, DONE, FAILED, KILLED, NEXT, REQUEUE, STOPPED, Facts
-from slurmddp.supervisor.folder import Unavailable
+from slurmddp.supervisor.folder import PATIENCE, Unavailable
 from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.scheduler import fields
-from slurmddp.supervisor.stopping import put_back
+from slurmddp.supervisor.stopping import KILL_WAIT, put_back
 from slurmddp.supervisor.watching import marker_of
 
 rules()  # read by now, like all modules: the run folder may be purged later
-#: Seconds between two looks; for which job.sh's heartbeat stands still until Slurm is asked; and that the guard of each
-#: further node waits for those before it.
-_LOOK, _SILENT, _TURN = 5.0, 20.0, 10.0
-#: Seconds that Slurm leaves after its SIGTERM, with some to spare.
-_KILL_WAIT = 20.0
+#: Seconds between two looks; and for which job.sh's heartbeat stands still until Slurm is asked.
+_LOOK, _SILENT = 10.0, 30.0
+#: Seconds between two questions, at the most: in an outage, the guards of all nodes of all such jobs ask.
+_RARELY = 60.0
+#: Seconds in which a guard brings the job back; with what comes before and after it, it takes less than the other: so
+#: long, the guard of each further node waits for those before it.
+_BACK, _TURN = 60.0, 120.0
 LOST_FOR_GOOD = "the job is cancelled: it cannot be requeued"
 #: As the shell puts it: 128 + 9.
 _KILLED = 137
@@ -48,6 +50,8 @@ class Guard:
         self._seen: Any = None
         self._since = clock()
         self._batch_host = ""
+        self._pause, self._asked = _LOOK, float("-inf")
+        self._began = clock()  # its end, by SIGTERM
 
     def run(self) -> None:
         """Watch until the job ends."""
@@ -61,7 +65,7 @@ class Guard:
         try:
             while True:
                 job.loop.rest(_LOOK)
-                if job.values.yes("elastic") and self.silent():
+                if job.values.yes("elastic") and self.silent() and self.may_ask():
                     self.look_for_job()
         except Over:
             pass
@@ -72,6 +76,7 @@ class Guard:
     def terminated(self) -> None:
         """Handle SIGTERM: Slurm sends it at each end of a job, and job.sh at its own."""
         self.job.loop.be_deaf()
+        self._began = self._clock()
         if self.script_was_killed():
             self.bring_back()
         raise Over
@@ -106,7 +111,9 @@ class Guard:
         cause = killed if what in (CANCELLED, DONE) else decision.cause
         ended = AttemptEnded(_KILLED, cause.text, cause.node or job.scheduler.host, cause.rank, what)
         job.event(ended._replace(not_requeued=decision.not_requeued))
-        if what == REQUEUE and not put_back(job, cause, decision.ended_by, seconds=_KILL_WAIT):
+        if what == REQUEUE and not put_back(
+            job, cause, decision.ended_by, seconds=KILL_WAIT - (self._clock() - self._began)
+        ):
             what = FAILED
         if what == FAILED:
             job.alert("failed", "failed", cause, NEVER_AGAIN + CONTINUES)
@@ -122,7 +129,17 @@ class Guard:
         seen = self.job.folder.known(None, "heartbeat")
         if seen != self._seen:
             self._seen, self._since = seen, self._clock()
+            self._pause, self._asked = _LOOK, float("-inf")
         return self._clock() - self._since > _SILENT
+
+    def may_ask(self) -> bool:
+        """Return whether Slurm may be asked again, which then is done: ever more rarely."""
+        if self._clock() - self._asked < self._pause:
+            return False
+        if self._asked > float("-inf"):
+            self._pause = min(2 * self._pause, _RARELY)
+        self._asked = self._clock()
+        return True
 
     def look_for_job(self) -> None:
         """Bring the job back if it goes on without the node of its batch script. One node does it."""
@@ -143,7 +160,7 @@ class Guard:
             raise Over
         cause = Cause("Slurm lost the node, which ran job.sh", node=self._batch_host)
         job.exclude(cause.text, [self._batch_host], NodeExcluded)
-        if not put_back(job, cause):
+        if not put_back(job, cause, seconds=_BACK):
             job.alert("failed", "failed", cause, LOST_FOR_GOOD)
             self._settle(8)
             job.scheduler.withdraw()
@@ -183,7 +200,10 @@ class Guard:
         job = self.job
         job.scheduler.ask()
         job.attempt = job.messages.attempt = job.folder.known(job.attempt, "newest_attempt")
-        job.watch.ledger = job.read_ledger()
+        try:
+            job.watch.ledger = job.read_ledger(PATIENCE)
+        except Unavailable:
+            pass  # what it said when this process began still holds
 
     def _settle(self, seconds: float) -> None:
         self.job.messages.settle(seconds)

@@ -135,10 +135,10 @@ class Job:
             self.folder.tell("write", "ledger.json", own + "\n")
             self._own = own
 
-    def read_ledger(self) -> Ledger:
-        """Return what the brain's own file says."""
+    def read_ledger(self, patience: float = 60) -> Ledger:
+        """Return what the brain's own file says. Raises Unavailable."""
         # A ledger that was not read must not be written over: then the job does not start.
-        text = self.folder.ask("read", "ledger.json", patience=60)
+        text = self.folder.ask("read", "ledger.json", patience=patience)
         own = ledgers.read(json_lines.load(text.encode()) or {} if text else {})
         self._own = json.dumps(ledgers.own_part(own))
         return own

@@ -13,7 +13,7 @@ from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.requeue import Refused
 
 #: Seconds from Slurm's SIGTERM to its SIGKILL (KillWait, 30 by default), less some for the last records.
-_KILL_WAIT = 25.0
+KILL_WAIT = 25.0
 
 
 def ask_to_stop(job: Job, reason: str) -> None:
@@ -61,7 +61,7 @@ def terminated(job: Job, number: int) -> None:
     if ending.back == brain.WAS_BROUGHT:
         job.back = put_back(job, Cause("Slurm or an operator has requeued the job"), by_others=True)
     elif ending.back == brain.ASK:
-        left = _KILL_WAIT - (time.monotonic() - began)
+        left = KILL_WAIT - (time.monotonic() - began)
         job.back = put_back(job, Cause(ending.why), ending.why, seconds=left)
     if not job.back:
         more = "; " + job.kept if job.kept else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
@@ -17,6 +18,9 @@ import pytest
 from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import JobEnded, NodeExcluded
 from slurmddp.supervisor import guard as module
+from slurmddp.supervisor import requeue, stopping
+from slurmddp.supervisor.brain.types import NEXT, Decision, Ledger
+from slurmddp.supervisor.folder import PATIENCE, Unavailable
 from slurmddp.supervisor.guard import Guard, Over
 from slurmddp.supervisor.values import Values, read
 from tests.helpers import ROOT, Desk
@@ -155,16 +159,17 @@ class World:
         self.did: list[Any] = []
         self.back = True
         self.cancelled = False
-        answers = {"heartbeat": lambda: self.beat, "newest_attempt": lambda: 4}
+        self.ledger: str | None = "ledger"
+        answers = {"heartbeat": lambda: self.beat, "newest_attempt": lambda: 4, "marker": lambda: None}
         self.job: Any = SimpleNamespace(
             attempt=0,
             settings=SimpleNamespace(requeue_policy=policy),
             values=SimpleNamespace(yes=lambda name: name == "elastic"),
             loop=SimpleNamespace(rest=self.rest, be_deaf=lambda: None),
-            folder=SimpleNamespace(known=lambda _, name: answers[name](), settle=lambda _: None),
+            folder=SimpleNamespace(known=lambda _, name, *__: answers[name](), settle=lambda _: None),
             messages=SimpleNamespace(settle=lambda _: None),
-            watch=SimpleNamespace(),
-            read_ledger=lambda: "ledger",
+            watch=SimpleNamespace(ledger="of the start"),
+            read_ledger=self.read_ledger,
             cancelled=lambda: self.cancelled,
             event=self.did.append,
             exclude=lambda reason, nodes, note: self.did.extend(note(node, reason) for node in nodes),
@@ -184,7 +189,14 @@ class World:
     def rest(self, seconds: float) -> None:
         self.seconds += seconds
 
-    def put_back(self, job: Any, cause: Any) -> bool:
+    def read_ledger(self, patience: float) -> str:
+        assert patience <= PATIENCE, "Slurm's KillWait may run"
+        if self.ledger is None:
+            raise Unavailable("/run does not answer")
+        return self.ledger
+
+    def put_back(self, job: Any, cause: Any, ended_by: str = "", *, seconds: float) -> bool:
+        self.seconds_left = seconds
         self.did.append(("put back", cause.line()))
         return self.back
 
@@ -205,7 +217,7 @@ BACK = ("put back", "node1: Slurm lost the node, which ran job.sh")
 def test_a_heartbeat_counts_as_silent_by_this_nodes_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, "")
     found = []
-    for seconds, beat in ((5, [1, 1]), (15, [1, 1]), (26, [1, 1]), (27, [2, 1]), (40, None), (61, None)):
+    for seconds, beat in ((5, [1, 1]), (25, [1, 1]), (36, [1, 1]), (37, [2, 1]), (40, None), (71, None)):
         world.seconds, world.beat = seconds, beat
         found.append(world.guard.silent())
     assert found == [False, False, True, False, False, True]  # a folder that does not answer: Slurm decides
@@ -236,12 +248,50 @@ def test_the_first_node_that_is_left_brings_the_job_back(
     assert (world.job.attempt, world.job.messages.attempt, world.job.watch.ledger) == (4, 4, "ledger")
 
 
+def test_the_others_wait_longer_than_one_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two of them bring the job back: with `chain`, it would run twice."""
+    world = World(monkeypatch, LOST + "node2,node3")
+    assert world.over() and world.seconds_left + 2 * PATIENCE + requeue._TRY < module._TURN
+
+
+def test_a_killed_job_sh_is_brought_back_within_what_slurm_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds that the questions before it have taken are gone."""
+    world = World(monkeypatch, "")
+    world.job.stop_file, world.job.scheduler.job = lambda: None, None
+    monkeypatch.setattr(module, "decide_by", lambda job, facts: Decision(NEXT, facts.noted, Ledger()))
+    monkeypatch.setattr(world.guard, "script_was_killed", lambda: world.rest(7) is None)
+    world.rest(1000)
+    with pytest.raises(Over):
+        world.guard.terminated()
+    assert world.seconds_left == stopping.KILL_WAIT - 7 and stopping.KILL_WAIT < 30
+
+
+def test_a_ledger_that_cannot_be_read_keeps_no_job_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, LOST + "node2,node3")
+    world.ledger = None
+    assert world.over() and world.did == [EXCLUDED, BACK] and world.job.watch.ledger == "of the start"
+
+
+def test_in_an_outage_slurm_is_asked_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, "")
+    asked = []
+    for _ in range(60):
+        world.rest(10)
+        if world.guard.silent() and world.guard.may_ask():
+            asked.append(world.seconds)
+    assert [later - before for before, later in itertools.pairwise(asked)][:6] == [10, 20, 40, 60, 60, 60]
+    world.beat = [2, 1]
+    assert not world.guard.silent()
+    world.rest(31)
+    assert world.guard.silent() and world.guard.may_ask(), "the next outage is another one"
+
+
 def test_the_others_wait_for_it_and_act_if_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, LOST + "node0,node2,node3")
-    assert world.over() and world.seconds == 10 and world.did[:2] == [EXCLUDED, BACK]
+    assert world.over() and world.seconds == 120 and world.did[:2] == [EXCLUDED, BACK]
     world = World(monkeypatch, LOST + "node0,node2,node3")
     world.reports.append("JobId=7 JobState=PENDING Reason=BeginTime BatchHost=node1")
-    assert world.over() and world.seconds == 10 and world.did == []
+    assert world.over() and world.seconds == 120 and world.did == []
 
 
 @pytest.mark.parametrize(
