@@ -15,6 +15,7 @@ from slurmddp.supervisor.brain import ledger as ledgers
 from slurmddp.supervisor.brain.types import CANCELLED_BY_USER, FAILED, Alert, Ledger, Moment
 from slurmddp.supervisor.brain.watch import Watch
 from slurmddp.supervisor.folder import Folder
+from slurmddp.supervisor.guarding import Guarding
 from slurmddp.supervisor.loop import Child, Loop
 from slurmddp.supervisor.messages import Messages
 from slurmddp.supervisor.nodes import Nodes
@@ -50,6 +51,7 @@ class Job:
         self.folder.complain = self.say
         self.nodes = Nodes(self.settings.nodes_min, self.settings.nodes_max)
         self.requeue = self._way_back()
+        self.guard = Guarding(self)
         self._own = ""  # of the ledger, as it was written last
         end = os.environ.get("SLURM_JOB_END_TIME", "") if slurm else ""
         self.watch = Watch(self.settings, self.read_ledger(), float(end) if end.isdigit() else None, self.moment())

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, Sequence
 
 from slurmddp.causes.rules import rules
 from slurmddp.records.cause import Cause
@@ -18,7 +18,6 @@ from slurmddp.supervisor.brain.types import CANCELLED, DONE, FAILED, NEXT, REQUE
 from slurmddp.supervisor.files import keep_others_from_writing
 from slurmddp.supervisor.folder import Unavailable
 from slurmddp.supervisor.job import Job
-from slurmddp.supervisor.loop import Child
 from slurmddp.supervisor.stopping import ask_to_stop, orphaned, put_back, resumes, terminated, warned
 from slurmddp.supervisor.watching import marker_of
 
@@ -45,11 +44,12 @@ def main(arguments: Sequence[str]) -> int:
         job.say(str(error))
         job.folder.settle(10)
         return UNAVAILABLE
-    guard: Optional[Child] = None
     attempts = Attempts(job)
     try:
         if _begin(job):
-            guard = _start_guard(job, attempts)
+            if job.values.yes("guarded"):
+                attempts.list_nodes()
+                job.guard.start()
             attempts.make()
             while job.decision == NEXT and not job.ending:
                 job.open_attempt()
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
         _without_folder(job, attempts, Cause(str(error)))
     job.messages.settle(8)
     _note(job, "told", "")  # if this process is killed from now on, job.sh sends no second alert
-    _end(job, guard)
+    _end(job)
     return job.exit_code
 
 
@@ -131,24 +131,6 @@ def _begin(job: Job) -> bool:
     return True
 
 
-def _start_guard(job: Job, attempts: Attempts) -> Optional[Child]:
-    """Start the guard beside this script, or on every node of a job that may lose nodes: it brings the job back where
-    job.sh is killed, or dies with its node and the others live on.
-    """
-    if not job.values.yes("guarded"):
-        return None
-    where = ["--nodes=1", "--ntasks=1", "--nodelist=" + job.scheduler.host]
-    if job.values.yes("elastic"):
-        attempts.list_nodes()
-        count = str(len(job.nodes.usable))
-        where = ["--no-kill", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1"]
-    step = ["srun", "--overlap", *where, "--cpus-per-task=1", "--mem=0", "--gres=none", "--export=ALL", "--input=none"]
-    step += ["--output=none", "--error=none", *job.values.program("guard"), *job.values.write()]
-    # srun tells of its end, which is no news
-    errors = ["bash", "-c", 'exec "$@" 2>>"$0"', job.run + "/logs/guard.err"]
-    return job.loop.start([*errors, *step], job.env)
-
-
 def _finish(job: Job, attempts: Attempts) -> None:
     """Carry out the decision about the last attempt, and send alerts."""
     job.messages.budget = 8
@@ -171,7 +153,7 @@ def _finish(job: Job, attempts: Attempts) -> None:
         job.exit_code = 1
 
 
-def _end(job: Job, guard: Optional[Child]) -> None:
+def _end(job: Job) -> None:
     """Write the last record of the job, however it ended."""
     state = job.scheduler.job
     if job.values.yes("expedite") and job.decision != REQUEUE and job.exit_code != 0:
@@ -184,6 +166,5 @@ def _end(job: Job, guard: Optional[Child]) -> None:
     job.event(JobEnded(job.exit_code, job.signal, state.state, state.reason, job.decision))
     job.say("exits with code {}; decision: {}".format(job.exit_code, job.decision))
     job.folder.settle(60)
-    if guard is not None:
-        guard.kill(signal.SIGTERM)
+    job.guard.end()
     _note(job, "finished", "{}\n".format(job.exit_code))

@@ -53,6 +53,7 @@ class Watching:
         around = self._around._replace(gpu_seconds=self._watch.ledger.gpu_seconds)
         self.carry_out(self._watch.look(around, now))
         job.messages.poll()
+        job.guard.look()
 
     def read_events(self) -> None:
         """Read what the ranks wrote until their end."""
