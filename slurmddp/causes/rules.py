@@ -8,7 +8,7 @@ from typing import Dict, List, Mapping, Optional, Pattern, Sequence, Tuple
 from slurmddp.records import cause
 from slurmddp.records.text import plain_line
 
-RULES = Path(__file__).resolve().with_name("cause.rules")
+RULES = Path(__file__).with_name("cause.rules")
 #: Begins the second part of the file, which only slurmddp/doctor reads.
 _DOCTOR = "\n# ---- "
 #: Keys whose values are patterns.

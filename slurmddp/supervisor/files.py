@@ -3,13 +3,13 @@
 Their arguments and answers travel as JSON.
 """
 
-import glob
 import os
 import re
 import select
 import signal
 import subprocess
 import sys
+import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from slurmddp.records import events, json_lines, saves
@@ -25,6 +25,8 @@ _ATTEMPT = re.compile(r"attempt-(\d{3,9})$")
 _MOST = 2**20
 #: Bytes of events.jsonl that one look reads.
 _PART = 2**23
+#: Seconds after which the run folder is looked for again.
+_STAYS = 10.0
 Lines = Tuple[int, List[str]]
 
 
@@ -61,13 +63,30 @@ def apart(question: Callable[[], bool], seconds: float) -> bool:
 
 
 class Files(Logs):
-    """A run folder."""
+    """A run folder. Paths in it begin at the folder that `enter` has opened, if it was called."""
 
     def __init__(self, run: str) -> None:
-        self._run = run
+        super().__init__(run)
+        self._entered = float("-inf")
 
-    def path(self, *names: str) -> str:
-        return os.path.join(self._run, *names)
+    def enter(self) -> None:
+        """Make the run folder this process's own, if it is this user's: nothing in a folder that another user puts in
+        its place is read, written or run. It is looked for again from time to time.
+        """
+        if time.monotonic() - self._entered < _STAYS:
+            return
+        descriptor = os.open(self._run, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                raise Foreign("{} belongs to another user: nothing in it is run".format(self._run))
+            os.fchdir(descriptor)
+        finally:
+            os.close(descriptor)
+        self._at, self._entered = ".", time.monotonic()
+
+    def look_again(self) -> None:
+        """Have the next `enter` look for the folder: something has failed in the one that it has."""
+        self._entered = float("-inf")
 
     def read(self, *names: str) -> Optional[str]:
         """Return a file's text; None where there is none. Raises OSError."""
@@ -93,18 +112,9 @@ class Files(Logs):
                 pass
         os.unlink(taken)
 
-    def check_owner(self) -> None:
-        """Nothing in a folder that another user has put in the place of the run's is read, written or run."""
-        try:
-            owner = os.stat(self._run).st_uid
-        except FileNotFoundError:
-            return
-        if owner != os.geteuid():
-            raise Foreign("{} belongs to another user: nothing in it is run".format(self._run))
-
     def is_shared(self) -> bool:
         """Return whether others may read the run folder. They must still not write there: keep them from it here."""
-        shared = bool(os.stat(self._run).st_mode & 0o077)
+        shared = bool(os.stat(self.path()).st_mode & 0o077)
         if shared:
             keep_others_from_writing()
         return shared
@@ -154,11 +164,11 @@ class Files(Logs):
                 file.write("{}\n".format(size))  # doctor reads what this attempt adds to it
         except OSError:
             pass
-        return [attempt, logs]
+        return [attempt, os.path.join(self._run, "logs", os.path.basename(logs))]
 
     def newest_attempt(self) -> int:
         """Return the number of the newest attempt that has a folder; 0 if there is none."""
-        found = [_ATTEMPT.search(path) for path in glob.glob(os.path.join(glob.escape(self.path("logs")), "attempt-*"))]
+        found = [_ATTEMPT.search(path) for path in self.listed(os.path.join(self._run, "logs"), "attempt-*")]
         return max((int(number.group(1)) for number in found if number), default=0)
 
     # --- writing
@@ -216,24 +226,28 @@ class Files(Logs):
         text = self.read("markers", "attempt-{:03d}.json".format(attempt))
         return None if text is None else markers.parse(text).write()
 
-    def look(self, attempt: int, logs: str, now: int, begin: int, starts: bool) -> Dict[str, Any]:
-        """Return what has changed. now: for the heartbeat, which the guard reads. begin: as for new_lines. starts:
-        those of torchrun, too.
+    def look(self, attempt: int, logs: str, begin: int, seldom: bool, beats: bool) -> Dict[str, Any]:
+        """Return what has changed. begin: as for new_lines. seldom: with what does not hurry. beats: and with the
+        heartbeat, which the guards on other nodes read.
         """
-        try:
-            with open(self.path("heartbeat"), "w") as file:
-                file.write("{}\n".format(now))
-        except OSError:
-            pass  # what cannot be written may still be read
         found: Dict[str, Any] = {"marker": self.marker(attempt), "stop": self.stop(), "events": self.new_lines(begin)}
-        found["unreached"] = self.unreached(logs)
-        if starts:
+        if seldom:
+            if beats:
+                self._beat()
+            found["unreached"] = self.unreached(logs)
             failures = read_failures(self.read("failures") or "")
             found["failures"] = sum(failure.attempt == attempt for failure in failures)
-            starts_made = glob.glob(os.path.join(glob.escape(logs), "torchrun/*/*/attempt_*"))
+            starts_made = self.listed(logs, "torchrun/*/*/attempt_*")
             numbers = [_START.search(path) for path in starts_made]
             found["newest_start"] = max((int(number.group(1)) for number in numbers if number), default=None)
         return found
+
+    def _beat(self) -> None:
+        try:
+            with open(self.path("heartbeat"), "w") as file:
+                file.write("{}\n".format(int(time.time())))
+        except OSError:
+            pass  # what cannot be written may still be read
 
     def ledger(self) -> List[str]:
         """Return the texts of the breaker's files: failures, progress, best."""

@@ -175,9 +175,10 @@ def _serve(connection: socket.socket, files: Files) -> None:
             answer = {"number": number}
             try:
                 if name != "say":
-                    files.check_owner()
+                    files.enter()
                 answer["is"] = getattr(files, name)(*arguments)
             except Exception as error:  # noqa: BLE001 - this process must answer whatever happens in it
+                files.look_again()
                 if keep and isinstance(error, OSError):
                     kept.append([number, name, arguments, keep])
                     continue

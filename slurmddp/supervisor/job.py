@@ -158,7 +158,7 @@ class Job:
         self,
         log: str,
         words: List[str],
-        look: Callable[[], None],
+        look: Callable[[], Any],
         seconds: Optional[int] = None,
         together: bool = False,
         env: Optional[Dict[str, str]] = None,

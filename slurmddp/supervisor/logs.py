@@ -21,22 +21,36 @@ _LAST = 2**20
 
 
 class Logs:
-    """The logs folder of an attempt."""
+    """The logs folders of a run's attempts, by their paths."""
+
+    def __init__(self, run: str) -> None:
+        self._run = self._at = run
+
+    def path(self, *names: str) -> str:
+        return os.path.join(self._at, *names)
+
+    def inside(self, path: str, *names: str) -> str:
+        """Return a path below the run folder as `path` does."""
+        return self.path(os.path.relpath(path, self._run), *names)
+
+    def listed(self, path: str, *pattern: str) -> List[str]:
+        """Return the paths below a folder of the run that have a pattern."""
+        return glob.glob(os.path.join(glob.escape(self.inside(path)), *pattern))
 
     def preflight(self, logs: str, nodes: List[str]) -> Dict[str, Any]:
         """Return what the check of the nodes found: the object of its verdict (None: there is none), what nodes said
         that failed before it, and nodes that srun could not reach.
         """
-        verdict = _record(os.path.join(logs, "preflight", "verdict.json"), preflight.read)
+        verdict = _record(self.inside(logs, "preflight", "verdict.json"), preflight.read)
         return {"verdict": verdict, "failed": self.failed(logs, nodes), "unreached": self.unreached(logs)}
 
     def failed(self, logs: str, nodes: List[str]) -> Dict[str, str]:
         """Return what node.sh said on the nodes where it could not start."""
         found = {}
-        there = {os.path.basename(path) for path in glob.glob(os.path.join(glob.escape(logs), "preflight", "*.failed"))}
+        there = {os.path.basename(path) for path in self.listed(logs, "preflight", "*.failed")}
         for node in nodes:
             if node + ".failed" in there:
-                text = first_line("\n".join(_lines(os.path.join(logs, "preflight", node + ".failed")) or [""]))
+                text = first_line("\n".join(_lines(self.inside(logs, "preflight", node + ".failed")) or [""]))
                 if text:
                     found[node] = text
         return found
@@ -44,7 +58,7 @@ class Logs:
     def unreached(self, logs: str) -> List[Tuple[str, str]]:
         """Return the nodes on which srun could start nothing, and its words. It ended what it had started on others."""
         found: Dict[str, str] = {}
-        for line in _lines(os.path.join(logs, "srun.err")) or []:
+        for line in _lines(self.inside(logs, "srun.err")) or []:
             match = _UNREACHED.match(line)
             if match:
                 found.setdefault(first_line(match.group(1)), first_line(match.group(2)))
@@ -52,12 +66,12 @@ class Logs:
 
     def preflight_again(self, logs: str) -> None:
         """Keep what srun said of the first try, and forget the rest of it."""
-        os.rename(os.path.join(logs, "srun.err"), os.path.join(logs, "srun.first.err"))
-        for path in glob.glob(os.path.join(glob.escape(logs), "preflight", "*")):
+        os.rename(self.inside(logs, "srun.err"), self.inside(logs, "srun.first.err"))
+        for path in self.listed(logs, "preflight", "*"):
             os.unlink(path)
 
     def prepare_network(self, logs: str) -> None:
-        folder = os.path.join(logs, "network")
+        folder = self.inside(logs, "network")
         os.makedirs(folder, exist_ok=True)
         verdict = os.path.join(folder, "verdict.json")
         if os.path.exists(verdict):
@@ -65,21 +79,21 @@ class Logs:
 
     def network(self, logs: str) -> Any:
         """Return the object of the measurement's verdict; None: there is none."""
-        folder = os.path.join(logs, "network")
-        if os.path.exists(os.path.join(logs, "srun.err")):  # which is not about the ranks
-            os.rename(os.path.join(logs, "srun.err"), os.path.join(folder, "srun.err"))
+        folder = self.inside(logs, "network")
+        if os.path.exists(self.inside(logs, "srun.err")):  # which is not about the ranks
+            os.rename(self.inside(logs, "srun.err"), os.path.join(folder, "srun.err"))
         return _record(os.path.join(folder, "verdict.json"), network.read)
 
     def ended(self, logs: str, chosen: List[str]) -> Dict[str, Any]:
         """Return what the logs say of an attempt that has ended, but for its cause."""
         killed: Optional[str] = None
-        for line in _lines(os.path.join(logs, "srun.err")) or []:
+        for line in _lines(self.inside(logs, "srun.err")) or []:
             if ": task " in line:  # the first task that ended badly; the others were ended because of it
                 match = _KILLED.match(line)
                 killed = match.group(1) if match else None
                 break
         signalled = 0
-        for path in sorted(glob.glob(os.path.join(glob.escape(logs), "*.log"))):
+        for path in sorted(self.listed(logs, "*.log")):
             lines = _lines(path) or []
             signalled += any("death signal" in line or "got signal: 15" in line for line in lines)
         return {
@@ -91,15 +105,16 @@ class Logs:
 
     def cause(self, logs: str, noted: Optional[Dict[str, Any]], tasks: bool) -> Optional[Dict[str, Any]]:
         """Return the cause that the logs tell, if it is better than the one that was noted. tasks: launch.mode srun."""
-        errors = os.path.join(logs, "srun.err")
+        errors = self.inside(logs, "srun.err")
         known = read_cause(noted) if noted else None
-        nodes = read_ranks("\n".join(_lines(os.path.join(logs, "..", "..", "ranks")) or []))
-        found = find(node_logs(logs), errors if os.path.exists(errors) else None, nodes, known, tasks_are_ranks=tasks)
+        nodes = read_ranks("\n".join(_lines(self.path("ranks")) or []))
+        errors_there = errors if os.path.exists(errors) else None
+        found = find(node_logs(self.inside(logs)), errors_there, nodes, known, tasks_are_ranks=tasks)
         return found.write() if found else None
 
     def show(self, logs: str) -> None:
         """Copy what srun said into job.log."""
-        path = os.path.join(logs, "srun.err")
+        path = self.inside(logs, "srun.err")
         if os.path.exists(path):
             with open(path, "rb") as file:
                 shutil.copyfileobj(file, sys.stderr.buffer)
@@ -108,7 +123,7 @@ class Logs:
     def removed(self, logs: str) -> str:
         """Return what the cleanup found on the nodes, in one line."""
         found = []
-        for path in sorted(glob.glob(os.path.join(glob.escape(logs), "sweep", "*"))):
+        for path in sorted(self.listed(logs, "sweep", "*")):
             found += ["{} {}".format(os.path.basename(path), line) for line in _lines(path) or [] if line]
         return first_line("; ".join(found))
 

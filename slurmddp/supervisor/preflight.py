@@ -12,7 +12,7 @@ from slurmddp.supervisor.brain.types import FAILED, NEXT, REQUEUE
 from slurmddp.supervisor.job import Job
 
 
-def check_nodes(job: Job, look: Callable[[], None]) -> bool:
+def check_nodes(job: Job, look: Callable[[], bool]) -> bool:
     """Check all nodes, spares too, and exclude those that cannot train. Return False if this attempt is over."""
     began = time.monotonic()
     job.nodes.chosen = list(job.nodes.usable)
@@ -72,7 +72,7 @@ def _bad(job: Job, found: Dict[str, Any], verdict: Optional[preflight.Verdict]) 
     return bad
 
 
-def _ask(job: Job, look: Callable[[], None]) -> Any:
+def _ask(job: Job, look: Callable[[], bool]) -> Any:
     """Have the nodes checked. If srun could not reach one, try once more: its slurmd may just be starting."""
     again = True
     while True:
@@ -91,14 +91,13 @@ def _ask(job: Job, look: Callable[[], None]) -> Any:
         job.loop.rest(5)
 
 
-def _look(job: Job, look: Callable[[], None]) -> None:
+def _look(job: Job, look: Callable[[], bool]) -> None:
     """Where Slurm cannot start a task, srun may wait for the others for ten minutes."""
-    look()
-    if job.child is not None and job.folder.known([], "unreached", job.logs):
+    if look() and job.child is not None:
         job.child.kill(signal.SIGTERM)
 
 
-def measure_network(job: Job, look: Callable[[], None], measured: List[List[str]]) -> bool:
+def measure_network(job: Job, look: Callable[[], bool], measured: List[List[str]]) -> bool:
     """Measure the network, unless these nodes were measured before. Replace slow nodes while there are enough others.
 
     measured: the nodes of earlier measurements. Return False if the run must not continue.
@@ -129,7 +128,7 @@ def measure_network(job: Job, look: Callable[[], None], measured: List[List[str]
     return False
 
 
-def _ask_network(job: Job, look: Callable[[], None]) -> None:
+def _ask_network(job: Job, look: Callable[[], bool]) -> None:
     """Start one process per node, like the ranks."""
     job.folder.ask("prepare_network", job.logs)
     job.choose_port(job.head)

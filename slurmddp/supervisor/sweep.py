@@ -228,8 +228,8 @@ class Sweep:
 
     def _is_guard(self, pid: int) -> bool:
         words = _command(pid)
-        program = self.run + _PROGRAM
-        return program in words and words[words.index(program) + 1 :][:1] == ["guard"]
+        programs = [number for number, word in enumerate(words) if word.endswith(_PROGRAM)]
+        return bool(programs) and words[programs[0] + 1 :][:2] == ["guard", self.run]
 
     def _is_orphaned_mount(self, pid: int) -> bool:
         process = self._table[pid]

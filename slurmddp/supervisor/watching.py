@@ -39,12 +39,15 @@ class Watching:
         self._watch.new_attempt(self._job.moment())
         self._around = Around()
 
-    def look(self) -> None:
-        """Look around. Where the run folder does not answer, what it said last still holds."""
+    def look(self) -> bool:
+        """Look around. Where the run folder does not answer, what it said last still holds.
+
+        Return whether srun says that Slurm could not start something.
+        """
         job, now = self._job, self._job.moment()
-        starts = self._watch.wants_starts(now)
+        seldom, beats = self._watch.is_seldom(now), job.values.yes("elastic")
         try:
-            found = job.folder.ask("look", job.attempt, job.logs, int(now.unix), job.events_read, starts)
+            found = job.folder.ask("look", job.attempt, job.logs, job.events_read, seldom, beats)
         except Unavailable:
             found = None
         if found is not None:
@@ -54,6 +57,7 @@ class Watching:
         self.carry_out(self._watch.look(around, now))
         job.messages.poll()
         job.guard.look()
+        return bool(found and found.get("unreached"))
 
     def read_events(self) -> None:
         """Read what the ranks wrote until their end."""
@@ -63,12 +67,12 @@ class Watching:
 
     def _read(self, found: Dict[str, Any]) -> None:
         self._take(found["events"])
-        chosen = self._job.nodes.chosen  # the preflight may have excluded others for it
-        unreached = tuple((node, text) for node, text in found["unreached"] if node in chosen)
-        marker = marker_of(found["marker"])
-        self._around = self._around._replace(marker=marker, stop=found["stop"], unreached=unreached)
+        self._around = self._around._replace(marker=marker_of(found["marker"]), stop=found["stop"])
         if "failures" in found:
-            self._around = self._around._replace(failures=found["failures"], newest_start=found["newest_start"])
+            chosen = self._job.nodes.chosen  # the preflight may have excluded others for it
+            unreached = tuple((node, text) for node, text in found["unreached"] if node in chosen)
+            known = self._around._replace(failures=found["failures"], newest_start=found["newest_start"])
+            self._around = known._replace(unreached=unreached)
 
     def _take(self, found: Lines) -> None:
         """Take new lines of events.jsonl."""

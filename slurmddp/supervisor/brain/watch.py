@@ -254,8 +254,8 @@ class Watch:
 
     # --- looks around
 
-    def wants_starts(self, now: Moment) -> bool:
-        """Return whether the next look takes up torchrun's folders of starts."""
+    def is_seldom(self, now: Moment) -> bool:
+        """Return whether the next look takes up what does not hurry: torchrun's folders of starts, srun's errors."""
         return now.seconds >= self._look_again
 
     def look(self, around: Around, now: Moment) -> Actions:
@@ -303,7 +303,7 @@ class Watch:
         """Starts that fail before our own program runs, such as one whose code is gone, are not in the breaker's list.
         torchrun makes a folder for each start of a node's ranks.
         """
-        if not self.wants_starts(now):
+        if not self.is_seldom(now):
             return []
         self._look_again = now.seconds + _STARTS_EVERY
         if around.newest_start is not None:

@@ -188,3 +188,51 @@ def test_a_line_without_end_is_left_out(tmp_path: Path, monkeypatch: pytest.Monk
         begin, lines = files.Files(str(tmp_path)).new_lines(begin)
         seen += lines
     assert (seen[0], seen[-1], begin) == ("one", "two", 29)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user takes root")
+def test_a_folder_that_another_user_puts_in_its_place_is_not_used(python: str, tmp_path: Path) -> None:
+    """Not even right after a look at its owner."""
+    text = """
+folder.ask("write", "name", "ours")
+os.rename(run, run + "-ours")
+os.mkdir(run)
+open(run + "/name", "w").write("theirs")
+os.chown(run, 65534, -1)
+print(folder.ask("read", "name"))
+folder.ask("write", "other", "ours")
+print(os.listdir(run), os.path.exists(run + "-ours/other"))
+try:
+    folder.ask("append", "none/such", "x")
+except Unavailable:
+    pass
+try:
+    folder.ask("read", "name")
+except Unavailable as error:
+    print("belongs to another user" in str(error))
+"""
+    assert play(python, tmp_path / "run", text, make=True) == ["ours", "['name'] True", "True"]
+
+
+def test_what_does_not_hurry_is_read_and_written_seldom(tmp_path: Path) -> None:
+    """Thousands of jobs look at one file system."""
+    run, logs = files.Files(str(tmp_path)), tmp_path / "logs" / "attempt-001"
+    logs.mkdir(parents=True)
+    (logs / "srun.err").write_text("srun: error: Task launch for StepId=7.0 failed on node n1: Down\n")
+    found = run.look(1, str(logs), 0, False, True)
+    assert set(found) == {"marker", "stop", "events"} and run.heartbeat() is None
+    assert run.look(1, str(logs), 0, True, False)["unreached"] == [("n1", "Down")] and run.heartbeat() is None
+    run.look(1, str(logs), 0, True, True)
+    assert run.heartbeat() is not None
+
+
+def test_paths_of_logs_hold_wherever_the_folder_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    run = files.Files(str(tmp_path / "run"))
+    run.enter()
+    number, logs = run.open_attempt(0)
+    assert (number, logs) == (0, f"{tmp_path}/run/logs/attempt-000") and run.newest_attempt() == 0
+    Path(logs, "srun.err").write_text("srun: error: Task launch for StepId=7.0 failed on node n1: Down\n")
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    assert run.unreached(logs) == [("n1", "Down")]

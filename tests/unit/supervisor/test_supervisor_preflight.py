@@ -66,7 +66,7 @@ def checked(run: Path, names: list[str], findings: dict[str, tuple[Finding, ...]
         Path(job.logs, "preflight", "verdict.json").write_text(json.dumps(preflight.Verdict(findings).write()))
 
     job = Played(run, names, len(names) - 2, step)
-    assert check_nodes(job, lambda: None)  # type: ignore[arg-type]
+    assert check_nodes(job, lambda: False)  # type: ignore[arg-type]
     return job
 
 
@@ -89,7 +89,7 @@ def test_a_damaged_verdict_is_none(tmp_path: Path, text: str) -> None:
         Path(job.logs, "preflight", "verdict.json").write_text(text)
 
     job = Played(tmp_path, ["n1", "n2"], 1, step)
-    assert not check_nodes(job, lambda: None), "the others are not checked yet"  # type: ignore[arg-type]
+    assert not check_nodes(job, lambda: False), "the others are not checked yet"  # type: ignore[arg-type]
     assert job.events[0] == NodeExcluded(
         "n1", f"preflight: no answer: see {tmp_path}/logs/preflight/n1.log", "preflight"
     )
@@ -115,7 +115,7 @@ def test_a_good_network_is_measured_once_for_the_same_nodes(tmp_path: Path) -> N
     text = "NCCL over IB mlx5_0..3, bus 187 GB/s"
     job, before = measured(tmp_path, network.Verdict(text, FACTS)), []
     for _ in range(2):
-        assert measure_network(job, lambda: None, before)  # type: ignore[arg-type]
+        assert measure_network(job, lambda: False, before)  # type: ignore[arg-type]
     assert (job.asked, job.said, job.decision) == ([["n1", "n2"]], [f"network: {text}"], "")
     (event,) = job.events
     assert isinstance(event, Network) and event.text == text
@@ -124,14 +124,14 @@ def test_a_good_network_is_measured_once_for_the_same_nodes(tmp_path: Path) -> N
 
 def test_tcp_fails_the_run_with_its_reason(tmp_path: Path) -> None:
     job = measured(tmp_path, network.Verdict('NCCL uses TCP ("x") - do this', FACTS._replace(result="tcp")))
-    assert not measure_network(job, lambda: None, [])  # type: ignore[arg-type]
+    assert not measure_network(job, lambda: False, [])  # type: ignore[arg-type]
     assert (job.decision, job.cause, job.exit_code) == (FAILED, Cause('NCCL uses TCP ("x") - do this'), 1)
 
 
 def test_a_slow_node_is_replaced_by_a_spare_and_the_others_are_measured_again(tmp_path: Path) -> None:
     low = network.Verdict("bus 12 GB/s; slow: n2", LOW, {"n2": "slow network: 5 GB/s with n1"})
     job = measured(tmp_path, low, network.Verdict("fine", FACTS))
-    assert measure_network(job, lambda: None, [])  # type: ignore[arg-type]
+    assert measure_network(job, lambda: False, [])  # type: ignore[arg-type]
     assert (job.asked, job.nodes.chosen) == ([["n1", "n2"], ["n1", "n3"]], ["n1", "n3"])
     assert NodeExcluded("n2", "network: slow network: 5 GB/s with n1", "network") in job.events
 
@@ -139,19 +139,19 @@ def test_a_slow_node_is_replaced_by_a_spare_and_the_others_are_measured_again(tm
 def test_a_slow_node_without_a_spare_is_kept(tmp_path: Path) -> None:
     low = network.Verdict("bus 12 GB/s; slow: n2", LOW, {"n2": "slow network"})
     job = measured(tmp_path, low, names=("n1", "n2"))
-    assert measure_network(job, lambda: None, [])  # type: ignore[arg-type]
+    assert measure_network(job, lambda: False, [])  # type: ignore[arg-type]
     assert job.nodes.chosen == ["n1", "n2"] and [type(event) for event in job.events] == [Network]
 
 
 def test_a_measurement_that_failed_stops_nothing(tmp_path: Path) -> None:
     job = measured(tmp_path, None)
-    assert measure_network(job, lambda: None, [])  # type: ignore[arg-type]
+    assert measure_network(job, lambda: False, [])  # type: ignore[arg-type]
     assert (job.events[0].measured.result, job.events[0].text) == ("none", f"not measured: see {tmp_path}/logs/network")
 
 
 def test_one_node_is_not_measured(tmp_path: Path) -> None:
     job = measured(tmp_path, names=("n1",), train=1)
-    assert measure_network(job, lambda: None, []) and job.asked == []  # type: ignore[arg-type]
+    assert measure_network(job, lambda: False, []) and job.asked == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -223,8 +223,10 @@ time.sleep(3600)
 def test_the_guard_of_the_run_and_its_children_stay(node: Node) -> None:
     guard = node.root / "run" / "code" / "slurmddp" / "supervisor" / "__main__.py"
     guard.parent.mkdir(parents=True)
-    guard.write_text('echo; "${@:2}" & wait\n')
-    code = f"import os; os.execvp('bash', ['bash', {str(guard)!r}, 'guard', 'sleep', '3600'])"
+    guard.write_text('echo; "${@:3}" & wait\n')
+    code = (
+        f"import os; os.execvp('bash', ['bash', {str(guard)!r}, 'guard', {str(node.root / 'run')!r}, 'sleep', '3600'])"
+    )
     process = node.rank(node.own, code=code)
     line_of(process)
     assert node.sweep(node.own) == []
