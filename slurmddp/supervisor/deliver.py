@@ -7,7 +7,6 @@ process of its own (see `notify`). A folder that does not answer in time is left
 import os
 import re
 import stat
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -31,13 +30,13 @@ _LEFT_OUT = "the cause is left out, and the log: the run's secrets, which they m
 class Settings(NamedTuple):
     """Where a run's alerts come from, and where they wait.
 
-    secrets: the folder of its addresses, in the home folder. disk: a folder on the node's own disk. logs: those of the
-    attempt; empty: found by its number.
+    secrets: the folder of its addresses, in the home folder. disks: folders on the node's own disk; the first one that
+    others cannot change is used. logs: those of the attempt; empty: found by its number.
     """
 
     run: str
     secrets: str
-    disk: str
+    disks: Tuple[str, ...]
     job_id: str = ""
     host: str = ""
     logs: str = ""
@@ -78,10 +77,11 @@ def from_environment(run: str, environment: Mapping[str, str]) -> Settings:
     """Return the settings of a process of the job. run: the path of the run folder."""
     run = os.path.abspath(run)
     home = environment.get("XDG_CONFIG_HOME") or os.path.join(environment.get("HOME", ""), ".config")
+    disks = dict.fromkeys((os.path.abspath(environment.get("TMPDIR") or "/tmp"), "/tmp"))
     return Settings(
         run=run,
         secrets=os.path.join(home, "slurmddp", "secrets", os.path.basename(run)),
-        disk=os.path.join(environment.get("TMPDIR") or tempfile.gettempdir(), f"slurmddp-alerts-{os.geteuid()}"),
+        disks=tuple(os.path.join(disk, f"slurmddp-alerts-{os.geteuid()}") for disk in disks),
         job_id=environment.get("SLURMDDP_JOB_ID") or identity.slurm_job(environment),
         host=identity.host(environment),
         logs=environment.get("SLURMDDP_LOGS", ""),
@@ -243,15 +243,12 @@ class Sender:
         settings = self.settings
         yield settings.run, Box(Path(settings.run, "alerts"), settings.run_id)
         yield settings.secrets, Box(Path(settings.secrets, BESIDE_ADDRESSES), settings.run_id)
-        try:
-            if make:
-                os.makedirs(settings.disk, mode=0o700, exist_ok=True)
-            facts = os.lstat(settings.disk)
-        except OSError:
-            return
-        # Others may write to the folder above it.
-        if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o022:
-            yield settings.disk, Box(Path(settings.disk, settings.run_id), settings.run_id)
+        for disk in settings.disks:
+            try:
+                self._within(disk, lambda: _refuse_shared(disk, make))  # noqa: B023
+            except OSError:
+                continue
+            yield disk, Box(Path(disk, settings.run_id), settings.run_id)
 
     def _recorded(self, message: Message, attempt: Optional[int], sent: Sent, spooled: bool) -> Outcome:
         settings = self.settings
@@ -297,6 +294,26 @@ def _refuse_others(folder: str) -> None:
     """Raise OSError if a folder belongs to another user, who may have put it in the place of the run's."""
     if os.path.exists(folder) and os.stat(folder).st_uid != os.geteuid():
         raise OSError(f"{folder} belongs to another user")
+
+
+def _refuse_shared(folder: str, make: bool) -> None:
+    """Raise OSError if others can read a folder, or put another one in its place. make: make it, if it is not there."""
+    above = os.stat(os.path.dirname(folder))
+    root = os.stat("/proc").st_uid  # /proc shows how a user namespace names root
+    if above.st_uid not in (os.geteuid(), root) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
+        raise PermissionError(f"others can replace {folder}")
+    if make:
+        try:
+            os.mkdir(folder, 0o700)
+        except FileExistsError:
+            pass  # which is looked at next
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        facts = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not of this user alone")
 
 
 def _payloads(folder: Path) -> Dict[str, str]:

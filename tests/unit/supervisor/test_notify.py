@@ -16,7 +16,7 @@ import pytest
 from slurmddp.alerts.spool import deliver_all
 from slurmddp.records.alert import Alert, read
 from slurmddp.runs.layout import RunFolder
-from slurmddp.supervisor.deliver import Outcome, Settings
+from slurmddp.supervisor.deliver import Outcome, Settings, from_environment
 from slurmddp.supervisor.notify import Notifier
 from slurmddp.supervisor.post import ARRIVED, WAITS
 from tests.receiver import Receiver
@@ -37,9 +37,10 @@ class Place(NamedTuple):
     run: Path
     secrets: Path
     disk: Path
+    other: Path  # a second one
 
     def notifier(self) -> Notifier:
-        return Notifier(Settings(str(self.run), str(self.secrets), str(self.disk), "17", "node1"))
+        return Notifier(Settings(str(self.run), str(self.secrets), (str(self.disk), str(self.other)), "17", "node1"))
 
     def address(self, url: str) -> None:
         (self.secrets / "bot").write_text(f"{url}\n")
@@ -60,7 +61,9 @@ class Place(NamedTuple):
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    here = Place(tmp_path / "gpt-1", tmp_path / "config/slurmddp/secrets/gpt-1", tmp_path / "disk")
+    here = Place(
+        tmp_path / "gpt-1", tmp_path / "config/slurmddp/secrets/gpt-1", tmp_path / "disk", tmp_path / "other" / "disk"
+    )
     (here.run / "payloads").mkdir(parents=True)
     (here.run / "payloads/bot").write_text(PAYLOAD)
     (here.run / "progress").write_text("4 10")
@@ -204,20 +207,66 @@ def test_what_lies_on_the_nodes_disk_is_taken_up_by_the_next_job(place: Place) -
         assert os.listdir(place.disk / "gpt-1/spool") == os.listdir(place.run / "alerts/spool") == []
 
 
-def test_a_disk_folder_that_others_may_change_is_not_used(place: Place) -> None:
-    place.disk.mkdir()
-    place.disk.chmod(0o777)
+def shared(disk: Path) -> None:
+    disk.mkdir()
+    disk.chmod(0o755)
+
+
+def linked(disk: Path) -> None:
+    (disk.parent / "theirs").mkdir(mode=0o700)
+    disk.symlink_to("theirs")
+
+
+def foreign(disk: Path) -> None:
+    disk.mkdir(mode=0o700)
+    os.chown(disk, 65534, -1)
+
+
+def below_a_shared_one(disk: Path) -> None:
+    disk.parent.chmod(0o777)
+
+
+def below_a_foreign_one(disk: Path) -> None:
+    os.chown(disk.parent, 65534, -1)
+
+
+AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user takes root")
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [shared, linked, below_a_shared_one, *(pytest.param(one, marks=AS_ROOT) for one in (foreign, below_a_foreign_one))],
+)
+@pytest.mark.parametrize("second", [False, True], ids=["the only one", "with another"])
+def test_a_disk_folder_that_others_may_read_or_replace_is_not_used(
+    place: Place, prepare: Callable[[Path], None], second: bool
+) -> None:
+    """TMPDIR is the user's, and may lie anywhere: then /tmp is taken."""
+    place = place._replace(disk=place.disk.parent / "tmp" / "disk")
+    place.disk.parent.mkdir(mode=0o700)
+    prepare(place.disk)
+    if second:
+        place.other.parent.mkdir(mode=0o700)
     (place.run / "alerts").write_text("no folder")
     place.secrets.rmdir()
     notifier = place.notifier()
     notifier.send(BOOM, 2)
-    assert [one.spooled for one in notifier.settle(20)] == [False]
-    assert os.listdir(place.disk) == []
+    assert [one.spooled for one in notifier.settle(20)] == [second]
+    found = [path for folder in (place.disk.parent, place.other.parent) for path in folder.rglob("head")]
+    assert [path.is_relative_to(place.other) for path in found] == [True] * second
+
+
+def test_where_alerts_wait_on_the_nodes_disk() -> None:
+    name = f"slurmddp-alerts-{os.geteuid()}"
+    assert from_environment("/run", {"TMPDIR": "/scratch/7"}).disks == (f"/scratch/7/{name}", f"/tmp/{name}")
+    assert (
+        from_environment("/run", {}).disks == from_environment("/run", {"TMPDIR": "/tmp/"}).disks == (f"/tmp/{name}",)
+    )
 
 
 def test_while_the_job_runs_what_waits_is_tried_again(place: Place) -> None:
     now = [1000.0]
-    notifier = Notifier(Settings(str(place.run), str(place.secrets), str(place.disk)), lambda: now[0])
+    notifier = Notifier(Settings(str(place.run), str(place.secrets), (str(place.disk),)), lambda: now[0])
     with Receiver("status:503") as receiver:
         place.address(receiver.url)
         notifier.send(BOOM, 1)

@@ -20,7 +20,7 @@ def sender(root: Path, known: Targets = deliver._NONE) -> Sender:
     (root / "run/payloads/bot").write_text("on failed 5 x\n")
     (root / "run/logs/attempt-001").mkdir(parents=True)
     (root / "run/logs/attempt-001/n1.log").write_text("a line of the log\n")
-    return Sender(Settings(str(root / "run"), str(root / "secrets"), str(root / "disk")), known)
+    return Sender(Settings(str(root / "run"), str(root / "secrets"), (str(root / "disk"),)), known)
 
 
 def with_facts(sender: Sender) -> Alert:
