@@ -73,7 +73,8 @@ class Attempts:
         self.record(self.decide(), launched=True)
         if job.decision == NEXT and job.cause is not None:
             self.job.watch.failed(job.cause)
-        if not job.ending:
+        # Slurm starts nothing more in a job that it ends, and kills what is left there.
+        if not job.ending or (job.scheduler.takes_steps() and not job.back):
             self._sweep()
 
     def _command(self) -> List[str]:
@@ -150,5 +151,7 @@ class Attempts:
         if job.nodes.chosen:
             env = {"SLURMDDP_SWEEP": job.env["SLURMDDP_RENDEZVOUS_ID"], "SLURMDDP_SCHEDULER": job.settings.scheduler}
             env["SLURMDDP_NODE_FOLDER"] = job.values.words["node_folder"]
-            job.on_nodes(job.logs + "/sweep.out", job.values.program("sweep"), self.watching.look, 20, env=env)
+            job.on_nodes(
+                job.logs + "/sweep.out", job.values.program("sweep"), self.watching.look, 20, env=env, last=True
+            )
         job.event(Cleaned(job.folder.known("", "removed", job.logs)))

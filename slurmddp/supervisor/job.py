@@ -162,12 +162,14 @@ class Job:
         seconds: Optional[int] = None,
         together: bool = False,
         env: Optional[Dict[str, str]] = None,
+        last: bool = False,
     ) -> int:
         """Start one process on each chosen node, and wait for them; return the exit code. look: called meanwhile.
 
-        seconds: after which they are terminated. together: if one node fails, the others are ended.
+        seconds: after which they are terminated. together: if one node fails, the others are ended. last: also where a
+        signal ends the job.
         """
-        if self.ending:
+        if self.ending and not last:
             return 128 + signal.SIGTERM  # the signal came before there was a child
         nodes = self.nodes.chosen
         options = ["--nodelist=" + ",".join(nodes)] if self.values.yes("elastic") else []

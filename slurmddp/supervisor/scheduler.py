@@ -51,6 +51,10 @@ class Local:
     def withdraw(self) -> None:
         """Cancel the job, so that nothing starts it again."""
 
+    def takes_steps(self) -> bool:
+        """Return whether something may still be started in a job that a signal ends."""
+        return True
+
     def nodes(self) -> Optional[List[str]]:
         """Return the nodes that the job has now; None if that is not known."""
         return [self.host]
@@ -98,6 +102,9 @@ class Slurm:
         )
         self._node_list = text.get("nodes", self._node_list)
         return "state" in text
+
+    def takes_steps(self) -> bool:
+        return self.job.state == "RUNNING"
 
     def withdraw(self) -> None:
         self._loop.run(["scancel", self.slurm_job], _PATIENCE)

@@ -218,6 +218,20 @@ def test_the_stop_file_of_an_earlier_job_is_not_for_this_one(job: Job) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("site", "state", "sweeps"), [("here", "", 1), ("gpus", "RUNNING", 1), ("gpus", "COMPLETING", 0)]
+)
+def test_what_a_signal_leaves_is_cleaned_up_where_something_may_still_start(
+    request: pytest.FixtureRequest, site: str, state: str, sweeps: int
+) -> None:
+    """Slurm takes no further step in a job that it ends, and kills what is left of it."""
+    job: Job = request.getfixturevalue("job" if site == "gpus" else "here")
+    job.scontrol = job.scontrol and job.scontrol.replace("RUNNING", state)
+    steps = job.go(STARTED, "kill -TERM $$")
+    assert "TERM" in steps and steps.count("sweep") == sweeps
+    assert job.end[0] == "cancelled"
+
+
 ASKS = {
     "stop": ("echo 'time limit' >'{run}/stop'", ("requeue", "time limit")),
     "cancel": (CANCEL, ("stopped", "cancelled by the user")),
