@@ -12,6 +12,7 @@ from slurmddp.records.job_events import CancelRequested, JobStarted
 from slurmddp.runs.evidence import CANCELLED, Evidence, evidence
 from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.state import RunState
+from slurmddp.runs.unanswered import with_job
 from slurmddp.slurm.base import ENDED, JobId
 from slurmddp.slurm.choose import scheduler_for
 
@@ -31,7 +32,7 @@ def cancel_run(folder: OwnRun, *, now: bool) -> str:
 
     Raises UserError where there is no job that could be ended, ExternalError.
     """
-    facts = evidence(folder)
+    facts = with_job(folder, evidence(folder))
     if facts.job_id is None:
         raise UserError(f"run {folder.id} was never submitted: there is no job to cancel")
     if facts.submission is not None and facts.submission.scheduler == "allocation":

@@ -17,8 +17,8 @@ from slurmddp.runs.gate import own, stranger
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.pruning import Removal, Skipped
 from slurmddp.runs.state import RunState, judge
+from slurmddp.runs.unanswered import ask_about
 from slurmddp.runs.usage import changed, usage
-from slurmddp.slurm.choose import ask_all
 from slurmddp.styled import labelled
 
 #: A run whose scheduler does not know it, here, may be training on another cluster or machine that shares the folder:
@@ -147,11 +147,10 @@ def _continued(known: Sequence[RunFolder]) -> dict[str, list[RunFolder]]:
 
 def _states(folders: Sequence[RunFolder], say: Callable[[str], None]) -> Iterator[tuple[RunFolder, RunState]]:
     """Yield the state of each run; the schedulers are asked once for all."""
-    found = evidence_of(folders, say)
-    views, silent = ask_all((job_id for _, facts in found for job_id in facts.job_ids), say)
-    for folder, facts in found:
-        answered = facts.job_id is None or facts.job_id.is_local not in silent
-        states = [judge(views.get(job_id), facts, answered=answered) for job_id in facts.job_ids] or [
+    asked = ask_about(evidence_of(folders, say), say)
+    for folder, facts in asked.runs:
+        answered = asked.answered(facts)
+        states = [judge(asked.views.get(job_id), facts, answered=answered) for job_id in facts.job_ids] or [
             judge(None, facts, answered=answered)
         ]
         yield folder, next((state for state in states if state.going), states[-1])

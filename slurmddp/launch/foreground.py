@@ -48,9 +48,9 @@ def run_foreground(
     with Foreground(folder, say) as job:
         pid = job.start(command, plan.runs_root)
         if plan.scheduler == "slurm" and outer is not None:
-            record(folder, outer, "allocation", command, prepared, warnings)
+            record(folder, outer, "allocation", command, warnings)
         else:
-            record(folder, str(job_id_of(pid)), "local", command, prepared, warnings)
+            record(folder, str(job_id_of(pid)), "local", command, warnings)
         for warning in warnings:
             say(labelled("warning", warning))
         say(f"site    {plan.site} ({prepared.resolved.site_from})\n{_where(prepared, outer)}")

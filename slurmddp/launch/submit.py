@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,23 @@ from slurmddp.plan.model import Plan
 from slurmddp.records.submission import now
 from slurmddp.render.scripts import payloads
 from slurmddp.runs import index, manifest, snapshot, submission
-from slurmddp.runs.create import Draft, create
+from slurmddp.runs.create import Draft, create, folder_error
+from slurmddp.runs.evidence import evidence, evidence_of
 from slurmddp.runs.gate import OwnRun, own
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.owner import shared_folder
 from slurmddp.runs.survey import Survey
+from slurmddp.runs.unanswered import with_job
+from slurmddp.slurm.base import JobId
 from slurmddp.slurm.choose import scheduler_for, scheduler_named
 from slurmddp.spec.sensitive import redacted, refuse_values
+
+#: Seconds before each look for a job whose submission sbatch did not answer.
+LOOKS = (0.0, 3.0)
+#: As long as this, sbatch may still be about to answer another submission.
+PATIENCE = timedelta(seconds=150)
+#: A controller that was slow may put such a job into the queue as late as this.
+DOUBT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
@@ -91,6 +103,7 @@ def submit(prepared: Prepared, tell: Callable[[str], None] = lambda doing: None)
         *relative_paths(prepared.plan),
         *still_going(prepared),
         *avoided.warnings,
+        *refuse_unanswered(plan),
     ]
     root = Path(plan.runs_root)
     absent = [path for path in (root, *root.parents) if not os.path.lexists(path)]
@@ -99,7 +112,13 @@ def submit(prepared: Prepared, tell: Callable[[str], None] = lambda doing: None)
     scheduler = scheduler_named(plan.scheduler)
     try:
         command = command_line(plan, folder, avoided.options)
-        job_id = scheduler.submit(command, root, log=folder.job_log)
+        if plan.scheduler == "slurm":  # whatever becomes of sbatch or its answer, this run is known
+            warnings += announce(folder, command)
+        try:
+            job_id = scheduler.submit(command, root, log=folder.job_log)
+        except ExternalError as error:
+            job_id = found_after(folder, command, error)
+            warnings.append(f"sbatch did not answer as expected, but the queue has its job {job_id}: {error}")
     except UserError:
         # Refused: no job has this folder. (An answer that nobody understands is another error, and keeps it.)
         folder.remove_all()
@@ -108,7 +127,7 @@ def submit(prepared: Prepared, tell: Callable[[str], None] = lambda doing: None)
             with contextlib.suppress(OSError):  # another run is in it by now
                 made.rmdir()
         raise
-    record(folder, str(job_id), plan.scheduler, command, prepared, warnings)
+    record(folder, str(job_id), plan.scheduler, command, warnings)
     if warning := submit_watchdog(plan, folder, job_id):
         warnings.append(warning)
     return Handed(
@@ -214,7 +233,6 @@ def record(
     job_id: str,
     scheduler: str,
     command: Sequence[str],
-    prepared: Prepared,
     warnings: list[str],
 ) -> None:
     """Write submission.json and the index. The job exists by now, so what cannot be written is a warning."""
@@ -225,15 +243,68 @@ def record(
             f"job {job_id} was submitted, but {folder.submission} cannot be written: {error.strerror}. Free "
             f"some space and note the job id: `slurmddp status` and `cancel` find the job only after it has started"
         )
+    warnings += [text for text in _in_index(folder, job_id) if text not in warnings]
+
+
+def announce(folder: OwnRun, command: Sequence[str]) -> list[str]:
+    """Write down that sbatch is about to be called: its answer may be lost. Returns warnings. Raises UserError."""
+    try:
+        submission.write(folder, now("", "slurm", command))
+    except OSError as error:
+        raise folder_error(error, folder.path) from error
+    return _in_index(folder, "")
+
+
+def _in_index(folder: OwnRun, job_id: str) -> list[str]:
     entry = index.entry_of(folder)
     warning = index.record(replace(entry, job_id=job_id)) if entry else None
-    if warning:
-        warnings.append(warning)
+    return [warning] if warning else []
+
+
+def found_after(folder: OwnRun, command: Sequence[str], error: ExternalError) -> JobId:
+    """Return the job of a submission that sbatch did not answer. Raises ExternalError if it is not found now."""
+    with contextlib.suppress(OSError):  # after some minutes, what stands there already means the same
+        submission.write(folder, now("", "slurm", command)._replace(failed=str(error).splitlines()[0]))
+    why = "no job of this run is in the queue yet"
+    for pause in LOOKS:
+        time.sleep(pause)
+        try:
+            if (job_id := with_job(folder, evidence(folder)).job_id) is not None:
+                return job_id
+        except (ExternalError, UserError) as silent:
+            why = f"nor is it known whether the job is in the queue: {silent}"
+    todo = f"`slurmddp status {folder.id}` looks for the job again, and so does the next `slurmddp submit`"
+    raise ExternalError(f"{error}\n  {why}\n  -> {todo}") from error
+
+
+def refuse_unanswered(plan: Plan) -> list[str]:
+    """Return warnings about a run of this name whose submission had no answer. Raises UserError if it has a job."""
+    known = index.of_name(plan.name, 3) if plan.scheduler == "slurm" else []
+    for folder, facts in evidence_of([entry.folder for entry in known if not entry.job_id], lambda told: None):
+        sent = facts.submission
+        if sent is None or not facts.unanswered:
+            continue
+        age = datetime.now().astimezone() - datetime.fromisoformat(sent.time)
+        if not sent.failed and age < PATIENCE:
+            continue
+        silent = f"sbatch did not answer when run {folder.id} of the same name was submitted, at {sent.time}"
+        try:
+            job_id = with_job(folder, facts).job_id
+        except (ExternalError, UserError) as error:
+            return [f"{silent}: its job may be in the queue ({error})"]
+        if job_id is not None:
+            raise UserError(
+                f"run {folder.id} of the same name is in the queue as job {job_id}: sbatch did not answer when it was "
+                "submitted",
+                todo=f"to follow it: slurmddp status {folder.id}; for one more job, submit again",
+            )
+        if age < DOUBT:
+            return [f"{silent}: its job may still appear in the queue"]
+    return []
 
 
 def still_going(prepared: Prepared) -> list[str]:
     """Return a warning if the run that this one resumes from is still going."""
-    from slurmddp.runs.evidence import evidence
     from slurmddp.runs.state import judge
 
     for path in prepared.resumed_from[:1]:

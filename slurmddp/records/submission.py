@@ -1,4 +1,4 @@
-"""submission.json: what the scheduler answered when the run was submitted."""
+"""submission.json: how the run was submitted, and what the scheduler answered."""
 
 import platform
 from datetime import datetime
@@ -11,11 +11,13 @@ SCHEDULERS = ("slurm", "local", "allocation")
 class Submission(NamedTuple):
     """How a run was handed over.
 
-    job_id     `123`, `123;cluster` or `local-PID-STARTTIME`; of the surrounding job for an allocation
+    job_id     `123`, `123;cluster` or `local-PID-STARTTIME`; of the surrounding job for an allocation; empty while
+               sbatch has not answered: this is written before it is called, and the job may be in the queue
     scheduler  slurm (sbatch), local (a process of this machine), allocation (`slurmddp run` inside a job)
     command    the command line that was run
     time       when, ISO 8601 with zone
     host       on which machine (a local process is found only there)
+    failed     why sbatch gave no answer; empty if it did, and while it is waited for
     """
 
     job_id: str
@@ -23,6 +25,7 @@ class Submission(NamedTuple):
     command: Tuple[str, ...]
     time: str
     host: str
+    failed: str = ""
 
     def write(self) -> Dict[str, Any]:
         """Return the object."""
@@ -48,4 +51,5 @@ def read(record: Any) -> Submission:
     if not isinstance(command, list):
         raise ValueError("command is missing, or is no list")
     host = str(record.get("host") or "")
-    return Submission(record["job_id"], record["scheduler"], tuple(map(str, command)), record["time"], host)
+    failed = str(record.get("failed") or "")
+    return Submission(record["job_id"], record["scheduler"], tuple(map(str, command)), record["time"], host, failed)

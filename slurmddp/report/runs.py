@@ -20,8 +20,8 @@ from slurmddp.runs.index import Entry
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import EXIT_CODES, RunState
 from slurmddp.runs.summaries import Summaries
+from slurmddp.runs.unanswered import ask_about
 from slurmddp.sites.catalogue import Catalogue
-from slurmddp.slurm.choose import ask_all
 from slurmddp.styled import columns, join
 from slurmddp.visible import one_line
 
@@ -120,17 +120,16 @@ def _statuses(folders: Sequence[RunFolder], say: Callable[[str], None]) -> dict[
     readable = [folder for folder in folders if not manifest.other_version(folder)]
     if others := len(folders) - len(readable):
         say(f"note: not shown: {others} {'run' if others == 1 else 'runs'} of other versions of slurmddp")
-    found = evidence_of(readable, say)
-    views, silent = ask_all((facts.job_id for _, facts in found if facts.job_id is not None), say)
+    asked = ask_about(evidence_of(readable, say), say, newest=True)
     return {
         folder.path: status_of(
             folder,
             facts,
-            views.get(facts.job_id) if facts.job_id else None,
-            facts.job_id is None or facts.job_id.is_local not in silent,
+            asked.views.get(facts.job_id) if facts.job_id else None,
+            asked.answered(facts),
             list(facts.notes),
         )
-        for folder, facts in found
+        for folder, facts in asked.runs
     }
 
 

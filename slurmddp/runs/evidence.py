@@ -60,7 +60,7 @@ class Evidence:
 
         Raises UserError for a submission that names no job.
         """
-        if self.submission:
+        if self.submission and self.submission.job_id:
             first = JobId.parse(self.submission.job_id)
         else:
             try:
@@ -70,6 +70,12 @@ class Evidence:
         chained = [facts.next_job for _, facts in of(self.events, Requeued) if facts.how == "chain"]
         numbers = dict.fromkeys(number for number in chained if number.isdecimal() and number != first.id)
         return (first, *(JobId(number, first.cluster) for number in numbers))
+
+    @property
+    def unanswered(self) -> bool:
+        """Return whether sbatch was called and nothing says yet whether there is a job."""
+        sent = self.submission
+        return sent is not None and sent.scheduler == "slurm" and not sent.job_id and self.started is None
 
     @property
     def requeued(self) -> Requeued | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from slurmddp.records.marker import Marker
+from slurmddp.records.submission import Submission
 from slurmddp.runs.evidence import CANCELLED, Evidence, evidence
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.unanswered import with_job
 from slurmddp.slurm.base import JobView
 from slurmddp.slurm.choose import scheduler_for
 
@@ -81,7 +83,7 @@ class RunState:
 
 def observe(folder: RunFolder) -> tuple[Evidence, JobView | None]:
     """Return what the run folder and the scheduler say. Raises UserError, OSError, ExternalError."""
-    facts = evidence(folder)
+    facts = with_job(folder, evidence(folder))
     view = scheduler_for(facts.job_id).job(facts.job_id) if facts.job_id else None
     if not judge(view, facts).going:
         facts = evidence(folder)  # the run may have written its end after the first look, and before the scheduler's
@@ -107,6 +109,8 @@ def judge(job: JobView | None, facts: Evidence, *, answered: bool = True) -> Run
 def _judge(job: JobView | None, facts: Evidence, answered: bool) -> RunState:
     if facts.submission is None and facts.started is None:
         return RunState("not submitted", "the run folder exists, but no job was submitted from it")
+    if facts.submission is not None and facts.unanswered:
+        return _without_answer(facts.submission, answered)
     inside = facts.submission is None or facts.submission.scheduler == "allocation"
     if job and not (inside and facts.ended):
         found = _by_slurm(job, facts)
@@ -115,6 +119,13 @@ def _judge(job: JobView | None, facts: Evidence, answered: bool) -> RunState:
     else:
         found = _by_folder(facts)
     return _cancelled(found, facts) if facts.cancel_requested else found
+
+
+def _without_answer(sent: Submission, answered: bool) -> RunState:
+    silent = f"sbatch did not answer at {sent.time}" + (f" ({sent.failed})" if sent.failed else "")
+    if answered:
+        return RunState("not submitted", f"{silent}, and no job of this run is in the queue")
+    return RunState("pending", f"{silent}, nor does Slurm now: the job may be in the queue")
 
 
 def _cancelled(found: RunState, facts: Evidence) -> RunState:

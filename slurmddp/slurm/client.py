@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ _LOG_IN = "use a login node of the cluster, or `module load slurm` if the site h
 # scancel of a job that has ended, or that nobody knows, is silent and ends with 0; only --verbose tells
 # (tried on 24.11.5).
 _ALREADY_OVER = ("already completing or completed", "job/step already complet")
+#: A shell's exit code for a program that was killed is above this: a wrapper of sbatch may be one.
+_KILLED = 128
 # How many job numbers go on one command line: far below any limit, and one call for what `runs` lists.
 _BATCH = 1000
 
@@ -67,7 +70,7 @@ class Slurm:
             )
         if answer.code == 0:
             return parse.submitted(answer.out)
-        if parse.is_unreachable(answer.text):
+        if parse.is_unreachable(answer.text) or answer.code < 0 or answer.code > _KILLED:
             raise ExternalError(
                 f"Slurm did not answer sbatch (exit code {answer.code}):\n{answer.text}\n"
                 '  -> the job may be in the queue anyway: check squeue --user "$USER", then try again'
@@ -77,6 +80,18 @@ class Slurm:
             todo="change the setting that it names (partition, account, time, ...) in the job file or with "
             "--set; `slurmddp submit --dry-run` shows the scripts",
         )
+
+    def job_of_run(self, run_id: str) -> JobId | None:
+        """Return this user's newest job whose script is job.sh in the folder of this run; None if there is none.
+
+        Raises UserError, ExternalError.
+        """
+        answer = ask(("squeue", "--me", "--noheader", "--states=all", "--format=%i %o"))
+        _require("squeue", answer)
+        if answer.code != 0:
+            raise ExternalError(f"squeue failed (exit code {answer.code}):\n{answer.text}")
+        found = re.findall(rf"^([0-9]+) .*/{re.escape(run_id)}/job\.sh(?: |$)", answer.out, re.MULTILINE)
+        return JobId(max(found, key=int)) if found else None
 
     def job(self, job_id: JobId) -> JobView | None:
         """Return what Slurm says of the job now, or None if Slurm has forgotten it.
