@@ -10,7 +10,7 @@ from slurmddp.launch.follow import Foreground
 from slurmddp.launch.job_check.rule import advice
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.problems import refuse_problems
-from slurmddp.launch.submit import make_run_folder, record, still_going
+from slurmddp.launch.submit import continue_run, discard, make_run_folder, record, still_going
 from slurmddp.launch.workdir import files_before, relative_paths, shared_files, workdir_in
 from slurmddp.runs.cause import find_cause
 from slurmddp.runs.evidence import evidence
@@ -44,6 +44,11 @@ def run_foreground(
     files = files_before(prepared)
     warnings = [*advice(prepared), *shared_files(plan, files), *relative_paths(plan), *still_going(prepared)]
     folder = make_run_folder(prepared, warnings, files=files, tell=tell)
+    try:
+        warnings += continue_run(prepared, folder)
+    except UserError:
+        discard(folder)
+        raise
     command = ("bash", str(folder.job_sh), str(folder.path))
     with Foreground(folder, say) as job:
         pid = job.start(command, plan.runs_root)

@@ -27,9 +27,10 @@ from slurmddp.plan.model import Plan
 from slurmddp.records.submission import now
 from slurmddp.render.scripts import payloads
 from slurmddp.runs import index, manifest, snapshot, submission
+from slurmddp.runs.continued import claim
 from slurmddp.runs.create import Draft, create, folder_error
 from slurmddp.runs.evidence import evidence, evidence_of
-from slurmddp.runs.gate import OwnRun, own
+from slurmddp.runs.gate import OwnRun, own, own_or_none
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.owner import shared_folder
 from slurmddp.runs.survey import Survey
@@ -111,6 +112,7 @@ def submit(prepared: Prepared, tell: Callable[[str], None] = lambda doing: None)
     folder = make_run_folder(prepared, warnings, copied, files=files, tell=tell)
     scheduler = scheduler_named(plan.scheduler)
     try:
+        warnings += continue_run(prepared, folder)
         command = command_line(plan, folder, avoided.options)
         if plan.scheduler == "slurm":  # whatever becomes of sbatch or its answer, this run is known
             warnings += announce(folder, command)
@@ -121,8 +123,7 @@ def submit(prepared: Prepared, tell: Callable[[str], None] = lambda doing: None)
             warnings.append(f"sbatch did not answer as expected, but the queue has its job {job_id}: {error}")
     except UserError:
         # Refused: no job has this folder. (An answer that nobody understands is another error, and keeps it.)
-        folder.remove_all()
-        secrets.forget(folder.id, os.environ)
+        discard(folder)
         for made in absent:
             with contextlib.suppress(OSError):  # another run is in it by now
                 made.rmdir()
@@ -244,6 +245,28 @@ def record(
             f"some space and note the job id: `slurmddp status` and `cancel` find the job only after it has started"
         )
     warnings += [text for text in _in_index(folder, job_id) if text not in warnings]
+
+
+def discard(folder: OwnRun) -> None:
+    """Remove a run that will have no job, and its secrets. Raises OSError."""
+    folder.remove_all()
+    secrets.forget(folder.id, os.environ)
+
+
+def continue_run(prepared: Prepared, folder: OwnRun) -> list[str]:
+    """Note in the run that this one resumes from that it is continued. Returns warnings.
+
+    Raises UserError if another one of the same name continues it, and is not over.
+    """
+    source = own_or_none(RunFolder(prepared.resumed_from[0])) if prepared.resumed_from else None
+    if source is None:  # in the run of a colleague, nothing can be written
+        return []
+    try:
+        claim(source, prepared.plan.name, folder)
+    except OSError as error:
+        what = error.strerror or str(error)
+        return [f"{source.continued} cannot be written ({what}): a second --resume of {source.id} will not be noticed"]
+    return []
 
 
 def announce(folder: OwnRun, command: Sequence[str]) -> list[str]:

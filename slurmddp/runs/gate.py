@@ -54,6 +54,18 @@ class Held:
         with self.inside(path.parent) as folder:
             write_whole(path, text, folder)
 
+    def write_new(self, path: Path, text: str) -> bool:
+        """Make a file; return False where there is one. Raises OSError."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self.inside(path.parent) as folder:
+            try:
+                descriptor = os.open(path.name, flags, 0o644, dir_fd=folder)
+            except FileExistsError:
+                return False
+        with open(descriptor, "wb") as file:
+            file.write(text.encode())
+        return True
+
     def append_text(self, path: Path, text: str) -> None:
         """Append text to a file, which is made where there is none. Raises OSError."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -103,6 +103,11 @@ class RunFolder(run_folder.RunFolder):
         return self.path / "ranks"
 
     @property
+    def continued(self) -> Path:
+        """The runs that continue this one (--resume), a file each."""
+        return self.path / "continued"
+
+    @property
     def alert_spool(self) -> Path:
         """Alerts that could not be sent, a folder each."""
         return self.path / "alerts" / "spool"

@@ -84,10 +84,15 @@ class RunState:
 def observe(folder: RunFolder) -> tuple[Evidence, JobView | None]:
     """Return what the run folder and the scheduler say. Raises UserError, OSError, ExternalError."""
     facts = with_job(folder, evidence(folder))
-    view = scheduler_for(facts.job_id).job(facts.job_id) if facts.job_id else None
-    if not judge(view, facts).going:
-        facts = evidence(folder)  # the run may have written its end after the first look, and before the scheduler's
-    return facts, view
+    view = _view(facts)
+    if judge(view, facts).going:
+        return facts, view
+    again = evidence(folder)  # the run may have written its end after the first look, and before the scheduler's
+    return again, view if again.job_id == facts.job_id else _view(again)  # or sbatch may have just answered
+
+
+def _view(facts: Evidence) -> JobView | None:
+    return scheduler_for(facts.job_id).job(facts.job_id) if facts.job_id else None
 
 
 def judge(job: JobView | None, facts: Evidence, *, answered: bool = True) -> RunState:
