@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from slurmddp.records.events import Event, read
 from slurmddp.render.scripts import job_script, node_script
 from slurmddp.runs.events import append_line
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.snapshot import copy_runtime
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.spec.resolve import Resolved, Sources, resolve
 
@@ -175,12 +177,27 @@ class Desk:
 
 
 def make_code(run: Path) -> None:
-    """What the scripts of a run folder need of its code/: the runtime's folder, the supervisor, shell functions."""
-    code = run / "code" / "slurmddp"
-    (code / "runtime").mkdir(parents=True, exist_ok=True)
-    for name in ("shell", "supervisor", "causes", "records"):
-        if not (code / name).exists():
-            (code / name).symlink_to(ROOT / "slurmddp" / name)
+    """What the scripts of a run folder need of its code/."""
+    copy_runtime(run / "code")
+
+
+def change_code(run: Path, name: str, change: Callable[[str], str] | None) -> None:
+    """Change a file of the package in a run's archive; None: remove it."""
+    archive = run / "code" / "slurmddp.zip"
+    with zipfile.ZipFile(archive) as before:
+        files = {item: before.read(item) for item in before.namelist()}
+    text = files.pop(f"slurmddp/{name}").decode()
+    if change is not None:
+        files[f"slurmddp/{name}"] = change(text).encode()
+    with zipfile.ZipFile(archive, "w") as after:
+        for item, content in files.items():
+            after.writestr(item, content)
+
+
+def supervisor(program: str, python: str = sys.executable, code: Path | str = ROOT) -> list[str]:
+    """Return the words that start a program of the supervisor, as python.sh does. code: an archive, or a checkout."""
+    start = "import sys; sys.path.insert(0, sys.argv.pop(1)); from slurmddp.supervisor.__main__ import main; main()"
+    return [python, "-IBc", start, str(code), program]
 
 
 def shape(plan: Plan) -> tuple[int | None, ...]:

@@ -1,14 +1,14 @@
 """The rules of cause.rules: what a line of a log means. The head of the file says what the keys mean."""
 
+import pkgutil
 import re
 from functools import lru_cache
-from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Pattern, Sequence, Tuple
 
 from slurmddp.records import cause
 from slurmddp.records.text import plain_line
 
-RULES = Path(__file__).with_name("cause.rules")
+_RULES = "cause.rules"
 #: Begins the second part of the file, which only slurmddp/doctor reads.
 _DOCTOR = "\n# ---- "
 #: Keys whose values are patterns.
@@ -91,13 +91,18 @@ class RuleSet:
         return re.compile("|".join(filter(None, patterns)).encode())
 
 
+def rules_text() -> str:
+    """Return the file. It may lie in an archive. Raises OSError."""
+    return (pkgutil.get_data("slurmddp.causes", _RULES) or b"").decode("utf-8")
+
+
 @lru_cache(maxsize=1)
 def rules() -> RuleSet:
     """Return the rules of this slurmddp. A program whose folder may be purged while it runs calls it at its start.
 
     Raises OSError.
     """
-    return parse_rules(split_rules(RULES.read_text(encoding="utf-8"))[0])
+    return parse_rules(split_rules(rules_text())[0])
 
 
 def is_consequence(text: str) -> bool:
@@ -138,7 +143,7 @@ def parse_rules(text: str) -> RuleSet:
             elif key == "example":
                 examples.append(value)
             elif key in keys:
-                raise ValueError(f"{RULES.name}: {key} is given twice in rule {keys.get('rule')}")
+                raise ValueError(f"{_RULES}: {key} is given twice in rule {keys.get('rule')}")
             else:
                 keys[key] = value
         if keys:

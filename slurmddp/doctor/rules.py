@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from slurmddp.causes.rules import RULES, split_rules
+from slurmddp.causes.rules import rules_text, split_rules
 
 #: How sure a pattern makes us, the surest first.
 SURE = ("certain", "likely", "hint", "note")
@@ -106,7 +106,7 @@ def _grams(text: str) -> set[str]:
 @lru_cache(maxsize=1)
 def catalogue() -> Catalogue:
     """Return the causes of this slurmddp."""
-    return Catalogue(parse(split_rules(RULES.read_text(encoding="utf-8"))[1]))
+    return Catalogue(parse(split_rules(rules_text())[1]))
 
 
 def known_cause(text: str) -> Cause | None:

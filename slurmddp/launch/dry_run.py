@@ -68,7 +68,7 @@ class DryRun(NamedTuple):
             "command": list(self.command),
             "scripts": self.scripts,
             "machinery": {
-                "path": str(self.folder.shell),
+                "path": str(self.folder.code_archive),
                 "source": str(self.machinery_source),
                 "code_hash": self.code_hash,
                 "files": self.machinery,
@@ -117,7 +117,7 @@ def dry_run(prepared: Prepared, refused: UserError | None = None) -> DryRun:
         folder,
         command_line(plan, folder, avoided.options),
         {name: text for name, text in files.items() if name in ("job.sh", "node.sh") or name.startswith("payloads/")},
-        {f"code/slurmddp/{name}": path.read_text("utf-8") for name, path in snapshot.machinery()},
+        {name: path.read_text("utf-8") for name, path in snapshot.machinery().items()},
         code_hash,
         (*warnings, *(found.warnings if found else ())),
         tuple(refused_here),

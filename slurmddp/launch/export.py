@@ -21,7 +21,7 @@ from slurmddp.plan.program import INHERITED
 from slurmddp.runs import checkpoints
 from slurmddp.runs.checkpoints import Stored
 from slurmddp.runs.gate import stranger
-from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.layout import ARCHIVE, RunFolder
 from slurmddp.runs.snapshot import copy_runtime
 from slurmddp.slurm.base import clean_environment
 from slurmddp.styled import labelled
@@ -90,9 +90,9 @@ def export(
     foreign = None if wanted.trust else stranger(folder)
     with ExitStack() as stack:
         code = folder.code
-        if foreign is not None or not (folder.code_runtime / "runtime" / "export.py").is_file():
+        if foreign is not None or not folder.code_archive.is_file():
             code = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurmddp-export-")))
-            copy_runtime(code / "slurmddp")
+            copy_runtime(code)
         checkpoint = Path(os.path.realpath(item.path))
         arguments = [str(checkpoint), "--output", str(target), "--format", form, "--what", wanted.what]
         arguments += ["--verified", *(["--force"] if wanted.force else [])]
@@ -119,7 +119,7 @@ def export(
 
 def own_command(code: Path, arguments: list[str], environment: Mapping[str, str]) -> Command:
     """Return the command that runs slurmddp.runtime.export in our Python, or in the shell's if ours has no torch."""
-    variables = {"PYTHONPATH": str(code), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+    variables = {"PYTHONPATH": str(code / ARCHIVE), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     words = [python_for_torch(environment), "-m", "slurmddp.runtime.export", *arguments]
     return _command(code, (), variables, words, dict(clean_environment(environment)))
 
@@ -139,7 +139,7 @@ def build_command(
     """
     container = prepared.plan.container
     own = dict(prepared.resolved.job.environment)
-    python_path = ":".join(part for part in (str(code), own.pop("PYTHONPATH", "")) if part)
+    python_path = ":".join(part for part in (str(code / ARCHIVE), own.pop("PYTHONPATH", "")) if part)
     # These are set behind the setup lines, which may set PYTHONPATH, too.
     variables = {"PYTHONPATH": python_path, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     words = [container.python, "-m", "slurmddp.runtime.export", *arguments]
@@ -170,13 +170,13 @@ def _container(container: ContainerPlan, code: Path, checkpoint: Path, target: P
         raise UserError(
             "the run's container is pyxis's, which only a Slurm job can start",
             todo="run in any environment with torch:"
-            f" PYTHONPATH={code} python -m slurmddp.runtime.export {checkpoint} --output {target}",
+            f" PYTHONPATH={code / ARCHIVE} python -m slurmddp.runtime.export {checkpoint} --output {target}",
         )
     if container.image is None or not os.path.exists(container.image):
         raise UserError(
             f"the run's image {container.image} does not exist",
             todo="restore it, or run in any environment with torch:"
-            f" PYTHONPATH={code} python -m slurmddp.runtime.export {checkpoint} --output {target}",
+            f" PYTHONPATH={code / ARCHIVE} python -m slurmddp.runtime.export {checkpoint} --output {target}",
         )
     binds = {bind.destination: bind for bind in container.binds if os.path.exists(bind.source)}
     binds |= {str(path): BindPlan(str(path), str(path), "ro") for path in (code, checkpoint)}

@@ -31,9 +31,8 @@ def command(
     node: the attempt's first if None. Raises UserError, ExternalError.
     """
     words = ("-m", "slurmddp.shared.relay", str(port))
-    # srun keeps what a program writes until a line is full, and frames have no lines. A relay without peer.py connects
-    # to the programs of all users.
-    return attach_command(folder, node, words, environment, "--unbuffered", needs="shared/peer.py")
+    # srun keeps what a program writes until a line is full, and frames have no lines.
+    return attach_command(folder, node, words, environment, "--unbuffered")
 
 
 def listen(port: int) -> socket.socket:

@@ -11,6 +11,7 @@ from slurmddp.errors import ExternalError, UserError
 from slurmddp.records.events import of
 from slurmddp.records.job_events import AttemptStarted
 from slurmddp.render.scripts import python_of_submit
+from slurmddp.runs import manifest
 from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import judge, observe
@@ -18,8 +19,6 @@ from slurmddp.shared.units import listed
 from slurmddp.slurm.base import JobId, clean_environment
 from slurmddp.slurm.client import ask
 
-#: The file of the run's copy of slurmddp that asks ranks on their nodes.
-RANKS = "supervisor/ranks.py"
 #: What a shell is in an image that may have no bash. Its start-up files would change the environment.
 _SHELL = ("/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash --norc; else exec sh; fi")
 
@@ -45,11 +44,12 @@ class Attempt:
         return ("srun", *cluster, "--overlap", *where, "--ntasks-per-node=1", "--cpu-bind=none", "--mem=0", *options)
 
 
-def running_attempt(folder: OwnRun, needs: str) -> Attempt:
-    """Return the attempt whose ranks run now. needs: the file of the run's copy of slurmddp that the command uses.
+def running_attempt(folder: OwnRun) -> Attempt:
+    """Return the attempt whose ranks run now.
 
-    Raises UserError where none runs, ExternalError where Slurm does not answer.
+    Raises UserError where none runs or another version has made the run, ExternalError where Slurm does not answer.
     """
+    manifest.require_version(folder)
     facts, view = observe(folder)
     if facts.job_id is None:
         raise UserError(f"run {folder.id} is not running: it was never submitted")
@@ -60,21 +60,13 @@ def running_attempt(folder: OwnRun, needs: str) -> Attempt:
     number = started.attempt if started else None
     if not started or not told or number is None or number != facts.attempt or facts.attempt_ended is not None:
         raise UserError(f"run {folder.id} has no ranks at the moment", todo=f"wait: slurmddp logs {folder.id} -f")
-    used = folder.code_runtime / needs
-    if not used.is_file():
-        raise UserError(
-            f"run {folder.id} was submitted by a slurmddp without this command",
-            where=str(used),
-            todo="submit the next run with this version",
-        )
     nodes = tuple(told.nodes.split())
     return Attempt(folder, facts.job_id, number, nodes, f"{folder.id}-{started.job_id}-{number}")
 
 
 def ranks_program(folder: RunFolder) -> tuple[str, ...]:
-    """Return the command that starts `RANKS` on a node; its arguments follow."""
-    main = str(folder.code_runtime / "supervisor" / "__main__.py")
-    return ("bash", str(folder.shell / "python.sh"), python_of_submit(), main, "ranks")
+    """Return the command that starts the supervisor's program `ranks` on a node; its arguments follow."""
+    return ("bash", str(folder.python_sh), python_of_submit(), str(folder.code_archive), "ranks")
 
 
 def chosen_nodes(attempt: Attempt, node: str | None) -> tuple[str, ...]:
@@ -95,8 +87,7 @@ def attach(
     node: the attempt's first if None. Raises UserError, ExternalError.
     """
     on_terminal = ("--pty",) if sys.stdin.isatty() and sys.stdout.isatty() else ()
-    # that file is as old as what node.sh needs for this
-    return attach_command(folder, node, command or _SHELL, environment, *on_terminal, needs=RANKS)
+    return attach_command(folder, node, command or _SHELL, environment, *on_terminal)
 
 
 def attach_command(
@@ -105,10 +96,9 @@ def attach_command(
     command: Sequence[str],
     environment: Mapping[str, str],
     *options: str,
-    needs: str,
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return what attach returns. command: where it begins with -m, for the ranks' Python. options: of srun."""
-    attempt = running_attempt(folder, needs)
+    attempt = running_attempt(folder)
     where = chosen_nodes(attempt, node)[:1]
     words = (*attempt.step(where, "--export=ALL", *options), "bash", str(folder.node_sh), *command)
     return words, {
@@ -140,7 +130,7 @@ def raw_stacks(folder: OwnRun, node: str | None) -> tuple[Attempt, str, str]:
 
     Raises UserError, ExternalError.
     """
-    attempt = running_attempt(folder, RANKS)
+    attempt = running_attempt(folder)
     where = attempt.step(chosen_nodes(attempt, node), "--cpus-per-task=1", "--gres=none")
     done = ask((*where, *ranks_program(folder), "stacks", attempt.name))
     if done.missing:

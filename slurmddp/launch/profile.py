@@ -24,7 +24,7 @@ def ask_for_profile(folder: OwnRun, steps: int, *, all_ranks: bool) -> int:
 
     Raises UserError if nothing would read the request, ExternalError.
     """
-    running_attempt(folder, "runtime/profiling.py")
+    running_attempt(folder)
     if not folder.job_json.exists():
         raise UserError(
             f"run {folder.id} runs your own script, whose steps slurmddp does not control",

@@ -199,7 +199,7 @@ def _fill(
     files = run_files(prepared, draft.final.id)
     refuse_values(variables, files)
     draft.write(files)
-    snapshot.copy_runtime(draft.folder.code_runtime)
+    snapshot.copy_runtime(draft.folder.code)
     project = Path(plan.program.project) if plan.program.project else None
     if (found := survey_project(plan)) is not None:
         warnings.extend(found.warnings)

@@ -20,13 +20,13 @@ def submit_watchdog(plan: Plan, folder: OwnRun, job_id: JobId) -> str | None:
     asked = plan.watchdog.sbatch  # the script passes them on to the next one
     cluster = [f"--clusters={job_id.cluster}"] if job_id.cluster else []
     options = [*asked, "--open-mode=append", f"--dependency=afterany:{job_id.id}", *cluster]
-    python, program = python_of_submit(), folder.code_runtime / "supervisor" / "__main__.py"
+    python = python_of_submit()
     slurm = Slurm()
     try:
         command = slurm.command(
             options,
-            str(folder.shell / "python.sh"),
-            (python, str(program), "watchdog", str(folder.path), job_id.id, python, *asked),
+            str(folder.python_sh),
+            (python, str(folder.code_archive), "watchdog", str(folder.path), job_id.id, python, *asked),
             log=str(folder.logs / "watchdog.log"),
         )
         made = slurm.submit(command, folder.path)

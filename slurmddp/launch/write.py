@@ -128,7 +128,7 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
             if not (folder / name).exists():
                 write_file(folder / name, text.encode("utf-8"))
         if not own.code.exists():
-            copy_runtime(own.code_runtime)
+            copy_runtime(own.code)
             if project is not None:
                 copy_project(project, own.project)
         for made in (own.logs, own.markers, own.checkpoints):  # sbatch does not make its log's folder
@@ -137,7 +137,7 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
             write_key(own.key)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}", todo="choose another folder: -o DIR") from None
-    return [*(folder / name for name in files), own.shell]
+    return [*(folder / name for name in files), own.code_archive]
 
 
 def _project(prepared: Prepared, folder: Path, say: Callable[[str], None]) -> Survey | None:

@@ -92,7 +92,7 @@ def _variables(plan: Plan) -> list[Variable]:
     project = [os.path.join("RUN_FOLDER", item) for item in plan.program.python_path]
     told = {"ATTEMPT": "0", "STOP_FILE": "RUN_FOLDER/stop"}
     runtime = [Variable(f"{plan.container.environment_prefix}SLURMDDP_{name}", text) for name, text in told.items()]
-    return [*others, *runtime, Variable("PYTHONPATH", ":".join(["RUN_FOLDER/code", *project, *path[-1:]]))]
+    return [*others, *runtime, Variable("PYTHONPATH", ":".join(["RUN_FOLDER/code/slurmddp.zip", *project, *path[-1:]]))]
 
 
 def _container(plan: Plan) -> list[str]:

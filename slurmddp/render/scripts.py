@@ -68,6 +68,7 @@ def node_script(plan: Plan) -> str:
         gpu_vendor=_gpu_vendor(plan),
         miopen=any((variable.base, variable.value) == ("scratch", "miopen") for variable in own),
         preflight=_preflight(plan),
+        python=python_of_submit(),
     )
 
 

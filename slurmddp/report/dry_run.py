@@ -37,7 +37,7 @@ def summary_lines(plan: Plan, resolved: Resolved, folder: RunFolder, command: Se
 def machinery_lines(plan: Plan, folder: RunFolder, source: Path, code_hash: str | None, *, full: bool) -> list[str]:
     """Return where the shell functions are, and the hash of the code in the run folder."""
     rows = [
-        ("functions", f"{folder.shell}, a copy of {source}"),
+        ("functions", f"{folder.code_archive}, from {source}"),
         ("code hash", code_hash or "unknown: the project cannot be copied"),
     ]
     if not full:

@@ -184,7 +184,14 @@ def _hold(folder: RunFolder) -> tuple[int, str | None]:
     """Open a run folder. Returns its descriptor, and why it is not this user's own."""
     descriptor = beneath.open_folder(folder.path)
     problem = _problem(os.fstat(descriptor))
-    for path in (folder.manifest, folder.job_yaml, folder.site_yaml, folder.code, folder.code_runtime):
+    for path in (
+        folder.manifest,
+        folder.job_yaml,
+        folder.site_yaml,
+        folder.code,
+        folder.code_archive,
+        folder.python_sh,
+    ):
         name = str(path.relative_to(folder.path))
         for follow in (False, True):
             try:

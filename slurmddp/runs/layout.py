@@ -10,6 +10,8 @@ from pathlib import Path
 
 from slurmddp.shared import run_folder
 
+#: What the run needs of this package, and what starts a program out of it; below `code`.
+ARCHIVE, STARTER = "slurmddp.zip", "python.sh"
 _MARKER = re.compile(r"attempt-(\d{3,})\.json")
 
 
@@ -69,14 +71,14 @@ class RunFolder(run_folder.RunFolder):
         return self.path / "code.json"
 
     @property
-    def code_runtime(self) -> Path:
-        """The snapshot of the package: __init__.py, runtime, shared and shell."""
-        return self.code / "slurmddp"
+    def code_archive(self) -> Path:
+        """What the run needs of the package, in one file: the supervisor runs out of it, the nodes unpack it."""
+        return self.code / ARCHIVE
 
     @property
-    def shell(self) -> Path:
-        """The functions of job.sh and node.sh, and the programs beside them."""
-        return self.code_runtime / "shell"
+    def python_sh(self) -> Path:
+        """Starts a program out of the archive."""
+        return self.code / STARTER
 
     @property
     def project(self) -> Path:

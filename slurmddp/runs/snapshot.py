@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import posixpath
 import stat
+import zipfile
 from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
 
 from slurmddp.errors import UserError
 from slurmddp.runs.create import OTHERS_WRITE, make_folder, write_file
-from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.layout import ARCHIVE, STARTER, RunFolder
 from slurmddp.runs.survey import Item, Survey, shown
 from slurmddp.shared.files import read_json
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+_STARTER = f"shell/{STARTER}"
 
 
 def copy_project(found: Survey, destination: Path, tell: Callable[[str], None] = lambda doing: None) -> None:
@@ -84,34 +87,57 @@ def _mode(source: os.stat_result, parent: Path) -> int:
     return mode if group == source.st_gid else mode & (~0o070 | mode << 3)
 
 
-def copy_runtime(destination: Path, package: Path | None = None) -> None:
-    """Copy what a run needs of the installed package to `destination` (code/slurmddp).
-
-    That is __init__.py, {runtime,shared,records,causes,supervisor}/**/*.py, causes/*.rules and `machinery`.
+def copy_runtime(code: Path, package: Path | None = None) -> None:
+    """Write what a run needs of the installed package to a run folder's code/: an archive, and what starts it.
 
     The nodes and job.sh run nothing of slurmddp but this copy.
 
     package: another package folder than the one that runs. Raises OSError.
     """
-    for name, source in _runtime(package):
-        target = destination / name
-        make_folder(target.parent)
-        write_file(target, source.read_bytes())
+    make_folder(code)
+    for name, content in _ours(package).items():
+        write_file(code / name, content)
 
 
-def machinery(package: Path | None = None) -> list[tuple[str, Path]]:
-    """Return the shell functions of job.sh and node.sh: (path relative to the package, file)."""
-    package = package or _PACKAGE
-    return [(str(path.relative_to(package)), path) for path in sorted((package / "shell").rglob("*.sh"))]
+def _ours(package: Path | None) -> dict[str, bytes]:
+    """Return the files of a run folder's code/ that are not the user's."""
+    names = dict(_runtime(package))
+    starter = names.pop(_STARTER).read_bytes()
+    return {
+        ARCHIVE: _archive({f"slurmddp/{name}": path.read_bytes() for name, path in names.items()}),
+        STARTER: starter,
+    }
+
+
+def _archive(files: Mapping[str, bytes]) -> bytes:
+    """Return a zip, of which Python imports directly. The same files give the same bytes, on any machine."""
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as archive:  # not compressed: that depends on the version of zlib
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(name)
+            entry.create_system, entry.external_attr = 3, 0o644 << 16
+            archive.writestr(entry, files[name])
+    return whole.getvalue()
+
+
+def machinery() -> dict[str, Path]:
+    """Return the scripts that job.sh and node.sh use, by where a run folder has them."""
+    names = {name: path for name, path in _runtime(None) if name.startswith("shell/") and name != _STARTER}
+    inside = {f"code/{ARCHIVE}/slurmddp/{name}": path for name, path in names.items()}
+    return {f"code/{STARTER}": _PACKAGE / _STARTER, **inside}
 
 
 def _runtime(package: Path | None) -> list[tuple[str, Path]]:
-    """Return what `copy_runtime` copies: (path relative to the package, file)."""
+    """Return what `copy_runtime` copies: (path relative to the package, file).
+
+    That is __init__.py, {runtime,shared,records,causes,supervisor}/**/*.py, causes/*.rules and shell/*.sh.
+    """
     package = package or _PACKAGE
     names = ("runtime", "shared", "records", "causes", "supervisor")
     folders = (sorted((package / name).rglob("*.py")) for name in names)
-    found = (package / "__init__.py", *chain.from_iterable(folders), *(package / "causes").glob("*.rules"))
-    return [*((str(path.relative_to(package)), path) for path in found), *machinery(package)]
+    more = (*(package / "causes").glob("*.rules"), *sorted((package / "shell").glob("*.sh")))
+    found = (package / "__init__.py", *chain.from_iterable(folders), *more)
+    return [(str(path.relative_to(package)), path) for path in found]
 
 
 def code_files(code: Path) -> dict[str, str]:
@@ -143,7 +169,7 @@ def hash_of(project: Survey | None, package: Path | None = None) -> str:
     """Return the `code_hash` of a run folder's code/, before there is one. Raises UserError for a file that cannot be
     read.
     """
-    files = {f"slurmddp/{name}": _sha256(path.read_bytes()) for name, path in _runtime(package)}
+    files = {name: _sha256(content) for name, content in _ours(package).items()}
     for item in project.items if project else ():
         if "__pycache__" in item.relative.split("/"):
             continue

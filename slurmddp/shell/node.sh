@@ -6,29 +6,11 @@
 #   scratch workdir devices                                   folders and the container's devices
 # After that, node.sh calls `prepare`, sets the ranks' variables and calls `run_step`.
 
-# Write one line, whole or not at all, which the head and job.sh read from the run folder
-write_status() {
-  mkdir -p "$logs/preflight" && printf '%s\n' "$*" >"$logs/preflight/.$host.part" &&
-    mv "$logs/preflight/.$host.part" "$logs/preflight/$host.failed"
-} 2>/dev/null
-
 fail() {
   printf 'slurmddp: node %s: %s\n' "$host" "$*" >&2
-  [[ "${SLURMDDP_STEP:-}" != attach ]] || builtin exit 1 # it says nothing of the attempt
-  write_status "${*//$'\n'/ }" || true
-  [[ -n "$preflight" || -n "$alone" ]] || await_others
+  # for job.sh. What fails beside the ranks says nothing of the attempt
+  [[ -n "$attach" ]] || "${starter[@]}" "$code" fail "$host" "$preflight$alone" "$*" || true
   builtin exit 1
-}
-
-# srun ends the other nodes with this one: each first says whether its ranks can start, for job.sh to decide.
-await_others() {
-  shopt -s nullglob
-  local said seconds
-  for ((seconds = 0; seconds < 60; seconds++)); do
-    said=("$logs"/preflight/*.failed "$logs"/preflight/*.ready)
-    ((${#said[@]} < SLURMDDP_NODES)) || break
-    sleep 1
-  done
 }
 
 # This node's rank, the head (the first node of this step) and addresses: the hosts' own, never localhost
@@ -73,37 +55,6 @@ count_ranks() {
   fi
   threads=$((cores > ranks ? cores / ranks : 1))
   counted=yes
-}
-
-# Fail if another user could replace a folder or link on the way to paths.node, or what is ours in it. Each must belong
-# to us or root (/proc shows how a user namespace names root); where others may write, the sticky bit protects our files.
-check_node_folder() {
-  local weak me
-  me=$(id -un 2>/dev/null) || me=$UID
-  weak=$({ env LC_ALL=C namei -l -- "$node_folder" 2>&1 || true; } | awk -v me="$me" -v root="$(stat -c %U /proc)" '
-    $1 == "f:" {known = 1; next}
-    / - No such file or directory$/ {next}
-    {$1 = $1; writes = substr($1, 9, 1) == "w" || (substr($1, 6, 1) == "w" && $3 != me && $3 != root)}
-    ($2 != me && $2 != root) || ($1 ~ /^d/ && writes && $1 !~ /[tT]$/) {known = 1; print; exit}
-    END {if (!known) print "unknown: namei of util-linux does not work on this node"}')
-  [[ -z "$weak" ]] || fail "other users can replace files in $node_folder (paths.node), by way of: $weak -" \
-    "set paths.node to a folder on whose way only you and root can rename files, or set the sticky bit: chmod +t FOLDER"
-}
-
-# One folder per user and node, which keeps compiled kernels for the next attempt and the next run. Other users can
-# guess its name and make it first: only a folder of our own will do.
-make_folders() {
-  [[ -z "$cache" ]] || mkdir -p "$cache" || fail "cannot create the cache folder, $cache"
-  scratch=$node_folder/slurmddp-$UID
-  check_node_folder # before anything is made by way of a stranger's link
-  (umask go-w && mkdir -p "$node_folder") || fail "cannot create the folder $node_folder (paths.node)"
-  check_node_folder
-  mkdir -m 700 "$scratch" 2>/dev/null || true
-  [[ -d "$scratch" && ! -L "$scratch" && -O "$scratch" ]] ||
-    fail "$scratch is not a folder of yours: another user may have put it there. Set paths.node to a folder of yours"
-  chmod 700 "$scratch"
-  [[ -z "$miopen" ]] || mkdir -p "$scratch/miopen"
-  [[ -z "$contained" ]] || mkdir -p "$scratch/$SLURMDDP_RENDEZVOUS_ID" # --workdir: for /tmp, /var/tmp and home
 }
 
 # What the container's runtime itself reads, and the devices that a contained container lacks
@@ -216,7 +167,7 @@ prepare_network() {
 
 # Prepare this step: check Python and the driver, read secrets, write the command of preflight or measurement
 prepare() {
-  if [[ -n "$compat" ]]; then source "$shell/driver.sh"; fi
+  if [[ -n "$compat" ]]; then source "$code/slurmddp/shell/driver.sh"; fi
   if [[ -z "$attach" && (-z "$preflight" || ("$runtime" == none && "${SLURMDDP_STEP:-}" == preflight)) ]]; then check_python; fi
   if [[ -n "$attach" ]]; then
     prepare_attach
@@ -297,8 +248,6 @@ if [[ "${SLURMDDP_STEP:-}" == attach ]]; then
   exec 3>&1 1>&2
 fi
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash $BASH_VERSION is too old: 4.4 or newer is needed"
-[[ -r "$shell/setup.sh" && -r "$shell/driver.sh" ]] ||
-  fail "the run's copy of the code is incomplete, $shell: was the file system purged? Submit again with --resume ${run##*/}"
 container=()
 devices=()
 if [[ "$runtime" == none ]]; then
@@ -309,7 +258,7 @@ else
 fi
 if ((${#setup[@]} > 0)); then
   finished=
-  source "$shell/setup.sh"
+  source "$code/slurmddp/shell/setup.sh"
   [[ -n "$finished" ]] || fail "setup line failed: it must not call return: $line"
 fi
 counted= # ranks of this node, where the job does not say how many
@@ -322,7 +271,9 @@ gloo_interface=$interface # one node needs none
 ((SLURMDDP_NODES > 1)) || gloo_interface=lo
 is_host=$((node_rank == 0))
 if [[ -z "$ranks" ]]; then count_ranks; fi
-make_folders
+[[ -z "$cache" ]] || mkdir -p "$cache" || fail "cannot create the cache folder, $cache"
+scratch=$node_folder/slurmddp-$UID # unpack has made it, and checked that it is ours
+[[ -z "$miopen" ]] || mkdir -p "$scratch/miopen"
 workdir=${workdir:-$run}
 [[ "$workdir" != "$run"/* ]] || mkdir -p "$workdir" || fail "cannot create the working folder $workdir"
 cd "$workdir" || fail "cannot enter the working folder $workdir"

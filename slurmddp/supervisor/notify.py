@@ -1,6 +1,6 @@
 """Sends alerts without making anybody wait: each is sent by a process of its own, of which the loop hears.
 
-As a program, for job.sh: python3 -I supervisor/__main__.py alert RUN_FOLDER KIND STATE CAUSE NEXT [RANK NODE]
+As a program, for job.sh: alert RUN_FOLDER KIND STATE CAUSE NEXT [RANK NODE]
 RANK and NODE: where it happened, each - or empty if unknown. It takes SLURMDDP_ALERT_BUDGET seconds (30) and some more
 at most, always exits with 0, and prints nothing on stdout.
 """

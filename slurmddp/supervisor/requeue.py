@@ -1,6 +1,7 @@
 """Back into the queue: as the same job (scontrol requeue), as a new one that waits for its end (chain), or not."""
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -28,8 +29,8 @@ _TRANSIENT = re.compile("contact slurm controller|Unable to contact|Socket timed
 #: Submits a run's job.sh. Whoever may write to the parent folder can replace the run folder: then job.sh is not ours.
 _SUBMIT = 'cd "$0" && for its in "$1" "$1/job.sh"; do [[ ! -e $its || -O $its ]] || exit 99; done && shift && exec "$@"'
 
-with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "release.py"), encoding="utf-8") as _file:
-    _RELEASE = _file.read()
+# __package__ is not known to Python 3.6 while it imports out of an archive
+_RELEASE = (pkgutil.get_data("slurmddp.supervisor", "release.py") or b"").decode()
 
 
 class Refused(Exception):

@@ -40,7 +40,7 @@ _KNOWN = re.compile(r"torch_|nccl-|psm_|sem\.mp-|sem\.loky-|pym-|__KMP_REGISTERE
 _ROUNDS, _PAUSE = 60, 0.1
 #: The rendezvous id as node.sh hands it into a container.
 _INTO_CONTAINER = ("APPTAINERENV_SLURMDDP_", "SINGULARITYENV_SLURMDDP_")
-_PROGRAM = "/code/slurmddp/supervisor/__main__.py"
+_CODE = "/code/slurmddp.zip"
 
 
 class Process(NamedTuple):
@@ -228,7 +228,7 @@ class Sweep:
 
     def _is_guard(self, pid: int) -> bool:
         words = _command(pid)
-        programs = [number for number, word in enumerate(words) if word.endswith(_PROGRAM)]
+        programs = [number for number, word in enumerate(words) if word.endswith(_CODE)]
         return bool(programs) and words[programs[0] + 1 :][:2] == ["guard", self.run]
 
     def _is_orphaned_mount(self, pid: int) -> bool:
@@ -286,7 +286,7 @@ class Sweep:
     def _may_use(self, pid: int) -> bool:
         if self._table[pid].name in _HARMLESS or self._is_shielded(pid):
             return False
-        ours = any(word.endswith(_PROGRAM) for word in _command(pid))
+        ours = any(word.endswith(_CODE) for word in _command(pid))
         return not ours and os.path.exists("/proc/{}/stat".format(pid))
 
     def _remove_segment(self, name: str) -> None:

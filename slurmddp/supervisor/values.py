@@ -12,8 +12,8 @@ _FROM_ZERO = 2
 
 def program(run: str, python: str, name: str) -> List[str]:
     """Return the batch script, with its arguments, that starts a program of slurmddp/supervisor on any node."""
-    code = run + "/code/slurmddp"
-    return [code + "/shell/python.sh", python, code + "/supervisor/__main__.py", name]
+    code = run + "/code/"
+    return [code + "python.sh", python, code + "slurmddp.zip", name]
 
 
 class Values(NamedTuple):

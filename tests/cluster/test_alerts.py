@@ -114,8 +114,8 @@ def watcher(run: Run) -> str:
 def sender(run: Run, *words: str) -> list[str]:
     """The command that sends an alert of the run from one of its nodes."""
     folder = run.answer["run_folder"]
-    code = f"{folder}/code/slurmddp"
-    return ["bash", f"{code}/shell/python.sh", "", f"{code}/supervisor/__main__.py", "alert", folder, *words]
+    code = f"{folder}/code"
+    return ["bash", f"{code}/python.sh", "", f"{code}/slurmddp.zip", "alert", folder, *words]
 
 
 def kill_script(run: Run, *, guard: bool) -> None:
@@ -126,7 +126,7 @@ def kill_script(run: Run, *, guard: bool) -> None:
         guards[:] = [
             (node, pid)
             for node, pid, command in run.processes()
-            if "__main__.py guard" in command and "srun" not in command
+            if "slurmddp.zip guard" in command and "srun" not in command
         ]
         return bool(guards)
 
@@ -268,8 +268,8 @@ def test_accounting_tells_what_the_controller_has_forgotten(cluster: Cluster) ->
         other.wait_for(lambda: "FAILED" in other.run("login", asked).stdout, "accounting knows the job's end", 60)
         folder = run.answer["run_folder"]
         other.sh("login", f"mkdir ~/gone; ln -s /bin/false ~/gone/scontrol; sed -i /watchdog/d {folder}/events.jsonl")
-        code = f"{folder}/code/slurmddp"
-        program = f"{code}/shell/python.sh '' {code}/supervisor/__main__.py watchdog {folder} {run.job_id} ''"
+        code = f"{folder}/code"
+        program = f"{code}/python.sh '' {code}/slurmddp.zip watchdog {folder} {run.job_id} ''"
         other.sh("login", f"PATH=~/gone:$PATH bash {program}")
         assert watchdog(run, "alerted")["state"] == "FAILED"
         assert inbox.kinds() == ["failed"], "the same end is told of once"

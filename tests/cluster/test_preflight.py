@@ -278,7 +278,7 @@ def test_the_spare_replaces_a_bad_node_and_the_next_job_avoids_it(alice: Alice, 
 FAULTS = {
     "no dataset": ("mount -t tmpfs none /home/alice/text", "umount /home/alice/text", "train.data.path: "),
     "other code": (
-        "cp -r RUN/code /tmp/code && echo >>/tmp/code/slurmddp/__init__.py && mount --bind /tmp/code RUN/code",
+        "cp -r RUN/code /tmp/code && echo >>/tmp/code/python.sh && mount --bind /tmp/code RUN/code",
         "umount RUN/code && rm -r /tmp/code",
         "sees other code in the run folder",
     ),

@@ -75,7 +75,7 @@ def test_two_nodes_train_in_the_image_and_the_loss_falls(first: Run) -> None:
     assert losses[20] < 0.9 * losses[1]
     logs = {path.stem for path in (first.folder / "logs/attempt-000").glob("node*.log")}
     assert len(logs) == 2, logs
-    assert (first.folder / "manifest.json").exists() and (first.folder / "code/slurmddp/runtime/train.py").exists()
+    assert (first.folder / "manifest.json").exists() and (first.folder / "code/slurmddp.zip").exists()
 
 
 def test_a_second_submit_goes_on_with_the_same_samples_on_three_nodes(alice: Alice, first: Run) -> None:

@@ -129,7 +129,8 @@ def scripts(site: str, kind: str) -> dict[str, str]:
     plan = make_plan(resolved, CONTEXT._replace(resume_from=earlier))._replace(version="0.0.0")
     payloads = {f"{name.replace('/', '-')}.txt": text for name, text in alert_files(plan).items()}
     own_python = getattr(sys, "_base_executable", sys.executable)
-    return {"job.sh": job_script(plan).replace(own_python, "/opt/bin/python3"), "node.sh": node_script(plan), **payloads}
+    scripts = {"job.sh": job_script(plan), "node.sh": node_script(plan)}
+    return {**{name: text.replace(own_python, "/opt/bin/python3") for name, text in scripts.items()}, **payloads}
 
 
 def difference(site: str) -> str:

@@ -137,7 +137,9 @@ def test_attach_runs_a_command_as_the_ranks_run(ready: Desk) -> None:
     finish(process)
     assert done.code == 7 and done.err == ""
     name, path = done.out.split()
-    assert name.startswith(f"{run.name}-local-") and name.endswith("-0") and path.startswith(f"{run}/code")
+    assert (
+        name.startswith(f"{run.name}-local-") and name.endswith("-0") and path.split(":")[0].endswith(f"/{name}/code")
+    )
     again = ready.command("attach", "last")
     assert again.code == 2 and f"run {run.name} is not running: " in again.err
 

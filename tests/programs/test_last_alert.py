@@ -17,7 +17,7 @@ from slurmddp.plan.model import Plan
 from slurmddp.render.scripts import alert_files, job_script, payloads
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.snapshot import copy_runtime
-from tests.helpers import Desk
+from tests.helpers import Desk, change_code
 from tests.programs.alerts.conftest import TARGETS
 from tests.receiver import Receiver
 
@@ -34,12 +34,8 @@ class Run:
     folder: RunFolder
 
     @property
-    def main(self) -> Path:
-        return self.folder.code_runtime / "supervisor" / "__main__.py"
-
-    @property
     def python(self) -> Path:
-        return self.folder.shell / "python.sh"
+        return self.folder.python_sh
 
     @property
     def where(self) -> Path:
@@ -48,10 +44,9 @@ class Run:
 
     def supervisor(self, text: str) -> None:
         """What does the supervisor's part; `alert` is as it was."""
-        self.main.write_text(
-            f"import sys\nif sys.argv[1] == 'job':\n    open({str(self.where)!r}, 'w').write(sys.argv[3])\n"
-            f"    exec({SUPERVISE + text!r})\n" + self.main.read_text()
-        )
+        begin = f"import sys\nif sys.argv[1] == 'job':\n    open({str(self.where)!r}, 'w').write(sys.argv[3])\n"
+        begin += f"    exec({SUPERVISE + text!r})\n"
+        change_code(self.folder.path, "supervisor/__main__.py", lambda text: begin + text)
 
     def go(self) -> subprocess.CompletedProcess[str]:
         words = ["bash", str(self.folder.job_sh), str(self.folder.path)]
@@ -79,7 +74,7 @@ def run(desk: Desk, receiver: Receiver) -> Run:
     )
     folder = RunFolder(desk.root / "gpt-20260101-120000-abcd")
     folder.logs.mkdir(parents=True)
-    copy_runtime(folder.code_runtime)
+    copy_runtime(folder.code)
     for name, text in {"job.sh": job_script(plan), **alert_files(plan)}.items():
         (folder.path / name).parent.mkdir(exist_ok=True)
         (folder.path / name).write_text(text)

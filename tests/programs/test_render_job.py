@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import platform
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -15,12 +17,11 @@ from typing import Any
 import pytest
 
 from slurmddp.render.scripts import job_script, node_script
-from slurmddp.runs.snapshot import copy_runtime
-from tests.helpers import GPU_SITE, LM_JOB, SHELL, Desk
+from tests.helpers import GPU_SITE, LM_JOB, SHELL, Desk, change_code, make_code
 
 #: The ranks: they run until the stop file appears or SIGTERM comes, for 20 s at most. The other steps succeed at once.
 SRUN = """#!/bin/bash
-[[ "$*" != *"__main__.py guard"* ]] || exit 0
+[[ "$*" != *"slurmddp.zip guard"* ]] || exit 0
 step=${SLURMDDP_STEP:-train}
 [[ -z "${SLURMDDP_SWEEP:-}" ]] || step=sweep
 trap 'echo TERM >>"$SLURMDDP_RUN/steps"; exit 1' TERM  # before the word "train": a SIGTERM just behind it counts
@@ -135,10 +136,9 @@ class Job:
         self.count += 1
         self.run = self.desk.root / f"run{self.count}"
         (self.run / "logs").mkdir(parents=True)
-        copy_runtime(self.run / "code" / "slurmddp")
-        shell = self.run / "code" / "slurmddp" / "shell"
-        (shell.parent / "supervisor" / "notify.py").write_text(SENDER)
-        for name, text in (("job.sh", self.text), ("node.sh", self.node), (shell / "python.sh", STARTER)):
+        make_code(self.run)
+        change_code(self.run, "supervisor/notify.py", lambda _: SENDER)
+        for name, text in (("job.sh", self.text), ("node.sh", self.node), ("code/python.sh", STARTER)):
             (self.run / name).write_text(text)
 
     def finish(self, **variables: str) -> None:
@@ -160,10 +160,13 @@ class Job:
         if before:
             (self.run / "stop").write_text(f"{before}\n")
         run, what = str(self.run), what.format(run=self.run)
-        program = self.run / "code" / "slurmddp" / "supervisor" / "__main__.py"
         imported = "[sys.argv[1]])\n"
-        text = program.read_text().replace(imported, f"{imported}        {prepare}\n")
-        program.write_text(INJECT.format(run=run, when=when.format(run=run), what=what) + text)
+        inject = INJECT.format(run=run, when=when.format(run=run), what=what)
+
+        def changed(text: str) -> str:
+            return inject + text.replace(imported, f"{imported}        {prepare}\n")
+
+        change_code(self.run, "supervisor/__main__.py", changed)
         self.finish()
         assert (self.run / "injected").exists(), self.done.stdout + self.done.stderr
         steps = self.run / "steps"
@@ -259,21 +262,24 @@ def test_what_is_asked_to_stop_early_does_not_start_its_ranks(
     assert early >= (3 if site == "gpus" else 1)
 
 
-PARTS = ["brain/watch.py", "../causes/cause.rules", "release.py"]
+PARTS = ["supervisor/brain/watch.py", "causes/cause.rules", "supervisor/release.py", "a half"]
 
 
 @pytest.mark.parametrize("gone", ["", *PARTS])
 def test_a_run_folder_without_the_functions_fails_with_a_message_and_an_alert(job: Job, gone: str) -> None:
     """All of them, or one: a purge of the file system deletes what nobody has read for long."""
     job.begin()
-    shell = job.run / "code" / "slurmddp" / "supervisor"
-    shutil.rmtree(shell) if not gone else (shell / gone).unlink()
+    archive = job.run / "code" / "slurmddp.zip"
+    if gone in ("", "a half"):
+        archive.unlink() if not gone else os.truncate(archive, 300_000)
+    else:
+        change_code(job.run, gone, None)
     (job.run / "sender.sh").write_text('printf "%s|" "$@" >"${0%/*}/told"\n')
     job.finish()
     assert job.done.returncode == 1
     said = f"job.sh: the run's copy of the code is {'incomplete' if gone else 'gone'}, {job.run}/code: was the"
     assert said in job.done.stderr
-    if gone:  # else its sender is gone, too: see test_last_alert.py
+    if gone in PARTS[:-1]:  # else its sender is gone, too: see test_last_alert.py
         assert (job.run / "told").read_text().startswith("failed|failed|the run's copy of the code is ")
     assert not (job.run / "events.jsonl").exists() and not (job.run / "steps").exists()
 
@@ -527,7 +533,7 @@ def test_an_alert_gets_rank_and_node_as_fields(job: Job) -> None:
 
 #: As node.sh does where it fails on the nodes of WHERE, in the preflight or at the ranks' start.
 FAILS = """#!/bin/bash
-[[ -z "${SLURMDDP_SWEEP:-}" && "$*" != *"__main__.py guard"* ]] || exit 0
+[[ -z "${SLURMDDP_SWEEP:-}" && "$*" != *"slurmddp.zip guard"* ]] || exit 0
 echo "${SLURMDDP_STEP:-train}" >>"$SLURMDDP_RUN/steps"
 for node in $WHERE; do
   echo "$SAYS" >"$SLURMDDP_LOGS/preflight/$node.failed"
@@ -615,7 +621,7 @@ def test_a_failed_job_that_slurm_would_requeue_by_itself_is_kept_from_it(
     assert updates.exists() == update
     if update:
         assert updates.read_text() == "20 scontrol update JobId=7 Requeue=0\n"
-        shutil.rmtree(job.run / "code" / "slurmddp" / "supervisor")  # job.sh cannot even start
+        (job.run / "code" / "slurmddp.zip").unlink()  # job.sh cannot even start
         job.finish()
         assert job.done.returncode == 1 and len(updates.read_text().splitlines()) == 2
 
@@ -691,7 +697,10 @@ def test_a_setup_line_brings_the_python_of_the_ranks(desk: Desk, kind: str) -> N
     job.begin()
     job.finish(PYTHONPATH="/of/the/shell")
     added = ":/sw/torch" if kind == "module" else ""
-    assert (job.run / "seen").read_text() == f"{python} PYTHONPATH={job.run}/code{added}\n", job.done.stdout
+    seen = (job.run / "seen").read_text()
+    assert re.fullmatch(rf"{python} PYTHONPATH=/\S+/slurmddp-\d+/{job.run.name}-\S+/code{added}\n", seen), (
+        job.done.stdout
+    )
 
 
 def test_a_run_stops_when_its_gpu_hours_are_used_and_stays_out(desk: Desk) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -93,6 +93,6 @@ def test_it_runs_a_local_job_from_its_own_snapshot(installed: Path, tmp_path: Pa
     done = run(installed, tmp_path, "run", "job.yaml")
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
-    assert (folder / "code" / "slurmddp" / "runtime" / "train.py").is_file()
-    assert (folder / "code" / "slurmddp" / "shell" / "node.sh").is_file()
-    assert not os.path.exists(folder / "code" / "slurmddp" / "_assets")
+    inside = zipfile.Path(folder / "code" / "slurmddp.zip", "slurmddp/")
+    assert (inside / "runtime" / "train.py").is_file() and (inside / "shell" / "node.sh").is_file()
+    assert not (inside / "_assets").exists()

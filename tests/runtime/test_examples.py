@@ -3,6 +3,7 @@
 import difflib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -184,7 +185,9 @@ def test_slurmddp_brings_the_library_and_tells_of_the_run_to_resume(tmp_path: Pa
     first = slurmddp(tmp_path, "run", "mine.py", "--site=local", "--set=resources.ranks_per_node=1", "--", "--epochs=3")
     (run,) = (tmp_path / "runs").glob("*-mine-*")
     assert first.returncode == 0, first.stdout
-    assert f"from {run}/code/slurmddp/__init__.py" in first.stdout
+    assert re.search(rf"from /\S+/slurmddp-\d+/{run.name}-local-\S+/code/slurmddp/__init__.py", first.stdout), (
+        first.stdout
+    )
     saved = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert saved == ["step-00000100", "step-00000125"], "each 100 steps, and the end"
     second = slurmddp(tmp_path, "run", f"--resume={run.name}", "--set=resources.ranks_per_node=2")

@@ -331,7 +331,7 @@ def test_the_command_uses_the_runs_own_environment(
     assert same(plain.read(desk.project / "model.pt"), plain.read(wanted))
     if runtime == "none":
         return
-    shutil.rmtree(run / "code" / "slurmddp")
+    (run / "code" / "slurmddp.zip").unlink()
     again = desk.command("checkpoint", "export", "last", "--force", "-o", "x.safetensors")
     assert again.code == 0, again.err
     assert same(plain.read(desk.project / "x.safetensors"), plain.read(wanted))

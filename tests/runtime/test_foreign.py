@@ -25,7 +25,7 @@ from slurmddp.runtime.checkpoint.init_weights import load_given
 from slurmddp.runtime.errors import UserError
 from slurmddp.shared.checkpoint import contents, layout
 from tests.checkpoints import Touch, replace
-from tests.helpers import Desk
+from tests.helpers import Desk, change_code
 
 from . import toy
 from .harness import PATIENCE, ROOT, Failed, Ranks, Run
@@ -244,9 +244,7 @@ def theirs(good: Run, tmp_path: Path) -> tuple[Desk, RunFolder, Path]:
     assert done.code == 0, done.err
     folder = RunFolder(next((desk.project / "runs").iterdir()))
     shutil.copytree(good.root / "checkpoints", folder.checkpoints, dirs_exist_ok=True)
-    code = folder.code_runtime / "runtime" / "export.py"
-    code.chmod(0o644)
-    code.write_text(f"open({str(signs / 'code')!r}, 'w')\n{code.read_text()}")
+    change_code(folder.path, "runtime/export.py", lambda text: f"open({str(signs / 'code')!r}, 'w')\n{text}")
     return desk, folder, signs
 
 

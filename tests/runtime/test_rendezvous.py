@@ -25,7 +25,7 @@ from slurmddp.runtime.agent.signed import SignedBackend, SignedStore
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import read_events
 from tests import storeclient
-from tests.helpers import Desk
+from tests.helpers import Desk, make_code
 from tests.strangers import UID, needs_root
 
 from .harness import PATIENCE, ROOT, free_port
@@ -344,7 +344,7 @@ class TestStarts:
         job = f"name: own\nsite: cores\ntrain: {{script: script.py}}\npaths: {{node: {tmp_path}/disk}}\n{python}"
         _, script = desk.scripts(job, "launch.mode=srun", "resources.nodes=1", "resources.ranks_per_node=2")
         (run / "code/project").mkdir(parents=True)
-        (run / "code/slurmddp").symlink_to(ROOT / "slurmddp")
+        make_code(run)
         (run / "code/project/script.py").write_text(OBJECTS)
         ours = {"RUN": str(run), "LOGS": str(run / "logs"), "ATTEMPT": "0", "PORT": str(free_port()), "NODES": "1"}
         slurm = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "here", "SLURM_NTASKS": "2", "LOGDIR": str(run)}

@@ -1,10 +1,9 @@
 #!/bin/bash
 # gpt-books: job.sh starts this script on each node. It sets the variables of the ranks and becomes torchrun (`exec`, so
-# that signals reach it). It contains the values of this job; the functions are in RUN_FOLDER/code/slurmddp/shell (node.sh).
+# that signals reach it). It contains the values of this job; the functions are in RUN_FOLDER/code/slurmddp.zip (shell/node.sh).
 set -euo pipefail
 run=$SLURMDDP_RUN
 logs=$SLURMDDP_LOGS
-shell=$run/code/slurmddp/shell
 host=$SLURMD_NODENAME # HOSTNAME is that of the machine that called srun
 
 # --- values of this job; '' means no, none or unknown
@@ -24,14 +23,20 @@ binds=(
   --bind /data/books:/data/books:ro
 )
 
-# --- the functions run the setup lines and set head, address, scratch and other facts of this node
-if [[ ! -r "$shell/node.sh" || ! -d "$run/code/slurmddp/runtime" ]]; then
-  why="the run's copy of the code is gone, $run/code: was the file system purged? Submit again with --resume ${run##*/}"
+# --- our code goes to the node's own disk, once per node. Its functions run the setup lines and set head, address and
+# other facts of this node
+starter=("$BASH" "$run/code/python.sh" /opt/bin/python3)
+unpacked=0
+code=$("${starter[@]}" "$run/code/slurmddp.zip" unpack "$host" "$node_folder" "$preflight$alone") || unpacked=$?
+if ((unpacked > 1)); then # 1: the program has told job.sh why
+  why="the run's copy of the code is gone or incomplete, $run/code: was the file system purged? Submit again with --resume ${run##*/}"
+  ((unpacked != 96)) || why="no Python 3.6 or newer on this node, neither /usr/bin/python3 nor "/opt/bin/python3
   printf 'slurmddp: node %s: %s\n' "$host" "$why" >&2
-  mkdir -p "$logs/preflight" && printf '%s\n' "$why" >"$logs/preflight/$host.failed" # for job.sh
-  exit 1
+  [[ "${SLURMDDP_STEP:-}" == attach ]] ||
+    { mkdir -p "$logs/preflight" && printf '%s\n' "$why" >"$logs/preflight/$host.failed"; }
 fi
-source "$shell/node.sh"
+((unpacked == 0)) || exit 1
+source "$code/slurmddp/shell/node.sh"
 
 # --- the container
 container=(
@@ -63,7 +68,7 @@ export SINGULARITYENV_SLURMDDP_STOP_FILE="$run/stop"
 # the progress file (your own script may write its step there), and after how many failures without progress the run stops
 export SINGULARITYENV_SLURMDDP_PROGRESS_FILE="$run/progress"
 export SINGULARITYENV_SLURMDDP_NO_PROGRESS=3
-export SINGULARITYENV_PYTHONPATH="$run/code"
+export SINGULARITYENV_PYTHONPATH="$code"
 # the interface between the nodes; a single node needs none
 export SINGULARITYENV_GLOO_SOCKET_IFNAME="$gloo_interface"
 pass_gpus # the GPUs of this job

@@ -16,11 +16,11 @@
 #
 # It starts the supervisor, passes signals on to it, and waits for it. The supervisor starts the ranks on the nodes (for
 # Slurm: srun --nodes=N --ntasks=N --ntasks-per-node=1 node.sh), watches them, and restarts them after a fault:
-# RUN_FOLDER/code/slurmddp/supervisor.
+# slurmddp/supervisor in RUN_FOLDER/code/slurmddp.zip.
 
 set -uo pipefail # no -e: a failing command must not skip the end of this script
 run=${1:?usage: job.sh RUN_FOLDER}
-program=(bash "$run/code/slurmddp/shell/python.sh" /opt/bin/python3 "$run/code/slurmddp/supervisor/__main__.py") # this Python, for nodes that have none in /usr
+program=(bash "$run/code/python.sh" /opt/bin/python3 "$run/code/slurmddp.zip") # this Python, for nodes that have none in /usr
 
 # --- values of this job. "yes" or nothing, if the comment ends with a question mark
 values=(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ import pytest
 from slurmddp.plan.model import Plan
 from slurmddp.render.scripts import alert_files
 from slurmddp.runs.layout import RunFolder
-from tests.helpers import ROOT, Desk, node_log
+from tests.helpers import Desk, node_log, supervisor
 
-MAIN = str(ROOT / "slurmddp/supervisor/__main__.py")
 TARGETS = ("slack", "discord", "teams", "ntfy", "json")
 
 
@@ -49,7 +47,7 @@ class Alerts:
     def start(self, kind: str, *words: str | bytes, budget: int = 5, **more: str) -> subprocess.Popen[bytes]:
         """The sender with kind, state, cause and what happens next."""
         environment = {**self.desk.environment, "SLURMDDP_ALERT_BUDGET": str(budget), **more}
-        command: list[str | bytes] = [sys.executable, "-IB", MAIN, "alert", str(self.run.path)]
+        command: list[str | bytes] = [*supervisor("alert"), str(self.run.path)]
         if self.memory:
             command = ["bash", "-c", f'ulimit -v {self.memory}; exec "$@"', "-", *command]
         return subprocess.Popen(

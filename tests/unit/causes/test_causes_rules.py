@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurmddp.causes.find import find, node_logs
-from slurmddp.causes.rules import PATTERNS, RULES, Rule, rules, split_rules
+from slurmddp.causes.rules import PATTERNS, Rule, rules, rules_text, split_rules
 from slurmddp.records.cause import CONSEQUENCE, USER, Cause
 from slurmddp.runs.cause import find_cause
 from slurmddp.runs.layout import RunFolder
@@ -252,7 +252,7 @@ def test_a_rule_is_whole(rule: Rule) -> None:
 
 
 def test_the_file_is_in_order() -> None:
-    text = split_rules(RULES.read_text())[0]
+    text = split_rules(rules_text())[0]
     assert len(re.findall("^rule ", text, re.MULTILINE)) == len(KNOWN.rules) == len({rule.name for rule in KNOWN.rules})
     for block in text.split("\n\n"):
         names = [line.split(" ")[0] for line in block.splitlines() if not line.startswith("#")]

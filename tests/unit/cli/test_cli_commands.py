@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def test_a_submission(ready: Desk, cli: Cli) -> None:
     assert {path.name for path in run.iterdir()} >= {
         "job.json", "job.yaml", "site.yaml", "job.sh", "node.sh", "manifest.json", "submission.json", "code", "logs",
     }  # fmt: skip
-    assert (run / "code" / "slurmddp" / "runtime" / "train.py").is_file()
+    assert zipfile.Path(run / "code/slurmddp.zip", "slurmddp/runtime/train.py").is_file()
     manifest = json.loads((run / "manifest.json").read_text())
     assert (manifest["run"], manifest["command"]) == (run.name, ["slurmddp", "submit", "job.yaml"])
     assert manifest["origins"]["train.batch.global"].endswith(": job.yaml:8")
@@ -119,7 +120,7 @@ def test_the_dry_run_shows_exactly_the_scripts_that_are_submitted(ready: Desk, c
     assert facts["image"] == f"{ready.project}/image.sif"
     assert facts["cost"].startswith("up to 16 GPU-hours")
     assert (facts["writes"], facts["runs"]) == (str(run), " ".join(command))
-    assert facts["functions"] == f"{run}/code/slurmddp/shell, a copy of {SHELL}"
+    assert facts["functions"] == f"{run}/code/slurmddp.zip, from {SHELL}"
     assert facts["code hash"] == manifest["code_hash"]
 
 
@@ -131,10 +132,11 @@ def test_a_full_dry_run_shows_the_functions_and_the_payloads_of_alerts(ready: De
     full = cli("submit", "job.yaml", "--dry-run", "--full", HOOK="https://x.org/y")
     assert cli("submit", "job.yaml", HOOK="https://x.org/y").code == 0
     run = only_run(ready)
-    names = ["payloads/json", *(f"code/slurmddp/shell/{path.relative_to(SHELL)}" for path in SHELL.rglob("*.sh"))]
-    assert len(names) > 4
-    for name in names:
-        assert f"\n\n=== {name}\n{(run / name).read_text()}\n" in full.out, name
+    inside = {f"code/slurmddp.zip/slurmddp/shell/{path.name}": path.read_text() for path in SHELL.glob("[!p]*.sh")}
+    files = {name: (run / name).read_text() for name in ("payloads/json", "code/python.sh")} | inside
+    assert len(files) > 4
+    for name, text in files.items():
+        assert f"\n\n=== {name}\n{text}\n" in full.out, name
     refused = cli("submit", "job.yaml", "--full", HOOK="https://x.org/y")
     assert refused.code == 2 and "--full" in refused.err
 
@@ -250,8 +252,9 @@ def test_a_dry_run_as_json(ready: Desk, cli: Cli) -> None:
     assert cli("submit", "job.yaml").code == 0
     run = only_run(ready)
     assert shown["scripts"] == {name: (run / name).read_text() for name in ("job.sh", "node.sh")}
-    shell = [path for path in (run / "code/slurmddp/shell").rglob("*") if path.is_file()]
-    files = {str(path.relative_to(run)): path.read_text() for path in shell}
+    inside = zipfile.Path(run / "code/slurmddp.zip", "slurmddp/shell/").iterdir()
+    files = {f"code/slurmddp.zip/slurmddp/shell/{path.name}": path.read_text() for path in inside}
+    files["code/python.sh"] = (run / "code/python.sh").read_text()
     assert shown["machinery"]["files"] == files
     (ready.project / "image.sif").unlink()
     refused = cli("submit", "job.yaml", "--dry-run", "--json")
@@ -304,7 +307,7 @@ def test_a_module_is_started_from_the_copy_of_its_folder(ready: Desk, cli: Cli) 
     run = only_run(ready)
     node = (run / "node.sh").read_text()
     assert "  -m slurmddp.runtime.begin -m pkg.train\n  fast\n  --lr\n  3e-4\n)" in node
-    assert 'PYTHONPATH="$run/code":"$run"/code/project' in node and run.name.startswith("pkg.train-")
+    assert 'PYTHONPATH="$code":"$run"/code/project' in node and run.name.startswith("pkg.train-")
     ready.write("pkg/train.py", "print('edited since')\n")
     again = Path(json.loads(cli("rerun", "--json").out)["run_folder"])
     for each in (run, again):
@@ -315,7 +318,7 @@ def test_a_module_that_is_not_here_must_be_in_the_image(ready: Desk, cli: Cli) -
     assert cli("submit", "-m", "lightning.train", "--site", "cores").code == 0
     run = only_run(ready)
     assert not (run / "code/project").exists()
-    assert 'PYTHONPATH="$run/code"\n' in (run / "node.sh").read_text()
+    assert 'PYTHONPATH="$code"\n' in (run / "node.sh").read_text()
 
 
 def test_a_bash_script_is_the_program(ready: Desk, cli: Cli) -> None:
@@ -378,9 +381,8 @@ def test_render_writes_all_files(ready: Desk, cli: Cli) -> None:
     assert {path.name for path in (ready.project / "out").iterdir()} == written
     key = ready.project / "out/rendezvous.key"
     assert key.stat().st_mode & 0o777 == 0o600 and key.read_text().strip() not in done.out
-    assert (ready.project / "out/code/slurmddp/runtime/train.py").is_file()
-    assert (ready.project / "out/code/slurmddp/shell/node.sh").is_file()
-    assert {line.removeprefix("out/") for line in done.out.splitlines()} == {*names, "code/slurmddp/shell"}
+    assert {path.name for path in (ready.project / "out/code").iterdir()} == {"python.sh", "slurmddp.zip"}
+    assert {line.removeprefix("out/") for line in done.out.splitlines()} == {*names, "code/slurmddp.zip"}
     shown = json.loads(cli("submit", "job.yaml", "--dry-run", "--json").out)
     assert {name: (ready.project / "out" / name).read_text() for name in shown["scripts"]} == shown["scripts"]
     assert cli("render", "job.yaml", "-o", "out", "--set", "container.base=25.04").code == 0
@@ -397,14 +399,14 @@ def test_render_copies_the_project_and_refuses_code_that_differs(ready: Desk, cl
         assert done.code == 0, done.err
         assert (ready.project / "out/code/project/train.py").read_text() == "print('hello')\n"
         assert not (ready.project / "out/code/project/out").exists()
-    functions = ready.project / "out/code/slurmddp/shell/node.sh"
-    text = functions.read_text()
-    functions.write_text(f"{text}# of an older version\n")
+    archive = ready.project / "out/code/slurmddp.zip"
+    content = archive.read_bytes()
+    archive.write_bytes(content + b"of an older version")
     before = ready.tree(times=False)
     done = cli(*command)
     assert (done.code, ready.tree(times=False)) == (2, before)
     assert "slurmddp: out/code exists with different content" in done.err
-    functions.write_text(text)
+    archive.write_bytes(content)
     ready.write("train.py", "print('later')\n")
     assert "out/code exists with different content" in cli(*command).err
     elsewhere = cli("render", "/cluster/train.py", "--site", "cores", "-o", "other")

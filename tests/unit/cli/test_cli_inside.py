@@ -15,6 +15,7 @@ from slurmddp.records.submission import now as submitted_now
 from slurmddp.runs import submission
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.version import version
 from tests.checkpoints import make_run
 from tests.helpers import Desk, Result, append_event
 
@@ -43,9 +44,6 @@ srun: a line of Slurm's
 def run(desk: Desk) -> RunFolder:
     """A run of job 7, whose ranks are on two nodes."""
     folder = make_run(desk.project / "runs" / "gpt-1")
-    ranks = folder.code_runtime / "supervisor" / "ranks.py"
-    ranks.parent.mkdir(parents=True)
-    ranks.touch()
     submission.write(own(folder, to="write"), submitted_now("7", "slurm", ("sbatch",)))
     append_event(folder.events, "job_started", attempt=0, job_id="7", node="node1", nodes="node[1-2]")
     append_event(folder.events, "attempt_started", attempt=0, job_id="7", node="node1", nodes="node1 node2")
@@ -104,9 +102,8 @@ no process found: rank 3
 """
     )
     arguments, _ = srun(desk)
-    main = str(run.code_runtime / "supervisor" / "__main__.py")
-    assert arguments[-4:] == [main, "ranks", "stacks", "gpt-1-7-0"]
-    assert arguments[-7:-5] == ["bash", str(run.shell / "python.sh")]
+    assert arguments[-4:] == [str(run.code_archive), "ranks", "stacks", "gpt-1-7-0"]
+    assert arguments[-7:-5] == ["bash", str(run.python_sh)]
     assert {"--overlap", "--jobid=7", "--nodelist=node1,node2", "--ntasks-per-node=1", "--gres=none"} <= set(arguments)
     told = json.loads(cli("stacks", str(run.path), "--json").out)
     assert (told["attempt"], told["missing"]) == (0, [3])
@@ -135,10 +132,10 @@ def test_what_has_no_ranks_is_refused(desk: Desk, run: RunFolder, cli: Cli, comm
         assert done.code == 2 and text in done.err and not (desk.home / "srun.argv").exists(), done.err
 
     refused("has no ranks on node node9\n  -> nodes: node1, node2", "--node", "node9")
-    ranks = run.code_runtime / "supervisor" / "ranks.py"
-    ranks.unlink()
-    refused("was submitted by a slurmddp without this command")
-    ranks.touch()
+    text = run.manifest.read_text()
+    run.manifest.write_text(text.replace('"schema": ', '"schema": 9'))
+    refused(f"and this slurmddp ({version()}) reads only version")
+    run.manifest.write_text(text)
     (desk.bin / "srun").unlink()
     refused("srun is not on this machine")
     append_event(run.events, "attempt_ended", attempt=0, exit_code=1, decision="next")
@@ -164,8 +161,6 @@ def test_nothing_of_another_users_run_is_executed(desk: Desk, run: RunFolder, cl
 def training(run: RunFolder) -> RunFolder:
     """A run of a bundled task, with this version's runtime."""
     run.job_json.write_text("{}")
-    (run.code_runtime / "runtime").mkdir(parents=True)
-    (run.code_runtime / "runtime/profiling.py").touch()
     return run
 
 
@@ -204,9 +199,6 @@ def test_profile_refuses_what_nobody_would_answer(training: RunFolder, cli: Cli)
     training.profile_request.touch()
     refused("was requested before, and has not begun")
     training.profile_request.unlink()
-    (training.code_runtime / "runtime/profiling.py").unlink()
-    refused("without this command")
-    (training.code_runtime / "runtime/profiling.py").touch()
     training.job_json.unlink()
     refused("runs your own script")
     training.events.unlink()

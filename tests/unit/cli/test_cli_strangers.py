@@ -47,12 +47,13 @@ FILES = (
     "alerts/sent", "alerts/spool/gpt-1.0.failed.chat/head", "alerts/spool/gpt-1.0.failed.chat/body",
     "trackers/tensorboard.json", "trackers/tensorboard.lock", "trace/gpus/attempt-000/n1.jsonl",
     "checkpoints/step-00000100/COMPLETE", "checkpoints/step-00000100/manifest.json",
-    "checkpoints/step-00000100/.metadata", "checkpoints/step-00000100/__0_0.distcp", "sweep.json",
+    "checkpoints/step-00000100/.metadata", "code/slurmddp.zip", "code/python.sh",
+    "checkpoints/step-00000100/__0_0.distcp", "sweep.json",
 )  # fmt: skip
 FOLDERS = (
     "logs", "logs/attempt-000", "logs/attempt-000/preflight", "markers", "alerts", "alerts/spool", "alerts/refused",
     "alerts/spool/gpt-1.0.failed.chat", "trackers", "trackers/tensorboard", "trace", "trace/gpus", "checkpoints",
-    "checkpoints/step-00000100", "code", "code/slurmddp", "code/project", "points",
+    "checkpoints/step-00000100", "code", "code/project", "points",
 )  # fmt: skip
 #: Those of them that are traps together; the files below them are none then.
 AT_ONCE = ("alerts/spool", "checkpoints", "markers", "trackers/tensorboard", "trace/gpus", "code/project", "points")
@@ -154,7 +155,7 @@ class Place(NamedTuple):
         (path / "sweep.json").write_text(
             json.dumps({"schema": 1, "sweep": "gpt-1", "at_most": None, "points": [point, {**point, "name": "evil"}]})
         )
-        for name in ("points", "code/slurmddp/shell", "code/project"):
+        for name in ("points", "code/project"):
             (path / name).mkdir(parents=True, exist_ok=True)
         shutil.copy(run.job_yaml, path / "points" / "evil.yaml")
         give(self.bob, owner)

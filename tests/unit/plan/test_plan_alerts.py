@@ -137,10 +137,10 @@ def test_the_dead_man_job_asks_for_what_the_profile_says(desk: Desk, monkeypatch
     folder.logs.mkdir(parents=True)
     assert submit_watchdog(plan, own(folder, to="submit it"), JobId("7")) is None
     words = (desk.bin / "words").read_text().splitlines()
-    script = words.index(str(folder.shell / "python.sh"))
+    script = words.index(str(folder.python_sh))
     assert {*plan.watchdog.sbatch, "--open-mode=append", "--dependency=afterany:7"} <= set(words[:script])
     python, program, *arguments = words[script + 1 :]
-    assert Path(python).is_file() and program == str(folder.code_runtime / "supervisor" / "__main__.py")
+    assert Path(python).is_file() and program == str(folder.code_archive)
     assert arguments == ["watchdog", str(folder.path), "7", python, *plan.watchdog.sbatch]
     assert json.loads((folder.path / "watchdog.json").read_text()) == {"job_id": "8", "watches": "7"}
 

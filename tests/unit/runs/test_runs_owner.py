@@ -10,7 +10,7 @@ import pytest
 
 from slurmddp.runs.owner import shared_folder
 from slurmddp.supervisor.files import Files, Foreign
-from tests.helpers import ROOT, SHELL, Desk, Result
+from tests.helpers import ROOT, Desk, Result, change_code, make_code
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another group takes root")
@@ -63,11 +63,8 @@ def test_a_group_of_the_user_alone_is_no_other(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user takes root")
 @pytest.mark.parametrize("owner", [0, 65534])
 def test_nothing_of_another_users_folder_is_run(tmp_path: Path, owner: int) -> None:
-    supervisor = tmp_path / "code/slurmddp/supervisor"
-    supervisor.mkdir(parents=True)
-    (supervisor.parent / "shell").mkdir()
-    (supervisor.parent / "shell" / "python.sh").write_text((SHELL / "python.sh").read_text())
-    (supervisor / "__main__.py").write_text("import sys; print('ran', flush=True); sys.exit(97)\n")
+    make_code(tmp_path)
+    change_code(tmp_path, "supervisor/__main__.py", lambda _: "import sys; print('ran', flush=True); sys.exit(97)\n")
     os.chown(tmp_path, owner, -1)
     job = ROOT / "tests/golden/kinds/simple-job.sh"
     done = subprocess.run(["bash", str(job), str(tmp_path)], capture_output=True, text=True, check=False)

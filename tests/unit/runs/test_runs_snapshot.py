@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
+import zipfile
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -405,8 +406,10 @@ def test_runtime(tmp_path: Path) -> None:
     make(package, "shell/node.sh", "causes/cause.rules", "causes/find.py", "shell/python.sh", "shell/README.md")
     make(package, "runtime/train.py", "runtime/tasks/lm.py", "runtime/__pycache__/train.pyc", "runtime/x.txt")
     make(package, "shared/__init__.py", "shared/checkpoint/layout.py", "records/metrics.py")
-    copy_runtime(tmp_path / "code" / "slurmddp", package)
-    copied = sorted(str(path.relative_to(tmp_path / "code")) for path in (tmp_path / "code").rglob("*.*"))
+    copy_runtime(tmp_path / "code", package)
+    assert sorted(path.name for path in (tmp_path / "code").iterdir()) == ["python.sh", "slurmddp.zip"]
+    with zipfile.ZipFile(tmp_path / "code" / "slurmddp.zip") as archive:
+        copied = archive.namelist()
     assert copied == [
         "slurmddp/__init__.py",
         "slurmddp/causes/cause.rules",
@@ -418,15 +421,32 @@ def test_runtime(tmp_path: Path) -> None:
         "slurmddp/shared/__init__.py",
         "slurmddp/shared/checkpoint/layout.py",
         "slurmddp/shell/node.sh",
-        "slurmddp/shell/python.sh",
     ]
+    before = (tmp_path / "code" / "slurmddp.zip").read_bytes()
+    (package / "runtime/train.py").touch(mode=0o600)
+    os.utime(package / "runtime/train.py", (1, 1))
+    copy_runtime(tmp_path / "again", package)
+    assert (tmp_path / "again" / "slurmddp.zip").read_bytes() == before, "neither times nor modes are in it"
 
 
 def test_the_installed_runtime(tmp_path: Path) -> None:
-    copy_runtime(tmp_path / "slurmddp")
-    assert (tmp_path / "slurmddp" / "__init__.py").read_text() == Path(slurmddp.__file__).read_text()
-    assert (tmp_path / "slurmddp" / "runtime" / "__init__.py").exists()
-    assert not (tmp_path / "slurmddp" / "errors.py").exists()
+    copy_runtime(tmp_path)
+    found = zipfile.Path(tmp_path / "slurmddp.zip", "slurmddp/")
+    assert (found / "__init__.py").read_text() == Path(slurmddp.__file__).read_text()
+    assert (found / "runtime" / "__init__.py").exists()
+    assert not (found / "errors.py").exists()
+
+
+#: What is no module is read out of the archive, too.
+READS = "import slurmddp.causes.rules; assert slurmddp.causes.rules.rules().rules\n"
+
+
+def modules_in(archive: Path, *folders: str) -> list[str]:
+    """The modules of these packages in an archive."""
+    with zipfile.ZipFile(archive) as files:
+        names = [PurePath(name) for name in files.namelist()]
+    modules = [path for path in names if path.parts[1] in folders and path.suffix == ".py" and path.name[0] != "_"]
+    return [".".join(path.with_suffix("").parts) for path in modules]
 
 
 def test_what_the_batch_host_runs_imports_under_the_oldest_python(tmp_path: Path) -> None:
@@ -434,21 +454,21 @@ def test_what_the_batch_host_runs_imports_under_the_oldest_python(tmp_path: Path
     found = sorted(Path.home().glob(".pyenv/versions/3.6.*/bin/python3.6"))
     if not found:
         pytest.skip("no Python 3.6 below ~/.pyenv/versions")
-    copy_runtime(tmp_path / "slurmddp")
-    (tmp_path / "slurmddp/__init__.py").write_text("")
-    folders = (tmp_path / "slurmddp" / name for name in ("records", "causes", "supervisor"))
-    modules = sorted(path for folder in folders for path in folder.rglob("[!_]*.py"))
-    names = [".".join(path.relative_to(tmp_path).with_suffix("").parts) for path in modules]
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfor name in {names!r}: __import__(name)\n"
-    subprocess.run([found[0], "-I", "-S", "-B", "-c", code], check=True)
+    copy_runtime(tmp_path)
+    names = modules_in(tmp_path / "slurmddp.zip", "records", "causes", "supervisor")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'slurmddp.zip')!r})\nfor name in {names!r}: __import__(name)\n"
+    )
+    subprocess.run([found[0], "-I", "-S", "-B", "-c", code + READS], check=True)
     assert {"slurmddp.records.metrics", "slurmddp.causes.find"} <= set(names)
 
 
 def test_the_copied_shared_modules_import_with_the_standard_library_alone(tmp_path: Path) -> None:
-    copy_runtime(tmp_path / "slurmddp")
-    modules = sorted((tmp_path / "slurmddp" / "shared").rglob("[!_]*.py"))
-    names = [".".join(path.relative_to(tmp_path).with_suffix("").parts) for path in modules]
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfor name in {names!r}: __import__(name)\n"
+    copy_runtime(tmp_path)
+    names = modules_in(tmp_path / "slurmddp.zip", "shared")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'slurmddp.zip')!r})\nfor name in {names!r}: __import__(name)\n"
+    )
     # -I and -S: neither this checkout nor any installed package is found.
     subprocess.run([sys.executable, "-I", "-S", "-B", "-c", code], check=True)
     assert "slurmddp.shared.schemas" in names

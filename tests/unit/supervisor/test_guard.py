@@ -23,7 +23,7 @@ from slurmddp.supervisor.brain.types import NEXT, Decision, Ledger
 from slurmddp.supervisor.folder import PATIENCE, Unavailable
 from slurmddp.supervisor.guard import Guard, Over
 from slurmddp.supervisor.values import Values, read
-from tests.helpers import ROOT, Desk
+from tests.helpers import Desk, make_code, supervisor
 from tests.unit.supervisor.test_supervisor_folder import python as python
 
 SCONTROL = """#!/bin/bash
@@ -46,8 +46,7 @@ class Killed:
         self.desk, self.python = desk, python
         self.run = desk.root / "run"
         (self.run / "logs" / "attempt-002").mkdir(parents=True)
-        (self.run / "code").mkdir()
-        (self.run / "code" / "slurmddp").symlink_to(ROOT / "slurmddp")
+        make_code(self.run)
         started = {"time": 1, "event": "job_started", "attempt": 0, "job_id": "7", "node": "node1"}
         (self.run / "events.jsonl").write_text(json.dumps(started) + "\n")
         desk.program("sbatch", SBATCH)
@@ -58,7 +57,8 @@ class Killed:
         variables = {"SLURMDDP_RUN": str(self.run), "SLURMDDP_ATTEMPT": "0", "SLURMD_NODENAME": "node1"}
         variables |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "TMPDIR": str(self.desk.root)}
         values = Values(str(self.run), "", {**WORDS, "requeue_policy": policy, "python": self.python}, (), ())
-        words = [self.python, "-IB", *values.program("guard")[-2:]]  # this Python, not that of the machine
+        code, name = values.program("guard")[-2:]
+        words = supervisor(name, self.python, code)  # this Python, not that of the machine
         process = subprocess.Popen([*words, *values.write()], env={**self.desk.environment, **variables})
         status = Path(f"/proc/{process.pid}/status")
         while not int(re.findall(r"SigCgt:\s*(\w+)", status.read_text())[0], 16) >> (signal.SIGTERM - 1) & 1:
@@ -137,7 +137,7 @@ def test_the_third_start_without_progress_is_the_last(killed: Killed) -> None:
 
 def test_a_purged_copy_of_the_code_stops_it_not(killed: Killed) -> None:
     """It has loaded its modules."""
-    events = killed.terminate("requeue", "RaisedSignal:9", (killed.run / "code" / "slurmddp").unlink)
+    events = killed.terminate("requeue", "RaisedSignal:9", (killed.run / "code" / "slurmddp.zip").unlink)
     assert events[-1]["decision"] == "requeue" and killed.asked == "requeue"
 
 

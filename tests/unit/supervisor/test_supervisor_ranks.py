@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from slurmddp.report.stacks import RankStacks, read_stacks
-from tests.helpers import ROOT
+from tests.helpers import ROOT, supervisor
 from tests.unit.supervisor.test_supervisor_folder import OLD
 
 PROCESS = """
@@ -45,7 +45,6 @@ if sys.argv[1] == "worker" and os.fork() == 0:
 print(flush=True)
 locked() if sys.argv[1] == "locked" else waits()
 """
-MAIN = str(ROOT / "slurmddp/supervisor/__main__.py")
 Start = Callable[[int, str], "subprocess.Popen[str]"]
 
 
@@ -77,7 +76,7 @@ def start(name: str) -> Iterator[Start]:
 
 
 def stacks(name: str, python: str = sys.executable) -> tuple[list[RankStacks], list[int]]:
-    words = [python, "-IB", MAIN, "ranks", "stacks", name]
+    words = [*supervisor("ranks", python), "stacks", name]
     environment = {**os.environ, "SLURMD_NODENAME": "node7"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr == ""
@@ -120,7 +119,7 @@ def test_an_old_python_asks_as_well(name: str, start: Start) -> None:
 
 def test_one_rank_is_killed_as_in_a_rehearsal(name: str, start: Start) -> None:
     children = [start(0, "waits"), start(1, "worker")]
-    words = [sys.executable, "-IB", MAIN, "ranks", "kill", name, "1"]
+    words = [*supervisor("ranks"), "kill", name, "1"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"killed {children[1].pid}\n"
     assert children[1].wait(30) == -signal.SIGKILL and children[0].poll() is None

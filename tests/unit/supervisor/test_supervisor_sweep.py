@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runs.snapshot import copy_runtime
-from tests.helpers import ROOT
+from tests.helpers import supervisor
 from tests.unit.supervisor.test_supervisor_folder import python as python
 
 #: Says that it runs, and then waits: for good, however often its standard streams are closed.
@@ -40,7 +40,6 @@ os.close(descriptor)
 print(flush=True)
 time.sleep(3600)
 """
-MAIN = str(ROOT / "slurmddp/supervisor/__main__.py")
 
 
 @dataclass
@@ -122,7 +121,7 @@ def node(tmp_path: Path, python: str) -> Iterator[Node]:
     (tmp_path / "run" / "logs").mkdir(parents=True)
     (tmp_path / "disk").mkdir()
     unique = secrets.token_hex(4)
-    here = Node(tmp_path, (python, "-IB", MAIN, "sweep"), f"gpt-{unique}-77-0", f"gpt-{unique}-77-1")
+    here = Node(tmp_path, tuple(supervisor("sweep", python)), f"gpt-{unique}-77-0", f"gpt-{unique}-77-1")
     try:
         yield here
     finally:
@@ -221,7 +220,7 @@ time.sleep(3600)
 
 
 def test_the_guard_of_the_run_and_its_children_stay(node: Node) -> None:
-    guard = node.root / "run" / "code" / "slurmddp" / "supervisor" / "__main__.py"
+    guard = node.root / "run" / "code" / "slurmddp.zip"
     guard.parent.mkdir(parents=True)
     guard.write_text('echo; "${@:3}" & wait\n')
     code = (
@@ -360,7 +359,7 @@ def test_shared_memory_of_nobody_goes_where_no_other_can_want_it(node: Node, ope
     run = open_folder / "run"
     logs = run / "logs"
     logs.mkdir(parents=True)
-    copy_runtime(run / "code" / "slurmddp")
+    copy_runtime(run / "code")
     os.chown(logs, user, user)
     # Imported first: that user may not be allowed to read this Python's files.
     code = "import ctypes, os, signal, sys, time\nos.setgroups([])\n"
@@ -371,7 +370,7 @@ def test_shared_memory_of_nobody_goes_where_no_other_can_want_it(node: Node, ope
     os.utime(paths[-1], (1000, 1000))
     as_user = code + "os.execv(sys.argv[1], sys.argv[1:])"
     # that user may not be allowed to read another Python's files
-    program = ["/usr/bin/python3", "-IB", str(run / "code" / "slurmddp" / "supervisor" / "__main__.py"), "sweep"]
+    program = supervisor("sweep", "/usr/bin/python3", run / "code/slurmddp.zip")
     sweeper = [sys.executable, "-S", "-c", as_user, *program]
 
     def sweep() -> set[str]:

@@ -14,7 +14,7 @@ import pytest
 from slurmddp.supervisor.files import Files
 from slurmddp.supervisor.values import program
 from slurmddp.supervisor.watchdog import Watch
-from tests.helpers import ROOT, Desk
+from tests.helpers import Desk, make_code, supervisor
 from tests.unit.supervisor.test_supervisor_folder import python as python
 
 STARTED = {"event": "job_started", "job_id": "7", "attempt": 3, "node": "node1"}
@@ -186,13 +186,12 @@ def test_a_refused_watchdog_job_is_said(tmp_path: Path) -> None:
 def test_as_the_program_it_takes_nothing_of_its_own_job_along(desk: Desk, python: str) -> None:
     """The next job gets the same options and arguments, and none of the variables that Slurm gave this one."""
     run = desk.root / "run"
-    (run / "code").mkdir(parents=True)
-    (run / "code" / "slurmddp").symlink_to(ROOT / "slurmddp")
+    make_code(run)
     desk.program("sbatch", '#!/bin/bash\nprintf "%s\\n" "$@" >"${0%/*}/words"\nenv >"${0%/*}/env"\necho 8\n')
     desk.program("scontrol", "#!/bin/bash\necho 'JobId=7 JobState=RUNNING Reason=None'\n")
-    (script, _, *rest) = program(str(run), "", "watchdog")
+    (script, _, code, name) = program(str(run), "", "watchdog")
     python = python if python == sys.executable else ""  # else as sbatch starts it: with the machine's Python
-    words = [python, "-IB", *rest] if python else ["bash", script, "", *rest]
+    words = supervisor(name, python, code) if python else ["bash", script, "", code, name]
     own = {"SLURM_JOB_ID": "70", "SLURM_MEM_PER_NODE": "1", "SBATCH_ACCOUNT": "x", "SLURM_CONF": "/etc/slurm.conf"}
     command = [*words, str(run), "7", "", *OPTIONS]
     done = subprocess.run(command, env={**desk.environment, **own}, capture_output=True, text=True, check=True)
@@ -214,8 +213,7 @@ def test_as_the_program_it_sends_the_alert(desk: Desk, python: str) -> None:
     )
     (run / "events.jsonl").write_text(json.dumps(STARTED) + "\n")
     desk.program("scontrol", "#!/bin/bash\necho 'JobId=7 JobState=NODE_FAIL Reason=None BatchHost=node2'\n")
-    main = str(ROOT / "slurmddp/supervisor/__main__.py")
-    command = [python, "-IB", main, "watchdog", str(run), "7", ""]
+    command = [*supervisor("watchdog", python), str(run), "7", ""]
     env = {**desk.environment, "SLURM_JOB_ID": "70", "XDG_CONFIG_HOME": str(desk.root / "config")}
     subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     (message,) = (run / "alerts" / "spool").iterdir()
