@@ -11,7 +11,7 @@ from slurmddp.slurm.client import Slurm
 
 
 def submit_watchdog(plan: Plan, folder: OwnRun, job_id: JobId) -> str | None:
-    """Submit the watchdog behind the job and write RUN/watchdog.json: {job_id, watches}.
+    """Submit the watchdog behind the job.
 
     Returns None, or a warning: a watchdog job that Slurm refuses must not cost the run.
     """
@@ -29,8 +29,7 @@ def submit_watchdog(plan: Plan, folder: OwnRun, job_id: JobId) -> str | None:
             (python, str(folder.code_archive), "watchdog", str(folder.path), job_id.id, python, *asked),
             log=str(folder.logs / "watchdog.log"),
         )
-        made = slurm.submit(command, folder.path)
-        folder.write_json(folder.path / "watchdog.json", {"job_id": made.id, "watches": job_id.id})
+        slurm.submit(command, folder.path)
     except (UserError, ExternalError, OSError) as error:
         return f"could not submit the watchdog job: {error}"
     return None

@@ -6,10 +6,10 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from slurmddp.records import stacks as records
 from slurmddp.shared.units import listed
 from slurmddp.visible import one_line
 
-_LINE = re.compile(r"([0-9]{1,9}) ([@|]) ?(.*)")
 _THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+")
 #: Threads that only watch: they are never what a rank waits for.
 _WATCHING = re.compile(r"/slurmddp/runtime/(watch|observe)/")
@@ -24,7 +24,7 @@ _HOW = {
 
 @dataclass
 class RankStacks:
-    """One rank. state: its process's, a letter of /proc/PID/status; threads: frames of each, the main thread first."""
+    """One rank; the fields are those of `records.stacks.Rank`. threads: frames of each, the main thread first."""
 
     rank: int
     node: str | None
@@ -45,14 +45,12 @@ def read_stacks(text: str) -> tuple[list[RankStacks], list[int]]:
     lines: dict[int, list[str]] = {}
     world = 0
     for line in text.splitlines():
-        if (match := _LINE.fullmatch(line)) is None:
-            continue
-        rank, kind, rest = int(match[1]), match[2], match[3]
-        if kind == "|":
-            lines.setdefault(rank, []).append(rest)
-        elif len(words := rest.split()) == 5 and words[0].isdecimal() and words[1].isdecimal():
-            world = max(world, int(words[0]))
-            found[rank] = RankStacks(rank, words[4], int(words[1]), words[2], words[3])
+        record = records.read(line)
+        if isinstance(record, records.Line):
+            lines.setdefault(record.rank, []).append(record.line)
+        elif record is not None:
+            world = max(world, record.world)
+            found[record.rank] = RankStacks(record.rank, record.node, record.pid, record.state, record.answer)
     for rank, each in found.items():
         each.threads = _threads(lines.get(rank, []))
     return [found[rank] for rank in sorted(found)], [rank for rank in range(world) if rank not in found]

@@ -13,6 +13,8 @@ import sys
 import time
 from typing import Dict, List, Optional, Sequence
 
+from slurmddp.records import stacks as records
+
 #: Seconds for a thread to answer, for the signal, and between two looks.
 _ASKED, _SIGNALLED, _PAUSE = 5.0, 1.0, 0.1
 _MEMORY = "/memfd:slurmddp-stacks"
@@ -44,7 +46,8 @@ class Rank:
     def __init__(self, pid: int, variables: Dict[str, str]) -> None:
         self.pid = pid
         self.number = int(variables["RANK"])
-        self.world = variables.get("WORLD_SIZE", "0")
+        world = variables.get("WORLD_SIZE", "")
+        self.world = int(world) if world.isdigit() else 0
         self._memory = self._find_memory()
         self._before = self._length()
         self.how = "silent" if self._memory else "absent"
@@ -103,12 +106,12 @@ class Rank:
             last = now
 
     def tell(self, host: str) -> List[str]:
-        """Return the lines for report/stacks.py: what is known of the rank, and its stacks."""
+        """Return the lines for `slurmddp stacks`: what is known of the rank, and its stacks."""
         state = _status(self.pid, "State")
-        lines = ["{} @ {} {} {} {} {}".format(self.number, self.world, self.pid, state, self.how, host)]
+        lines = [records.write(records.Rank(self.number, self.world, self.pid, state, self.how, host))]
         if self.how in ("asked", "signal"):
             stacks = (line for line in self.answer() if line not in ("ask", "end"))
-            lines += ["{} | {}".format(self.number, line) for line in stacks]
+            lines += [records.write(records.Line(self.number, line)) for line in stacks]
         return lines
 
 
@@ -137,7 +140,7 @@ def stacks(attempt: str, host: str) -> None:
         if rank.how == "silent":
             rank.interrupt()
     for rank in ranks:
-        sys.stdout.write("".join(line + "\n" for line in rank.tell(host)))
+        sys.stdout.write("".join(rank.tell(host)))
 
 
 def kill(attempt: str, number: int) -> None:

@@ -4,7 +4,6 @@ nothing ran on the batch host any more, or the job never began.
 Arguments: RUN_FOLDER JOB PYTHON OPTION... (of sbatch, for the next one). PYTHON: see shell/python.sh.
 """
 
-import json
 import os
 import re
 import subprocess
@@ -164,8 +163,6 @@ class Watch:
             self.event("not submitted", state)
             return
         made = answer.strip().split(";")[0]
-        text = json.dumps({"job_id": made, "watches": job}) + "\n"
-        self._written(lambda: self.files.write("watchdog.json", text))
         self.say("job {} continues: watchdog job {} will check it".format(job, made))
         self.event("waits", state)
 

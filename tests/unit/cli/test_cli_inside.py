@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from slurmddp.launch import profile
+from slurmddp.records import stacks
 from slurmddp.records.submission import now as submitted_now
 from slurmddp.runs import submission
 from slurmddp.runs.gate import own
@@ -26,18 +27,22 @@ env -0 >"$HOME/srun.env"
 cat "$HOME/answer"
 exit "$(cat "$HOME/code")"
 """
-ANSWER = """\
-srun: a line of Slurm's
-2 @ 4 12 S asked node2
-2 | Current thread 0x00007f1 (most recent call first):
-2 |   File "/r/code/slurmddp/runtime/watch/own_stacks.py", line 3 in look
-2 | Thread 0x00007f2 (most recent call first):
-0 @ 4 10 S asked node1
-0 | Thread 0x00007f3 (most recent call first):
-2 |   File "train.py", line 9 in step
-0 |   File "train.py", line 9 in step
-1 @ 4 11 T silent node1
-"""
+ANSWER = "srun: a line of Slurm's\n" + "".join(
+    map(
+        stacks.write,
+        (
+            stacks.Rank(2, 4, 12, "S", "asked", "node2"),
+            stacks.Line(2, "Current thread 0x00007f1 (most recent call first):"),
+            stacks.Line(2, '  File "/r/code/slurmddp/runtime/watch/own_stacks.py", line 3 in look'),
+            stacks.Line(2, "Thread 0x00007f2 (most recent call first):"),
+            stacks.Rank(0, 4, 10, "S", "asked", "node1"),
+            stacks.Line(0, "Thread 0x00007f3 (most recent call first):"),
+            stacks.Line(2, '  File "train.py", line 9 in step'),
+            stacks.Line(0, '  File "train.py", line 9 in step'),
+            stacks.Rank(1, 4, 11, "T", "silent", "node1"),
+        ),
+    )
+)
 
 
 @pytest.fixture

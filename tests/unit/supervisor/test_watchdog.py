@@ -160,7 +160,6 @@ def test_it_waits_for_a_job_that_runs_again(tmp_path: Path, state: str) -> None:
     }
     script = program(str(tmp_path), "/opt/python", "watchdog")
     assert words[words.index(script[0]) :] == [*script, str(tmp_path), "7", "/opt/python", *OPTIONS]
-    assert json.loads((tmp_path / "watchdog.json").read_text()) == {"job_id": "9", "watches": "7"}
 
 
 @pytest.mark.parametrize("events", [[STARTED, {**REQUEUED, "next_job": "8"}], [STARTED, {**STARTED, "job_id": "8"}]])
@@ -180,7 +179,7 @@ def test_a_job_that_slurm_holds_after_a_refused_start_is_told(tmp_path: Path) ->
 
 def test_a_refused_watchdog_job_is_said(tmp_path: Path) -> None:
     alert, row = watch(tmp_path, Slurm(report("RUNNING"), sbatch=(1, "")), STARTED)
-    assert alert is None and row["outcome"] == "not submitted" and not (tmp_path / "watchdog.json").exists()
+    assert alert is None and row["outcome"] == "not submitted"
 
 
 def test_as_the_program_it_takes_nothing_of_its_own_job_along(desk: Desk, python: str) -> None:
