@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import platform
-import re
 import shutil
 import stat
 import time
@@ -18,9 +17,11 @@ from typing import NamedTuple
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.provenance import writing
 from slurmddp.images.target import other_owner
+from slurmddp.records.build import Build, read
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
-_MARKER = re.compile(r"process ([0-9]{1,10})(?: of job ([0-9]{1,18}))? on (\S+), since ")
+#: Bytes of a lock file that are read.
+_BYTES = 1000
 _WAIT = "wait for it, or choose another file"
 _ASK = "ask them to remove it, or choose another file"
 
@@ -77,39 +78,36 @@ def holder(target: Path) -> Holder | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        text = os.read(descriptor, 300).decode("utf-8", "replace").strip()
+        build = read(os.read(descriptor, _BYTES))
         if error.errno not in _NO_LOCKS:
-            return Holder(_who(text), _WAIT)
-        if _is_over(text):
+            return Holder(_who(build), _WAIT)
+        if build is not None and _is_over(build):
             return None
-        return Holder(_who(text), f"this file system has no locks: if that build is no longer running, remove {path}")
+        return Holder(_who(build), f"this file system has no locks: if that build is no longer running, remove {path}")
     finally:
         os.close(descriptor)
     return None
 
 
-def _who(text: str) -> str:
-    found = _MARKER.match(text) if text.isprintable() else None
-    if found and found[3] == platform.node() and not _runs(int(found[1])):
-        return f"{text}: that process was killed, but the builder that it started is still running"
-    return text if text and text.isprintable() else "another process"
+def _who(build: Build | None) -> str:
+    if build is None:
+        return "another process"
+    if build.node == platform.node() and not _runs(build.pid):
+        return f"{build.line()}: that process was killed, but the builder that it started is still running"
+    return build.line()
 
 
-def _is_over(text: str) -> bool:
+def _is_over(build: Build) -> bool:
     """Return whether the build that wrote this into its lock file is over: its process or its job is gone."""
-    found = _MARKER.match(text)
-    if found is None:
-        return False
-    pid, job, host = found.groups()
-    if host == platform.node() and not _runs(int(pid)):
+    if build.node == platform.node() and not _runs(build.pid):
         return True
-    if job is None or shutil.which("scontrol") is None:
+    if build.job is None or shutil.which("scontrol") is None:
         return False
     from slurmddp.slurm.base import ENDED, JobId
     from slurmddp.slurm.client import Slurm
 
     try:
-        view = Slurm().job(JobId(job))
+        view = Slurm().job(JobId(build.job))
     except (ExternalError, UserError):
         return False  # Slurm does not answer: nobody knows
     return view is None or view.state in ENDED
@@ -161,7 +159,7 @@ def _held(path: Path, report: Callable[[str], None]) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            who = _who(os.read(descriptor, 300).decode("utf-8", "replace").strip())
+            who = _who(read(os.read(descriptor, _BYTES)))
             os.close(descriptor)
             raise UserError(f"this image is already being built by {who}", todo=_WAIT) from None
         except OSError as error:
@@ -170,13 +168,11 @@ def _held(path: Path, report: Callable[[str], None]) -> int:
                 raise UserError(f"{path} cannot be locked: {error.strerror}") from None
             report("note: this file system has no locks, so do not start a second build of this image")
         if _is_at(descriptor, path):
-            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            job = os.environ.get("SLURM_JOB_ID", "")
+            build = Build(os.getpid(), platform.node(), time.time(), job if job.isdecimal() else None)
             with contextlib.suppress(OSError):  # a full disk: the lock is held all the same
                 os.ftruncate(descriptor, 0)
-                job = os.environ.get("SLURM_JOB_ID", "")
-                of_job = f" of job {job}" if job.isdecimal() else ""
-                text = f"process {os.getpid()}{of_job} on {platform.node()}, since {since}\n"
-                os.write(descriptor, text.encode())
+                os.write(descriptor, build.write())
             return descriptor
         os.close(descriptor)
 

@@ -22,6 +22,7 @@ from slurmddp.images.inputs import Inputs, inputs_of
 from slurmddp.images.make import BuildResult, Request, build_image
 from slurmddp.images.provenance import lock_path, sha256
 from slurmddp.images.recipe import read_recipe
+from slurmddp.records.build import Build, read
 
 from .conftest import GOOD_BUILD, Apptainer
 
@@ -178,7 +179,7 @@ def test_a_dead_build_blocks_nobody_where_there_are_no_locks(no_locks: None, tmp
     place.write_text(text.replace(str(os.getpid()), str(gone.pid)))
     assert holder(target) is None
     # Of a process on another host, nobody here knows.
-    place.write_text(f"process {gone.pid} on elsewhere, since today\n")
+    place.write_bytes(Build(gone.pid, "elsewhere", 1.0).write())
     found = holder(target)
     assert found is not None and f"process {gone.pid} on elsewhere" in found.who
 
@@ -207,7 +208,8 @@ def test_a_build_in_a_job_that_is_over_blocks_nobody(
     target = tmp_path / "image.sif"
     with only_build(target, [].append):
         text = (tmp_path / ".image.sif.building").read_text()
-    assert f"process {os.getpid()} of job 4711 on {platform.node()}, since " in text
+    build = read(text.encode())
+    assert build and build.line().startswith(f"process {os.getpid()} of job 4711 on {platform.node()}, since ")
     (tmp_path / ".image.sif.building").write_text(text.replace(platform.node(), "node9"))
     assert (holder(target) is not None) is held
 
