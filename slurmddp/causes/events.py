@@ -2,8 +2,8 @@
 
 from typing import Optional, Sequence
 
-from slurmddp.causes.rules import is_consequence, killed_by
-from slurmddp.records.cause import CONSEQUENCE, EXCEPTION, EXIT, HANG, SIGNAL, Cause
+from slurmddp.causes.rules import killed_by, kind_of
+from slurmddp.records.cause import EXCEPTION, EXIT, HANG, SIGNAL, Cause
 from slurmddp.records.text import first_line
 
 #: Signals with which torchrun, Slurm and process groups end ranks after another failure.
@@ -14,7 +14,7 @@ def raised(rank: Optional[int], node: str, kind: str, message: str, time: Option
     """Return what an uncaught exception says: its first line. The whole message tells whether it is a consequence."""
     whole = f"{kind}: {message.strip()}"
     text = first_line(whole)
-    return Cause(text, rank, node, CONSEQUENCE if is_consequence(whole) else EXCEPTION, time)
+    return Cause(text, rank, node, kind_of(whole, EXCEPTION), time)
 
 
 def killed(rank: Optional[int], node: str, signal: Optional[str], time: Optional[float] = None) -> Optional[Cause]:

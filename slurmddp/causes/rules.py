@@ -65,6 +65,7 @@ class RuleSet:
         self.rules, self.signals = tuple(rules), signals
         self.consequences = self._of_texts(cause.CONSEQUENCE)
         self.user_errors = self._of_texts(cause.USER)
+        self._texts = tuple(rule for rule in self.rules if rule.source == "text")
         #: The order of each consequence.
         self.weak_order = self.consequences[0].order
         #: By source: one pattern for lines that any rule may want. It keeps the search of a long log fast.
@@ -76,8 +77,7 @@ class RuleSet:
 
     def kind_of_text(self, text: bytes, otherwise: str) -> str:
         """Return the kind of the first rule for texts that matches."""
-        rules = (*self.consequences, *self.user_errors)
-        return next((rule.kind for rule in rules if rule.has("match", text)), otherwise)
+        return next((rule.kind for rule in self._texts if rule.has("match", text)), otherwise)
 
     def signal_name(self, number: int) -> str:
         """Return `SIGSEGV`, or `signal 40`."""
@@ -105,9 +105,14 @@ def rules() -> RuleSet:
     return parse_rules(split_rules(rules_text())[0])
 
 
+def kind_of(text: str, otherwise: str) -> str:
+    """Return the kind of a cause with this text."""
+    return rules().kind_of_text(text.encode("utf-8", errors="replace"), otherwise)
+
+
 def is_consequence(text: str) -> bool:
     """Return whether this is what ranks see after another rank failed."""
-    return rules().kind_of_text(text.encode("utf-8", errors="replace"), "") == cause.CONSEQUENCE
+    return kind_of(text, "") == cause.CONSEQUENCE
 
 
 def is_user_error(text: str) -> bool:

@@ -11,7 +11,10 @@ EXCEPTION, SIGNAL, EXIT, HANG, AGENT, NODE, START = "exception", "signal", "exit
 USER = "user"
 #: What ranks see after another rank failed.
 CONSEQUENCE = "consequence"
-UNKNOWN = "unknown"
+#: The memory or the links of the node's GPU are broken.
+GPU = "gpu"
+#: Nobody said why; UNKNOWN: what was said is of no known kind.
+NOT_FOUND, UNKNOWN = "not found", "unknown"
 
 
 class Cause(NamedTuple):

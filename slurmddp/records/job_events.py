@@ -98,6 +98,7 @@ class AttemptEnded(NamedTuple):
     decision: done, stopped, failed, cancelled, requeue, next
     ended_by: what ended it from outside: time limit, preemption, node failure, requeued, cancelled
     not_requeued: why job.sh saw no use in another job
+    kind: of the cause, such as exception, signal, hang; not found: nobody said why
     """
 
     exit_code: Optional[int]
@@ -107,6 +108,7 @@ class AttemptEnded(NamedTuple):
     decision: str
     ended_by: str = ""
     not_requeued: str = ""
+    kind: str = ""
 
 
 class RanksTerminated(NamedTuple):

@@ -24,7 +24,7 @@ class Marker(NamedTuple):
     """What a marker says. state: one of those above; empty if it cannot be read.
 
     signal: for which the ranks stopped; None: for something else. step, steps: as in Progress. validation: the last
-    evaluation of a bundled task, as in the event `finished`.
+    evaluation of a bundled task, as in the event `finished`. rank, node: of the cause, if it names one.
     """
 
     state: str = ""
@@ -34,6 +34,8 @@ class Marker(NamedTuple):
     step: Optional[int] = None
     steps: Optional[int] = None
     validation: Optional[Mapping[str, Any]] = None
+    rank: Optional[int] = None
+    node: str = ""
 
     @property
     def terminated(self) -> bool:
@@ -55,8 +57,8 @@ def read(record: Any) -> Marker:
     """Return what a marker's object says. What is not sound is left out; of a text, the first line is kept."""
     if not isinstance(record, dict):
         return Marker()
-    texts = [record.get(key) for key in ("state", "reason", "cause")]
-    state, reason, cause = (first_line(text) if isinstance(text, str) else "" for text in texts)
+    texts = [record.get(key) for key in ("state", "reason", "cause", "node")]
+    state, reason, cause, node = (first_line(text) if isinstance(text, str) else "" for text in texts)
     validation = record.get("validation")
     return Marker(
         state,
@@ -66,6 +68,8 @@ def read(record: Any) -> Marker:
         whole(record.get("step")),
         whole(record.get("steps")),
         validation if isinstance(validation, dict) else None,
+        whole(record.get("rank")),
+        node,
     )
 
 

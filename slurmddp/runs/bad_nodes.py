@@ -14,6 +14,7 @@ from typing import Any
 
 from slurmddp.errors import UserError
 from slurmddp.records.bad_node import UserNote, read
+from slurmddp.records.cause import GPU
 from slurmddp.records.events import Event
 from slurmddp.records.job_events import PREFLIGHT, AttemptEnded, NodeExcluded, Preflight
 from slurmddp.runs import index
@@ -21,8 +22,6 @@ from slurmddp.runs.events import Lines, Record, append_line, read_events, read_l
 
 #: Runs of the site that are looked at, newest first: each costs a file on a shared file system.
 _RUNS = 100
-#: CUDA's words for errors 214 and 220: the memory or the links of that GPU are broken.
-_BROKEN_GPU = re.compile(r"uncorrectable (ECC|NVLink) error")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 
 
@@ -90,7 +89,7 @@ def blamed(events: Sequence[Event]) -> Iterator[tuple[str, str, float]]:
                 found.append(told)
             else:
                 yield told
-        elif isinstance(facts, AttemptEnded) and facts.node and _BROKEN_GPU.search(facts.cause):
+        elif isinstance(facts, AttemptEnded) and facts.node and facts.kind == GPU:
             yield facts.node, facts.cause, when
 
 

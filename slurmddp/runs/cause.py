@@ -9,7 +9,7 @@ from pathlib import Path
 from slurmddp.causes import events as causes
 from slurmddp.causes.find import find
 from slurmddp.errors import UserError
-from slurmddp.records.cause import NODE, Cause
+from slurmddp.records.cause import NODE, NOT_FOUND, UNKNOWN, Cause
 from slurmddp.records.events import Event, newest, of
 from slurmddp.records.job_events import AttemptEnded, NodeExcluded
 from slurmddp.records.preflight import read
@@ -59,10 +59,8 @@ def _of_script(folder: RunFolder, attempt: int | None) -> Cause | None:
     bad = {facts.excluded: facts.reason for _, facts in of(told, NodeExcluded)}
     ended = newest(told, AttemptEnded)
     text = _first_line(ended.cause.strip()) if ended else ""
-    if ended and text and not text.startswith("unknown"):
-        if text.startswith("rank "):  # a marker's, which names them itself
-            return Cause(text)
-        return Cause(text, ended.rank, ended.node)
+    if ended and text and ended.kind != NOT_FOUND:
+        return Cause(text, ended.rank, ended.node, ended.kind or UNKNOWN)
     return None if ended or attempt is None else _of_preflight(folder, attempt, bad)
 
 

@@ -110,7 +110,7 @@ class Guard:
         what = CANCELLED if decision.ended_by == CANCELLED else REQUEUE if decision.what == NEXT else decision.what
         cause = killed if what in (CANCELLED, DONE) else decision.cause
         ended = AttemptEnded(_KILLED, cause.text, cause.node or job.scheduler.host, cause.rank, what)
-        job.event(ended._replace(not_requeued=decision.not_requeued))
+        job.event(ended._replace(not_requeued=decision.not_requeued, kind=cause.kind))
         if what == REQUEUE and not put_back(
             job, cause, decision.ended_by, seconds=KILL_WAIT - (self._clock() - self._began)
         ):

@@ -314,7 +314,7 @@ def test_when_job_sh_is_killed_the_guard_alone_acts_and_without_one_the_ranks_ar
     if site == "gpus":
         assert names[-1] == "attempt_started"
     else:
-        assert steps[-1] == "TERM" and names[-1] == "job_ended" and names.count("attempt_started") == 1
+        assert steps[-2:] == ["TERM", "sweep"] and names[-1] == "job_ended" and names.count("attempt_started") == 1
         assert job.events[-1]["decision"] == "failed"
         assert job.end == ("failed", "job.sh was killed by SIGKILL (out of memory?)")
 

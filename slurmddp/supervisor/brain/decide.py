@@ -3,7 +3,7 @@
 from typing import Tuple, Union
 
 from slurmddp.causes.rules import is_user_error
-from slurmddp.records.cause import CONSEQUENCE, UNKNOWN, Cause
+from slurmddp.records.cause import CONSEQUENCE, NOT_FOUND, Cause
 from slurmddp.records.progress import stuck
 from slurmddp.supervisor.brain import ledger as ledgers
 from slurmddp.supervisor.brain.types import (
@@ -52,14 +52,14 @@ def best_cause(facts: Facts) -> Cause:
     """Return what the ranks reported, unless it only follows from another failure, and the logs know a better one."""
     if facts.noted is not None and facts.noted.kind != CONSEQUENCE:
         return facts.noted
-    return facts.logged or facts.noted or Cause("unknown", kind=UNKNOWN)
+    return facts.logged or facts.noted or Cause("unknown", kind=NOT_FOUND)
 
 
 def _cause_with_marker(facts: Facts, marker: Marker) -> Cause:
     cause = best_cause(facts)
     nothing = facts.noted is None and facts.logged is None
     if nothing or (facts.noted is None and cause.kind == CONSEQUENCE):
-        return Cause(marker.cause)  # which knows more than a log with consequences alone
+        return Cause(marker.cause, marker.rank, marker.node)  # which knows more than a log with consequences alone
     return _with(cause, marker.cause) if marker.state == "no progress" else cause
 
 
@@ -144,7 +144,7 @@ def _break(settings: Settings, facts: Facts, decision: Decision) -> Decision:
     if not why:
         return decision._replace(ledger=ledger)
     cause = decision.cause if facts.hopeless and facts.abandoned else _with(decision.cause, why)
-    marker = Marker("no progress", why, cause.line())
+    marker = Marker("no progress", why, cause.text, rank=cause.rank, node=cause.node)
     return decision._replace(what=FAILED, cause=cause, ledger=ledger, marker=marker)
 
 

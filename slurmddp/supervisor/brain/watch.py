@@ -5,7 +5,7 @@ from typing import Any, Dict, Optional, Union
 from slurmddp.causes import events as told
 from slurmddp.causes.rules import is_consequence
 from slurmddp.records import rank_events as ranks
-from slurmddp.records.cause import AGENT, CONSEQUENCE, HANG, UNKNOWN, Cause
+from slurmddp.records.cause import AGENT, CONSEQUENCE, HANG, NOT_FOUND, UNKNOWN, Cause
 from slurmddp.records.events import Event
 from slurmddp.records.job_events import RanksTerminated
 from slurmddp.records.text import first_line
@@ -37,6 +37,8 @@ _LEFTOVERS, _NOTHING_TO_SAVE = 45, 15
 _KILL_AFTER = 45
 #: Seconds that torchrun waits for the ranks of each node to exit; an own script may save meanwhile.
 _SAVES = 30
+#: Kinds of causes for which the logs may know better.
+_VAGUE = (UNKNOWN, NOT_FOUND, CONSEQUENCE)
 #: Seconds between two looks at torchrun's folders of starts: there may be many nodes.
 _STARTS_EVERY = 10
 #: Exceptions of files and network, which may be gone at the next start.
@@ -107,8 +109,8 @@ class Watch:
         self._longest_start = max(self._longest_start, int(now.seconds - self._starting_since))
         actions: Actions = []
         if self._starts > 1 and self._recovering is None:
-            self._recovering = self.noted or Cause("unknown", kind=UNKNOWN)
-            if self._recovering.kind in (UNKNOWN, CONSEQUENCE):
+            self._recovering = self.noted or Cause("unknown", kind=NOT_FOUND)
+            if self._recovering.kind in _VAGUE:
                 actions = [FindCause(self.noted)]
         self._start_failed, self._agents_waiting, self._stepped, self._errors = False, 0, False, {}
         self._stragglers = Stragglers()
@@ -117,7 +119,7 @@ class Watch:
 
     def cause_is(self, cause: Optional[Cause]) -> None:
         """Take the answer to FindCause."""
-        if cause is not None and self._recovering is not None and self._recovering.kind in (UNKNOWN, CONSEQUENCE):
+        if cause is not None and self._recovering is not None and self._recovering.kind in _VAGUE:
             self._recovering = cause
 
     def _forged(self, event: Event, facts: ranks.Forged, now: Moment) -> Actions:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slurmddp.causes.find import find, node_logs
 from slurmddp.causes.rules import PATTERNS, Rule, rules, rules_text, split_rules
-from slurmddp.records.cause import CONSEQUENCE, USER, Cause
+from slurmddp.records.cause import CONSEQUENCE, GPU, USER, Cause
 from slurmddp.runs.cause import find_cause
 from slurmddp.runs.layout import RunFolder
 from tests.programs.test_render_job import LOGS
@@ -240,7 +240,7 @@ def test_an_event_is_weighed_against_the_logs(tmp_path: Path, event: str, log: s
 @pytest.mark.parametrize("rule", KNOWN.rules, ids=[rule.name for rule in KNOWN.rules])
 def test_a_rule_is_whole(rule: Rule) -> None:
     assert rule.finds and rule.examples and rule.source in ("log", "srun.err", "text")
-    assert rule.source != "text" or rule.kind in (CONSEQUENCE, USER)
+    assert rule.source != "text" or rule.kind in (CONSEQUENCE, USER, GPU)
     keys = {"in", "kind", "order", "take", "says", "says_of_task", *PATTERNS}
     assert set(rule.keys) <= keys, set(rule.keys) - keys
     for key in set(PATTERNS) & set(rule.keys):

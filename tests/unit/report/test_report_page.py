@@ -204,7 +204,11 @@ def test_names_and_logs_of_others_are_only_text(desk: Desk, cli: Cli) -> None:
         .replace('"exit_code": 0', '"exit_code": 1')
         .replace('"decision": "done"', '"decision": "failed"')
     )
-    run.events.write_text(text.replace('"exit_code": 1, "decision"', '"exit_code": 1, "cause": "unknown", "decision"'))
+    run.events.write_text(
+        text.replace(
+            '"exit_code": 1, "decision"', '"exit_code": 1, "cause": "unknown", "kind": "not found", "decision"'
+        )
+    )
     (run.logs / "attempt-001").mkdir()
     (run.logs / "attempt-001" / "n1.log").write_text(f"[rank0]: RuntimeError: CUDA error {EVIL} &amp; \x1b[31m\n")
     done = cli("report", str(run.path))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from slurmddp.causes.events import raised
 from slurmddp.errors import UserError
 from slurmddp.runs import index
 from slurmddp.runs.bad_nodes import add, bad_nodes, blamed, forget
@@ -64,8 +65,9 @@ def test_what_may_be_the_fault_of_somebody_else_is_not_remembered(check: str, fa
 def test_recovery_blames_nodes_too() -> None:
     assert names(excluded("n4", "Slurm lost the node", check="")) == ["n4"]
     ecc = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
-    assert names({"time": NOW, "event": "attempt_ended", "node": "n5", "cause": ecc}) == ["n5"]
-    assert names({"time": NOW, "event": "attempt_ended", "node": "n5", "cause": "KeyError: 3"}) == []
+    assert names({"time": NOW, "event": "attempt_ended", "node": "n5", "cause": ecc, "kind": "gpu"}) == ["n5"]
+    assert names({"time": NOW, "event": "attempt_ended", "node": "n5", "cause": ecc, "kind": "exception"}) == []
+    assert raised(0, "n5", "RuntimeError", ecc.partition(": ")[2]).kind == "gpu"
     assert names({"time": "x", "event": "node_excluded"}, {"event": "preflight"}, {}) == []
 
 

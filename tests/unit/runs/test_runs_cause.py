@@ -156,8 +156,6 @@ def attempt_ended(**facts: object) -> str:
 
 def test_what_the_script_found_out_goes_first(folder: RunFolder) -> None:
     node_log(folder, 0, "node2").write_text(TORCHRUN)
-    folder.events.write_text(attempt_ended(cause="rank 3 on node2: killed by SIGKILL"))
-    assert find_cause(folder, 0) == "rank 3 on node2: killed by SIGKILL"
     folder.events.write_text(attempt_ended(cause="killed by SIGKILL", rank=3, node="node2"))
     assert find_cause(folder, 0) == "rank 3 on node2: killed by SIGKILL"
     folder.events.write_text(attempt_ended(cause="boom", rank=3, node=""))
@@ -166,8 +164,10 @@ def test_what_the_script_found_out_goes_first(folder: RunFolder) -> None:
     assert find_cause(folder, 0) == "node3: lost by Slurm"
     folder.events.write_text(attempt_ended(cause="too few nodes are left: node1", rank=None, node=""))
     assert find_cause(folder, 0) == "too few nodes are left: node1"
+    folder.events.write_text(attempt_ended(cause="unknown user", rank=None, node=""))
+    assert find_cause(folder, 0) == "unknown user"
     for unknown in ("", "unknown", "unknown; no progress in 3 starts"):
-        folder.events.write_text(attempt_ended(cause=unknown, rank=None, node=""))
+        folder.events.write_text(attempt_ended(cause=unknown, rank=None, node="", kind="not found"))
         assert find_cause(folder, 0) == f"rank 3 on node2: ValueError: boom (in {node_log(folder, 0, 'node2')})"
 
 

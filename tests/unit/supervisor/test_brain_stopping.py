@@ -240,7 +240,7 @@ def test_an_attempt_after_which_no_start_is_of_use_is_the_last(abandoned: str) -
     why = "all ranks failed this way before the first step of two starts"
     decision = decide(BUNDLED, FAILED._replace(hopeless=why, abandoned=abandoned), Ledger())
     assert decision.what == "failed" and decision.cause.line() == "rank 1 on n1: ValueError: boom; " + why
-    assert decision.marker == Marker("no progress", why, decision.cause.line())
+    assert decision.marker == Marker("no progress", why, decision.cause.text, rank=1, node="n1")
     lost = decide(BUNDLED, FAILED._replace(hopeless=why, lost=("n2",)), Ledger())
     assert lost.what == "next", "the run is not at fault"
 
