@@ -9,7 +9,8 @@ from typing import Literal
 from slurmddp.errors import UserError
 from slurmddp.records.events import of
 from slurmddp.records.job_events import CancelRequested, JobStarted
-from slurmddp.runs.evidence import CANCELLED, Evidence, evidence
+from slurmddp.records.stop import CANCELLED, StopRequest
+from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.state import RunState
 from slurmddp.runs.unanswered import with_job
@@ -97,8 +98,8 @@ def _began(facts: Evidence, job_id: JobId) -> bool:
 
 
 def ask_to_stop(folder: OwnRun) -> None:
-    """Write the stop file atomically. Its first line is the reason, and this one is final."""
-    folder.held.write(folder.stop, f"{CANCELLED}\n")
+    """Write the stop file atomically. This reason is final."""
+    folder.held.write(folder.stop, StopRequest(CANCELLED).text())
 
 
 def _asked(facts: Evidence) -> str:

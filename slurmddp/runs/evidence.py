@@ -21,6 +21,8 @@ from slurmddp.records.job_events import (
     Requeued,
 )
 from slurmddp.records.marker import Marker
+from slurmddp.records.stop import BY_HAND, StopRequest
+from slurmddp.records.stop import read as read_stop
 from slurmddp.records.submission import Submission
 from slurmddp.runs import events as event_files
 from slurmddp.runs import submission as submissions
@@ -30,8 +32,7 @@ from slurmddp.slurm.base import JobId
 from slurmddp.styled import labelled
 
 #: The first line of a stop file that is final: nothing starts the run again.
-CANCELLED = "cancelled by the user"
-_LONGEST_REASON = 200  # bytes
+_LONGEST_STOP = 2000  # bytes
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,7 @@ class Evidence:
     submission: Submission | None = None
     markers: Mapping[int, Marker] | None = None
     events: Sequence[Event] = ()
-    stop_requested: bool = False
-    stop_reason: str = ""
+    stop: StopRequest | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -179,19 +179,18 @@ def evidence(folder: RunFolder) -> Evidence:
         else:
             notes.append(f"{path}: damaged (it names no state)")
     sent = submissions.read(folder)
-    stop = _stop_reason(folder)
-    return Evidence(sent, markers, lines.records, stop is not None, stop or "", tuple(notes))
+    return Evidence(sent, markers, lines.records, _stop(folder), tuple(notes))
 
 
-def _stop_reason(folder: RunFolder) -> str | None:
-    """Return the first line of the stop file: empty, if somebody made it by hand; None without one."""
+def _stop(folder: RunFolder) -> StopRequest | None:
+    """Return what the stop file says; None without one."""
     try:
         with open_plain(folder.stop, folder.path) as file:
-            return file.readline(_LONGEST_REASON).decode("utf-8", "replace").strip()
+            return read_stop(file.read(_LONGEST_STOP).decode("utf-8", "replace"))
     except FileNotFoundError:
         return None
     except OSError:
-        return ""  # whatever it is, the ranks see it
+        return StopRequest(BY_HAND)  # whatever it is, the ranks see it
 
 
 def evidence_of(folders: Iterable[RunFolder], say: Callable[[str], None]) -> list[tuple[RunFolder, Evidence]]:

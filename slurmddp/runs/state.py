@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from slurmddp.records.marker import Marker
+from slurmddp.records.stop import BY_HAND, CANCELLED
 from slurmddp.records.submission import Submission
-from slurmddp.runs.evidence import CANCELLED, Evidence, evidence
+from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.unanswered import with_job
 from slurmddp.slurm.base import JobView
@@ -171,9 +172,9 @@ def _by_slurm(job: JobView, facts: Evidence) -> RunState:
     if state == "running":
         where = f"on {job.nodes}" if job.nodes else ""
         odd = job.state.lower() if job.state != "RUNNING" else ""
-        if not facts.stop_requested:
+        if facts.stop is None:
             return RunState(state, _join(where, odd))
-        why = f" ({facts.stop_reason})" if facts.stop_reason else ""
+        why = f" ({facts.stop.reason})" if facts.stop.reason != BY_HAND else ""
         return RunState("stopping", _join(where, odd, f"asked to save and exit{why}"))
     if state == "requeued":
         todo = f"held: `scontrol release {facts.job_id.id}`" if job.state in _HELD and facts.job_id else ""
@@ -294,10 +295,10 @@ def _lost(facts: Evidence) -> RunState:
     where = f" on {facts.started.node}" if facts.started.node else ""
     # Slurm kills what has not exited some seconds after its SIGTERM (KillWait): on a busy node that includes job.sh.
     why = "the node failed or job.sh was killed"
-    if facts.stop_reason.startswith("SIG"):
-        why = f"job.sh got {facts.stop_reason} (time limit, preemption or scancel), then {why}"
-    elif facts.stop_reason:
-        why = f"it was asked to stop ({facts.stop_reason}), then {why}"
+    if facts.stop is not None and facts.stop.signal:
+        why = f"job.sh got {facts.stop.reason} (time limit, preemption or scancel), then {why}"
+    elif facts.stop is not None:
+        why = f"it was asked to stop ({facts.stop.reason}), then {why}"
     return RunState(
         "lost",
         f"it started{where} and recorded no exit, and {_forgot(facts)}: {why}. "

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from slurmddp.records import events, json_lines, saves
 from slurmddp.records import marker as markers
+from slurmddp.records import stop as stops
 from slurmddp.records.job_events import AttemptEnded, JobEnded, JobStarted, Requeued
 from slurmddp.records.progress import read_failures, read_progress
 from slurmddp.supervisor.logs import Logs
@@ -105,7 +106,7 @@ class Files(Logs):
             os.rename(stop, taken)
         except FileNotFoundError:
             return
-        if (self.read(".stop") or "").split("\n")[0] == "cancelled by the user":
+        if stops.read(self.read(".stop") or "").reason == stops.CANCELLED:
             try:
                 os.link(taken, stop)
             except FileExistsError:
@@ -201,11 +202,11 @@ class Files(Logs):
         except FileNotFoundError:
             pass
 
-    def ask_to_stop(self, reason: str) -> bool:
+    def ask_to_stop(self, reason: str, signal: bool) -> bool:
         """Make the stop file, whole or not at all. The first reason stays: return whether this is it."""
         part = self.path(".stop.{}".format(os.getpid()))
         with open(part, "w") as file:
-            file.write(reason + "\n")
+            file.write(stops.StopRequest(reason, signal).text())
         try:
             os.link(part, self.path("stop"))
         except FileExistsError:
@@ -217,9 +218,9 @@ class Files(Logs):
     # --- looking
 
     def stop(self) -> Optional[str]:
-        """Return the first line of the stop file; None if there is none."""
+        """Return the reason in the stop file; None if there is none."""
         text = self.read("stop")
-        return None if text is None else text.split("\n")[0].strip() or "stop file"
+        return None if text is None else stops.read(text).reason
 
     def marker(self, attempt: int) -> Optional[Dict[str, Any]]:
         """Return the object of an attempt's marker; None if there is none."""

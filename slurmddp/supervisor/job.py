@@ -95,7 +95,7 @@ class Job:
         )
 
     def stop_file(self) -> Optional[str]:
-        """Return the first line of the stop file; None if there is none, or the run folder does not answer."""
+        """Return the reason in the stop file; None if there is none, or the run folder does not answer."""
         found = self.folder.known(None, "stop")
         return None if found is None else str(found)
 

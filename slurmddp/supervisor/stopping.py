@@ -16,13 +16,13 @@ from slurmddp.supervisor.requeue import Refused
 KILL_WAIT = 25.0
 
 
-def ask_to_stop(job: Job, reason: str) -> None:
+def ask_to_stop(job: Job, reason: str, by_signal: bool = False) -> None:
     """Make the stop file: the ranks see it, save and exit. The first reason stays."""
     if job.stop_file() is not None:
         return
     job.say("{} (stop file): {}".format(brain.asked(job.settings), reason))
-    job.folder.known(False, "ask_to_stop", reason)
-    if reason.startswith("SIG"):
+    job.folder.known(False, "ask_to_stop", reason, by_signal)
+    if by_signal:
         return  # what becomes of the job is told when that is known
     job.send(brain.stop_alert(job.settings, reason, job.ledger(), job.saved() if job.settings.must_save else None))
 
@@ -54,7 +54,7 @@ def terminated(job: Job, number: int) -> None:
         job.scheduler.withdraw()
     slurm = " (Slurm: {}, {})".format(*state[:2]) if state.reason else ""
     job.say("{}: {}{}".format(name, ending.why, slurm if answered else " (assumed: Slurm does not answer)"))
-    ask_to_stop(job, name)
+    ask_to_stop(job, name, by_signal=True)
     if job.child is not None:
         job.child.kill(signal.SIGTERM)
     job.keep(before, ending.ledger)

@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from slurmddp.records.stop import CANCELLED, StopRequest
+
 from .cluster import Cluster
 from .runs import NO_PREFLIGHT, ONE_RANK_A_NODE, Alice, Run
 
@@ -160,7 +162,7 @@ class TestAlone:
     def test_cancel_saves_and_is_final(self, alice: Alice) -> None:
         run = pretend(alice, "stop")
         run.wait_for_event("attempt_started")
-        alice.cluster.write(f"{run.answer['run_folder']}/stop", "cancelled by the user\n")
+        alice.cluster.write(f"{run.answer['run_folder']}/stop", StopRequest(CANCELLED).text())
         (ended,) = [run.wait_for_event("attempt_ended")]
         assert (ended["decision"], ended["cause"]) == ("stopped", "cancelled by the user")
         run.wait_for_event("job_ended")

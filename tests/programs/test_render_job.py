@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from slurmddp.records.stop import CANCELLED, StopRequest
 from slurmddp.render.scripts import job_script, node_script
 from tests.helpers import GPU_SITE, LM_JOB, SHELL, Desk, change_code, make_code
 
@@ -87,7 +88,10 @@ def started(more: str) -> str:
 
 
 #: What `slurmddp cancel` does.
-CANCEL = "echo 'cancelled by the user' >'{run}/stop.part'; mv '{run}/stop.part' '{run}/stop'"
+CANCEL = f"echo '{{{StopRequest(CANCELLED).text().strip()}}}' >'{{run}}/stop.part'; "
+CANCEL += "mv '{run}/stop.part' '{run}/stop'"
+
+LIMIT = f"echo '{{{StopRequest('time limit').text().strip()}}}' >'{{run}}/stop'"
 
 #: A stand-in for the sender of alerts: it runs sender.sh in the run folder, if a test has written one.
 SENDER = """\
@@ -158,7 +162,7 @@ class Job:
         """
         self.begin()
         if before:
-            (self.run / "stop").write_text(f"{before}\n")
+            (self.run / "stop").write_text(StopRequest(before).text())
         run, what = str(self.run), what.format(run=self.run)
         imported = "[sys.argv[1]])\n"
         inject = INJECT.format(run=run, when=when.format(run=run), what=what)
@@ -201,7 +205,7 @@ def test_a_cancel_of_a_job_that_has_just_begun_is_kept(job: Job, later: int) -> 
     """`slurmddp cancel` asks by the stop file as soon as there is a job_started; an older stop file goes."""
     assert "late" not in job.go(started(f"> {later}"), CANCEL, before="time limit")
     assert job.end == ("stopped", "cancelled by the user")
-    assert (job.run / "stop").read_text() == "cancelled by the user\n"
+    assert (job.run / "stop").read_text() == StopRequest(CANCELLED).text()
 
 
 @pytest.mark.parametrize("command", range(1, 16, 2))
@@ -236,7 +240,7 @@ def test_what_a_signal_leaves_is_cleaned_up_where_something_may_still_start(
 
 
 ASKS = {
-    "stop": ("echo 'time limit' >'{run}/stop'", ("requeue", "time limit")),
+    "stop": (LIMIT, ("requeue", "time limit")),
     "cancel": (CANCEL, ("stopped", "cancelled by the user")),
     "SIGTERM": ("kill -TERM $$", ("cancelled", "cancelled")),
 }
@@ -373,7 +377,7 @@ def test_a_cancelled_run_is_not_requeued_at_its_time_limit(desk: Desk, job: Job,
 
 
 #: The job's own warning and its end at the limit, and what of an own script keeps it from another start.
-ENDS = {"asked": "echo 'time limit' >'{run}/stop'", "killed": "kill -TERM $$"}
+ENDS = {"asked": LIMIT, "killed": "kill -TERM $$"}
 SAVES = "sleep 0.1; mkdir -p '{run}/checkpoints/step-7'; touch '{run}/checkpoints/step-7/model'; "
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from slurmddp.records.marker import Marker
+from slurmddp.records.stop import StopRequest
 from slurmddp.runtime.evaluation import evaluate
 from slurmddp.runtime.watch import marker
 from slurmddp.runtime.watch.stop import Stop
@@ -219,7 +220,7 @@ def test_marker(tmp_path: Path) -> None:
 def test_the_first_reason_stays(tmp_path: Path) -> None:
     stop = Stop(tmp_path / "stop", interval=0.0)
     assert not stop.wanted() and stop.reason() is None
-    (tmp_path / "stop").write_text("time limit\nmore")
+    (tmp_path / "stop").write_text(StopRequest("time limit").text())
     assert stop.wanted() and stop.reason() == "time limit"
     (tmp_path / "stop").unlink()
     assert stop.wanted() and stop.reason() == "stop file"

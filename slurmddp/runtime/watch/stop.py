@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmddp.records.marker import Signal
+from slurmddp.records.stop import read
 
 if TYPE_CHECKING:
     from slurmddp.runtime.world import World  # It imports torch: signals have to be taken earlier than that.
@@ -36,14 +37,13 @@ class StopFile:
         return self._seen
 
     def reason(self) -> str:
-        """Return the file's first line, where it can be read and has one; else that it appeared."""
+        """Return the file's reason, where it can be read and has one; else that it appeared."""
         try:
             text = self._path.read_text(encoding="utf-8", errors="replace") if self._path else ""
         except OSError:
             # It may be gone again: the reason is a comment only.
             text = ""
-        lines = text.strip().splitlines()
-        return lines[0][:500] if lines else "stop file"
+        return read(text).reason[:500]
 
 
 class Stop:

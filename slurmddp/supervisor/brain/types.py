@@ -2,6 +2,7 @@
 
 from typing import Any, List, Mapping, NamedTuple, Optional, Tuple, Union
 
+from slurmddp.records import stop
 from slurmddp.records.cause import Cause
 from slurmddp.records.marker import Marker as Marker
 from slurmddp.records.progress import Failure, Progress
@@ -16,8 +17,8 @@ CANCELLED, TIME_LIMIT, PREEMPTION, NODE_FAILURE, REQUEUED = (
 )
 #: The same: something has killed job.sh, which nobody but a guard survives.
 KILLED = "job.sh was killed by SIGKILL (out of memory?)"
-#: The stop file's line after `slurmddp cancel`: nothing starts the run again, whatever ends it.
-CANCELLED_BY_USER = "cancelled by the user"
+#: The reason in the stop file after `slurmddp cancel`.
+CANCELLED_BY_USER = stop.CANCELLED
 #: What comes after an attempt.
 DONE, STOPPED, FAILED, REQUEUE, NEXT = "done", "stopped", "failed", "requeue", "next"
 

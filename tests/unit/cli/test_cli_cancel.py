@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from slurmddp.records.stop import CANCELLED, StopRequest
 from slurmddp.records.submission import now as submitted_now
 from slurmddp.runs import submission
 from slurmddp.runs.events import append_line, read_lines
@@ -92,7 +93,7 @@ def test_a_job_that_runs_is_asked_to_save(place: Place, cli: Cli) -> None:
     assert done.code == 0, done.err
     assert done.out.splitlines()[0] == "Job 7 is saving and will exit. It will not be requeued."
     assert "slurmddp cancel gpt-1 --now" in done.out
-    assert place.run.stop.read_text() == "cancelled by the user\n"
+    assert place.run.stop.read_text() == StopRequest(CANCELLED).text()
     assert place.calls == []
     (told,) = place.events("cancel_requested")
     assert (told["job_id"], told["now"]) == ("7", False)
@@ -102,9 +103,9 @@ def test_a_job_that_runs_is_asked_to_save(place: Place, cli: Cli) -> None:
 def test_an_older_wish_to_stop_becomes_final(place: Place, cli: Cli) -> None:
     place.job("7", "RUNNING")
     place.started()
-    place.run.stop.write_text("time limit\n")
+    place.run.stop.write_text(StopRequest("time limit").text())
     cli("cancel", str(place.run.path))
-    assert place.run.stop.read_text() == "cancelled by the user\n"
+    assert place.run.stop.read_text() == StopRequest(CANCELLED).text()
     assert [path.name for path in place.run.path.iterdir() if path.name.startswith("stop")] == ["stop"]
 
 

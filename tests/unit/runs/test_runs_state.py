@@ -8,6 +8,7 @@ import pytest
 
 from slurmddp.errors import UserError
 from slurmddp.records.marker import Marker, Signal
+from slurmddp.records.stop import BY_HAND, StopRequest
 from slurmddp.records.submission import Submission
 from slurmddp.runs import state as module
 from slurmddp.runs import submission
@@ -93,10 +94,10 @@ def test_slurm_remembers_a_preemption_of_an_earlier_start() -> None:
 
 
 def test_stop_file() -> None:
-    assert judge(JobView("RUNNING"), facts(started(), stop_requested=True)).state == "stopping"
-    asked = judge(JobView("RUNNING", nodes="n1"), facts(started(), stop_requested=True, stop_reason="time limit"))
+    assert judge(JobView("RUNNING"), facts(started(), stop=StopRequest(BY_HAND))).state == "stopping"
+    asked = judge(JobView("RUNNING", nodes="n1"), facts(started(), stop=StopRequest("time limit")))
     assert asked == RunState("stopping", "on n1, asked to save and exit (time limit)")
-    assert judge(JobView("PENDING"), facts(stop_requested=True)).state == "pending"
+    assert judge(JobView("PENDING"), facts(stop=StopRequest(BY_HAND))).state == "pending"
 
 
 @pytest.mark.parametrize(
@@ -326,9 +327,9 @@ def test_lost_says_what_to_do() -> None:
     verdict = judge(None, facts(started()))
     for part in ("node1", "no longer knows job 123", "logs/job.log", "resume"):
         assert part in verdict.detail
-    signal = judge(None, facts(started(), stop_requested=True, stop_reason="SIGTERM")).detail
+    signal = judge(None, facts(started(), stop=StopRequest("SIGTERM", signal=True))).detail
     assert ": job.sh got SIGTERM (time limit, preemption or scancel), then the node failed or job.sh was" in signal
-    asked = judge(None, facts(started(), stop_requested=True, stop_reason="time limit")).detail
+    asked = judge(None, facts(started(), stop=StopRequest("time limit"))).detail
     assert ": it was asked to stop (time limit), then the node failed or job.sh was killed. " in asked
     local = Submission("local-7-8", "local", (), "", "laptop")
     assert "started on laptop" in judge(None, facts(started(), submission=local)).detail
@@ -381,7 +382,7 @@ def test_evidence_of_a_folder(tmp_path: Path) -> None:
     found = evidence(run)
     assert found.markers == {0: Marker("stopped", "SIGTERM", step=5, steps=9)}
     assert found.job_id == JobId("124", "alpha")
-    assert found.stop_requested
+    assert found.stop == StopRequest(BY_HAND)
     assert len(found.notes) == 2 and "1 damaged" in found.notes[0] and "attempt-001" in found.notes[1]
     run.submission.write_text("{")
     with pytest.raises(UserError):

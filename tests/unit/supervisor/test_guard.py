@@ -17,6 +17,7 @@ import pytest
 
 from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import JobEnded, NodeExcluded
+from slurmddp.records.stop import CANCELLED, StopRequest
 from slurmddp.supervisor import guard as module
 from slurmddp.supervisor import requeue, stopping
 from slurmddp.supervisor.brain.types import NEXT, Decision, Ledger
@@ -125,7 +126,7 @@ def test_a_run_that_was_over_is_not_brought_back(killed: Killed, state: str, dec
 
 
 def test_what_the_user_has_cancelled_stays_out(killed: Killed) -> None:
-    (killed.run / "stop").write_text("cancelled by the user\n")
+    (killed.run / "stop").write_text(StopRequest(CANCELLED).text())
     assert killed.terminate("requeue", "RaisedSignal:9")[-1]["decision"] == "cancelled" and killed.asked == ""
 
 

@@ -114,9 +114,9 @@ def test_half_a_line_is_not_joined_and_not_read(python: str, tmp_path: Path) -> 
 found = folder.ask("begin", 0)
 folder.tell("append", "events.jsonl", "whole")
 lines = folder.ask("new_lines", found["length"])[1]
-print(found["names"], lines, folder.ask("forget_stop"), folder.ask("ask_to_stop", "one"))
-print(folder.ask("ask_to_stop", "two"), folder.ask("stop"), folder.ask("forget_stop"), folder.ask("stop"))
-folder.ask("ask_to_stop", "cancelled by the user")
+print(found["names"], lines, folder.ask("forget_stop"), folder.ask("ask_to_stop", "one", False))
+print(folder.ask("ask_to_stop", "two", False), folder.ask("stop"), folder.ask("forget_stop"), folder.ask("stop"))
+folder.ask("ask_to_stop", "cancelled by the user", False)
 print(folder.ask("forget_stop"), folder.ask("stop"))
 """
     assert play(python, tmp_path, text) == [
