@@ -154,3 +154,37 @@ def test_the_prepared_texts_hold_no_address_and_no_other_user_reads_them(run: Ru
     for path in files:
         assert receiver.url not in path.read_text() and path.stat().st_mode & 0o777 == 0o600
     assert os.stat(folder).st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_full_disk_of_the_node_does_not_change_the_end(run: Run, receiver: Receiver, code: int) -> None:
+    """What the supervisor leaves there cannot be written then: its exit code says how the job ended."""
+    run.supervisor(f"sys.exit({code})")
+    done = run.go()
+    assert done.returncode == (1 if code else 0) and len(receiver.received) == (len(TARGETS) if code else 0)
+    assert code == 0 or "the supervisor was killed (exit code 3)" in done.stderr
+
+
+def test_where_tmp_is_full_the_memory_of_the_node_is_used(run: Run, receiver: Receiver) -> None:
+    script = '#!/bin/bash\n[[ "$*" != *"-p /tmp"* ]] || { echo full >&2; exit 1; }\nexec /usr/bin/mktemp "$@"\n'
+    run.desk.program("mktemp", script)
+    run.supervisor("open(folder + '/told', 'w'); open(folder + '/finished', 'w').write('0'); sys.exit(0)")
+    assert run.go().returncode == 0 and receiver.received == []
+    assert run.where.read_text().startswith("/dev/shm/")
+
+
+def test_without_any_disk_the_job_fails_and_tells(run: Run, receiver: Receiver) -> None:
+    run.desk.program("mktemp", "#!/bin/bash\nexit 1\n")
+    done = run.go()
+    assert done.returncode == 1 and "cannot create a folder on the disk of" in done.stderr
+    assert kinds(receiver) == ["failed"] * len(TARGETS)
+
+
+def test_a_server_that_does_not_answer_does_not_hold_the_epilogue(run: Run) -> None:
+    """Slurm kills job.sh some seconds after its SIGTERM: each message has a deadline."""
+    run.python.write_text("exit 96\n")
+    limits = run.desk.root / "limits"
+    run.desk.program("curl", f'#!/bin/bash\ncat >/dev/null\necho "$@" >>{limits}\nexit 28\n')
+    assert run.go().returncode == 1
+    words = [line.split() for line in limits.read_text().splitlines()]
+    assert len(words) == len(TARGETS) and {line[line.index("--max-time") + 1] for line in words} == {"20"}

@@ -323,6 +323,16 @@ def test_when_job_sh_is_killed_the_guard_alone_acts_and_without_one_the_ranks_ar
         assert job.end == ("failed", "job.sh was killed by SIGKILL (out of memory?)")
 
 
+@pytest.mark.parametrize("where", ["settle", "_end"])
+def test_a_signal_after_the_outcome_is_known_changes_nothing(here: Job, where: str) -> None:
+    """Slurm sends SIGTERM to what is left of a job, and a user may cancel in the last second."""
+    here.node = "#!/bin/bash\nexit 0\n"
+    after = "'\"decision\": \"done\"' in read('events.jsonl')"
+    here.go(f"frame.f_code.co_name == '{where}' and {after}", "kill -TERM $$; sleep 0.5")
+    assert here.done.returncode == 0 and here.events[-1]["decision"] == "done" and here.end[0] == "done"
+    assert not (here.run / "stop").exists()
+
+
 #: An own script that looks at no stop file, and one that ignores SIGTERM, too.
 IGNORES = SRUN.replace('[[ ! -e "$SLURMDDP_RUN/stop" ]] || {', "false && {").replace("i < 200", "i < 400")
 SCRIPT_JOB = """

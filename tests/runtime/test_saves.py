@@ -95,6 +95,18 @@ def test_a_save_is_copied_until_a_start_went_on_from_it(own: Own) -> None:
     assert len(own.told(ranks.SaveKept)) == 3
 
 
+def test_copies_are_for_their_owner_alone(own: Own) -> None:
+    """Whatever the umask and the mode of the save: the run folder may be open to others."""
+    own.save("last.pt")
+    os.chmod(own.out / "last.pt", 0o644)
+    before = os.umask(0)
+    try:
+        own.saves.before_start()
+    finally:
+        os.umask(before)
+    assert (own.run.kept / "001-last.pt").exists() and own.run.kept.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_folder_is_copied_and_a_checkpoint_of_the_library_is_not(own: Own) -> None:
     step = own.run.checkpoints / "step-7"
     step.mkdir()

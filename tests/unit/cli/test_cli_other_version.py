@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from slurmddp.records.stop import CANCELLED, StopRequest
 from slurmddp.runs.events import append_line, read_lines
 from slurmddp.slurm.local import job_id_of
 from tests.helpers import Desk, Result
@@ -42,7 +43,7 @@ def test_a_running_job_is_asked_to_stop(place: Place, cli: Cli) -> None:
         "To stop without saving: slurmddp cancel gpt-1 --now",
         "Unknown: whether the run has further jobs. To look: squeue --me",
     ]
-    assert place.run.stop.read_text() == "cancelled by the user\n" and place.calls == []
+    assert place.run.stop.read_text() == StopRequest(CANCELLED).text() and place.calls == []
     assert read_lines(place.run.events).records == ({"kind": "begin"},), "its events are not ours to write"
 
 

@@ -11,9 +11,11 @@ import pytest
 
 from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import AttemptEnded
-from slurmddp.records.progress import Failure
+from slurmddp.records.progress import Failure, stuck
+from slurmddp.supervisor import job as supervisor
 from slurmddp.supervisor import order
 from slurmddp.supervisor.attempt import Attempts
+from slurmddp.supervisor.brain.ledger import count_failure
 from slurmddp.supervisor.brain.types import Job, Ledger, Settings
 from slurmddp.supervisor.files import Files
 
@@ -110,3 +112,22 @@ def test_one_that_is_ended_from_outside_has_told_it_already(monkeypatch: pytest.
     outage.job.ending, outage.job.decision = "time limit", "requeue"
     outage.end()
     assert outage.did == []
+
+
+def test_failures_that_cannot_be_written_count_all_the_same() -> None:
+    """A full disk: the file still has what it had. Another one that the ranks have written counts, too."""
+    answers = {"files": ["3 40\n", "40 100\n", ""]}
+    told: list[tuple[str, ...]] = []
+    folder = SimpleNamespace(known=lambda *_: answers["files"], tell=lambda *words: told.append(words))
+    job: Any = SimpleNamespace(folder=folder, watch=SimpleNamespace(ledger=Ledger()), _own="")
+    for attempt in (4, 5):
+        before = supervisor.Job.ledger(job)
+        supervisor.Job.keep(job, before, count_failure(Settings("/run", breaker=3), before, attempt, 0))
+    after = supervisor.Job.ledger(job)
+    assert after.failures == (Failure(3, 40), Failure(4, 40), Failure(5, 40)) and stuck(after.failures, 3) == 40
+    assert [words for words in told if words[1] == "failures"] == [
+        ("append", "failures", "4 40"),
+        ("append", "failures", "5 40"),
+    ]
+    answers["files"] = ["3 40\n4 40\n5 40\n5 60\n", "60 100\n", ""]
+    assert supervisor.Job.ledger(job).failures[-1] == Failure(5, 60)
