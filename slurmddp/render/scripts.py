@@ -33,8 +33,18 @@ def job_script(plan: Plan) -> str:
         counts_gpus=counts_gpus,
         guarded=_guarded(plan),
         watch=json.dumps([host_path(path, plan.container.binds) for path in plan.recovery.watch]),
+        saves=_saves(plan),
         python=python_of_submit(),
     )
+
+
+def _saves(plan: Plan) -> str:
+    """Return what the supervisor needs to choose the save that the ranks of launch.mode srun load; else empty."""
+    told = _value([variable for group in plan.environment for variable in group.variables], "SLURMDDP_RESUME")
+    if not plan.srun or not told:
+        return ""
+    resume = json.loads(told)  # of an own script: `watch` is as the container has it
+    return json.dumps({"watch": resume["watch"], "needed": bool(resume["args"]), "earlier": plan.resume_from})
 
 
 def python_of_submit() -> str:

@@ -215,6 +215,7 @@ name_rank() {
   export "${prefix}RANK=$SLURM_PROCID" "${prefix}LOCAL_RANK=$SLURM_LOCALID" "${prefix}GROUP_RANK=$node_rank"
   export "${prefix}WORLD_SIZE=$SLURM_NTASKS" "${prefix}LOCAL_WORLD_SIZE=$ranks"
   export "${prefix}MASTER_ADDR=$head" "${prefix}MASTER_PORT=$SLURMDDP_PORT"
+  export "${prefix}SLURMDDP_CHECKPOINT=${SLURMDDP_CHECKPOINT:-}" # the save that all ranks load, for train.resume_args
   ((SLURMDDP_NODES == 1)) || return 0
   # The ranks meet in a file here, which no other user can open (runtime/torch_private.py). The sweep removes it.
   export "${prefix}SLURMDDP_STORE=$scratch/$SLURMDDP_RENDEZVOUS_ID/store"

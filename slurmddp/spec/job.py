@@ -344,11 +344,6 @@ class Job(Model):
                 "has checkpoint.watch, which is for your own script: a task saves in checkpoints/ of its run"
                 "\n  -> remove it"
             )
-        if self.train.resume_args and self.launch.mode == "srun":
-            raise ValueError(
-                "has train.resume_args with launch.mode srun: torchrun's agents add them"
-                "\n  -> remove one of them; SLURMDDP_RUN names the run folder to your script"
-            )
         return self
 
     @model_validator(mode="after")

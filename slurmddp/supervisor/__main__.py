@@ -11,7 +11,7 @@ import sys
 INCOMPLETE = 97
 #: The module of each program. job: on the batch host. guard: there, or on each node. sweep: on the nodes of an attempt.
 #: watchdog: a job of its own. alert: sends one. ranks: on their nodes, for `slurmddp stacks` and `rehearse`. unpack,
-#: fail: for node.sh.
+#: fail: for node.sh. save: beside the job, finds what the ranks may load.
 PROGRAMS = {
     "job": "order",
     "guard": "guard",
@@ -21,6 +21,7 @@ PROGRAMS = {
     "ranks": "ranks",
     "unpack": "unpack",
     "fail": "node_failure",
+    "save": "save",
 }
 
 

@@ -9,6 +9,7 @@ from slurmddp.supervisor.brain.types import DONE, NEXT, REQUEUE, Decision, Facts
 from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.nodes import without
 from slurmddp.supervisor.preflight import check_nodes, measure_network
+from slurmddp.supervisor.save import choose_save
 from slurmddp.supervisor.watching import Watching, marker_of
 
 
@@ -52,6 +53,9 @@ class Attempts:
         if job.settings.preflight == "only" and not job.must_end():
             job.say("recovery.preflight is only: no ranks are started")
             job.exit_code, job.decision = 0, DONE
+            return
+        if not job.must_end() and not choose_save(job, look):
+            self._record(self.decide(), launched=False)
             return
         if job.must_end():
             job.say("asked to stop before the ranks started")

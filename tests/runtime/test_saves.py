@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from slurmddp.records import next_save
 from slurmddp.records import rank_events as ranks
 from slurmddp.runs.create import write_key
-from slurmddp.runtime.agent import saves
 from slurmddp.runtime.agent.saves import Saves
 from slurmddp.runtime.journal import Events, read_events
 from slurmddp.shared.run_folder import RunFolder
@@ -130,7 +130,7 @@ def test_what_is_too_large_or_too_slow_is_not_kept(
 ) -> None:
     own.save("a.pt")
     own.saves.before_start()
-    monkeypatch.setattr(saves, name, value)
+    monkeypatch.setattr(next_save, name, value)
     path = own.save("b.pt")
     os.utime(path, (time.time() + 5,) * 2)
     assert own.saves.before_start() == path, "it can be loaded"

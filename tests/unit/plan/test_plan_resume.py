@@ -54,10 +54,19 @@ def test_what_cannot_be(desk: Desk, job: str, option: str, message: str) -> None
     assert message in str(caught.value)
 
 
-def test_srun_has_no_agent_that_adds_arguments(desk: Desk) -> None:
-    with pytest.raises(UserError, match=r"has train\.resume_args with launch.mode srun"):
-        desk.plan(JOB, "train.resume_args=[--resume]", "launch.mode=srun")
-    assert desk.plan(JOB, "checkpoint.watch=[out]", "launch.mode=srun").recovery.watch
+def test_with_srun_the_supervisor_knows_where_to_look_and_whether_it_must_find_something(desk: Desk) -> None:
+    def saves(*options: str) -> dict[str, object] | None:
+        line = next(line for line in job_script(desk.plan(JOB, *options)).splitlines() if line.startswith("  watch="))
+        text = shlex.split(line, comments=True)[1].partition("=")[2]
+        return json.loads(text.replace("$run", "RUN")) if text else None
+
+    bind = "container.binds=['/scratch/me:/data']"
+    found = saves(WATCH, bind, "launch.mode=srun", "train.resume_args=[--resume]")
+    assert found is not None and (found["needed"], found["earlier"]) == (True, [])
+    assert found["watch"] == [f"{desk.project}/out", "/data/a", "RUN/b", f"{desk.project}/logs/*/x.ckpt"]
+    kept_only = saves("launch.mode=srun")
+    assert kept_only is not None and not kept_only["needed"]
+    assert saves(WATCH, "train.resume_args=[--resume]") is None, "the agents choose for themselves"
 
 
 def test_the_resolved_job_says_the_same(desk: Desk) -> None:

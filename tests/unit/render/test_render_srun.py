@@ -126,6 +126,7 @@ def test_a_rank_has_the_names_of_torchrun_and_of_slurm(desk: Desk) -> None:
         "SLURM_LOCALID": "1",
         "SLURM_NTASKS": "8",
     }
+    ours["SLURMDDP_CHECKPOINT"] = "/out/last one.pt"  # chosen by the supervisor
     environment = {**desk.environment, **ours, **slurm, "PMIX_RANK": "5", "DUMP": str(desk.root / "dump")}
     for _ in range(2):
         done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
@@ -133,7 +134,8 @@ def test_a_rank_has_the_names_of_torchrun_and_of_slurm(desk: Desk) -> None:
     assert len((run / "logs/sessions/here").read_text().splitlines()) == 2, "the sweep knows each container of the node"
     found = dict(entry.split("=", 1) for entry in (desk.root / "dump").read_text().split("\0")[:-1])
     expected = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "61000",
-                "SLURM_PROCID": "5", "SLURM_NTASKS_PER_NODE": "1", "PMIX_RANK": "5"}  # fmt: skip
+                "SLURM_PROCID": "5", "SLURM_NTASKS_PER_NODE": "1", "PMIX_RANK": "5",
+                "SLURMDDP_CHECKPOINT": "/out/last one.pt"}  # fmt: skip
     assert {name: found[f"APPTAINERENV_{name}"] for name in expected} == expected
     store = Path(found["APPTAINERENV_SLURMDDP_STORE"])  # in the folder that the container has, too
     assert store.is_dir() and store.parents[1].name == f"slurmddp-{os.getuid()}"
