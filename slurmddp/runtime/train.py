@@ -125,12 +125,17 @@ def _wait_for_the_speaker() -> None:
 
 def _events_of(error: BaseException, events: Events) -> Events:
     """Return where the error is written: as one of the rank that made it, where another rank reports it."""
-    culprit = error.culprit if isinstance(error, NotFiniteError) else None
+    culprit = _culprit(error)
     return events if culprit is None else events.of(*culprit)
 
 
+def _culprit(error: BaseException) -> tuple[int, str] | None:
+    return error.culprit if isinstance(error, NotFiniteError) else None
+
+
 def _report(error: BaseException, env: environment.Environment | None) -> None:
-    where = f"rank {env.rank} on {env.node}" if env else "slurmddp"
+    rank, node = _culprit(error) or ((env.rank, env.node) if env else (0, ""))
+    where = f"rank {rank} on {node}" if env else "slurmddp"
     if isinstance(error, UserError | RuntimeFailure):
         text = f"{where}: error: {error}\n"
     else:

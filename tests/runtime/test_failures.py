@@ -119,9 +119,11 @@ def test_what_is_not_finite_is_an_error_of_the_rank_that_made_it(tmp_path: Path)
     """Rank 0 reports it for all."""
     poison = expected_stream(4, 4)[4][4]  # the last sample of step 4, which the last rank gets
     run = Run.create(tmp_path / "run", train__data={"poison": poison})
-    assert torchrun(run, 2).returncode != 0
+    result = torchrun(run, 2)
+    assert result.returncode != 0
     (error,) = run.events("error")
     assert (error["kind"], error["rank"]) == ("NotFiniteError", 1)
+    assert "rank 1 on here: error: step 4: the loss is not finite" in result.stderr and "rank 0 on" not in result.stderr
 
 
 def test_a_rank_that_says_nothing_leaves_the_one_that_speaks_time(tmp_path: Path) -> None:

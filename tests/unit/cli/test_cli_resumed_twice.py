@@ -100,7 +100,7 @@ def test_one_that_is_just_being_submitted_blocks(
 def test_a_damaged_note_does_not_block(
     ready: Desk, cli: Cli, first: RunFolder, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setattr(continued.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     first.continued.mkdir()
     (first.continued / "0001.json").write_text(text)
     assert cli("resume", first.id).code == 0
