@@ -28,7 +28,7 @@ from slurmddp.runs.layout import RunFolder
 from slurmddp.shared.files import read_plain
 from slurmddp.shared.units import short
 from slurmddp.slurm.base import JobView
-from slurmddp.slurm.reasons import reason_text
+from slurmddp.slurm.reasons import is_held, reason_text
 from slurmddp.visible import one_line
 
 _PER_SECOND = "_per_second"
@@ -132,7 +132,7 @@ def find_progress(
         network=_network(recent),
         backend=next((told.backend for _, told in of(facts.events[::-1], Started) if told.backend), None),
         reason=view.reason or None if view and pending else None,
-        starts=view.start if view and pending else None,
+        starts=view.start if view and pending and not is_held(view.reason) else None,
         stepless=stepless,
         seen=seen or step is not None,
         earlier=earlier,
@@ -298,6 +298,8 @@ def waits_text(reason: str | None, starts: str | None) -> str:
     """Return why a job waits, and when it should start."""
     text = reason_text(reason) if reason else ""
     why = (text if text == reason else f"{text} ({reason})") if reason else "Slurm gives no reason"
+    if reason and is_held(reason):
+        return one_line(why)
     return one_line(f"{why}; starts about {_day_and_time(starts)}" if starts else f"{why}; no expected start yet")
 
 

@@ -11,7 +11,7 @@ from slurmddp.alerts.secrets import waiting
 from slurmddp.doctor.rules import known_cause
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.records.cause import Cause
-from slurmddp.records.events import Event, keys_of
+from slurmddp.records.events import Event, keys_of, of
 from slurmddp.records.job_events import AttemptEnded, JobEnded
 from slurmddp.records.metrics import Metrics
 from slurmddp.records.rank_events import HangOver, HangReported, RankStarted
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Events that begin a hang of an own script, or end it.
 _HANGS = (HangReported, HangOver, RankStarted, AttemptEnded, JobEnded)
+#: The decision about an attempt that another one followed.
+NEXT = "next"
 #: Of the states that are neither bad nor without a style.
 _STYLES: dict[str, Style] = {
     "done": "good", "running": "active", "stopping": "active",
@@ -114,6 +116,21 @@ class RunStatus:
             "log": str(self.folder.job_log),
             "notes": list(self.notes),
         }
+
+
+def _fault_line(found: RunStatus, cause: str) -> str:
+    """Return the newest fault that the run survived: a rank that was killed, or what ended an attempt, such as an agent
+    that did not answer. Empty if there is none, or if `cause` says it."""
+    ended = [(event, facts) for event, facts in of(found.facts.events, AttemptEnded) if facts.decision == NEXT]
+    killed = found.faults[-1] if found.faults else None
+    if ended and (killed is None or (killed.attempt or 0) < (ended[-1][0].attempt or 0)):
+        event, facts = ended[-1]
+        line = Cause(facts.cause or "unknown", facts.rank, facts.node).line()
+        return "" if line == cause else f"attempt {event.attempt} ended: {line}"
+    fault = killed_of(killed) if killed else None
+    if fault is None or fault.line() == cause:
+        return ""
+    return fault.line() + (f" (and {len(found.faults) - 1} before)" if len(found.faults) > 1 else "")
 
 
 def _fault(event: Event) -> dict[str, Any]:
@@ -224,9 +241,8 @@ def status_lines(
         lines.append(one_line(f"hang     {cause_of_hang.line() if cause_of_hang else ''}; stacks in {where}"))
     if recovered:
         lines.append(f"recovered {recovered}")
-    if found.faults and (fault := killed_of(found.faults[-1])) and fault.line() != cause:
-        before = f" (and {len(found.faults) - 1} before)" if len(found.faults) > 1 else ""
-        lines.append(one_line(f"fault    {fault.line()}{before}"))
+    if fault := _fault_line(found, cause):
+        lines.append(one_line(f"fault    {fault}"))
     for node, reason in found.excluded.items():
         lines.append(one_line(f"without  {node}" + (f": {reason}" if reason else "")))
     lines += [styled("warning", "warn") + one_line(f"  {warning}") for warning in found.warnings]

@@ -12,6 +12,7 @@ from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.unanswered import with_job
 from slurmddp.slurm.base import JobView
 from slurmddp.slurm.choose import scheduler_for
+from slurmddp.slurm.reasons import is_held
 
 # Exit codes of `status` by state: 0 done, 1 ended otherwise (or never began), 3 still going.
 EXIT_CODES = {
@@ -204,7 +205,7 @@ def _script_killed(facts: Evidence) -> RunState:
 def _pending(job: JobView, facts: Evidence) -> RunState:
     again = bool(job.restarts) or facts.started is not None
     since = f"from {job.start}" if job.reason == "BeginTime" and job.start else ""
-    expected = f"expected to start {job.start}" if job.start and not since else ""
+    expected = f"expected to start {job.start}" if job.start and not since and not is_held(job.reason) else ""
     waits = _join(_join(job.reason, since, by=" "), expected)
     if not again:
         return RunState("pending", waits)

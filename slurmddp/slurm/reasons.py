@@ -37,8 +37,22 @@ _REASONS = {
     "launch failed requeued held": "its start failed, and Slurm holds it: `scontrol release` lets it start",
 }
 
+#: Slurm starts a job with one of these only after somebody has released it.
+_HELD = (
+    "JobHeldUser",
+    "JobHeldAdmin",
+    "JobHoldMaxRequeue",
+    "launch failed requeued held",
+    "job requeued in held state",
+)
+
 #: Limits, by how their names begin and what they contain.
 _OWNERS = (("QOS", "its QOS"), ("Assoc", "your account"))
+
+
+def is_held(reason: str) -> bool:
+    """Return whether a job that waits for this reason starts only after its release: no start time is known then."""
+    return reason.split(",")[0].strip().replace("_", " ") in _HELD
 
 
 def reason_text(reason: str) -> str:

@@ -12,13 +12,14 @@ import pytest
 
 from slurmddp.records.metrics import Metrics
 from slurmddp.records.submission import now as submitted_now
-from slurmddp.report.progress import Progress, count_nodes, find_progress, progress_lines, span
+from slurmddp.report.progress import Progress, count_nodes, find_progress, progress_lines, span, waits_text
 from slurmddp.report.prometheus import METRICS
 from slurmddp.report.watch import by_step, sparkline
 from slurmddp.runs import submission
 from slurmddp.runs.evidence import evidence
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
+from slurmddp.slurm.base import JobView
 from slurmddp.slurm.reasons import reason_text
 from tests.helpers import Desk, Result, append_event, node_log
 
@@ -102,6 +103,20 @@ def test_a_crash_loop_looks_like_one(run: RunFolder, cli: Cli) -> None:
     append_event(run.events, "first_step", time=time.time(), step=101, seconds=1.0, **rank)
     told = cli("status", str(run.path)).out
     assert "steps in" not in told and "\nfault " in told
+
+
+def test_an_agent_that_did_not_answer_has_a_line_afterwards(run: RunFolder, cli: Cli) -> None:
+    """Nobody killed a rank: the others waited for it, and another attempt followed."""
+    cause = "RendezvousTimeoutError: node n2 did not come"
+    end = {"attempt": 0, "exit_code": 1, "cause": cause, "node": "n2", "rank": None}
+    append_event(run.events, "attempt_ended", decision="stopped", **end)
+    assert "\nfault " not in cli("status", str(run.path)).out
+    append_event(run.events, "attempt_ended", decision="next", **end)
+    append_event(run.events, "attempt_started", attempt=1, nodes="n1 n4")
+    line = f"fault    attempt 0 ended: n2: {cause}"
+    assert line in cli("status", str(run.path)).out.splitlines()
+    append_event(run.events, "rank_exited", attempt=1, node="n4", rank=3, exit_code=None, signal="SIGKILL")
+    assert "fault    rank 3 on n4: killed by SIGKILL" in cli("status", str(run.path)).out
 
 
 def test_a_second_start_that_has_just_begun_is_no_loop(run: RunFolder, cli: Cli) -> None:
@@ -231,6 +246,12 @@ def test_lines_that_make_no_sense_are_no_progress(run: RunFolder) -> None:
     assert progress_lines(Progress(), going=True) == []
 
 
+@pytest.mark.parametrize(("reason", "told"), [("Priority", True), ("JobHeldUser", False)])
+def test_a_job_that_is_held_has_no_start_time(run: RunFolder, reason: str, told: bool) -> None:
+    view = JobView("PENDING", reason, 0, start="2031-05-01T18:30:00")
+    assert (find_progress(run, evidence(run), view, [], running=False).starts is not None) is told
+
+
 @pytest.mark.parametrize(
     ("text", "nodes"),
     [("n1", 1), ("n1 n2", 2), ("n[1-3,7] login", 5), ("r[1-2]n[01-10],x", 21), ("", 0), ("n[", 1), ("n[a-b]", 1)],
@@ -257,4 +278,6 @@ def test_reasons_in_plain_words() -> None:
     assert "your account" in reason_text("AssocGrpGRES")
     assert reason_text("ReqNodeNotAvail, UnavailableNodes:n1") == "nodes that it needs are down, drained or reserved"
     assert reason_text("SomethingNew") == "SomethingNew"
+    assert waits_text("launch_failed_requeued_held", None).endswith("lets it start (launch_failed_requeued_held)")
+    assert waits_text("Priority", None).endswith("; no expected start yet")
     assert [span(seconds) for seconds in (0, 59.6, 3725, 90000)] == ["0:00:00", "0:01:00", "1:02:05", "1 d 1:00:00"]

@@ -55,6 +55,8 @@ def facts(*events: dict[str, Any], marker: "Marker | None" = None, **more: Any) 
         (JobView("PENDING", "Priority", 0), "pending", "Priority"),
         (JobView("PENDING", "Resources", 0, start="T"), "pending", "Resources, expected to start T"),
         (JobView("PENDING", "BeginTime", 1, start="T"), "requeued", "BeginTime from T"),
+        (JobView("PENDING", "JobHeldUser", 0, start="T"), "pending", "JobHeldUser"),
+        (JobView("PENDING", "launch_failed_requeued_held", 1, start="T"), "requeued", "launch_failed_requeued_held"),
         (JobView("REQUEUED", "", 1), "requeued", ""),
         (JobView("REQUEUE_HOLD", "x", 1), "requeued", "x, held: `scontrol release 123`"),
         (JobView("CONFIGURING"), "pending", "nodes are being prepared"),
