@@ -6,13 +6,15 @@ import contextlib
 from datetime import datetime
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.records.job_events import HoldReleased
+from slurmddp.records.job_events import HoldReleased, JobStarted
 from slurmddp.runs.evidence import Evidence
 from slurmddp.runs.gate import own_or_none
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.state import RunState, judge, observe
-from slurmddp.slurm.base import JobView
+from slurmddp.slurm.base import JobId, JobView
 from slurmddp.slurm.choose import scheduler_for
+from slurmddp.slurm.client import ask
+from slurmddp.supervisor.release import is_free
 
 #: Slurm holds a requeued job back for 121 s (src/slurmctld/job_mgr.c); a later start is one that somebody chose. The
 #: first seconds are left to what job.sh left behind, which also keeps the job off the nodes that it excluded.
@@ -40,6 +42,19 @@ def is_held(facts: Evidence, view: JobView | None) -> bool:
     return 0 < (start - datetime.now()).total_seconds() <= LONGEST
 
 
+def _is_free(job_id: JobId, facts: Evidence) -> bool:
+    """Return whether no step of the job lives on its old nodes, and all of them answer: else Slurm ends the hold."""
+    cluster = ("-M", job_id.cluster) if job_id.cluster else ()
+
+    def ask_slurm(program: str, *words: str) -> str | None:
+        answer = ask((program, *cluster, *words))
+        return answer.out if answer.code == 0 else None
+
+    started = facts.started.facts if facts.started else None
+    nodes = started.nodes if isinstance(started, JobStarted) else ""
+    return is_free(job_id.id, nodes, ask_slurm) == (True, [])
+
+
 def release_hold(folder: RunFolder, facts: Evidence, view: JobView | None) -> str | None:
     """Let a job that Slurm holds back after a requeue begin now, if the run is this user's.
 
@@ -52,6 +67,8 @@ def release_hold(folder: RunFolder, facts: Evidence, view: JobView | None) -> st
     try:
         own_run = own_or_none(folder)
         if own_run is None:
+            return None
+        if not _is_free(job_id, facts):
             return None
         scheduler_for(job_id).start_now(job_id)
     except (ExternalError, UserError, OSError) as error:

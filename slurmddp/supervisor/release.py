@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 #: How Slurm holds a job that a node has refused to start.
 REFUSED = "launch_failed_requeued_held"
@@ -69,6 +69,26 @@ def nodes_of(text: str, *states: str) -> List[str]:
     """Return the nodes of `scontrol show node -o` in one of these states."""
     found = re.findall(r"^NodeName=(\S+).*? State=(\S+)", text, re.MULTILINE)
     return [node for node, state in found if {*states} & {*state.replace("*", "+NOT_RESPONDING").split("+")}]
+
+
+class Free(NamedTuple):
+    """yes: no step of a requeued job lives on its old nodes, as far as Slurm knows. silent: those that do not answer."""
+
+    yes: bool
+    silent: List[str]
+
+
+def is_free(job: str, nodes: str, ask_slurm: Callable[..., Optional[str]], silent: Sequence[str] = ()) -> Free:
+    """Ask about the old nodes of a requeued job, as Slurm lists them; empty: not known. silent: known ones."""
+    steps = ask_slurm("squeue", "--steps", "--noheader", "--jobs=" + job, "--format=%i")
+    if steps is None or steps.strip():
+        return Free(False, list(silent))
+    report = ask_slurm("scontrol", "show", "node", nodes, "-o") if nodes else ""
+    if report is None:
+        return Free(False, list(silent))
+    found = nodes_of(report, "DOWN", "NOT_RESPONDING", "FAIL")
+    found = [*silent, *(node for node in found if node not in silent)]
+    return Free(not set(nodes_of(report, "COMPLETING")) - set(found), found)
 
 
 def _is_old(report: str) -> bool:
@@ -131,18 +151,11 @@ class Release:
             self._tell(self._scontrol("release", self.request.job))
 
     def _is_free(self) -> bool:
-        """Return whether no step of the job lives on its old nodes, as far as Slurm knows. Nodes that do not answer are
-        kept out of the next start: when one comes back, the job's processes there still have to end.
+        """Return whether the job may start. Nodes that do not answer are kept out of the next start: when one comes
+        back, the job's processes there still have to end.
         """
-        steps = ask("squeue", "--steps", "--noheader", "--jobs=" + self.request.job, "--format=%i")
-        if steps is None or steps.strip():
-            return False
-        nodes = ask("scontrol", "show", "node", self.request.nodes, "-o") if self.request.nodes else ""
-        if nodes is None:
-            return False
-        silent = nodes_of(nodes, "DOWN", "NOT_RESPONDING", "FAIL")
-        self._silent += [node for node in silent if node not in self._silent]
-        return not set(nodes_of(nodes, "COMPLETING")) - set(self._silent)
+        free, self._silent = is_free(self.request.job, self.request.nodes, ask, self._silent)
+        return free
 
     def _exclude(self, report: str) -> None:
         listed = excluded_in(report)

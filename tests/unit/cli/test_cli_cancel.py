@@ -29,6 +29,7 @@ printf '%s\\n' "scontrol $*" >> "$HOME/calls"
 case "$*" in
   *"show job"*) [[ ! -e $HOME/meanwhile ]] || source "$HOME/meanwhile"
     cat "$HOME/jobs/${!#}" 2>/dev/null || { echo "Invalid job id specified" >&2; exit 1; } ;;
+  *"show node"*) cat "$HOME/nodes" ;;
   *update*) [[ ! -e $HOME/refuse ]] || { echo "Access/permission denied" >&2; exit 1; } ;;
 esac
 """
@@ -42,7 +43,7 @@ class Place:
     """A submitted run, and what the scheduler is to say of its jobs."""
 
     def __init__(self, desk: Desk) -> None:
-        self.home = desk.home
+        self.desk, self.home = desk, desk.home
         self.run = RunFolder(desk.project / "runs" / "gpt-1")
         for folder in (self.run.logs, self.run.markers, self.home / "jobs", self.home / ".local/state/slurmddp"):
             folder.mkdir(parents=True)
@@ -65,14 +66,14 @@ class Place:
         append_event(self.run.events, name, **fields)
 
     def started(self, job_id: str = "7", attempt: int = 0) -> None:
-        self.event("job_started", attempt=attempt, job_id=job_id, node="n1")
+        self.event("job_started", attempt=attempt, job_id=job_id, node="n1", nodes="n[1-2]")
 
     @property
     def calls(self) -> list[str]:
         """What changed something."""
         path = self.home / "calls"
         lines = path.read_text().splitlines() if path.exists() else []
-        return [line for line in lines if "show job" not in line]
+        return [line for line in lines if "show job" not in line and "show node" not in line]
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [event for event in read_lines(self.run.events).records if event["event"] == name]
@@ -264,6 +265,32 @@ def held(place: Place, seconds: float = 100, **more: Any) -> None:
     start = datetime.now() + timedelta(seconds=seconds)
     place.job("7", "PENDING", "BeginTime", **{"Restarts": 1, "StartTime": start.strftime("%Y-%m-%dT%H:%M:%S"), **more})
     place.started()
+    place.desk.program("squeue", "#!/bin/bash\ncat $HOME/steps\n")
+    (place.home / "steps").write_text("")
+    (place.home / "nodes").write_text("NodeName=n1 State=IDLE\nNodeName=n2 State=MIXED\n")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("steps", "7.3\n"),
+        ("nodes", "NodeName=n1 State=IDLE+COMPLETING\nNodeName=n2 State=IDLE\n"),
+        ("nodes", "NodeName=n1 State=IDLE*\nNodeName=n2 State=IDLE\n"),
+        ("steps", None),
+        ("nodes", None),
+    ],
+    ids=["a step lives", "a node cleans up", "a node is silent", "nobody knows the steps", "nobody knows the nodes"],
+)
+def test_a_hold_stays_while_the_last_start_may_live(place: Place, cli: Cli, file: str, text: str | None) -> None:
+    """A node on which a step still ends refuses the new start: Slurm drains it, and holds the job for good."""
+    held(place)
+    before = (place.home / file).read_text()
+    (place.home / file).unlink() if text is None else (place.home / file).write_text(text)
+    assert cli("status", str(place.run.path)).code == 3
+    assert place.calls == [] and not place.events("hold_released")
+    (place.home / file).write_text(before)
+    cli("status", str(place.run.path))
+    assert place.calls == ["scontrol update JobId=7 StartTime=now"]
 
 
 def test_the_next_look_ends_the_hold(place: Place, cli: Cli) -> None:
