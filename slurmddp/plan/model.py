@@ -214,6 +214,7 @@ class RecoveryPlan(NamedTuple):
     must_save:   the job is not requeued at its time limit where it saved nothing: a script of the user's own, which
                  may begin again.
     max_gpu_hours: of all starts of the run, with the job's GPUs whether they are used or not; None: no limit.
+    from_zero:   starts from step 1 again that such a script may make after faults; None: any number.
     watch:       where a script of the user's own saves, besides the run's checkpoints/, as the ranks see it: absolute,
                  or begins with {run}.
     """
@@ -225,6 +226,7 @@ class RecoveryPlan(NamedTuple):
     must_save: bool = False
     max_gpu_hours: float | None = None
     watch: tuple[str, ...] = ()
+    from_zero: int | None = None
 
 
 class NetworkPlan(NamedTuple):

@@ -13,6 +13,8 @@ from slurmddp.spec.resolve import Resolved
 #: Restarts of the workers in place that torchrun is allowed with c10d: no run needs as many, the breaker comes first.
 RESTARTS = 100
 
+#: Starts from step 1 again that an own script may make after faults, unless recovery.requeue is `always`.
+FROM_ZERO = 2
 #: A job shorter than this is not told before its time limit: Slurm may send the signal up to 60 s early.
 SHORTEST_WITH_STOP = 180
 #: Seconds from the stop file to the time limit: at least; and what a save leaves for all that is not the save.
@@ -44,9 +46,13 @@ def plan_recovery(
     if wanted.max_gpu_hours is not None and not layout.gpus_per_node:
         notes.append(Note("warning", "recovery.max_gpu_hours limits nothing: this job has no GPUs"))
     expedite = site.requeue == "expedite" and requeue == "requeue"
-    must_save = resolved.job.train.task is None and requeue != "none" and wanted.requeue == "auto"
+    own = resolved.job.train.task is None
+    must_save = own and requeue != "none" and wanted.requeue == "auto"
+    # In one job, too, and on one machine: whoever wants any number of them says so.
+    from_zero = FROM_ZERO if own and wanted.requeue != "always" else None
     hours = wanted.max_gpu_hours
-    return RecoveryPlan(requeue, wanted.no_progress, wanted.preflight, expedite, must_save, hours, watch), notes
+    found = RecoveryPlan(requeue, wanted.no_progress, wanted.preflight, expedite, must_save, hours, watch, from_zero)
+    return found, notes
 
 
 def max_restarts(job: Job) -> int:

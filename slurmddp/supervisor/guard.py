@@ -16,6 +16,7 @@ from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import AttemptEnded, JobEnded, JobStarted, NodeExcluded, Requeued
 from slurmddp.supervisor import values
 from slurmddp.supervisor.attempt import decide_by
+from slurmddp.supervisor.brain.ledger import hours_are_used, hours_text
 from slurmddp.supervisor.brain.stopping import CONTINUES, NEVER_AGAIN, stopped_alert
 from slurmddp.supervisor.brain.types import CANCELLED, DONE, FAILED, KILLED, NEXT, REQUEUE, STOPPED, Facts
 from slurmddp.supervisor.folder import PATIENCE, Unavailable
@@ -108,9 +109,12 @@ class Guard:
         facts = Facts(job.attempt, _KILLED, job.scheduler.job, marker, stop, noted=killed)
         decision = decide_by(job, facts._replace(saved=job.saved() if stop is not None else None))
         what = CANCELLED if decision.ended_by == CANCELLED else REQUEUE if decision.what == NEXT else decision.what
-        cause = killed if what in (CANCELLED, DONE) else decision.cause
+        cause, kept = killed if what in (CANCELLED, DONE) else decision.cause, decision.not_requeued
+        if what == REQUEUE and self._used_up():
+            what, kept = STOPPED, self._used_up()
+            cause = cause._replace(text="{}; {}".format(cause.text, kept))
         ended = AttemptEnded(_KILLED, cause.text, cause.node or job.scheduler.host, cause.rank, what)
-        job.event(ended._replace(not_requeued=decision.not_requeued, kind=cause.kind))
+        job.event(ended._replace(not_requeued=kept, kind=cause.kind))
         if what == REQUEUE and not put_back(
             job, cause, decision.ended_by, seconds=KILL_WAIT - (self._clock() - self._began)
         ):
@@ -118,7 +122,7 @@ class Guard:
         if what == FAILED:
             job.alert("failed", "failed", cause, NEVER_AGAIN + CONTINUES)
         elif what == STOPPED:
-            job.send(stopped_alert(cause, decision.not_requeued))
+            job.send(stopped_alert(cause, kept))
         job.event(JobEnded(_KILLED, "KILL", "FAILED", "RaisedSignal:9", what))
         self._settle(4)
 
@@ -160,7 +164,12 @@ class Guard:
             raise Over
         cause = Cause("Slurm lost the node, which ran job.sh", node=self._batch_host)
         job.exclude(cause.text, [self._batch_host], NodeExcluded)
-        if not put_back(job, cause, seconds=_BACK):
+        if self._used_up():
+            job.event(JobEnded(_KILLED, "KILL", "NODE_FAIL", "", STOPPED))
+            job.send(stopped_alert(cause._replace(text="{}; {}".format(cause.text, self._used_up())), self._used_up()))
+            self._settle(8)
+            job.scheduler.withdraw()
+        elif not put_back(job, cause, seconds=_BACK):
             job.alert("failed", "failed", cause, LOST_FOR_GOOD)
             self._settle(8)
             job.scheduler.withdraw()
@@ -194,6 +203,11 @@ class Guard:
         return None if self._batch_host in nodes else nodes.index(scheduler.host)
 
     # ---
+
+    def _used_up(self) -> str:
+        """Return why the run may have no further start: its GPU hours, as job.sh wrote them last; empty if it may."""
+        settings, used = self.job.settings, self.job.watch.ledger.gpu_seconds
+        return hours_text(settings, used) if hours_are_used(settings, used) else ""
 
     def _open(self) -> None:
         """Take up what the run's files say now: they may be newer than this process."""

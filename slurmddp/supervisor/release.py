@@ -72,7 +72,7 @@ def nodes_of(text: str, *states: str) -> List[str]:
 
 
 class Free(NamedTuple):
-    """yes: no step of a requeued job lives on its old nodes, as far as Slurm knows. silent: those that do not answer."""
+    """yes: no step of a requeued job lives on its old nodes, as far as Slurm knows. silent: those without an answer."""
 
     yes: bool
     silent: List[str]

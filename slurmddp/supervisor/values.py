@@ -6,9 +6,6 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurmddp.supervisor.brain.types import Settings
 
-#: Starts from step 1 again that an own script may make after faults, unless recovery.requeue is `always`.
-_FROM_ZERO = 2
-
 
 def program(run: str, python: str, name: str) -> List[str]:
     """Return the batch script, with its arguments, that starts a program of slurmddp/supervisor on any node."""
@@ -63,7 +60,7 @@ class Values(NamedTuple):
             nodes_max=self.number("nodes_max") or 1,
             max_gpu_hours=float(self.words["max_gpu_hours"]) if self.words["max_gpu_hours"] else None,
             checkpoints=(self.run + "/checkpoints", *json.loads(self.words["watch"])),
-            breaker_from_zero=_FROM_ZERO if self.yes("must_save") else None,
+            breaker_from_zero=self.number("from_zero"),
         )
 
     def write(self) -> List[str]:

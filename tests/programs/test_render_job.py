@@ -416,7 +416,7 @@ def test_an_own_script_that_saved_nothing_is_not_requeued_at_its_time_limit(
         (only,) = alerts
         assert only.startswith("stopping|stopped|time limit") and "saved nothing" in only and "--resume" not in only
         # It may save and load elsewhere, as minGPT-ddp does.
-        assert "a requeued job may begin again" in only and "set recovery.requeue: always" in only
+        assert "a requeued job may begin again" in only and "checkpoint.watch, or set recovery.requeue: always" in only
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,16 @@ def test_who_gets_further_goes_on(tmp_path: Path) -> None:
     assert (tmp_path / "failures").read_text() == "0 10\n0 11\n0 12\n0 12\n"
 
 
+def test_a_start_that_gains_nothing_over_an_earlier_jobs_counts(tmp_path: Path) -> None:
+    """That one ended at its time limit, at step 20."""
+    (tmp_path / "best").write_text("20\n")
+    *before, last = starts(tmp_path, 0, 17, 18, 19, 20)
+    assert before == [None] * 3 and last == "3 starts in a row crashed before step 21"
+    (tmp_path / "progress").write_text("9\n")  # a script whose steps may count anew
+    failures.begin(tmp_path, 0, LIMIT)
+    assert (tmp_path / "failures").read_text() == "0 20\n0 20\n0 20\n0 9\n"
+
+
 def test_the_first_start_of_an_attempt_follows_no_failure_of_its_own(tmp_path: Path) -> None:
     """How an attempt ended is job.sh's to say: it may have been a lost node, or a stop."""
     for attempt in range(5):

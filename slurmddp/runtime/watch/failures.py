@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from slurmddp.records.marker import NO_PROGRESS, Marker
-from slurmddp.records.progress import Failure, Progress, ranks_text, read_failures, read_progress, stuck
+from slurmddp.records.progress import Failure, Progress, ranks_text, read_best, read_failures, read_progress, stuck
 from slurmddp.runtime.watch import marker
 from slurmddp.runtime.watch.process_exit import say
 from slurmddp.shared.run_folder import RunFolder
@@ -66,7 +66,7 @@ def begin(root: Path, attempt: int, environ: Mapping[str, str] = os.environ) -> 
         if _text(began).strip() == str(attempt):
             # Nobody starts ranks twice in an attempt but torchrun, after a failure: a clean end leaves a marker.
             with failed.open("a", encoding="ascii") as file:
-                file.write(Failure(attempt, step_of(root, environ)).line() + "\n")
+                file.write(Failure(attempt, max(step_of(root, environ), _best_of(root, environ))).line() + "\n")
         else:
             began.write_text(f"{attempt}\n", encoding="ascii")
     except OSError as error:  # A full disk may have space again before the next save.
@@ -105,6 +105,12 @@ def step_of(root: Path, environ: Mapping[str, str]) -> int:
     """Return how far the run has come, as its ranks told; 0 if they did not."""
     found = read_progress(_text(Path(environ.get(FILE) or RunFolder(root).progress)))
     return found.step if found else 0
+
+
+def _best_of(root: Path, environ: Mapping[str, str]) -> int:
+    """Return the step of the best start that has ended at its limit; 0 for a script whose steps may count anew."""
+    found = read_progress(_text(Path(environ.get(FILE) or RunFolder(root).progress)))
+    return (read_best(_text(root / "best")) or 0) if found and found.steps is not None else 0
 
 
 def _text(path: Path) -> str:

@@ -40,7 +40,7 @@ def goes_on(settings: Settings, ledger: Ledger, reason: str, saved: Optional[boo
         if missing:
             return GoesOn(False, ledger, missing)
     progress = ledger.progress
-    if progress is None or not (progress.steps is not None or ledger.step_of_run):
+    if progress is None or not _counts_from_step_1(ledger):
         return GoesOn(True, ledger)
     step, best = progress.step, best_step(ledger)
     if best is None or step > best:
@@ -58,7 +58,7 @@ def missing_evidence(settings: Settings, ledger: Ledger, saved: Optional[bool]) 
         return ""
     where = " or ".join(settings.checkpoints or (settings.run + "/checkpoints",))
     again = ": a requeued job may begin again. Save there and load from there (docs/frameworks.md)"
-    elsewhere = "; if it saves and loads elsewhere, set recovery.requeue: always"
+    elsewhere = "; if it does so elsewhere, name that place in checkpoint.watch, or set recovery.requeue: always"
     always = "; recovery.requeue: always requeues in any case"
     if saved is False:
         seen = "" if ledger.progress is None else " (the last step seen is {})".format(ledger.progress.step)
@@ -73,6 +73,11 @@ def missing_evidence(settings: Settings, ledger: Ledger, saved: Optional[bool]) 
         )
         return "when it was started again, the script {}: a requeued job might do the same{}".format(how, always)
     return ""
+
+
+def _counts_from_step_1(ledger: Ledger) -> bool:
+    """Return whether the steps of the newest start are known to count from the beginning of the run."""
+    return ledger.step_of_run or (ledger.progress is not None and ledger.progress.steps is not None)
 
 
 def best_step(ledger: Ledger) -> Optional[int]:
@@ -99,7 +104,9 @@ def count_failure(settings: Settings, ledger: Ledger, attempt: int, uncounted: i
     lost its image fails all starts in place.
     """
     count = max(1, uncounted if uncounted < settings.breaker else settings.breaker - 1)
-    step = 0 if ledger.progress is None else ledger.progress.step
+    step, best = 0 if ledger.progress is None else ledger.progress.step, best_step(ledger)
+    if best is not None and (_counts_from_step_1(ledger) or ledger.went_on is False):
+        step = max(step, best)  # what gained nothing over the best start counts, whatever ended that one
     return ledger._replace(failures=ledger.failures + (Failure(attempt, step),) * count)
 
 

@@ -29,7 +29,7 @@ values=(
   requeue_policy=requeue singleton= # requeue: scontrol requeue; chain: sbatch of this file again; none. One job of this name at a time?
   must_save= expedite= # is the job requeued at its time limit only if something was saved in it? Does Slurm requeue it by itself if it exits with another code than 0?
   watch='[]' saves='' # where an own script saves, besides RUN_FOLDER/checkpoints; what launch.mode srun needs to load that
-  breaker=3 max_gpu_hours= gpus_per_node=0 # starts in a row without progress after which the run fails; GPU hours of all starts after which it stops
+  breaker=3 from_zero= max_gpu_hours= gpus_per_node=0 # starts in a row without progress after which the run fails; starts from step 1 again after faults that it may make; GPU hours of all starts after which it stops
   preflight=yes measure= join_timeout=600 # are the nodes checked, and their network measured, before the ranks start? only: then the job exits. Maximum seconds for that
   stop_lead=120 cancel_grace= # seconds before the time limit at which the ranks save; and from `slurmddp cancel` to SIGTERM, for an own script; empty: never
   own_script= counts_gpus= # is it the user's own training script? Do nodes differ in their GPUs, so that the job counts them?

@@ -207,7 +207,9 @@ def test_requeue(desk: Desk, site: str, option: str, inside: bool, requeue: str,
     )
     plan = desk.plan("name: n\nsite: s\ntrain: {script: a.py}\n", *([option] if option else ["name=n"]), inside=inside)
     saving = requeue != "none" and "always" not in option
-    assert plan.recovery == RecoveryPlan(requeue, 3, True, must_save=saving)  # type: ignore[arg-type]
+    most = None if "always" in option else 2
+    assert plan.recovery == RecoveryPlan(requeue, 3, True, must_save=saving, from_zero=most)  # type: ignore[arg-type]
+    assert f" from_zero={most or ''} " in job_script(plan)
     assert [line for line in plan.sbatch if "requeue" in line] == [flag]
 
 
@@ -220,7 +222,7 @@ def test_yes_is_auto_and_no_is_never(desk: Desk, value: str, requeue: str) -> No
 
 def test_recovery_of_this_machine(desk: Desk) -> None:
     plan = desk.plan("site: here\ntrain: {script: a.py}\n", "recovery.no_progress=5", "recovery.preflight=false")
-    assert plan.recovery == RecoveryPlan("none", 5, False)
+    assert plan.recovery == RecoveryPlan("none", 5, False, from_zero=2)
     assert not plan.nodes.elastic
 
 

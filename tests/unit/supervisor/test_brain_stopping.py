@@ -61,8 +61,8 @@ def test_what_keeps_a_script_from_the_queue_is_said() -> None:
     why = after_limit(OWN, Ledger(progress=STEP), False).why_not
     assert why == (
         "the script saved nothing in /run/checkpoints since this job began (the last step seen is 41): a requeued job "
-        "may begin again. Save there and load from there (docs/frameworks.md); if it saves and loads elsewhere, set "
-        "recovery.requeue: always"
+        "may begin again. Save there and load from there (docs/frameworks.md); if it does so elsewhere, name that "
+        "place in checkpoint.watch, or set recovery.requeue: always"
     )
     where = OWN._replace(checkpoints=("/run/checkpoints", "/data/out"))
     assert "saved something in /run/checkpoints or /data/out since" in after_limit(where, Ledger(), None).why_not
@@ -266,6 +266,30 @@ def test_a_rank_that_dies_while_it_is_asked_to_save_is_the_cause(
     decision = decide(OWN, facts, Ledger())
     assert decision.what == "stopped" and decision.cause.line().startswith(cause) and decision.ended_by == ended_by
     assert decision.not_requeued.startswith("the script saved nothing")
+
+
+@pytest.mark.parametrize(
+    ("ledger", "counts"),
+    [
+        (Ledger(progress=Progress(0, 2000)), True),  # a bundled task
+        (Ledger(step_of_run=True), True),
+        (Ledger(started_again=True, went_on=False), True),  # began at step 1 again
+        (Ledger(started_again=True), False),  # its steps may count from where it went on
+    ],
+)
+def test_a_start_that_gains_nothing_over_the_best_one_counts_whatever_ended_that(ledger: Ledger, counts: bool) -> None:
+    """The best one ended at its time limit, at step 1000. Later ones crash, each a little further than the last."""
+    ledger = ledger._replace(best=1000, failures=(Failure(0, 7),))
+    found = []
+    for step in (990, 995, 1000):
+        progress = Progress(step, ledger.progress.steps if ledger.progress else None)
+        decision = decide(BUNDLED, FAILED, ledger._replace(progress=progress))
+        ledger = decision.ledger
+        found.append(decision.what)
+    assert found == ["next", "next", "failed" if counts else "next"]
+    assert decision.cause.text.endswith("; 3 starts in a row crashed before step 1001") is counts
+    further = decide(BUNDLED, FAILED, Ledger(progress=Progress(1001, 2000), best=1000)).ledger
+    assert further.failures == (Failure(2, 1001),)
 
 
 def test_what_others_end_does_not_count_ten_times_per_run() -> None:

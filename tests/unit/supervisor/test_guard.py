@@ -20,7 +20,7 @@ from slurmddp.records.job_events import JobEnded, NodeExcluded
 from slurmddp.records.stop import CANCELLED, StopRequest
 from slurmddp.supervisor import guard as module
 from slurmddp.supervisor import requeue, stopping
-from slurmddp.supervisor.brain.types import NEXT, Decision, Ledger
+from slurmddp.supervisor.brain.types import NEXT, Decision, Ledger, Settings
 from slurmddp.supervisor.folder import PATIENCE, Unavailable
 from slurmddp.supervisor.guard import Guard, Over
 from slurmddp.supervisor.values import Values, read
@@ -35,7 +35,7 @@ SBATCH = '#!/bin/bash\necho sbatch >>"${0%/*}/asked"\necho 8\n'
 WORDS = {
     "scheduler": "slurm", "own_script": "", "requeue_policy": "requeue", "singleton": "", "must_save": "",
     "preflight": "", "breaker": "3", "stop_lead": "", "cancel_grace": "", "nodes_min": "1", "nodes_max": "2",
-    "max_gpu_hours": "", "gpus_per_node": "0", "watch": "[]",
+    "max_gpu_hours": "", "from_zero": "", "gpus_per_node": "0", "watch": "[]",
     "elastic": "", "python": "",
 }  # fmt: skip
 
@@ -136,6 +136,17 @@ def test_the_third_start_without_progress_is_the_last(killed: Killed) -> None:
     assert (killed.run / "failures").read_text() == "0 0\n1 0\n2 0\n"
 
 
+@pytest.mark.parametrize(("hours", "decision"), [(2, "stopped"), (2.1, "requeue")])
+def test_gpu_hours_count_for_it_too(
+    killed: Killed, hours: float, decision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WORDS, "max_gpu_hours", str(hours))
+    (killed.run / "ledger.json").write_text(json.dumps({"gpu_seconds": 7200.0}))
+    events = killed.terminate("requeue", "RaisedSignal:9")
+    assert events[-1]["decision"] == decision and killed.asked == ("" if decision == "stopped" else "requeue")
+    assert (USED in events[0]["cause"]) is (events[0].get("not_requeued") == USED) is (decision == "stopped")
+
+
 def test_a_purged_copy_of_the_code_stops_it_not(killed: Killed) -> None:
     """It has loaded its modules."""
     events = killed.terminate("requeue", "RaisedSignal:9", (killed.run / "code" / "slurmddp.zip").unlink)
@@ -158,19 +169,19 @@ class World:
         self.beat: Any = [1, 1]
         self.reports = [report]
         self.did: list[Any] = []
-        self.back = True
-        self.cancelled = False
-        self.ledger: str | None = "ledger"
+        self.back, self.cancelled = True, False
+        self.ledger: Ledger | None = Ledger(best=7)
         answers = {"heartbeat": lambda: self.beat, "newest_attempt": lambda: 4, "marker": lambda: None}
         self.job: Any = SimpleNamespace(
             attempt=0,
-            settings=SimpleNamespace(requeue_policy=policy),
+            settings=Settings("/run", requeue_policy=policy),
             values=SimpleNamespace(yes=lambda name: name == "elastic"),
             loop=SimpleNamespace(rest=self.rest, be_deaf=lambda: None),
             folder=SimpleNamespace(known=lambda _, name, *__: answers[name](), settle=lambda _: None),
             messages=SimpleNamespace(settle=lambda _: None),
-            watch=SimpleNamespace(ledger="of the start"),
+            watch=SimpleNamespace(ledger=Ledger()),
             read_ledger=self.read_ledger,
+            send=lambda alert: self.did.append((alert.state, alert.cause.line())),
             cancelled=lambda: self.cancelled,
             event=self.did.append,
             exclude=lambda reason, nodes, note: self.did.extend(note(node, reason) for node in nodes),
@@ -190,7 +201,7 @@ class World:
     def rest(self, seconds: float) -> None:
         self.seconds += seconds
 
-    def read_ledger(self, patience: float) -> str:
+    def read_ledger(self, patience: float) -> Ledger:
         assert patience <= PATIENCE, "Slurm's KillWait may run"
         if self.ledger is None:
             raise Unavailable("/run does not answer")
@@ -246,7 +257,22 @@ def test_the_first_node_that_is_left_brings_the_job_back(
     world.back = back
     assert world.over() and world.seconds == 0
     assert world.did == [EXCLUDED, BACK, *then]
-    assert (world.job.attempt, world.job.messages.attempt, world.job.watch.ledger) == (4, 4, "ledger")
+    assert (world.job.attempt, world.job.messages.attempt, world.job.watch.ledger) == (4, 4, world.ledger)
+
+
+USED = "the run has used 2.0 GPU hours, and recovery.max_gpu_hours is 2"
+
+
+def test_a_run_that_has_used_its_gpu_hours_is_not_brought_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, LOST + "node2,node3")
+    world.job.settings = world.job.settings._replace(max_gpu_hours=2.0)
+    world.ledger = Ledger(gpu_seconds=7200.0)
+    assert world.over()
+    ended = JobEnded(137, "KILL", "NODE_FAIL", "", "stopped")
+    assert world.did == [EXCLUDED, ended, ("stopped", f"{BACK[1]}; {USED}"), "withdrawn"]
+    world = World(monkeypatch, LOST + "node2,node3")
+    world.job.settings, world.ledger = world.job.settings._replace(max_gpu_hours=2.0), Ledger(gpu_seconds=7199.0)
+    assert world.over() and world.did == [EXCLUDED, BACK]
 
 
 def test_the_others_wait_longer_than_one_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
