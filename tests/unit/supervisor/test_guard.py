@@ -296,7 +296,7 @@ def test_a_killed_job_sh_is_brought_back_within_what_slurm_leaves(monkeypatch: p
 def test_a_ledger_that_cannot_be_read_keeps_no_job_out(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, LOST + "node2,node3")
     world.ledger = None
-    assert world.over() and world.did == [EXCLUDED, BACK] and world.job.watch.ledger == "of the start"
+    assert world.over() and world.did == [EXCLUDED, BACK] and world.job.watch.ledger == Ledger()
 
 
 def test_in_an_outage_slurm_is_asked_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
