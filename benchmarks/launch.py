@@ -99,7 +99,7 @@ class Bench:
         self.count += 1
         run = f"{HOME}/by-hand-{self.count}"
         self._sh(f"mkdir {run} && cp -r {self.sources}/{{job.json,code}} {run}")
-        self._sh(f"find {run} -name __pycache__ -prune -exec rm -r {{}} +")
+        self._sh(f"cd {run}/code && python3 -m zipfile -e slurmddp.zip .")
         job_id = self._sh(f"sbatch --parsable --output={run}/job.log by-hand.sh {run}").strip()
         return self._first_step(job_id, run)
 

@@ -63,7 +63,7 @@ def test_a_disk_on_which_bob_could_replace_the_folder_is_not_used(
     run.wait("failed")
     rows = run.lines("events.jsonl")
     reasons = {row["excluded"]: row["reason"] for row in rows if row["event"] == "node_excluded"}
-    said = "preflight: other users can replace files in /open (paths.node), by way of: drwxrwxrwx root root open - "
+    said = "preflight: other users can replace files in /open (paths.node), by way of: drwxrwxrwx root root /open - "
     assert reasons.keys() == {"node1", "node2"} and all(text.startswith(said) for text in reasons.values()), reasons
     for node in reasons:
         assert cluster.sh(node, "ls -A /open").stdout == ""

@@ -21,19 +21,14 @@ environment_from='' # secrets, from a file outside of the run folder
 setup=()
 binds=()
 
-# --- our code goes to the node's own disk, once per node. Its functions run the setup lines and set head, address and
-# other facts of this node
-starter=("$BASH" "$run/code/python.sh" /opt/bin/python3)
-unpacked=0
-code=$("${starter[@]}" "$run/code/slurmddp.zip" unpack "$host" "$node_folder" "$preflight$alone") || unpacked=$?
-if ((unpacked > 1)); then # 1: the program has told job.sh why
-  why="the run's copy of the code is gone or incomplete, $run/code: was the file system purged? Submit again with --resume ${run##*/}"
-  ((unpacked != 96)) || why="no Python 3.6 or newer on this node, neither /usr/bin/python3 nor "/opt/bin/python3
-  printf 'slurmddp: node %s: %s\n' "$host" "$why" >&2
-  [[ "${SLURMDDP_STEP:-}" == attach ]] ||
-    { mkdir -p "$logs/preflight" && printf '%s\n' "$why" >"$logs/preflight/$host.failed"; }
+# --- our code goes to the node's own disk, once per node; its functions run the setup lines and set head, address and other facts
+starter=("$BASH" "$run/code/python.sh" /opt/bin/python3) # starts a program of our code
+if ! code=$("${starter[@]}" "$run/code/slurmddp.zip" unpack "$host" "$node_folder" "$preflight$alone"); then
+  why="the run's copy of the code is gone or incomplete, $run/code, or the node has no Python 3.6: see its log. Submit again with --resume ${run##*/}"
+  [[ -s "$logs/preflight/$host.failed" || "${SLURMDDP_STEP:-}" == attach ]] || # unpack has told job.sh why
+    { mkdir -p "$logs/preflight" && printf '%s\n' "$why" | tee "$logs/preflight/$host.failed" >&2; }
+  exit 1
 fi
-((unpacked == 0)) || exit 1
 source "$code/slurmddp/shell/node.sh"
 
 # --- torchrun, one agent per node, and what it starts on each rank
