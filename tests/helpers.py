@@ -178,7 +178,14 @@ class Desk:
 
 def make_code(run: Path) -> None:
     """What the scripts of a run folder need of its code/."""
-    copy_runtime(run / "code")
+    if not (run / "code" / "slurmddp.zip").exists():
+        copy_runtime(run / "code")
+
+
+def on_disk(desk: Desk, node_sh: str) -> str:
+    """node.sh with a disk of this test's own: what is unpacked below /tmp may be of another test."""
+    assert node_sh.count("node_folder=/tmp ") <= 1
+    return node_sh.replace("node_folder=/tmp ", f"node_folder={desk.root}/disk ")
 
 
 def change_code(run: Path, name: str, change: Callable[[str], str] | None) -> None:

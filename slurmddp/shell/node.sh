@@ -1,60 +1,18 @@
 # shellcheck shell=bash
-# What every node does before its ranks start. node.sh assigns the values and sources this file, which runs the setup
-# lines and sets what only the node knows:
-#   node_rank head address interface gloo_interface is_host   who it is
-#   ranks threads                                             of this node, where they are not the same on each
-#   scratch workdir devices                                   folders and the container's devices
-# After that, node.sh calls `prepare`, sets the ranks' variables and calls `run_step`.
+# What every node does before its ranks start. node.sh assigns the values and `facts`, which slurmddp/supervisor/node.py has
+# found, and sources this file, which runs the setup lines and sets workdir and devices. After that, node.sh calls
+# `prepare`, sets the ranks' variables and calls `run_step`.
+
+read_facts() {
+  IFS=$'\x1f' read -r code scratch node_rank head address is_host interface network gloo_interface ranks threads counted <<<"$facts"
+}
 
 fail() {
   printf 'slurmddp: node %s: %s\n' "$host" "$*" >&2
+  read_facts # a setup line may have used these names
   # for job.sh. What fails beside the ranks says nothing of the attempt
   [[ -n "$attach" ]] || "${starter[@]}" "$code" fail "$host" "$preflight$alone" "$*" || true
   builtin exit 1
-}
-
-# This node's rank, the head (the first node of this step) and addresses: the hosts' own, never localhost
-find_address() {
-  local nodes peer towards
-  node_rank=$SLURM_NODEID
-  mapfile -t nodes < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
-  if [[ -n "$attach" ]]; then # a step on one of the attempt's nodes
-    read -ra nodes <<<"$SLURMDDP_ATTACH_NODES"
-    for node_rank in "${!nodes[@]}"; do [[ "${nodes[node_rank]}" != "$host" ]] || break; done
-  fi
-  head=${nodes[0]}
-  getent ahostsv4 "$head" >/dev/null || fail "cannot resolve the name of the head node, $head"
-  if [[ -n "$wanted_interface" ]]; then
-    # Addresses of this host, one a line: index, interface, family, address/bits
-    read -r interface address < <(
-      ip -o -4 addr show up | awk -v want="$wanted_interface" -v exact="$exact_interface" \
-        '(exact ? $2 == want : index($2, want) == 1) {sub("/.*", "", $4); print $2, $4; exit}'
-    ) || fail "has no interface $wanted_interface with an IPv4 address; it has: $(ip -o -4 addr show up | awk '{printf "%s ", $2}')"
-    return
-  fi
-  # The address that the others see: of the interface that leads to the head (on the head itself: to the second node)
-  peer=$head
-  ((node_rank > 0 || ${#nodes[@]} == 1)) || peer=${nodes[1]}
-  towards=$(getent ahostsv4 "$peer" | awk 'NR == 1 {print $1}') || fail "cannot resolve $peer"
-  read -r interface address < <(
-    ip -o -4 route get "$towards" | awk '{for (i = 1; i < NF; i++) {if ($i == "dev") dev = $(i + 1); if ($i == "src") src = $(i + 1)}; print dev, src}'
-  ) || fail "has no route to $peer ($towards)"
-}
-
-# Ranks of this node: nodes may differ, so each one counts what Slurm gave it (resources.ranks_per_node: auto)
-count_ranks() {
-  local cores
-  if ((gpus_per_node > 0)); then
-    ranks=${SLURM_GPUS_ON_NODE:-${attach:+1}}
-    ranks=${ranks:-0}
-    ((ranks > 0)) || fail "Slurm gave this node no GPU (SLURM_GPUS_ON_NODE is not set): remove ranks_per_node: auto, or ask for GPUs"
-    cores=${SLURM_CPUS_ON_NODE:-$ranks}
-  else
-    cores=${SLURM_CPUS_ON_NODE:-1}
-    ranks=$((cores > threads_per_rank ? cores / threads_per_rank : 1))
-  fi
-  threads=$((cores > ranks ? cores / ranks : 1))
-  counted=yes
 }
 
 # What the container's runtime itself reads, and the devices that a contained container lacks
@@ -116,16 +74,13 @@ check_binds() {
 
 # The preflight's step: it starts slurmddp.runtime.preflight in the same container, in the same way as the ranks
 prepare_preflight() {
-  local network= about checksum
+  local about checksum
   SLURMDDP_COMMAND=("${container[@]}" "$python" -m slurmddp.runtime.preflight "$run")
   SLURMDDP_PREFLIGHT_STDERR=$logs/preflight/$host.stderr
   # run_preflight reads these, and the ranks' variables are set in between: without a container, in this same shell.
-  SLURMDDP_SCRIPT_VALUES=$(declare -p host logs preflight alone runtime prefix own_python_path container python)
+  SLURMDDP_SCRIPT_VALUES=$(declare -p host logs preflight alone runtime prefix own_python_path container python starter code attach)
   mkdir -p "$logs/preflight" || fail "cannot write into the run folder ($logs)"
   check_binds
-  if [[ -n "$interface" ]]; then # with its prefix length
-    network=$(ip -o -4 addr show dev "$interface" | awk -v own="$address/" 'index($4, own) == 1 {print $4; exit}')
-  fi
   if [[ -n "$image" ]]; then
     about=$image # its head holds a number of its own, its tail what lies last
     [[ ! -d "$image" ]] || about=$image/.singularity.d/labels.json
@@ -134,16 +89,12 @@ prepare_preflight() {
     about=$(stat -L -c "%s bytes" "$about")
     export "${prefix}SLURMDDP_IMAGE=$about, checksum ${checksum% *}"
   fi
-  export "${prefix}SLURMDDP_LOGS=$logs"
-  export "${prefix}SLURMDDP_PORT=$SLURMDDP_PORT"
+  export "${prefix}SLURMDDP_LOGS=$logs" "${prefix}SLURMDDP_PORT=$SLURMDDP_PORT"
   export "${prefix}SLURMDDP_PREFLIGHT_NODES=${SLURMDDP_PREFLIGHT_NODES:-}"
   export "${prefix}SLURMDDP_PREFLIGHT_SECONDS=${SLURMDDP_PREFLIGHT_SECONDS:-}"
-  export "${prefix}SLURMDDP_HEAD=$head"
-  export "${prefix}SLURMDDP_ADDRESS=$address"
-  export "${prefix}SLURMDDP_INTERFACE=$interface"
-  export "${prefix}SLURMDDP_NETWORK=$network"
-  export "${prefix}SLURMDDP_GPUS=$gpus_per_node"
-  export "${prefix}SLURMDDP_GPU_VENDOR=$gpu_vendor"
+  export "${prefix}SLURMDDP_HEAD=$head" "${prefix}SLURMDDP_ADDRESS=$address"
+  export "${prefix}SLURMDDP_INTERFACE=$interface" "${prefix}SLURMDDP_NETWORK=$network"
+  export "${prefix}SLURMDDP_GPUS=$gpus_per_node" "${prefix}SLURMDDP_GPU_VENDOR=$gpu_vendor"
   export "${prefix}SLURMDDP_SCRATCH=$scratch"
 }
 
@@ -178,7 +129,7 @@ prepare() {
   else
     prepare_ranks
   fi
-  unset -v setup binds devices command # arrays, which bash does not export: a variable of the user's may have such a name
+  unset -v setup binds devices command values starter # arrays, which bash does not export: a variable of the user's may have such a name
 }
 
 # slurmddp attach and forward: a command with the ranks' variables; -m MODULE is run by their Python
@@ -248,6 +199,7 @@ if [[ "${SLURMDDP_STEP:-}" == attach ]]; then
   set -- # or scripts that a setup line sources would see it
   exec 3>&1 1>&2
 fi
+read_facts
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash $BASH_VERSION is too old: 4.4 or newer is needed"
 container=()
 devices=()
@@ -260,20 +212,10 @@ fi
 if ((${#setup[@]} > 0)); then
   finished=
   source "$code/slurmddp/shell/setup.sh"
+  read_facts # once more: scripts of modules and conda have variables of these names, too
   [[ -n "$finished" ]] || fail "setup line failed: it must not call return: $line"
 fi
-counted= # ranks of this node, where the job does not say how many
-node_rank=0
-head=127.0.0.1
-address=127.0.0.1
-interface=
-if [[ -z "$alone" ]]; then find_address; fi
-gloo_interface=$interface # one node needs none
-((SLURMDDP_NODES > 1)) || gloo_interface=lo
-is_host=$((node_rank == 0))
-if [[ -z "$ranks" ]]; then count_ranks; fi
 [[ -z "$cache" ]] || mkdir -p "$cache" || fail "cannot create the cache folder, $cache"
-scratch=$node_folder/slurmddp-$UID # unpack has made it, and checked that it is ours
 [[ -z "$miopen" ]] || mkdir -p "$scratch/miopen"
 workdir=${workdir:-$run}
 [[ "$workdir" != "$run"/* ]] || mkdir -p "$workdir" || fail "cannot create the working folder $workdir"

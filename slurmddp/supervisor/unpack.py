@@ -1,7 +1,4 @@
-"""Unpacks the code of a run to the disk of the node, once per node and attempt: unpack HOST NODE_FOLDER TOGETHER
-
-It prints the folder that ranks import slurmddp from. The cleanup after the attempt removes it.
-"""
+"""Unpacks the code of a run to the node's own disk, once per node and attempt. The cleanup after it removes it."""
 
 import errno
 import fcntl
@@ -11,18 +8,13 @@ import os
 import pwd
 import shutil
 import stat
-import sys
 import zipfile
-from typing import List, Mapping, Optional, Sequence
+from typing import List, Optional
 
-from slurmddp.supervisor.node_failure import report
+from slurmddp.supervisor.refused import Refused
 
 #: Links on the way to a folder, after which Linux gives up, too.
 _LINKS = 40
-
-
-class Refused(Exception):
-    """This node cannot start its ranks. The text says why."""
 
 
 def scratch_folder(node_folder: str) -> str:
@@ -161,19 +153,3 @@ def _read(archive: str) -> bytes:
             return file.read()
     except OSError as error:
         raise Refused("cannot read the run's copy of the code, {}: {}".format(archive, error.strerror)) from error
-
-
-def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
-    """Unpack, or tell why that is not possible."""
-    host, node_folder, together = arguments
-    try:
-        scratch = scratch_folder(node_folder)
-        archive = environment["SLURMDDP_RUN"] + "/code/slurmddp.zip"
-        code = unpack(archive, "{}/{}".format(scratch, environment["SLURMDDP_RENDEZVOUS_ID"]))
-    except Refused as why:
-        sys.stderr.buffer.write(os.fsencode("slurmddp: node {}: {}\n".format(host, why)))
-        if environment.get("SLURMDDP_STEP") != "attach":  # which says nothing of the attempt
-            report(host, together, str(why), environment)
-        return 1
-    sys.stdout.buffer.write(os.fsencode(code + "\n"))
-    return 0

@@ -18,7 +18,7 @@ import pytest
 
 from slurmddp.records.stop import CANCELLED, StopRequest
 from slurmddp.render.scripts import job_script, node_script
-from tests.helpers import GPU_SITE, LM_JOB, SHELL, Desk, change_code, make_code
+from tests.helpers import GPU_SITE, LM_JOB, SHELL, Desk, change_code, make_code, on_disk
 
 #: The ranks: they run until the stop file appears or SIGTERM comes, for 20 s at most. The other steps succeed at once.
 SRUN = """#!/bin/bash
@@ -665,7 +665,7 @@ def test_on_one_machine_it_fails_at_once_and_says_why(desk: Desk, kind: str) -> 
     desk.program("old", "#!/bin/sh\necho False nothing 3.6 /usr/bin/old\n")
     desk.program("bare", "#!/bin/sh\necho True torch 3.12 /opt/bare\n")
     plan = desk.plan(LM_JOB.replace("gpus", "here"), *options)
-    job = Job(desk, job_script(plan), node=node_script(plan))
+    job = Job(desk, job_script(plan), node=on_disk(desk, node_script(plan)))
     job.begin()
     job.finish()
     decision, cause = job.end
@@ -707,7 +707,7 @@ def test_a_setup_line_brings_the_python_of_the_ranks(desk: Desk, kind: str) -> N
     functions = f"conda() {{ . {folder}/bin/activate; }}; module() {{ conda; export PYTHONPATH=/sw/torch; }}"
     line = ENVIRONMENTS[kind].format(folder=folder)
     plan = desk.plan(LM_JOB.replace("gpus", "here"), f"setup=['{functions}', '{line}']")
-    job = Job(desk, job_script(plan), node=node_script(plan))
+    job = Job(desk, job_script(plan), node=on_disk(desk, node_script(plan)))
     job.begin()
     job.finish(PYTHONPATH="/of/the/shell")
     added = ":/sw/torch" if kind == "module" else ""

@@ -23,15 +23,16 @@ binds=(
   --bind /data/books:/data/books:ro
 )
 
-# --- our code goes to the node's own disk, once per node; its functions run the setup lines and set head, address and other facts
+# --- our code goes to the node's own disk, once per node, and finds head, address and other facts; its functions run the setup lines
 starter=("$BASH" "$run/code/python.sh" /opt/bin/python3) # starts a program of our code
-if ! code=$("${starter[@]}" "$run/code/slurmddp.zip" unpack "$host" "$node_folder" "$preflight$alone"); then
+values=(wanted_interface="$wanted_interface" exact_interface="$exact_interface" ranks="$ranks" gpus_per_node="$gpus_per_node" threads_per_rank="$threads_per_rank")
+if ! facts=$("${starter[@]}" "$run/code/slurmddp.zip" node host="$host" alone="$alone" preflight="$preflight" node_folder="$node_folder" "${values[@]}"); then
   why="the run's copy of the code is gone or incomplete, $run/code, or the node has no Python 3.6: see its log. Submit again with --resume ${run##*/}"
-  [[ -s "$logs/preflight/$host.failed" || "${SLURMDDP_STEP:-}" == attach ]] || # unpack has told job.sh why
-    { mkdir -p "$logs/preflight" && printf '%s\n' "$why" | tee "$logs/preflight/$host.failed" >&2; }
+  [[ -s "$logs/preflight/$host.failed" || "${SLURMDDP_STEP:-}" == attach ]] || # else the program has told job.sh why
+    { mkdir -p "$logs/preflight" && printf '%s\n' "$why" >"$logs/preflight/$host.failed" && printf 'slurmddp: node %s: %s\n' "$host" "$why" >&2; }
   exit 1
 fi
-source "$code/slurmddp/shell/node.sh"
+source "${facts%%$'\x1f'*}/slurmddp/shell/node.sh"
 
 # --- the container
 container=(

@@ -13,7 +13,7 @@ import pytest
 from slurmddp.alerts import secrets
 from slurmddp.render.scripts import node_script
 from slurmddp.runs.layout import RunFolder
-from tests.helpers import SIF, Desk, Result, check_bash, make_code
+from tests.helpers import SIF, Desk, Result, check_bash, make_code, on_disk
 
 TOKEN = "hf_0123456789'\"$(id)\\\nsecond line"
 JOB = "name: gpt\nsite: here\nenvironment_from: [HF_TOKEN]\ntrain: {script: train.py}\n"
@@ -67,7 +67,7 @@ def test_the_preflight_does_not_get_it(ready: Desk, tmp_path: Path, container: s
     folder = RunFolder(tmp_path / "run-1")
     folder.logs.mkdir(parents=True)
     make_code(folder.path)
-    folder.node_sh.write_text(node_script(plan))
+    folder.node_sh.write_text(on_disk(ready, node_script(plan)))
     secrets.keep(folder, {}, ready.environment, {"HF_TOKEN": TOKEN})
     words = {"RUN": str(folder.path), "LOGS": str(folder.logs), "ATTEMPT": "0", "PORT": "61000", "NODES": "1"}
     slurm = {"SLURMD_NODENAME": "here", "SLURM_JOB_ID": "7", "SLURMDDP_RENDEZVOUS_ID": "id"}

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.helpers import LM_JOB, Desk, make_code
+from tests.helpers import LM_JOB, Desk, make_code, on_disk
 
 AUTO = "resources.ranks_per_node=auto"
 BATCH = ("train.batch.global=64", "train.batch.micro=4")
@@ -21,7 +21,7 @@ def started(desk: Desk, script: str, *arguments: str, **variables: str) -> subpr
     run = desk.root / "run"
     (run / "logs").mkdir(parents=True, exist_ok=True)
     make_code(run)
-    path = desk.write("script.sh", script)
+    path = desk.write("script.sh", on_disk(desk, script))
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here", "SLURMD_NODENAME": "here"}
     ours = dict.fromkeys(("SLURMDDP_ATTEMPT", "SLURMDDP_PORT", "SLURMDDP_RENDEZVOUS_ID", "SLURMDDP_NODES"), "61000")
     environment = {

@@ -11,7 +11,7 @@ import pytest
 
 from slurmddp.assets import package_folder
 from slurmddp.spec.job import RESERVED
-from tests.helpers import Desk, make_code
+from tests.helpers import Desk, make_code, on_disk
 
 #: The arguments, then the environment, each entry with a NUL at its end. A preflight fails where it is to fail.
 PYTHON = """#!/bin/bash
@@ -48,7 +48,7 @@ def start(desk: Desk, script: str, step: str, exits: int) -> Started:
     (run / "logs").mkdir(parents=True)
     make_code(run)
     desk.program("python3", PYTHON)
-    path = desk.write("node.sh", script)
+    path = desk.write("node.sh", on_disk(desk, script))
     ours = dict.fromkeys(("SLURMDDP_ATTEMPT", "SLURMDDP_PORT", "SLURMDDP_RENDEZVOUS_ID"), "61000")
     ours |= {"SLURMDDP_RUN": str(run), "SLURMDDP_LOGS": str(run / "logs"), "SLURMDDP_NODES": "1", "SLURMDDP_STEP": step}
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here", "SLURMD_NODENAME": "here"}
@@ -72,7 +72,7 @@ def test_a_name_of_the_scripts_is_refused_or_left_to_the_user(desk: Desk, step: 
     _, plain = desk.scripts(job, "network.debug=true")
     texts = [plain, *((package_folder() / "shell" / name).read_text() for name in SCRIPTS)]
     names = {name for text in texts for name in assigned(text) if not FOREIGN.fullmatch(name)}
-    assert {"run", "torchrun", "host", "head", "scratch", "python", "seconds"} <= names
+    assert {"run", "torchrun", "host", "head", "scratch", "python", "secrets"} <= names
     users = sorted(names - RESERVED)
     variables = ", ".join(f"{name}: theirs" for name in users)  # others come behind those of the network
     _, script = desk.scripts(job + f"network: {{debug: true, variables: {{{variables}}}}}\n")

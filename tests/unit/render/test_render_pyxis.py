@@ -38,7 +38,7 @@ def test_variables_win_over_those_of_the_image(desk: Desk) -> None:
     _, node = desk.scripts(JOB, "network.interface=ib0")
     (line,) = [line for line in node.splitlines() if line.startswith("container+=(")]
     assert 'NCCL_SOCKET_IFNAME="$NCCL_SOCKET_IFNAME"' in line and 'WORDS="$WORDS"' in line
-    assert 'env PYTHONPATH="$run/code"\n' in node
+    assert 'env PYTHONPATH="$code"\n' in node
     assert node.index("export WORDS=") < node.index("container+=(")
 
 

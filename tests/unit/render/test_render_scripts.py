@@ -157,9 +157,6 @@ def test_templates_and_functions_hide_no_finding() -> None:
 
 #: What bash may compute: what is known only once the job runs. Anything else belongs into the plan.
 COMPUTED = {
-    "node_rank == 0": "is this node the head",
-    "cores > threads_per_rank ? cores / threads_per_rank : 1": "ranks of a node, from the cores that it was given",
-    "cores > ranks ? cores / ranks : 1": "threads of its ranks",
     "breaker - 1": "starts that count where more have failed in one attempt",
     "position + 1": "this node's position among the nodes that remain after a lost batch host",
     "10 * position": "so that one of them acts, and the next where it does not",
@@ -358,7 +355,7 @@ def test_a_line_for_each_node(desk: Desk) -> None:
 def test_the_lines_of_nodes_find_a_task_of_the_project(desk: Desk) -> None:
     plan = desk.plan(LM_JOB.replace("task: lm", "task: own.tasks:free"), f"train.project={desk.project}")
     (line,) = [text for text in node_commands(plan, "h", 29400) if not text.startswith("#")][-1:]
-    assert "PYTHONPATH=RUN_FOLDER/code:RUN_FOLDER/code/project" in line
+    assert "PYTHONPATH=RUN_FOLDER/code/slurmddp.zip:RUN_FOLDER/code/project" in line
 
 
 def test_static_lines_have_the_node_s_rank(desk: Desk) -> None:

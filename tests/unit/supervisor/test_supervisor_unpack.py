@@ -14,7 +14,11 @@ import pytest
 from tests.helpers import ROOT, make_code, supervisor
 
 OLD = sorted(Path.home().glob(".pyenv/versions/3.6.*/bin/python"))
-#: The reports that a node waits for: it is alone.
+#: What node.sh says of the job: this node is the only one, of two ranks.
+VALUES = {
+    "host": "node7", "alone": "yes", "preflight": "", "wanted_interface": "", "exact_interface": "",
+    "ranks": "2", "gpus_per_node": "0", "threads_per_rank": "1",
+}  # fmt: skip
 ALONE = {"SLURMDDP_NODES": "1", "SLURM_JOB_ID": "7"}
 
 
@@ -39,9 +43,10 @@ class Node:
         return (self.run / "logs/preflight/node7.failed").read_text()
 
     def start(self, attempt: str = "gpt-7-0", **variables: str) -> subprocess.Popen[str]:
+        values = {**VALUES, "node_folder": str(self.root / "disk")}
         ours = {"RUN": str(self.run), "LOGS": str(self.run / "logs"), "RENDEZVOUS_ID": attempt}
         environment = {**os.environ, **ALONE, **{f"SLURMDDP_{name}": text for name, text in ours.items()}, **variables}
-        words = [*supervisor("unpack", self.python), "node7", str(self.root / "disk"), "yes"]
+        words = [*supervisor("node", self.python), *(f"{name}={text}" for name, text in values.items())]
         return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def unpack(self, attempt: str = "gpt-7-0", **variables: str) -> tuple[int, str, str]:
@@ -59,11 +64,16 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Node:
     return Node(tmp_path, request.param if isinstance(request.param, str) else str(request.param[0]))
 
 
+def code_of(out: str) -> str:
+    """The folder that ranks import from, the first of what node.sh reads."""
+    return out.split("\x1f")[0]
+
+
 def test_many_ranks_at_once_get_one_whole_copy(node: Node) -> None:
     ranks = [node.start() for _ in range(8)]
     answers = [rank.communicate(timeout=60) for rank in ranks]
     code = node.scratch / "gpt-7-0/code"
-    assert answers == [(f"{code}\n", "")] * len(ranks)
+    assert {err for _, err in answers} == {""} and {code_of(out) for out, _ in answers} == {str(code)}
     assert [rank.returncode for rank in ranks] == [0] * len(ranks)
     assert sorted(path.name for path in code.parent.iterdir()) == ["code", "code.lock"]
     for name in ("shell/node.sh", "causes/cause.rules", "runtime/train.py"):
@@ -79,7 +89,8 @@ def test_it_is_unpacked_once_for_an_attempt_and_anew_for_the_next(node: Node) ->
     aside = archive.rename(node.root / "aside")  # the file system was purged meanwhile
     assert node.unpack()[0] == 0 and mark.exists(), "a later step of the attempt uses what is there"
     aside.rename(archive)
-    assert node.unpack("gpt-7-1") == (0, f"{node.scratch}/gpt-7-1/code\n", "")
+    done, out, _ = node.unpack("gpt-7-1")
+    assert (done, code_of(out)) == (0, f"{node.scratch}/gpt-7-1/code")
     assert not (node.scratch / "gpt-7-1/code/mark").exists()
 
 
@@ -102,8 +113,8 @@ def test_a_damaged_archive_is_one_message_and_nothing_is_left(node: Node, damage
         os.truncate(archive, 300_000 if damage == "half" else 0)
     code, out, err = node.unpack()
     assert (code, out, err) == (1, "", f"slurmddp: node node7: {node.failed}")
-    said = "cannot read the run's copy of the code, " if damage == "gone" else "the run's copy of the code is damaged, "
-    assert node.failed.startswith(f"{said}{archive}")
+    why = "cannot read the run's copy of the code, " if damage == "gone" else "the run's copy of the code is damaged, "
+    assert node.failed.startswith(f"{why}{archive}")
     assert not (node.scratch / "gpt-7-0/code").exists()
 
 

@@ -1,0 +1,65 @@
+"""Prepares a node for its ranks: unpacks the run's code, and finds what only the node knows: node NAME=VALUE...
+
+It prints one line for node.sh, with the separator \\x1f between these:
+
+    code scratch                           folders on the node's own disk: slurmddp's code, and what lives longer
+    node_rank head address is_host         which node of its step this is, and where the ranks meet
+    interface network gloo_interface       of its address; empty if it is the job's only node
+    ranks threads counted                  of this node; counted: the job does not say how many, and each node counts
+"""
+
+import os
+import sys
+from typing import List, Mapping, Sequence, Tuple
+
+from slurmddp.supervisor import address, node_failure, unpack
+from slurmddp.supervisor.refused import Refused
+
+
+def facts(values: Mapping[str, str], environment: Mapping[str, str]) -> List[str]:
+    """Prepare the node, and return what it found. Raises Refused."""
+    scratch = unpack.scratch_folder(values["node_folder"])
+    archive = environment["SLURMDDP_RUN"] + "/code/slurmddp.zip"
+    code = unpack.unpack(archive, "{}/{}".format(scratch, environment["SLURMDDP_RENDEZVOUS_ID"]))
+    place = address.ALONE
+    if not values["alone"]:
+        place = address.find(values["host"], values["wanted_interface"], bool(values["exact_interface"]), environment)
+    counted = not values["ranks"]
+    ranks, threads = _count(values, environment) if counted else (values["ranks"], "")
+    return [
+        code, scratch,
+        str(place.node_rank), place.head, place.address, str(int(place.node_rank == 0)),
+        place.interface, place.network, place.interface if int(environment["SLURMDDP_NODES"]) > 1 else "lo",
+        ranks, threads, "yes" if counted else "",
+    ]  # fmt: skip
+
+
+def _count(values: Mapping[str, str], environment: Mapping[str, str]) -> Tuple[str, str]:
+    """Return ranks, and threads per rank, of a node: nodes may differ, so each one counts what Slurm gave it."""
+    if int(values["gpus_per_node"]):
+        there = environment.get("SLURM_GPUS_ON_NODE") or ("1" if environment.get("SLURMDDP_STEP") == "attach" else "0")
+        ranks = int(there)
+        if ranks == 0:
+            raise Refused(
+                "Slurm gave this node no GPU (SLURM_GPUS_ON_NODE is not set): remove ranks_per_node: auto, or ask for "
+                "GPUs"
+            )
+        cores = int(environment.get("SLURM_CPUS_ON_NODE") or ranks)
+    else:
+        cores = int(environment.get("SLURM_CPUS_ON_NODE") or 1)
+        ranks = max(cores // int(values["threads_per_rank"]), 1)
+    return str(ranks), str(max(cores // ranks, 1))
+
+
+def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
+    """Prepare the node, or tell why that is not possible."""
+    values = dict(word.split("=", 1) for word in arguments)
+    try:
+        found = facts(values, environment)
+    except Refused as why:
+        sys.stderr.buffer.write(os.fsencode("slurmddp: node {}: {}\n".format(values["host"], why)))
+        if environment.get("SLURMDDP_STEP") != "attach":  # which says nothing of the attempt
+            node_failure.report(values["host"], values["preflight"] + values["alone"], str(why), environment)
+        return 1
+    sys.stdout.buffer.write(os.fsencode("\x1f".join(found) + "\n"))
+    return 0
