@@ -146,13 +146,6 @@ def test_a_value_gets_through_as_it_is(node: Node, runtime: str, value: str) -> 
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_a_setup_line_may_use_any_name(node: Node) -> None:
-    """Scripts of modules and conda have variables of their own."""
-    found = node.ranks(node.script())
-    names = "code=1 scratch=2 node_rank=3 head=4 address=5 interface=6 network=7 gloo_interface=8 ranks=9 threads=0"
-    assert node.ranks(node.script(f"setup=['{names}']")) == found
-
-
 def test_what_would_change_the_container_silently_is_not_inherited(node: Node, runtime: str) -> None:
     kinds = ("BIND", "BINDPATH", "MOUNT", "CONTAIN", "CONTAINALL", "COMPAT")
     leaks = {f"{prefix}_{kind}": "/leak" for prefix in ("APPTAINER", "SINGULARITY") for kind in kinds}
@@ -359,9 +352,10 @@ def test_a_setup_line_must_not_return(node: Node) -> None:
 
 def test_a_setup_line_may_use_any_name(node: Node) -> None:
     """Scripts of modules and conda have variables of their own."""
-    found = node.ranks(node.script())
+    setup = f"export PATH={node.desk.bin}:$PATH"
+    found = node.ranks(node.script(f"setup=['{setup}']"))
     names = "code=1 scratch=2 node_rank=3 head=4 address=5 interface=6 network=7 gloo_interface=8 ranks=9 threads=0"
-    assert node.ranks(node.script(f"setup=['{names}']")) == found
+    assert node.ranks(node.script(f"setup=['{setup}', '{names}']")) == found
 
 
 def test_what_would_change_the_container_silently_is_all_taken_away() -> None:
